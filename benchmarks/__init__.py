@@ -1,1 +1,1 @@
-"""How fast the block manager is: micro benchmarks, budgets, and peers in the same process."""
+"""Benchmarks of the block manager: micro benchmarks, budgets, and comparison with peers."""

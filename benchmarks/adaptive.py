@@ -1,14 +1,14 @@
-"""How much of what LRU leaves on the table does the adaptive policy find?
+"""How much of the gap between LRU and the optimum does the adaptive policy close?
 
-Each cell is a replay through the real manager. Beside LRU and ``adaptive`` stands a policy that
-knows the future and evicts the leaf whose next use is farthest (Belady 1966), and the share of the
-gap between LRU and it that ``adaptive`` closes. Capacities are shares of the blocks an unbounded
-pool would keep; those below the largest request are left out.
+Each cell is a replay through the real manager. The table compares LRU and ``adaptive`` with a
+policy that knows the future and evicts the leaf whose next use is farthest (Belady 1966), and shows
+how much of the gap between that policy and LRU ``adaptive`` closes. Capacities are shares of the
+blocks an unbounded pool would keep; those below the largest request are left out.
 
-Workloads: the trace given with --trace, once one request at a time and once with service times;
-its halves; and the larger variants of the generators, with seed 1. The policy that knows the future
-is written in Python and takes some microseconds a block: block size 16 on a long trace takes hours
-with it, --no-optimum leaves it out.
+Workloads: the trace given with --trace, both one request at a time and with service times; its
+halves; and the larger variants of the generators, with seed 1. The policy that knows the future is
+written in Python and takes some microseconds per block, so block size 16 on a long trace takes
+hours; --no-optimum leaves it out.
 
 Run: python -m benchmarks.adaptive [--trace FILE] [--block-size 512] [--shares 1,2,5,10,20,50]
          [--no-optimum] [--json FILE]
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 NEVER = 1 << 60
 
-SEED = 1  # of the generators; their defaults are too small to learn from
+SEED = 1  # of the generators, whose default sizes are too small to learn from
 
 
 class Recorder:
-    """A policy that evicts nothing and writes down which requests find which digests."""
+    """A policy that evicts nothing and records which requests find which digests."""
 
     def __init__(self) -> None:
         self.admitted = 0
@@ -68,9 +68,9 @@ class Recorder:
 
 
 class Clairvoyant:
-    """Evicts the idle leaf that is found again last of all.
+    """Evicts the idle leaf whose next use is farthest in the future.
 
-    Requests are admitted in one order whatever was evicted, so their numbers are its clock.
+    Requests are admitted in the same order whatever is evicted, so their numbers are its clock.
     """
 
     def __init__(self, uses: dict[bytes, list[int]]) -> None:
@@ -95,7 +95,8 @@ class Clairvoyant:
         uses = self.uses.get(self.digest[block], [])
         later = bisect_left(uses, self.admitted)
         use = uses[later] if later < len(uses) else NEVER
-        # A parent is found whenever its child is; of blocks never found again, the deeper goes.
+        # A prompt that finds a child finds its parent; of blocks never found again, evict the
+        # deeper.
         self.idle[block] = entry = (-use, -self.depth[block], block)
         heapq.heappush(self.heap, entry)
 
@@ -126,7 +127,7 @@ class Cell:
 
     @property
     def closed(self) -> float | None:
-        """Share of the gap that is closed, in percent; None where there is none."""
+        """Percentage of the gap that is closed; None if there is no gap."""
         if self.optimum is None or self.optimum - self.lru < 0.05:
             return None
         return 100 * (self.adaptive - self.lru) / (self.optimum - self.lru)
@@ -143,7 +144,7 @@ def look_ups(trace: Trace, blocks: int, settings: dict[str, Any]) -> dict[bytes,
 def optimum(
     trace: Trace, blocks: int, settings: dict[str, Any], uses: dict[bytes, list[int]]
 ) -> float:
-    """The hit rate of a policy that knows what will be found."""
+    """The hit rate of a policy that knows which blocks will be found."""
     policy = Clairvoyant(uses)
     config = ReplayConfig(**settings, eviction=lambda _: policy)
     return replay(trace, blocks, config, progress=policy.count).hit_rate
@@ -154,7 +155,7 @@ def cells(
 ) -> Iterator[Cell]:
     """Replays one workload at every capacity, without and with service times."""
     for service in (False, True):
-        # Prompts alone, as simulators of ids have them.
+        # Only prompts, as in simulators that work on ids.
         settings: dict[str, Any] = {"block_size": block_size, "outputs": "none"}
         if not service:
             settings |= {"min_service_ms": 0, "service_ms_per_token": 0}
@@ -198,11 +199,11 @@ def workloads(path: Path | None, block_size: int) -> Iterator[tuple[str, Trace, 
 def main() -> None:
     """Replays every cell and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.adaptive", description=__doc__)
-    parser.add_argument("--trace", type=Path, help="without one: the generators")
+    parser.add_argument("--trace", type=Path, help="trace to replay instead of the generators")
     parser.add_argument("--block-size", type=int, default=512)
     parser.add_argument("--shares", default="1,2,5,10,20,50", help="capacities, in percent")
     parser.add_argument("--no-optimum", action="store_true")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()
     shares = [float(share) for share in arguments.shares.split(",")]
 

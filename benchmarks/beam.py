@@ -1,8 +1,8 @@
-"""What does beam search save by forking block tables instead of submitting each beam again?
+"""What does beam search save by forking block tables rather than resubmitting each beam?
 
-The same tiny seeded model, prompt and width, twice in one process, alternating: ``beam_search``
-forks and reparents; the other way submits every beam as a new request at each step, with one token
-to generate and the likeliest candidates asked for, and relies on the prefix cache, as vLLM's beam
+Two ways run alternately in one process, with the same tiny seeded model, prompt and width.
+``beam_search`` forks and reparents. The other way submits every beam as a new request at each step,
+asks for one token and its likeliest candidates, and relies on the prefix cache, as vLLM's beam
 search does. Both must find the same beams. Prints the ratios of host time (everything outside
 copies and forward), of all time, of tokens computed, and the blocks held against private copies.
 
@@ -87,7 +87,7 @@ def measured(engine: Engine, beams: list[list[int]], start: float) -> Run:
     report = engine.report()
     return Run(
         beams=beams,
-        host_s=all_s - report.device_s,  # with what happens between the calls
+        host_s=all_s - report.device_s,  # includes the work between the calls
         all_s=all_s,
         computed_tokens=report.computed_tokens,
         copies=report.copies,
@@ -106,7 +106,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(1)
     prompt = torch.randint(VOCAB, (args.prompt,), generator=generator).tolist()
     pairs = [(forked(args, prompt), submitted_anew(args, prompt)) for _ in range(args.repeats + 1)]
-    pairs = pairs[1:]  # the first warms up
+    pairs = pairs[1:]  # the first run is a warm-up
     fork, again = pairs[0]
     if fork.beams != again.beams:
         raise SystemExit("the two ways found different beams")

@@ -1,7 +1,7 @@
 """Does every operation keep its budget? Run ``python -m benchmarks.budgets``.
 
-All operations are timed in this one process, in turns, and compared with the budgets of the
-design. The verdict is on the minimum: on a shared machine everything above it is noise of others.
+All operations are timed in this process, in turns, and compared with the budgets of the design. The
+verdict uses the minimum: on a shared machine, everything above it is noise from other processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """An operation, its budget and how to make the case that is timed."""
+    """An operation, its budget and a factory of the timed case."""
 
     name: str
     budget: float | None
@@ -93,14 +93,14 @@ def time_rows(rounds: int, burst: int) -> Iterable[Result]:
 
 
 def time_import() -> Iterable[Result]:
-    """Times the import in fresh interpreters, with NumPy's share of it beside."""
+    """Times the import in fresh interpreters, and NumPy's share of it."""
     for module, budget in (("blockmgr", IMPORT_BUDGET_MS), ("numpy", None)):
         runs = [fresh_process.import_seconds(module) for _ in range(IMPORT_REPETITIONS)]
         yield _in_unit(f"import {module}", "ms", budget, Timing.of(runs))
 
 
 def weigh() -> Iterable[Result]:
-    """What a manager takes, by its own count and by the system's."""
+    """The memory of a manager, by its own count and by the system's."""
     for name, budget, measured in memory.weights():
         yield Result(name, "bytes", budget, measured, measured, 1)
 

@@ -1,14 +1,14 @@
-"""What does a replay by ids cost a cell, beside the manager's and beside kvcache-simulator?
+"""What does a replay by ids cost per cell, compared with the manager's and with a peer's?
 
-Processor seconds on a trace known by ids, its reading left out: of a replay through the manager and
-of the same replay by ids, which must count the same; of the optimum; of the curve of LRU at every
-capacity; and of whole sweeps, in which the preparation of the trace is divided among the cells. A
-cell is one policy, or the optimum, at one capacity. Requests run one at a time.
+Prints processor seconds on a trace known by ids, without the time to read it: for a replay through
+the manager and for the same replay by ids, which must count the same hits; for the optimum; for the
+curve of LRU at every capacity; and for whole sweeps, where all cells share the preparation of the
+trace. A cell is one policy, or the optimum, at one capacity. Requests run one at a time.
 
-With ``--peer``, a Python that has kvcache-simulator, that simulates the same trace at the same
-capacities in the same run: FIFO, LRU and its optimal order, in its C++, compiled before. Its times
-are of all its processes. It counts hits of the second half of the trace only, and takes the last id
-of a prompt for a whole block, so hit rates are not compared.
+``--peer`` names a Python interpreter that has kvcache-simulator. It simulates the same trace at the
+same capacities in the same run: FIFO, LRU and its optimal order, in C++ that is compiled
+beforehand. Its times cover all its processes. It counts hits only in the second half of the trace,
+and counts the last id of a prompt as a whole block, so hit rates are not compared.
 
 Run: python -m benchmarks.by_ids TRACE [--block-size 512] [--peer PYTHON]
 """
@@ -63,7 +63,7 @@ print(json.dumps(found))
 
 
 def timed(work: Callable[[], T], runs: int = 5) -> tuple[float, T]:
-    """The least processor time of some runs, and what the last one returned."""
+    """The least processor time of several runs, and the result of the last one."""
     times = []
     for _ in range(runs):
         start = time.process_time()
@@ -77,7 +77,7 @@ def show(what: str, seconds: float, cells: int = 1) -> None:
 
 
 def cells_of(trace: Trace, config: ReplayConfig, sizes: list[int]) -> None:
-    """Replays of each policy, both ways."""
+    """Replays each policy in both ways."""
     seconds, replays = timed(lambda: id_replays(trace, config))
     assert replays is not None
     show("blocks named, once a trace", seconds)
@@ -86,7 +86,7 @@ def cells_of(trace: Trace, config: ReplayConfig, sizes: list[int]) -> None:
         slow, expected = timed(lambda: [replay(trace, size, own) for size in sizes], 1)  # noqa: B023
         fast, found = timed(lambda: [replays.replay(size, own) for size in sizes])  # noqa: B023
         if found != expected:
-            raise SystemExit(f"{policy} by ids counts other than the manager does")
+            raise SystemExit(f"{policy} by ids has other counts than the manager")
         show(f"{policy}, through the manager", slow, len(sizes))
         show(f"{policy}, by ids", fast, len(sizes))
     show("optimum", timed(lambda: optima_of(replays.columns(), sizes, config))[0], len(sizes))
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("trace")
     parser.add_argument("--block-size", type=int, default=512)
     parser.add_argument("--capacities", default=CAPACITIES)
-    parser.add_argument("--peer", help="a Python that has kvcache-simulator")
+    parser.add_argument("--peer", help="a Python interpreter with kvcache-simulator")
     args = parser.parse_args()
     trace = read_trace(args.trace)
     config = ReplayConfig(

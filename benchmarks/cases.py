@@ -1,4 +1,4 @@
-"""The operations that are timed, each on the state that makes it what its name says.
+"""The timed operations, each on the state that its name describes.
 
 A case is prepared before every run, so that the timed part is one call on a known state, and
 checked at the end, so that a case that stopped doing its work cannot look fast. The micro
@@ -46,17 +46,17 @@ class Case(Protocol):
     """Blocks, steps or calls in one run: what its time is divided by."""
 
     def prepare(self) -> None:
-        """Brings back the state that ``run`` is timed on."""
+        """Restores the state on which ``run`` is timed."""
 
     def run(self) -> None:
-        """The timed part, one call or two."""
+        """The timed part: one or two calls."""
 
     def check(self) -> None:
-        """Fails if the runs did not do what they are timed for."""
+        """Fails if the runs did not do their work."""
 
 
 class Prompts:
-    """Random token ids, the same ones for the same seed."""
+    """Random token ids that depend only on the seed."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
@@ -72,12 +72,12 @@ class Prompts:
 
 
 def num_tables(groups: Sequence[Group]) -> int:
-    """Groups in which each unit of a sequence has a block; in the others, a sequence has one."""
+    """Number of groups with a block for each unit; the others have one block per sequence."""
     return sum(not isinstance(group, RecurrentState) for group in groups) or 1
 
 
 def touch(manager: BlockManager) -> None:
-    """Uses every block once, so that no page of the pool is touched first in a timed run."""
+    """Uses every block once, so that no timed run is the first to touch a page of the pool."""
     size = manager.config.block_size
     most = manager.config.row_width
     groups = manager.config.groups
@@ -123,7 +123,7 @@ class _Warm:
         prompt = Prompts().draw(num_tokens + 1)
         cache(self.manager, prompt[:-1])
         self._idle = self.manager.stats().idle_blocks
-        # A list is what a tokenizer returns, an array what an engine that cares would keep.
+        # A tokenizer returns a list; an engine that optimises for speed keeps an array.
         self.prompt: Any = prompt.tolist() if as_list else prompt
         self.handle: int | None = None
 
@@ -137,10 +137,10 @@ class _Warm:
 
 
 class Match(_Warm):
-    """``match`` of a cached prompt: finds every block, references none."""
+    """``match`` of a cached prompt: finds every block and references none."""
 
     def prepare(self) -> None:
-        """Nothing: a match changes nothing."""
+        """Does nothing, because a match changes no state."""
 
     def run(self) -> None:
         self.match = self.manager.match(self.prompt)
@@ -150,7 +150,7 @@ class Match(_Warm):
 
 
 class Admit(_Warm):
-    """``admit`` of a cached prompt: finds and references every block, takes one for the rest."""
+    """``admit`` of a cached prompt: references every block, allocates one for the rest."""
 
     def prepare(self) -> None:
         self._free()
@@ -165,7 +165,7 @@ class Admit(_Warm):
 
 
 class Free(_Warm):
-    """``free`` of a sequence whose blocks nobody else holds: all but one stay cached."""
+    """``free`` of a sequence that shares no blocks: all but one stay cached."""
 
     def prepare(self) -> None:
         self._admit()
@@ -180,10 +180,10 @@ class Free(_Warm):
 
 
 class ColdAdmit:
-    """``admit`` and ``commit`` of a prompt nobody has seen: takes, hashes and promotes each block.
+    """``admit`` and ``commit`` of an uncached prompt: allocates and promotes each block.
 
-    Evicting, every block it takes is the cached block of an earlier prompt. Otherwise the pool is
-    built again, its pages touched, before its free blocks run out.
+    If ``evicting``, every block it allocates is the cached block of an earlier prompt. Otherwise
+    the pool is rebuilt, and its pages touched, before its free blocks run out.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class ColdAdmit:
         stats = self.manager.stats()
         assert stats.hit_tokens == stats.deduplicated_blocks == 0
         evicted = stats.evicted_blocks - self._evicted
-        if self._options["groups"]:  # a path goes with its end
+        if self._options["groups"]:  # evicting a boundary frees its whole path
             assert (evicted > 0) == self.evicting
         else:
             assert evicted == (self._runs * self.count if self.evicting else 0)
@@ -252,8 +252,8 @@ class ColdAdmit:
 class DecodeStep:
     """``decode`` of a whole batch, staggered: one in ``block_size`` sequences fills a block.
 
-    So with 1,024 sequences and blocks of 16, each step takes 64 blocks and promotes 64. Evicting,
-    each of the 64 is the cached block of an earlier prompt.
+    So with 1,024 sequences and blocks of 16, each step takes 64 blocks and promotes 64. If
+    ``evicting``, each of the 64 is the cached block of an earlier prompt.
     """
 
     count = 1
@@ -277,7 +277,7 @@ class DecodeStep:
         self._num_seqs = num_seqs
         self._shape = (num_blocks, block_size)
         self._prompts = Prompts()
-        # Half of the pool is handed out before the batch starts again with new prompts.
+        # Half of the pool is allocated before the batch restarts with new prompts.
         units_of_a_sequence = num_blocks // num_tables(groups) // num_seqs
         self._steps_of_a_batch = units_of_a_sequence * block_size // 2
         self._build()
@@ -301,7 +301,7 @@ class DecodeStep:
         lengths = 4 * block_size + np.arange(self._num_seqs) % block_size
         admitted = [self.manager.admit(self._prompts.draw(n)) for n in lengths.tolist()]
         self._handles = np.array(admitted, dtype=np.int64)
-        # The first step commits the prompts, which is not what is timed.
+        # The first step commits the prompts, which must not be timed.
         self.manager.decode(self._handles, self._prompts.draw(self._num_seqs))
         self._steps = 0
         self._before = self.manager.stats()
@@ -324,7 +324,7 @@ class DecodeStep:
         filled = self._num_seqs // self._shape[1] * self._steps
         stats, before = self.manager.stats(), self._before
         assert stats.promoted_blocks - before.promoted_blocks == filled
-        if not self._options["groups"]:  # else a path goes with its end
+        if not self._options["groups"]:  # else evicting a boundary frees its whole path
             assert stats.evicted_blocks - before.evicted_blocks == (filled if self.evicting else 0)
         assert len(np.unique(self.slots)) == self._num_seqs
 

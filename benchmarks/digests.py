@@ -1,9 +1,9 @@
-"""What does a digest that vLLM computes too cost, natively and through Python's libraries?
+"""What does vLLM's digest cost, natively and through Python's libraries?
 
-A prompt of 2,048 blocks of 16 tokens, ids below 150,000, no extra keys. ``sha256_cbor`` in the core
-with OpenSSL's functions; in the core with ``hashlib`` called for each block, as where the process
-has no OpenSSL; and ``cbor2`` with ``hashlib``, as vLLM computes it. Medians of rounds in turn, in
-nanoseconds a block. Each of them gives the same digests, or the program ends.
+A prompt of 2,048 blocks of 16 tokens, ids below 150,000, no extra keys. Three ways compute
+``sha256_cbor``: the core with OpenSSL's functions; the core with a call of ``hashlib`` for each
+block, as in a process without OpenSSL; and ``cbor2`` with ``hashlib``, as vLLM does. Prints medians
+of rounds in turn, in nanoseconds per block. The program stops if the digests differ.
 
 Run: python -m benchmarks.digests
 """

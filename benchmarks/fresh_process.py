@@ -1,4 +1,4 @@
-"""What only a fresh process shows: the time of an import, and resident memory.
+"""Measurements that need a fresh process: the time of an import, and resident memory.
 
 Both are read inside a child, so the start of the interpreter is not part of them.
 """
@@ -64,7 +64,7 @@ def modules_after_import(module: str) -> frozenset[str]:
 
 
 def resident_bytes(num_blocks: int, block_size: int) -> tuple[int, int] | None:
-    """Resident bytes a manager adds when built, and when each of its blocks was cached.
+    """Resident bytes that a manager adds when it is built, and once all its blocks are cached.
 
     ``num_blocks`` is a multiple of 2,048. ``None`` where there is no ``/proc``.
     """

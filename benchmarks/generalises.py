@@ -1,12 +1,12 @@
-"""Does the adaptive policy keep what it gains on workloads that it was not chosen on?
+"""Does the adaptive policy keep its gains on workloads other than those it was tuned on?
 
-Prints the tables of docs/design/adaptive-eviction.md: the workloads that it was chosen on, those
-that it is judged by, and quarters of the conversation trace, as quotas of four tenants would see
-them: so little to learn from is hard for it. Every cell is a replay by ids: prompts in blocks,
-outputs that nobody finds again. The optimum is that of one request at a time, a bound for service
-times too.
+Prints the tables of docs/design/adaptive-eviction.md: the workloads it was tuned on, those it is
+judged by, and quarters of the conversation trace, as quotas of four tenants would see them; so
+little data to learn from is hard for it. Every cell is a replay by ids: prompts in blocks, and
+outputs that no later prompt finds. The optimum is that of one request at a time, which is an upper
+bound for replays with service times too.
 
-The three traces are looked for in a folder, under the names that ``TRACES`` has.
+FOLDER must contain the three traces under the names in ``TRACES``.
 
 Run: python -m benchmarks.generalises FOLDER
 """
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 TRACES = ("conversation_trace.jsonl", "ragpulse_64.jsonl.gz", "agent_sessions_64.jsonl.gz")
 SHARES = (1, 2, 5, 10, 20, 50)  # percent of the blocks of an unbounded pool
-SMALL_SHARES = (0.05, 0.1, 0.2, 0.5, 1, 2)  # where a pool of 1 % finds all there is
-MOST_SHARE = 10  # above it, LRU leaves little to find
+SMALL_SHARES = (0.05, 0.1, 0.2, 0.5, 1, 2)  # where a pool of 1 % finds everything
+MOST_SHARE = 10  # above it, LRU finds nearly everything
 SMALLEST_GAP = 0.05  # points
 BLOCK_SIZE = 16  # of generated workloads
 
@@ -101,7 +101,7 @@ def generated(name: str, seed: int, **parameters: Any) -> Rows:
 
 
 def workloads(folder: Path) -> tuple[list[Workload], ...]:
-    """What the policy was chosen on, what it is judged by, and what is short."""
+    """The workloads the policy was tuned on, those it is judged by, and short ones."""
     conversation, retrieval, agents = (recorded(folder / name) for name in TRACES)
     sessions = sorted({row["hash_ids"][0] for row in agents})
     halves = [[r for r in agents if r["hash_ids"][0] in sessions[k::2]] for k in (0, 1)]
@@ -116,7 +116,7 @@ def workloads(folder: Path) -> tuple[list[Workload], ...]:
     for table, of, seed in ((chosen, CHOSEN_ON, 1), (judged, JUDGED_BY, 7)):
         for name, (generator, parameters) in of.items():
             table.append(Workload(name, BLOCK_SIZE, generated(generator, seed, **parameters)))
-    # All prompts have a common first block; the second one tells conversations apart.
+    # All prompts have the same first block; the second identifies the conversation.
     quarters = [
         Workload(
             f"quarter {k + 1} of the conversation trace",
@@ -140,7 +140,7 @@ def replays(workload: Workload, config: ReplayConfig) -> tuple[IdReplays, Any]:
 
 
 def cells(workload: Workload, *, service: bool) -> Iterator[tuple[float, float | None, float]]:
-    """Of each pool: its share in percent, percent of the gap closed (None: no gap), and points."""
+    """For each pool: its share, percent of the gap closed (None: no gap), and points gained."""
     config = ReplayConfig(block_size=workload.block_size)
     if not service:
         config = replace(config, min_service_ms=0, service_ms_per_token=0, outputs="none")
@@ -160,7 +160,7 @@ def cells(workload: Workload, *, service: bool) -> Iterator[tuple[float, float |
 
 
 def table(of: list[Workload]) -> None:
-    """Prints one table as Markdown, and the median of what it closes up to ``MOST_SHARE``."""
+    """Prints a table as Markdown, and the median percentage closed up to ``MOST_SHARE``."""
     print("| workload | mode | closed, % | lowest, points |\n|---|---|---|---:|")
     every: list[float] = []
     for workload in of:

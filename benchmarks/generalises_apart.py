@@ -1,14 +1,14 @@
-"""Does the adaptive policy lose to LRU with little to learn from: quotas, groups, short traces?
+"""Does the adaptive policy lose to LRU where data is scarce: quotas, groups, short traces?
 
 Prints the tables of docs/design/adaptive-eviction.md on small traces. Each replay goes through the
-real ``BlockManager``, a block of it for each id:
+real ``BlockManager``, with one block for each id:
 
 * *quotas*: four namespaces share the conversations, each with a quarter of the blocks;
 * *windows*, *states*: groups of layers beside full attention, where a boundary is found only if
-  each group still has what it reads;
-* *short*: workloads of generators with few requests, and parts of recorded traces.
+  each group still has the blocks it reads;
+* *short*: generated workloads with few requests, and parts of recorded traces.
 
-The traces are looked for in a folder, under the names that ``benchmarks.generalises`` has.
+FOLDER must contain the traces under the names in ``benchmarks.generalises``.
 
 Run: python -m benchmarks.generalises_apart FOLDER
 """
@@ -63,7 +63,7 @@ def prompts(workload: Workload) -> list[list[int]]:
 
 
 def with_quotas(asked: list[list[int]], eviction: str, blocks: int) -> float | None:
-    """Hit rate in percent, one request at a time; None if one does not fit in its quota."""
+    """Hit rate in percent, one request at a time; None if a request exceeds its quota."""
     spaces = [b"%d" % k for k in range(TENANTS)]
     share = blocks // TENANTS
     if max(map(len, asked)) > share:
@@ -98,7 +98,7 @@ def with_groups(trace: Trace, eviction: str, blocks: int, groups: tuple[Any, ...
 def gains(
     workload: Workload, groups: tuple[Any, ...] | None
 ) -> Iterator[tuple[float, float, float]]:
-    """Of each pool: its share in percent, the hit rate of LRU, and what adaptive finds beyond."""
+    """For each pool: its share in percent, LRU's hit rate, and how much more adaptive finds."""
     asked = prompts(workload)
     blocks = len({token for prompt in asked for token in prompt})
     requests = [
@@ -125,7 +125,7 @@ def table_of_gains(kind: str, workload: Workload, groups: tuple[Any, ...] | None
 
 
 def short_ones(folder: Path) -> list[Workload]:
-    """What was replayed once, after the choice."""
+    """The workloads that were replayed once, after the policy was tuned."""
     _, retrieval, agents = (recorded(folder / name) for name in TRACES)
     sessions = sorted({row["hash_ids"][0] for row in agents})[1::2]
     found = [

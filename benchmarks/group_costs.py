@@ -1,8 +1,8 @@
 """What do further groups of layers cost? Run ``python -m benchmarks.group_costs``.
 
-Times the operations of ``benchmarks.budgets`` in managers of one group, with two windows more and
-with two recurrent states more, in turns in one process. A ratio is that to one group. The verdict
-is on the minimum and the budget for two further groups, 2.5 times that of one.
+Times the operations of ``benchmarks.budgets`` in managers of one group, with two additional windows
+and with two additional recurrent states, in turns in one process. Ratios are relative to one group.
+The verdict compares the minimum with the budget for two further groups: 2.5 times that of one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What is it worth to know whether a conversation goes on?
+"""How much does it help to know whether a conversation continues?
 
-Replays a trace one request at a time, twice at each capacity: as it is, and with ``free`` told the
-truth about every conversation (``blockmgr.lab.hints``). Prints both token hit rates, the offline
-optimum at the same capacity, the share of the gap between them that the hints close, and the
-manager's own time for each request. Hints say whether, never when: the optimum knows both.
+Replays a trace one request at a time, twice at each capacity: without hints, and with the true hint
+in every call of ``free`` (``blockmgr.lab.hints``). Prints both token hit rates, the offline optimum
+at the same capacity, the share of the gap between them that the hints close, and the manager's own
+time for each request. Hints tell whether a block is used again, not when; the optimum knows both.
 
-Not measured: what a forecast that errs would bring; requests that run at the same time, for which
-``blockmgr replay --hints truth`` is the tool.
+Not measured: the effect of wrong hints, and concurrent requests (``blockmgr replay --hints truth``
+does that).
 
 Run: python -m benchmarks.hints TRACE [--block-size 512] [--capacities 1,2,5,10,20]
 """
@@ -28,7 +28,7 @@ MICROSECONDS = 1e6
 
 
 def unique_blocks(trace: Trace, config: ReplayConfig) -> int:
-    """Distinct blocks of a trace: its ids, a last one cut short included, or its full blocks."""
+    """Distinct blocks of a trace: its ids, including a partial last one, or its full blocks."""
     if trace.is_hashed and config.block_size == 512:
         prompts = [r.prompt for r in trace.requests if isinstance(r.prompt, HashedPrompt)]
         return len({block for prompt in prompts for block in prompt.ids.tolist()})
@@ -52,7 +52,7 @@ def main() -> None:
         min_service_ms=0,
         service_ms_per_token=0,
         eviction=args.eviction,
-        outputs="none",  # prompts alone, as simulators of ids have them
+        outputs="none",  # only prompts, as in simulators that work on ids
     )
     stream = references(trace, plain)
     unique = unique_blocks(trace, plain)

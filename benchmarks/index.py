@@ -1,10 +1,10 @@
-"""How long does an index take to score a prompt, and to take in a batch?
+"""How long does an index take to score a prompt, and to apply a batch of events?
 
-64 workers, each with 100,000 blocks that a quarter of them share and a prompt of 1,024 blocks that
-all have; on the device alone, and half of it in host memory. Batches are of 64 blocks of 16 tokens.
-Scores are the best of the repetitions. Batches are medians of rounds in turn: from the frames of a
-message to the index, its two parts alone, and, as a baseline, only decoding all of what vLLM's
-structures hold. Not measured: the network.
+There are 64 workers. Each has 100,000 blocks, which a quarter of the workers share, and a prompt of
+1,024 blocks that all workers have; all on the device, or half of it in host memory. Batches have 64
+blocks of 16 tokens. The time of a score is the best of the repetitions. The time of a batch is the
+median of rounds in turn: from the frames of a message to the index, each of the two parts alone,
+and, as a baseline, only the decoding of vLLM's full structures. Not measured: the network.
 
 Run: python -m benchmarks.index
 """
@@ -39,7 +39,7 @@ def best(call: Callable[[], object], repeat: int = 200) -> float:
 
 
 def medians(calls: Mapping[str, Callable[[], object]], rounds: int = 9) -> dict[str, float]:
-    """Seconds of each call, the calls in turn."""
+    """Seconds of each call; the calls take turns."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():

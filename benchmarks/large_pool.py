@@ -1,4 +1,4 @@
-"""The case of a pool far larger than the processor's caches."""
+"""Cases on a pool far larger than the processor's caches."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class _LargePool:
         self._turn = 0
 
     def _shuffle_free_blocks(self, prompts: Prompts) -> None:
-        # Sequences grow by a block in random order, and are freed in random order. Once leaves
-        # ascending runs in each row; the second time breaks them up.
+        # Sequences grow block by block in random order and are freed in random order. The first
+        # pass leaves ascending runs in each row; the second breaks them up.
         manager = self.manager
         num_seqs = manager.config.max_seqs
         num_blocks = manager.num_available // num_seqs
@@ -60,7 +60,7 @@ _large_pool = functools.cache(_LargePool)
 
 
 class LargePoolMatch:
-    """``match`` of a cached prompt where every block misses the processor's caches."""
+    """``match`` of a cached prompt whose every block misses the processor's caches."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class LargePoolMatch:
 
 
 class LargePoolAdmit(LargePoolMatch):
-    """``admit`` of the same."""
+    """``admit`` of the same prompts."""
 
     _handle: int | None = None
 

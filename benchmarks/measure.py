@@ -1,8 +1,8 @@
-"""Timing several cases side by side, and saying on what machine.
+"""Times several cases side by side, and describes the machine.
 
 The timing is ``timeit``'s: garbage collection off, preparation outside. Cases take turns in short
-bursts, so a noisy minute of the machine falls on all of them, while within a burst a case finds
-its own data in the processor's cache.
+bursts: noise of the machine affects all of them alike, and within a burst a case finds its own data
+in the processor's cache.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WARMUP = 5
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds for one of what a case counts."""
+    """Seconds for one unit of what a case counts."""
 
     minimum: float
     median: float
@@ -59,8 +59,8 @@ class Timing:
 def time_side_by_side(cases: Mapping[str, Case], *, rounds: int, burst: int) -> dict[str, Timing]:
     """Times every case ``rounds * burst`` times, in turns of ``burst`` runs.
 
-    The first runs of a turn are warm-up and not counted: they bring the case's data back into the
-    cache that the others took.
+    The first runs of a turn are warm-up and are not counted: they load the case's data back into
+    the cache, from which the other cases displaced it.
     """
     timers = {name: timeit.Timer(case.run, case.prepare) for name, case in cases.items()}
     seconds: dict[str, list[float]] = {name: [] for name in cases}
@@ -73,7 +73,7 @@ def time_side_by_side(cases: Mapping[str, Case], *, rounds: int, burst: int) -> 
 
 
 def machine() -> dict[str, Any]:
-    """Processor, system and versions, for the head of a result."""
+    """Processor, system and versions, for the top of a result."""
     versions = {"python": platform.python_version()}
     for package in ("blockmgr", "numpy", "xxhash", "nanobind-backend"):
         try:
@@ -93,7 +93,7 @@ def machine() -> dict[str, Any]:
 
 
 def machine_name(about: Mapping[str, Any]) -> str:
-    """A file name for a kind of machine: its processor and how many of them."""
+    """A file name for a kind of machine: its processor and the number of cores."""
     slug = re.sub(r"[^a-z0-9]+", "-", str(about["processor"]).lower()).strip("-")
     return f"{slug}-{about['processors']}"
 
@@ -104,7 +104,7 @@ def repeat_command(module: str) -> str:
 
 
 def machine_line(about: Mapping[str, Any]) -> str:
-    """Processor, load and versions, for the end of a table."""
+    """Processor, load and versions, for the line below a table."""
     return (
         f"{about['processors']} x {about['processor']}, load {about['load_average']:.1f}, "
         f"Python {about['versions']['python']}, blockmgr {about['versions']['blockmgr']}"
@@ -114,14 +114,14 @@ def machine_line(about: Mapping[str, Any]) -> str:
 def write_result(
     folder: Path, kind: str, module: str, about: Mapping[str, Any], rest: Mapping[str, Any]
 ) -> Path:
-    """Keeps a result beside those of other machines and versions; returns its file.
+    """Writes a result beside those of other machines and versions; returns its file.
 
     Args:
         folder: Made if it is missing.
         kind: End of the file's name; empty for the budgets.
-        module: Whose command repeats the run.
+        module: The module whose command repeats the run.
         about: From ``machine``.
-        rest: All else that the file has.
+        rest: Everything else in the file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{machine_name(about)}-{about['versions']['blockmgr']}"

@@ -1,4 +1,4 @@
-"""What a manager weighs: a block and a row more, by its own count and by the system's."""
+"""The memory per block and per row, by the manager's own count and by the system's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def row_budget(max_blocks: int) -> int:
 
 
 def bytes_per_block(block_size: int) -> float:
-    """What ``memory_usage`` grows by for one more block."""
+    """The growth of ``memory_usage`` for one more block."""
     few, many = (
         BlockManager(n, block_size, max_seqs=1, max_blocks_per_seq=COLUMNS).memory_usage()
         for n in (FEW, MANY)
@@ -35,7 +35,7 @@ def bytes_per_block(block_size: int) -> float:
 
 
 def bytes_per_row(max_blocks: int) -> float:
-    """What ``memory_usage`` grows by for one more sequence."""
+    """The growth of ``memory_usage`` for one more sequence."""
     few, many = (
         BlockManager(FEW, 16, max_seqs=n, max_blocks_per_seq=max_blocks).memory_usage()
         for n in (256, 1024)
@@ -51,7 +51,7 @@ def whole(num_blocks: int, block_size: int, max_seqs: int, max_blocks: int) -> t
 
 
 def weights() -> Iterator[tuple[str, float | None, float]]:
-    """Name, budget and measure of everything that is weighed, in bytes."""
+    """Name, budget and measured size of each quantity, in bytes."""
     for block_size in (16, 256):
         yield f"a block of {block_size}", block_budget(block_size), bytes_per_block(block_size)
     yield f"a row of {COLUMNS:,} blocks", row_budget(COLUMNS), bytes_per_row(COLUMNS)

@@ -1,5 +1,5 @@
-// The core's own time for short calls: the work of benchmarks/overhead.py without Python around it.
-// Prints nanoseconds a call, `name minimum median`, one line each.
+// The core's own time for short calls: the work of benchmarks/overhead.py without Python. Prints
+// nanoseconds per call, `name minimum median`, one line each.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -17,7 +17,7 @@ using namespace blockmgr;
 constexpr int kCalls = 256;
 constexpr Token kPromptTokens = 20;
 
-// The calls are chosen so that nothing is hashed but the one block that is cached at the start.
+// The calls hash nothing but the one block that is cached at the start.
 class AnyDigest : public Digester {
  public:
   int size() const override { return 16; }

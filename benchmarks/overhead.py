@@ -1,12 +1,11 @@
 """What does Python add to a short call? Run ``python -m benchmarks.overhead``.
 
-The same calls are timed twice in one run: from Python, and from ``overhead.cc``, a loop in C++ with
-the core and no Python at all. A call from Python may take twice the core's own time and 150 ns.
+The same calls are timed twice in one run: from Python, and from ``overhead.cc``, a C++ loop on the
+core without Python. A call from Python may take twice the core's own time plus 150 ns.
 
-Prompts are 20 tokens long, the first block of 16 cached, so that nothing is hashed: a digest is a
-call of a Python function, a price of its own, paid once a block (``benchmarks.budgets``). The time
-of Python's loop counts as its calls'. Every number is the time of 256 calls in a row, divided; the
-verdict is on the minimum.
+Prompts have 20 tokens and a cached first block of 16, so that nothing is hashed:
+``benchmarks.budgets`` measures the digest. The time of Python's loop counts towards its calls.
+Every number is the time of 256 consecutive calls, divided by 256; the verdict uses the minimum.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ HERE = Path(__file__).parent
 CORE = HERE.parent / "blockmgr" / "csrc"
 
 CALLS = 256
-TURNS = 5  # of the core alone and of Python, one after the other
+TURNS = 5  # of the core alone and of Python, in turn
 PROMPT_TOKENS = 20
 FACTOR = 2
 ALLOWANCE_NS = 150
 
-# Calls that hand out an array: NumPy takes longer to make one than they are allowed to take.
+# Calls that return an array: creating it in NumPy takes longer than their bound.
 RETURNS_ARRAY = ("match", "decode of 1")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Nanoseconds a call, from the core itself and from Python."""
+    """Nanoseconds per call, in the core itself and from Python."""
 
     name: str
     core: float
@@ -56,12 +55,12 @@ class Row:
 
     @property
     def bound(self) -> float:
-        """What the call may take."""
+        """The time that the call may take."""
         return FACTOR * self.core + ALLOWANCE_NS
 
     @property
     def verdict(self) -> str:
-        """Whether it keeps to that."""
+        """Whether the call keeps the bound."""
         if self.python <= self.bound:
             return "met"
         return "missed, makes an array" if self.name.startswith(RETURNS_ARRAY) else "missed"
@@ -72,7 +71,7 @@ class Row:
 
 
 def build(folder: Path, cxx: str) -> Path:
-    """Compiles the loop and the core, as one unit and with the flags of the extension."""
+    """Compiles the loop and the core as one unit, with the flags of the extension."""
     sources = sorted(path for path in CORE.glob("*/*.cc") if path.parent.name != "bindings")
     unit = folder / "unit.cc"
     unit.write_text("".join(f'#include "{path}"\n' for path in [*sources, HERE / "overhead.cc"]))
@@ -91,7 +90,7 @@ def time_core(program: Path, rounds: int) -> dict[str, tuple[float, float]]:
 
 
 class Calls:
-    """The calls of ``overhead.cc`` in the same order on the same state, from Python."""
+    """Makes the calls of ``overhead.cc`` from Python, in the same order on the same state."""
 
     def __init__(self, *, as_list: bool) -> None:
         self._manager = BlockManager(4096, 16, max_seqs=1024, max_blocks_per_seq=64)
@@ -111,13 +110,13 @@ class Calls:
         return result
 
     def run(self) -> None:
-        """Each call ``CALLS`` times, once."""
+        """Runs each call ``CALLS`` times."""
         manager, prompt, token, time = self._manager, self._prompt, self._token, self._time
         time("match", lambda: [manager.match(prompt) for _ in range(CALLS)])
         handles = time("admit", lambda: [manager.admit(prompt) for _ in range(CALLS)])
         time("append", lambda: [manager.append(h, token) for h in handles])
         time("commit", lambda: [manager.commit(h, PROMPT_TOKENS + 1) for h in handles])
-        # A batch is an array or a list, like the tokens.
+        # A batch is an array or a list, as the tokens are.
         batches = [[h] if isinstance(token, list) else np.array([h]) for h in handles]
         time("decode of 1", lambda: [manager.decode(batch, token) for batch in batches])
         forks = time("fork", lambda: [manager.fork(h) for h in handles])
@@ -126,7 +125,7 @@ class Calls:
         time("free", lambda: [manager.free(h) for h in handles])
 
     def check(self) -> None:
-        """Fails if the calls did not do what they are timed for."""
+        """Fails if the calls did not do their work."""
         stats = self._manager.stats()
         assert stats.used_blocks == 0
         assert stats.promoted_blocks == 1
@@ -134,7 +133,7 @@ class Calls:
 
 
 def compare(program: Path, rounds: int) -> Iterable[Row]:
-    """Python and the core in turns, with arrays and with lists; a row for each call."""
+    """Times Python and the core in turns, with arrays and with lists; a row for each call."""
     arrays, lists = Calls(as_list=False), Calls(as_list=True)
     core: dict[str, list[tuple[float, float]]] = {}
     for _ in range(TURNS):
@@ -166,7 +165,7 @@ def _table(rows: list[Row]) -> Table:
 def main() -> None:
     """Builds, measures, prints the table, and writes the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=500, help="times 256 calls of each kind")
+    parser.add_argument("--rounds", type=int, default=500, help="rounds of 256 calls of each kind")
     parser.add_argument("--cxx", default="g++", help="compiler of the loop without Python")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     arguments = parser.parse_args()

@@ -1,14 +1,14 @@
-"""How many tokens does reuse of parts of blocks win back?
+"""How many tokens does partial reuse save?
 
 Each generator's trace, one request at a time, at block sizes 16, 64 and 256, in a pool that never
 evicts and in one of a tenth of the distinct tokens. Columns, all in per cent of the prompt tokens:
 
 none      full blocks only: a replay without ``min_partial_tokens``
-children  beside them, the leading tokens of a cached full block with the same prefix: a simulation,
-          because the manager always keeps tails as well; its own count without copies must be
-          that of the replay, to the token
+children  also the leading tokens of a cached full block with the same prefix: a simulation, because
+          the manager always keeps tails as well; without copies, its count must equal that of the
+          replay
 tails     what the manager does: a replay with ``min_partial_tokens`` of 1
-1         a block size of 1, the most there is to find at this capacity: from its curve
+1         a block size of 1, the upper limit at this capacity: from its curve
 
 Not measured: what the copies cost, and requests that overlap.
 
@@ -30,24 +30,24 @@ from blockmgr.lab.workloads import generate
 
 WORKLOADS = "chat,agent,tree-of-thought,few-shot"
 ONE_AT_A_TIME = ReplayConfig(block_size=1, min_service_ms=0, service_ms_per_token=0)
-GOAL = 0.3  # points between tails and a block size of 1
+GOAL = 0.3  # in points, between tails and a block size of 1
 
 
 class FullChildren:
-    """Tail-first LRU over full blocks, one request at a time, with copies from their children."""
+    """Tail-first LRU over full blocks, one request at a time, optionally with partial reuse."""
 
     def __init__(self, num_blocks: int, config: ReplayConfig, *, copies: bool) -> None:
         self._num_blocks = num_blocks
         self._config = config
         self._copies = copies
-        self._idle: OrderedDict[int, None] = OrderedDict()  # the next to go comes first
-        # Blocks by the block before them and their tokens; 0 stands for the empty prefix.
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the next to evict comes first
+        # Blocks by their parent and their tokens; 0 stands for the empty prefix.
         self._names: dict[tuple[int, bytes], int] = {}
         self._keys: list[tuple[int, bytes]] = [(0, b"")]
-        self._children: dict[int, set[bytes]] = {}  # tokens of the blocks in the pool after one
+        self._children: dict[int, set[bytes]] = {}  # tokens of a block's children in the pool
 
     def serve(self, request: Request) -> int:
-        """Tokens found for a request, which is then over."""
+        """Serves a request to its end; returns the tokens found."""
         size, tokens = self._config.block_size, request.tokens()
         limit = (len(tokens) - 1) // size
         shared = [block for block in self._path(tokens)[:limit] if block in self._idle]
@@ -69,7 +69,7 @@ class FullChildren:
         return hit
 
     def _path(self, tokens: Tokens) -> list[int]:
-        """The full blocks of a text. What is in the pool of them comes first."""
+        """The full blocks of a text. Those in the pool come first."""
         size, block, path = self._config.block_size, 0, []
         for start in range(0, len(tokens) // size * size, size):
             key = (block, tokens[start : start + size].tobytes())
@@ -89,7 +89,7 @@ def _alike(tokens: Tokens, child: bytes) -> int:
 def row(trace: Trace, block_size: int, tokens: int, whole: Curve) -> list[float]:
     """Hit rates in per cent, in the order of the columns."""
     config = replace(ONE_AT_A_TIME, block_size=block_size)
-    # A tenth of few tokens may be less than the longest request needs.
+    # In a short trace, a tenth may be less than the longest request needs.
     longest = max(held_blocks(request, config) for request in trace.requests)
     blocks = max(longest, -(-tokens // block_size))
     asked = whole.query_tokens
@@ -99,7 +99,7 @@ def row(trace: Trace, block_size: int, tokens: int, whole: Curve) -> list[float]
         pool = FullChildren(blocks, config, copies=copies)
         counted[copies] = sum(pool.serve(request) for request in trace.requests)
     if trace.name != "tree-of-thought" and counted[False] != none.hit_tokens:
-        raise RuntimeError(f"simulated {counted[False]} hits, replayed {none.hit_tokens}")
+        raise RuntimeError(f"{counted[False]} hits simulated, {none.hit_tokens} replayed")
     tails = replay(trace, blocks, replace(config, min_partial_tokens=1))
     one = whole.hit_tokens_at(max(tokens, whole.longest_request_blocks))
     return [100 * n / asked for n in (none.hit_tokens, counted[True], tails.hit_tokens, one)]
@@ -120,7 +120,7 @@ def main() -> None:
         distinct = int(whole.capacities[-1])
         for pool, share in (("ample", 2.0), ("10%", 0.1)):
             for size in map(int, args.block_sizes.split(",")):
-                # Ample: a tail of its own for each sequence, at most a block each.
+                # A generous bound: one block for the tail of each sequence.
                 extra = size * sum(r.num_samples for r in trace.requests) if share > 1 else 0
                 rates = row(trace, size, int(share * distinct) + extra, whole)
                 gap = rates[3] - rates[2]

@@ -1,12 +1,12 @@
-"""What does an eviction policy cost a step, beside least recently used?
+"""What does an eviction policy cost per step, compared with least recently used?
 
-The same operations under every policy, in one process, in turns: a cached prompt admitted (every
-block is a hit), its end (every block becomes idle), a new prompt into a full pool (every block is
-hashed, evicts one and is cached), and a decode step of 1,024 sequences, one in sixteen of which
-evicts. Ratios are to least recently used in the same run, of minima and of medians.
+Times the same operations under every policy, in one process, in turns: admission of a cached prompt
+(every block is a hit), its end (every block becomes idle), a new prompt into a full pool (every
+block is hashed, evicts one and is cached), and a decode step of 1,024 sequences, one in sixteen of
+which evicts. Ratios of minima and of medians are relative to least recently used in the same run.
 
-Not measured: how often a policy evicts what is needed again, which costs far more than all of this
-(``python -m benchmarks.policy_rates``).
+Not measured: how often a policy evicts blocks that are needed again, which costs far more than all
+of this (``python -m benchmarks.policy_rates``).
 
 Run: python -m benchmarks.policies [--rounds 20] [--burst 10]
 """

@@ -1,9 +1,8 @@
-"""What hit rate does each eviction policy reach? A table of policies by capacities, as Markdown.
+"""What hit rate does each eviction policy reach? Prints a table of policies by capacity.
 
 Every cell is one replay through the real manager. Requests run one at a time (service time 0), so
-that a policy's choices are all that differs. Capacities are shares of the working set: the blocks
-with which nothing would ever be evicted; or numbers of blocks. Beside them stands what an
-unbounded pool reaches.
+that only a policy's choices differ. Capacities are shares of the working set (the blocks with which
+nothing is evicted) or numbers of blocks. The last column is the hit rate of an unbounded pool.
 
 Run: python -m benchmarks.policy_rates [--workload chat | --trace FILE] [--block-size 16]
          [--capacities 1%,2%,5%,10%,20%,50%]
@@ -28,7 +27,7 @@ def main() -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--workload", choices=NAMES, default="chat")
     source.add_argument("--trace", type=Path)
-    parser.add_argument("--seed", type=int, default=0, help="of the generated workload")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated workload")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--capacities", default="1%,2%,5%,10%,20%,50%")
     arguments = parser.parse_args()
@@ -42,7 +41,7 @@ def main() -> None:
         "block_size": arguments.block_size,
         "min_service_ms": 0,
         "service_ms_per_token": 0,
-        "outputs": "none",  # the tables are those of prompts, as simulators of ids have them
+        "outputs": "none",  # only prompts, as in simulators that work on ids
     }
     attainable = unbounded(trace, ReplayConfig(**config))
     working_set = attainable.working_set_blocks

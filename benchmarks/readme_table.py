@@ -1,6 +1,6 @@
-"""Which numbers do README and docs/costs.md show? Those of the newest results.
+"""Writes the numbers of the newest results into README and docs/costs.md.
 
-python -m benchmarks.readme_table          # rewrites what stands between the markers of both pages
+python -m benchmarks.readme_table          # rewrites the text between the markers of both pages
 python -m benchmarks.readme_table --check  # exits with 1 if that would change one of them
 """
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 README, COSTS = ROOT / "README.md", ROOT / "docs" / "costs.md"
 SUMMARY, TABLE = "benchmark-summary", "benchmark-table"
 
-# Operation in the results, words for it, and the key of its row among the peers' results.
+# Operation in the results, its description, and the key of its row in the peers' results.
 ROWS = (
     ("warm match, 32k tokens, array", "warm prefix match, a block", "match/usual"),
     ("warm admit, 32k tokens, array", "warm admit, a block", "admit/usual"),
@@ -33,7 +33,7 @@ ROWS = (
     ("a block of 16", "memory, a block of 16 tokens", None),
     ("import blockmgr", "`import blockmgr`", None),
 )
-# Columns: how the name of a peer begins and ends.
+# Columns: the start and the end of a peer's name.
 PEERS = {"vLLM 0.33": ("vLLM 0.33", "xxhash"), "SGLang 0.5.23": ("SGLang 0.5.23", "Rust tree")}
 
 
@@ -80,7 +80,7 @@ def table() -> str:
 
 
 def summary() -> str:
-    """README's sentences: a hit and a decode step, and the times of the peers for them."""
+    """README's sentences: our times for a hit and a decode step, and the peers' times."""
     budgets, peers = _budgets(), Result(newest("peers") or {})
     measured = {row["name"]: row for row in budgets["results"]}
     match, decode, scattered = ROWS[0], ROWS[4], ROWS[6]
@@ -127,7 +127,7 @@ def _rewritten(text: str, name: str, content: str) -> str:
 def main() -> None:
     """Rewrites both pages, or checks them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_table", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--check", action="store_true", help="exit with 1 instead of writing")
     arguments = parser.parse_args()
     for page, name, content in ((README, SUMMARY, summary()), (COSTS, TABLE, table())):
         text = page.read_text(encoding="utf-8")

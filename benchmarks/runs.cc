@@ -1,11 +1,11 @@
-// How long runs of neighbours are when they are hit, after churn: see benchmarks/runs.py.
+// How long runs of consecutive ids are when they are hit, after churn: see benchmarks/runs.py.
 //
 //   runs NUM_BLOCKS LAPS < requests
 //
-// A request is a line: its time, the steps it decodes for, how many blocks its prompt has, and a
-// number for each of those blocks. A block is one token here, which changes nothing about ids.
-// Each lap serves all requests once, with contents that no lap before had; the last one is counted.
-// At the end the prompts that are cached are matched, in the worn pool and in a fresh one.
+// A request is a line: its time, its number of decode steps, the number of blocks of its prompt,
+// and a number for each of those blocks. A block is one token here, which does not affect ids. Each
+// lap serves all requests once, with content that no earlier lap had; the last lap is counted. At
+// the end the cached prompts are matched, in the used pool and in a fresh one.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -24,10 +24,10 @@ namespace {
 
 using namespace blockmgr;
 
-constexpr std::int64_t kStepTime = 64 * 30;  // ms for a block of 64 tokens
+constexpr std::int64_t kStepTime = 64 * 30;  // ms to decode a block of 64 tokens
 constexpr int kMaxSeqs = 4096;
 
-// Blocks are told apart by their tokens, and few digests are ever needed.
+// Tokens distinguish blocks, and few digests are needed.
 class Mixer : public Digester {
  public:
   int size() const override { return 16; }
@@ -80,7 +80,7 @@ std::vector<Request> read_requests() {
   return requests;
 }
 
-// Prompts of the last lap that are whole in the cache, the newest first, to a quarter of the pool.
+// Prompts of the last lap that are fully cached, the newest first, up to a quarter of the pool.
 std::vector<std::vector<Token>> cached_prompts(Sequences& core,
                                                const std::vector<Request>& requests, Token offset) {
   std::vector<std::vector<Token>> prompts;
@@ -98,7 +98,7 @@ std::vector<std::vector<Token>> cached_prompts(Sequences& core,
   return prompts;
 }
 
-// Nanoseconds a block, the least of several rounds.
+// Nanoseconds per block, the least of several rounds.
 double match_time(Sequences& core, const std::vector<std::vector<Token>>& prompts) {
   double least = 1e9;
   for (int round = 0; round < 20; ++round) {
@@ -124,7 +124,7 @@ int main(int, char** argv) {
   Sequences core(config, std::make_unique<Mixer>());
   Runs hits, outputs;
   std::int64_t refused = 0;
-  using Turn = std::tuple<std::int64_t, Handle, std::int64_t>;  // when, who, steps left
+  using Turn = std::tuple<std::int64_t, Handle, std::int64_t>;  // time, sequence, steps left
   std::priority_queue<Turn, std::vector<Turn>, std::greater<>> turns;
   Token fresh = 1u << 31;
   const auto end = [&](Handle handle) {

@@ -1,11 +1,12 @@
 """How long are runs of node ids after churn? Run ``python -m benchmarks.runs TRACE``.
 
 Replays a trace in Mooncake's format through the core, with decoding in between, in pools of several
-sizes. Ids of one prompt are consecutive as far as possible, and a match is fast along them: what is
-counted is how many blocks lie in a row when they are found, and when a sequence ends. The first
-pool never evicts. Blocks are 64 tokens; where the trace has larger ones, they are cut up. With
-``--laps`` the trace is served so often, each time with new contents; the last lap counts. At the
-end the prompts that are cached whole are matched, in that pool and in a fresh one of its size.
+sizes. The ids of one prompt are consecutive as far as possible, and a match along consecutive ids
+is fast. The program counts how many blocks have consecutive ids when they are found, and when a
+sequence ends. The first pool never evicts. Blocks have 64 tokens; larger blocks of the trace are
+split. ``--laps`` sets how often the trace is served, each time with new content; the last lap
+counts. At the end the fully cached prompts are matched, in that pool and in a fresh one of the same
+size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SHARES = (100, 50, 20, 10, 5)
 
 @dataclass(frozen=True)
 class Request:
-    """When it comes, for how many blocks it decodes, and the blocks of its prompt."""
+    """Its arrival time, the number of blocks it decodes, and the blocks of its prompt."""
 
     time: int
     steps: int
@@ -53,7 +54,7 @@ def requests(trace: Path, block_size: int) -> Iterator[Request]:
 
 
 def build(folder: Path, cxx: str) -> Path:
-    """The core and the replay as one program."""
+    """Compiles the core and the replay as one program."""
     program = folder / "runs"
     core = [path for path in CORE.glob("*/*.cc") if path.parent.name != "bindings"]
     command = [cxx, "-O2", "-std=c++20", f"-I{CORE}", str(HERE / "runs.cc"), *map(str, core)]
@@ -64,11 +65,13 @@ def build(folder: Path, cxx: str) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.runs", description=__doc__)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--block-size", type=int, default=512, help="of the trace [512]")
-    parser.add_argument("--laps", type=int, default=1, help="times the trace is served [1]")
+    parser.add_argument(
+        "--block-size", type=int, default=512, help="tokens per block of the trace [512]"
+    )
+    parser.add_argument("--laps", type=int, default=1, help="how often the trace is served [1]")
     parser.add_argument(
         "--pools", type=int, nargs="+", default=SHARES, metavar="PERCENT",
-        help="pools, in hundredths of what one lap fills",
+        help="pools, in percent of what one lap fills",
     )  # fmt: skip
     parser.add_argument("--cxx", default="g++")
     args = parser.parse_args()

@@ -1,10 +1,11 @@
-"""What does a manager weigh, and how long does it take to be built, from 10^4 to 10^7 blocks?
+"""What memory does a manager take, and how long does it take to build one?
 
-Every line is measured in a fresh process, several times, and the least is shown: what a manager
-says it holds, what the process grew by when it was built and when each of its blocks was cached,
-the time to build it, and the time of its first admissions, which meet pages never touched before.
-Beside the processor's time stands that of touching as many fresh bytes, page by page, in the same
-process: what a system takes to hand over memory, in any process.
+Managers have 10^4 to 10^7 blocks. Every line is measured several times, each in a fresh process,
+and the least value is shown: the memory that the manager reports, the growth of the process when it
+was built and after all its blocks were cached, the time to build it, and the time of its first
+admissions, which touch fresh pages. The column beside the processor time shows how long it takes to
+touch as many fresh bytes, page by page, in the same process: the time any process needs to get
+memory from the system.
 
 Not measured: the eviction of a full pool (``python -m benchmarks.policies``).
 
@@ -42,7 +43,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One manager in a fresh process; times are in seconds, the rest in bytes a block."""
+    """One manager in a fresh process; times are in seconds, the rest in bytes per block."""
 
     accounted: float
     resident_built: float
@@ -58,13 +59,13 @@ class Start:
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Resident bytes of this process."""
     pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]
     return int(pages) * resource.getpagesize()
 
 
 def _touch_seconds(num_bytes: int) -> float:
-    # Not an array of NumPy's own: for those it asks for huge pages.
+    # Not an array that NumPy allocates: NumPy asks for huge pages.
     with mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE)) as memory:
         begin = time.process_time()
         np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
@@ -108,7 +109,7 @@ def start(num_blocks: int, eviction: str) -> Start:
 
 
 def least(num_blocks: int, eviction: str, repetitions: int) -> Start:
-    """The least of each number over as many fresh processes."""
+    """The least of each number over several fresh processes."""
     command = [sys.executable, "-m", "benchmarks.startup", "--one", str(num_blocks), eviction]
     runs = [Start(**_output(command)) for _ in range(repetitions)]
     return Start(*(min(getattr(run, field.name) for run in runs) for field in fields(Start)))

@@ -1,26 +1,27 @@
-"""What a whole scheduler step costs the host, ours and vLLM's. ``python -m benchmarks.step``.
+"""What a whole scheduler step costs the host, with ours and with vLLM's manager.
 
-A batch of 1,024 sequences in a steady state. In each step 5 % of them arrive as requests and 2 %
-as second samples of requests that arrive; as many end. Half of the prompts start with one of 16
-system prompts of 1,024 tokens; a prompt is 2,048 tokens long on average. The pool has room for half
-as much again as runs, so that every block taken is one evicted. Both sides play the same
-step, in turns of some steps each, on the same tokens:
+Run ``python -m benchmarks.step``. A batch of 1,024 sequences is in a steady state. In each step, 5
+% of them arrive as requests, 2 % as second samples of arriving requests, and as many sequences end.
+Half of the prompts start with one of 16 system prompts of 1,024 tokens; a prompt has 2,048 tokens
+on average. The pool has one and a half times the blocks of the running sequences, and is full of
+cached blocks, so that every allocated block is evicted. Both sides run the same steps on the same
+tokens, in turns of a few steps each:
 
-1. free what ended;
+1. free the sequences that ended;
 2. decode one token for each running sequence;
 3. admit the prompts that arrived;
 4. hand the block tables to the engine, as one NumPy array with a row for each sequence;
-5. hand over the block copies that fell due (ours; vLLM's list is empty);
-6. after the forward: publish what it computed, and take in the second samples.
+5. hand over the block copies that are due (ours; vLLM's list is empty);
+6. after the forward: promote what it computed, and add the second samples.
 
-Ours forks for a second sample, and copies the block that both write to in the step after. vLLM has
-no fork: there a second sample is the same prompt again, admitted by way of the prefix cache, as it
-does for ``n=2``. It publishes blocks when it takes them, so what ours does at 6 is in its 3.
+Ours forks for a second sample, and copies the block that both write to in the next step. vLLM has
+no fork: a second sample is the same prompt again, admitted through the prefix cache, as it does for
+``n=2``. vLLM caches blocks when it allocates them, so its step 3 includes what ours does in step 6.
 
-Not timed, because it is no block manager's: schedulers' queues and budgets, making the tokens,
-sampling, the copy of a table to the device. A prompt comes to each in its best form: an array to
-ours, a list to vLLM's ``Request``, whose hashing of it is counted. Times are of the processor, so
-that what else the machine does is not in them.
+Not timed, because it is not the block manager's work: the scheduler's queues and budgets,
+tokenization, sampling, and the copy of a table to the device. Each side gets prompts in its best
+form: ours as an array, vLLM's ``Request`` as a list, whose hashing counts. Times are processor
+time, so that they exclude other work of the machine.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ UNFILLED = -1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a batch, and what comes and goes.
+    """The size of the batch, and how many sequences arrive and end.
 
     Attributes:
         num_seqs: Running at the end of each step.
         num_arrivals: Requests that arrive in a step.
-        num_second: Of those, how many ask for two samples.
+        num_second: How many of those ask for two samples.
         num_shared: Different system prompts.
         shared_tokens: Length of each.
-        num_tokens: Length of a prompt, on average. The longest and the shortest differ from it by
-            half of what it has beyond a system prompt.
+        num_tokens: Average length of a prompt. The longest and the shortest differ from it by half
+            of its length beyond a system prompt.
     """
 
     num_seqs: int = 1024
@@ -72,12 +73,12 @@ class Shape:
 
     @property
     def num_blocks(self) -> int:
-        """A pool that holds the batch one and a half times."""
+        """A pool of one and a half times the blocks of the batch."""
         return 3 * self.num_seqs * self.num_tokens // (2 * BLOCK_SIZE)
 
     @property
     def row_width(self) -> int:
-        """Blocks for the longest prompt and for more decoded tokens than any sequence gets to."""
+        """Blocks for the longest prompt and for more decoded tokens than any sequence reaches."""
         return 3 * self.num_tokens // (2 * BLOCK_SIZE) + 32
 
 
@@ -89,8 +90,8 @@ class Turn:
         ended: Positions in the batch of the sequences that ended, ascending.
         kept: The other positions.
         tokens: Sampled for the kept ones, ``uint32``.
-        prompts: Those that arrived, ``uint32`` each.
-        second: Positions in ``prompts`` of those that ask for two samples.
+        prompts: The prompts that arrived, ``uint32`` each.
+        second: Positions in ``prompts`` of the requests that ask for two samples.
     """
 
     ended: npt.NDArray[np.int64]
@@ -101,10 +102,10 @@ class Turn:
 
 
 def turns(shape: Shape, seed: int = 0) -> Iterator[Turn]:
-    """Steps without end. Which sequences end is drawn at random; the first ones fill the batch.
+    """An endless series of steps. The first fill the batch; sequences end at random.
 
-    The system prompts arrive in the first step, alone, so that from then on both sides have them:
-    only vLLM lets requests of one step find each other.
+    The system prompts arrive alone in the first step, so that both sides have them from then on:
+    only with vLLM do requests of one step find each other.
     """
     rng = np.random.default_rng(seed)
 
@@ -118,7 +119,7 @@ def turns(shape: Shape, seed: int = 0) -> Iterator[Turn]:
         own = shape.num_tokens - len(head)
         half = (shape.num_tokens - shape.shared_tokens) // 2
         num_tokens = int(rng.integers(own - half, own + half))
-        # Never full blocks only, so that a second sample always has a block to copy.
+        # Never only full blocks, so that a second sample always has a block to copy.
         return np.concatenate([head, draw(num_tokens + (num_tokens % BLOCK_SIZE == 0))])
 
     nobody = np.empty(0, dtype=np.int64)
@@ -137,10 +138,10 @@ def turns(shape: Shape, seed: int = 0) -> Iterator[Turn]:
 
 
 class Clock:
-    """Seconds of a step by phase: the time since the mark before goes to the phase just ended.
+    """Seconds of a step by phase; the time since the last mark counts for the phase that ends.
 
-    Processor time of this thread, which waits for nobody here: on a busy machine, a step of vLLM's
-    is too long not to be interrupted.
+    Processor time of this thread, which never waits here: on a busy machine, a step of vLLM is long
+    enough to be interrupted.
     """
 
     def __init__(self) -> None:
@@ -156,12 +157,12 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a side did and holds, to be compared.
+    """What a side did and what it holds, for comparison.
 
     Attributes:
-        hit_tokens: Of the prompts that arrived, found in the cache. Second samples not counted.
-        copies: Blocks to be copied.
-        used_blocks: Held by running sequences at the end, with the copies that will fall due.
+        hit_tokens: Tokens of arriving prompts found in the cache, without second samples.
+        copies: Blocks to copy.
+        used_blocks: Blocks of running sequences at the end, including those for copies to come.
         lengths: Tokens of each running sequence, in the order of the batch.
         widths: Blocks of each, in its row of the table.
     """
@@ -179,17 +180,17 @@ class Side(Protocol):
     name: str
 
     def ready(self, turn: Turn) -> Any:
-        """The turn in the form that this side takes; not timed."""
+        """Converts the turn to the form that this side takes; not timed."""
 
     def step(self, turn: Any, clock: Clock) -> None:
-        """One whole step."""
+        """Runs one whole step."""
 
     def counts(self) -> Counts:
-        """What to compare; raises ``AssertionError`` if its table is wrong."""
+        """The values to compare; raises ``AssertionError`` if its table is wrong."""
 
 
 class Ours:
-    """blockmgr through its public interface, as docs/step-contract.md has it."""
+    """blockmgr through its public interface, as docs/step-contract.md describes it."""
 
     def __init__(self, shape: Shape) -> None:
         self.name = f"blockmgr {version('blockmgr')}"
@@ -253,7 +254,7 @@ class Ours:
         return Counts(
             hit_tokens=stats.hit_tokens,
             copies=self.num_copies,
-            used_blocks=stats.used_blocks + len(self.samples),  # they copy in the step after
+            used_blocks=stats.used_blocks + len(self.samples),  # they copy in the next step
             lengths=[sequence.num_tokens for sequence in sequences],
             widths=[sequence.num_blocks for sequence in sequences],
         )
@@ -372,9 +373,9 @@ SIDES: Mapping[str, Callable[[Shape], Side]] = {
 
 
 def run(sides: list[Side], shape: Shape, *, warm: int, timed: int, burst: int) -> list[Any]:
-    """Plays the same steps on every side, in turns of ``burst``; what each took, step by step.
+    """Runs the same steps on every side in turns of ``burst``; returns the time of each step.
 
-    The first step of a turn is played but not counted: it brings the side's data back into the
+    The first step of a turn runs but is not counted: it loads the side's data back into the
     processor's caches.
     """
     script = turns(shape)
@@ -396,10 +397,10 @@ def run(sides: list[Side], shape: Shape, *, warm: int, timed: int, burst: int) -
 
 
 def check(sides: list[Side]) -> Counts:
-    """That all did the same work; ours is the first."""
+    """Checks that all sides did the same work; ours is the first."""
     ours, *others = (side.counts() for side in sides)
     for theirs in others:
-        assert theirs.hit_tokens == ours.hit_tokens, "prompts were found to different lengths"
+        assert theirs.hit_tokens == ours.hit_tokens, "the sides found different prefixes"
         assert theirs.lengths == ours.lengths
         assert theirs.widths == ours.widths
         assert theirs.used_blocks == ours.used_blocks
@@ -429,7 +430,7 @@ PHASES = ("free", "decode", "admit", "tables", "copies", "commit", "second sampl
 
 
 def table(results: list[dict[str, Any]]) -> Table:
-    """The phases of every side beneath each other."""
+    """The phases of every side, one below the other."""
     whole = Table(box=None, pad_edge=False)
     whole.add_column("µs a step, median", no_wrap=True)
     for result in results:
@@ -447,10 +448,12 @@ def table(results: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    """Plays the step on every side that can be imported, prints a table, writes the result."""
+    """Runs the steps on every side that can be imported, prints a table, writes the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--steps", type=int, default=200, help="timed steps of each side")
-    parser.add_argument("--warm-up", type=int, default=100, help="steps before, for a steady state")
+    parser.add_argument(
+        "--warm-up", type=int, default=100, help="steps before timing, for a steady state"
+    )
     parser.add_argument("--burst", type=int, default=5, help="timed steps in a turn")
     parser.add_argument("--seqs", type=int, default=1024, help="running sequences")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")

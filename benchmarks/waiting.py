@@ -1,10 +1,11 @@
-"""What does waiting for tokens that others compute save? ``python -m benchmarks.waiting``.
+"""What does it save to wait for tokens that another request computes?
 
-A scheduler with chunked prefill, and no model: a step takes a fixed time and a time for each token.
-Decodes come first, then the chunks of running prompts, then new requests as far as the budget goes.
-Each sample is a request of its own, as clients send them that know no ``n``. A scheduler that waits
-passes over a request while ``Match.num_computing_tokens`` is above 0, and looks at it again in the
-next step. All four schedulers see the same requests at the same times, with room for all blocks.
+Run ``python -m benchmarks.waiting``. It simulates a scheduler with chunked prefill, without a
+model: a step takes a fixed time plus a time for each token. Decodes come first, then the chunks of
+running prompts, then new requests as far as the budget allows. Each sample is a separate request,
+as from clients that do not use ``n``. A scheduler that waits skips a request while
+``Match.num_computing_tokens`` is above 0, and tries again in the next step. All four schedulers get
+the same requests at the same times, with room for all blocks.
 
 The times are those of the stated model, not of any device.
 """
@@ -54,7 +55,7 @@ class Job:
 
 
 class Simulation:
-    """A scheduler that commits before the forward or after it, and waits or does not.
+    """A scheduler that commits before or after the forward, and waits or does not wait.
 
     Attributes:
         computed: Prompt tokens computed.
@@ -86,7 +87,7 @@ class Simulation:
             self._finish(now)
 
     def _plan(self) -> int:
-        """What a step computes, in tokens."""
+        """The tokens that a step computes."""
         if self._decoding:
             tokens = [int(job.output[job.done]) for job in self._decoding]
             self.manager.decode([job.handle for job in self._decoding], tokens)
@@ -128,7 +129,7 @@ class Simulation:
 
 
 def requests(name: str, limit: int, seed: int) -> list[Job]:
-    """Those of a workload (``NAME,parameter=value``), or of a trace on disk."""
+    """The jobs of a workload (``NAME,parameter=value``) or of a trace on disk."""
     name, *changes = name.split(",")
     values = {key: int(value) for key, value in (change.split("=") for change in changes)}
     trace = read_trace(name) if Path(name).exists() else generate(name, seed, **values)
@@ -145,8 +146,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workloads", nargs="*", default=DEFAULT)
     parser.add_argument("--tokens-per-s", type=float, default=20_000)
-    parser.add_argument("--chunk", type=int, default=BUDGET, help="of a prompt in a step, at most")
-    parser.add_argument("--limit", type=int, default=1000, help="requests of each")
+    parser.add_argument(
+        "--chunk", type=int, default=BUDGET, help="maximum of prompt tokens in a step"
+    )
+    parser.add_argument("--limit", type=int, default=1000, help="requests of each workload")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for name in options.workloads:

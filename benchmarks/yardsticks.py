@@ -1,11 +1,11 @@
-"""What do the curve, the optimum and a sample of the curve cost on a whole trace?
+"""What do the exact curve, a sampled curve and the optimum cost on a whole trace?
 
-Processor seconds, and nanoseconds for each block looked up, of one run each on a trace in
-Mooncake's or blockmgr's format: the references that both start from, the exact curve (every
-capacity at once), the optimum at several capacities, and sampled curves with the largest error in
-points of hit rate over 200 capacities, for some salts. With ``--check``, the naive simulations of
-the tests run at those capacities besides, and must find the same to the last hit; at 16 tokens a
-block that takes minutes. The trace must be known by hash ids for that.
+Prints processor seconds, and nanoseconds for each block looked up, of one run each on a trace in
+Mooncake's or blockmgr's format: the list of references from which both start, the exact curve
+(every capacity at once), the optimum at several capacities, and sampled curves with their largest
+error in points of hit rate over 200 capacities, for several salts. With ``--check``, the naive
+simulations of the tests also run at those capacities, and must find exactly the same hits; with 16
+tokens per block that takes minutes, and the trace must have hash ids.
 
 Not measured: reading the file.
 

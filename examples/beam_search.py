@@ -1,4 +1,4 @@
-"""Beam search on shared blocks: `reparent` regroups the beams, `decode` plans the few copies."""
+"""Beam search on shared blocks: `reparent` regroups the beams, `decode` plans the copies."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from blockmgr import BlockManager
 
 VOCABULARY, BEAMS, STEPS, BLOCK_SIZE = 50, 4, 24, 4
 PROMPT = [7, 3, 9, 4, 1, 8]
-# Stands for the model: the log-probability of each token after each other one.
+# Stands for the model: the log-probability of each token after each other token.
 LOGITS = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY))
 LOG_PROBS = LOGITS - np.log(np.exp(LOGITS).sum(axis=1, keepdims=True))
 
@@ -38,7 +38,7 @@ def forward(handles: list[int]) -> None:
 prompt = manager.admit(PROMPT)
 forward([prompt])
 manager.commit(prompt, len(PROMPT))  # computed once
-beams = [prompt, *manager.fork(prompt, n=BEAMS - 1)]  # shared by all beams, nothing copied
+beams = [prompt, *manager.fork(prompt, n=BEAMS - 1)]  # all beams share it; nothing is copied
 
 # All beams are equal at first, so the first step continues one of them.
 scores, parents, tokens = best(np.array([0.0] + [-np.inf] * (BEAMS - 1)), [PROMPT[-1]] * BEAMS)
@@ -48,7 +48,7 @@ for _ in range(STEPS):
     forward(beams)
     scores, parents, tokens = best(scores, tokens)
 
-for handle in beams:  # each beam reads its own tokens back, through blocks that it shares
+for handle in beams:  # each beam reads back its own tokens, through shared blocks
     sequence = manager.sequence(handle)
     slots = sequence.slot_mapping(0, sequence.num_tokens)
     assert kv.reshape(-1)[slots].tolist() == sequence.tokens.tolist()

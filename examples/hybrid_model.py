@@ -1,8 +1,8 @@
 """A hybrid model on one pool: full attention, a sliding window and a recurrent state.
 
-The model is a fake whose K/V is one number a token, so that it runs anywhere. Each of its layers
-reads what its kind reads, through the block tables of the manager, and says what a model without a
-cache says.
+The model is a fake whose K/V is one number per token, so that it runs anywhere. Each layer reads
+what its kind of layer reads, through the block tables of the manager, and the output equals that of
+a model without a cache.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ FULL, RECENT, STATE = range(3)  # the groups, in their order
 
 
 class HybridModel:
-    """Three layers, one of each kind, and the memory that they share."""
+    """Three layers, one of each kind, and the memory they share."""
 
     def __init__(self) -> None:
         groups = [FullAttention(), SlidingWindow(WINDOW), RecurrentState()]
@@ -22,7 +22,7 @@ class HybridModel:
         self.memory = np.zeros((NUM_BLOCKS, BLOCK_SIZE), dtype=np.int64)
 
     def generate(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Continues a prompt; prints what was found in the cache, and the blocks it holds."""
+        """Continues a prompt; prints what the cache held, and the blocks of the sequence."""
         manager, tokens = self.manager, list(prompt)
         handle = manager.admit(prompt)
         computed = manager.sequence(handle).num_computed_tokens
@@ -43,7 +43,7 @@ class HybridModel:
         """One step: copies, tokens ``[start, stop)`` through all layers, commit."""
         manager, memory = self.manager, self.memory
         plan = manager.take_copies()
-        for copy in plan:  # a state that was cached is copied before it moves on
+        for copy in plan:  # a cached state is copied before it advances
             memory[copy.destination, : copy.num_tokens] = memory[copy.source, : copy.num_tokens]
         for group in (FULL, RECENT):
             slots = manager.slot_mapping(handle, start, stop, group=group)
@@ -66,7 +66,7 @@ class HybridModel:
         return self.memory[table[at // BLOCK_SIZE], at % BLOCK_SIZE]
 
     def show(self, handle: int) -> None:
-        """The blocks of each group after the prompt; 0 is a block that was given back."""
+        """The blocks of each group after the prompt; 0 stands for a released block."""
         row, blocks = self.manager.row(handle), self.manager.sequence(handle).num_blocks
         for name, group in (("full", FULL), ("window", RECENT)):
             print(f"  {name:<7}{self.manager.group_table(group)[row, :blocks].tolist()}")
@@ -74,12 +74,12 @@ class HybridModel:
 
 
 def next_state(state: int, token: int) -> int:
-    """What the recurrent layer remembers after a token."""
+    """The state of the recurrent layer after a token."""
     return (31 * state + token) % 1009
 
 
 def next_token(seen: np.ndarray, recent: np.ndarray, state: int) -> int:
-    """What the model says: it depends on all tokens, on the last ones, and on their order."""
+    """The model's output: it depends on all tokens, on the last ones, and on their order."""
     return int(seen.sum() + 3 * recent.sum() + state) % VOCAB
 
 

@@ -17,7 +17,7 @@ class Scheduler:
             try:
                 self.manager.decode(list(self.running), list(self.running.values()))
                 break
-            except OutOfBlocksError:  # nothing has changed: preempt the newest, try again
+            except OutOfBlocksError:  # nothing changed: preempt the newest, retry
                 handle, _ = self.running.popitem()
                 self.manager.preempt(handle)  # its last token will be sampled again
                 self.preempted.append(handle)

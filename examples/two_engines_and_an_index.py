@@ -1,6 +1,6 @@
 """Two engines publish what they cache, and an index says where a prompt should go.
 
-Each engine is a manager whose sequences are "computed" at once; in a real one a forward runs
+Each engine is a manager that "computes" a sequence immediately; in a real engine a forward runs
 between admission and commit. Run: python examples/two_engines_and_an_index.py
 """
 
@@ -20,14 +20,14 @@ FEW_SHOTS = list(range(1000, 1048))
 
 
 class Engine:
-    """A manager, and the publisher of its events."""
+    """A manager and the publisher of its events."""
 
     def __init__(self, rank: int) -> None:
         self.manager = BlockManager(1024, BLOCK_SIZE, events=True, digest="sha256_cbor")
         self.publisher = Publisher(self.manager, BLOCK_SIZE, ANY_PORT, ANY_PORT, rank=rank)
 
     def serve(self, prompt: list[int]) -> int:
-        """Computes a prompt; how many of its tokens came from the cache."""
+        """Computes a prompt; returns how many of its tokens came from the cache."""
         with self.manager.sequence(self.manager.admit(prompt)) as sequence:
             cached = sequence.num_cached_tokens
             sequence.commit(len(prompt))
@@ -36,7 +36,7 @@ class Engine:
 
 
 def wait_for(index: WorkerIndex, worker: str, blocks: int) -> None:
-    """Until the index has heard of so many blocks: it is told over the network."""
+    """Waits until the index knows this many blocks: events arrive over the network."""
     deadline = time.monotonic() + 30
     while index.num_blocks(worker) < blocks:
         if time.monotonic() > deadline:

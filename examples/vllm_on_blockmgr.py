@@ -1,4 +1,4 @@
-"""vLLM's own engine with blockmgr as its block manager. Needs vLLM 0.32 beside blockmgr.
+"""vLLM's engine with blockmgr as its block manager. Needs vLLM 0.32 beside blockmgr.
 
 Give it a model: python examples/vllm_on_blockmgr.py Qwen/Qwen3-0.6B
 """

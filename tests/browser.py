@@ -1,6 +1,6 @@
-"""Chromium without a window, driven through its DevTools protocol over a pair of pipes.
+"""Headless Chromium, driven through its DevTools protocol over a pair of pipes.
 
-``python -m tests.browser PAGE PICTURE`` takes the picture of a page for the docs.
+``python -m tests.browser PAGE PICTURE`` takes a screenshot of a page for the docs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-# A container's root has no sandbox to offer, and its /dev/shm is small.
+# As root in a container, the sandbox does not work, and /dev/shm is small.
 OPTIONS = (
     "--headless=new",
     "--no-sandbox",
@@ -29,7 +29,7 @@ OPTIONS = (
     "--no-first-run",
     "--remote-debugging-pipe",
 )
-# On a machine that does much else, a page takes tens of seconds.
+# On a busy machine, a page takes tens of seconds.
 PATIENCE_S = 240
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowRight": 39}
 
@@ -39,7 +39,7 @@ class SilentError(Exception):
 
 
 class Browser:
-    """One page: what it complains of is in ``complaints``, what it asks for in ``asked``."""
+    """One page: its errors are in ``complaints``, its requests in ``asked``."""
 
     def __init__(self) -> None:
         assert CHROMIUM is not None
@@ -75,7 +75,7 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        # Otherwise a page gets focus events only while some window has the focus.
+        # Otherwise a page gets focus events only while a window has the focus.
         self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def __enter__(self) -> Browser:
@@ -104,7 +104,7 @@ class Browser:
         return answer["result"]
 
     def open(self, page: Path, width: int = 1000, *, dark: bool = False) -> None:
-        """Load a page from disk and wait until it is there."""
+        """Load a page from disk and wait until it is ready."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -126,7 +126,7 @@ class Browser:
         return answer["result"].get("value")
 
     def press(self, key: str) -> None:
-        """Press and release a key, as a person would."""
+        """Press and release a key, like a user."""
         code = KEYS[key]
         for kind in ("rawKeyDown", "keyUp"):
             self.call(
@@ -134,7 +134,7 @@ class Browser:
             )
 
     def picture(self, height: int | None = None) -> bytes:
-        """A PNG of the whole page, or of so much of its top."""
+        """A PNG of the whole page, or of its top part."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
         clip["height"] = height or size["height"]
@@ -147,7 +147,7 @@ class Browser:
             read = os.read(self._answers, 1 << 16) if ready else b""
             if not read:
                 self._process.kill()  # the next call fails at once
-                raise SilentError("the browser ended, or said nothing for too long")
+                raise SilentError("the browser ended or did not answer in time")
             self._buffer += read
         text, _, self._buffer = self._buffer.partition(b"\0")
         message: dict[str, Any] = json.loads(text)

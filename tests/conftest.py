@@ -21,7 +21,7 @@ COMMON: dict[str, Any] = {
 settings.register_profile("ci", max_examples=200, stateful_step_count=30, **COMMON)
 settings.register_profile("long", max_examples=2_000, stateful_step_count=60, **COMMON)
 settings.register_profile("nightly", max_examples=20_000, stateful_step_count=100, **COMMON)
-settings.load_profile("ci")  # another one: pytest --hypothesis-profile=nightly
+settings.load_profile("ci")  # the other profile: pytest --hypothesis-profile=nightly
 
 MakeManager = Callable[..., BlockManager]
 
@@ -29,7 +29,7 @@ QUICK = {"unit", "golden"}
 """Folders whose tests are the quick ones."""
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # A worker a core: threads of torch beside them would wait for one another.
+    # With a worker per core, several torch threads would wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--digest",
         action="append",
         choices=sorted(DIGESTS),
-        help="run the behavioural tests under this digest; may be repeated"
+        help="run the behavioural tests with this digest; repeatable"
         " (default: xxh3_128 and constant)",
     )
 
@@ -60,14 +60,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # Libraries and tests, a million objects, live as long as the process: no search for garbage
-    # has to pass them.
+    # Libraries and tests, a million objects, live as long as the process, so garbage collection
+    # need not visit them.
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # or the interpreter would not take them down, and nanobind call them leaked
+    gc.unfreeze()  # otherwise they outlive the interpreter, and nanobind reports leaks
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -78,7 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def digest(request: pytest.FixtureRequest) -> Any:
-    """The digest of this run. No behaviour may depend on it, not even on whether it collides."""
+    """The digest of this run. No behaviour may depend on it, even if it collides."""
     return DIGESTS[request.param]
 
 

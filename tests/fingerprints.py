@@ -1,4 +1,4 @@
-"""All that a manager or a pool holds, as bytes: to show that a call has changed nothing."""
+"""The whole state of a manager or a pool as bytes, to show that a call changed nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SHOWN = ("stats", "blocks", "idle_blocks")
 
 
 def fingerprint(subject: BlockManager | BlockPool) -> bytes:
-    """The facts of the core, those too that no public call shows: queue orders, keys, tickets.
+    """The state of the core, including what no public call shows: queues, keys, tickets.
 
-    Tests of a wheel have what public calls show instead.
+    In tests of a wheel, only the state that public calls show.
     """
     if _core_testing is None:
         return _shown(subject)

@@ -1,9 +1,9 @@
-"""Bytes to parsers, guided by coverage: ``python -m tests.fuzz_parsers --seconds 60``.
+"""A coverage-guided fuzzer of the parsers: ``python -m tests.fuzz_parsers --seconds 60``.
 
-Whatever a file holds, a parser reads it or refuses it with the error it promises; and a trace that
-was read is the same when it is written and read again. Inputs are mutations of the corpus; one that
-reaches a line of the parsers for the first time joins it for the rest of the run. The shape of a
-model is read only where torch is installed.
+A parser must read any file or refuse it with the documented error; and a trace that was read must
+be the same after it is written and read again. Inputs are mutations of the corpus; an input that
+reaches a line of the parsers for the first time joins the corpus for the rest of the run. Model
+shapes are read only if torch is installed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_trace(data: bytes) -> None:
         expect(str(error).startswith(str(path)), f"no file is named: {error}")
         return
     if sum(request.num_prompt_tokens for request in read.requests) > 10_000:
-        return  # ids stand for tokens that a copy would write out in full
+        return  # a copy would write all the tokens that ids stand for
     trace.write_trace(read, path)
     first = path.read_bytes()
     trace.write_trace(trace.read_trace(path), path)
@@ -86,7 +86,7 @@ def one_input(data: bytes) -> None:
 
 
 def corpus() -> list[bytes]:
-    """Kept inputs, in an order that does not depend on the file system."""
+    """The corpus, in an order that does not depend on the file system."""
     return [path.read_bytes() for path in sorted(CORPUS.iterdir())]
 
 
@@ -113,7 +113,7 @@ def mutated(rng: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def lines_reached(data: bytes) -> set[tuple[str, int]]:
-    """Runs one input; the lines of the parsers it went through."""
+    """Runs one input; returns the lines of the parsers that it reached."""
     reached: set[tuple[str, int]] = set()
 
     def trace_lines(frame: FrameType, event: str, _: Any) -> Any:
@@ -131,7 +131,7 @@ def lines_reached(data: bytes) -> set[tuple[str, int]]:
 
 
 def fuzz(seconds: float, seed: int, runs: int) -> tuple[int, int, int]:
-    """Runs, inputs that reached something new, and lines reached; raises what is wrong."""
+    """The number of runs, of inputs with new lines and of lines; raises on an error."""
     rng = random.Random(seed)
     kept, known = corpus(), set[tuple[str, int]]()
     for data in kept:

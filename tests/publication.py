@@ -1,7 +1,7 @@
 """Whether a release may be published: ``python -m tests.publication WHEEL-OR-SDIST ...``.
 
-It must have the version of this tree, which has a dated section in the changelog, and the addresses
-of the project. Exit code 1, with a line for each obstacle, if it may not.
+It must have the version of this tree, which must have a dated section in the changelog, and the
+URLs of the project. Exit code 1, with a line for each obstacle, if it must not be published.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def metadata_of(file: Path) -> Metadata:
 
 
 def obstacles(metadata: Metadata, root: Path = ROOT) -> list[str]:
-    """Why it may not be published, a line each; empty: it may."""
+    """The obstacles to its publication, one per line; empty if there are none."""
     found = []
     version = str(metadata.version)
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]

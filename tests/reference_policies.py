@@ -1,10 +1,10 @@
-"""Every eviction policy once more, slow and out of its paper: what the core's must be equal to.
+"""A slow version of every eviction policy, from its paper, which the core's must equal.
 
-Lists, dicts and scans, behind the protocol for policies written in Python. So a manager with one of
-these is a second implementation of the same policy, and every victim can be compared.
+They use lists, dicts and scans, behind the protocol for policies in Python. So a manager with one
+of them is a second implementation of the policy, and every victim can be compared.
 
 A list stands for a queue, oldest block first. A block belongs to a queue from the moment it is
-cached, whether or not it is in the list; sizes count such blocks, as a cache that holds them does.
+cached, whether or not it is in the list; sizes count all blocks that belong to a queue.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from blockmgr.policy import EvictionPolicy
 
 
 def renamed(value: Any, block: int, to: int) -> Any:
-    """Lists and sets of blocks, what is known by block, and lists by name, with another name."""
+    """Replaces a block by another one in lists, sets and dicts."""
     if isinstance(value, list):
         return [to if item == block else item for item in value]
     if isinstance(value, set):
         return {to if item == block else item for item in value}
     if isinstance(value, dict):
         lists = {k: renamed(v, block, to) if isinstance(v, list) else v for k, v in value.items()}
-        lists.pop(to, None)  # of what it was before
+        lists.pop(to, None)  # of the block it was before
         return {to if key == block else key: item for key, item in lists.items()}
     return value
 
 
 class Tree:
-    """Cached blocks, their children last cached first, and the way to a leaf."""
+    """Cached blocks, their children (last cached first), and the search for a leaf."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.parent: dict[int, int] = {}
         self.digest: dict[int, bytes] = {}
-        self.life: dict[int, int] = {}  # tells uses of one block id apart
+        self.life: dict[int, int] = {}  # distinguishes uses of one block id
         self.lives = 0
         self.idle: set[int] = set()
         self.walks: dict[str, tuple[int, int, int, int]] = {}
@@ -45,7 +45,7 @@ class Tree:
         return sorted(found, key=lambda child: -self.life[child])
 
     def leaf(self, chosen: int, queue: str = "") -> int:
-        """A block without children below the chosen one; goes on where the last walk ended."""
+        """A leaf below the chosen block; continues where the last walk ended."""
         block = chosen
         last = self.walks.get(queue)
         if last and last[:2] == (chosen, self.life[chosen]) and self.life.get(last[2]) == last[3]:
@@ -95,7 +95,7 @@ class Tree:
 
 
 class Lru(Tree):
-    """The block idle longest."""
+    """Evicts the block that has been idle longest."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -116,7 +116,7 @@ class Lru(Tree):
 
 
 class Lfuda(Tree):
-    """The lowest of uses + age at the last use; the age is the key of the last victim."""
+    """Evicts the lowest uses + age at the last use; the age is the key of the last victim."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -153,7 +153,7 @@ class Lfuda(Tree):
 
 
 class Sieve(Tree):
-    """A hand from the oldest to the newest, which spares and unmarks what was found."""
+    """A hand from the oldest to the newest block, which spares and unmarks found blocks."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -169,7 +169,7 @@ class Sieve(Tree):
         if block in self.order:
             return
         if block in self.passed:
-            self.order.insert(self.hand, block)  # behind the hand, which stays where it is
+            self.order.insert(self.hand, block)  # behind the hand, which does not move
             self.hand += 1
             self.passed.remove(block)
         else:
@@ -201,7 +201,7 @@ class Sieve(Tree):
 
 
 class S3Fifo(Tree):
-    """A tenth for newcomers, the rest for what was found twice there or came back."""
+    """A tenth for newcomers, the rest for blocks that were found twice there or came back."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)

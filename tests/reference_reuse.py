@@ -1,4 +1,4 @@
-"""The adaptive policy's estimator, slow and plain: each fit counts every wait there was."""
+"""A slow version of the adaptive policy's estimator: each fit counts every wait again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SlowReuseModel:
     curves: list[list[float]] = field(default_factory=list)
 
     def starts(self) -> list[float]:
-        """Where each bin begins, and where the last one ends."""
+        """The start of each bin, and the end of the last one."""
         starts = [float(i * self.unit) for i in range(PER_OCTAVE)]
         width = float(self.unit)
         while len(starts) <= BINS:
@@ -52,7 +52,7 @@ class SlowReuseModel:
         self.waits.append(Wait(cell, level, age, used=False, over=False))
 
     def hazard(self, waits: list[Wait], trust: float, prior: list[float]) -> list[float]:
-        """Used in each bin over idle at its beginning, drawn towards the prior."""
+        """The fraction used in each bin of those idle at its start, shrunk towards the prior."""
         bins = [(self.bin(wait.age), wait) for wait in waits]
         hazard = []
         for b in range(BINS):
@@ -101,7 +101,7 @@ class SlowReuseModel:
         return ratios.index(min(ratios))
 
     def curve(self, level: int, common: list[float]) -> list[float]:
-        """The worth at each age bin, by trying every T."""
+        """The value at each age bin, by trying every T."""
         starts = self.starts()
         widths = [starts[b + 1] - starts[b] for b in range(BINS)]
         waits = [wait for wait in self.waits if wait.level == level]
@@ -116,7 +116,7 @@ class SlowReuseModel:
 
     @staticmethod
     def gain(hazard: list[float], widths: list[float], begin: int, end: int) -> float:
-        """Chance of a use from ``begin`` to ``end`` over the time held until then."""
+        """Probability of a use from ``begin`` to ``end``, over the time held until then."""
         idle, held = 1.0, 0.0
         for b in range(begin, end):
             left = idle * (1 - hazard[b])

@@ -1,4 +1,4 @@
-"""Hypothesis strategies shared by the tests: tiny worlds, where everything collides."""
+"""Hypothesis strategies shared by the tests: tiny worlds with many collisions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from blockmgr.blocks import Priority
 from blockmgr.stress.profiles import DIGESTS
 
-# Two token values and a few blocks: prefixes collide and the pool runs dry on almost every run,
-# which is where the bugs are.
+# With two token values and a few blocks, prefixes collide and blocks run out in almost every run,
+# which exposes bugs.
 token = st.sampled_from([0, 0, 1])
 prompts = st.lists(token, min_size=1, max_size=8)
 namespaces = st.sampled_from([b"", b"", b"", b"tenant"])
@@ -36,7 +36,7 @@ ttls = st.sampled_from([None, None, 1, 2.5])
 
 @st.composite
 def quotas(draw: st.DrawFn, capacity: int) -> dict[bytes, int]:
-    """Of none, one or both of the namespaces, up to all blocks."""
+    """Quotas for none, one or both of the namespaces, up to all blocks."""
     left, chosen = capacity, {}
     for namespace in draw(st.sampled_from([(), (b"tenant",), (b"tenant", b""), (b"",)])):
         if left:

@@ -1,10 +1,10 @@
-"""``python -m benchmarks.engines MODEL``: what KV cache management costs in vLLM's scheduler.
+"""``python -m benchmarks.engines MODEL``: the cost of KV cache management in vLLM.
 
-The same requests by four managers in one process, step by step in turns, in CPU time of the
-thread; no model runs. Each prompt is a head that all share and a tail of its own. MODEL is a folder
-of which only the configuration is read (``python -m tests.engines.tiny_model FOLDER`` makes one).
+Four managers serve the same requests in one process and take turns step by step. Times are CPU time
+of the thread; no model runs. Each prompt has a shared head and its own tail. Only the
+configuration of the folder MODEL is read (``python -m tests.engines.tiny_model FOLDER`` makes one).
 
-Run with an interpreter that has vLLM and blockmgr: ``tests/engines/run FOLDER`` makes one.
+Run it with an interpreter that has vLLM and blockmgr: ``tests/engines/run FOLDER`` makes one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Costs:
 
 
 class Arm:
-    """A scheduler that is given requests and steps."""
+    """A scheduler that runs the requests it is given, step by step."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.scheduler, self.hashes = make_scheduler(
@@ -83,7 +83,7 @@ class Arm:
         self.costs.adding += clock() - made
 
     def step(self) -> bool:
-        """Whether there is another one."""
+        """Runs a step; returns whether there is another one."""
         scheduler, costs = self.scheduler, self.costs
         begun = clock()
         output = scheduler.schedule()
@@ -114,7 +114,7 @@ def one_round(args: argparse.Namespace, hasher: Any, number: int) -> dict[str, C
     sampling = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     arms = {name: Arm(name, args) for name in ARMS}
     for arm in arms.values():
-        # One that came before has computed the head, so that all others find it.
+        # An earlier request computes the head, so that all others find it.
         arm.add("first", [*head, VOCABULARY], SamplingParams(max_tokens=1), hasher)
         while arm.step():
             pass
@@ -144,19 +144,21 @@ def table(rows: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
-    parser.add_argument("model", type=Path, help="folder of a model's configuration")
+    parser.add_argument("model", type=Path, help="folder with a model's configuration")
     parser.add_argument("--seqs", type=int, default=256)
     parser.add_argument("--head", type=int, default=8192, help="tokens that all prompts share")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--blocks", type=int, default=200_000)
-    parser.add_argument("--pool", type=int, default=500_000, help="blocks of the pool to start")
+    parser.add_argument(
+        "--pool", type=int, default=500_000, help="blocks of the pool whose start is timed"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     args = parser.parse_args()
     function = get_hash_fn_by_name("sha256")
     init_none_hash(function)
     hasher = get_request_block_hasher(BLOCK_SIZE, function)
-    starts = {}  # first, so that no memory that the rounds gave back is taken for it
+    starts = {}  # first: later it could reuse memory that the rounds freed
     for name in ("vLLM", "blockmgr"):
         taken = [start_of_a_pool(name, args.pool, BLOCK_SIZE) for _ in range(3)]
         starts[name] = {

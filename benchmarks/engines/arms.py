@@ -1,8 +1,8 @@
 """vLLM's scheduler with four KV cache managers, for a model that is never loaded.
 
-Beside vLLM's own manager and blockmgr's stand two yardsticks: vLLM's with an early return of a few
-lines of Python, which is how much of the gain needs no native code; and one that does nothing,
-which is what the scheduler itself takes.
+Two yardsticks run beside vLLM's own manager and blockmgr's: vLLM's with an early return of a few
+lines of Python, which shows how much of the gain needs no native code; and one that does nothing,
+which shows what the scheduler itself costs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODEL_LENGTH = 16_384
 
 
 class EarlyReturn(KVCacheManager):
-    """vLLM's own, but for a running request that needs no block and fills none."""
+    """vLLM's own, with a shortcut for a running request that needs no block and fills none."""
 
     def allocate_slots(self, request: Any, num_new_tokens: int, *more: Any, **named: Any) -> Any:
         group = self.coordinator.single_type_managers[0]
@@ -46,7 +46,7 @@ class EarlyReturn(KVCacheManager):
 
 
 class Nothing(KVCacheManager):
-    """Answers at once, and keeps nothing: every prompt finds its shared head."""
+    """Does no work and stores nothing: every prompt finds its shared head."""
 
     head = 0
 
@@ -127,12 +127,12 @@ def make_scheduler(
     finally:
         scheduler.KVCacheManager = stock
     is_ours = isinstance(made.kv_cache_manager, Ours)
-    assert is_ours == (ARMS[arm] is None), f"{arm} runs on another manager"
+    assert is_ours == (ARMS[arm] is None), f"{arm} uses another manager"
     return made, config.cache_config.enable_prefix_caching and ARMS[arm] is not Nothing
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Resident bytes of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -154,6 +154,6 @@ def _start(arm: str, num_blocks: int, block_size: int) -> tuple[float, int]:
 
 
 def start_of_a_pool(arm: str, num_blocks: int, block_size: int) -> tuple[float, int]:
-    """Seconds to build the manager, and bytes that it takes; in a process of its own."""
+    """Seconds to build the manager, and the bytes it takes; measured in its own process."""
     with multiprocessing.get_context("fork").Pool(1) as one:
         return one.apply(_start, (arm, num_blocks, block_size))

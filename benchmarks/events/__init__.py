@@ -1,1 +1,1 @@
-"""What events cost, beside vLLM's publisher on the same blocks."""
+"""What events cost, compared with vLLM's publisher on the same blocks."""

@@ -1,11 +1,11 @@
-"""What do events cost a block, and how soon is a replay answered, beside vLLM's publisher?
+"""What do events cost per block, and how fast is a replay answered, compared with vLLM?
 
 Both sides store the same prompts of 2,048 blocks of 16 tokens in a pool that holds one of them,
-with events off and on, both with sha256_cbor; best of the rounds, in nanoseconds a block. vLLM's
-are its ``cache_full_blocks`` (without hashing, which happens when a request is made) and
-``get_new_blocks``; ours are ``commit`` (with hashing) and ``admit``. So only what events add is
-comparable. Of vLLM, "made and encoded" is encoding alone: it makes its events while it caches. Not
-measured: the line.
+with events off and on, and hash with sha256_cbor. Times are the best of the rounds, in nanoseconds
+per block. The timed calls of vLLM are ``cache_full_blocks`` (without hashing, which happens when a
+request is created) and ``get_new_blocks``; ours are ``commit`` (with hashing) and ``admit``. So
+only what events add is comparable. For vLLM, "made and encoded" is encoding alone, because it
+creates its events while it caches. Not measured: the network.
 
 Run: VLLM_PYTHON=/path/to/python python -m benchmarks.events
 """

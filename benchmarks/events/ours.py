@@ -1,4 +1,4 @@
-"""blockmgr's part: cost of a stored and an evicted block, of encoding one, and of a replay."""
+"""blockmgr's part: the cost of storing, evicting and encoding a block, and of a replay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blockmgr.events import Encoder, Publisher
 
 
 def measure(digest: str, rounds: int) -> dict[str, float]:
-    """Nanoseconds a block, best of the rounds; milliseconds to the first frame of a replay."""
+    """Nanoseconds per block, best of the rounds; milliseconds to the first frame of a replay."""
     gc.disable()
     result: dict[str, float] = {}
     for events in (False, True):
@@ -38,7 +38,7 @@ def _cache(events: bool, digest: str, rounds: int) -> tuple[float, float]:
     stored, evicted = [], []
     for tokens in prompts(rounds):
         prompt = np.asarray(tokens, np.uint32)
-        # From the second prompt on each block evicts one: the pool holds one prompt and a bit.
+        # From the second prompt on, each block evicts one: the pool is little larger than a prompt.
         start = time.perf_counter()
         handle = manager.admit(prompt)
         between = time.perf_counter()

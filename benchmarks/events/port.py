@@ -1,8 +1,9 @@
 """What do KV cache events add in vLLM, with its own manager and with blockmgr's port?
 
-Prompts of 2,048 blocks of 16 tokens, allocated and published in chunks, and the events taken after
-each chunk as vLLM's scheduler takes them; in a pool of one prompt and a bit, so each block evicts
-one. Requests are hashed before. Medians of rounds, in nanoseconds a block.
+Prompts of 2,048 blocks of 16 tokens are allocated and published in chunks. Events are taken after
+each chunk, as vLLM's scheduler takes them. The pool is little larger than one prompt, so each block
+evicts one. Requests are hashed beforehand. Times are medians of the rounds, in nanoseconds per
+block.
 
 Run, with an interpreter that has vLLM 0.32 and blockmgr: python -m benchmarks.events.port
 """
@@ -41,7 +42,7 @@ def manager(ours: bool, events: bool) -> Any:
 
 
 def cost(ours: bool, events: bool, chunk: int) -> float:
-    """Nanoseconds a block."""
+    """Nanoseconds per block."""
     made = manager(ours, events)
     hasher = kv_cache_utils.get_request_block_hasher(BLOCK_SIZE, HASH)
     times = []

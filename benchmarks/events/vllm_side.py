@@ -1,4 +1,4 @@
-"""vLLM's part, run by an interpreter that has it: prints one JSON document."""
+"""vLLM's part, run by an interpreter that has vLLM: prints one JSON document."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def manager(events: bool) -> Any:
 
 
 class Timed:
-    """A function, and how long it took altogether."""
+    """A function, and the total time it took."""
 
     def __init__(self, function: Any) -> None:
         self.function, self.seconds = function, 0.0
@@ -59,7 +59,7 @@ class Timed:
 
 
 def cache(events: bool, rounds: int) -> tuple[float, float, Any]:
-    """Nanoseconds a block of ``cache_full_blocks`` and of ``get_new_blocks`` when each evicts."""
+    """Nanoseconds per block of ``cache_full_blocks``, and of a ``get_new_blocks`` that evicts."""
     made = manager(events)
     pool = made.block_pool
     hasher = kv_cache_utils.get_request_block_hasher(BLOCK_SIZE, HASH)

@@ -1,4 +1,4 @@
-"""The blocks that both sides store, evict and tell of, and the client that asks for a replay."""
+"""The blocks that both sides store, evict and publish; a client that asks for a replay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def first_frame(endpoint: str) -> float:
         client.linger = 0
         client.connect(endpoint)
         for _ in range(12):
-            time.sleep(0.25)  # nothing else is going on
+            time.sleep(0.25)  # the publisher is idle
             start = time.perf_counter()
             client.send_multipart((b"", bytes(8)))
             client.recv_multipart()

@@ -1,1 +1,1 @@
-"""What hybrid models find in the cache: blockmgr beside vLLM, in pools of as many bytes."""
+"""What hybrid models find in the cache: blockmgr and vLLM, in pools of equal size."""

@@ -1,9 +1,9 @@
-"""What do hybrid models find in the cache, in pools of as many bytes as vLLM's?
+"""What do hybrid models find in the cache, compared with vLLM in a pool of equal size?
 
 Replays the prompts of traces, one request at a time, through ``BlockManager(groups=...)`` and
-through vLLM's ``KVCacheManager``, whose settings are all tried. Both run prompts in chunks of 8,192
+through vLLM's ``KVCacheManager``, with each of its settings. Both run prompts in chunks of 8,192
 tokens; ours stops where ``stops`` says, theirs where its scheduler ends a chunk. Outputs are left
-out: the traces do not say what they were. Best started by ``benchmarks/hybrid/run FOLDER``, which
+out, because the traces do not contain them. Start it with ``benchmarks/hybrid/run FOLDER``, which
 makes the environment that vLLM needs. Without vLLM only our side runs.
 
 Run: python -m benchmarks.hybrid TRACE ... [--requests 2000] [--shapes ...] [--percents 2 5 10]
@@ -39,12 +39,12 @@ RESULTS = Path(__file__).parent.with_name("results")
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hybrid", description=__doc__)
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE")
-    parser.add_argument("--requests", type=int, default=2000, help="of each trace, the first")
+    parser.add_argument("--requests", type=int, default=2000, help="first requests of each trace")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--percents", nargs="+", type=int, default=list(PERCENTS))
     parser.add_argument("--evictions", nargs="+", default=["lru"], choices=EVICTION_POLICIES)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
-    parser.add_argument("--print", action="store_true", help="write no result")
+    parser.add_argument("--print", action="store_true", help="do not write a result")
     return parser.parse_args()
 
 
@@ -54,7 +54,7 @@ def _no_others(shape: Shape, pages: int) -> Iterator[tuple[Side, str, int]]:
 
 
 def _vllm() -> tuple[Any, str]:
-    """What makes vLLM's managers, and its version or why it is left out."""
+    """A factory of vLLM's managers, and vLLM's version or the reason why it is left out."""
     try:
         from benchmarks.hybrid.vllm_side import VERSION, Vllm, settings_of
     except ImportError as error:
@@ -83,7 +83,7 @@ def _show(cell: dict[str, Any]) -> None:
 
 
 def _save(result: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Writes what there is, after each cell: a run takes an hour."""
+    """Writes the results so far, after each cell: a run takes an hour."""
     about = result["machine"]
     number = about["versions"].get("blockmgr", "unknown")
     path = arguments.results / f"{machine_name(about)}-{number}-hybrid.json"
@@ -91,7 +91,7 @@ def _save(result: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Replays every cell, prints them, writes the result."""
+    """Replays every cell, prints the rates and writes the result."""
     arguments = _arguments()
     warnings.simplefilter("ignore")  # of vLLM's imports
     logging.disable(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Which cached pages no prompt can find any more."""
+"""Counts cached pages that no prompt can find any more."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Side", "needed_pages"]
 
 
 class Side(Protocol):
-    """A manager that prompts go through one at a time."""
+    """A manager that serves prompts one at a time."""
 
     def run(self, prompt: Prompt) -> tuple[int, list[int]] | None:
         """Tokens found, and where forwards ended; ``None`` if the prompt does not fit."""
 
     def live_ends(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
-        """Of these numbers of tokens, those that a prompt would find which parts there."""
+        """Which of these lengths a prompt finds that diverges from this one there."""
 
     def num_cached(self) -> int:
         """Pages with content."""
@@ -31,15 +31,16 @@ class Side(Protocol):
 def needed_pages(
     side: Side, shape: Shape, stopped: Iterable[tuple[Prompt, Sequence[int]]], unit: int = 1
 ) -> int:
-    """Pages of what can still be found: those that boundaries need.
+    """Pages that can still be found: those that boundaries need.
 
-    A page that several need counts once; one that a boundary ends in has a copy of its own.
+    A page that several boundaries need counts once. Each boundary has its own copy of a page that
+    it ends in.
 
     Args:
         side: The manager, which is not changed.
         shape: What it holds.
-        stopped: Prompts, each with the numbers of tokens after which a forward has stopped.
-        unit: Boundaries are looked for at multiples of it alone.
+        stopped: Prompts, each with the numbers of tokens after which a forward stopped.
+        unit: Boundaries are searched only at multiples of this number of tokens.
     """
     attention: set[bytes] = set()
     windows: set[bytes] = set()

@@ -63,7 +63,7 @@ class Ours:
         self.manager.copies_applied(self.manager.take_copies().ticket)
 
     def live_ends(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
-        """Of these numbers of tokens, those that a prompt would find which parts there."""
+        """Which of these lengths a prompt finds that diverges from this one there."""
         parting = [np.append(prompt[:end], NO_TOKEN) for end in ends]
         return [
             end
@@ -76,7 +76,7 @@ class Ours:
         return self.manager.stats().cached_blocks
 
     def unfilled(self) -> float:
-        """Share of the cached bytes that lie in pages of attention, behind their last token."""
+        """Share of the cached bytes that are unfilled: attention pages, past their last token."""
         blocks, size = self.manager.blocks(), self.shape.page
         cached = np.isin(blocks.state, (BlockState.CACHED, BlockState.IDLE))
         attention = cached & (blocks.group >= 0) & (blocks.group <= self.shape.num_windows)

@@ -60,7 +60,7 @@ def _table(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def best(rates: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The rate with the most hits; ``None`` if there is none."""
+    """The result with the highest hit rate; ``None`` if there is none."""
     return max(rates, key=lambda rate: float(rate["hit_rate"]), default=None)
 
 

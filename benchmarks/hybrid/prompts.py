@@ -1,4 +1,4 @@
-"""The prompts of a trace, and the bytes that all of them would take."""
+"""The prompts of a trace, and the bytes that all of them take."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompts_of(path: str | Path, num_requests: int) -> list[Prompt]:
     """The first prompts of a trace, each cut to whole ids.
 
     The last id of a prompt stands for fewer tokens and occurs nowhere else, so the trace does not
-    say how the next turn of a conversation goes on there.
+    tell how the next turn of a conversation continues there.
     """
     trace = read_trace(path)
     size = trace.tokens_per_id
@@ -43,12 +43,12 @@ def prompts_of(path: str | Path, num_requests: int) -> list[Prompt]:
 
 @dataclass(frozen=True, slots=True)
 class Unbounded:
-    """A manager by boundaries that never evicts, in units of 64 tokens whatever the page.
+    """A manager that caches at boundaries and never evicts, in units of 64 tokens.
 
     Attributes:
         pages: Its bytes, in pages of the shape.
-        hit_rate: Of its tokens.
-        shared_rate: Tokens of prompts that some earlier prompt began with, whatever has to be read.
+        hit_rate: Tokens found over tokens of all prompts.
+        shared_rate: Share of the tokens that are a common prefix with an earlier prompt.
     """
 
     pages: int
@@ -57,7 +57,7 @@ class Unbounded:
 
 
 def unbounded(prompts: Sequence[Prompt], shape: Shape) -> Unbounded:
-    """What a manager by boundaries keeps and finds if it never evicts.
+    """What a manager that caches at boundaries keeps and finds if it never evicts.
 
     Boundaries are the end of a prompt, its last unit that another prompt can use, and the end of
     what it shares with the prompts before.

@@ -1,4 +1,4 @@
-"""Cells: one trace, one shape, one capacity, each manager."""
+"""Cells of the comparison: one trace, one shape and one capacity, with each manager."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Rate:
     """One manager in one cell.
 
     Attributes:
-        setting: Of the manager.
+        setting: Its settings.
         hit_rate: Tokens found over tokens of all prompts.
         refused: Prompts that it could not run.
-        outside: Share of its cached pages that no prompt can find any more, at the end.
-        unfilled: Share of its cached bytes behind the last token of a page of attention, at the
-            end; ``None`` where it is not known.
+        outside: Share of its cached pages that no prompt can find at the end.
+        unfilled: Share of its cached bytes past the last token of an attention page, at the end;
+            ``None`` where it is not known.
         seconds: Processor time.
     """
 
@@ -45,7 +45,7 @@ class Rate:
 
 
 def replay(side: Side, setting: str, shape: Shape, prompts: Sequence[Prompt], unit: int) -> Rate:
-    """All prompts through a manager, one at a time."""
+    """Runs all prompts through a manager, one at a time."""
     start = time.process_time()
     query = hit = refused = 0
     stopped: list[tuple[Prompt, list[int]]] = []
@@ -74,14 +74,14 @@ def cells(
     evictions: Sequence[str] = ("lru",),
     percents: Sequence[int] = PERCENTS,
 ) -> Iterator[dict[str, Any]]:
-    """Every capacity that holds the largest prompt: what each manager finds in as many pages.
+    """What each manager finds, at every capacity that holds the largest prompt.
 
     Args:
-        name: Of the trace.
+        name: Name of the trace.
         prompts: Its prompts, in order.
-        shape: Of the model.
-        theirs: Makes the managers of others for a pool: manager, its setting, and the multiples of
-            tokens at which it can find anything.
+        shape: Shape of the model.
+        theirs: Makes the other systems' managers for a pool: the manager, its setting, and the
+            multiples of tokens at which it can find anything.
         evictions: Our orders of eviction.
         percents: Capacities, in percent of the bytes of a manager that never evicts.
     """

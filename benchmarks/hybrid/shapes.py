@@ -1,4 +1,4 @@
-"""Shapes of hybrid models: groups of layers that take equal pages from one pool."""
+"""Shapes of hybrid models: groups of layers that share one pool of pages of equal size."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MAX_BATCHED_TOKENS = 8192  # vLLM's default for a server on a GPU of 70 GiB and 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One group of full attention, and groups that read less.
+    """One group of full attention, and groups that read fewer tokens.
 
     Attributes:
-        name: Of the shape.
-        page: Tokens of attention in a page; all groups have pages of these bytes.
+        name: Name of the shape.
+        page: Tokens in a page of full attention; the pages of all groups are equal in bytes.
         num_windows: Groups with a sliding window.
         width: Tokens of that window.
         num_states: Groups with a recurrent state, one page each.
-        unit: A finer ``prefix_match_unit`` for vLLM; 0 where it has no use for one. Also the fewest
-            tokens that we take from a part of a page.
+        unit: A finer ``prefix_match_unit`` for vLLM; 0 where it has no use for one. Also our
+            minimum of tokens for reuse of part of a page.
         layers: The model, and its layers of each kind.
     """
 
@@ -40,7 +40,7 @@ class Shape:
 
     @property
     def groups(self) -> list[Group]:
-        """As ``BlockManager`` takes them."""
+        """The groups, as ``BlockManager`` takes them."""
         windows = [SlidingWindow(self.width) for _ in range(self.num_windows)]
         return [FullAttention(), *windows, *[RecurrentState()] * self.num_states]
 

@@ -1,7 +1,7 @@
-"""Prompts through vLLM's ``KVCacheManager``, one at a time, as its scheduler would run them.
+"""Runs prompts through vLLM's ``KVCacheManager`` one at a time, as its scheduler would.
 
 The chunks are those of its scheduler: a batch of at most ``max_num_batched_tokens`` tokens, cut by
-its own ``_mamba_block_aligned_split`` where there are states. Nothing of its workers is used.
+its own ``_mamba_block_aligned_split`` where there are states. Its workers are not used.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from blockmgr.groups import Group
 
 Hashes = dict[tuple[int, bytes], list[bytes]]
-"""Of prompts that were there before, by unit and digest."""
+"""The hashes of earlier prompts, by unit and digest."""
 
 __all__ = ["VERSION", "Setting", "Vllm", "VllmManager", "settings_of"]
 
@@ -51,7 +51,7 @@ kv_cache_utils.init_none_hash(HASH)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Of vLLM: ``prefix_cache_retention_interval`` and ``prefix_match_unit``; 0: its default."""
+    """vLLM's ``prefix_cache_retention_interval`` and ``prefix_match_unit``; 0 is its default."""
 
     interval: int | None
     unit: int = 0
@@ -61,13 +61,13 @@ class Setting:
 
 
 def settings_of(shape: Shape) -> list[Setting]:
-    """All that are compared: a finer unit has a meaning for states alone."""
+    """All settings that are compared. A finer unit matters only for recurrent states."""
     units = (0, shape.unit) if shape.unit else (0,)
     return [Setting(interval, unit) for interval in (0, None) for unit in units]
 
 
 def spec_of(group: Group, size: int) -> Any:
-    """The group in vLLM's words. Bytes do not matter to its manager; pages are equal."""
+    """The group as vLLM describes it. Its manager ignores bytes, because pages are equal."""
     attention: dict[str, Any] = {
         "block_size": size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float16,
     }  # fmt: skip
@@ -88,7 +88,7 @@ def spec_of(group: Group, size: int) -> Any:
 
 
 class VllmManager:
-    """Its manager with groups, and what of its scheduler decides where a chunk ends."""
+    """Its manager with groups, and the part of its scheduler that decides where a chunk ends."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class VllmManager:
         self.max_batched_tokens = max_batched_tokens
         self.hasher = kv_cache_utils.get_request_block_hasher(unit, HASH)
         self.num_requests = 0
-        # What _mamba_block_aligned_split reads of a scheduler: no drafts, no state saved inside a
-        # chunk.
+        # The fields of a scheduler that _mamba_block_aligned_split reads: no drafts, and no state
+        # saved inside a chunk.
         finer = unit < size and self.manager.coordinator.enable_partial_hash_hits
         self._scheduler: Any = SimpleNamespace(
             cache_config=SimpleNamespace(block_size=size),
@@ -143,7 +143,7 @@ class VllmManager:
         )  # fmt: skip
 
     def look_up(self, request: Any) -> tuple[Any, int]:
-        """What is cached of a request, and where it diverges from what full attention has."""
+        """The cached blocks of a request, and where full attention would find more."""
         blocks, found, request.shared_prefix_boundary = self.manager.get_computed_blocks(request)
         return blocks, int(found)
 
@@ -155,7 +155,7 @@ class VllmManager:
         return int(num_new)
 
     def allocate(self, request: Any, num_new: int, found: int = 0, blocks: Any = None) -> bool:
-        """Slots for a chunk, which counts as computed; whether there were blocks."""
+        """Allocates slots for a chunk and counts it as computed; false if blocks are short."""
         self.manager.new_step_starts()
         taken = self.manager.allocate_slots(
             request, num_new, found, blocks, full_sequence_must_fit=blocks is not None
@@ -168,18 +168,18 @@ class VllmManager:
         return True
 
     def free(self, request: Any) -> None:
-        """Give its blocks back."""
+        """Frees the blocks of a request."""
         self.manager.free(request)
 
 
 class Vllm:
-    """Prompts of a shape through it.
+    """Runs the prompts of a shape through vLLM's manager.
 
     Args:
-        shape: Of the model.
-        num_pages: Of the pool.
-        setting: Of vLLM.
-        hashes: Kept from one pool to the next: to make them takes longer than all the rest.
+        shape: Shape of the model.
+        num_pages: Pages of the pool.
+        setting: Settings of vLLM.
+        hashes: Kept from one pool to the next, because computing them takes longer than the rest.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Vllm:
         self.hashes: Hashes = {} if hashes is None else hashes
 
     def _request(self, prompt: Prompt, *more: int) -> Any:
-        """A request for a prompt, and tokens behind it that fill no unit."""
+        """A request for a prompt, followed by tokens that fill no unit."""
         key = (self.unit, xxh3_128_digest(prompt.tobytes()))
         request = self.side.request([*prompt.tolist(), *more], self.hashes.get(key))
         if not more:
@@ -215,11 +215,11 @@ class Vllm:
         return found, ends
 
     def live_ends(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
-        """Of these numbers of tokens, those that a prompt would find which parts there."""
+        """Which of these lengths a prompt finds that diverges from this one there."""
         request = self._request(prompt, int(NO_TOKEN))
         find = self.side.manager.get_computed_blocks
         return [end for end in ends if find(request, end)[1] == end]
 
     def num_cached(self) -> int:
-        """Pages with content that prompts could find by their keys."""
+        """Pages that have a key, so that prompts can find them."""
         return sum(block.block_hash is not None for block in self.side.manager.block_pool.blocks)

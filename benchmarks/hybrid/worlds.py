@@ -1,4 +1,4 @@
-"""Small worlds of what users have reported to vLLM about hybrid models."""
+"""Small worlds that reproduce what users reported to vLLM about hybrid models."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["WORLDS", "World", "compare", "found_by", "shown"]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Prompts in order, and the pool that they meet.
+    """Prompts in order, and the pool they run in.
 
     Attributes:
         report: Number of the issue in github.com/vllm-project/vllm.
-        told: What it says.
-        shape: Of the model.
-        pages: Of the pool.
+        told: What the issue says.
+        shape: Shape of the model.
+        pages: Pages of the pool.
         prompts: Makes the prompts.
     """
 
@@ -43,7 +43,7 @@ def _tokens(rng: np.random.Generator, number: int) -> Prompt:
 
 
 def _shared_then_own(shared: int, own: int, prefixes: int, prompts: int) -> list[Prompt]:
-    """Prompts that begin with one of some prefixes in turn and go on with tokens of their own."""
+    """Prompts that start with a set of prefixes in turn and continue with their own tokens."""
     rng = np.random.default_rng(0)
     begins = [_tokens(rng, shared) for _ in range(prefixes)]
     return [np.concatenate([begins[i % prefixes], _tokens(rng, own)]) for i in range(prompts)]
@@ -86,7 +86,7 @@ WORLDS = (
 
 
 def found_by(side: Side, prompts: list[Prompt]) -> tuple[int, int]:
-    """Prompts that find something, and the tokens that all find."""
+    """The number of prompts that find something, and the tokens that all prompts find."""
     found = [result[0] for result in map(side.run, prompts) if result is not None]
     return sum(number > 0 for number in found), sum(found)
 

@@ -1,1 +1,1 @@
-"""Instruction counts of the hot calls, kept in the repository."""
+"""Instruction counts of the hot calls, recorded in the repository."""

@@ -1,16 +1,17 @@
-"""Has a hot call grown? Counts its instructions under callgrind and compares with the kept counts.
+"""Has a hot call grown? Compares its instructions under callgrind with recorded counts.
 
-Instructions, unlike seconds, are the same on a busy machine. They are not speed: a cache miss
-counts nothing, a division as much as an addition. The core is counted without Python and without
-the digest, which is another library's code; calls are counted from Python, with both.
+Instruction counts, unlike seconds, do not change on a busy machine. They are not speed: a cache
+miss counts nothing, and a division counts as much as an addition. The core is counted without
+Python and without the digest, which is another library's code; calls from Python are counted with
+both.
 
 Run: python -m benchmarks.instructions             # the table, against benchmarks/instructions.json
      python -m benchmarks.instructions --check     # and exit code 1 where a count is off by 5 %
      python -m benchmarks.instructions --record    # keep the counts of this run
 
-Counts hold for one compiler, C library and interpreter; where none are kept for those at hand,
-``--check`` fails and says so. A count that fell by as much fails too: it has to be recorded, or
-the next change could give it all back unseen. Needs valgrind and a C++20 compiler (CXX; g++).
+Counts are valid for one compiler, C library and interpreter; ``--check`` fails and says so where
+none are recorded for the installed ones. A count that fell by 5 % fails too: it has to be recorded,
+or the next change could lose the gain unnoticed. Needs valgrind and a C++20 compiler (CXX; g++).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PACKAGES = ("blockmgr", "nanobind-backend", "numpy", "xxhash")
 
 
 def part(name: str) -> tuple[str, list[str], list[counted.Count]]:
-    """Under what name counts of this part are kept, their note, and the counts."""
+    """The key under which this part's counts are recorded, their note, and the counts."""
     if name == "core":
         return counted.toolchain(), counted.flags(), counted.core()
     versions = [f"{package} {version(package)}" for package in PACKAGES]
@@ -41,7 +42,7 @@ def part(name: str) -> tuple[str, list[str], list[counted.Count]]:
 
 
 def compare(kept: dict[str, float], counts: list[counted.Count]) -> list[str]:
-    """A sentence for each count that is off, and for each that has no counterpart."""
+    """A sentence for each count that differs too much, and for each without a counterpart."""
     found = {count.name: count.instructions for count in counts}
     faults = [f"'{name}' is kept, and not counted" for name in kept if name not in found]
     for name, instructions in found.items():
@@ -58,7 +59,7 @@ def compare(kept: dict[str, float], counts: list[counted.Count]) -> list[str]:
 
 
 def table(name: str, kept: dict[str, float], counts: list[counted.Count]) -> Table:
-    """Each count beside the kept one."""
+    """A table of each count beside the recorded one."""
     result = Table(box=None, pad_edge=False)
     result.add_column(name, no_wrap=True)
     for heading in ("instructions", "kept", "change"):
@@ -77,7 +78,7 @@ def table(name: str, kept: dict[str, float], counts: list[counted.Count]) -> Tab
 
 
 def main() -> int:
-    """Counts, prints, and keeps or compares."""
+    """Counts, prints the table, and records or compares the counts."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.instructions",
         description=__doc__,
@@ -85,8 +86,10 @@ def main() -> int:
     )
     parser.add_argument("--part", choices=("core", "calls"), action="append", dest="parts")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="exit code 1 where a count is off")
-    what.add_argument("--record", action="store_true", help="keep the counts of this run")
+    what.add_argument(
+        "--check", action="store_true", help="exit with 1 if a count differs too much"
+    )
+    what.add_argument("--record", action="store_true", help="record the counts of this run")
     arguments = parser.parse_args()
 
     document: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}

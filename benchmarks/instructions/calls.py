@@ -1,7 +1,7 @@
-"""Calls of the Python surface on short sequences, for callgrind to count. Run by ``counted.py``.
+"""Python calls on short sequences, for callgrind to count. ``counted.py`` runs it.
 
-Prints what ``core.cc`` prints: a line for each dump. A call costs what the loop around it costs,
-too: some tens of instructions of the interpreter.
+Prints what ``core.cc`` prints: a line for each dump. The count of a call includes the loop around
+it: some tens of instructions of the interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK_SIZE = 16
 
 
 class Counter:
-    """Counts what it is given to run, and prints a line for it."""
+    """Counts the instructions of the calls it runs, and prints a line for each."""
 
     def __init__(self, marks: ctypes.CDLL) -> None:
         self._toggle, self._dump = marks.toggle, marks.dump
@@ -110,7 +110,7 @@ class Short:
             free(handle)
 
     def each(self, run: Callable[[str, Callable[[], object]], None]) -> None:
-        """Every call, in an order in which each finds the state that it needs."""
+        """Runs every call, in an order in which each finds the state that it needs."""
         run("admit, a list", self.admit_lists)
         run("commit, promotes a block", self.commit)
         run("append", self.append)
@@ -126,9 +126,9 @@ class Short:
 
 
 def main() -> None:
-    """Everything uncounted until memory is laid out, then counted."""
+    """Runs everything uncounted once, until memory is laid out, then counted."""
     counter = Counter(ctypes.CDLL(sys.argv[1]))
-    gc.disable()  # when it runs is no property of a call
+    gc.disable()  # its time is not a property of a call
     short = Short()
     for _ in range(WARM_UP):
         short.each(lambda _, run: run())

@@ -1,8 +1,8 @@
-// The hot calls of the core, each on a known state and each counted by callgrind on its own.
+// The hot calls of the core, each on a known state and each counted separately by callgrind.
 //
 // Prints "name <tab> calls <tab> unit" in the order of the dumps that callgrind writes. Every call
-// was made once before it is counted. Without callgrind it does the same work and counts nothing,
-// which shows that no state is exhausted on the way.
+// runs once before it is counted. Without callgrind it does the same work and counts nothing, which
+// shows that no state is exhausted on the way.
 #include <valgrind/callgrind.h>
 
 #include <cstdio>
@@ -34,7 +34,7 @@ void require(bool holds, const std::string& otherwise) {
   std::exit(1);
 }
 
-// What the call costs is not the digest's, which is another library's code: it is left out.
+// The digest function is another library's code, so the count of a call leaves it out.
 class UncountedDigester : public Digester {
  public:
   int size() const override { return 16; }
@@ -97,7 +97,7 @@ Config pool_of(int num_blocks, const std::string& eviction = "lru") {
   return config;
 }
 
-// The same with two groups more, each of which needs blocks in the same pool.
+// The same with two further groups, each of which needs blocks in the same pool.
 Config groups_of(Group::Kind kind, std::int64_t narrow, std::int64_t wide) {
   Config config = pool_of(3 * kPoolBlocks);
   config.groups = {{kind, narrow}, {kind, wide}};
@@ -115,7 +115,8 @@ class World {
     core.commit(handle, static_cast<std::int64_t>(tokens.size()));
     core.free(handle);
   }
-  // Leaves no block free: whatever is taken evicts. Of several groups, an eviction frees some more.
+  // Leaves no block free, so that every allocation evicts. With several groups, an eviction frees
+  // further blocks.
   void fill() {
     while (core.groups() ? !evicted() : core.pool().num_free() > 0)
       cache(prompts.draw(std::min(core.pool().num_free(), kPromptBlocks) * kBlockSize));
@@ -126,7 +127,7 @@ class World {
   Sequences core;
 };
 
-// A cached prompt, and one token more.
+// A cached prompt followed by one token.
 void count_hits(const Config& config, const std::string& which) {
   World world(config);
   Tokens prompt = world.prompts.draw(kPromptTokens);
@@ -149,7 +150,7 @@ void count_hits(const Config& config, const std::string& which) {
   }
 }
 
-// A prompt that nobody has seen, into free blocks or each in the place of an evicted one.
+// A prompt that is not cached, into free blocks or into evicted ones.
 void count_misses(const Config& config, const std::string& which, bool evicting) {
   World world(config);
   if (evicting) world.fill();
@@ -296,7 +297,7 @@ void count_many_prompts() {
   require(found == calls * (kShared + kOwn) * kBlockSize, "the prompts are not found");
 }
 
-// Where the cost of a call rules, not that of a block. Each sequence fills one block.
+// Calls whose cost per call outweighs the cost per block. Each sequence fills one block.
 void count_short_sequences() {
   constexpr int kTokens = kBlockSize + 4;
   World world(pool_of(kPoolBlocks));
@@ -332,7 +333,7 @@ void count_short_sequences() {
   }
 }
 
-// The next turn of a conversation continues the tail that the last one left.
+// The next turn of a conversation continues the cached tail of the last one.
 void count_tails() {
   Config config = pool_of(kPoolBlocks);
   config.min_partial_tokens = 1;

@@ -1,8 +1,8 @@
-"""Builds what is counted, runs it under callgrind, and reads the counts.
+"""Builds the counted programs, runs them under callgrind and reads the counts.
 
-Counts must be those of the code and of nothing else, so every run has an environment of its own,
-which moves no stack, and glibc is told to use the functions that every x86-64 has: which of its
-copies it takes otherwise depends on the processor, and that of the larger ones counts each byte.
+Counts must depend on nothing but the code. So every run has a fixed environment, which keeps the
+stack in place, and glibc uses only functions that every x86-64 processor has. Otherwise its choice
+of a copy function depends on the processor, and callgrind counts each byte of some of them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 CORE = REPOSITORY / "blockmgr" / "csrc"
 BUILD = REPOSITORY / "build" / "instructions"
-# Of glibc 2.33 and newer, then older ones; a name that is unknown is ignored.
+# Names of glibc 2.33 and later, then of earlier ones; glibc ignores an unknown name.
 ANY_PROCESSOR = "glibc.cpu.hwcaps=-AVX2,-AVX2_Usable,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM"
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Instructions for one of what a case counts."""
+    """Instructions for one unit of what a case counts."""
 
     name: str
     instructions: float
@@ -38,7 +38,7 @@ class Count:
 
 
 def toolchain() -> str:
-    """The compiler, the C library and the processor's instruction set: what counts depend on."""
+    """What counts depend on: the compiler, the C library and the processor's instruction set."""
     version = _output([_compiler(), "-dumpfullversion", "-dumpversion"])
     return (
         f"{Path(_compiler()).name} {version}, {' '.join(platform.libc_ver())}, {os.uname().machine}"
@@ -46,12 +46,12 @@ def toolchain() -> str:
 
 
 def python() -> str:
-    """The interpreter, which counts through the bindings depend on as well."""
+    """The interpreter, on which counts through the bindings depend as well."""
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
 def flags() -> list[str]:
-    """Those of the wheel: what CMake adds to a release, and what the core asks for."""
+    """The compiler flags of the wheel: those of a CMake release, and those of the core."""
     text = (CORE / "CMakeLists.txt").read_text(encoding="utf-8")
     [own] = re.findall(r"target_compile_options\(blockmgr_static PRIVATE\s+([^)]*)\)", text)
     optimize = re.findall(r"set\(BLOCKMGR_OPTIMIZE ([^)]*)\)", text)[0]  # as users build it
@@ -65,7 +65,7 @@ def core() -> list[Count]:
 
 
 def calls() -> list[Count]:
-    """Counts of calls from Python, the interpreter's work and the digest included."""
+    """Counts of calls from Python, including the interpreter's work and the digest."""
     command = [sys.executable, "-X", "frozen_modules=on", "-P", str(HERE / "calls.py")]
     return _run([*command, str(_build_marks())])
 
@@ -79,7 +79,7 @@ def _output(command: list[str]) -> str:
 
 
 def _policies() -> str:
-    # Read off the source: what is built here need not be what is installed.
+    # Read from the source: the build under test may differ from the installed package.
     module = ast.parse((CORE.parent / "config.py").read_text(encoding="utf-8"))
     [names] = [
         node.value
@@ -118,12 +118,12 @@ def _compile(arguments: list[str]) -> None:
 def _run(command: list[str]) -> list[Count]:
     valgrind = shutil.which("valgrind")
     if valgrind is None:
-        raise SystemExit("valgrind is not installed: counts cannot be taken without it")
+        raise SystemExit("valgrind is not installed, but counting needs it")
     with TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         options = ["--tool=callgrind", "--collect-atstart=no", f"--callgrind-out-file={out}"]
-        # Everything that could differ from one folder to the next is taken from the program: where
-        # it lies, where it runs, and its environment.
+        # Nothing that differs between folders may reach the program: its path, its working folder
+        # and its environment are fixed.
         environment = {"GLIBC_TUNABLES": ANY_PROCESSOR, "PYTHONHASHSEED": "0"}
         result = subprocess.run(
             [valgrind, "-q", *options, *command],

@@ -1,1 +1,1 @@
-"""How fast are the planned copies applied to K/V tensors? ``python -m benchmarks.kv``."""
+"""How fast are planned copies applied to K/V tensors? Run ``python -m benchmarks.kv``."""

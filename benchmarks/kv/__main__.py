@@ -3,8 +3,8 @@
     python -m benchmarks.kv                  # on the GPU if there is one, in under ten minutes
     python -m benchmarks.kv --device cpu     # the torch backend against plain indexing
 
-All ways to copy run in this one process, in turns, on blocks drawn afresh for each call from
-a pool larger than any cache. Each cell is compared with the oracle, byte by byte, afterwards.
+All ways to copy run in this one process, in turns. Each call copies other random blocks of a pool
+that is larger than any cache. Each cell is compared with the oracle afterwards, byte by byte.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ SEED = 20
 DEVICE_PAIRS = (1, 2, 4, 8, 32, 128, 512, 2048)
 HOST_PAIRS = (1, 8, 32)
 MEMORY_SHARE = 0.8
-"""Of the free memory of a device, for a pool and its mirror."""
+"""The share of a device's free memory that a pool and its mirror may take."""
 
 COMPARED = {
     "cuda": (Contiguous, EmptyLaunch, Uploaded, PerLayer, PerPair, BatchCopy),
     "cpu": (Plain, WidePlain, PerLayer),
 }
 MOST_CALLS = {"cuda": 20_480, "cpu": 1 << 30}
-"""Beyond it, one call of a way that goes pair by pair takes a tenth of a second."""
+"""With more, one call of a way that copies pair by pair takes a tenth of a second."""
 
 
 def run(arguments: argparse.Namespace, device: torch.device) -> tuple[list[Cell], dict[str, Any]]:
-    """Every cell of the plan, and what was found beside them."""
+    """Measures every cell of the plan; returns the cells and the findings beside them."""
     clock: Clock = DeviceClock() if device.type == "cuda" else HostClock()
     models = [m for m in MODELS if not arguments.models or arguments.models in m.name]
     plan = [(m, p, whole) for m in models for p in arguments.pairs for whole in (True, False)]
@@ -69,13 +69,13 @@ def run(arguments: argparse.Namespace, device: torch.device) -> tuple[list[Cell]
     for model in models:
         pool = Pool(model, _num_blocks(model, arguments, device), device, SEED)
         ways = _ways(pool, notes["left_out"])
-        for way in ways:  # on fresh memory: no earlier call can have left what this one would
+        for way in ways:  # on fresh memory: no earlier call has left the right bytes
             check(pool, way, pairs=1, whole=False)
         for pairs, whole in _cells(model, pool, arguments.pairs, notes["left_out"]):
             if monotonic() > deadline:
                 notes["left_out"][f"{model.name}, {pairs} pairs"] = "no time left; see --minutes"
                 continue
-            # Checks and drawing take about as long again as the timed part.
+            # Checks and random choices take about as long as the timed part.
             seconds = (deadline - monotonic()) / (len(plan) - len(cells)) / 2
             limits = Limits(arguments.rounds, 5, max(seconds, 0.05), MOST_CALLS[device.type])
             cells.append(measure(pool, ways, clock, limits, pairs=pairs, whole=whole))
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, device: torch.device) -> tuple[list[Cell]
 
 
 def _num_blocks(model: Model, arguments: argparse.Namespace, device: torch.device) -> int:
-    """As many blocks as were asked for, enough for the longest list, and no more than fit."""
+    """The requested number of blocks, at least enough for the longest list, at most what fits."""
     wanted = int(arguments.pool_gib * GIB) // model.bytes_per_block
     wanted = max(wanted, 2 * max(arguments.pairs))
     if device.type == "cuda":
@@ -107,7 +107,7 @@ def _cells(
 
 
 def _ways(pool: Pool, left_out: dict[str, str]) -> list[Way]:
-    """Ours first, then everything it is compared with that can run here."""
+    """Our ways first, then every other way that can run here."""
     ways: list[Way] = [Blockmgr(pool)]
     for build in COMPARED[pool.device.type]:
         try:
@@ -146,7 +146,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=50, help="timed calls of a way in a cell")
     parser.add_argument("--models", default="", help="only models with this in their name")
     parser.add_argument("--pairs", type=int, action="append", help="length of a list; repeatable")
-    parser.add_argument("--threads", type=int, help="of torch on a processor; default: torch's")
+    parser.add_argument(
+        "--threads", type=int, help="torch threads on a processor [torch's default]"
+    )
     parser.add_argument("--pool-gib", type=float, help="size of a pool (8; on a processor 0.5)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     arguments = parser.parse_args()
@@ -167,7 +169,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     about = _about(device)
     start = monotonic()
-    # Batched copies are refused on the default stream, so everything runs on another one.
+    # The driver refuses batched copies on the default stream, so everything runs on another one.
     stream = torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext()
     with torch.inference_mode(), stream:
         cells, notes = run(arguments, device)

@@ -1,7 +1,7 @@
 """``cuMemcpyBatchAsync`` through ctypes: many copies in one call of the driver.
 
-The call came with CUDA 12.8. The symbol without a suffix keeps its first signature for good, which
-is why the driver is asked for it rather than the runtime library, whose signature changed.
+CUDA 12.8 introduced the call. The driver's symbol without a suffix keeps its first signature, while
+the signature in the runtime library changed; so this module loads the symbol from the driver.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BatchMemcpy:
             ctypes.POINTER(_Attributes),
             ctypes.POINTER(ctypes.c_size_t),  # first copy that each attribute is for
             ctypes.c_size_t,  # attributes
-            ctypes.POINTER(ctypes.c_size_t),  # index of the copy at fault
+            ctypes.POINTER(ctypes.c_size_t),  # index of the failed copy
             ctypes.c_void_p,  # stream; the legacy default stream is refused
         )
         self._attributes = _Attributes(source_access_order=STREAM_ORDER)

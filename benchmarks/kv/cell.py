@@ -1,4 +1,4 @@
-"""One cell of the table: one model, one number of pairs, all ways in turns, then each checked."""
+"""One cell of the table: one model, one number of pairs; every way is timed and checked."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Limits:
 
     Attributes:
         rounds: Timed calls of every way.
-        fewest: Timed calls of a way before its share of the time may end it.
-        seconds: For the whole cell, checks not counted.
-        calls: A way that needs more launches or entries than this for a list is left out.
+        fewest: Timed calls of a way before its time limit may stop it.
+        seconds: Limit for the whole cell, without the checks.
+        calls: Most launches or entries for a list; a way that needs more is left out.
     """
 
     rounds: int
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass
 class Cell:
-    """What was measured; times in microseconds."""
+    """The measurements; times are in microseconds."""
 
     model: str
     pairs: int
@@ -60,10 +60,10 @@ class Cell:
 def measure(
     pool: Pool, ways: Sequence[Way], clock: Clock, limits: Limits, *, pairs: int, whole: bool
 ) -> Cell:
-    """Times every way that is quick enough, in turns, and checks what each leaves behind.
+    """Times every way that is fast enough, in turns, and checks the pool that each leaves.
 
     Raises:
-        AssertionError: A way left another pool than the oracle. Nothing measured with it counts.
+        AssertionError: A way left another pool than the oracle, so its times are worthless.
     """
     typical = pool.draw(pairs, whole=whole)
     cell = Cell(
@@ -96,7 +96,7 @@ def measure(
 def _time_in_turns(
     pool: Pool, ways: Sequence[Way], clock: Clock, limits: Limits, *, pairs: int, whole: bool
 ) -> dict[str, list[dict[str, float]]]:
-    """Seconds of each timed call. Every call copies blocks of its own, drawn at random."""
+    """Seconds of each timed call. Every call copies its own random blocks."""
     seconds: dict[str, list[dict[str, float]]] = {way.name: [] for way in ways}
     loads = {way.name: partial(_load_fresh, pool, way, pairs=pairs, whole=whole) for way in ways}
     for load in loads.values():
@@ -125,7 +125,7 @@ def _load_fresh(pool: Pool, way: Way, *, pairs: int, whole: bool) -> Any:
 
 
 def check(pool: Pool, way: Way, *, pairs: int, whole: bool) -> bool | None:
-    """Compares the whole pool, guards included, with the oracle's after one more list.
+    """Runs one more list and compares the whole pool, guards included, with the oracle's.
 
     Returns:
         True, or None for a way that copies something else.

@@ -1,4 +1,4 @@
-"""Clocks: what is read off one call, on a processor and on a device."""
+"""Clocks: how one call is timed, on a processor and on a device."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 
 
 class Clock(Protocol):
-    """Times one call of a way; ``load`` is called for every call that is made."""
+    """Times one call of a way; ``load`` runs before every call."""
 
     def time(self, load: Callable[[], Callable[[], None]]) -> dict[str, float]:
-        """Seconds, under the names of what was measured."""
+        """Seconds by the name of the quantity."""
 
 
 class HostClock:
-    """From the call to its return, which is when the work is done."""
+    """Times from the call to its return; the work is then done."""
 
     def time(self, load: Callable[[], Callable[[], None]]) -> dict[str, float]:
         call = load()
@@ -46,8 +46,11 @@ class HostClock:
 
 
 class DeviceClock:
-    """Two calls. One on an idle device: until it returns, and until the device is done. One behind
-    a delay that keeps the device busy until all is enqueued: the device's own time, by events.
+    """Times two calls: one on an idle device, one behind a delay.
+
+    The first gives the time until the call returns and until the device is done. The delay before
+    the second keeps the device busy until everything is enqueued, so that events show the device's
+    own time.
     """
 
     def __init__(self) -> None:
@@ -74,8 +77,8 @@ class DeviceClock:
 
     def device_time(self, load: Callable[[], Callable[[], None]], enqueue: float) -> float:
         """The device's own seconds for a call that takes ``enqueue`` seconds to make."""
-        # Twice, since the call is slower at times. Nothing is lost if the delay is too short but
-        # a time that includes the host's, which the enqueue time beside it then explains.
+        # The delay is doubled, because the call is sometimes slower. If the delay is still too
+        # short, the time includes the host's, and the enqueue time beside it shows that.
         return self._between_events(load(), min(2 * enqueue + 50e-6, LONGEST_DELAY))
 
     def _between_events(self, call: Callable[[], None], delay: float) -> float:

@@ -1,4 +1,4 @@
-"""A kernel that does nothing, with the arguments of the one that copies."""
+"""A kernel that does nothing, with the arguments of the copy kernel."""
 
 from __future__ import annotations
 

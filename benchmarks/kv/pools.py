@@ -1,7 +1,7 @@
-"""K/V tensors of known models in one run of memory, guarded, with a mirror to check against.
+"""K/V tensors of known models in one buffer with guards, and a mirror to check against.
 
-All tensors of a pool are views of one buffer, apart by guards. So the whole pool, guards
-included, is compared in one go, and a contiguous copy of any length can be taken from it.
+All tensors of a pool are views of one buffer, separated by guards. So one comparison covers the
+whole pool, guards included, and a contiguous copy of any length fits in it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ GUARD = 0xA5
 
 GUARD_BYTES = 4096
 COMPARED_AT_ONCE = 1 << 30
-"""Bytes: what a comparison takes for its own is an eighth of it."""
+"""Bytes; a comparison itself allocates an eighth of it."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What one block of a model looks like, in each of its tensors.
+    """The shape of one block of a model, in each of its tensors.
 
     Attributes:
-        parts: Tensors a layer: K and V, or the latent alone.
+        parts: Tensors per layer: K and V, or only the latent.
         block_shape: Axes of a block in each tensor, as the layout orders them.
         layout: Preset of ``segments_from``.
         token_axis: Which axis of a block counts tokens.
@@ -78,7 +78,7 @@ MODELS = (
 
 @dataclass(frozen=True)
 class Copies:
-    """One list of block copies, on the host: what a plan holds.
+    """One list of block copies on the host, as a plan holds it.
 
     Attributes:
         whole: Every block is copied whole.
@@ -102,7 +102,7 @@ class Copies:
 
 
 class Pool:
-    """The tensors of a model, and a mirror of the same size, brought up to date on demand."""
+    """The tensors of a model, and a mirror of the same size that is updated on demand."""
 
     def __init__(self, model: Model, num_blocks: int, device: torch.device, seed: int) -> None:
         self.model = model
@@ -135,13 +135,13 @@ class Pool:
         ]
 
     def layers(self) -> list[Any]:
-        """The tensors as an engine holds them: a tuple of K and V a layer, or the latent."""
+        """The tensors as an engine holds them: for each layer a tuple of K and V, or the latent."""
         if self.model.parts == 1:
             return list(self.tensors)
         return list(zip(self.tensors[::2], self.tensors[1::2], strict=True))
 
     def draw(self, pairs: int, *, whole: bool) -> Copies:
-        """Random copies, no block in two of them, as many tokens as the case wants."""
+        """Random copies of which no two have a block in common, with the case's token counts."""
         blocks = self._random.choice(self.num_blocks, 2 * pairs, replace=False).astype(np.int32)
         block_size = self.model.block_size
         num_tokens = np.full(pairs, block_size, np.int32)
@@ -150,7 +150,7 @@ class Pool:
         return Copies(blocks[:pairs].copy(), blocks[pairs:].copy(), num_tokens, whole)
 
     def draw_span(self, num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two runs of that many bytes, one of the pool and one of the mirror."""
+        """Two contiguous ranges of that many bytes, one in the pool and one in the mirror."""
         latest = (len(self.memory) - num_bytes) // 256 + 1
         source, destination = (int(i) * 256 for i in self._random.integers(0, latest, 2))
         return (
@@ -163,7 +163,7 @@ class Pool:
         self.mirror.copy_(self.memory)
 
     def copy_in_mirror(self, copies: Copies, *, whole: bool) -> None:
-        """The oracle: plain indexing, tensor by tensor, one token count after the other."""
+        """The oracle: plain indexing, one tensor and one token count at a time."""
         for count in np.unique(copies.num_tokens).tolist():
             chosen = copies.num_tokens == count
             sources, destinations = (

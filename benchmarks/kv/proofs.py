@@ -1,4 +1,4 @@
-"""What one call does on a device, counted: synchronisations, allocations, kernels."""
+"""Counts what one call does on a device: synchronisations, allocations, kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOVES = ("Memcpy", "Memset")
 
 @contextmanager
 def synchronisation_is_an_error() -> Iterator[None]:
-    """Has torch raise on every call of its own that waits for the device."""
+    """Makes torch raise on every call of its own that waits for the device."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls the mode a prototype
         torch.cuda.set_sync_debug_mode("error")
@@ -38,7 +38,7 @@ def synchronisation_is_an_error() -> Iterator[None]:
 
 
 def prove(pool: Pool, way: Way, pairs: int = 32) -> dict[str, Any]:
-    """Counts over a few calls, by torch's own guard and its profiler; or ``error`` and why not."""
+    """Counts over a few calls, by torch's guard and profiler; or ``error`` with the reason."""
     way.load(pool.draw(pairs, whole=True))()
     torch.cuda.synchronize()
     try:
@@ -67,7 +67,7 @@ def _load(pool: Pool, way: Way, pairs: int) -> list[Callable[[], None]]:
 
 
 def _allocations(calls: Sequence[Callable[[], None]]) -> int:
-    """Blocks of device memory taken from torch's allocator, or from the device."""
+    """Blocks of device memory allocated from torch's allocator or from the device."""
     names = ("allocation.all.allocated", "segment.all.allocated")
     before = torch.cuda.memory_stats()
     for call in calls:
@@ -77,7 +77,7 @@ def _allocations(calls: Sequence[Callable[[], None]]) -> int:
 
 
 def _profiled(calls: Sequence[Callable[[], None]]) -> tuple[Counter[str], Counter[str]]:
-    """Names of what the host called and of what the device did."""
+    """Names of the calls of the host and of the operations of the device."""
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for call in calls:

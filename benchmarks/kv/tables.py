@@ -1,4 +1,4 @@
-"""What was measured, as tables for a terminal. Times in microseconds, medians."""
+"""The measurements as tables for a terminal. Times are medians in microseconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def on_host(cells: Sequence[Cell]) -> Table:
-    """Ours against plain copies; a ratio above 1 means that the other takes longer."""
+    """Our copies against plain ones; a ratio above 1 means that the plain copy takes longer."""
     table = _table(
         "model blocks",
         "pairs MiB blockmgr p99 plain int64 per-layer /plain /int64 calls",
@@ -40,7 +40,7 @@ def on_host(cells: Sequence[Cell]) -> Table:
 
 
 def on_device(cells: Sequence[Cell]) -> Table:
-    """Ours in full, of the others the wall time; of a contiguous copy the device's."""
+    """All times of our ways, the wall time of the others, a contiguous copy's device time."""
     table = _table(
         "model blocks",
         "pairs MiB gpu hot uploaded GB/s share empty enqueue p99 wall layers pairwise batch calls",
@@ -54,7 +54,7 @@ def on_device(cells: Sequence[Cell]) -> Table:
             _number(gpu),
             _number(cell.median("blockmgr", "gpu_hot")),
             _number(cell.median("uploaded", "gpu")),
-            # Read and written, in bytes a nanosecond.
+            # Bytes read and written per nanosecond.
             _number(2 * cell.num_bytes / gpu / 1e3 if gpu else None, 0),
             share,
             _number(cell.median("empty launch", "gpu")),
@@ -68,7 +68,7 @@ def on_device(cells: Sequence[Cell]) -> Table:
 
 
 def of_verdicts(verdicts: Iterable[Verdict]) -> Table:
-    """One line a target, those that were not measured included."""
+    """One line per target, including those that were not measured."""
     table = _table("target verdict figure", "")
     for verdict in verdicts:
         table.add_row(verdict.target, verdict.verdict, verdict.detail)

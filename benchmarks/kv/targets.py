@@ -1,4 +1,4 @@
-"""What the copies are meant to reach, and whether they did. Read, never asserted."""
+"""The targets of the copies, and whether they were met. Reported, never asserted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Bound:
-    """A figure taken from every cell that has it, and the bound that the worst must keep."""
+    """A figure of every cell that has it, and the bound for the worst of them."""
 
     target: str
     figure: Callable[[Cell], float | None]
@@ -65,7 +65,7 @@ def _ratio(
     where: Callable[[Cell], bool],
     statistic: str = "median",
 ) -> Callable[[Cell], float | None]:
-    """Of two (way, quantity): the first over the second, in the cells ``where`` holds."""
+    """The ratio of two (way, quantity) pairs, in the cells for which ``where`` holds."""
 
     def figure(cell: Cell) -> float | None:
         if not where(cell):
@@ -134,7 +134,7 @@ def _device_bounds() -> Iterator[_Bound]:
 
 
 def _partial_in_proportion(cells: Sequence[Cell]) -> Verdict:
-    """Microseconds a byte of partial copies over those of whole ones, same model and pairs."""
+    """Microseconds per byte of partial copies over those of whole ones, same model and pairs."""
     whole = {(c.model, c.pairs): c for c in cells if c.blocks == "whole"}
 
     def figure(cell: Cell) -> float | None:
@@ -155,7 +155,7 @@ SANITIZER = "compute-sanitizer clean"
 
 
 def judge(cells: Sequence[Cell], proof: dict[str, Any] | None, device: str) -> Iterable[Verdict]:
-    """Every target with its verdict; those of the other kind of device as not measured."""
+    """Every target with its verdict; targets of the other kind of device are not measured."""
     on_device = device != "cpu"
     for bound in _host_bounds():
         yield _not_measured(bound.target, "a CPU run has it") if on_device else bound.judge(cells)

@@ -1,9 +1,9 @@
-"""How many launches would a list of block copies take in waves? ``python -m benchmarks.kv.waves``.
+"""How many launches does a list of copies take in waves? Run ``benchmarks.kv.waves``.
 
-The usual way to run an arbitrary list: collapse it to one source a destination, launch the copies
-whose destination nobody waits to read, then those that this sets free, and so on; where only
-cycles are left, park one block in a scratch block. blockmgr orders the copies within one launch
-instead. Both results are compared with the list carried out one copy after the other.
+The usual way to run an arbitrary list: reduce it to one source per destination, launch the copies
+whose destination is not a source of a pending copy, then those that have become ready, and so on;
+when only cycles remain, copy one block to a scratch block. blockmgr orders the copies within one
+launch instead. Both results are compared with the list carried out one copy after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pairs = list[tuple[int, int]]
 
 
 def assignment(pairs: Pairs) -> dict[int, int]:
-    """Destination to the block whose first content it ends with, for all that change."""
+    """Maps each changed destination to the block whose original content it ends with."""
     content: dict[int, int] = {}
     for source, destination in pairs:
         content[destination] = content.get(source, source)
@@ -36,13 +36,13 @@ def assignment(pairs: Pairs) -> dict[int, int]:
 
 
 def waves(sources: dict[int, int], scratch: int) -> list[Pairs]:
-    """Launches that may each run in any order within, for one source a destination."""
+    """Launches whose copies may run in any order, for a map of destination to source."""
     left = dict(sources)
     readers = Counter(left.values())
     ready = [block for block in left if not readers[block]]
     launches: list[Pairs] = []
     while left:
-        if not ready:  # each block left is read by another one left
+        if not ready:  # every remaining block is a source of another one
             parked = next(iter(left))
             launches.append([(parked, scratch)])
             for block, source in left.items():
@@ -65,14 +65,14 @@ def in_waves(pairs: Pairs, memory: list[int]) -> tuple[int, list[int]]:
     memory = [*memory, -1]
     launches = waves(assignment(pairs), scratch=len(memory) - 1)
     for launch in launches:
-        # Within a launch no destination is read: any order gives this.
+        # No copy of a launch reads a destination, so every order gives this.
         for source, destination in launch:
             memory[destination] = memory[source]
     return len(launches), memory[:-1]
 
 
 def in_one_launch(pairs: Pairs, memory: list[int], rng: random.Random) -> list[int]:
-    """The memory after one launch: its components in any order, each in the order given."""
+    """The memory after one launch: components in any order, each in the given order."""
     sources, destinations = np.array(pairs, np.int32).reshape(-1, 2).T.copy()
     starts, moves = _core.order_copies(sources, destinations, len(memory), True)
     components = [moves[a:b].tolist() for a, b in pairwise(starts.tolist())]
@@ -90,7 +90,7 @@ def in_one_launch(pairs: Pairs, memory: list[int], rng: random.Random) -> list[i
 
 
 def snapshot(pairs: Pairs, memory: list[int]) -> list[int]:
-    """What ``x[destinations] = x[sources]`` leaves: all is read before anything is written."""
+    """The memory after ``x[destinations] = x[sources]``, which reads all before it writes."""
     after = list(memory)
     for source, destination in pairs:
         after[destination] = memory[source]
@@ -98,8 +98,10 @@ def snapshot(pairs: Pairs, memory: list[int]) -> list[int]:
 
 
 def unordered(pairs: Pairs, memory: list[int], rng: random.Random) -> list[tuple[int, ...]]:
-    """The memory after one launch of the list as it is: four words a block, each copy loads and
-    stores them one by one, in any order and between those of the others.
+    """The memory after one launch of the unchanged list.
+
+    Each block has four words; each copy loads and stores them one by one, interleaved at random
+    with the other copies.
     """
     words = [[content] * 4 for content in memory]
     steps = [(copy, word) for copy in range(len(pairs)) for word in range(4)] * 2
@@ -115,7 +117,7 @@ def unordered(pairs: Pairs, memory: list[int], rng: random.Random) -> list[tuple
 
 
 def one_after_another(pairs: Pairs, memory: list[int]) -> list[int]:
-    """What the list means."""
+    """The memory after the copies of the list, one after another."""
     memory = list(memory)
     for source, destination in pairs:
         memory[destination] = memory[source]
@@ -139,13 +141,13 @@ def dense(rng: random.Random) -> tuple[int, Pairs]:
 
 
 def shift(rng: random.Random) -> tuple[int, Pairs]:
-    """256 neighbouring blocks, each moved one place up: the last first."""
+    """256 neighbouring blocks, each moved up by one: the last first."""
     first = rng.randint(0, 63)
     return 320, [(block, block + 1) for block in reversed(range(first, first + 256))]
 
 
 def rotation(rng: random.Random) -> tuple[int, Pairs]:
-    """A shift whose last block comes round to the first place, through a spare block."""
+    """A rotation: a shift whose last block moves to the first place, through a spare block."""
     num_blocks, moves = shift(rng)
     last, first = moves[0][0], moves[-1][0]
     return num_blocks, [(last, last + 1), *moves[1:], (last + 1, first)]
@@ -166,7 +168,7 @@ def _random_pairs(rng: random.Random, num_blocks: int, count: int) -> Pairs:
 
 @dataclass
 class Tally:
-    """What was counted over the lists of one kind; ``wrong``: by each way of running them."""
+    """Counts over the lists of one kind; ``wrong`` has one for each way of running them."""
 
     lists: int = 0
     launches: list[int] = field(default_factory=list)
@@ -174,9 +176,9 @@ class Tally:
 
 
 def count(case: Callable[[random.Random], tuple[int, Pairs]], lists: int) -> Tally:
-    """Runs every list in every way and compares with what it means."""
+    """Runs every list in every way and compares with the correct result."""
     rng = random.Random(case.__name__)
-    timing = random.Random(case.__name__)  # of its own: the lists do not depend on it
+    timing = random.Random(case.__name__)  # separate, so that the lists do not depend on it
     tally = Tally(lists)
     for _ in range(lists):
         num_blocks, pairs = case(rng)

@@ -1,7 +1,7 @@
-"""The ways to copy that are compared. Each loads a list of copies, then is one call to be timed.
+"""The ways to copy that are compared. Each loads a list of copies; then one call is timed.
 
-What a way has to work out from the list (index tensors on the device, views, addresses) is loaded
-outside the timed part, which favours the others: ours checks, converts and uploads its list inside.
+A way prepares what it needs from the list (index tensors on the device, views, addresses) outside
+the timed part. This favours the others: ours checks, converts and uploads its list inside.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Way(Protocol):
     """Whether it always copies whole blocks, however many tokens are asked for."""
 
     most_pairs: int
-    """Longer lists are of no interest."""
+    """The longest list for which it is timed."""
 
     def calls(self, copies: Copies) -> int:
-        """Launches, or copies handed to the driver, that the list takes."""
+        """Launches, or copies passed to the driver, that the list takes."""
 
     def load(self, copies: Copies) -> Callable[[], None]:
-        """The call to be timed; may be made once."""
+        """Makes the timed call; may run once."""
 
 
 class Blockmgr:
@@ -86,7 +86,7 @@ class Blockmgr:
 
 
 class Contiguous:
-    """One contiguous copy of as many bytes within the device: what its memory can do."""
+    """One contiguous copy of as many bytes within the device: the limit of its memory."""
 
     name = "contiguous"
     checked = False
@@ -105,7 +105,7 @@ class Contiguous:
 
 
 class _Indexed:
-    """A way that wants its block ids as index tensors."""
+    """A way that takes its block ids as index tensors."""
 
     checked = True
     whole_blocks = True
@@ -148,7 +148,7 @@ class Plain(_Indexed):
 
 
 class WidePlain(Plain):
-    """The same of the same bytes seen as 8-byte integers, which is faster for narrow types."""
+    """The same on the bytes viewed as 8-byte integers, which is faster for narrow types."""
 
     name = "plain int64"
 
@@ -213,7 +213,7 @@ class BatchCopy:
 
 
 class Uploaded:
-    """Ours with every list transferred to the device, where short ones take a way of their own."""
+    """Ours with every list transferred to the device; usually short ones are passed inline."""
 
     name = "uploaded"
     checked = True
@@ -241,7 +241,7 @@ class Uploaded:
 
 
 class EmptyLaunch:
-    """A kernel that does nothing, launched like ours: what a launch costs by itself."""
+    """A kernel that does nothing, launched like ours: the cost of a launch by itself."""
 
     name = "empty launch"
     checked = False

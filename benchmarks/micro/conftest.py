@@ -20,7 +20,7 @@ class Timed(Protocol):
 
 @pytest.fixture
 def timed(benchmark: BenchmarkFixture) -> Timed:
-    """Times one call in a round, and leaves in the JSON what to divide by."""
+    """Times one call in a round, and writes the divisor to the JSON."""
 
     def time(case: Case, *, rounds: int = 400) -> None:
         benchmark.extra_info["count"] = case.count

@@ -1,9 +1,9 @@
-"""What does a new block cost, from admission to being findable, digest included?
+"""What does a new block cost, from admission to promotion, digest included?
 
-A prompt nobody has seen is admitted and committed: every block is taken, filled, hashed and
-promoted. Either from free blocks, or by evicting the cached block of an earlier prompt each time.
-Divide by ``num_tokens / 16`` for the time of a block. Budget: 100 ns a block with the default
-digest. Not measured: page faults of a fresh pool, whose pages are touched first.
+A prompt that is not cached is admitted and committed: every block is allocated, filled, hashed and
+promoted. The blocks are free ones, or each evicts the cached block of an earlier prompt. Divide by
+``num_tokens / 16`` for the time per block. Budget: 100 ns per block with the default digest. Not
+measured: page faults of a fresh pool, whose pages are touched first.
 """
 
 from __future__ import annotations

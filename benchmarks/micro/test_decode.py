@@ -1,9 +1,9 @@
 """What does a decode step of a whole batch cost?
 
-One ``decode`` call: commits what is computed, appends a token to each sequence, returns its slot.
-Staggered, so that one in sixteen fills its block and takes another in every step, from the free
-queue or by evicting. Budget: 40 µs for 1,024 sequences. Not measured: ``take_copies``, which is
-empty here, and the making of the arguments.
+One ``decode`` call commits what is computed, appends a token to each sequence and returns its slot.
+The batch is staggered, so that in every step one sequence in sixteen fills its block and takes
+another, from the free queue or by evicting. Budget: 40 µs for 1,024 sequences. Not measured:
+``take_copies``, which is empty here, and the construction of the arguments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What does the end of a sequence cost?
 
-A sequence of cached blocks that nobody else holds is freed: each block goes to the idle queue.
-Divide by ``num_tokens / 16`` for the time of a block. Budget: 5 ns a block.
+A sequence of cached blocks that no other sequence holds is freed: each block goes to the idle
+queue. Divide by ``num_tokens / 16`` for the time per block. Budget: 5 ns per block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Does the cost of a hit grow with the pool?
 
-A pool of 1 M blocks, 256 k of them cached, ids in random order, prompts in turn: every block is a
-miss of the processor's caches. Divide by 2,048 for the time of a block. Budget: 60 ns a block.
-Compare with test_prefix.py, where everything is in cache. Not measured: huge pages.
+A pool of 1 M blocks, 256 k of them cached, ids in random order, prompts in turn: every block misses
+the processor's caches. Divide by 2,048 for the time per block. Budget: 60 ns per block. Compare
+with test_prefix.py, where everything is in cache. Not measured: huge pages.
 """
 
 from __future__ import annotations

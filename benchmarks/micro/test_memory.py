@@ -1,8 +1,8 @@
-"""What does a block weigh, and a sequence row?
+"""How many bytes do a block and a sequence row take?
 
-By the manager's own count, and by what the process grows by in a fresh interpreter. Printed, not
-timed. Budget: 96 bytes and 4 for each token a block, 4 for each column a row, fixed when the
-manager is built. A row's own record comes on top of its columns.
+By the manager's own count, and by the growth of the process in a fresh interpreter. Printed, not
+timed. Budget: 96 bytes per block and 4 for each of its tokens, and 4 bytes for each column of a
+row, fixed when the manager is built. A row's record comes on top of its columns.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What does a prefix hit cost, and what does the form of the prompt add?
 
-A prompt whose every block is cached is matched, and admitted, from a NumPy array and from a list
-of ints. Divide by ``num_tokens / block_size`` for the time of a block. Budget: 10 ns a block from
-an array. Not measured: the first admission (test_cold.py), and misses of the processor's caches
-(test_large_pool.py): blocks and prompt fit in the second level here.
+A prompt whose blocks are all cached is matched, and admitted, from a NumPy array and from a list of
+ints. Divide by ``num_tokens / block_size`` for the time per block. Budget: 10 ns per block from an
+array. Not measured: the first admission (test_cold.py), and misses of the processor's caches
+(test_large_pool.py); blocks and prompt fit in the second-level cache here.
 """
 
 from __future__ import annotations

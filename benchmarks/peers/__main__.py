@@ -1,8 +1,8 @@
 """How does blockmgr compare with the systems people would otherwise use?
 
-Each does the same work through one interface, in this process, in turns. Best started by
-``benchmarks/peers/run FOLDER``, which makes the environment that they need. Writes a JSON result;
-``python -m benchmarks.peers.page`` makes docs/benchmarks.md of it.
+All systems do the same work through one interface, in this process, in turns. Start it with
+``benchmarks/peers/run FOLDER``, which makes the environment that they need. It writes a JSON
+result, from which ``python -m benchmarks.peers.page`` makes docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ TRACE_HINT = "Mooncake's conversation trace (FAST'25 release), JSONL"
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each system")
-    parser.add_argument("--burst", type=int, default=20, help="timed runs in a turn, at most")
-    parser.add_argument("--seconds", type=float, default=0.05, help="for a turn, at most")
+    parser.add_argument("--burst", type=int, default=20, help="maximum of timed runs in a turn")
+    parser.add_argument("--seconds", type=float, default=0.05, help="time limit of a turn")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds to build a pool")
     parser.add_argument("--trace", type=Path, help=TRACE_HINT)
     parser.add_argument("--requests", type=int, default=1000, help="replayed at block size 16")
     parser.add_argument("--peers", nargs="+", default=list(registry.PEERS), metavar="NAME")
     parser.add_argument("--parts", nargs="+", default=list(runner.PARTS), choices=runner.PARTS)
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes: does it run at all?")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check that it runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     return parser.parse_args()
 
@@ -96,18 +96,19 @@ def command(given: list[str]) -> str:
 
 
 def one_thread() -> None:
-    """Keeps torch to one thread, if a peer brought it: turns would otherwise share cores."""
+    """Limits torch, if a peer imported it, to one thread: turns would otherwise share cores."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
 
 def warm_heap(num_bytes: int = 256 << 20) -> list[bytes]:
-    """Memory that the interpreter keeps for small objects, as one that has served for long does.
+    """Makes the interpreter keep memory for small objects, as a long-running server does.
 
-    Otherwise a system that makes an object for each block would pay for fresh pages from the
-    operating system in every run. What is returned has to stay alive: a little in each arena.
+    Otherwise a system that creates an object for each block would pay for fresh pages of the
+    operating system in every run. The caller must keep the result alive: it holds a few objects in
+    each arena.
     """
-    size = 480  # of the largest objects that do not go to malloc
+    size = 480  # the largest objects that do not use malloc
     return [bytes(size) for _ in range(num_bytes // size)][:: (1 << 18) // size]
 
 

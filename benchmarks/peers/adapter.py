@@ -1,12 +1,12 @@
-"""What every system is driven through, blockmgr too.
+"""The interface that drives every system, blockmgr included.
 
-A row of the comparison is written once, over these two protocols. Timed is a call of a ``Cache``
-method: what an engine built on that system would call for the operation, and one Python call
-around it. Whatever brings arguments into the form that the system likes best (``Peer.prompt``,
+A row of the comparison is written once, against these two protocols. The timed part is a call of a
+``Cache`` method: what an engine built on that system would call for the operation, and one Python
+call around it. Conversion of arguments to the form that suits the system best (``Peer.prompt``,
 ``Cache.batch``) happens outside the timed part.
 
-A system that has no counterpart for an operation, or that nobody should time at it, says so in
-``Peer.cannot``; its methods for that operation are never called then.
+A system that has no counterpart for an operation, or for which a time would be misleading, says so
+in ``Peer.cannot``; its methods for that operation are then never called.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Operation(StrEnum):
 
 
 class TooSlowError(Exception):
-    """A cache takes too long to bring into the state that a row is timed on."""
+    """It takes too long to bring a cache into the state that a row needs."""
 
 
 class Cache(Protocol):
@@ -53,16 +53,16 @@ class Cache(Protocol):
         """How many leading tokens are cached; takes nothing. The last token never counts."""
 
     def admit(self, prompt: Any) -> Any:
-        """A running request: finds, references, takes the rest, makes full blocks findable."""
+        """Starts a request: references cached blocks, allocates the rest, promotes full ones."""
 
     def free(self, request: Any) -> None:
         """Ends a request; its full blocks stay findable until they are evicted."""
 
     def batch(self, requests: Sequence[Any]) -> Any:
-        """Running requests in the form that ``step`` likes best; not timed."""
+        """Running requests in the form that suits ``step`` best; not timed."""
 
     def step(self, batch: Any, tokens: Any) -> None:
-        """One decoded token for each, blocks taken and made findable as the peer does it.
+        """Appends a decoded token to each; allocates and promotes blocks as the peer does.
 
         ``tokens`` come from ``Peer.prompt``.
         """
@@ -71,15 +71,15 @@ class Cache(Protocol):
         """Children that share all blocks; the next step of each copies the one it writes to."""
 
     def copies(self) -> int:
-        """Block copies that fell due since the last call, drained as an engine would drain them."""
+        """Block copies due since the last call, drained as an engine would drain them."""
 
     def num_free(self) -> int:
-        """Blocks that could be handed out: free, or cached and held by nobody."""
+        """Blocks that are available: free, or cached and not in use."""
 
     def scatter(self, order: npt.NDArray[np.int64]) -> None:
-        """Brings the free blocks of an unused pool into this order; not timed.
+        """Puts the free blocks of an unused pool into this order; not timed.
 
-        ``order`` is a permutation of ``range(num_blocks)``; any order as random will do.
+        ``order`` is a permutation of ``range(num_blocks)``; any equally random order is fine.
         """
 
 
@@ -93,7 +93,7 @@ class Peer(Protocol):
     """Operation to reason, for the operations it is not timed at."""
 
     def prompt(self, tokens: npt.NDArray[np.uint32]) -> Any:
-        """``uint32[n]`` token ids in the system's best form; not timed."""
+        """Converts ``uint32[n]`` token ids to the form that suits the system best; not timed."""
 
     def open(
         self,
@@ -103,11 +103,11 @@ class Peer(Protocol):
         max_requests: int = 64,
         max_tokens: int = 1 << 18,
     ) -> Cache:
-        """A cache of ``num_blocks`` blocks that can be used, all of them free.
+        """A cache with ``num_blocks`` usable blocks, all of them free.
 
         Args:
             num_blocks: Blocks besides any that the system keeps for itself.
             block_size: Tokens in a block.
-            max_requests: Requests running at once, at most.
+            max_requests: Maximum number of running requests.
             max_tokens: Tokens of the longest request.
         """

@@ -1,4 +1,4 @@
-"""What a result says in a few lines: rows ahead and behind, times beside their budgets, growth."""
+"""A result in a few lines: rows ahead and behind, times and budgets, growth."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REASONS = {
 
 
 def comparisons(result: Result) -> Iterator[tuple[str, str]]:
-    """Each comparison with the other systems, and what was measured."""
+    """Each comparison with the other systems, and its measurements."""
     yield _ahead(result, "the fastest other system", existing)
     yield _ahead(result, "the fastest, including tuned ports and parts of systems", anything)
     yield _against_the_tree(result, scattered=False)
@@ -71,7 +71,7 @@ def comparisons(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def budgets(result: Result) -> Iterator[tuple[str, str, str]]:
-    """Each operation with a budget: its time, and the budget."""
+    """Each operation that has a budget: its time and the budget."""
     for work, key, limit in BUDGETS:
         row = result.row(key)
         timed = row is not None and "min_ns" in row.ours
@@ -90,12 +90,12 @@ def gaps(result: Result) -> Iterator[tuple[str, str, str, str]]:
 
 
 def existing(peer: str) -> bool:
-    """Whether it is a system as people use it: not one that we tuned, nor a part of one."""
+    """Whether it is a system as people use it: neither one that we tuned nor part of one."""
     return not peer.endswith(("tuned", "alone"))
 
 
 def anything(peer: str) -> bool:
-    """Whatever was timed."""
+    """Every system that was timed."""
     del peer
     return True
 

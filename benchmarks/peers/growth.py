@@ -1,8 +1,8 @@
-"""How does each cost grow with the pool? Pools of 1,000 to 10,000,000 blocks, full of prompts.
+"""How does each cost grow with the pool? Full pools of 1,000 to 10,000,000 blocks.
 
 One pool for each system and size, all of its blocks cached; block ids are in the order in which
-the system handed them out. A system whose pool would take too long to build is left out, by what
-the pool a tenth of that size took.
+the system handed them out. A system is left out when its pool would take too long to build,
+estimated from the time for a pool a tenth of that size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pool:
         )
         left = seconds - (perf_counter() - start)
         prompts = work.fill(peer, self.cache, num_blocks, tokens, seconds=left)
-        whole = num_blocks // (tokens // BLOCK_SIZE)  # the first may have lost blocks again
+        whole = num_blocks // (tokens // BLOCK_SIZE)  # blocks of the first may have been evicted
         prompts = prompts[-whole:]
         self.hot = work.Scene(peer, self.cache, num_blocks, prompts[-1:], tokens)
         self.in_turn = work.Scene(peer, self.cache, num_blocks, prompts, tokens)
@@ -62,7 +62,7 @@ def build(
 
 
 def growth_rows(sizes: Sizes, pools: dict[Peer, Pool]) -> Iterator[Row]:
-    """The rows for pools of one size, to be timed in this order: the last ones evict prompts."""
+    """The rows for pools of one size, timed in this order: the last ones evict prompts."""
     tokens, batch = sizes.growth_tokens, sizes.growth_batch
     blocks = tokens // BLOCK_SIZE
 

@@ -1,21 +1,22 @@
-"""mini-sglang's radix cache and page manager, written again from their behaviour.
+"""mini-sglang's radix cache and page manager, reimplemented from their behaviour.
 
-Its way: a tree whose edges are runs of whole pages, each with its tokens and, for each token, the
-slot its K/V is in; a node's children by their first page. An admission walks the tree, splits the
-node in which it leaves it, locks the path, copies the path's slots into its row of the page table,
-which has an entry for each token, and takes pages for the rest from the front of an array of free
-ones. After the forward its pages are inserted, at the end they are again, and only then what was
-decoded can be found. Where pages are short, the leaves that nobody holds are collected from the
-whole tree, put on a heap by time of use, and evicted until there are enough.
+The algorithm: a tree whose edges are runs of whole pages, each with its tokens and, for each token,
+the slot of its K/V; a node indexes its children by their first page. An admission walks the tree,
+splits the node in which its prompt diverges, locks the path, copies the path's slots into its row
+of the page table, which has an entry for each token, and allocates pages for the rest from the
+front of an array of free pages. After the forward it inserts its pages, and again at the end of the
+request; only then can other requests find the decoded tokens. When pages are short, it collects the
+leaves that no request holds from the whole tree, puts them on a heap by time of use, and evicts
+them until there are enough pages.
 
-Here it is tuned, so that it is not beaten for its types; ``mini_sglang_tensors`` keeps those. Slots
-are NumPy arrays, which are quicker to slice and join than small tensors. Keys are bytes: a run is
-then compared by ``memcmp`` in place, where the original compares token by token in C++. Rows of
-tokens grow in place, and pages that come back are joined to the free ones when those run out.
+This version is tuned, so that it does not lose because of its types; ``mini_sglang_tensors`` keeps
+the original types. Slots are NumPy arrays, which are faster to slice and join than small tensors.
+Keys are bytes, so ``memcmp`` compares a run in place, where the original compares token by token in
+C++. Rows of tokens grow in place, and freed pages join the free ones only when those run out.
 
-What it lacks: forks and copy-on-write, prefixes below a page, namespaces, extra keys, any order of
-eviction but least recently used, making what was decoded findable before the end, and any check of
-what it is given.
+It lacks: forks and copy-on-write, prefixes shorter than a page, namespaces, extra keys, eviction
+orders other than least recently used, promotion of decoded tokens before the end of a request, and
+checks of its arguments.
 """
 
 from __future__ import annotations
@@ -94,9 +95,9 @@ class Tree:
         self.num_evictable = 0
 
     def walk(self, tokens: bytes) -> tuple[Node, int]:
-        """The node of the longest cached prefix of these whole pages, and its tokens.
+        """The node of the longest cached prefix of these whole pages, and the prefix's length.
 
-        Splits a node that is left in its middle.
+        Splits the node if the prefix ends inside it.
         """
         node, position, page = self._root, 0, self._page
         end = len(tokens)
@@ -125,7 +126,7 @@ class Tree:
         return upper
 
     def insert(self, tokens: bytes, slots: Slots) -> tuple[Node, int]:
-        """Adds what of these whole pages is not there; its node, and the tokens that were."""
+        """Adds these whole pages if missing; returns the node, and the tokens present before."""
         node, num_found = self.walk(tokens)
         key = tokens[num_found * _TOKEN_BYTES :]
         if key:
@@ -162,7 +163,7 @@ class Tree:
         return key[: self._page]
 
     def evict(self, num_slots: int) -> list[Slots]:
-        """Evicts whole leaves, the least recently used first, for at least so many slots."""
+        """Evicts whole leaves for at least this many slots, the least recently used first."""
         leaves = self._idle_leaves()
         heapq.heapify(leaves)
         parts: list[Slots] = []
@@ -191,7 +192,7 @@ class Tree:
 
 
 def _common(key: bytes, tokens: bytes, position: int) -> int:
-    """Equal leading bytes of a key and of what follows a position, in whole tokens."""
+    """Number of equal leading bytes of a key and of the text at a position, in whole tokens."""
     num_tokens = min(len(key), len(tokens) - position) // _TOKEN_BYTES
     ours = np.frombuffer(key, np.int32, num_tokens)
     theirs = np.frombuffer(tokens, np.int32, num_tokens, position)
@@ -251,7 +252,7 @@ class _Cache:
         np.add(pages[:, None], self._offsets, out=new.reshape(num_new, self._page))
         self._tokens[row, :num_tokens] = np.frombuffer(prompt, np.uint32)
         request = Request(node, row, num_found)
-        request.num_computed = num_tokens  # by the forward that comes here
+        request.num_computed = num_tokens  # the forward would run here
         self._insert(request, prompt)
         return request
 
@@ -263,7 +264,7 @@ class _Cache:
         node, num_found = tree.insert(tokens[: num_tokens * _TOKEN_BYTES], slots)
         tree.lock(node)
         tree.unlock(request.node)
-        # Somebody else put the same pages there since: one's own are not needed.
+        # Another request has inserted the same pages, so the own copies are not needed.
         twins = slots[request.num_slots_in_tree : num_found : self._page]
         if len(twins):
             self._returned.append(twins.copy())

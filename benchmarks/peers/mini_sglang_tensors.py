@@ -1,11 +1,10 @@
 """mini-sglang's radix cache with its types: tensors, and a compare in C++.
 
-The algorithm is that of ``mini_sglang``, where it is told. Keys, slots, free pages and the page
-table are torch tensors as in the original, but all in the processor's memory, so that nothing waits
-for a device, and torch keeps to one thread, which suits tensors of this size a hundred times better
-on a busy machine. A run is compared by ``std::mismatch``, compiled here on first use. A decoded
-token is joined to its request's tensor, freed pages to that of the free ones, a page's key is a
-tuple.
+``mini_sglang`` describes the algorithm. Keys, slots, free pages and the page table are torch
+tensors as in the original, but all in host memory, so that nothing waits for a device. Torch uses
+one thread, which is a hundred times faster for tensors of this size on a busy machine.
+``std::mismatch``, compiled here on first use, compares a run. A decoded token is appended to its
+request's tensor and freed pages to the tensor of free pages; a page's key is a tuple.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ extern "C" std::int64_t common(const std::int32_t* a, const std::int32_t* b, std
 
 
 def _compiled() -> Callable[[int, int, int], int]:
-    """The comparison, or ``ImportError`` where there is no compiler."""
+    """The compiled comparison; raises ``ImportError`` if there is no compiler."""
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise ImportError("mini-sglang's comparison of keys needs a C++ compiler")
@@ -155,7 +154,7 @@ class _Cache:
             self._free = self._torch.cat([self._free, slots[:: self._page]])
 
     def _take(self, num_pages: int) -> Any:
-        """The slots of so many pages, page by page."""
+        """Allocates pages; returns their slots, page by page."""
         missing = (num_pages - len(self._free)) * self._page
         if missing > 0:
             if missing > self._tree.num_evictable:
@@ -166,7 +165,7 @@ class _Cache:
         return (pages.unsqueeze(1) + self._offsets).flatten()
 
     def _allocate(self, needs: list[tuple[int, int, int]]) -> None:
-        """Writes new slots to the table; ``needs`` are rows, and positions from and to."""
+        """Writes new slots to the table; ``needs`` holds rows with a start and an end position."""
         torch = self._torch
         num_tokens = sum(stop - start for _, start, stop in needs)
         slots = self._take(num_tokens // self._page)
@@ -195,7 +194,7 @@ class _Cache:
             raise
         request = Request(node, row, num_found)
         request.tokens = prompt
-        request.num_computed = num_tokens  # by the forward that comes here
+        request.num_computed = num_tokens  # the forward would run here
         self._insert(request)
         return request
 

@@ -1,20 +1,21 @@
-"""nano-vllm's block manager, written again from its behaviour.
+"""nano-vllm's block manager, reimplemented from its behaviour.
 
-Its way: blocks with a reference count, a hash and their tokens; free ids in a deque, taken from
-the front and returned at the back, a sequence's last block first; a dict from hash to block id; a
-chained 64-bit xxHash; the tokens of a found block compared. A block keeps its hash when it is freed
-and can be found until its id comes up again. Requests are hashed when they are admitted, once to
-count what is cached and once to take it, and a third time, from the first block that was not, when
-they were computed.
+The algorithm: blocks have a reference count, a hash and their tokens. Free ids are in a deque; they
+are taken from the front and returned at the back, a sequence's last block first. A dict maps a
+chained 64-bit xxHash to a block id, and the tokens of a found block are compared. A freed block
+keeps its hash and can be found until its id is allocated again. A request is hashed twice when it
+is admitted, once to count the cached blocks and once to take them, and a third time after the
+forward, from the first block that was not cached.
 
 ``NanoVllm("as it is")`` keeps its types: lists of tokens, each block through NumPy into a streaming
-hash, and a deque, from whose middle a cached free block is removed by searching. ``NanoVllm
-("tuned")`` is the same algorithm with what slows it down for no reason taken out, so that it is
-not beaten for its types: prompts as bytes, a prompt hashed once, free ids in an ordered dict.
+hash, and a deque, in which removing a cached free block takes a linear search.
+``NanoVllm("tuned")`` is the same algorithm without the avoidable costs, so that it does not lose
+because of its types: prompts are bytes, a prompt is hashed once, and free ids are in an ordered
+dict.
 
-What it lacks: forks and copy-on-write, eviction in any order but that of the free queue, digests
-that hold against tampering, namespaces, extra keys, deduplication (the younger of two equal blocks
-is the one found), quotas, and any check of what it is given.
+It lacks: forks and copy-on-write, eviction orders other than that of the free queue,
+collision-resistant digests, namespaces, extra keys, deduplication (of two equal blocks, the younger
+is found), quotas, and checks of its arguments.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _CANNOT: Mapping[str, Mapping[str, str]] = {
     "as it is": {
         Operation.SCATTERED: "only timed tuned, which is faster",
         Operation.ADMIT: _SEARCHED,
-        Operation.FREE: _SEARCHED,  # what is freed is admitted first
+        Operation.FREE: _SEARCHED,  # the row admits what it frees
         Operation.REPLAY: _SEARCHED,
         Operation.GROWTH: _SEARCHED,
     },
@@ -67,7 +68,7 @@ class NanoVllm:
         }
 
     def prompt(self, tokens: npt.NDArray[np.uint32]) -> Any:
-        """Tokens as lists, or as bytes where it is tuned."""
+        """Tokens as lists, or as bytes in the tuned version."""
         return self._cache.prompt(tokens)
 
     def open(
@@ -78,7 +79,7 @@ class NanoVllm:
         max_requests: int = 64,
         max_tokens: int = 1 << 18,
     ) -> Any:
-        del max_requests, max_tokens  # nothing is sized by them
+        del max_requests, max_tokens  # it needs no size limits
         return self._cache(num_blocks, block_size)
 
 
@@ -102,7 +103,7 @@ class _Request:
 
 
 class _Pool:
-    """What both share: nothing but the blocks."""
+    """What both versions share: only the blocks."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._size = block_size
@@ -190,7 +191,7 @@ class _AsItIs(_Pool):
         return request
 
     def _publish(self, request: _Request, num_new: int) -> None:
-        """Makes the blocks findable that the last forward filled."""
+        """Promotes the blocks that the last forward filled."""
         start = request.num_computed // self._size
         request.num_computed += num_new
         stop = request.num_computed // self._size
@@ -230,7 +231,7 @@ class _AsItIs(_Pool):
 
 
 class _Tuned(_Pool):
-    """Says ``tokens`` for their bytes: 4 for each, as a slice of which a block is hashed."""
+    """Here ``tokens`` are bytes, 4 for each token; a block's hash is that of a slice."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
@@ -242,7 +243,7 @@ class _Tuned(_Pool):
         return tokens.tobytes()
 
     def _find(self, tokens: bytes) -> tuple[list[int], bytes]:
-        """The leading cached blocks, and the digest that what follows them is chained to."""
+        """The leading cached blocks, and the digest to which the next block is chained."""
         found: list[int] = []
         digest = b""
         hashed, get, blocks, size = (

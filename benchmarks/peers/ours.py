@@ -20,7 +20,7 @@ __all__ = ["FromArrays", "FromLists"]
 
 
 class FromArrays:
-    """blockmgr with tokens in arrays, as an engine that cares would keep them."""
+    """blockmgr with tokens in arrays, as an engine that optimises for speed keeps them."""
 
     cannot: Mapping[str, str] = {}
 
@@ -93,9 +93,9 @@ class _Cache:
         return self._manager.num_available
 
     def scatter(self, order: npt.NDArray[np.int64]) -> None:
-        # Blocks return to the free list one by one as their sequences end, in random order; a
-        # manager of its own shape would be needed for a row for each block, so sequences of this
-        # one grow in random order, which leaves ascending runs, and a second time breaks them up.
+        # Blocks return to the free list as their sequences end. A row for each block would need a
+        # manager of another shape, so the sequences of this one grow and end in random order. The
+        # first pass leaves ascending runs; the second breaks them up.
         manager = self._manager
         num_seqs = min(manager.config.max_seqs, len(order))
         num_blocks = min(len(order) // num_seqs, manager.config.row_width)

@@ -189,7 +189,7 @@ def _gaps(result: Result) -> str:
 
 
 def _step(document: dict[str, Any] | None) -> list[str]:
-    """What ``benchmarks.step`` measured, if it was run."""
+    """The results of ``benchmarks.step``, if it was run."""
     if document is None:
         return []
     lines = [
@@ -201,7 +201,7 @@ def _step(document: dict[str, Any] | None) -> list[str]:
 
 
 def _memory(document: dict[str, Any] | None) -> list[str]:
-    """What ``benchmarks.startup`` weighed, if it was run."""
+    """The results of ``benchmarks.startup``, if it was run."""
     if document is None:
         return []
     lines = [
@@ -248,7 +248,7 @@ def page(folder: Path = RESULTS) -> str:
 def main() -> None:
     """Rewrites the page, or checks it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.page", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
+    parser.add_argument("--check", action="store_true", help="exit with 1 instead of writing")
     arguments = parser.parse_args()
     wanted = page()
     if arguments.check:

@@ -1,4 +1,4 @@
-"""Who takes part. blockmgr comes first; a system that cannot be imported is left out by name."""
+"""The systems compared, blockmgr first. One that cannot be imported is reported by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PEERS: dict[str, Callable[[], Peer]] = {
 
 
 def load(names: list[str]) -> Iterator[tuple[str, Peer | ImportError]]:
-    """Each of these systems, or why it cannot be imported here."""
+    """Each of these systems, or the reason why it cannot be imported."""
     for name in names:
         try:
             yield name, PEERS[name]()

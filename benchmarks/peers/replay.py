@@ -1,9 +1,9 @@
 """A recorded trace through every system: the host time of all its admissions and ends.
 
-Requests are taken in order of arrival, whatever the time between them; a fixed number runs at
-once, and the oldest ends to make room. The pool holds a tenth of the distinct blocks. Systems take
-turns of a few requests. Prompts are expanded from the trace outside the timed part. Every
-sixteenth request is looked up before, untimed, to see what each system finds.
+Requests run in order of arrival, without the time between them. A fixed number runs at once; the
+oldest ends to make room for the next. The pool holds a tenth of the distinct blocks. Systems take
+turns of a few requests. Prompts are expanded from the trace outside the timed part. Every sixteenth
+request is looked up before its admission, untimed, to see what each system finds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLED = 16
 
 @dataclass
 class Outcome:
-    """What a replay took of one system."""
+    """The times of one system in a replay."""
 
     seconds: float = 0.0
     looked_up: int = 0
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def hit_rate(self) -> float:
-        """Share of prompt tokens found, over the requests that were looked at."""
+        """Share of prompt tokens found, over the requests that were looked up."""
         return self.found / self.looked_up if self.looked_up else 0.0
 
 
@@ -73,7 +73,7 @@ def replay(
                 outcome = outcomes[peer.name]
                 if outcome.error is None:
                     chosen = enumerate(requests[first : first + TURN], first)
-                    gc.collect(0)  # requests of some systems are cycles
+                    gc.collect(0)  # requests of some systems are reference cycles
                     try:
                         _turn(peer, caches[peer.name], chosen, outcome)
                     except Exception as error:

@@ -1,4 +1,4 @@
-"""A result of ``python -m benchmarks.peers`` as its readers want it: cells, ratios, the fastest."""
+"""Access to a result of ``python -m benchmarks.peers``: cells, ratios, the fastest system."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RowResult:
 
     @property
     def cells(self) -> dict[str, dict[str, Any]]:
-        """By the name of the system."""
+        """The cell of the system with this name."""
         return {cell["peer"]: cell for cell in self.document["cells"]}
 
     @property
@@ -45,7 +45,7 @@ class RowResult:
 
     @property
     def timed_peers(self) -> list[dict[str, Any]]:
-        """Of the others, those that did it, the fastest first."""
+        """The other systems that did the work, the fastest first."""
         cells = [
             cell
             for cell in self.document["cells"]
@@ -54,7 +54,7 @@ class RowResult:
         return sorted(cells, key=lambda cell: cell["min_ns"])
 
     def ratio(self, cell: dict[str, Any], which: str = "min_ns") -> float | None:
-        """How many times as long as ours it took."""
+        """Its time divided by ours."""
         if which not in cell or which not in self.ours:
             return None
         return float(cell[which] / self.ours[which])
@@ -72,7 +72,7 @@ class Result:
 
     @property
     def compared(self) -> list[RowResult]:
-        """Every row with its own sizes: all but growth."""
+        """Every row that has its own sizes: all but growth."""
         return [*self.part("rows"), *self.part("scattered"), *self.part("replay")]
 
     def row(self, key: str) -> RowResult | None:

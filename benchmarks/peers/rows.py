@@ -22,10 +22,11 @@ __all__ = ["FULL", "TINY", "Row", "Scattered", "Sizes", "rows", "scattered_rows"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is."""
+    """The sizes of prompts, pools and batches."""
 
     prompt_tokens: tuple[int, ...]
-    """Of the prompts that are matched and admitted warm; the middle one is the usual one."""
+    """Lengths of the prompts that are matched and admitted warm; the middle one is the usual
+    one."""
     pool_blocks: int
     batches: tuple[int, ...]
     fork_blocks: int
@@ -37,7 +38,7 @@ class Sizes:
 
     @property
     def usual_tokens(self) -> int:
-        """Tokens of the prompt in all rows that have one size."""
+        """Tokens of the prompt in all rows with a single size."""
         return self.prompt_tokens[len(self.prompt_tokens) // 2]
 
 
@@ -71,7 +72,7 @@ LENGTHS = ("short", "usual", "long")
 
 @dataclass(frozen=True)
 class Row:
-    """An operation on a size, and how to make the case that is timed."""
+    """An operation at one size, and a factory of the timed case."""
 
     key: str
     """The same for every size: ``match/usual``."""
@@ -89,7 +90,7 @@ def thousands(tokens: int) -> str:
 
 
 def rows(sizes: Sizes) -> Iterator[Row]:
-    """Every row that builds a cache of its own for each system."""
+    """Every row that builds a separate cache for each system."""
     hot = (
         ("warm match", Operation.MATCH, work.Match),
         ("warm admit", Operation.ADMIT, work.Admit),
@@ -180,7 +181,7 @@ def _decode_maker(batch: int, pool: int) -> Callable[[Peer], Case]:
 
 
 class Scattered:
-    """A large pool with its blocks in random order, which prompts of every size share.
+    """A large pool with its blocks in random order, shared by prompts of every size.
 
     Each size takes up a quarter of the pool, and its prompts are visited in turn: between two
     turns of a prompt, the blocks of all others of its size pass through the processor's caches.

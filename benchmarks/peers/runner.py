@@ -1,4 +1,4 @@
-"""Runs the rows over every system and collects what they took."""
+"""Runs the rows on every system and collects the times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Run:
         self._peers, self._sizes, self._effort, self._say = list(peers), sizes, effort, say
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows with a cache of their own."""
+        """The rows with separate caches."""
         return [self._time(row, {}) for row in rows(self._sizes)]
 
     def scattered(self) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ class Run:
         return [self._time(row, reasons) for row in scattered_rows(self._sizes, pools)]
 
     def growth(self, limit: float) -> list[dict[str, Any]]:
-        """The rows that grow with the pool; a pool that is not ours has ``limit`` seconds."""
+        """The rows that grow with the pool; building another system's pool may take ``limit`` s."""
         results = []
         built: dict[str, tuple[int, float]] = {}
         for num_blocks in self._sizes.growth_blocks:
@@ -153,12 +153,12 @@ class Run:
 
 
 def cannot(peer: Peer, needs: Iterable[Operation]) -> str | None:
-    """Why a system is not timed at a row, if it is not."""
+    """The reason why a system is not timed at a row, if there is one."""
     return next((peer.cannot[need] for need in needs if need in peer.cannot), None)
 
 
 def worded(error: Exception) -> str:
-    """An error as a cell of a table has it."""
+    """An error, formatted for a cell of a table."""
     if isinstance(error, TooSlowError):
         return f"left out: {error}"
     return f"failed: {type(error).__name__}: {error}"

@@ -1,10 +1,10 @@
 """SGLang's path of a request through its paged slot allocator and a radix tree.
 
-Timed is what its scheduler calls, without the layers between: match, lock, ``alloc_extend``, the
-request's row of slots, and the insertion of new pages; a decode step is one ``alloc_decode`` for
-the batch, which makes nothing findable before the request ends. What is cached already is not
-inserted again, which its engine would do. Tensors lie on the CPU, where a GPU's engine launches
-kernels.
+The timed part is what its scheduler calls, without the layers between: match, lock,
+``alloc_extend``, the request's row of slots, and the insertion of new pages. A decode step is one
+``alloc_decode`` for the batch, which caches nothing before the request ends. Blocks that are
+already cached are not inserted again, although its engine would do that. Tensors are on the CPU,
+where an engine on a GPU would launch kernels.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Batch:
 
 
 class Sglang:
-    """What both trees have in common: prompts, and how a cache is opened."""
+    """The common part of both trees: prompts, and how a cache is opened."""
 
     _kind: type[PagedCache]
 
@@ -83,7 +83,7 @@ class Sglang:
 
 
 class PagedCache:
-    """The path of a request through allocator and tree; subclasses know the tree."""
+    """The path of a request through allocator and tree; subclasses supply the tree."""
 
     def __init__(self, allocator: Any, rows: Any, page_size: int) -> None:
         import torch
@@ -98,7 +98,7 @@ class PagedCache:
     def _open_tree(self) -> None: ...
 
     def _find(self, prompt: array[int]) -> tuple[int, Any]:
-        """Leading tokens in the tree, at most all but one, and the node they end in."""
+        """The number of leading tokens in the tree, at most all but one, and their last node."""
         raise NotImplementedError
 
     def _slots_of(self, node: Any) -> Any:
@@ -111,7 +111,7 @@ class PagedCache:
         raise NotImplementedError
 
     def _insert(self, tokens: array[int], slots: Any, num_known: int) -> tuple[int, Any]:
-        """Tokens that were there already, their slots given back, and the last node."""
+        """Inserts pages, frees duplicate slots; returns the tokens present before and the node."""
         raise NotImplementedError
 
     def _evict(self, num_tokens: int) -> None:
@@ -190,7 +190,7 @@ class PagedCache:
             request.num_tokens += 1
 
     def _make_room(self, num_tokens: int) -> None:
-        # Its engine asks for a page more for each request than the request may need.
+        # Its engine reserves a page more for each request than the request may need.
         available = self._allocator.available_size()
         if available < num_tokens:
             self._evict(num_tokens - available)

@@ -32,7 +32,7 @@ class _RustCache(PagedCache):
         self._root = self._tree.root_node_handle()
 
     def _find(self, prompt: array[int]) -> tuple[int, Any]:
-        if not len(prompt) % self._page_size:  # a page more would hold the last token
+        if not len(prompt) % self._page_size:  # one page more would include the last token
             prompt = prompt[:-1]
         found = self._tree.match_prefix(self._match_key(key=prompt))
         return found.device_prefix_len, found.last_device_node_id
@@ -103,7 +103,7 @@ _ALONE = "the tree alone, without an allocator, only finds and holds"
 
 
 class _BareCache(_RustCache):
-    """The tree without allocator and rows of slots: the least an admission could do."""
+    """The tree without allocator and rows of slots: a lower bound for an admission."""
 
     _num_running = 0
 
@@ -126,13 +126,13 @@ class _BareCache(_RustCache):
         return self._allocator.num_pages - held
 
     def _seed(self, prompt: array[int]) -> None:
-        """Brings a prompt in, which nothing here times."""
+        """Inserts a prompt; not timed."""
         num_full = len(prompt) // self._page_size * self._page_size
         self._insert(prompt[:num_full], self._torch.arange(num_full), 0)
 
 
 class SglangTreeAlone(Sglang):
-    """SGLang's tree in Rust, and nothing else of it."""
+    """Only SGLang's tree in Rust."""
 
     _kind = _BareCache
 
@@ -209,8 +209,8 @@ class _StandIn(types.ModuleType):
 
 
 def _stand_in_for_torchvision() -> None:
-    # Its package index has torchvision for CUDA only; SGLang imports it on the way to the cache,
-    # for preprocessors of images that nothing here calls.
+    # Its package index has torchvision for CUDA only. Importing SGLang's cache imports torchvision,
+    # for image preprocessors that are not called here.
     try:
         import_module("torchvision")
     except ImportError:

@@ -1,8 +1,9 @@
 """transformers' continuous batching: the host side of its ``PagedAttentionCache``.
 
-The installed package's own classes, with no model: what its scheduler and its batch processor call
-for a request, in their order. Its cache is sized by free memory; here it is told how many blocks to
-have, of one layer with one head, whose tensor is so small that it does not matter.
+Uses the classes of the installed package, without a model: the calls that its scheduler and its
+batch processor make for a request, in the same order. The package sizes its cache by free memory;
+here the number of blocks is given, with one layer and one head, so that the tensor is small enough
+not to matter.
 
 Left out of the timed part, in its favour: the loop of its scheduler around these calls, the index
 tensors for a forward, and the deep copy of a forked request's tokens.
@@ -40,7 +41,7 @@ class TransformersBatching:
     """transformers, with one group of full-attention layers."""
 
     def __init__(self, cannot: Mapping[str, str] | None = None) -> None:
-        # All that the rows need is imported here, so that what is missing shows at once.
+        # Imports everything that the rows need, so that a missing package shows immediately.
         import torch
         from transformers import LlamaConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
@@ -53,7 +54,7 @@ class TransformersBatching:
             num_hidden_layers=1,
             num_attention_heads=1,
             num_key_value_heads=1,
-            head_dim=2,  # a block of 16 tokens is then what it aligns to, as a model's would be
+            head_dim=2,  # so that it aligns to blocks of 16 tokens, as with a real model
             hidden_size=2,
             vocab_size=2,
         )
@@ -63,7 +64,7 @@ class TransformersBatching:
         self.request_class = requests.RequestState
 
     def prompt(self, tokens: npt.NDArray[np.uint32]) -> list[int]:
-        """Tokens come to it as lists."""
+        """It takes tokens as lists."""
         return tokens.tolist()
 
     def open(
@@ -74,7 +75,7 @@ class TransformersBatching:
         max_requests: int = 64,
         max_tokens: int = 1 << 18,
     ) -> _Cache:
-        del max_requests, max_tokens  # nothing is sized by them
+        del max_requests, max_tokens  # it needs no size limits
         cpu = self.torch.device("cpu")
         measured = mock.patch.object(
             self.cache, "get_device_and_memory_breakdown", return_value=(cpu, _UNBOUNDED, 0, 0)
@@ -107,7 +108,7 @@ class _Cache:
         return len(allocator.match_prefix_blocks(prompt)) * allocator.tokens_per_page
 
     def _store(self, state: Any, num_tokens: int) -> None:
-        """Slots for so many further tokens; evicts cached blocks if they are short."""
+        """Allocates slots for this many further tokens; evicts cached blocks if necessary."""
         cache = self._cache
         if cache.can_store_request_tokens(state, num_tokens):
             return
@@ -119,7 +120,7 @@ class _Cache:
         raise MemoryError("transformers has too few blocks")
 
     def _compute(self, state: Any, num_tokens: int) -> None:
-        """What is done before and after a forward over so many tokens."""
+        """The host's work before and after a forward over this many tokens."""
         cache = self._cache
         self._store(state, num_tokens)
         complete = cache.count_new_complete_blocks(state, num_tokens)
@@ -178,6 +179,6 @@ class _Cache:
     def scatter(self, order: npt.NDArray[np.int64]) -> None:
         pool, allocator = self._cache.pool, self._allocator
         if allocator.blocks_per_sector != 1:
-            raise NotImplementedError("blocks of a sector are handed out together")
+            raise NotImplementedError("blocks of a sector are allocated together")
         # Free sectors are taken from the end.
         pool.free_sectors = (order[::-1] + pool.num_reserved_sectors).tolist()

@@ -1,7 +1,7 @@
 """Timing the same work of several systems, in turns.
 
-Like ``benchmarks.measure``, but a turn is bounded by time as well, since one system may take a
-thousand times as long as another, and every run is checked, not the last one.
+Like ``benchmarks.measure``, with two differences: a turn is also bounded by time, because one
+system may take a thousand times as long as another; and every run is checked, not only the last.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Case(Protocol):
     """One operation of one system that can be timed any number of times."""
 
     def prepare(self) -> Call:
-        """Brings back the state that is timed on: a function and its arguments."""
+        """Restores the state before a timed run; returns a function and its arguments."""
 
     def done(self, result: Any) -> None:
-        """Fails if the run did not do what it is timed for."""
+        """Fails if the run did not do its work."""
 
     def finish(self) -> None:
-        """Fails if the runs together did not."""
+        """Fails if all runs together did not do their work."""
 
 
 class WrongWorkError(Exception):
-    """A system did not do the work that it was timed for."""
+    """A system did not do the work for which it was timed."""
 
 
 def expect(what: str, found: object, wanted: object) -> None:
@@ -46,10 +46,10 @@ def expect(what: str, found: object, wanted: object) -> None:
 
 
 def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
-    """What it returns, and the nanoseconds it took.
+    """The function's result, and the nanoseconds it took.
 
-    Those of the wall's clock, or of the thread's own if they are fewer: the first costs next to
-    nothing to read, the second does not count the time in which another process had the core.
+    The smaller of wall time and thread time: the wall clock costs next to nothing to read, and the
+    thread's clock does not count time in which another process had the core.
     """
     own = thread_time_ns()
     start = perf_counter_ns()
@@ -59,12 +59,12 @@ def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
 
 
 class Effort:
-    """How long to time.
+    """How often and how long to time.
 
     Args:
         rounds: Turns of each system.
         burst: Timed runs in a turn, at most.
-        seconds: Time after which a turn ends, at least one run in.
+        seconds: Time after which a turn ends, with at least one run.
         warm_up: Runs at the start of a turn that are not counted, at most.
     """
 
@@ -75,9 +75,9 @@ class Effort:
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Keeps the garbage collector out of the timings, and what is alive out of its way.
+    """Turns off garbage collection during timing, and freezes the objects that are alive.
 
-    Without the second, collecting between two runs would walk a million objects of a large pool.
+    Without the freeze, a collection between two runs would visit a million objects of a large pool.
     """
     was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.collect()
@@ -128,7 +128,7 @@ def _runs(case: Case, at_most: int, nanoseconds: int) -> list[float]:
         case.done(result)
         seconds.append(nanoseconds * 1e-9)
         del function, arguments, result
-        gc.collect(0)  # requests of some systems are cycles, and memory would never be used again
+        gc.collect(0)  # some systems' requests are reference cycles
         if perf_counter_ns() > until:
             break
     return seconds

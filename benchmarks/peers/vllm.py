@@ -1,7 +1,8 @@
 """vLLM's ``KVCacheManager`` with one group of full-attention layers.
 
-Timed is what its engine core and scheduler call: a ``Request``, which hashes its tokens when it is
-made, then ``get_computed_blocks``, ``allocate_slots`` and ``free``. It commits while it allocates.
+The timed part is what its engine core and scheduler call: a ``Request``, which hashes its tokens
+when it is created, then ``get_computed_blocks``, ``allocate_slots`` and ``free``. vLLM caches
+blocks while it allocates them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Vllm:
     """vLLM, with one of its hash functions."""
 
     def __init__(self, hash_name: str, cannot: Mapping[str, str] | None = None) -> None:
-        # All that the rows need is imported here, so that what is missing shows at once.
+        # Imports everything that the rows need, so that a missing package shows immediately.
         from vllm import SamplingParams
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1 import kv_cache_interface
@@ -41,8 +42,8 @@ class Vllm:
             Operation.COPY_ON_WRITE: _NO_FORK,
             **(cannot or {}),
         }
-        # A global of vLLM's, by which every chain of hashes begins: to change it would orphan all
-        # that caches of another hash function hold.
+        # A global of vLLM that starts every chain of hashes. Changing it would make the content of
+        # caches with another hash function impossible to find.
         if not hasattr(kv_cache_utils, "NONE_HASH"):
             kv_cache_utils.init_none_hash(get_hash_fn_by_name("sha256"))
         self.hash_function = get_hash_fn_by_name(hash_name)
@@ -53,7 +54,7 @@ class Vllm:
         self.sampling = SamplingParams(max_tokens=1 << 20)
 
     def prompt(self, tokens: npt.NDArray[np.uint32]) -> list[int]:
-        """Tokens come to it as lists."""
+        """It takes tokens as lists."""
         return tokens.tolist()
 
     def open(
@@ -64,7 +65,7 @@ class Vllm:
         max_requests: int = 64,
         max_tokens: int = 1 << 18,
     ) -> _Cache:
-        del max_requests, max_tokens  # nothing is sized by them
+        del max_requests, max_tokens  # it needs no size limits
         return _Cache(self, num_blocks, block_size)
 
 

@@ -1,4 +1,4 @@
-"""What is timed, written once over the interface of a peer.
+"""The timed work, written once against the interface of a peer.
 
 Prompts are random token ids below 128,000. A warm prompt has one token more than its cached
 blocks hold, because the last token of a prompt is never served from a cache.
@@ -43,18 +43,18 @@ __all__ = [
 
 
 MOST_PROMPTS = 1024
-"""Of those that fill a pool, how many are visited in turn: 256k blocks at 4,096 tokens each."""
+"""How many of the prompts in a full pool take turns: 256k blocks at 4,096 tokens each."""
 
 
 def cached(cache: Cache, prompt: Any) -> None:
-    """Leaves every full block of a prompt cached and held by nobody."""
+    """Leaves every full block of a prompt cached and idle."""
     cache.free(cache.admit(prompt))
 
 
 def fill(
     peer: Peer, cache: Cache, num_blocks: int, num_tokens: int, *, seconds: float = math.inf
 ) -> list[npt.NDArray[np.uint32]]:
-    """Caches different prompts until no block is free that is not cached; the newest of them.
+    """Caches different prompts until no block is free; returns the newest of them.
 
     Raises:
         TooSlowError: It has taken more than ``seconds``.
@@ -83,7 +83,7 @@ class Scene:
         self._turn = 0
 
     def next_prompt(self) -> Any:
-        """The next prompt in the system's form, as fresh in memory as one that just arrived."""
+        """The next prompt in the system's form, in fresh memory like one that has just arrived."""
         self._turn = (self._turn + 1) % len(self._prompts)
         return self.peer.prompt(self._prompts[self._turn].copy())
 
@@ -107,7 +107,7 @@ class InTurn(Scene):
 
 
 class Match:
-    """Finds every block, takes none."""
+    """Finds every block, allocates none."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -122,7 +122,7 @@ class Match:
 
 
 class Admit:
-    """Finds and references every block, takes one for the token that is left."""
+    """Finds and references every block, allocates one for the last token."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -143,7 +143,7 @@ class Admit:
 
 
 class Free:
-    """Ends a request that nobody shares blocks with: all but one stay cached."""
+    """Ends a request that shares no blocks: all but one stay cached."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -161,7 +161,7 @@ class Free:
 
 
 class ColdAdmit:
-    """Takes and makes findable every block of a prompt nobody has seen, all from free blocks."""
+    """Allocates and promotes every block of a prompt that is not cached, from free blocks."""
 
     def __init__(self, peer: Peer, num_tokens: int, num_blocks: int) -> None:
         self._peer, self._num_tokens, self._num_blocks = peer, num_tokens, num_blocks
@@ -190,7 +190,7 @@ class ColdAdmit:
 
 
 class EvictingAdmit:
-    """The same in a pool full of cached blocks: each block taken is that of an earlier prompt."""
+    """The same in a pool full of cached blocks: each block is evicted from an earlier prompt."""
 
     def __init__(self, peer: Peer, cache: Cache, num_blocks: int, num_tokens: int) -> None:
         self._peer, self._cache, self._num_blocks = peer, cache, num_blocks
@@ -223,7 +223,7 @@ class EvictingAdmit:
 
 
 class Decode:
-    """One token for each of a batch, staggered: one request in sixteen takes a block."""
+    """One token for each request of a staggered batch: one in sixteen allocates a block."""
 
     def __init__(
         self, peer: Peer, open_cache: Callable[[], Cache], num_requests: int, most_steps: int
@@ -304,7 +304,7 @@ class Fork(_Family):
 
 
 class CopyOnWrite(_Family):
-    """The step after a fork: all write to the tail they share, and the copies are drained."""
+    """The step after a fork: all write to the shared tail, and the copies are drained."""
 
     def prepare(self) -> Call:
         self._end()

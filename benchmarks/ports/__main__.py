@@ -1,4 +1,4 @@
-"""Times every call of a port beside the core calls it stands on, and prints the ratios."""
+"""Times every call of a port and the core calls beneath it, and prints the ratios."""
 
 from __future__ import annotations
 

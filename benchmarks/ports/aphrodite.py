@@ -1,4 +1,4 @@
-"""``ports.aphrodite``: blocks one at a time, whole prompts, forks, a sequence that grows."""
+"""``ports.aphrodite``: single blocks, whole prompts, forks, a sequence that grows."""
 
 from __future__ import annotations
 

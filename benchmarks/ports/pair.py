@@ -15,7 +15,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Pair:
-    """``port`` and ``core`` build a call each, which leaves the state as it found it."""
+    """``port`` and ``core`` each build a call that leaves the state unchanged."""
 
     name: str
     port: Callable[[], Call]
@@ -38,4 +38,4 @@ class Loop:
             self._call()
 
     def check(self) -> None:
-        self._call()  # which asserts what it is for, where that can be told
+        self._call()  # asserts its result where there is one to check

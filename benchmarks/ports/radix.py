@@ -1,4 +1,4 @@
-"""``ports.radix``: prefixes found and locked, slots handed out, and the whole life of a request."""
+"""``ports.radix``: finding and locking prefixes, allocating slots, a request's whole life."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def root(cache: CacheManager) -> RadixCacheHandle:
 
 
 def filled(num_tokens: int, page_size: int) -> tuple[CacheManager, Prompt]:
-    """A cache that knows one prompt."""
+    """A cache that holds one prompt."""
     cache, prompt = (
         CacheManager(None, NUM_SLOTS // page_size, page_size),
         Prompts().draw(num_tokens),

@@ -1,4 +1,4 @@
-"""``ports.slots``: a slot taken and given back, and prefixes found, pinned and inserted."""
+"""``ports.slots``: a slot allocated and freed, and prefixes found, pinned and inserted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def slot_of_core() -> Call:
 
 
 def filled(num_tokens: int) -> tuple[PrefixCacheManager, list[int]]:
-    """A cache that knows one prompt in each slot."""
+    """A cache that holds one prompt in each slot."""
     slots = SlotAllocator(NUM_SLOTS)
     cache = PrefixCacheManager(CAPACITY, slots=slots)
     prompts = Prompts()

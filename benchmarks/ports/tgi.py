@@ -1,4 +1,4 @@
-"""``ports.tgi``: a request, from ``allocate`` to its end, and what it is made of."""
+"""``ports.tgi``: a request from ``allocate`` to its end, and its single calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK_SIZE = 16
 
 
 def now(call: Any) -> Any:
-    """The answer of a coroutine that waits for nothing, without an event loop's time."""
+    """The result of a coroutine that never waits, without the cost of an event loop."""
     try:
         call.send(None)
     except StopIteration as stop:
@@ -42,7 +42,7 @@ def of_port(num_prompt: int, num_tokens: int) -> Callable[[], Call]:
 
 
 def of_core(num_prompt: int, num_tokens: int) -> Callable[[], Call]:
-    """The same calls of a ``BlockManager``, with the same answers."""
+    """The same calls of a ``BlockManager``, with the same results."""
 
     def build() -> Call:
         manager = BlockManager(
@@ -67,7 +67,7 @@ def of_core(num_prompt: int, num_tokens: int) -> Callable[[], Call]:
     return build
 
 
-# Whole blocks of a prompt, a token to compute, and what may be generated.
+# The whole blocks of a prompt, a token to compute, and the tokens to be generated.
 SIZES = ((17, 15), (129, 127), (1025, 255), (8193, 511))
 
 PAIRS = [

@@ -1,10 +1,10 @@
-"""Runs the tests of arguments on an extension with sanitizers in it: ``python -m tests.arguments``.
+"""Tests arguments on an extension built with sanitizers: ``python -m tests.arguments``.
 
-The package is built in a temporary folder with AddressSanitizer and UndefinedBehaviorSanitizer in
-the core and in the bindings, which is where arguments are read and their buffers written. Then the
-tests run in an interpreter that loads the sanitizer before all else and takes every object's memory
-from it. Needs Linux, ``g++`` with its sanitizers, and pytest. What stands after ``--`` goes to
-pytest. Exit code 0 if every test passed.
+The package is built in a temporary folder. AddressSanitizer and UndefinedBehaviorSanitizer cover
+the core and the bindings, where arguments are read and their buffers written. Then the tests run in
+an interpreter that loads the sanitizer first and allocates every object through it. Needs Linux,
+``g++`` with its sanitizers, and pytest. Arguments after ``--`` go to pytest. Exit code 0 if every
+test passed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/arguments", "tests/unit/test_bad_input.py", "tests/unit/test_wrong_calls.py")
-# The second is for exceptions of C++, which the sanitizer has to find when it is loaded.
+# The second library is for C++ exceptions: the sanitizer looks for it when it is loaded.
 LIBRARIES = ("libasan.so", "libstdc++.so.6")
 OPTIONS = {
-    # An interpreter ends with much of its memory unfreed, and a length beyond any memory is an
-    # argument that has to be refused like every other.
+    # An interpreter exits with much of its memory unfreed. A length beyond any memory is an
+    # argument that must be refused like any other.
     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:abort_on_error=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     "PYTHONMALLOC": "malloc",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
-# An installation for development finds the package where it is developed, before any path is
-# tried. Torch is left out: it takes longer to load under a sanitizer than all else does to run.
+# An editable install finds the package in its source folder before any path is searched. Torch is
+# left out: under a sanitizer it takes longer to load than everything else takes to run.
 BARE = """
 import os, sys
 sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
@@ -40,21 +40,21 @@ sys.path[:0] = [os.environ["SANITIZED"]]
 sys.modules["torch"] = None
 import blockmgr, pytest
 assert blockmgr.__file__.startswith(os.environ["SANITIZED"]), blockmgr.__file__
-# What a sanitizer says must not be caught with the output of a test that never ends.
+# A sanitizer's report must not be lost in the captured output of an endless test.
 options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--capture=sys"]
 sys.exit(pytest.main([*options, *sys.argv[1:]]))
 """
 
 
 def build(folder: Path) -> None:
-    """Installs the package with its sanitizers into the folder."""
+    """Installs the package, built with sanitizers, into the folder."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
     if importlib.util.find_spec("scikit_build_core"):
         command.append("--no-build-isolation")
     settings = {
         "cmake.define.BLOCKMGR_SANITIZE": "ON",
         "cmake.define.BLOCKMGR_TESTING": "ON",
-        "cmake.build-type": "RelWithDebInfo",  # or the names of functions would be stripped
+        "cmake.build-type": "RelWithDebInfo",  # otherwise the names of functions are stripped
         "build-dir": str(folder / "build"),
         "install.strip": "false",
     }
@@ -63,7 +63,7 @@ def build(folder: Path) -> None:
 
 
 def library(name: str, cxx: str) -> str:
-    """Where the compiler's library lies."""
+    """The path of the compiler's library."""
     command = [cxx, f"-print-file-name={name}"]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     if not Path(found).is_absolute():
@@ -72,7 +72,7 @@ def library(name: str, cxx: str) -> str:
 
 
 def run(folder: Path, cxx: str, arguments: list[str]) -> int:
-    """Runs the tests on what was built; 0 if every one passed."""
+    """Runs the tests on the build; 0 if all passed."""
     for part in ("tests", "pyproject.toml"):
         if not (folder / part).exists():
             (folder / part).symlink_to(ROOT / part)
@@ -89,9 +89,11 @@ def run(folder: Path, cxx: str, arguments: list[str]) -> int:
 def main() -> int:
     """Build, then run."""
     parser = argparse.ArgumentParser(prog="python -m tests.arguments", description=__doc__)
-    parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"), help="whose libraries")
-    parser.add_argument("--keep", type=Path, help="build in this folder, and leave it there")
-    parser.add_argument("pytest", nargs="*", help="tests to run, and options of pytest")
+    parser.add_argument(
+        "--cxx", default=os.environ.get("CXX", "g++"), help="compiler with the sanitizers"
+    )
+    parser.add_argument("--keep", type=Path, help="build in this folder and keep it")
+    parser.add_argument("pytest", nargs="*", help="tests to run and options of pytest")
     args = parser.parse_args()
     folder = args.keep or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)

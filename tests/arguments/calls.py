@@ -1,7 +1,7 @@
-"""Every public call, and what each of its parameters takes: the table that containers go through.
+"""A table of every public call and of what each of its parameters takes.
 
-``test_containers`` looks every public callable up here and fails where one, or one of its
-parameters, is missing: a new call cannot be forgotten.
+``test_containers`` looks up every public callable here and fails if one of them, or one of its
+parameters, is missing, so that no call can be forgotten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONG: Final = list(range(1, 10))
 
 
 class World:
-    """Something of everything that calls are made on, always the same but for handles."""
+    """An object of every kind that has calls, always the same except for handles."""
 
     def __init__(self) -> None:
         self.manager = BlockManager(
@@ -66,7 +66,7 @@ class World:
         return self.manager.memory_usage() + self.pool.memory_usage()
 
     def state(self) -> object:
-        """All that a refused call must leave as it was."""
+        """Everything that a refused call must leave unchanged."""
         manager, pool = self.manager, self.pool
         return (
             fingerprint(manager),
@@ -75,7 +75,7 @@ class World:
         )
 
     def seen(self) -> object:
-        """What may be compared between worlds: all but the numbers of handles."""
+        """Everything that can be compared between worlds, which excludes the numbers of handles."""
         manager = self.manager
         manager.check_invariants()
         self.pool.check_invariants()
@@ -94,7 +94,7 @@ Values = Callable[[World], Any]
 
 @dataclass(frozen=True)
 class Role:
-    """What a parameter takes, and an argument that is right."""
+    """What a parameter takes, and a correct argument."""
 
     kind: str
     """``ints``, ``int``, ``keys`` (a mapping from blocks to bytes), ``bytes`` or ``other``."""
@@ -102,7 +102,7 @@ class Role:
     plain: Values
     or_none: bool = False
     or_kinds: frozenset[str] = frozenset()
-    """Kinds that are right as well, and mean something else."""
+    """Kinds that are also correct, with another meaning."""
 
 
 def role(kind: str) -> Callable[[Any], Role]:
@@ -114,7 +114,7 @@ ints, number, keys, name, other = map(role, ("ints", "int", "keys", "bytes", "ot
 
 @dataclass(frozen=True)
 class Call:
-    """A call, and the roles of its parameters in their order."""
+    """A call, and the roles of its parameters in order."""
 
     name: str
     of: Callable[[World], Callable[..., Any]]
@@ -122,14 +122,14 @@ class Call:
     by_position: bool = field(default=False, kw_only=True)
 
     def __call__(self, world: World, **given: Any) -> Any:
-        """Calls it with what is right, but for what is given."""
+        """Calls it with correct arguments, except for the given ones."""
         arguments = {n: given.get(n, r.plain(world)) for n, r in self.roles.items()}
         function = self.of(world)
         return function(*arguments.values()) if self.by_position else function(**arguments)
 
 
 def method(target: str, of: str, variant: str = "", **roles: Role) -> Call:
-    """A method of what the world keeps under this name; a variant takes other roles."""
+    """A method of the object with this name in the world; a variant takes other roles."""
     owner, call = of.split(".")
     private = hasattr(_core, owner)
     return Call(
@@ -153,7 +153,7 @@ held = ints(lambda w: w.held[2:5])
 kept = ints(lambda w: w.kept)
 off = other(False)
 SEVERAL: Final = ", several"
-"""Of a method that takes one block as well."""
+"""A suffix for the variant with several blocks of a method that also takes one."""
 one_block = replace(number(lambda w: w.held[1]), or_kinds=frozenset({"list", "array"}))
 blocks = replace(held, or_kinds=frozenset({"int"}))
 
@@ -367,7 +367,7 @@ CALLS: Final = (
     ),
     method("pool", "BlockPool.children", parent=number(lambda w: w.held[0]), namespace=own),
     method("pool", "BlockPool.idle_blocks", most=number(1)),
-    # What blockmgr.kv stands on, and the estimator of a policy.
+    # What blockmgr.kv is built on, and the estimator of a policy.
     method(
         "checker",
         "CopyChecker.check",
@@ -432,7 +432,7 @@ ELSEWHERE: Final = {
 
 
 def parameters(function: Any) -> list[str]:
-    """Names of what a callable takes, of one in C++ as well."""
+    """Names of a callable's parameters, also for a callable in C++."""
     if signatures := getattr(function, "__nb_signature__", None):
         [parsed] = ast.parse(f"{signatures[0][0]}: ...").body
         assert isinstance(parsed, ast.FunctionDef)
@@ -443,7 +443,7 @@ def parameters(function: Any) -> list[str]:
 
 
 def public(owner: type) -> Iterator[tuple[str, Any]]:
-    """The public methods of a class, but for those without a parameter."""
+    """The public methods of a class that have parameters."""
     for name in dir(owner):
         function = getattr(owner, name)
         if not name.startswith("_") and callable(function) and parameters(function):
@@ -451,7 +451,7 @@ def public(owner: type) -> Iterator[tuple[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A result as numbers that can be compared between worlds."""
+    """A result in a form that can be compared between worlds."""
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.tolist()]
     if hasattr(value, "row"):

@@ -1,13 +1,13 @@
-"""Every kind of thing that numbers come in, well-behaved and not.
+"""Every kind of container for numbers, well-behaved or not.
 
-A kind is made from a plain list of ints. What a call with it must do is one of three:
+A kind is made from a plain list of ints. A call with it must do one of four things:
 
-- ``SAME``: what it does with the plain list;
+- ``SAME``: do what it does with the plain list;
 - ``REFUSED``: raise a TypeError, a ValueError or an error of ours, with nothing changed;
-- ``RAISED``: pass on the very exception that the kind's own method raises, with nothing changed;
-- ``OTHER``: succeed, and differ from the plain list, for its numbers are others.
+- ``RAISED``: pass on the exception that the kind's own method raises, with nothing changed;
+- ``OTHER``: succeed with another result than the plain list, because the numbers differ.
 
-Two of them together leave the choice: a kind that is right for some calls only.
+A kind that is correct for only some calls has two of them; either result is then allowed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Ints = list[int]
 
 
 class NotApplicable(Exception):
-    """These numbers do not come in this kind."""
+    """This kind cannot hold these numbers."""
 
 
 class Stop(KeyboardInterrupt):
-    """An interrupt that can be told from a real one."""
+    """An interrupt that can be distinguished from a real one."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def shorter(_: object) -> Iterator[int]:
 
 
 def emptied(self: Any) -> Iterator[int]:
-    """Takes away what is being read."""
+    """Empties the list while it is read."""
     if isinstance(self, list):
         list.clear(self)
     return iter([0])
@@ -122,7 +122,7 @@ def subclasses() -> Iterator[Kind]:
 
 
 class Sequence:
-    """Any sequence that is no list: it has a length, and yields its items."""
+    """A sequence that is not a list: it has a length and yields its items."""
 
     def __init__(self, numbers: Ints) -> None:
         self.numbers = list(numbers)
@@ -142,7 +142,7 @@ def in_range(numbers: Ints) -> Any:
 
 
 def sequences() -> Iterator[Kind]:
-    """Sequences of every other class: what they yield is held to the length they say."""
+    """Sequences of other classes: the number of items must match the reported length."""
     yield Kind("sequence", Sequence, SAME)
     yield Kind("deque", deque, SAME)
     yield Kind("UserList", UserList, SAME)
@@ -208,7 +208,7 @@ def of_c(kind: Any) -> Callable[[Ints], Any]:
 
 
 def buffers() -> Iterator[Kind]:
-    """Arrays, and whatever lends its memory."""
+    """Arrays, and other objects with a buffer."""
     for code in "qQlLiIhHbB":
         yield Kind(f"array.array {code}", typed(code), SAME)
         yield Kind(f"memoryview {code}", lambda n, code=code: memoryview(typed(code)(n)), SAME)
@@ -239,7 +239,7 @@ def buffers() -> Iterator[Kind]:
 
 
 class WithArray:
-    """What NumPy makes an array of."""
+    """An object that NumPy converts to an array."""
 
     def __init__(self, numbers: Ints) -> None:
         self.numbers = numbers
@@ -268,7 +268,7 @@ def with_array() -> Iterator[Kind]:
 
 
 class Number:
-    """An int by ``__index__``, which may do anything."""
+    """An object with ``__index__``, which may have any side effect."""
 
     def __init__(self, value: int, act: Callable[[], object] = lambda: None) -> None:
         self.value, self.act = value, act
@@ -288,7 +288,7 @@ class Own(int):
 
 
 def acting(act: Callable[[list[Any]], object]) -> Callable[[Ints], Any]:
-    """A list whose first number does something to it."""
+    """A list whose first number changes the list when it is read."""
 
     def make(numbers: Ints) -> list[Any]:
         result: list[Any] = list(numbers)
@@ -307,7 +307,7 @@ def with_first(first: Callable[[int], object]) -> Callable[[Ints], Any]:
 
 
 def items() -> Iterator[Kind]:
-    """Lists of things that are, or are not, ints."""
+    """Lists of items that are ints, or are not."""
     same = {
         "NumPy's ints": np.int64,
         "a member of an IntEnum": lambda n: enum.IntEnum("E", {"A": n}).A,
@@ -353,7 +353,7 @@ def items() -> Iterator[Kind]:
 
 
 def none_at_all() -> Iterator[Kind]:
-    """What holds no numbers, or says nothing of how many."""
+    """Objects without numbers, or without a length."""
     nothing: dict[str, Callable[[Ints], Any]] = {
         "None": lambda n: None,
         "int": lambda n: n[0],
@@ -385,13 +385,13 @@ CONTAINERS: Final = (
 
 
 def counting(given: Ints) -> Any:
-    """An int that is another one every time it is asked."""
+    """A number whose ``__index__`` returns another value each time."""
     count = itertools.count(given[0])
     return type("N", (), {"__index__": lambda self: next(count)})()
 
 
 def numbers() -> Iterator[Kind]:
-    """What a single number can be; made from a list of one."""
+    """Kinds of a single number; made from a list of one."""
     yield Kind("int", lambda n: n[0], SAME)
     yield Kind("np.int64", lambda n: np.int64(n[0]), SAME)
     yield Kind("0-d array", lambda n: np.array(n[0]), EITHER)

@@ -1,7 +1,7 @@
-"""Numbers in every container, given to every call: the plain list's result, or a typed error.
+"""Every call with numbers in every container: the plain list's result, or a typed error.
 
 Under ``python -m tests.arguments`` the same tests run with sanitizers in the core and in the code
-that reads the containers, so that a write past a buffer is found even where nothing comes of it.
+that reads the containers, so that a write past a buffer is found even if it has no visible effect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TYPED = (TypeError, ValueError, BlockMgrError)
 
 
 def outcome(call: Call, parameter: str, kind: Kind | None) -> tuple[Due, Any]:
-    """What the call did in a world of its own, and what came of it."""
+    """What the call did in its own world, and its result."""
     world = World()
     right = call.roles[parameter].plain(world)
     given = right if kind is None else kind.make(right if isinstance(right, list) else [right])
@@ -53,10 +53,10 @@ def outcome(call: Call, parameter: str, kind: Kind | None) -> tuple[Due, Any]:
     else:
         refused = result is Admission.NEVER  # the answer of can_admit
         done, result = REFUSED if refused else SAME, (comparable(result), world.seen())
-    # Room for as many numbers as an admissible prompt, or blocks, or handles, may have.
-    assert world.memory() <= memory + MOST_SCRATCH, "the memory of a call was kept"
+    # Room for the numbers of the largest admissible argument: tokens, blocks or handles.
+    assert world.memory() <= memory + MOST_SCRATCH, "a call kept its scratch memory"
     if done != SAME:
-        assert world.state() == before, "a call that was refused has changed something"
+        assert world.state() == before, "a refused call changed something"
     return done, result
 
 
@@ -66,7 +66,7 @@ def check(
     kinds: tuple[Kind, ...],
     due: Callable[[Kind], Due] = lambda kind: kind.due,
 ) -> None:
-    """Fails with a sentence for each kind that does something else than is due."""
+    """Fails with a sentence for each kind whose outcome is not the expected one."""
     if found := list(faults(call, parameter, kinds, due)):
         pytest.fail("\n".join([f"{call.name}, {parameter}:", *found]), pytrace=False)
 
@@ -78,14 +78,14 @@ def faults(
     due: Callable[[Kind], Due],
 ) -> Iterator[str]:
     done, expected = outcome(call, parameter, None)
-    assert done == SAME, f"{call.name} does not do with plain numbers: {expected}"
+    assert done == SAME, f"{call.name} refuses plain numbers: {expected}"
     for kind in kinds:
         role = call.roles[parameter]
         if (kind.name == "None" and role.or_none) or kind.name in role.or_kinds:
             continue
         try:
             done, result = outcome(call, parameter, kind)
-        except (NotApplicable, OverflowError):  # such numbers do not come in this kind
+        except (NotApplicable, OverflowError):  # this kind cannot hold these numbers
             continue
         except Exception as error:
             yield f"{kind.name}: {error!r}"
@@ -93,7 +93,7 @@ def faults(
         if done == SAME and result != expected:
             done = OTHER
         if not done & due(kind):
-            yield f"{kind.name}: due is {due(kind).name}, got {done.name}, {result}"
+            yield f"{kind.name}: expected {due(kind).name}, got {done.name}, {result}"
 
 
 def given(kind: str) -> Any:
@@ -114,7 +114,7 @@ def test_a_number_of_any_kind_is_the_plain_int_or_refused(call: Call, parameter:
 
 
 class Keys(Mapping[int, bytes]):
-    """Extra keys out of a class of somebody's own."""
+    """Extra keys in a user-defined mapping class."""
 
     def __init__(self, pairs: dict[int, bytes]) -> None:
         self.pairs = pairs
@@ -194,7 +194,7 @@ def test_bytes_are_bytes(call: Call, parameter: str) -> None:
 
 @pytest.mark.parametrize("owner", [*OWNERS, *BEHIND])
 def test_every_call_is_in_the_table_with_each_of_its_parameters(owner: str) -> None:
-    """A call that is new, or has a new parameter, belongs into ``CALLS``."""
+    """Every call, with each of its parameters, must be in ``CALLS``."""
     table = {call.name: call for call in CALLS}
     missing = []
     for name, function in public(OWNERS.get(owner) or getattr(_core, owner)):
@@ -207,11 +207,11 @@ def test_every_call_is_in_the_table_with_each_of_its_parameters(owner: str) -> N
 
 
 def test_the_core_has_no_other_entry_points() -> None:
-    """A class or function that joins the extension belongs into ``OWNERS`` or ``BEHIND``."""
-    # int_array reads ids for blockmgr.kv, in whose tests every container goes through it; extra
-    # keys of vLLM, and the table of an index, have tests of their own.
+    """Every class and function of the extension must be in ``OWNERS`` or ``BEHIND``."""
+    # The tests of blockmgr.kv pass every container through int_array. Extra keys of vLLM, and the
+    # table of an index, have their own tests.
     known = {*OWNERS, *BEHIND, "SharedMemory", "int_array", "order_copies"}
-    # Behind ``Prompt``, and behind replays by ids, which have tests of their own as well.
+    # ``Prompt`` and replays by ids use these; both have their own tests.
     known |= {"prompt_tokens", "IdTrace", "IdReplays", "IdReplay", "RunPaths"}
     known |= {"cbor_of", "cbor_items", "WorkerTable", "keys_of"}
     assert {name for name in dir(_core) if not name.startswith("_")} <= known

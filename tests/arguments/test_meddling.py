@@ -17,14 +17,14 @@ from tests.fingerprints import fingerprint
 
 
 def scribble() -> None:
-    """Takes what memory was given back just now, and writes to it."""
+    """Allocates the memory that was just freed, and writes to it."""
     gc.collect()
     for size in range(1, 600, 40):
         np.full(size, 0x5A5A5A5A, np.int64)
 
 
 def resizing(array: Any) -> Number:
-    """A number that moves an array to other memory while it is read."""
+    """A number that reallocates an array while the number is read."""
 
     def act() -> None:
         array.resize((1_000_000, *array.shape[1:]), refcheck=False)
@@ -128,7 +128,7 @@ def test_a_digest_of_another_size_or_type_is_refused(size: int, make: Callable[.
 
 
 class Unread:
-    """A sequence that says how long it is, and fails the test if it is read."""
+    """A sequence that reports a length, and fails the test if it is read."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -160,7 +160,7 @@ LONG_PROMPTS: dict[str, Any] = {
 def test_a_prompt_that_never_fits_is_refused_unread_and_leaves_no_memory(
     kind: str, quotas: dict[bytes, int]
 ) -> None:
-    """Its last number is wrong, so that a reader that gets so far reports another error."""
+    """The last number is invalid, so a call that reads that far raises another error."""
     manager = BlockManager(16, 4, quotas=quotas, watermark_blocks=1)
     handle = manager.admit([1, 2, 3], namespace=b"tenant")
     manager.commit(handle, 3)
@@ -182,7 +182,7 @@ def test_a_prompt_that_never_fits_is_refused_unread_and_leaves_no_memory(
 
 
 class Endless(Unread):
-    """A sequence that may be read as far as 65 numbers."""
+    """A sequence of which at most 65 numbers may be read."""
 
     def __getitem__(self, index: int) -> int:
         return index if index < 65 else super().__getitem__(index)
@@ -192,7 +192,7 @@ class Endless(Unread):
     "prompt", [WRONG, np.array(WRONG), Endless(50_000)], ids=["list", "int64", "sequence"]
 )
 def test_a_look_up_reads_no_more_than_the_cache_can_hold(prompt: Any) -> None:
-    """Block tables may have room for more than the pool has: what lies past that is not seen."""
+    """A block table may be longer than the pool; the rest of a prompt is then not read."""
     manager = BlockManager(16, 4, max_blocks_per_seq=50_000, retention=True, max_pinned_blocks=16)
     handle = manager.admit(list(range(64)))
     manager.commit(handle, 64)
@@ -254,7 +254,7 @@ def test_a_fork_into_more_than_there_are_rows_makes_nothing() -> None:
             world.manager._core.fork(world.running, n, view)
 
 
-# Private calls, which Python code of the package makes with numbers it has checked.
+# Private calls, which the package's Python code makes with checked numbers.
 
 
 def refuse(error: type[Exception], match: str, call: Callable[..., object], *given: object) -> None:
@@ -318,7 +318,7 @@ def test_extra_keys_reach_the_core_as_a_tuple_of_pairs_that_nothing_can_change(e
 
 
 def options_of(build: Callable[[], object], core: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The options that a public class hands to the core."""
+    """The options that a public class passes to the core."""
     seen: list[dict[str, Any]] = []
 
     class Stopped(Exception):
@@ -354,7 +354,7 @@ NUMBERS = (
 def test_a_core_is_not_built_on_numbers_out_of_bounds(
     name: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their low 32 bits may look like a size."""
+    """The low 32 bits of such a number may look like a valid size."""
     options = options_of(lambda: BlockManager(8, 4, retention=True), "Core", monkeypatch)
     refuse(ValueError, name, _core.Core, {**options, name: value})
     options = options_of(lambda: BlockPool(8, 4), "PoolCore", monkeypatch)

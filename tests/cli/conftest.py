@@ -1,4 +1,4 @@
-"""The command line as tests run it."""
+"""A fixture that runs the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: exit codes, streams, and what a run says about itself."""
+"""The command line: exit codes, streams, and the report of a run about itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_stdout_is_the_data_and_stderr_says_how_to_repeat_it(run: Run) -> None:
     assert f"blockmgr {__version__}, seed 0, repeat with: blockmgr replay" in result.stderr
     command = shlex.split(result.stderr.partition("repeat with: ")[2])
     again = run(*command[1:])
-    # All but the two columns of host time are equal.
+    # All columns except the two of host time are equal.
     columns = [line.split()[:-2] for line in result.stdout.splitlines()[2:]]
     assert columns == [line.split()[:-2] for line in again.stdout.splitlines()[2:]]
 
@@ -273,7 +273,7 @@ def test_plot_writes_a_picture_and_its_data(run: Run, tmp_path: Path) -> None:
 def test_a_missing_extra_is_one_line_and_exit_2(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if nothing had imported the module before.
+    # Makes the module look as if it had not been imported.
     monkeypatch.delitem(sys.modules, "blockmgr.lab.plot", raising=False)
     monkeypatch.delattr(blockmgr.lab, "plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

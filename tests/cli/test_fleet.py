@@ -21,7 +21,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(run: Run) -> Run:
-    """In this process alone, unless a test says otherwise."""
+    """Runs in this process unless a test changes that."""
 
     def here(command: str, *words: object) -> Result:
         jobs = ("--jobs", "1") if command == "fleet" and "--jobs" not in words else ()

@@ -1,4 +1,4 @@
-"""``blockmgr generate``: a model on the command line, and what sharing saved."""
+"""``blockmgr generate``: a model on the command line, and the savings of sharing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT = ("generate", "--demo", "--max-new-tokens", "6")
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    """A saved model with a tokenizer of one word a token."""
+    """A saved model whose tokenizer makes one token per word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,8 +1,8 @@
-"""SIGINT at any moment of a sweep: one line, exit code 130, and no process is left.
+"""SIGINT at any moment of a sweep: one line, exit code 130, and no process remains.
 
-The moments are places in the program, so a test sends its signal there however fast the machine
-is: a module in front of all others is imported in every process of the command, and sends SIGINT
-to all of them, as a terminal does, when the moment has come.
+Each moment is a place in the program, so the test does not depend on the speed of the machine.
+Every process of the command first imports a module that, at this place, sends SIGINT to all of
+them, as a terminal does.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ CALLS = (
 
 
 def as_in_a_terminal() -> None:
-    """Tests may run in the background of a shell, which lets its commands ignore SIGINT."""
+    """A shell makes commands in the background ignore SIGINT, and tests may run there."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -135,7 +135,7 @@ def test_so_does_a_stress_that_is_interrupted(tmp_path: Path, moment: str) -> No
 
 
 def test_a_sweep_that_is_interrupted_leaves_no_process_at_work() -> None:
-    """The first replay that is done interrupts: others are in the middle of theirs."""
+    """The first replay to finish sends the signal, while others are still running."""
 
     def interrupt_here() -> None:
         raise KeyboardInterrupt
@@ -205,7 +205,7 @@ def test_a_process_knows_whether_it_is_the_command(
 
 
 def test_nothing_slow_is_imported_before_interrupts_are_handled() -> None:
-    """Until then an interrupt ends in a traceback: each import is time in which one can come."""
+    """Before that, an interrupt ends in a traceback, so no slow import may come earlier."""
     code = (
         "import sys; before = set(sys.modules);"
         f"exec(compile(open({interrupt.__file__!r}).read(), 'interrupt', 'exec'));"

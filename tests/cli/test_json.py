@@ -1,4 +1,4 @@
-"""Every command that prints a result prints it as JSON, too, and fits 80 columns in its help."""
+"""Every command with a result can print it as JSON, and its help fits 80 columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUNS = {
     "workload": (("few-shot",), {"requests"}),
 }
 HAVE_TESTS_OF_THEIR_OWN = {"fleet", "generate", "plan"}
-NO_RESULT = {"index"}  # it serves
+NO_RESULT = {"index"}  # it runs a server
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -1,4 +1,4 @@
-"""``sweep``, ``plan``, ``workload`` and ``report``: what they print, write and refuse."""
+"""``sweep``, ``plan``, ``workload`` and ``report``: output, files and refusals."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_report_writes_a_page_and_pictures(run: Run, tmp_path: Path) -> None:
     for path in (target, *pictures):
         assert f"wrote {path}" in result.stderr
         assert path.stat().st_size > 1000
-    # The page does not depend on where it lies.
+    # The page does not depend on its path.
     run(*REPORT, "-o", tmp_path / "other.html")
     assert (tmp_path / "other.html").read_bytes() == target.read_bytes()
 

@@ -1,4 +1,4 @@
-"""``--model`` of several commands: groups of layers, and what the commands print."""
+"""``--model`` of several commands: groups of layers, and the output."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_config_says_groups_and_block_size(run: Run, config_folder: Path) -> N
     pytest.importorskip("torch", reason="needs torch")
     document = json.loads(run(*REPLAY, "--model", config_folder, "--json").stdout)
     assert document["model"]["groups"] == ["FullAttention()", *["RecurrentState()"] * 3]
-    # 2 MiB and 64 KiB of state in float32 and bfloat16, over 2 KiB a token and layer.
+    # 2 MiB and 64 KiB of state in float32 and bfloat16, over 2 KiB per token and layer.
     assert document["config"]["block_size"] == 1056
     assert document["model"]["bytes_per_block"] == 2 * 2048 * 1056
     narrow = run(*REPLAY, "--model", config_folder, "--dtype", "float8_e4m3fn", "--json")

@@ -1,6 +1,6 @@
-"""Sweeps and fleets on a cluster of Ray: the same results, and errors with a type, not hangs.
+"""Sweeps and fleets on a Ray cluster: the same results, and typed errors instead of hangs.
 
-One cluster of this machine serves all tests. Every wait has a bound.
+All tests share one cluster on this machine. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ sys.stdin.read()
 
 
 class Cluster:
-    """A cluster with two processors, started by a process of its own."""
+    """A cluster with two processors, started by a separate process."""
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
@@ -67,7 +67,7 @@ class Cluster:
         self.jobs = RayCluster(address=address, **BOUNDS)
 
     def processes(self, name: str) -> list[int]:
-        """Those that it has started, and those started by them, by a part of their command."""
+        """All descendants of a process, found by a part of their command."""
         parents, commands = {}, {}
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -100,7 +100,7 @@ def cluster() -> Iterator[Cluster]:
     # Paths of sockets must be short.
     folder = TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
     with folder as path, pytest.MonkeyPatch.context() as patch:
-        # Others on this machine may reach its ports, and should not be let in.
+        # Other users of this machine can reach its ports, and must not get access.
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         made = Cluster(Path(path))
@@ -210,7 +210,7 @@ def test_a_cluster_that_dies_in_the_middle_is_a_typed_error(cluster: Cluster, tr
 def test_a_cluster_that_is_not_there_is_a_typed_error_at_once(
     run: Callable[..., Result], trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda _: True)  # nothing is asked of Ray
+    monkeypatch.setattr(on_ray, "find_spec", lambda _: True)  # the command does not use Ray
     nowhere = RayCluster(address="127.0.0.1:1")
     with pytest.raises(ClusterLostError, match=r"the cluster at 127\.0\.0\.1:1 is lost: does not"):
         fleets(trace, [1], parse_capacities("50%")[0], CONFIG, routers=["random"], jobs=nowhere)

@@ -1,4 +1,4 @@
-"""``blockmgr show``: the moment asked for, as text or as a file, with the errors of the others."""
+"""``blockmgr show``: the state at a given time, as text or as a file, and its errors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_same_command_writes_the_same_bytes_wherever(run: Run, tmp_path: Pat
 
 
 def test_another_process_writes_the_same_bytes(run: Run, tmp_path: Path) -> None:
-    """Nothing depends on hash seeds, or on managers that the process has made before."""
+    """The output must not depend on hash seeds or on earlier managers of the process."""
     one, other = tmp_path / "one.html", tmp_path / "other.html"
     run(*SMALL, "-o", one)
     subprocess.run(

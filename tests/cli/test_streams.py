@@ -1,4 +1,4 @@
-"""How any command ends: its code, one line on stderr, and what it left of its files."""
+"""How each command ends: its exit code, one line on stderr, and the state of its files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ended(folder: Path, words: tuple[str, ...], redirection: str) -> tuple[int, str]:
-    """Exit code and stderr of a command whose stdout a shell has redirected so."""
+    """Exit code and stderr of a command whose stdout is redirected by a shell."""
     line = f"exec {shlex.join([*PROGRAM, *words])} {redirection}"
     done = subprocess.run(
         ["bash", "-c", line], cwd=folder, stderr=subprocess.PIPE, text=True, check=False
@@ -155,7 +155,7 @@ def test_a_run_that_fails_leaves_the_file_that_was_there(folder: Path, name: str
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     target = folder / WRITERS[name][-1 if "own" not in name else 3]
     target.write_bytes(b"precious")
-    # No file of more than a kibibyte can be written: the smallest of these takes several.
+    # No file may exceed one kibibyte: the smallest of these takes several.
     line = f"ulimit -f 1; {shlex.join([*PROGRAM, *WRITERS[name]])}"
     done = subprocess.run(
         ["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""Traces of any format on the command line: folders, standard input, order, text, no ceiling."""
+"""Traces of every format on the command line: folders, stdin, order, text, any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of manager obeys: cache on or off, either dedup policy, any digest, any order."""
+"""Rules for every manager: cache on or off, each dedup policy, digest and eviction order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every eviction policy promises, by name and written in Python."""
+"""The promises of every eviction policy, built-in or written in Python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def orphans(manager: BlockManager) -> list[int]:
 
 
 def one_call(manager: BlockManager, rng: random.Random, old: list[list[int]]) -> None:
-    """Something an engine does, at random, and gone without if there is no room for it."""
+    """Makes a random call of an engine; skips it if there are too few blocks."""
     what = rng.choice(["admit"] * 6 + ["free"] * 4 + ["append"] * 3 + ["fork", "shorten"])
     handles = manager.handles()
     handle = rng.choice(handles) if handles else -1
@@ -63,7 +63,7 @@ def one_call(manager: BlockManager, rng: random.Random, old: list[list[int]]) ->
 
 
 def live(manager: BlockManager, seed: int, steps: int) -> None:
-    """Random calls, a step after each; and no child has outlived its parent."""
+    """Random calls with a step after each; checks that no child outlives its parent."""
     rng = random.Random(seed)
     tickets: list[int] = []
     old: list[list[int]] = [[0]]
@@ -117,7 +117,7 @@ def test_one_history_has_one_end(eviction: Any) -> None:
 
 
 def test_everything_idle_can_be_evicted(eviction: Any) -> None:
-    """Whatever the queues and their limits: n blocks are there for a sequence that needs them."""
+    """A sequence that needs n available blocks gets them, whatever the policy's queues hold."""
     for shape in (range(1, 9), [8] * 3, [1] * 12, range(8, 0, -1)):
         manager = BlockManager(12, 2, eviction=eviction, min_partial_tokens=1)
         for i, length in enumerate(shape):
@@ -204,7 +204,7 @@ def test_a_pool_of_one_block_works(eviction: Any) -> None:
 
 
 def follow(trace: Trace, num_blocks: int, config: ReplayConfig, looks: int) -> BlockManager:
-    """Replays, and looks for orphans on the way; the manager at the end."""
+    """Replays a trace and checks for orphans on the way; returns the manager."""
     for stop in range(1, looks + 1):
         loop = EventLoop(trace, num_blocks, config, stop_after=stop * len(trace.requests) // looks)
         loop.run()

@@ -1,8 +1,8 @@
-"""What every port obeys: exhaustion, sharing, forks, copies, accounting, eviction, no leak.
+"""Rules for every port: exhaustion, sharing, forks, copies, accounting, eviction, no leaks.
 
-Each is driven through a small adapter, against a fake memory in which a slot remembers the prefix
-it was computed from: a wrong hit, a lost copy or a recycled block reads back wrong even where every
-count balances.
+Each port is driven through a small adapter, against a fake memory in which a slot remembers the
+prefix it was computed from. So a wrong hit, a lost copy or a recycled block is noticed when it is
+read, even if every count is right.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ Make = Callable[[int, int], World]
 
 
 def adapters(*needed: str) -> Any:
-    """Every port with these features: a test is not made for one that has them not."""
+    """A test for every port that has these features."""
     assert set(needed) <= FEATURES
     able = {name: a for name, a in ADAPTERS.items() if a.features >= set(needed)}
     return pytest.mark.parametrize("adapter", able.values(), ids=list(able))
@@ -214,7 +214,7 @@ def test_the_least_recently_used_prompt_goes_first(adapter: type[Adapter]) -> No
     one, two = [1] * 9, [2] * 9
     world.finish(world.start(one))
     world.finish(world.start(two))
-    world.finish(world.start(one))  # used again: two is older from here on
+    world.finish(world.start(one))  # used again, so two is the older one from here on
     world.finish(world.start([3] * 9))
     assert world.port.num_cached(world.start(one).sequence) >= 8
     world.finish_all()
@@ -296,7 +296,7 @@ def test_a_fork_that_cannot_move_stays_as_it_was(adapter: type[Adapter]) -> None
 
 
 class Machine(RuleBasedStateMachine):
-    """Random lives in a tiny pool; whatever happens, all of it reads back and comes back."""
+    """Random requests in a tiny pool: every read is right, and every block is freed."""
 
     adapter: type[Adapter]
 

@@ -1,8 +1,9 @@
 """Builds the core without Python, and runs it: ``python -m tests.core stress --seed 1``.
 
-What follows the name of a program goes to the program. ``--sanitize address`` (with undefined
-behaviour) or ``thread`` goes before the name; ``--cxx clang++`` names another compiler. The fuzz
-target takes libFuzzer's options with clang, and files or folders to run once with any other.
+Arguments after the name of a program go to the program. ``--sanitize address`` (which includes
+undefined behaviour) or ``--sanitize thread`` goes before the name; ``--cxx clang++`` selects
+another compiler. Built with clang, the fuzz target takes libFuzzer's options; built with any other
+compiler, it takes files or folders and runs each once.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ OPTIONS = {
 
 
 def core_files(suffix: str) -> list[Path]:
-    """Those of every room of the core but the bindings."""
+    """The sources of every folder of the core except the bindings."""
     return sorted(path for path in CORE.glob(f"*/*{suffix}") if path.parent.name != "bindings")
 
 
 def harness_files() -> list[Path]:
-    """What all programs share."""
+    """The source files that all programs share."""
     return sorted(path for path in HERE.glob("*.cc") if path.stem not in PROGRAMS)
 
 
@@ -47,12 +48,12 @@ def sources(program: str) -> list[Path]:
 
 
 def fuzzing_flags(cxx: str) -> list[str]:
-    """LibFuzzer where there is one; elsewhere a main that runs each input once."""
+    """Links libFuzzer if the compiler has it, otherwise a main that runs each input once."""
     return ["-fsanitize=fuzzer"] if "clang" in Path(cxx).name else ["-DBLOCKMGR_FUZZ_MAIN"]
 
 
 def policies() -> str:
-    """Names of the eviction policies, read off the source: what is built may not be installed."""
+    """Names of the eviction policies, read from the source: the package may not be installed."""
     module = ast.parse((CORE.parent / "config.py").read_text())
     [names] = [
         node.value
@@ -63,10 +64,10 @@ def policies() -> str:
 
 
 def build(program: str, sanitize: str, cxx: str, folder: Path) -> Path:
-    """Compiles what is out of date; returns the program.
+    """Compiles the files that are out of date; returns the program.
 
-    The core and the harness are one unit, which takes most of the time. All programs of one
-    compiler and sanitizer are linked with it, but for libFuzzer's: that instruments the core.
+    The core and the harness are one unit, which takes most of the build time. All programs of one
+    compiler and sanitizer link this unit, except libFuzzer's, which instruments the core.
     """
     kind = f"{sanitize}-{Path(cxx).name}"
     out = folder / f"{program}-{kind}"
@@ -109,7 +110,7 @@ def main() -> int:
     parser.add_argument("--build-folder", type=Path, default=HERE.parents[1] / "build" / "core")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("program", choices=PROGRAMS)
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="for the program")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help="arguments of the program")
     args = parser.parse_args()
     if shutil.which(args.cxx) is None:
         parser.error(f"no compiler is called {args.cxx}")

@@ -1,4 +1,4 @@
-// Every allocation of the program, counted; and any of them made to fail.
+// Counts every allocation of the program, and makes chosen allocations fail.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,13 @@
 namespace blockmgr::testing {
 
 struct Allocations {
-  // From here on the allocation of this number, counted from 1, fails; with persistent, all after
-  // it do, too. 0: none does.
+  // The allocation with this number fails, counted from 1 from this call on; with persistent, all
+  // later ones fail too. 0: none fails.
   static void fail(std::int64_t number, bool persistent);
-  // Back to allocations that succeed. Whether any of them failed since.
+  // Makes allocations succeed again. Returns whether any failed since fail().
   static bool stop();
-  // Allocations asked for so far, and bytes handed out and not given back. The zeroed arrays of
-  // the core, which live as long as it does, are counted but not added up.
+  // Allocations requested so far, and bytes allocated and not freed. The zeroed arrays of the core,
+  // which live as long as the core, are counted as allocations but not in the bytes.
   static std::int64_t count();
   static std::int64_t live_bytes();
 };

@@ -1,8 +1,8 @@
-// Memory that can be put back to what it was: a world made in it goes back with it.
+// Memory that can be restored to an earlier state, together with the objects in it.
 //
-// Included by one program only, whose every allocation it replaces. What is allocated while a
-// thread allocates in its arena lies there, between two addresses; so a copy of those bytes is a
-// snapshot, and pointers into the arena are right again once the bytes are.
+// Only one program includes this file, because it replaces every allocation of the program. While a
+// thread allocates in its arena, all its allocations lie between two addresses. So a copy of those
+// bytes is a snapshot, and restoring the bytes also restores pointers into the arena.
 #pragma once
 
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // While one of these lives, the thread allocates in the arena.
+  // While a Scope exists, the thread allocates in the arena.
   class Scope {
    public:
     explicit Scope(Arena& arena) { allocating = of_thread = &arena; }
@@ -37,7 +37,7 @@ class Arena {
     Scope& operator=(const Scope&) = delete;
   };
   static inline thread_local Arena* allocating = nullptr;
-  static inline thread_local Arena* of_thread = nullptr;  // that it allocated in last
+  static inline thread_local Arena* of_thread = nullptr;  // the last one that the thread used
 
   using Snapshot = std::vector<char>;
   void save(Snapshot& snapshot) const {
@@ -71,14 +71,14 @@ class Arena {
   }
 
  private:
-  static constexpr std::size_t kUnit = alignof(std::max_align_t);  // and room for the size in front
+  static constexpr std::size_t kUnit = alignof(std::max_align_t);  // also holds the size in front
   static constexpr std::size_t kLists = 128;
   struct Piece {
     Piece* next;
   };
   struct alignas(kUnit) Head {
-    std::size_t top;                    // bytes in use, with this
-    std::array<Piece*, kLists> unused;  // what was given back, by units
+    std::size_t top;                    // bytes in use, including this header
+    std::array<Piece*, kLists> unused;  // freed pieces, by number of units
   };
   std::size_t size_;
   Head* head_;
@@ -99,8 +99,8 @@ class Arena {
 }
 void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
 
-// The linker sends calls of calloc here (see __main__.py). The core gives such memory back only
-// when it ends, which one in an arena never does.
+// The linker redirects calls of calloc here (see __main__.py). The core frees such memory only in
+// its destructor, which never runs for a core in an arena.
 extern "C" void* __real_calloc(std::size_t count, std::size_t size);
 extern "C" void* __wrap_calloc(std::size_t count, std::size_t size) {
   blockmgr::testing::Arena* arena = blockmgr::testing::Arena::allocating;

@@ -1,10 +1,10 @@
 // Can the audit fail? Breaks one field of a live manager at a time: books --runs 44 --moves 60.
 //
-// After the moves of a play, every way of tampering below is tried on a block, a list or a sequence
-// drawn at random, at the first moves that leave something to break. violations() has to say
-// something, and nothing once the field is back. Compiled without access control: these fields are
-// nobody's to write. A play resolves each plan in the move that takes it, so no copy is in flight
-// between moves.
+// After the moves of a play, every tampering below is tried on a random block, list or sequence, at
+// the first moves that leave something to break. violations() must report the tampering, and report
+// nothing once the field is restored. Compiled without access control, because these fields are
+// private. A play resolves each plan in the move that takes it, so no copy is in flight between
+// moves.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,13 +26,13 @@ namespace {
 
 using Undo = std::function<void()>;
 
-// What can be broken, and something to draw from.
+// The core to tamper with, and random choices of a place in it.
 struct Victim {
   Sequences& core;
   std::mt19937_64& rng;
 
   std::size_t below(std::size_t bound) { return rng() % bound; }
-  // A node for which this holds, or kNoNode. Some ids are free.
+  // A random node for which the predicate holds, or kNoNode. Some ids are free.
   template <class Holds>
   NodeId node(Holds holds) {
     const int size = core.nodes_.count;
@@ -43,11 +43,11 @@ struct Victim {
     }
     return kNoNode;
   }
-  // One that has a block, or kNoNode.
+  // A random node that has a block, or kNoNode.
   NodeId owner() {
     return node([&](NodeId n, const Node&) { return core.nodes_.block(n) != kNoBlock; });
   }
-  // A running sequence with a block at least, or nullptr.
+  // A random running sequence with at least one block, or nullptr.
   Sequence* running() {
     const std::size_t size = core.sequences_.size();
     const std::size_t start = below(size);
@@ -59,7 +59,7 @@ struct Victim {
   }
 };
 
-// Sets a field to a value it has not; what undoes that, or nothing.
+// Sets a field to a different value. Returns the undo, or nothing if the value is the same.
 template <class Field, class Value>
 Undo set(Field& field, Value value) {
   const Field before = field;
@@ -75,7 +75,7 @@ bool pending(NodeId, const Node& k) { return k.copy_source != kNoNode; }
 bool deep(NodeId, const Node& k) { return k.keyed() && k.parent >= 0; }
 bool has_extras(NodeId, const Node& k) { return k.keyed() && k.extras; }
 
-// A field of a node for which something holds, so much more.
+// Adds to a field of a node for which the predicate holds.
 template <class Field>
 std::function<Undo(Victim&)> more(Field Node::* field, Holds holds, int by = 1) {
   return [=](Victim& v) -> Undo {
@@ -93,7 +93,7 @@ std::function<Undo(Victim&)> to(Field Node::* field, Holds holds, Value value) {
   };
 }
 
-// The count of a list.
+// Makes the count of a list wrong by one.
 template <class List>
 Undo miscount(Victim& v, List& list) {
   return set(list.size_, list.size_ + (v.rng() % 2 ? 1 : -1));
@@ -106,7 +106,7 @@ std::function<Undo(Victim&)> more_uses(std::uint32_t Uses::* field) {
   };
 }
 
-// Two idle nodes that follow each other, a child and its parent, the other way round at the end.
+// Moves the first two idle nodes, a child and its parent, to the end in the wrong order.
 Undo turn(IdleSegments& idle, Nodes& nodes) {
   std::vector<NodeId> order;
   for (NodeId n = idle.front(); n != idle.end(); n = idle.after(n)) order.push_back(n);
@@ -141,12 +141,12 @@ struct Tampering {
 
 std::vector<Tampering> of_blocks() {
   return {
-      {"a reference more", more_uses(&Uses::ref_count)},
-      {"a pin more", more_uses(&Uses::pins)},
-      {"a generation later", more(&Node::parent_generation, cached)},
+      {"one extra reference", more_uses(&Uses::ref_count)},
+      {"one extra pin", more_uses(&Uses::pins)},
+      {"a later generation", more(&Node::parent_generation, cached)},
       {"no extra keys", to(&Node::extras, has_extras, 0u)},
       {"a key of no tokens", to(&Node::key_tokens, cached, 0)},
-      {"a key of a token less",
+      {"a key with one token less",
        [](Victim& v) -> Undo {
          const NodeId b = v.node([&](NodeId, const Node& k) {
            return k.key_tokens == v.core.nodes_.block_size && k.key_tokens > 1;
@@ -160,18 +160,18 @@ std::vector<Tampering> of_blocks() {
          const NodeId other = v.node(any);
          return b < 0 || b == other ? Undo() : set(v.core.nodes_[b].parent, other);
        }},
-      {"no sibling after",
+      {"no next sibling",
        to(
            &Node::next_sibling,
            [](NodeId, const Node& k) { return k.keyed() && k.next_sibling >= 0; }, kNoNode)},
-      {"no sibling before",
+      {"no previous sibling",
        to(
            &Node::prev_sibling,
            [](NodeId, const Node& k) { return k.keyed() && k.prev_sibling >= 0; }, kNoNode)},
       {"no child", to(
                        &Node::first_child,
                        [](NodeId, const Node& k) { return k.first_child >= 0; }, kNoNode)},
-      {"a child of a block that has none",
+      {"a child of a block without children",
        [](Victim& v) -> Undo {
          const NodeId b = v.node([](NodeId, const Node& k) { return k.first_child < 0; });
          const NodeId other = v.node(any);
@@ -179,8 +179,8 @@ std::vector<Tampering> of_blocks() {
        }},
       {"a copy of no tokens", to(&Node::copy_tokens, pending, 0)},
       {"a copy of too many tokens", to(&Node::copy_tokens, pending, 0xffff)},
-      {"a copy from nowhere", to(&Node::copy_source, pending, kNoNode)},
-      {"a copy nobody planned",
+      {"a copy without a source", to(&Node::copy_source, pending, kNoNode)},
+      {"an unplanned copy",
        [](Victim& v) -> Undo {
          const NodeId b =
              v.node([](NodeId, const Node& k) { return k.copy_source == kNoNode; });
@@ -200,7 +200,7 @@ std::vector<Tampering> of_blocks() {
                       &Node::fence, [](NodeId, const Node& k) { return !k.fence; }, 1)},
       {"no fence", to(
                        &Node::fence, [](NodeId, const Node& k) { return k.fence != 0; }, 0)},
-      {"two nodes with each other's block",
+      {"two nodes with swapped blocks",
        [](Victim& v) -> Undo {
          const NodeId one = v.owner();
          const NodeId other = v.owner();
@@ -213,10 +213,10 @@ std::vector<Tampering> of_blocks() {
          swap();
          return swap;
        }},
-      {"a block marked as not written",
+      {"a written block marked as unwritten",
        to(
            &Node::unwritten, [](NodeId, const Node& k) { return !k.unwritten; }, 1)},
-      {"a block that is not written, without its mark",
+      {"an unwritten block without its mark",
        to(
            &Node::unwritten, [](NodeId, const Node& k) { return k.unwritten != 0; }, 0)},
       {"a node without a block",
@@ -224,12 +224,12 @@ std::vector<Tampering> of_blocks() {
          const NodeId n = v.owner();
          return n < 0 ? Undo() : set(v.core.nodes_.places[static_cast<std::size_t>(n)], kNoBlock);
        }},
-      {"a block of another node",
+      {"the block of another node",
        [](Victim& v) -> Undo {
          auto& owners = v.core.nodes_.owners;
          return set(owners[v.below(owners.size())], v.node(any));
        }},
-      {"a child behind, or none",
+      {"a missing or wrong child",
        [](Victim& v) -> Undo {
          const auto n = static_cast<std::size_t>(v.node(any));
          auto& word = v.core.index_.continued_[n >> 6];
@@ -240,12 +240,12 @@ std::vector<Tampering> of_blocks() {
 
 std::vector<Tampering> of_pool() {
   return {
-      {"a list of free blocks miscounted",
+      {"a wrong count of free blocks",
        [](Victim& v) -> Undo {
          auto& free = partition(v).free;
          return free.empty() ? Undo() : set(free.size_, free.size_ - 1);
        }},
-      {"a free block that is another",
+      {"a wrong free block",
        [](Victim& v) -> Undo {
          auto& free = partition(v).free;
          if (free.empty()) return {};
@@ -266,9 +266,9 @@ std::vector<Tampering> of_pool() {
          std::uint64_t& word = ids.empty_.words_[0];
          return set(word, word ^ 1);
        }},
-      {"a list of idle blocks miscounted",
+      {"a wrong count of idle blocks",
        [](Victim& v) { return miscount(v, partition(v).idle); }},
-      {"the list of copies miscounted",
+      {"a wrong count of copies",
        [](Victim& v) { return miscount(v, v.core.copies_.pending_); }},
       {"a word of free ids that no search finds",
        [](Victim& v) -> Undo {
@@ -276,21 +276,21 @@ std::vector<Tampering> of_pool() {
          if (levels.size() < 2) return {};
          return set(levels[1][0], levels[1][0] ^ 1);
        }},
-      {"the list of unwritten blocks miscounted",
+      {"a wrong count of unwritten blocks",
        [](Victim& v) { return miscount(v, v.core.unwritten_); }},
-      {"a fence miscounted",
+      {"a wrong count of a fence",
        [](Victim& v) -> Undo {
          auto& fences = v.core.pool_.fences_;
          return fences.empty() ? Undo() : miscount(v, fences[v.below(fences.size())]);
        }},
-      {"a fenced block more in the pool",
+      {"one extra fenced block in the pool",
        [](Victim& v) { return set(v.core.pool_.num_fenced_, v.core.pool_.num_fenced_ + 1); }},
-      {"a fenced block more in a partition",
+      {"one extra fenced block in a partition",
        [](Victim& v) -> Undo {
          Pool::Partition& own = partition(v);
          return set(own.num_fenced, own.num_fenced + 1);
        }},
-      {"a queued block more",
+      {"one extra queued block",
        [](Victim& v) -> Undo {
          if (!v.core.pool_.partitions_) return {};
          return set(v.core.pool_.num_queued_, v.core.pool_.num_queued_ + 1);
@@ -332,7 +332,7 @@ std::vector<Tampering> of_pool() {
            if (lists.empty(i)) return set(lists.least_, i);
          return {};
        }},
-      {"a cached block more in the index",
+      {"one extra cached block in the index",
        [](Victim& v) { return set(v.core.index_.num_keyed_, v.core.index_.num_keyed_ + 1); }},
       {"a block more that passed a bucket",
        [](Victim& v) -> Undo {
@@ -340,7 +340,7 @@ std::vector<Tampering> of_pool() {
          auto& passed = buckets[v.below(buckets.size())].passed;
          return set(passed, passed + 1);
        }},
-      {"a holder of a namespace more",
+      {"one extra holder of a namespace",
        [](Victim& v) -> Undo {
          const NodeId b = v.node([](NodeId, const Node& k) {
            return k.keyed() && is_root(k.parent) && root_index(k.parent) > 0;
@@ -349,7 +349,7 @@ std::vector<Tampering> of_pool() {
          auto& entry = v.core.index_.roots_by_name_.entries_[root_index(v.core.nodes_[b].parent)];
          return set(entry.refs, entry.refs + 1);
        }},
-      {"a holder of extra keys more",
+      {"one extra holder of extra keys",
        [](Victim& v) -> Undo {
          const NodeId b = v.node(has_extras);
          if (b < 0) return {};
@@ -374,32 +374,32 @@ std::vector<Tampering> of_sequences() {
     };
   };
   return {
-      {"a block less in a table",
+      {"a table with one block less",
        with([](Victim&, Sequence& s) { return set(s.num_blocks, s.num_blocks - 1); })},
-      {"more computed than there is",
+      {"more computed tokens than tokens",
        with([](Victim&, Sequence& s) { return set(s.num_computed, s.num_tokens + 1); })},
-      {"fewer computed than none",
+      {"a negative number of computed tokens",
        with([](Victim&, Sequence& s) { return set(s.num_computed, -1); })},
       {"more tokens than slots", with([](Victim& v, Sequence& s) {
          const std::int64_t slots = s.num_blocks * std::int64_t{v.core.config_.block_size};
          return set(s.num_tokens, slots + s.num_waiting() + 1);
        })},
-      {"a sequence that does not run and holds blocks",
+      {"a waiting sequence that holds blocks",
        with([](Victim&, Sequence& s) { return set(s.state, Sequence::kPreempted); })},
-      {"a block that is none in a table",
+      {"an invalid block in a table",
        with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.core.nodes_.count); })},
       {"another block in a table",
        with([](Victim& v, Sequence& s) { return set(v.core.table(s)[0], v.node(any)); })},
       {"the same block twice in a table", with([](Victim& v, Sequence& s) -> Undo {
          return s.num_blocks < 2 ? Undo() : set(v.core.table(s)[1], v.core.table(s)[0]);
        })},
-      {"a block more of a chain", with([](Victim& v, Sequence& s) -> Undo {
+      {"one extra block in a chain", with([](Victim& v, Sequence& s) -> Undo {
          if (s.num_chained >= s.num_blocks) return {};
          const Node& next = v.core.nodes_[v.core.table(s)[s.num_chained]];
          if (next.keyed() || next.parent != kNoNode) return {};
          return set(s.num_chained, s.num_chained + 1);
        })},
-      {"two blocks of a chain the other way round", with([](Victim& v, Sequence& s) -> Undo {
+      {"two swapped blocks in a chain", with([](Victim& v, Sequence& s) -> Undo {
          if (s.num_chained < 2) return {};
          std::int32_t* const t = v.core.table(s);
          if (!v.core.nodes_[t[0]].keyed() || !v.core.nodes_[t[1]].keyed()) return {};
@@ -436,7 +436,7 @@ std::vector<Tampering> of_sequences() {
          }
          return {};
        }},
-      {"an unused row less",
+      {"one unused row less",
        [](Victim& v) -> Undo {
          auto& rows = v.core.unused_rows_;
          if (rows.empty()) return {};
@@ -444,12 +444,12 @@ std::vector<Tampering> of_sequences() {
          rows.pop_back();
          return [&rows, row] { rows.push_back(row); };
        }},
-      {"a ticket of a step to come",
+      {"the ticket of a future step",
        [](Victim& v) -> Undo {
          auto& steps = v.core.open_steps_;
          return steps.empty() ? Undo() : set(steps.back().ticket, v.core.last_ticket_ + 1);
        }},
-      {"a step older than the one before",
+      {"a step older than its predecessor",
        [](Victim& v) -> Undo {
          auto& steps = v.core.open_steps_;
          return steps.empty() ? Undo() : set(steps.back().ticket, 0);
@@ -464,9 +464,9 @@ std::vector<Tampering> of_sequences() {
   };
 }
 
-constexpr std::int64_t kTimes = 2;  // each is tried in a run
+constexpr std::int64_t kTimes = 2;  // tries of each in a run
 
-// Every way of tampering that was not tried often enough in this run.
+// Reports the tamperings that this run has not tried often enough.
 void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::int64_t>& tried) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (tried[i] == kTimes) continue;
@@ -474,15 +474,15 @@ void tamper(Victim& victim, const std::vector<Tampering>& all, std::vector<std::
     if (!undo) continue;
     const bool noticed = !victim.core.violations().empty();
     undo();
-    if (!noticed) throw Violation(std::string("the audit does not see ") + all[i].name);
+    if (!noticed) throw Violation(std::string("the audit misses: ") + all[i].name);
     if (const auto broken = victim.core.violations(); !broken.empty())
       throw Violation(std::string(all[i].name) + ", undone: " + broken.front());
     ++tried[i];
   }
 }
 
-// Counts that no audit can check. The fingerprint of a manager has them nevertheless, so that a
-// refused call that changed one is noticed.
+// Counts that no audit can check. The fingerprint of a manager includes them, so that a refused
+// call that changes one of them is noticed.
 void check_fingerprint(Victim& victim) {
   CopyTracker& copies = victim.core.copies_;
   const std::string before = victim.core.fingerprint();
@@ -490,7 +490,7 @@ void check_fingerprint(Victim& victim) {
     ++number;
     const bool noticed = victim.core.fingerprint() != before;
     --number;
-    if (!noticed) throw Violation(std::string("the fingerprint has no number of ") + name);
+    if (!noticed) throw Violation(std::string("the fingerprint does not count ") + name);
   };
   check("planned copies", copies.num_planned_);
   check("cancelled copies", copies.num_cancelled_);
@@ -506,7 +506,7 @@ std::vector<Tampering> everything() {
   return all;
 }
 
-// Some of everything, at a debug level; and what its checks find of books that are made wrong.
+// A small core at a debug level, and calls on tampered books that its checks should notice.
 class AtLevel {
  public:
   explicit AtLevel(int level) : core_(config(), digester(), {}) {
@@ -522,20 +522,20 @@ class AtLevel {
     core_.free(first_);
     core_.free(other_);
   }
-  // Tokens go to a node that is none.
+  // An append writes tokens to a free node.
   void write_to_a_free_one() {
     const NodeId own = entry(first_, 1);
-    entry(first_, 1) = own + 1;  // the id of the node that comes next
+    entry(first_, 1) = own + 1;  // the next id, a free node
     append(first_, {1, 2, 3});
     entry(first_, 1) = own;
     append(first_, {4});
   }
-  // Nothing is done with a table that is wrong.
+  // The call does not touch the wrong table.
   void touch_nothing() {
     entry(first_, 1) = entry(other_, 1);
     core_.reserve(other_, 1);
   }
-  // Likewise, by a call that is refused.
+  // The same, with a call that is refused.
   void be_refused() {
     entry(first_, 1) = entry(other_, 1);
     try {
@@ -578,7 +578,7 @@ class AtLevel {
   Handle other_ = 0;
 };
 
-// Level 1 checks what each step touches, level 2 everything after each call.
+// Level 1 checks what each call touches, level 2 checks everything after each call.
 void check_levels() {
   const struct {
     const char* name;
@@ -586,12 +586,12 @@ void check_levels() {
     int found_from;
   } acts[] = {{"a block released twice", &AtLevel::release_another, 1},
               {"a write to a free node", &AtLevel::write_to_a_free_one, 1},
-              {"a table nobody touches", &AtLevel::touch_nothing, 2},
-              {"a table behind a refused call", &AtLevel::be_refused, 2}};
+              {"a table that is not touched", &AtLevel::touch_nothing, 2},
+              {"a table after a refused call", &AtLevel::be_refused, 2}};
   for (const auto& each : acts)
     for (int level = 1; level <= 2; ++level) {
       AtLevel world(level);
-      if (world.has_findings()) throw Violation("right books are found to be wrong");
+      if (world.has_findings()) throw Violation("the audit reports a violation without a bug");
       (world.*each.act)();
       if (world.has_findings() != (level >= each.found_from))
         throw Violation(std::string(each.name) + " at debug level " + std::to_string(level));
@@ -644,6 +644,6 @@ int main(int argc, char** argv) {
     complete &= tallies[i] > 0;
   }
   std::printf("seed %d, %d runs of %d moves, each seen\n", seed, runs, moves);
-  if (!complete) std::printf("some were never tried\n");
+  if (!complete) std::printf("some fields were never tried\n");
   return complete ? 0 : 1;
 }

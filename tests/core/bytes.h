@@ -1,4 +1,4 @@
-// Where an operation stream comes from: a buffer (a fuzzer's, a file's) or a seed.
+// The source of an operation stream: a buffer (from a fuzzer or a file) or a seed.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ class Bytes {
   int between(int low, int high) { return low + below(high - low + 1); }
   bool one_in(int count) { return below(count) == 0; }
 
-  // Every byte of a seed's stream that was handed out: as a buffer it repeats the run.
+  // Every byte drawn so far from a seed's stream: used as a buffer, they repeat the run.
   const std::vector<std::uint8_t>& used() const { return used_; }
 
  private:

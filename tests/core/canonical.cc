@@ -8,13 +8,13 @@ namespace blockmgr::testing {
 
 namespace {
 
-// What is swapped: the two token values, the two namespaces.
+// Whether the two token values and the two namespaces are swapped.
 struct Swap {
   bool tokens;
   bool names;
 };
 
-// Sequences by their description without names of others; equal ones in any order.
+// Sequences sorted by a description that mentions no other names; ties in any order.
 struct Ranked {
   std::uint64_t key;
   std::size_t index;
@@ -25,7 +25,7 @@ bool by_both(const Ranked& a, const Ranked& b) {
 }
 using Ranking = std::vector<Ranked>;
 
-// One way of naming things: sequences in a given order, token values and namespaces swapped or not,
+// One assignment of names: sequences in a given order, token values and namespaces swapped or not,
 // blocks in the order in which they are first met.
 class Naming {
  public:
@@ -47,7 +47,7 @@ class Naming {
     put_copies();
     put_steps();
     for (std::size_t i = 0; i < 2; ++i) put_root(names_[i ^ std::size_t{swap_.names}]);
-    // Whatever is met while a block is described is described in its turn.
+    // Describing a block may add further blocks to met_, which are then described too.
     for (std::size_t i = 0; i < met_.size(); ++i) put_block(met_[i]);
     put_orphans();
     put_ids();
@@ -145,8 +145,8 @@ class Naming {
     }
   }
 
-  // Who gets the blocks that a step still writes to, for sequences that are gone, depends on the
-  // order of the free ones. It does not matter otherwise.
+  // A step may still write to blocks of freed sequences. Only then does the order of the free
+  // blocks matter: it decides which sequence gets those blocks.
   bool has_orphans() const {
     for (const LaunchPtr& step : world_.steps())
       for (const Launch::Part& part : step->parts)
@@ -154,7 +154,7 @@ class Naming {
     return false;
   }
 
-  // What steps still write for sequences that are gone, in no order.
+  // The pending writes of steps for freed sequences, sorted.
   void put_orphans() {
     std::vector<std::string> orphans;
     for (const LaunchPtr& step : world_.steps())
@@ -171,8 +171,8 @@ class Naming {
     for (const std::string& orphan : orphans) (out_ += orphan) += '|';
   }
 
-  // Which ids are neighbours decides which is handed out next, and where a search goes on without a
-  // look at a record.
+  // The order of ids decides which id is allocated next, and where a match continues without
+  // reading a record.
   void put_ids() {
     for (NodeId n = 0; n < core_.nodes().count; ++n) put_node_name(n);
   }
@@ -182,13 +182,14 @@ class Naming {
     put(-1);
   }
 
-  // A namespace that no sequence and no block is in is forgotten, so the rest says which are known.
+  // The core forgets a namespace without sequences and blocks, so the rest of the description shows
+  // which ones it knows.
   void put_root(int name) {
     const std::uint32_t root = world_.root_of_name(name);
     put_children(root == kUnknownId ? kNoNode : core_.index().first_child(root_node(root)));
   }
 
-  // A free block is met only as one that a step still writes to.
+  // A free block appears here only if a step still writes to it.
   void put_block(std::int32_t b) {
     const NodeId n = core_.nodes().owner(b);
     if (n < 0) return put(-1);
@@ -219,7 +220,7 @@ class Naming {
   std::string out_;
 };
 
-// Only orders: two sequences may share a key and still differ.
+// The key is only for sorting: two different sequences may have the same key.
 std::uint64_t key_of(const World& world, const Names& names, Swap swap, const Entry& entry) {
   const Sequence& s = world.core().view(entry.handle);
   std::uint64_t key = 1;
@@ -240,7 +241,7 @@ Ranking rank(const World& world, const Names& names, Swap swap) {
   return order;
 }
 
-// The next order of equal keys, as std::next_permutation.
+// The next permutation within groups of equal keys, like std::next_permutation.
 bool next_among_equals(Ranking& order) {
   while (std::next_permutation(order.begin(), order.end(), by_both))
     if (std::is_sorted(order.begin(), order.end(), by_key)) return true;
@@ -250,7 +251,7 @@ bool next_among_equals(Ranking& order) {
 }  // namespace
 
 std::string canonical(const World& world, const Names& names) {
-  // The empty name is not like any other: nothing counts who is in it.
+  // The empty name differs from all others: the core does not count its sequences and blocks.
   const bool alike = names[0] && names[1];
   std::vector<std::pair<Swap, Ranking>> ways;
   for (const bool swap_names : {false, true})
@@ -258,7 +259,7 @@ std::string canonical(const World& world, const Names& names) {
       if (alike || !swap_names)
         ways.emplace_back(Swap{swap_tokens, swap_names},
                           rank(world, names, {swap_tokens, swap_names}));
-  // Only the ways whose keys are least: the keys are the same whatever things are called.
+  // Only the namings with the smallest keys, because keys do not depend on names.
   const auto by_keys = [](const auto& a, const auto& b) {
     return std::lexicographical_compare(a.second.begin(), a.second.end(), b.second.begin(),
                                         b.second.end(), by_key);

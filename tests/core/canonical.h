@@ -1,4 +1,5 @@
-// A state up to the names of its blocks, its sequences, its two token values and its namespaces.
+// A canonical description of a state: the names of blocks, sequences, token values and namespaces
+// do not matter.
 #pragma once
 
 #include <array>
@@ -8,11 +9,12 @@
 
 namespace blockmgr::testing {
 
-// The numbers of the two namespaces that sequences may be in; 0 is the one without a name.
+// The numbers of the two namespaces of the sequences; 0 is the one without a name.
 using Names = std::array<int, 2>;
 
-// Equal for two worlds if no further operation can tell them apart, other than by names and by
-// counters. For strict steps (no early commit, none in flight), where memory follows from the rest.
+// Equal for two worlds that no further operation can distinguish, except by names and by counters.
+// Valid for strict steps (no early commit, no step in flight), where the rest of the state
+// determines the memory.
 std::string canonical(const World& world, const Names& names);
 
 }  // namespace blockmgr::testing

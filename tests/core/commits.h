@@ -1,7 +1,7 @@
-// What commits cannot fail: the compiler holds every function of a commit to noexcept, and a
-// noexcept function that ran out of memory would end the program of faults.cc.
+// Checks that commits cannot fail: the compiler checks that every function of a commit is noexcept,
+// and a noexcept function that ran out of memory would terminate faults.cc.
 //
-// Members that are private are named in explicit instantiations, to which access does not apply.
+// Explicit instantiations name the private members, because access control does not apply there.
 #pragma once
 
 #include "identity/index.h"

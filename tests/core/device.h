@@ -1,8 +1,8 @@
-// The KV oracle: a memory whose every slot remembers the prefix it was computed from.
+// The KV oracle: a fake memory in which every slot remembers the prefix it was computed from.
 //
-// Prefixes are nodes of a trie, so two of them are equal exactly if they are the same number. What
-// a sequence reads is checked inside the step, after the step's copies and writes: checked later,
-// a copy that came too late would go unnoticed.
+// Prefixes are nodes of a trie, so two prefixes are equal exactly if their numbers are. Reads of a
+// sequence are checked inside the step, after the step's copies and writes. A later check would not
+// notice a copy that comes too late.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Violation : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A macro, so that the sentence is only made when it is needed.
+// A macro, so that the message is built only when it is needed.
 #define EXPECT(holds, otherwise)   \
   do {                             \
     if (!(holds)) fail(otherwise); \
@@ -53,11 +53,11 @@ struct Work {
   std::vector<std::int64_t> slots;
   std::vector<Prefix> prefixes;
   std::int64_t start;
-  // Where an engine that does not ask again writes; empty: where it reads.
+  // Where the engine writes if it uses the slots it was given earlier; empty: where it reads.
   std::vector<std::int64_t> handed = {};
 };
 
-// A word that a copy brings to a sequence, which counts it as computed.
+// A word that a sequence counts as computed and that a copy brings.
 struct Brought {
   std::int32_t block;
   int word;
@@ -70,7 +70,7 @@ class Device {
       : size_(block_size),
         cells_(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(block_size)) {}
 
-  // Copies word by word in random order: a plan promises that any order is right.
+  // Copies word by word in random order, because a plan promises that every order is correct.
   void run(const std::vector<BlockCopy>& copies, const std::vector<Brought>& brought,
            const std::vector<Work>& work) {
     words_.clear();
@@ -82,7 +82,7 @@ class Device {
     for (const Brought& b : brought)
       if (cell(b.block, b.word) != b.prefix)
         throw Violation("a copy into block " + std::to_string(b.block) +
-                        " brings what was not in memory at word " + std::to_string(b.word));
+                        " brings a token that was not in memory at word " + std::to_string(b.word));
     for (const Work& w : work)
       for (auto i = static_cast<std::size_t>(w.start); i < w.slots.size(); ++i)
         cells_[static_cast<std::size_t>(w.handed.empty() ? w.slots[i] : w.handed[i])] =

@@ -1,4 +1,4 @@
-// Digests for tests: weak on purpose, failing on demand, and able to call back into the core.
+// Digests for tests: weak on purpose, failing on request, and able to call back into the core.
 #pragma once
 
 #include <cstring>
@@ -39,7 +39,7 @@ class TestDigester : public Digester {
 
   std::size_t memory() const { return buffer_.capacity(); }
 
-  int fails_in = 0;  // the digest that many calls from here throws; 0: none
+  int fails_in = 0;  // throws in this many calls; 0: never
   std::function<void()> intrusion;
 
  private:

@@ -1,9 +1,9 @@
-// Every sequence of operations on a small pool, breadth first, up to a depth.
+// Runs every sequence of operations on a small pool, breadth first, up to a depth.
 //
 // Three blocks of two tokens, two token values, two namespaces, three sequences; or, with groups of
 // layers, the boards of group_board.h. States that differ only in names count once. Every operation
-// is tried in every state, and checked in full: outcome, nothing changed by a refusal, the books,
-// and the memory of everything computed or cached.
+// is tried in every state and checked in full: its outcome, that a refused call changed nothing,
+// the books, and the memory of everything computed or cached.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -36,7 +36,7 @@ struct OneGroup {
     settings.core.block_size = 2;
     settings.core.max_seqs = kMostSequences;
     settings.core.min_partial_tokens = 1;
-    settings.check_every = INT32_MAX;  // the walker checks what an operation leaves
+    settings.check_every = INT32_MAX;  // the walker checks the state after an operation
   }
   std::unique_ptr<World> make(Counts* counts) const {
     return std::make_unique<World>(settings, counts);
@@ -46,7 +46,7 @@ struct OneGroup {
   static std::size_t num_open(const World& world) { return world.steps().size(); }
 };
 
-// One with them.
+// A manager with groups of layers.
 struct Groups {
   using Board = GroupBoard;
   using Operation = GroupOperation;
@@ -107,9 +107,9 @@ Options parse(int argc, char** argv) {
 
 // exhaustive [depth] [all|few|few+FAMILY+...] [append_only] [partial=TOKENS] [unnamed]
 //            [states=MOST] [threads=COUNT] [twins=EVERY] [groups=window3+state] [blocks=COUNT]
-// partial: fewest tokens of a partial match. unnamed: one of the namespaces is the one without a
-// name, which is not taken for the other. twins: see compare_twins. groups: those beside full
-// attention, each window, chunk or state, with its width; blocks: of all groups.
+// partial: fewest tokens of a partial match. unnamed: one of the two namespaces is the one without
+// a name; the two are then never swapped. twins: see compare_twins. groups: the groups beside full
+// attention, each a window, chunk or state with its width; blocks: of all groups.
 int main(int argc, char** argv) {
   try {
     const Options options = parse(argc, argv);

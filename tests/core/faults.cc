@@ -1,11 +1,11 @@
-// What is left when memory runs out? Every allocation of every call fails, once and for good.
+// What state is left when memory runs out? Makes every allocation of every call fail.
 //
-// Random engines drive managers and pools as in the stress program. Before each call is let
-// through, it is made with its first allocation failing, then with its second, and so on until it
-// completes; each time with that allocation alone and with all from there on. After each attempt
-// the core must be what it was: same fingerprint, no broken invariant, not a byte more than what it
-// says it holds. Another engine, whose allocations never fail, is driven by the same bytes; both
-// must be in the same state after each move.
+// Random engines drive managers and pools as in the stress program. Each call is first tried with
+// its first allocation failing, then with its second, and so on until it completes; each time with
+// only that allocation failing, and with all later ones failing too. After each attempt the core
+// must be unchanged: same fingerprint, no broken invariant, and no more bytes than it reports. The
+// same bytes drive another engine, whose allocations never fail; both must be in the same state
+// after each move.
 //
 //   faults [--seed N] [--runs N] [--moves N]
 #include <array>
@@ -28,7 +28,7 @@ namespace {
 std::int64_t allocated = 0;
 std::int64_t live = 0;
 std::int64_t failing = 0;
-std::int64_t asked = 0;  // since one was told to fail
+std::int64_t asked = 0;  // since a failure was requested
 bool for_good = false;
 bool failed = false;
 
@@ -40,7 +40,7 @@ bool must_fail() {
   return failed = true;
 }
 
-// The size stands in front of what is handed out.
+// The size is stored in front of the returned memory.
 constexpr std::size_t kHeader = alignof(std::max_align_t);
 
 }  // namespace
@@ -63,7 +63,7 @@ constexpr std::size_t kHeader = alignof(std::max_align_t);
 }
 void operator delete(void* memory, std::size_t) noexcept { operator delete(memory); }
 
-// The linker sends calls of calloc here (see __main__.py).
+// The linker redirects calls of calloc here (see __main__.py).
 extern "C" void* __real_calloc(std::size_t count, std::size_t size);
 extern "C" void* __wrap_calloc(std::size_t count, std::size_t size) {
   return must_fail() ? nullptr : __real_calloc(count, size);
@@ -89,11 +89,11 @@ namespace {
 struct Tally {
   std::int64_t calls = 0;
   std::int64_t points = 0;     // attempts in which an allocation failed
-  std::int64_t completed = 0;  // of those, calls that could do without
+  std::int64_t completed = 0;  // of those, calls that completed anyway
   std::int64_t silent = 0;     // calls that allocated nothing at all
 };
 
-// By name of a call. Allocates nothing, for it is written to between two counts.
+// Tallies by name of a call. Allocates nothing, because it is updated between two counts.
 class Tallies {
  public:
   Tally& operator[](const char* name) {
@@ -129,7 +129,7 @@ class OutOfMemory : public Trial {
   }
 
  private:
-  // Whether the call is over: it completed, or was refused as it would have been anyway.
+  // Whether the call is done: it completed, or was refused for a reason other than memory.
   bool attempt(const char* name, const Subject& subject, const std::function<void()>& call,
                std::int64_t number, bool persistent, Tally& tally) {
     const std::string before = subject.fingerprint();
@@ -166,7 +166,7 @@ class OutOfMemory : public Trial {
   Tallies& tallies_;
 };
 
-// A play on trial beside one that is not, move by move.
+// A play on trial beside one whose allocations succeed, move by move.
 template <class Driver, class State>
 std::int64_t drive(std::uint64_t seed, int moves, const std::function<Driver*(Bytes&, bool)>& make,
                    State state) {
@@ -178,7 +178,7 @@ std::int64_t drive(std::uint64_t seed, int moves, const std::function<Driver*(By
     tried->move();
     spared->move();
     if (state(*tried) != state(*spared))
-      throw Violation("move " + std::to_string(i) + " ended otherwise than without failures");
+      throw Violation("move " + std::to_string(i) + " had another outcome than without failures");
   }
   return tried->calls();
 }
@@ -207,10 +207,10 @@ void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
   }
   if (Allocations::live_bytes() != before)
     throw Violation(std::to_string(Allocations::live_bytes() - before) +
-                    " bytes are left of a manager that is gone");
+                    " bytes are left of a destroyed manager");
 }
 
-// Every allocation of a constructor.
+// Makes every allocation of a constructor fail.
 void construct(const char* name, Tallies& tallies, const std::function<void()>& make) {
   Tally& tally = tallies[name];
   ++tally.calls;
@@ -227,7 +227,7 @@ void construct(const char* name, Tallies& tallies, const std::function<void()>& 
       const bool ran_out = Allocations::stop();
       if (Allocations::live_bytes() != before)
         throw Violation(std::string(name) + ", allocation " + std::to_string(number) +
-                        " failed: something is left of it");
+                        " failed: memory leaked");
       if (!ran_out) return;
       ++tally.points;
       if (!thrown) ++tally.completed;
@@ -300,8 +300,8 @@ void expect_steady(Tallies& tallies) {
   }
 }
 
-// What callers say of blocks to come, of a namespace whose name needs memory of its own. No engine
-// of the plays has view_pin or explain on trial.
+// Calls of retention for a namespace whose long name needs an allocation. Also tries view_pin and
+// explain, which no engine of the plays does.
 void try_retaining(Trial& trial) {
   Config config;
   config.num_blocks = 32;
@@ -333,7 +333,7 @@ int whole_argument(const char* text) {
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
   if (*end || value < 1 || value > 1'000'000'000) {
-    std::fprintf(stderr, "a number from 1 on is wanted, got %s\n", text);
+    std::fprintf(stderr, "expected a number from 1, got %s\n", text);
     std::exit(2);
   }
   return static_cast<int>(value);

@@ -1,8 +1,7 @@
-// The fuzz target: the first byte of an input chooses what the rest of it drives.
+// The fuzz target: the first byte of an input chooses what the other bytes drive.
 //
 // With clang it is linked with libFuzzer; AFL++ in persistent mode calls the same function. Built
-// with BLOCKMGR_FUZZ_MAIN, it runs the files and folders it is given once each, which needs
-// neither.
+// with BLOCKMGR_FUZZ_MAIN, it needs neither and runs each file of its arguments once.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

@@ -46,7 +46,7 @@ GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   setup.digest = TestDigester::kWide;
   setup.vocabulary = 2;
   setup.habits.chunk = kUnit * kMostUnits;
-  setup.check_every = INT32_MAX;  // the walker checks what an operation leaves
+  setup.check_every = INT32_MAX;  // the walker checks the state after an operation
   setup.snapshot_every = 1;
   return setup;
 }
@@ -148,7 +148,7 @@ void GroupBoard::begin() {
   fill(*closed_, true, -1);
 }
 
-// The copies are applied before the commits or after them.
+// applies_last: whether the copies are applied after the commits instead of before them.
 void GroupBoard::finish(bool applies_last) {
   if (!closed_) return;
   setup_.habits.late = applies_last;
@@ -161,7 +161,7 @@ void GroupBoard::finish(bool applies_last) {
   setup_.habits.late = false;
 }
 
-// A whole step, whose commit decodes: all that it computes to the end go on with this token.
+// A whole step whose commit decodes: every sequence computed to its end gets this token.
 void GroupBoard::decode(Token token) {
   if (closed_) return;
   Closed closed;
@@ -188,7 +188,7 @@ void GroupBoard::abort() {
 
 // ---- operations ---------------------------------------------------------------------------------
 
-// A name of its own: the operations of one group have the same names.
+// A separate namespace, because operations.cc uses the same names.
 namespace boards {
 namespace {
 
@@ -208,7 +208,7 @@ void add_for_each_token(Operations& all, const std::string& name, Run run) {
                  [=](GroupBoard& board, Number i) { run(board, i, token); });
 }
 
-// Prompts that diverge within a unit and where one ends; one that begins with few slots.
+// Prompts that diverge within a unit and at the end of one; a prompt that starts with few slots.
 void add_few(Operations& all) {
   const auto add_prompt = [&](const std::vector<Token>& text, std::int64_t slots) {
     std::string name = "admit ";
@@ -254,7 +254,7 @@ void add_reparents(Operations& all) {
     all.push_back({"reparent to " + std::to_string(first) + std::to_string(second),
                    [=](auto& b) { b.reparent({first, second}); }});
 }
-// Steps of one sequence, which leave the other where it is; plans that are closed for a while.
+// Steps of one sequence, which leave the other unchanged; plans that stay closed for a while.
 void add_parts(Operations& all) {
   add_for_each(all, "step of", [](auto& b, Number i) { b.step(false, static_cast<int>(i)); });
   all.push_back({"begin", [](auto& b) { b.begin(); }});

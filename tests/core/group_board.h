@@ -1,7 +1,7 @@
-// A small manager with groups of layers, and the operations that its short histories are made of.
+// A small manager with groups of layers, and the operations of its short histories.
 //
 // Units of two tokens, two token values, one namespace, two sequences of up to eight tokens. Steps
-// are strict: none in flight, nothing committed early. The judge is that of the random engines.
+// are strict: none in flight, nothing committed early. The checks are those of the random engines.
 #pragma once
 
 #include <functional>
@@ -16,14 +16,14 @@ namespace blockmgr::testing {
 struct GroupRules {
   std::string wanted = "all";   // families of operations
   std::vector<Group> groups;    // beside one of full attention
-  int num_blocks = 0;           // of all groups together; 0: enough for one sequence, and two
+  int num_blocks = 0;           // of all groups; 0: enough for one sequence plus two
   int min_partial_tokens = 1;
 };
 
-// "window3+state": the kinds by name, each with its width.
+// Parses "window3+state": the kinds by name, each with its width.
 std::vector<Group> groups_of(const std::string& text);
 
-// Bytes that a board has no use for: whatever the engine would draw is zero.
+// A board draws nothing, so every byte that the engine draws is zero.
 struct NoBytes {
   Bytes none{nullptr, 0};
 };
@@ -37,25 +37,25 @@ class GroupBoard : private NoBytes, private GroupPlay {
   GroupBoard(const GroupRules& rules, Counts* counts);
 
   std::size_t num_seqs() const { return seqs_.size(); }
-  // Whether a plan is closed, and neither launched nor aborted.
+  // Whether a plan is closed but neither launched nor aborted.
   std::size_t num_open() const { return closed_.has_value(); }
-  // The books and the memory.
+  // Checks the books and the memory.
   void check();
   void check_calls(bool on);
 
   void admit(const std::vector<Token>& text, std::int64_t slots = 0);
-  // A prompt of the tokens of a sequence and one more; before it, the sequence may end.
+  // Admits the tokens of a sequence and one more; if ends, frees the sequence first.
   void admit_after(std::size_t i, Token token, bool ends);
   void append(std::size_t i, Token token);
   void reserve(std::size_t i);
   void fork(std::size_t i);
   void free(std::size_t i);
-  void truncate(std::size_t i, std::int64_t count);  // takes so many tokens back, but the first
+  void truncate(std::size_t i, std::int64_t count);  // removes that many tokens, never the first
   void preempt(std::size_t i);
   void resume(std::size_t i);
   void reparent(const std::vector<std::int64_t>& parents);
   void decode(Token token);
-  // A whole step, of all sequences or of one. stops: forwards end where an admission said.
+  // A whole step, of all sequences or of one. stops: forwards end at the stops of the admission.
   void step(bool stops, int only = -1);
   void begin();
   void finish(bool applies_last = false);
@@ -73,10 +73,10 @@ class GroupBoard : private NoBytes, private GroupPlay {
 
 struct GroupOperation {
   std::string name;
-  std::function<void(GroupBoard&)> run;  // does nothing where there is nothing to do it to
+  std::function<void(GroupBoard&)> run;  // does nothing where it does not apply
 };
 
-// "few", "all", or few and families: "few+fork+parts".
+// wanted is "few", "all", or few and families: "few+fork+parts".
 std::vector<GroupOperation> group_operations(const GroupRules& rules);
 
 }  // namespace blockmgr::testing

@@ -2,7 +2,8 @@
 //
 // A cell of an attention group remembers the prefix whose last token it was computed from. A block
 // of a recurrent group holds one state, which remembers all tokens that it has consumed; a forward
-// advances it in place. So a state that is used twice, too early or too late is another state.
+// advances it in place. So a state that is used twice, too early or too late differs from the
+// correct one.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +34,7 @@ class GroupDevice {
         groups_(std::move(groups)),
         cells_(static_cast<std::size_t>(num_blocks) * static_cast<std::size_t>(block_size)) {}
 
-  // The copies in any order, then one forward of all the work.
+  // Runs the copies in random order, then one forward of all the work.
   void run(const std::vector<BlockCopy>& copies, std::vector<GroupWork>& work) {
     std::vector<std::pair<std::size_t, std::size_t>> words;
     for (const BlockCopy& copy : copies) {

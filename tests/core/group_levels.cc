@@ -1,4 +1,4 @@
-// What an engine with groups of layers says of blocks that will be used again, or will not.
+// Retention calls of an engine with groups of layers: retain, pin, touch and forget.
 #include <algorithm>
 
 #include "group_play.h"
@@ -43,7 +43,7 @@ void GroupPlay::handle_blocks(const SeqPtr& seq) {
   digester_->fails_in = fails_in;
 }
 
-// Nothing finds it any more, and nothing that continues it; who has it caches nothing more.
+// After forget, no prompt finds the block or its descendants; its holders cache nothing more.
 void GroupPlay::forget_block(std::int64_t block) {
   std::vector<SeqPtr> holders;
   for (const SeqPtr& seq : seqs_) {
@@ -55,7 +55,7 @@ void GroupPlay::forget_block(std::int64_t block) {
       }
   }
   const Nodes& nodes = core_.nodes();
-  std::vector<std::pair<NodeId, std::uint32_t>> below;  // what continues it, and itself
+  std::vector<std::pair<NodeId, std::uint32_t>> below;  // the block and its descendants
   const NodeId owner = nodes.owner(block);
   if (nodes[owner].keyed())
     below.emplace_back(Pool::is_part(nodes[owner]) ? core_.groups()->node_of(owner) : owner, 0);
@@ -68,9 +68,9 @@ void GroupPlay::forget_block(std::int64_t block) {
   const NodeId n = nodes.owner(block);
   EXPECT(n < 0 || !nodes[n].keyed(), "a forgotten block can be found");
   for (const auto& [node, generation] : below)
-    EXPECT(nodes[node].generation != generation, "what continues a forgotten block can be found");
+    EXPECT(nodes[node].generation != generation, "a block after a forgotten one can be found");
   for (const SeqPtr& seq : holders)
-    EXPECT(view(*seq).outdated, "a sequence caches what continues a forgotten block");
+    EXPECT(view(*seq).outdated, "a sequence caches blocks after a forgotten one");
 }
 
 void GroupPlay::release_holds() {
@@ -98,7 +98,7 @@ void GroupPlay::say(const SeqPtr& seq) {
   digester_->fails_in = fails_in;
 }
 
-// What is kept longer has a boundary at its end, if a forward stops there or has passed it.
+// The end of a retained range becomes a boundary, if a forward stops there or has passed it.
 void GroupPlay::retain(const SeqPtr& seq) {
   const auto length = static_cast<std::int64_t>(seq->tokens.size());
   const std::int64_t most = std::min(length, num_slots(*seq));
@@ -124,7 +124,7 @@ void GroupPlay::retain_prefix(const Prompt& prompt) {
   next.push_back(0);
   for (int name = 0; name < kNumNames; ++name) {
     if (World::text_of(name) != prompt.name) continue;
-    EXPECT(count == served_by_scan(next, name, 0), "another prefix is retained than is served");
+    EXPECT(count == served_by_scan(next, name, 0), "the retained prefix is not the served one");
   }
 }
 
@@ -149,9 +149,10 @@ std::map<NodeId, GroupPlay::Waiting> GroupPlay::idle_boundaries() const {
   return found;
 }
 
-// No whole block's boundary goes as long as an idle one of a lower level is left. One that a prompt
-// continues from may end, for its state is taken over. One whose level is that of a child falls with
-// the child, which may be no such boundary: a tail, a node between two, or a passed one.
+// No boundary at the end of a full block is evicted while an idle one of a lower level is left. A
+// boundary from which a prompt continues may disappear, because the prompt takes over its state. A
+// boundary with the level of a child is evicted with that child, which may not count here: a tail,
+// a node between two boundaries, or a passed one.
 void GroupPlay::check_order(const std::map<NodeId, Waiting>& before) const {
   if (before.empty()) return;
   const auto after = idle_boundaries();
@@ -164,7 +165,7 @@ void GroupPlay::check_order(const std::map<NodeId, Waiting>& before) const {
       const auto still = after.find(other);
       const bool stays = still != after.end() && still->second.generation == left.generation;
       EXPECT(!stays || left.partition != gone.partition || left.level >= gone.level,
-             "a boundary of a higher level went first");
+             "a boundary of a higher level was evicted first");
     }
   }
 }

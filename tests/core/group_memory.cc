@@ -1,11 +1,12 @@
-// What must be in memory between the calls of an engine with groups of layers, read or not.
+// Checks the memory between the calls of an engine with groups of layers, whether it is read or
+// not.
 #include <algorithm>
 
 #include "group_play.h"
 
 namespace blockmgr::testing {
 
-// Everything that a prompt may find, and everything that a sequence counts on.
+// Checks everything that a prompt may find and everything that a sequence counts as computed.
 void GroupPlay::check_memory() {
   const PrefixIndex& index = core_.index();
   for (int name = 0; name < kNumNames; ++name) {
@@ -19,7 +20,7 @@ void GroupPlay::check_memory() {
   if (setup_.core.event_blocks) check_mirror();
 }
 
-// What a mirror that knows nothing but events has, and what can be found, group by group.
+// Compares a mirror fed by events alone with what can be found, group by group.
 void GroupPlay::check_mirror() {
   const Nodes& nodes = core_.nodes();
   const auto size = static_cast<std::size_t>(nodes.digest_size);
@@ -31,7 +32,7 @@ void GroupPlay::check_mirror() {
         const std::pair<int, std::string> key(run.group, std::string(digest, digest + size));
         const bool changed = run.kind == EventKind::kStored ? mirror_.insert(key).second
                                                             : mirror_.erase(key) == 1;
-        EXPECT(changed, "an event says what a mirror knows already");
+        EXPECT(changed, "an event repeats what a mirror has");
       }
     }
     EXPECT(core_.drop_events(events.version), "events came while they were read");
@@ -55,8 +56,8 @@ void GroupPlay::check_mirror() {
   EXPECT(mirror_ == findable, "a mirror fed by events differs from what can be found");
 }
 
-// The memory of a node and of its parts is what its place in the tree of prefixes says, and so is
-// that of all below it. With early commits a forward may have yet to write the last tokens.
+// The memory of a node, of its parts and of all its descendants must match its place in the tree of
+// prefixes. With early commits, a forward may still have to write the last tokens.
 void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
   const Nodes& nodes = core_.nodes();
   const GroupPlaces& groups = *core_.groups();
@@ -72,7 +73,7 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
     if (setup_.groups[at].recurrent()) {
       EXPECT(device_.holds_state(at, block, prefix),
              "a state after " + std::to_string(groups.length(n)) +
-                 " tokens can be found and is another one");
+                 " tokens can be found and is wrong");
       continue;
     }
     const std::size_t missing = std::min<std::size_t>(nodes[place].unwritten, prefixes.size());
@@ -80,13 +81,13 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
     for (std::size_t word = 0; word < there; ++word)
       EXPECT(device_.holds(at, block, word, prefixes[word]),
              "unit " + std::to_string(unit) + " of group " + std::to_string(at) +
-                 " can be found and holds other K/V at word " + std::to_string(word));
+                 " can be found and has wrong K/V at word " + std::to_string(word));
   }
   for (NodeId child = nodes[n].first_child; child >= 0; child = nodes[child].next_sibling)
     check_findable(child, prefix, unit + 1);
 }
 
-// Of what is computed, all that the next forward reads is in memory, or a pending copy brings it.
+// Everything computed that the next forward reads must be in memory, or a pending copy brings it.
 void GroupPlay::check_computed(const Seq& seq) const {
   const std::int64_t length = settled(seq);
   const std::int64_t size = setup_.core.block_size;
@@ -97,7 +98,7 @@ void GroupPlay::check_computed(const Seq& seq) const {
       const std::int32_t block = source_of(all[at][0], 0);
       EXPECT(!core_.view_groups(seq.handle).stands ||
                  device_.holds_state(at, block, seq.prefixes[static_cast<std::size_t>(length - 1)]),
-             "a state stands elsewhere than its sequence");
+             "a state has another position than its sequence");
       continue;
     }
     for (std::int64_t i = setup_.groups[at].first_read(length); i < length; ++i) {
@@ -105,19 +106,19 @@ void GroupPlay::check_computed(const Seq& seq) const {
       const std::int32_t own = all[at][static_cast<std::size_t>(i / size)];
       EXPECT(device_.holds(at, source_of(own, word), word,
                            seq.prefixes[static_cast<std::size_t>(i)]),
-             "position " + std::to_string(i) + " counts as computed and is not in memory");
+             "position " + std::to_string(i) + " counts as computed, but is not in memory");
     }
   }
 }
 
-// The number of the core for a group of the engine; -1: the one of the block tables.
+// The core's number for a group of the engine; -1: the group of the block tables.
 int GroupPlay::further_of(std::size_t group) const {
   const int g = static_cast<int>(group);
   return g == setup_.core.full_group ? -1 : g - (g > setup_.core.full_group);
 }
 
-// Where a word of a block comes from, as long as a copy into it is under way. What a plan is yet to
-// copy may be what the one before it has yet to bring.
+// The block that holds a word now, if a copy into its block is pending. The source of a planned
+// copy may itself be the destination of a copy in flight.
 std::int32_t GroupPlay::source_of(std::int32_t block, std::size_t word) const {
   std::int32_t source = block;
   const auto look = [&](const Copy& copy) {

@@ -1,9 +1,10 @@
-// A state of a board with groups of layers, up to the names of its blocks and its nodes.
+// A description of a board with groups of layers in which the names of blocks and nodes do not
+// matter.
 //
-// Included by one program only, which may look into every class. Equal for two boards if no further
-// operation can tell them apart, other than by names and by counters. It leaves out what follows
-// from the rest: the memory, because it is checked to hold what is findable and what is computed;
-// and guesses.
+// Only one program includes this file; it is compiled without access control. The descriptions of
+// two boards are equal if no further operation can distinguish them, except by names and by
+// counters. The description leaves out hints of the index, and the memory, which follows from the
+// rest because check() verifies it.
 #pragma once
 
 #include <algorithm>
@@ -39,9 +40,9 @@ class GroupNames {
     if (board_.closed_) put_closed(*board_.closed_);
     const std::uint32_t root = core_.index().find_root(World::text_of(0));
     put_children(root == kUnknownId ? kNoNode : core_.index().first_child(root_node(root)));
-    // Whatever is met while a block is described is described in its turn.
+    // Describing a block may add further blocks to met_, which are then described too.
     for (std::size_t i = 0; i < met_.size(); ++i) put_block(met_[i]);
-    // Which ids are neighbours decides which is handed out next.
+    // The order of ids decides which id is allocated next.
     for (NodeId n = 0; n < nodes_.count; ++n) put_node(n);
     put(core_.pool().num_free());
     return std::move(out_);
@@ -63,7 +64,7 @@ class GroupNames {
 
   void put_sequence(const GroupPlay::Seq& seq) {
     const Sequence& s = core_.view(seq.handle);
-    // With its stops also where no forward has to end there: they decide what is just passed.
+    // Includes stops at which no forward has to end: they decide which boundaries are passed.
     const GroupRow& row = core_.group_row(s);
     put(seq.preempted);
     put(s.num_tokens);
@@ -95,7 +96,7 @@ class GroupNames {
     for (NodeId n = idle.front(); n != idle.end(); n = idle.after(n)) put_node(n);
   }
 
-  // Of the only partition.
+  // For the only partition.
   void put_ring(const ZeroedArray<Links>& links) {
     const auto end = static_cast<std::size_t>(nodes_.count);
     for (NodeId n = links[end].next; n != nodes_.count; n = links[static_cast<std::size_t>(n)].next)
@@ -115,8 +116,8 @@ class GroupNames {
     if (core_.copies().in_flight())
       for (const Copy& copy : core_.copies().flight()) put_copy(copy);
   }
-  // A state that waits for the copy into its successor is found after it. The core notes that only
-  // with the next look-up, whether or not that one is refused.
+  // A state that waits for the copy into its successor can be found after that copy. The core
+  // notices this only at the next look-up, even if that is refused.
   bool waits(NodeId state) const {
     const auto waits_for = [&](const auto& keep) {
       if (keep.state != state || nodes_[state].generation != keep.state_generation ||
@@ -131,7 +132,7 @@ class GroupNames {
     return std::any_of(core_.keeps_.begin(), core_.keeps_.end(), waits_for);
   }
 
-  // What will be written, the blocks of sequences that are gone included.
+  // The pending writes, including those to blocks of freed sequences.
   void put_closed(const GroupPlay::Closed& closed) {
     for (const GroupWork& work : closed.work) {
       put(work.start);
@@ -148,7 +149,7 @@ class GroupNames {
     put(-2);
     for (const auto& seq : board_.seqs_)
       put(std::count(core_.moved_.begin(), core_.moved_.end(), seq->handle));
-    // They decide who gets a block that is still to be written.
+    // The free blocks decide which sequence gets a block that is still to be written.
     core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
   }
 
@@ -157,7 +158,7 @@ class GroupNames {
     put(-2);
   }
 
-  // A free block is met only as one that a step still writes to.
+  // A free block appears here only if a step still writes to it.
   void put_block(std::int32_t b) {
     const NodeId n = nodes_.owner(b);
     if (n < 0) return put(-2);
@@ -169,7 +170,7 @@ class GroupNames {
     put(record.in_flight);
     if (groups_.owner(n) >= 0) {
       if (record.keyed()) put_node(groups_.node_of(n));
-      // Never noted at all: another state.
+      // A state that was never noted is a third case.
       const bool noted = std::any_of(core_.keeps_.begin(), core_.keeps_.end(),
                                      [&](const auto& keep) { return keep.state == n; });
       put(record.keyed() && groups_.is_being_kept(n) ? (noted ? waits(n) : 2) : 0);

@@ -1,4 +1,4 @@
-// What an engine with groups of layers plans between its steps.
+// The calls that an engine with groups of layers makes between its steps.
 #include "group_play.h"
 
 #include <algorithm>
@@ -40,8 +40,7 @@ GroupPlay::GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* tr
       core_(setup_.core, std::unique_ptr<Digester>(digester_)),
       device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {}
 
-// Widths about the size of a unit or beside it, as those of released models are about that of a
-// page.
+// Widths close to the size of a unit, as those of released models are close to that of a page.
 void GroupPlay::draw_groups(Bytes& bytes, Setup& setup) {
   static constexpr int kWidths[] = {1, 3, 4, 5, 6, 7, 8, 9, 16};
   const int count = bytes.between(1, 3);
@@ -129,18 +128,18 @@ Outcome GroupPlay::outcome_of(const std::function<void()>& run) const {
     EXPECT(refusal.needed > refusal.available - refusal.watermark, "refused although it fits");
     return kOutOfBlocks;
   } catch (const PinBudget& refusal) {
-    EXPECT(refusal.needed > refusal.available, "a pin was refused although there is room");
+    EXPECT(refusal.needed > refusal.available, "a pin was refused although it fits");
     return kPinRefused;
   } catch (const OutOfSequences& refusal) {
     EXPECT(refusal.needed > refusal.available, "rows were refused although there are enough");
     return kOutOfSequences;
   } catch (const DigestFailed&) {
-    EXPECT(!digester_->fails_in, "a digest failed of itself");
+    EXPECT(!digester_->fails_in, "a digest failed without being told to");
     return kDigestFailed;
   } catch (const Error& error) {
     if (error.kind == ErrorKind::kNeverFits) return kNeverFits;
     if (error.kind == ErrorKind::kStep) return kStepRefused;
-    fail(std::string("a call that is in order was refused: ") + error.what());
+    fail(std::string("a valid call was refused: ") + error.what());
   }
 }
 
@@ -223,7 +222,7 @@ std::vector<Token> GroupPlay::tokens(int count) {
   return drawn;
 }
 
-// Often the beginning of an earlier one, with something after it.
+// Often the start of an earlier text, followed by other tokens.
 std::vector<Token> GroupPlay::text() {
   std::vector<Token> text;
   if (!texts_.empty()) {
@@ -247,7 +246,7 @@ GroupPlay::SeqPtr GroupPlay::find(Handle handle) const {
   return at == seqs_.end() ? nullptr : *at;
 }
 
-// Copies that are under way are where planning ahead goes wrong.
+// Bugs in planning ahead show while copies are in flight.
 GroupPlay::SeqPtr GroupPlay::some(bool preempted) {
   std::vector<SeqPtr> chosen;
   for (const SeqPtr& seq : seqs_)
@@ -282,7 +281,7 @@ void GroupPlay::extend(Seq& seq, const std::vector<Token>& tokens) {
 
 // ---- planning -----------------------------------------------------------------------------------
 
-// Whole units that every group serves, found by looking at each node and part.
+// The number of whole units that every group serves, by scanning each node and part.
 std::int64_t GroupPlay::served_by_scan(const std::vector<Token>& tokens, int name,
                                        int extras) const {
   const std::int64_t size = setup_.core.block_size;
@@ -322,7 +321,7 @@ std::int64_t GroupPlay::served_by_scan(const std::vector<Token>& tokens, int nam
   return length;
 }
 
-// Where there is room for any plan, the deepest boundary is found.
+// With enough room for any plan, match must find the deepest boundary.
 void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int64_t slots) {
   const Config& config = setup_.core;
   const std::int64_t size = config.block_size;
@@ -331,8 +330,8 @@ void GroupPlay::check_match(const Seq& like, const MatchResult& match, std::int6
   const std::int64_t most = num_groups * (length / size + 2);
   if (core_.quota(World::text_of(like.name)).available() - config.watermark_blocks < most) return;
   const std::int64_t served = size * served_by_scan(like.tokens, like.name, like.extras);
-  EXPECT(match.num_cached >= served, "a boundary that every group serves is not found");
-  EXPECT(config.min_partial_tokens || match.num_cached == served, "more is found than is served");
+  EXPECT(match.num_cached >= served, "a boundary that all groups serve is not found");
+  EXPECT(config.min_partial_tokens || match.num_cached == served, "match found too many tokens");
 }
 
 void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
@@ -360,13 +359,13 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
   EXPECT(outcome == kDigestFailed || (promise == Admission::kLater) == refused,
          "can_admit is wrong about what may fit later");
   if (outcome != kDone) return;
-  EXPECT(computed(*seq) == match.num_cached, "admit takes another prefix than match found");
+  EXPECT(computed(*seq) == match.num_cached, "admit uses another prefix than match found");
   seq->settled_before = computed(*seq);
   seqs_.push_back(seq);
 }
 
 void GroupPlay::free(const SeqPtr& seq) {
-  const SeqPtr kept = seq;  // the caller's may be the one in seqs_
+  const SeqPtr kept = seq;  // seq may refer to an element of seqs_
   const bool withdraws = is_ahead(*kept);
   if (withdraws && (!flight_.empty() || bytes_.one_in(2))) return;
   const Outcome outcome = call(kFree, [&] {
@@ -384,7 +383,7 @@ void GroupPlay::free(const SeqPtr& seq) {
   forget(*kept);
 }
 
-// A block that moves leaves behind what was launched into it and is not committed.
+// If the call replaces a block, launched and uncommitted work in the previous one is lost.
 bool GroupPlay::append(const SeqPtr& seq, const std::vector<Token>& fresh) {
   const auto count = static_cast<std::int64_t>(fresh.size());
   const Tables before = tables(*seq);
@@ -457,7 +456,7 @@ void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
   const std::int64_t had = launched(*seq);
   std::int64_t left = 0;
   if (!done(kTruncate, [&] { left = core_.truncate(seq->handle, length); })) return;
-  EXPECT(left == computed(*seq) && left <= length, "truncate misstates what is computed");
+  EXPECT(left == computed(*seq) && left <= length, "truncate reports a wrong computed length");
   seq->tokens.resize(static_cast<std::size_t>(length));
   seq->prefixes.resize(static_cast<std::size_t>(length));
   settle(*seq);
@@ -485,7 +484,7 @@ GroupPlay::Planned GroupPlay::drawn() {
   return static_cast<Planned>(move);
 }
 
-// One call, which may be refused: then somebody has to go.
+// Makes one call. If it is refused, a running sequence is freed.
 void GroupPlay::plan(Planned move, SeqPtr seq) {
   if (move == kPlanAny) move = drawn();
   if (bytes_.one_in(32)) digester_->fails_in = bytes_.between(1, 3);
@@ -511,7 +510,7 @@ bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
       return reserve(seq);
     case kPlanFork:
       return !fork(seq).empty();
-    case kPlanBranch: {  // forks that part at once, as samples of one prompt do
+    case kPlanBranch: {  // forks that diverge immediately, like samples of a prompt
       const std::vector<SeqPtr> children = fork(seq);
       for (const SeqPtr& child : children)
         if (!append(child, kCounts[bytes_.below(3)])) return false;
@@ -528,7 +527,7 @@ bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
       return true;
     case kPlanResume:
       return resume(seq);
-    case kPlanTurn: {  // a conversation goes on at once
+    case kPlanTurn: {  // the next turn of a conversation follows immediately
       std::vector<Token> next = seq->tokens;
       for (const Token token : tokens(3)) next.push_back(token);
       free(seq);

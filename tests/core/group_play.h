@@ -1,7 +1,7 @@
-// Engines of all habits on a manager with groups of layers.
+// Random engines with different habits on a manager with groups of layers.
 //
-// What a sequence reads is checked inside each forward (group_device.h), a refused call must have
-// changed nothing, can_admit and match must say what admit does, and the books are recomputed.
+// Each forward checks what sequences read (group_device.h), a refused call must change nothing,
+// can_admit and match must predict admit, and the books are recomputed.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ class GroupPlay {
  public:
   // Draws a configuration, groups and habits from the stream.
   explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr);
-  // Some calls and a step; false when the stream is at its end.
+  // Makes some calls and a step; false when the stream is at its end.
   bool move();
-  // Everything is freed, and nothing may be missing afterwards.
+  // Frees everything, then checks that nothing leaked.
   void finish_up();
   std::int64_t calls() const { return calls_; }
   const Sequences& core() const { return core_; }
@@ -50,20 +50,20 @@ class GroupPlay {
     kPlanRetain,
     kNumPlanned
   };
-  // How often each is drawn; and where copies or writes are under way: calls that copy what is only
-  // on its way.
+  // How often each call is drawn, normally and while copies are in flight. The latter favours calls
+  // that copy blocks whose content has not arrived yet.
   static constexpr int kCalls[kNumPlanned] = {6, 8, 3, 2, 2, 1, 2, 1, 2, 2, 3, 3};
   static constexpr int kAhead[kNumPlanned] = {6, 8, 3, 2, 12, 1, 4, 1, 2, 2, 2, 2};
 
   struct Habits {
-    bool overlaps;     // launches a step before it commits the one before
-    int stops;         // of four, how often a forward ends where an admission said
+    bool overlaps;     // launches a step before it commits the previous one
+    int stops;         // in how many of four cases a forward ends at a stop
     int chunk;         // the most tokens of a forward
-    int aborts;        // of eight, how often a step is not launched
-    bool affirms;      // commits what it left out of a step too, where it stands
-    int drafts;        // tokens that it may take back after a commit
-    bool late;         // says only after the commits that copies are applied and a step is complete
-    bool plans_ahead;  // goes on planning while a step is closed and not yet launched
+    int aborts;        // in how many of eight cases a step is not launched
+    bool affirms;      // also commits sequences left out of the step, unchanged
+    int drafts;        // most tokens that it truncates after a commit
+    bool late;         // reports copies as applied and the step as complete only after the commits
+    bool plans_ahead;  // keeps planning while a step is closed and not launched
   };
   struct Setup {
     Config core;
@@ -72,38 +72,38 @@ class GroupPlay {
     TestDigester::Kind digest;
     int vocabulary;
     int check_every;
-    int snapshot_every = 4;  // calls: whether a refused one has changed anything
+    int snapshot_every = 4;  // calls between comparisons of what a refused call left
   };
-  // A live sequence as the engine knows it.
+  // A live sequence, as the engine sees it.
   struct Seq {
     Handle handle;
     int name;
     int extras;
     std::vector<Token> tokens;
     std::vector<Prefix> prefixes;
-    std::int64_t settled_before = 0;  // with early commits: what was there before
+    std::int64_t settled_before = 0;  // with early commits: computed before this step
     bool preempted = false;
   };
   using SeqPtr = std::shared_ptr<Seq>;
-  // Of a closed step, what it computes of each sequence.
+  // What a closed step computes of one sequence.
   struct Part {
     Handle handle;
     std::int64_t stop;
   };
   using Step = std::vector<Part>;
-  // A plan that is closed, and what its forward computes.
+  // A closed plan, and the work of its forward.
   struct Closed {
     std::int64_t ticket = 0;
     std::vector<BlockCopy> copies;
     std::vector<GroupWork> work;
     Step parts;
   };
-  // What a closed step may read and write, and which of it was released since.
+  // The blocks that a closed step may read and write, and which of them were released since.
   struct InFlight {
     std::vector<bool> blocks;
     std::vector<bool> released;
   };
-  // An idle boundary that is more than passed, before a call.
+  // An idle boundary that is not merely passed, before a call.
   struct Waiting {
     std::uint32_t generation;
     int partition;
@@ -149,7 +149,7 @@ class GroupPlay {
   void check_match(const Seq& like, const MatchResult& match, std::int64_t slots);
   std::int64_t served_by_scan(const std::vector<Token>& tokens, int name, int extras) const;
 
-  // What it says of blocks to come: group_levels.cc.
+  // Retention calls: group_levels.cc.
   void say(const SeqPtr& seq);
   Prompt some_prompt(const SeqPtr& seq);
   void handle_blocks(const SeqPtr& seq);
@@ -193,7 +193,7 @@ class GroupPlay {
   void close_fence(const std::vector<BlockCopy>& copies, const std::vector<GroupWork>& work);
   void check_tables(const Seq& seq) const;
 
-  // At rest.
+  // Checks between calls.
   void check_memory();
   void check_mirror();
   void check_findable(NodeId n, Prefix before, std::int64_t unit);
@@ -217,9 +217,9 @@ class GroupPlay {
   std::deque<std::vector<Token>> texts_;
   std::int64_t calls_ = 0;
   std::vector<std::int64_t> pins_;
-  std::vector<std::int64_t> holds_;  // block ids, each as often as it is held
-  std::vector<Token> asked_;         // of the prompt that is asked about
-  std::set<std::pair<int, std::string>> mirror_;  // groups and digests, kept by events alone
+  std::vector<std::int64_t> holds_;  // block ids, one entry per hold
+  std::vector<Token> asked_;         // tokens of the prompt in a call
+  std::set<std::pair<int, std::string>> mirror_;  // groups and digests, fed by events alone
 };
 
 }  // namespace blockmgr::testing

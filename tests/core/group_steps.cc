@@ -6,7 +6,7 @@
 
 namespace blockmgr::testing {
 
-// What of a sequence is computed once all closed steps have run.
+// The computed length of a sequence after all closed steps have run.
 std::int64_t GroupPlay::launched(const Seq& seq) const {
   for (auto step = uncommitted_.rbegin(); step != uncommitted_.rend(); ++step)
     for (const Part& part : *step)
@@ -14,13 +14,13 @@ std::int64_t GroupPlay::launched(const Seq& seq) const {
   return settled(seq);
 }
 
-// The engine drops what it launched for this sequence.
+// Drops the launched, uncommitted work of this sequence.
 void GroupPlay::forget(const Seq& seq) {
   for (Step& step : uncommitted_)
     std::erase_if(step, [&](const Part& part) { return part.handle == seq.handle; });
 }
 
-// Where the forward of a sequence ends.
+// The position at which the forward of a sequence ends.
 std::int64_t GroupPlay::stop_of(const Seq& seq, std::int64_t start) {
   const std::int64_t most = std::min({static_cast<std::int64_t>(seq.tokens.size()), num_slots(seq),
                                       start + setup_.habits.chunk});
@@ -30,14 +30,14 @@ std::int64_t GroupPlay::stop_of(const Seq& seq, std::int64_t start) {
   return first;
 }
 
-// A table has a block wherever a forward writes, and slots are those blocks'.
+// A table must have a block wherever a forward writes, and slots must lie in those blocks.
 void GroupPlay::check_tables(const Seq& seq) const {
   const std::int64_t size = setup_.core.block_size;
   const Tables all = tables(seq);
   const std::vector<std::int32_t> own = core_.block_ids(seq.handle, 0);
   EXPECT(std::equal(own.begin(), own.end(),
                     all[static_cast<std::size_t>(setup_.core.full_group)].begin()),
-         "a shown table is not the sequence's");
+         "a shown table differs from the sequence's");
   int further = -1;
   for (std::size_t g = 0; g < all.size(); ++g) {
     if (static_cast<int>(g) == setup_.core.full_group) continue;
@@ -55,7 +55,7 @@ void GroupPlay::check_tables(const Seq& seq) const {
   }
 }
 
-// No block that a step in flight may read is written for somebody else.
+// No block that a step in flight may read is written for another sequence.
 void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
                             const std::vector<GroupWork>& work) {
   const std::int64_t size = setup_.core.block_size;
@@ -70,7 +70,7 @@ void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
     }
   for (std::size_t b = 0; b < written.size(); ++b) {
     const NodeId n = core_.nodes().owner(static_cast<std::int64_t>(b));
-    // A findable block may be written again, because the tokens are the same.
+    // A cached block may be rewritten, because its tokens are the same.
     if (n >= 0 && core_.nodes()[n].keyed()) continue;
     for (const InFlight& step : fences_)
       EXPECT(!written[b] || !step.released[b],
@@ -109,7 +109,7 @@ void GroupPlay::abort(const Closed& closed) {
 
 void GroupPlay::launch(Closed& closed) {
   device_.run(closed.copies, closed.work);
-  // A commit that says what the forward will write has to know whether it has begun.
+  // With early commits, the core must know whether the forward has started before the next commit.
   if (!setup_.habits.late || setup_.core.early_commit) apply(closed);
 }
 
@@ -121,7 +121,7 @@ void GroupPlay::apply(const Closed& closed) {
     if (!seq->preempted) seq->settled_before = computed(*seq);
 }
 
-// Closes a plan, and launches it or not; then commits what is due.
+// Closes a plan and launches or aborts it; then commits what is due.
 void GroupPlay::step() {
   const bool early = setup_.core.early_commit;
   Closed closed;
@@ -147,7 +147,7 @@ void GroupPlay::step() {
   check_memory();
 }
 
-// Commits what this step is going to write, so that its other prompts find it.
+// Commits what this step will write, so that its other prompts find it.
 void GroupPlay::promise() {
   const std::vector<SeqPtr> all = seqs_;
   for (const SeqPtr& seq : all) {
@@ -181,7 +181,7 @@ void GroupPlay::complete() {
   if (!done(kComplete, [&] { core_.complete(ticket); })) fail("complete was refused");
 }
 
-// A draft is taken back after its commit.
+// Truncates draft tokens after their commit.
 void GroupPlay::take_back(const SeqPtr& seq) {
   const auto length = static_cast<int>(seq->tokens.size());
   const int count = bytes_.between(0, std::min(setup_.habits.drafts, length - 1));
@@ -206,7 +206,7 @@ void GroupPlay::commit(const Step& step) {
   if (setup_.habits.late) complete();
 }
 
-// Commits some of a step and appends a token each, in one call. Those it did this for.
+// Commits some sequences of a step and appends a token to each, in one call. Returns their handles.
 std::vector<Handle> GroupPlay::decode(const Step& step) {
   std::vector<Handle> batch;
   for (const Part& part : step) {
@@ -234,10 +234,10 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
     const SeqPtr seq = find(batch[i]);
     extend(*seq, {fresh[i]});
     EXPECT(computed(*seq) + 1 == static_cast<std::int64_t>(seq->tokens.size()),
-           "decode left more than its token to compute");
+           "decode left more than one token to compute");
     std::int64_t slot = -1;
     core_.slot_mapping(batch[i], computed(*seq), computed(*seq) + 1, &slot);
-    EXPECT(slot == slots[i], "decode answered another slot than slot_mapping");
+    EXPECT(slot == slots[i], "decode and slot_mapping return different slots");
     seq->settled_before = computed(*seq);
   }
   return batch;

@@ -1,4 +1,4 @@
-// What engines differ in that a manager has to serve alike.
+// The habits in which engines differ. A manager has to serve all of them equally.
 #pragma once
 
 #include <cstdint>
@@ -8,29 +8,29 @@
 
 namespace blockmgr::testing {
 
-// Where a sequence's forward starts to write, and where it writes to.
+// The position at which a sequence's forward starts to write, and the slots it writes to.
 enum class Writes : std::uint8_t {
-  kAsAsked,      // at num_computed_tokens, which it looks up, in the slots the table has at launch
-  kWhereItLeft,  // after what it has written or was told is cached; it never looks that up again
-  kAsHanded,     // there too, in the slots it was given by the call that made room, and no others
+  kAsAsked,      // at num_computed_tokens, looked up at launch, in the slots of the table at launch
+  kWhereItLeft,  // after what it wrote or admission found; it never looks the position up again
+  kAsHanded,     // at the same position, only in the slots returned by the call that made room
   kNumWrites
 };
 
 struct Habits {
   Writes writes = Writes::kAsAsked;
-  // Goes through the rows of the block table array, and trusts what they say.
+  // Iterates over the rows of the block table array and trusts them.
   bool by_row = false;
-  // Admits another prompt as soon as one ends, into the same row in the same step.
+  // Admits another prompt into the same row in the same step as soon as a sequence ends.
   bool refills = false;
-  // With early commits: commits whatever it can as soon as it can.
+  // With early commits: commits everything as early as possible.
   bool eager = false;
-  // Steps that were applied before the first one.
+  // Number of steps applied before the first one.
   std::int64_t first_step = 0;
 
   bool looks_up() const { return writes == Writes::kAsAsked; }
 };
 
-// As if so many steps had been taken and applied already.
+// Advances the step counters, as if this many steps had been taken and applied.
 void skip_steps(Sequences& core, std::int64_t count);
 
 }  // namespace blockmgr::testing

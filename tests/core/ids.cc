@@ -1,11 +1,10 @@
-// Does a manager grow with the sequences it has seen? Admits and frees a great many of them and
-// compares the resident memory after a warm-up with that at the end.
+// Does a manager grow with the sequences it has served? Admits and frees many sequences, and
+// compares resident memory after a warm-up with that at the end.
 //
 //   ids [COUNT] [SEED]
 //
-// Prompts are small and the pool is smaller than what they need together, so that blocks are
-// cached, found, evicted and copied all the time; namespaces and extra keys come and go, most of
-// them never seen before.
+// Prompts are small and together need more than the pool, so that blocks are constantly cached,
+// found, evicted and copied. Namespaces and extra keys come and go; most of them are new.
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,7 +52,7 @@ class Traffic {
     copies_.reserve(kLive);
   }
 
-  // One more sequence, or two: every sixteenth is forked, and the fork written to.
+  // Admits a sequence. Every sixteenth is forked, and a token is appended to the fork.
   void admit() {
     while (live_.size() >= kLive) free_one();
     const std::uint64_t word = rng_();
@@ -82,7 +81,7 @@ class Traffic {
     step();
     const std::vector<std::string> violations = core_.violations();
     if (core_.num_sequences() || core_.pool().available() != core_.pool().capacity())
-      throw std::runtime_error("a sequence or a block was never given back");
+      throw std::runtime_error("a sequence or a block was never freed");
     if (!violations.empty()) throw std::runtime_error(violations.front());
   }
 
@@ -129,7 +128,7 @@ int main(int argc, char** argv) {
   const auto started = std::chrono::steady_clock::now();
   Traffic traffic(seed);
   while (traffic.created() < kWarmUp) traffic.admit();
-  resident_bytes();  // reading it and printing it take a few pages themselves, once
+  resident_bytes();  // the first read and print take a few pages themselves
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   const std::int64_t before = resident_bytes();
   std::int64_t most = before;

@@ -35,7 +35,7 @@ int Levels::own_level(NodeId b, bool pinned) const {
   return pinned ? kPinned : retained ? said.retention : said.hint;
 }
 
-// No parent below its children.
+// No parent has a lower level than its children.
 std::vector<int> Levels::due(const std::vector<bool>& ends) const {
   std::vector<int> due(said_.size(), kLow);
   for (NodeId b = 0; b < core_.nodes().count; ++b) {
@@ -47,7 +47,7 @@ std::vector<int> Levels::due(const std::vector<bool>& ends) const {
   return due;
 }
 
-// What each full cached block holds, told by its prefix from the root on; 0 for any other.
+// A hash of each full cached block's prefix from the root; 0 for any other block.
 std::vector<std::size_t> Levels::contents() const {
   const Nodes& nodes = core_.nodes();
   std::vector<std::size_t> contents(said_.size());
@@ -66,9 +66,9 @@ std::vector<std::size_t> Levels::contents() const {
   return contents;
 }
 
-// With append-only tables a key can pass to a block with the same content. What lost its key then
-// is named by no table, and so is its block; that of what was evicted is named by the sequence that
-// took it.
+// With append-only tables, a key can pass to another block with the same content. No table then
+// names the node that lost the key, nor its block. This differs from eviction, where the sequence
+// that took the block names it.
 void Levels::follow_moves() {
   const std::vector<std::size_t> now = contents();
   for (NodeId from = 0; from < core_.nodes().count; ++from) {
@@ -157,7 +157,7 @@ void Levels::retain(NodeId b, int level, double until) {
   said.generation = core_.nodes()[b].generation;
 }
 
-// The higher retention holds, and of two that are equal the longer.
+// The higher retention wins; of two equal ones, the longer.
 void Levels::inherit(NodeId from, NodeId cached) {
   const Said& given = at(from);
   Said& own = at(cached);
@@ -210,8 +210,8 @@ std::string Levels::wrong() const {
   for (NodeId b = 0; b < core_.nodes().count; ++b)
     if (core_.nodes()[b].keyed() &&
         core_.level(b) != levels[static_cast<std::size_t>(b)])
-      return "block " + std::to_string(b) + " stands at level " +
-             std::to_string(core_.level(b)) + ", should at " +
+      return "block " + std::to_string(b) + " is at level " +
+             std::to_string(core_.level(b)) + ", expected " +
              std::to_string(levels[static_cast<std::size_t>(b)]);
   return {};
 }

@@ -1,4 +1,4 @@
-// What levels blocks are due, from what the engine has said of them and nothing else.
+// The expected level of each block, computed only from the engine's calls.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,17 @@ class Levels {
  public:
   explicit Levels(const Sequences& core);
 
-  // Before and after a call: what lost its content or was cached in it starts again.
+  // Called before and after a call. Blocks that lost their content or were cached in the call start
+  // with no hints.
   void before_call();
-  // forgets: what is gone was not evicted.
+  // forgets: blocks that lost their content in this call were not evicted.
   void after_call(double now, bool forgets);
 
-  // The block was merged with a cached one in this call, or is the one that is cached now.
+  // The block was a candidate for deduplication in this call.
   void merging(NodeId b) { at(b).merging = true; }
-  // The block that the key of this one has passed to in the last call; else the block itself.
+  // The node to which this node's key passed in the last call; otherwise the node itself.
   NodeId current(NodeId b) const { return b < 0 ? b : at(b).moved_to; }
-  void found(const std::vector<NodeId>& blocks);  // by an admission: hints are used up
+  void found(const std::vector<NodeId>& blocks);  // by an admission, which uses up hints
   void retain(NodeId b, int level, double until);
   void inherit(NodeId from, NodeId cached);
   void hint(NodeId b, bool reuse) { at(b).hint = reuse ? kExpected : kLow; }
@@ -33,11 +34,11 @@ class Levels {
   int num_pins() const { return static_cast<int>(pins_.size()); }
   int num_pins(int partition) const;
   std::int64_t any_pin(std::size_t which) const;
-  // Blocks of a partition that pins cover, and those of a chain that none covers.
+  // Blocks of a partition that pins cover, and blocks of a chain that no pin covers.
   std::int64_t num_pinned(int partition) const;
   std::int64_t num_unpinned(const std::vector<NodeId>& chain) const;
 
-  // The first thing that is not as it should be; empty: all is.
+  // The first error found; empty if there is none.
   std::string wrong() const;
 
  private:
@@ -53,7 +54,7 @@ class Levels {
     std::uint32_t old_generation = 0;
     bool was_idle = false;
     bool was_full = false;
-    std::int32_t block = -1;  // that it had
+    std::int32_t block = -1;  // the block it had
     std::size_t content = 0;  // a hash of the whole prefix; 0: not cached
     // In the call.
     bool merging = false;

@@ -34,12 +34,12 @@ void add_admissions(Operations& all, const Names& names, Wanted wanted) {
     }
 }
 
-// Of one token, and of three that begin with two equal ones; appended tokens make the others.
+// Prompts of one token, and of three that start with two equal ones; appends produce the others.
 bool is_basic(const std::vector<Token>& tokens) {
   return tokens.size() == 1 || (tokens.size() == 3 && tokens[0] == tokens[1]);
 }
 
-// One operation for each sequence there may be.
+// One operation for each possible sequence.
 template <class Run>
 void add_for_each(Operations& all, const std::string& name, Run run) {
   for (std::size_t i = 0; i < kMostSequences; ++i)
@@ -48,8 +48,8 @@ void add_for_each(Operations& all, const std::string& name, Run run) {
                    }});
 }
 
-// One operation for each order in which the sequences can be gone through: what comes first gets
-// the block that the others share afterwards. Fewer sequences have fewer orders.
+// One operation for each order in which the engine can process the sequences: the first one's block
+// is the one that the others then share. Fewer sequences have fewer orders.
 template <class Run>
 void add_for_each_order(Operations& all, const std::string& name, Run run) {
   Order order = kInOrder;
@@ -126,7 +126,7 @@ void add_decodes(Operations& all, const Names&) {
                        });
 }
 
-// Parents of this many sequences, as numbers in base of it.
+// Parents of this many sequences, encoded as the digits of a number in that base.
 std::vector<std::int64_t> parents_of(std::size_t way, std::size_t count) {
   std::vector<std::int64_t> parents;
   for (std::size_t i = 0; i < count; ++i, way /= count)
@@ -134,7 +134,7 @@ std::vector<std::int64_t> parents_of(std::size_t way, std::size_t count) {
   return parents;
 }
 
-// Those that stay what they are come last.
+// Sequences that keep their tokens come last.
 bool changing_first(const std::vector<std::int64_t>& parents) {
   std::vector<bool> stays;
   for (std::size_t i = 0; i < parents.size(); ++i)
@@ -142,8 +142,7 @@ bool changing_first(const std::vector<std::int64_t>& parents) {
   return !stays[0] && std::is_sorted(stays.begin(), stays.end());
 }
 
-// Of two sequences, whichever they are, and of three, in any order: each way to say whose fork each
-// becomes.
+// For any two sequences, and for three in any order: every assignment of parents.
 void add_reparents(Operations& all, const Names&) {
   for (const std::size_t count : {std::size_t{2}, std::size_t{3}})
     for (std::size_t way = 0; way < (count == 2 ? 4 : 27); ++way) {
@@ -176,7 +175,7 @@ void add_resets(Operations& all, const Names&) {
   all.push_back({"reset", [](World& world) { world.reset(true); }});
 }
 
-// Admissions that find nothing.
+// Admissions that do not read the cache.
 void add_unread(Operations& all, const Names& names) {
   for (const Token second : {Token{0}, Token{1}})
     for (const int name : names)
@@ -184,7 +183,7 @@ void add_unread(Operations& all, const Names& names) {
                      [=](World& world) { world.admit({0, 0, second}, name, 0, 0, {.read_cache = false}); }});
 }
 
-// Not among "all": they are in nobody's way, and would multiply what there is to do.
+// Not part of "all": they interact with few other operations and would multiply the states.
 const std::map<std::string, void (*)(Operations&, const Names&)> kMoreFamilies = {
     {"reset", add_resets}, {"unread", add_unread}};
 

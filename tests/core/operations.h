@@ -1,4 +1,4 @@
-// The operations that short histories are made of.
+// The operations of short histories.
 #pragma once
 
 #include <functional>
@@ -12,14 +12,14 @@ namespace blockmgr::testing {
 
 struct Operation {
   std::string name;
-  std::function<void(World&)> run;  // does nothing where there is nothing to do it to
+  std::function<void(World&)> run;  // does nothing where it does not apply
 };
 
 inline constexpr int kMostSequences = 3;
 
-// "few", "all", or few and families of others: "few+preempt+decode". For any names of sequences,
-// token values and namespaces the operations are the same set: so nothing is lost when states that
-// differ only in these are taken for one.
+// wanted is "few", "all", or few and further families: "few+preempt+decode". Renaming sequences,
+// token values or namespaces maps the set of operations onto itself, so states that differ only in
+// these names can be treated as one.
 std::vector<Operation> make_operations(const std::string& wanted, const Names& names);
 
 }  // namespace blockmgr::testing

@@ -89,12 +89,12 @@ const std::vector<Profile>& profiles() {
         {kMoveTouch, 10},
         {kMoveEnd, 24},
         {kMoveAdmit, 24}}},
-      // More children of one block than are looked at for a partial match.
+      // A block has more children than a partial match examines.
       {"wide", 40, 64, {1, 2, 3}, 4, 12, 6, {40, 80}, 2, 0, {}},
-      // The usual block size, which has a comparison of its own.
+      // The usual block size, for which the core has a separate comparison.
       {"large", 65, 160, {16}, 8, 24, 120, {2, 3, 50}, 2, 0, {}},
       {"swarm", 2, 64, {1, 2, 3, 5, 8, 16}, 2, 16, 24, {2, 2, 3, 50}, 4, 3, {}},
-      // Few prompts that come back again and again, each into a pool nearly too small for it.
+      // A few recurring prompts, in pools that are almost too small for them.
       {"returning",
        3,
        12,
@@ -121,7 +121,7 @@ const std::vector<Profile>& profiles() {
         {kMoveBranch, 2},
         {kMoveReparent, 2}},
        true},
-      // Long tables of small blocks, which most managers match, take and give back as runs.
+      // Long tables of small blocks, which most managers match, allocate and free as runs.
       {"long_tables",
        24,
        64,
@@ -181,10 +181,12 @@ Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
   draw_levels(bytes, profile, capacity, settings);
   config.hit_rate_window = bytes.below(4);
   settings.scribbles = bytes.one_in(4);
-  // Not drawn, so that other choices stay what they were: some keep a log that is always too small.
+  // Not drawn, so that other draws do not change. Some managers have a log that is always too
+  // small.
   config.event_blocks = config.num_blocks % 2 ? 0 : config.num_blocks % 3 ? 256 : 3;
   settings.habits = draw_habits(bytes);
-  // As most managers are, which take short cuts: no observer needs to know of single blocks.
+  // The settings of most managers, which take fast paths: no policy needs notifications of single
+  // blocks.
   if (bytes.one_in(4) || profile.plain) {
     config.eviction = "lru";
     config.retention = false;
@@ -201,13 +203,13 @@ Habits Play::draw_habits(Bytes& bytes) {
   habits.by_row = bytes.one_in(2);
   habits.refills = bytes.one_in(3);
   habits.eager = bytes.one_in(2);
-  // Now and then so many steps that a counter of 16 or of 32 bits starts again within the run.
+  // Occasionally starts so late that a counter of 16 or 32 bits wraps around within the run.
   const int before = bytes.between(0, 24);
   if (bytes.one_in(4)) habits.first_step = (1ll << (bytes.one_in(2) ? 16 : 32)) - before;
   return habits;
 }
 
-// What every share of the blocks has of its own, and whether there are shares.
+// Draws the quotas, and the settings that apply to each partition.
 void Play::draw_levels(Bytes& bytes, const Profile& profile, int capacity, Settings& settings) {
   Config& config = settings.core;
   if (profile.namespaces > 1 && capacity > 2 && bytes.one_in(2)) {
@@ -289,7 +291,7 @@ bool Play::move() {
   return true;
 }
 
-// Whatever this step's forward will write, but for what an engine may not have thought of yet.
+// Commits what this step's forward will write, except for some sequences at random.
 void Play::commit_ahead() {
   const std::vector<EntryPtr> entries = world_.entries();
   for (const EntryPtr& entry : entries)
@@ -347,7 +349,7 @@ void Play::move_once() {
       if (settings_.core.retention) world_.unpin(bytes_.next());
       return;
     case kMoveTime: {
-      // Now and then so far ahead that a short retention ends before it has begun.
+      // Occasionally a jump so large that a short retention expires as soon as it is set.
       static constexpr double kSteps[] = {0, 1, 1, 1, 2, 3, -1, 0x1p60};
       if (settings_.core.retention)
         world_.set_time(world_.core().time() + kSteps[bytes_.below(bytes_.one_in(16) ? 8 : 7)]);
@@ -450,7 +452,7 @@ std::vector<std::int64_t> Play::some_blocks() {
   return world_.some_blocks(which, static_cast<std::size_t>(bytes_.between(1, 3)));
 }
 
-// Some of what is held, now and then more often than it is.
+// Releases some holds, occasionally more than there are.
 void Play::let_go() {
   if (world_.holds().empty() && !bytes_.one_in(4)) return;
   std::vector<std::int64_t> ids = some_blocks();
@@ -470,10 +472,10 @@ void Play::next_turn(const EntryPtr& entry) {
   for (const Token t : tokens(6)) prompt.push_back(t);
   const EntryPtr next = world_.admit(std::move(prompt), entry->name, entry->extras, 0);
   if (!next || !bytes_.one_in(4)) return;
-  // An edited prompt: cut back into what was found, and continued in another way.
+  // An edited prompt: truncated into the cached prefix and continued with other tokens.
   const auto length = static_cast<int>(next->tokens.size());
   world_.truncate(*next, bytes_.between(std::max(1, length - 12), length));
-  // With early commits what was found may not be written yet.
+  // With early commits, the cached prefix may not be written yet.
   if (bytes_.one_in(3)) return world_.decode({next}, {token()});
   world_.append(*next, tokens(2));
 }
@@ -504,7 +506,7 @@ void Play::finish() {
                   0);
 }
 
-// A launch fails; now and then while a copy of an unfinished copy has been asked for.
+// A launch fails, sometimes while a copy of a block with a pending copy is planned.
 void Play::abort() {
   const EntryPtr entry = any_entry();
   if (entry && !world_.open() && bytes_.one_in(2)) {
@@ -517,14 +519,14 @@ void Play::abort() {
   world_.abort();
 }
 
-// So many steps that what is told apart by the low bits of one is taken for another.
+// Skips so many steps that step numbers have the same low bits as earlier ones.
 void Play::pause() {
   const int bits = bytes_.one_in(2) ? 16 : 32;
   world_.pause((1ll << bits) - bytes_.below(4));
 }
 
-// A sequence and its fork decode one after another in a step, the fork cut back a little, perhaps
-// into what the first has just promoted.
+// A sequence and its fork decode one after the other in a step. The fork is truncated a little,
+// perhaps into a block that the sequence has just promoted.
 void Play::stagger(const EntryPtr& entry) {
   world_.step();
   if (bytes_.one_in(4)) pause();
@@ -538,7 +540,7 @@ void Play::stagger(const EntryPtr& entry) {
   }
 }
 
-// While the forward runs, tokens that it computes are taken back, and others put in their place.
+// While the forward runs, some of its tokens are truncated and replaced by others.
 void Play::retreat() {
   const EntryPtr entry = any_entry();
   if (!entry || !entry->running) return;
@@ -547,7 +549,8 @@ void Play::retreat() {
   if (bytes_.one_in(2)) world_.append(*entry, {token()});
 }
 
-// Another prompt differs from this one within a block: a copy of its first tokens is pending.
+// Another prompt diverges from this one within a block, so that a copy of its first tokens is
+// pending.
 void Play::overtake(const EntryPtr& entry) {
   const auto length = static_cast<int>(entry->tokens.size());
   if (length < 2) return;
@@ -560,7 +563,7 @@ void Play::overtake(const EntryPtr& entry) {
 // A fork of a fork, all written in one step: copies of copies.
 void Play::branch(const EntryPtr& entry) {
   if (bytes_.one_in(3)) return stagger(entry);
-  // With early commits the copies may start from what the step's forward has yet to write.
+  // With early commits, the sources of the copies may not be written before the step's forward.
   const bool commits = world_.early() && bytes_.one_in(2);
   if (commits) world_.append(*entry, {token()});
   for (const EntryPtr& child : world_.fork(entry, 1)) {
@@ -614,7 +617,7 @@ void Play::retain(const EntryPtr& entry) {
   world_.retain(*entry, start, bytes_.between(start, length + bytes_.one_in(8)), level, ttl);
 }
 
-// Two sequences of the same tokens compute them at a time, and get different hints.
+// Two sequences compute the same tokens at the same time and get different hints.
 void Play::twins(const EntryPtr& entry) {
   std::vector<Token> prompt = entry->tokens;
   if (prompt.size() > 4096) return;
@@ -625,7 +628,7 @@ void Play::twins(const EntryPtr& entry) {
     twin = world_.admit(prompt, entry->name, entry->extras, 0);
     if (!twin) return;
     both.push_back(twin);
-    // Written and not committed: the other one is first, and ahead of the forward.
+    // Written and not committed: the other sequence commits first, ahead of the forward.
     if (world_.early() && !i && bytes_.one_in(3)) {
       world_.step();
       continue;
@@ -650,22 +653,22 @@ void Play::twins(const EntryPtr& entry) {
   if (bytes_.one_in(2)) world_.append(*twin, {token()});
 }
 
-// A block in the middle is of less use than those before and after it.
+// Gives a block in the middle a lower level than its neighbours.
 void Play::demean(const EntryPtr& entry) {
   if (!settings_.core.retention || !entry->running || bytes_.one_in(2)) return;
   const int start = bytes_.below(static_cast<int>(entry->tokens.size()));
   world_.retain(*entry, start, start + 1, kLow, kForever);
 }
 
-// A prompt that nothing is known of takes up to all there is.
+// An uncached prompt takes up to the whole pool.
 void Play::crowd() {
   const Config& config = settings_.core;
   const EntryPtr entry = world_.admit(tokens(config.num_blocks * config.block_size), 0, 0, 0);
   if (entry && !bytes_.one_in(4)) world_.free(entry);
 }
 
-// A conversation goes on for a turn and ends within a block; others begin like it, up to somewhere
-// near its end. The one before it may come back.
+// A conversation continues for a turn and ends within a block; other prompts share its prefix
+// nearly to the end. The previous conversation may return.
 void Play::regrow(const EntryPtr& entry) {
   EntryPtr kept = entry;
   world_.step();

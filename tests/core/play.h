@@ -1,4 +1,4 @@
-// Bytes to operations: the same interpreter for random streams, for a fuzzer and for replays.
+// Maps bytes to operations: the same interpreter serves random streams, a fuzzer and replays.
 #pragma once
 
 #include <cstdint>
@@ -49,13 +49,13 @@ enum Move {
   kNumMoves
 };
 
-// A policy of one's own is drawn as often as the default order.
+// The build lists all policies; each is drawn equally often.
 #ifndef BLOCKMGR_POLICIES
 #define BLOCKMGR_POLICIES "lru"
 #endif
 inline constexpr const char* kPolicies[] = {BLOCKMGR_POLICIES};
 
-// What kind of engine drives the manager, and in how small a world.
+// The kind of engine that drives the manager, and the size of its world.
 struct Profile {
   const char* name;
   int min_blocks, max_blocks;
@@ -65,9 +65,9 @@ struct Profile {
   std::vector<int> vocabulary;
   int namespaces;
   int swarm;  // weights are multiplied by 2 to a power of at most this
-  std::vector<std::pair<Move, int>> weights;  // where they differ from the balanced ones
-  bool wide = false;  // no two digests are alike: what remembers evicted blocks by them can do so
-  bool plain = false;  // always as most managers are
+  std::vector<std::pair<Move, int>> weights;  // that differ from the balanced ones
+  bool wide = false;  // no two digests collide, so that ghosts, which are known by digest, work
+  bool plain = false;  // always the settings of most managers
 };
 const std::vector<Profile>& profiles();
 
@@ -122,7 +122,7 @@ class Play {
   int vocabulary_;
   std::vector<std::vector<Token>> stems_;
   EntryPtr regrown_;         // the last one
-  std::uint8_t table_[256];  // from a byte to a move, as often as its weight says
+  std::uint8_t table_[256];  // maps a byte to a move, in proportion to its weight
 };
 
 }  // namespace blockmgr::testing

@@ -1,4 +1,4 @@
-// What callers tell a pool of blocks to come, and what the pool does with it.
+// Retention calls on a pool, and the expected levels of its blocks.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -7,7 +7,7 @@
 
 namespace blockmgr::testing {
 
-// Finds what find finds, as a request of its own.
+// Must acquire the blocks that find returns, and count as a request.
 void PoolPlay::acquire_prefix() {
   std::vector<Token> tokens(static_cast<std::size_t>(bytes_.below(4 * size_ + 1)));
   for (Token& t : tokens) t = static_cast<Token>(bytes_.below(2));
@@ -22,19 +22,19 @@ void PoolPlay::acquire_prefix() {
   bool done = true;
   if (call("pool acquire_prefix", bit(kDone),
            [&] { done = pool_.acquire_prefix(key, key.num_tokens, missed, out.data()); }, own) == kDone)
-    EXPECT(!done, "another number of blocks was found than there are");
+    EXPECT(!done, "acquire_prefix accepted a wrong number of blocks");
   const std::int64_t looked_up = pool_.pool().past(own) ? pool_.pool().past(own)->query_tokens() : 0;
   const auto run = [&] {
     done = pool_.acquire_prefix(key, key.num_tokens + 1, static_cast<std::int64_t>(due.size()),
                                 out.data());
   };
   if (call("pool acquire_prefix", bit(kDone), run, own) != kDone) return;
-  EXPECT(done, "what find finds is not acquired");
+  EXPECT(done, "acquire did not take a block that find finds");
   if (pool_.pool().past(own))
     EXPECT(pool_.pool().past(own)->query_tokens() == looked_up + key.num_tokens + 1,
            "a request is not counted as looked up");
   for (std::size_t i = 0; i < due.size(); ++i) {
-    EXPECT(out[i] == due[i], "another block is acquired than find finds");
+    EXPECT(out[i] == due[i], "acquire takes another block than find finds");
     ++held_[out[i]];
   }
 }
@@ -57,7 +57,8 @@ void PoolPlay::retain() {
   }
 }
 
-// Two blocks with equal content become one: the higher retention holds, and of two the longer.
+// Two blocks with equal content become one: the higher retention wins; of two equal ones, the
+// longer.
 void PoolPlay::merge(std::int64_t own, std::int64_t cached) {
   const auto given = said_.find(own);
   if (given == said_.end()) return;
@@ -126,7 +127,7 @@ void PoolPlay::set_time() {
     at = at->second.until <= time_ ? said_.erase(at) : std::next(at);
 }
 
-// A block stands where it, or what continues it, was put.
+// A block has the highest level given to it or to a descendant.
 void PoolPlay::check_levels() {
   for (auto at = said_.begin(); at != said_.end();)
     at = pool_.generation(at->first) == at->second.generation ? std::next(at)

@@ -23,7 +23,7 @@ StoreConfig draw_config(Bytes& bytes) {
   const int capacity = bytes.between(1, 12);
   config.num_blocks = capacity + config.null_block;
   config.block_size = bytes.between(1, 4);
-  if (bytes.one_in(3)) return config;  // as most pools are
+  if (bytes.one_in(3)) return config;  // the settings of most pools
   config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
   config.retention = bytes.one_in(2);
   if (config.retention) config.max_pinned_blocks = bytes.below(capacity + 1);
@@ -98,11 +98,11 @@ PoolPlay::Outcome PoolPlay::call(const char* name, unsigned due, const std::func
               : error.kind == ErrorKind::kStep ? kStepRefused
                                                : kWrongTicket;
   }
-  EXPECT(due & bit(outcome), "outcome " + std::to_string(outcome) + " was not due");
+  EXPECT(due & bit(outcome), "outcome " + std::to_string(outcome) + " was not expected");
   if (outcome != kDone) EXPECT(pool_.fingerprint() == before, "a refused call changed something");
   for (std::size_t i = 0; i < shares.size(); ++i)
     EXPECT(static_cast<int>(i) == touched || share(static_cast<int>(i)) == shares[i],
-           "a call is felt in another's share");
+           "a call changed another share");
   return outcome;
 }
 
@@ -129,7 +129,7 @@ bool PoolPlay::known(const Ids& ids) const {
                      [&](std::int64_t id) { return held(id) || contents_.count(id); });
 }
 
-// Up to that many ids, now and then one that names no block.
+// Up to that many ids, occasionally one that names no block.
 PoolPlay::Ids PoolPlay::some(int most) {
   Ids ids(static_cast<std::size_t>(bytes_.between(0, most)));
   for (std::int64_t& id : ids)
@@ -144,7 +144,7 @@ int PoolPlay::share_of_block(std::int64_t id) const {
   return number;
 }
 
-// Blocks that were evicted or forgotten are known no more.
+// Forgets the contents of blocks that were evicted or forgotten.
 void PoolPlay::forget_lost() {
   for (auto at = contents_.begin(); at != contents_.end();)
     at = keyed(at->first) ? std::next(at) : contents_.erase(at);
@@ -154,8 +154,8 @@ void PoolPlay::check() {
   const std::vector<std::string> violations = pool_.violations();
   EXPECT(violations.empty(), violations.empty() ? "" : violations.front());
   for (std::int64_t b = first_; b < num_blocks_; ++b) {
-    EXPECT(pool_.uses(b).ref_count == held(b), "a block is held more or less often than it was");
-    EXPECT(keyed(b) == (contents_.count(b) == 1), "a block was cached or lost unasked");
+    EXPECT(pool_.uses(b).ref_count == held(b), "a block has a wrong number of holders");
+    EXPECT(keyed(b) == (contents_.count(b) == 1), "a block was cached or lost without a call");
     if (keyed(b))
       EXPECT(share_of_block(b) ==
                  share_of(contents_[b].substr(0, contents_[b].find('|'))),
@@ -238,8 +238,8 @@ void PoolPlay::take() {
   if (call("pool take", bit(due), run, own) != kDone) return;
   forget_lost();
   for (const std::int32_t b : out) {
-    EXPECT(held_.count(b) == 0, "a block in use was handed out");
-    EXPECT(share_of_block(b) == own, "a block of another share was handed out");
+    EXPECT(held_.count(b) == 0, "a block in use was allocated");
+    EXPECT(share_of_block(b) == own, "a block of another share was allocated");
     held_[b] = 1;
   }
 }
@@ -312,7 +312,7 @@ void PoolPlay::promote() {
   if (key.parent < 0) key.name = name;
   const auto count = static_cast<std::int64_t>(ids.size());
   std::vector<std::int32_t> out(ids.size());
-  // Whether it is in order depends on what is cached already; what it leaves does not.
+  // Whether the call is valid depends on what is already cached; its result does not.
   const unsigned due = bit(kDone) | bit(kBadValue) | bit(kWrongBlock);
   const int own = key.parent < 0
                       ? share_of(name)
@@ -327,7 +327,7 @@ void PoolPlay::promote() {
       before = extended(before, extras, tokens.data() + i * static_cast<std::size_t>(size_));
       const auto known = contents_.find(out[i]);
       EXPECT(known == contents_.end() || known->second == before,
-             "a promoted block was merged with one of another content");
+             "a block was merged with different content");
       contents_[out[i]] = before;
     }
     EXPECT(share_of_block(out[i]) == own, "a block of another share was promoted");
@@ -353,9 +353,9 @@ void PoolPlay::find() {
     const auto holder = std::find_if(contents_.begin(), contents_.end(),
                                      [&](const auto& entry) { return entry.second == content; });
     EXPECT((i < found.size()) == (holder != contents_.end()),
-           "a cached block is not found, or one that is not there is");
+           "find finds a wrong set of blocks");
     if (holder == contents_.end()) return;
-    EXPECT(found[i] == holder->first, "another block was found than the one with this content");
+    EXPECT(found[i] == holder->first, "the found block has different content");
   }
 }
 
@@ -375,8 +375,8 @@ void PoolPlay::make_writable() {
   forget_lost();
   EXPECT((writable == id) == !moves, "a block to write into is shared or findable");
   if (!moves) return;
-  EXPECT(held_.count(writable) == 0, "a block in use was handed out");
-  EXPECT(share_of_block(writable) == own, "a block of another share was handed out");
+  EXPECT(held_.count(writable) == 0, "a block in use was allocated");
+  EXPECT(share_of_block(writable) == own, "a block of another share was allocated");
   held_[writable] = 1;
   if (!--held_[id]) held_.erase(id);
 }
@@ -405,7 +405,7 @@ void PoolPlay::reset() {
   if (call("pool reset", bit(due), [&] { pool_.reset(); }) == kDone) {
     forget_lost();
     EXPECT(contents_.empty() && pool_.pool().num_free() == pool_.pool().capacity(),
-           "reset left something cached");
+           "a block is cached after a reset");
   }
 }
 

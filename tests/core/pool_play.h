@@ -1,4 +1,4 @@
-// The same for a pool of single blocks: what its holders are told must be what they put there.
+// The same for a pool of single blocks: find must return the content that holders cached.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class PoolPlay {
   using Content = std::string;
   using Ids = std::vector<std::int64_t>;
 
-  // touched: the share that the call may be felt in; -1: any.
+  // touched: the partition that the call may change; -1: any.
   Outcome call(const char* name, unsigned due, const std::function<void()>& run, int touched = -1);
   void put_on_trial(const char* name, const std::function<void()>& run);
   static constexpr unsigned bit(Outcome outcome) { return 1u << outcome; }
@@ -53,7 +53,7 @@ class PoolPlay {
   std::uint32_t held(std::int64_t id) const;
   bool keyed(std::int64_t id) const { return pool_.view(id).keyed(); }
   void forget_lost();
-  // What is in a share, and what its policy and its past know, as bytes.
+  // The state of a partition, of its policy and of its past, as bytes.
   std::string share(int number) const;
   int share_of(const std::string& name) const;
   int share_of_block(std::int64_t id) const;
@@ -90,7 +90,7 @@ class PoolPlay {
   BlockPool pool_;
   std::map<std::int64_t, std::uint32_t> held_;  // references of each block in use
   std::map<std::int64_t, Content> contents_;    // of each cached block
-  // What callers said of blocks: a level until a time, while the content is the same.
+  // The retention that callers set: a level until a time, while the content is the same.
   struct Said {
     std::uint32_t generation;
     int level;

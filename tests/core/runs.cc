@@ -22,7 +22,7 @@ std::uint8_t kind_of(const std::string& name) {
 
 namespace {
 
-// Adds up on the way out, whatever way that is.
+// Adds up on exit from the scope, also by exception.
 template <class Anything>
 struct CallCount {
   const Anything& play;

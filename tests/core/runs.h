@@ -1,4 +1,4 @@
-// One run: a kind, and the stream that the rest is drawn from.
+// One run: a kind, and a stream from which the rest is drawn.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace blockmgr::testing {
 
-// Kinds from here on drive a BlockPool; those before it a manager, with groups of layers from
-// kGroupKind on, else by profile.
+// Kinds from kPoolKind on drive a BlockPool, those from kGroupKind on a manager with groups of
+// layers, and smaller ones a manager with the profile of that number.
 inline constexpr int kPoolKind = 192;
 inline constexpr int kGroupKind = 128;
 
-// The kinds by name: every profile, and "pool". One more is called "groups".
+// The kinds by name: every profile, and "pool". A further kind is called "groups".
 std::vector<std::string> kind_names();
 std::uint8_t kind_of(const std::string& name);
 
-// Up to that many moves, or until the stream ends; adds to calls how many calls they made, before
-// it throws Violation as well, with the configuration.
+// Makes up to that many moves, or until the stream ends, and adds the number of calls to calls,
+// also before it throws a Violation, whose message has the configuration.
 void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts* counts = nullptr);
 
 }  // namespace blockmgr::testing

@@ -1,7 +1,8 @@
-// Breadth first over every sequence of operations on a board, up to a depth.
+// Breadth-first search over every sequence of operations on a board, up to a depth.
 //
-// Included by programs of one file only, see arena.h. A game says what is played on: the board, the
-// operations, and a description of a state, equal for states that no further operation tells apart.
+// Only programs of one source file may include it, see arena.h. A game supplies the board, the
+// operations, and a description of a state, which is equal for states that no further operation can
+// distinguish.
 #pragma once
 
 #include <algorithm>
@@ -25,18 +26,18 @@ struct Extent {
   int depth = 4;
   std::size_t most_states = SIZE_MAX;
   std::size_t threads = 1;
-  std::size_t twins = 0;  // compares every so many of the other ways to a state; 0: none
+  std::size_t twins = 0;  // compares one in this many of the other paths to a state; 0: none
 };
 
 using Path = std::vector<std::uint8_t>;  // operations, by number
 using StateHash = std::uint64_t;         // 63 bits of hash, never 0
 
-// Hashes in one array, so that a hundred million fit.
+// A set of hashes in one array, so that a hundred million fit in memory.
 class HashSet {
  public:
   HashSet() : places_(1 << 16) {}
   bool contains(StateHash hash) const { return places_[find(hash)]; }
-  // Whether it was not in it.
+  // Returns whether the hash was absent.
   bool insert(StateHash hash) {
     StateHash& place = places_[find(hash)];
     if (place) return false;
@@ -62,8 +63,8 @@ class HashSet {
   std::size_t size_ = 0;
 };
 
-// A board that goes from state to state. One operation further is one operation's work: it keeps
-// what its memory was in every state on the way.
+// A board that moves from state to state. It keeps a snapshot of its memory for every state on the
+// path, so that one step further costs one operation.
 template <class Game>
 class Walker {
  public:
@@ -91,8 +92,8 @@ class Walker {
   }
   void go_back() { arena_.restore(snapshots_[path_.size()]); }
 
-  // Whether the operation changed anything. If it did not, the world is good for the next one: a
-  // refused call that leaves something behind has another chance to show.
+  // Returns whether the operation changed anything. If not, the board is reused for the next
+  // operation, where a side effect of a refused call has another chance to show.
   bool run(std::uint8_t op) {
     const Arena::Scope scope(arena_);
     const std::int64_t before = num_done();
@@ -103,7 +104,7 @@ class Walker {
     return true;
   }
   StateHash hash() const { return hash_of(*board_); }
-  // Of the state that a board reaches that has never been anywhere else.
+  // The hash of the state that a fresh board reaches on this path.
   StateHash hash_afresh(const Path& path) const {
     const std::unique_ptr<Board> board = game_.make(nullptr);
     for (const std::uint8_t op : path) operations_[op].run(*board);
@@ -125,7 +126,7 @@ class Walker {
     if (snapshots_.size() <= depth) snapshots_.resize(depth + 1);
     return snapshots_[depth];
   }
-  // Calls that were not refused, other than questions.
+  // Calls that were not refused, other than queries.
   std::int64_t num_done() const {
     std::int64_t done = 0;
     for (std::size_t op = 0; op < kNumOps; ++op)
@@ -137,7 +138,7 @@ class Walker {
   const Operations& operations_;
   Counts counts_{};
   Arena arena_;
-  Board* board_;  // in the arena; goes with it
+  Board* board_;  // allocated in the arena and freed with it
   Path path_;
   std::vector<Arena::Snapshot> snapshots_;  // after each operation of path_
 };
@@ -153,7 +154,7 @@ class Search {
     seen_.insert(walkers_[0]->hash());
   }
 
-  // Adds the states first reached with one operation more.
+  // Adds the states that are first reached with one more operation.
   void deepen() {
     const std::size_t end = nodes_.size();
     while (next_ < end && !limited()) {
@@ -163,8 +164,8 @@ class Search {
       num_operations_ += static_cast<std::int64_t>(count * operations_.size());
     }
   }
-  // Of the ways to a state that were not followed, some are: they must lead to the same states as
-  // the first one, with the same outcomes. Returns how many.
+  // Follows some of the other paths to a known state: they must lead to the same states as the
+  // first path, with the same outcomes. Returns the number of paths compared.
   std::int64_t compare_twins(std::size_t end);
 
   std::size_t num_states() const { return nodes_.size(); }
@@ -189,7 +190,8 @@ class Search {
     return path;
   }
 
-  // The next so many states, each thread a share of neighbours: their paths have much in common.
+  // Expands the next states. Each thread gets consecutive ones, because their paths have much in
+  // common.
   void expand(std::size_t count) {
     std::vector<std::vector<Reached>> reached(walkers_.size());
     const auto run_share = [&](std::size_t i) {
@@ -210,7 +212,7 @@ class Search {
     const Path here = path(node);
     walker.go_to(here);
     if (node % kShare == 0 && walker.hash() != walker.hash_afresh(here))
-      report("a board that went back is not as it was", here);
+      report("a restored board differs", here);
     for (std::size_t i = 0; i < operations_.size(); ++i) {
       const auto op = static_cast<std::uint8_t>(i);
       if (!run(walker, here, op)) continue;
@@ -237,9 +239,9 @@ class Search {
     std::_Exit(1);
   }
 
-  // What can come next, whatever it is called.
+  // The states and outcomes that can follow, independent of names.
   struct Future {
-    std::vector<StateHash> states;  // sorted, each once
+    std::vector<StateHash> states;  // sorted, unique
     Counts outcomes{};
     bool operator==(const Future&) const = default;
   };
@@ -296,7 +298,7 @@ std::int64_t Search<Game>::compare_twins(std::size_t end) {
       if (future(way, nullptr) != future(path(known), nullptr)) {
         for (const std::uint8_t step : path(known))
           std::printf("  %s\n", operations_[step].name.c_str());
-        report("this and what follows look alike and lead elsewhere", way);
+        report("equal states lead to different states", way);
       }
       way.pop_back();
       ++compared;
@@ -305,7 +307,7 @@ std::int64_t Search<Game>::compare_twins(std::size_t end) {
   return compared;
 }
 
-// Deepens the search to where it is to end, and prints what there is.
+// Deepens the search to its final depth and prints the counts.
 template <class Game>
 void search(const Game& game, const Extent& extent) {
   const auto started = std::chrono::steady_clock::now();
@@ -325,7 +327,7 @@ void search(const Game& game, const Extent& extent) {
     if (search.limited() || search.num_states() == before) break;
   }
   if (extent.twins)
-    std::printf("%lld other ways to a state lead on as the first one does\n",
+    std::printf("%lld other paths to a state have the same outcomes\n",
                 static_cast<long long>(search.compare_twins(before)));
   std::printf("%zu states, %lld operations, 0 violations\n", search.num_states(),
               static_cast<long long>(search.num_operations()));

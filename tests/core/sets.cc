@@ -20,7 +20,7 @@ void expect(bool holds, const char* otherwise) {
   if (!holds) throw Violation(otherwise);
 }
 
-// Members come and go in heaps: whole words fill up and run empty, on every level.
+// Members come and go in ranges, so that whole words fill up and become empty on every level.
 void check_bits(std::uint32_t bound, std::mt19937_64& rng) {
   BitTree tree(bound);
   std::set<std::uint32_t> due;
@@ -40,14 +40,14 @@ void check_bits(std::uint32_t bound, std::mt19937_64& rng) {
         due.erase(i);
       }
     }
-    expect(tree.first() == (due.empty() ? BitTree::kNone : *due.begin()), "another first member");
-    expect(tree.last() == (due.empty() ? BitTree::kNone : *due.rbegin()), "another last member");
+    expect(tree.first() == (due.empty() ? BitTree::kNone : *due.begin()), "wrong first member");
+    expect(tree.last() == (due.empty() ? BitTree::kNone : *due.rbegin()), "wrong last member");
     for (int i = 0; i < 20; ++i) {
       const auto some = static_cast<std::uint32_t>(rng() % bound);
-      expect(tree.contains(some) == (due.count(some) == 1), "a member that is none, or is missing");
+      expect(tree.contains(some) == (due.count(some) == 1), "an extra or missing member");
       const auto next = due.lower_bound(some & ~63u);
       expect(tree.next_word(some >> 6) == (next == due.end() ? BitTree::kNone : *next >> 6),
-             "another word with members");
+             "wrong word with members");
     }
   }
 }
@@ -67,7 +67,7 @@ void check_ids(Range range, std::mt19937_64& rng) {
       for (const NodeId n : gone) {
         ids.give(n);
         used.erase(n);
-        expect(ids.is_free(n), "an id that was given back is not free");
+        expect(ids.is_free(n), "a returned id is not free");
       }
     } else {
       const bool goes_on = !runs.empty() && rng() % 2;
@@ -76,10 +76,10 @@ void check_ids(Range range, std::mt19937_64& rng) {
       const std::size_t count = std::min<std::size_t>(left, rng() % 150 + 1);
       NodeId before = run.empty() ? kNoNode : run.back();
       const auto take = [&](std::int64_t, NodeId n) {
-        expect(range.holds(n) && used.insert(n).second, "an id was handed out twice, or is none");
+        expect(range.holds(n) && used.insert(n).second, "an id was allocated twice or is invalid");
         const bool next = before >= 0 && range.holds(before + 1) &&
                           (used.count(before + 1) == 0 || before + 1 == n);
-        expect(!next || n == before + 1, "a run does not go on though the next id is free");
+        expect(!next || n == before + 1, "a run ends although the next id is free");
         run.push_back(before = n);
       };
       if (rng() % 2) {
@@ -93,8 +93,8 @@ void check_ids(Range range, std::mt19937_64& rng) {
   for (const NodeId n : range) expect(ids.is_free(n) == (used.count(n) == 0), "an id is lost");
 }
 
-// Segments beside a list of single nodes. What is not idle may be linked in another list, so its
-// links are anything.
+// Compares segments with a list of single nodes. A node that is not idle may be linked in another
+// list, so its links are arbitrary.
 void check_idle(Range range, std::mt19937_64& rng) {
   Nodes nodes(range.last_end() + 2, 1, 1, 1, 1);
   IdleSegments idle(nodes, range, nodes.count);
@@ -125,16 +125,16 @@ void check_idle(Range range, std::mt19937_64& rng) {
     std::vector<NodeId> order;
     for (NodeId n = idle.front(); n != idle.end() && order.size() <= due.size(); n = idle.after(n))
       order.push_back(n);
-    expect(order == due, "idle nodes are in another order");
+    expect(order == due, "idle nodes are in the wrong order");
     expect(idle.adds_up() && idle.size() == static_cast<int>(due.size()) &&
                idle.empty() == due.empty(),
            "idle nodes are miscounted");
   }
 }
 
-// How long runs of ids are in a full pool, where each id that is taken is one that an eviction gave
-// back: prompts of one length come and go, sequences grow by turns, and what ended first goes
-// first.
+// Checks the length of runs of ids in a full pool, where every allocated id was freed by an
+// eviction: prompts of similar length come and go, sequences grow in turn, and the sequences that
+// ended first are evicted first.
 void check_wear(std::mt19937_64& rng) {
   constexpr int kBlocks = 4000;
   NodeIds ids({0, NodeIds::count_for(kBlocks), kBlocks});
@@ -163,7 +163,8 @@ void check_wear(std::mt19937_64& rng) {
     blocks += static_cast<std::int64_t>(ended.size());
     for (std::size_t i = 0; i < ended.size(); ++i) runs += i == 0 || ended[i] != ended[i - 1] + 1;
   }
-  // About six; one where each run begins at the first free id, or where there are no spare ids.
+  // The ratio is about six. It is one if each run starts at the first free id, or without spare
+  // ids.
   expect(blocks > 3 * runs, "runs of ids are short in a full pool");
 }
 

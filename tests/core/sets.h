@@ -1,11 +1,11 @@
-// Sets of bits and of ids beside plain ones, with more members than any small world has.
+// Compares sets of bits and of ids with plain sets, with more members than small worlds have.
 #pragma once
 
 #include <cstdint>
 
 namespace blockmgr::testing {
 
-// Throws a Violation where they differ.
+// Throws a Violation if they differ.
 void check_sets(std::uint64_t seed);
 
 }  // namespace blockmgr::testing

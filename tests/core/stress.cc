@@ -1,8 +1,9 @@
-// Random operations for as long as asked: stress --seed 1 --ops 100000000 --profile all.
-// "groups" is a profile of its own: managers with groups of layers.
+// Runs a given number of random operations: stress --seed 1 --ops 100000000 --profile all.
+// The profile "groups" drives managers with groups of layers.
 //
-// Each run of some hundred moves draws a configuration from the stream of its seed. A violation
-// leaves the bytes of its run in a file, which --replay and the fuzz target run again.
+// Each run of some hundred moves draws a configuration from the stream of its seed. On a violation,
+// the program writes the bytes of the run to a file, which --replay and the fuzz target can run
+// again.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -58,7 +59,7 @@ Arguments parse(int argc, char** argv) {
       usage("unknown option " + key);
     } else if (std::strcmp(value, "all") != 0) {
       if (std::strcmp(value, "groups") && !std::count(a.kinds.begin(), a.kinds.end(), value))
-        usage(std::string("no profile is called ") + value);
+        usage(std::string("unknown profile ") + value);
       a.kinds = {value};
     }
   }
@@ -93,7 +94,7 @@ void print(const Counts& counts) {
   }
 }
 
-// The stream of one run: of the seed and the run's number, so that runs are independent.
+// The stream of one run depends on the seed and the run's number, so that runs are independent.
 std::uint64_t stream_of(std::uint64_t seed, std::uint64_t number) {
   std::seed_seq sequence{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32),
                          static_cast<std::uint32_t>(number),

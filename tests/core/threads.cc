@@ -1,10 +1,10 @@
-// Several threads at once, for the thread sanitizer: managers of their own, and one between them.
+// Several threads for the thread sanitizer, each with its own manager or all with one manager.
 //
-//   threads own MOVES THREADS      every thread plays a world of its own: no state is shared
+//   threads own MOVES THREADS      every thread drives its own world: no state is shared
 //   threads one CALLS THREADS      all threads call one manager, which locks itself
 //
-// In the second, each thread has sequences of its own and checks what only it can change; the books
-// are recomputed when all are done.
+// In the second case, each thread has its own sequences and checks the state that only it can
+// change; the books are recomputed when all threads are done.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -32,7 +32,7 @@ void play_alone(std::uint64_t seed, int moves) {
   testing::run(bytes, testing::kPoolKind, moves, calls);
 }
 
-// A thread's own sequences, all on the shared manager.
+// The sequences of one thread, on the shared manager.
 class Caller {
  public:
   Caller(Sequences& core, std::uint64_t seed) : core_(core), rng_(seed) {}
@@ -61,7 +61,7 @@ class Caller {
     } catch (const OutOfSequences&) {
       if (!own_.empty()) free(0);
     } catch (const Error& refusal) {
-      // Copies of another thread may be open, a preempted sequence may not have come back.
+      // Another thread's copies may be open, or a sequence may still be preempted.
       if (refusal.kind != ErrorKind::kStep && refusal.kind != ErrorKind::kTicket &&
           refusal.kind != ErrorKind::kSequenceState && refusal.kind != ErrorKind::kNeverFits)
         throw;
@@ -112,7 +112,7 @@ class Caller {
     own.tokens.pop_back();
   }
 
-  // What the cache is asked without a sequence: found, explained, used just now, pinned and not.
+  // Calls that need no sequence: match, explain, touch, pin and unpin.
   void look() {
     std::vector<Token> tokens(1 + rng_() % 12);
     for (Token& t : tokens) t = token();
@@ -127,11 +127,11 @@ class Caller {
     core_.retain(own.handle, 0, static_cast<std::int64_t>(own.tokens.size()), kHigh, 2.0);
   }
 
-  // What is read off the whole, and the time.
+  // Calls that read the whole manager, and set_time.
   void tell() {
     core_.set_debug(static_cast<int>(rng_() % 2));
     const Held held(core_.monitor());
-    if (!core_.violations().empty()) throw testing::Violation("the books do not agree");
+    if (!core_.violations().empty()) throw testing::Violation("the audit found a violation");
     inspect(core_);
     core_.handles();
   }

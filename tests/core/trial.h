@@ -1,4 +1,4 @@
-// Calls under trial: code here may make a call several times before it goes through.
+// Calls on trial: a Trial may make a call several times before it completes.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace blockmgr::testing {
 
-// What a call is made on, as far as a trial may look at it.
+// The object of a call, as far as a trial may inspect it.
 struct Subject {
   std::function<std::string()> fingerprint;
   std::function<std::vector<std::string>()> violations;
-  std::function<std::size_t()> memory;  // bytes that it says it holds
-  std::function<void()> rewind;         // what the world changes itself in an attempt, undone
+  std::function<std::size_t()> memory;  // the bytes it reports
+  std::function<void()> rewind;         // undoes the world's own changes in an attempt
 };
 
 class Trial {
  public:
   virtual ~Trial() = default;
-  // Makes the call; throws what its last attempt throws.
+  // Makes the call; throws the exception of its last attempt.
   virtual void make(const char* name, const Subject& subject,
                     const std::function<void()>& call) = 0;
 };

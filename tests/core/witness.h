@@ -1,4 +1,4 @@
-// A policy that stands before the one under test and checks what the pool tells it.
+// A policy that wraps the one under test and checks the pool's notifications.
 //
 //   on_cached ──► (used) ──► on_idle ──► on_used ──► ... ──► on_idle ──► on_uncached
 #pragma once
@@ -24,13 +24,13 @@ class Witness final : public Policy {
   Context admitted(Run run, std::int64_t num_blocks) noexcept override {
     found.assign(run.begin(), run.end());
     for (const NodeId b : run)
-      if (state(b) == kUnknown) fault_ = "what is not cached is found";
+      if (state(b) == kUnknown) fault_ = "a block that is not cached is found";
     check_run(run);
     return base_ ? base_->admitted(run, num_blocks) : last_request_++ % 1024 + 1;
   }
   void on_hit(NodeId b) noexcept override {
     ++num_hits;
-    if (state(b) == kUnknown) fault_ = "what is not cached is found";
+    if (state(b) == kUnknown) fault_ = "a block that is not cached is found";
     if (base_) base_->on_hit(b);
   }
   void on_cached(Run run, Context& who) noexcept override {
@@ -41,35 +41,35 @@ class Witness final : public Policy {
   }
   void on_waiting(Run run, Context& who) noexcept override {
     for (const NodeId b : run)
-      if (state(b) != kUsed) fault_ = "what waits for a step was not in use";
+      if (state(b) != kUsed) fault_ = "a block that waits for a step was not in use";
     check_run(run);
     if (run.count > 1) check_context(who);
     if (base_) base_->on_waiting(run, who);
   }
   void on_idle(Run run, Context& who) noexcept override {
     for (std::int64_t i = run.count; i-- > 0;)
-      move(run.nodes[i], kUsed, kIdle, "becomes idle and was not in use");
+      move(run.nodes[i], kUsed, kIdle, "becomes idle, but was not in use");
     check_run(run);
     if (run.count > 1) check_context(who);
     if (base_) base_->on_idle(run, who);
   }
   void on_used(Run run) noexcept override {
-    for (const NodeId b : run) move(b, kIdle, kUsed, "is used and was not idle");
+    for (const NodeId b : run) move(b, kIdle, kUsed, "is used, but was not idle");
     check_run(run);
     if (base_) base_->on_used(run);
   }
   void on_touched(NodeId b) noexcept override {
-    if (state(b) != kIdle) fault_ = "what is not idle is touched";
+    if (state(b) != kIdle) fault_ = "a block that is not idle is touched";
     if (base_) base_->on_touched(b);
   }
   void on_moved(NodeId from, NodeId to) noexcept override {
-    move(to, kUnknown, kUsed, "what is cached takes over a key");
+    move(to, kUnknown, kUsed, "a cached block takes over a key");
     move(from, kUsed, kUnknown, "a key passes from a block that is not in use");
     if (base_) base_->on_moved(from, to);
   }
   void on_uncached(NodeId b, bool evicted) noexcept override {
-    if (state(b) == kUnknown) fault_ = "what was not cached is lost";
-    if (evicted && state(b) != kIdle) fault_ = "what is in use is evicted";
+    if (state(b) == kUnknown) fault_ = "a block that is not cached is lost";
+    if (evicted && state(b) != kIdle) fault_ = "a block in use is evicted";
     if (nodes_[b].first_child >= 0) fault_ = "a block is lost before its children";
     state(b) = kUnknown;
     if (base_) base_->on_uncached(b, evicted);
@@ -89,9 +89,9 @@ class Witness final : public Policy {
 
   const char* fault() const { return fault_; }
 
-  std::vector<NodeId> found;  // by the last admission
-  std::int64_t num_hits = 0;   // besides those
-  std::int64_t due = -1;       // what is known of the sequence that calls; -1: any
+  std::vector<NodeId> found;  // blocks found by the last admission
+  std::int64_t num_hits = 0;   // further hits
+  std::int64_t due = -1;       // expected context of the calling sequence; -1: any
 
  private:
   enum State : char { kUnknown, kUsed, kIdle };
@@ -99,14 +99,14 @@ class Witness final : public Policy {
   State& state(NodeId b) { return states_[b]; }
   // Each block of a run is the parent of the next, and all are of this partition.
   void check_run(Run run) noexcept {
-    if (run.count < 0) fault_ = "a run has no length";
+    if (run.count < 0) fault_ = "a run has a negative length";
     for (std::int64_t i = 0; i < run.count; ++i) {
       if (!range_.holds(run.nodes[i])) fault_ = "a policy is notified of blocks of another partition";
       if (i && nodes_[run.nodes[i]].parent != run.nodes[i - 1])
-        fault_ = "a run is no part of a chain";
+        fault_ = "a run is not part of a chain";
     }
   }
-  // Only without a base, which may add to what is known.
+  // Only without a base policy, because a base policy may change the context.
   void check_context(Context who) noexcept {
     if (!base_ && due >= 0 && who != due) fault_ = "a policy is notified of a run with another request";
   }

@@ -1,4 +1,4 @@
-// The calls of an engine on its sequences, each with the outcome that is due.
+// The calls of an engine on its sequences, each with its expected outcome.
 #include "world.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 const std::string kNames[kNumNames] = {"", "a", "b", "tenant"};
 const ExtrasBytes kExtras[kNumExtras] = {
     {}, {{0, "x"}}, {{1, "x"}}, {{0, "y"}, {1, "x"}}, {{2, "y"}}};
-// What each of them says about a logical block, as a number: 0 nothing, 1 "x", 2 "y".
+// The extra keys of a logical block as a number: 0 none, 1 "x", 2 "y".
 int extras_number(int extras, std::int64_t block) {
   for (const auto& [index, bytes] : kExtras[extras])
     if (index == block) return bytes == "x" ? 1 : 2;
@@ -24,7 +24,7 @@ TestDigester* make_digester(const Settings& settings) {
   return settings.core.prefix_caching ? new TestDigester(settings.digest) : nullptr;
 }
 
-// Makes the eviction policy of each partition behind a witness; empty: as the config says.
+// Creates the eviction policy of each partition inside a witness; empty: as in the config.
 PolicyMaker watched(const Settings& settings, std::vector<Witness*>& out) {
   if (!settings.witness) return nullptr;
   const Config& config = settings.core;
@@ -100,14 +100,14 @@ Outcome World::outcome_of(const Call& run) {
     bool known = false;
     for (int p = 0; p < core_.pool().num_partitions(); ++p)
       known |= refusal.available == core_.pool().partition(p).available();
-    EXPECT(known, "a refusal misstates what is available");
+    EXPECT(known, "a refusal reports a wrong number available");
     EXPECT(refusal.needed > refusal.available - refusal.watermark, "refused although it fits");
     return kOutOfBlocks;
   } catch (const OutOfSequences& refusal) {
     EXPECT(refusal.needed > refusal.available, "rows were refused although there are enough");
     return kOutOfSequences;
   } catch (const PinBudget& refusal) {
-    EXPECT(refusal.needed > refusal.available, "a pin was refused although there is room");
+    EXPECT(refusal.needed > refusal.available, "a pin was refused although it fits");
     return kPinRefused;
   } catch (const UnknownPin&) {
     return kUnknownPin;
@@ -162,7 +162,7 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
     EXPECT(findings.empty(), findings.front());
   }
   EXPECT(due & bit(outcome),
-         std::string(name_of(op)) + " ended in \"" + name_of(outcome) + "\", which was not due");
+         std::string(name_of(op)) + " ended in \"" + name_of(outcome) + "\" unexpectedly");
   const bool reads_only = op == kMatch || op == kCanAdmit;
   if (snapshot && (outcome != kDone || reads_only))
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
@@ -219,7 +219,8 @@ int World::capacity_of(int name) const {
   return left;
 }
 
-// Of each share in proportion. Requests that would then never fit are still admitted.
+// Each partition has a proportional share of the watermark. Requests that would then never fit are
+// still admitted.
 std::int64_t World::watermark_of(int name, std::int64_t most, std::int64_t asked) const {
   const std::int64_t all = config_.num_blocks - config_.null_block;
   const std::int64_t held_back = asked < 0 ? config_.watermark_blocks : std::min(asked, all);
@@ -261,7 +262,7 @@ std::int64_t World::computing_for(const Prompt& asked, int name, int extras,
   return most > found ? most * size - match.num_cached : 0;
 }
 
-// What match finds of a sequence's tokens; the digest does not fail meanwhile.
+// What match finds for a sequence's tokens. The digest does not fail during this call.
 MatchResult World::found_for(const Entry& entry) {
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
   const MatchResult match = core_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
@@ -287,7 +288,7 @@ void World::extend(Entry& entry, const std::vector<Token>& tokens) {
   }
 }
 
-// The entries are in step with the last call: what is not computed must be written again.
+// Updates the entries after a call: tokens that are not computed must be written again.
 void World::settle() {
   for (const EntryPtr& entry : entries_)
     entry->start = std::min(entry->start, view(*entry).num_computed);
@@ -311,10 +312,10 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
   MatchResult match;
   Prompt looked_up = asked;
-  if (terms.by_match && read_cache) looked_up.watermark_blocks = 0;  // there may be less room
+  if (terms.by_match && read_cache) looked_up.watermark_blocks = 0;  // less room may be left
   call(kMatch, bit(kDone), [&] { match = core_.match(looked_up); });
   EXPECT(match.num_computing == computing_for(looked_up, name, extras, match),
-         "match says that others are computing more, or less, than they are");
+         "match has a wrong number of tokens that others are computing");
   asked.read_cache = read_cache;
   if (!read_cache) match = MatchResult();
   EXPECT(match.num_cached <= terms.most_cached, "match finds more than it may");
@@ -376,15 +377,16 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   return entry;
 }
 
-// Running sequences continue; nothing that was findable is, and nothing that they compute will be.
+// After reset, running sequences continue, but neither cached blocks nor what they compute can be
+// found.
 void World::reset(bool reset_hit_rate) {
   const bool promised = anybody_ahead();
   std::int64_t count = 0;
   const std::int64_t cached = core_.index().num_keyed();
   if (call(kReset, bit(promised ? kStepRefused : kDone),
            [&] { count = core_.reset_prefix_cache(reset_hit_rate); }) == kDone) {
-    EXPECT(count == cached, "a reset misstates what it has forgotten");
-    EXPECT(core_.index().num_keyed() == 0, "something is cached after a reset");
+    EXPECT(count == cached, "reset returns a wrong count");
+    EXPECT(core_.index().num_keyed() == 0, "a block is cached after a reset");
     for (int i = 0; i < core_.pool().num_partitions(); ++i)
       EXPECT(!core_.pool().past(i) || core_.pool().past(i)->num_ghosts() == 0,
              "evicted blocks are remembered after a reset");
@@ -453,7 +455,7 @@ void World::reserve(Entry& entry, std::int64_t num_slots) {
     EXPECT(view(entry).num_computed == computed, "reserve leaves a wrong number computed");
     EXPECT(slots_of(entry) >= num_slots, "reserve gave too few slots");
     if (num_slots > length) expect_private(entry, length);
-    entry.promise = 0;  // it may have moved to another block, without what it promised
+    entry.promise = 0;  // the tail may be in another block, without the promised tokens
     limit_kept(entry);
     hand(entry);
   }
@@ -523,7 +525,7 @@ void World::commit(Entry& entry, std::int64_t num_computed) {
       entry.kept = committed.kept;
       entry.promise = num_computed;
       note_promised(entry, was_keyed);
-      hand(entry);  // after an early commit the engine asks for its slots again: they may differ
+      hand(entry);  // an early commit may change slots, so the engine asks again
     } else {
       entry.start = entry.left_off = num_computed;
     }
@@ -591,7 +593,8 @@ std::vector<EntryPtr> World::fork(const EntryPtr& entry, std::int64_t count) {
       auto child = std::make_shared<Entry>();
       child->handle = handle;
       become_fork(*child, *entry);
-      // A fork computes nothing that its parent has computed, or will in this step's forward.
+      // A fork does not compute tokens that its parent has computed or computes in this step's
+      // forward.
       child->start = view(*child).num_computed;
       children.push_back(child);
       entries_.push_back(child);
@@ -636,7 +639,7 @@ void World::reparent(const std::vector<EntryPtr>& entries,
 }
 
 void World::free(const EntryPtr& entry, bool withdraw) {
-  const EntryPtr kept = entry;  // the caller's may be the one in entries_
+  const EntryPtr kept = entry;  // entry may refer to an element of entries_
   const bool refused = withdraw ? !can_withdraw(*kept) : ahead(*kept);
   const Outcome due = refused ? kStepRefused : kDone;
   touching(kept->name);
@@ -673,8 +676,8 @@ void World::preempt(Entry& entry, bool withdraw) {
   settle();
 }
 
-// Whether the next token of a member of a batch needs a copy of the block it goes to. Of those who
-// share one, the last keeps it; left counts who has not moved away yet.
+// Whether the next token of a sequence of a batch needs a copy of its block. Of the sequences that
+// share a block, the last keeps it; left counts those that have not moved to a copy yet.
 bool World::copies_for(const Entry& entry, std::map<NodeId, std::uint32_t>& left) const {
   const auto logical = static_cast<std::int64_t>(entry.tokens.size()) / config_.block_size;
   if (logical >= view(entry).num_blocks) return false;
@@ -685,7 +688,7 @@ bool World::copies_for(const Entry& entry, std::map<NodeId, std::uint32_t>& left
   return copies;
 }
 
-// Blocks of a partition that a batch takes.
+// The number of blocks that a batch takes from a partition.
 std::int64_t World::needed_by(const std::vector<EntryPtr>& entries, int partition) const {
   std::map<NodeId, std::uint32_t> left;
   std::int64_t needed = 0;
@@ -697,7 +700,7 @@ std::int64_t World::needed_by(const std::vector<EntryPtr>& entries, int partitio
   return needed;
 }
 
-// One token for each; sequences whose K/V is not all written yet are left out.
+// Decodes one token for each sequence; leaves out sequences whose K/V is not fully written.
 void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token>& tokens) {
   std::vector<EntryPtr> ready;
   std::vector<Handle> handles;
@@ -741,7 +744,7 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
   const auto count = static_cast<std::int64_t>(ready.size());
   const auto run = [&] { core_.decode(handles.data(), fresh.data(), count, slots.data()); };
   if (call(kDecode, due, run) == kDone) {
-    // A merge may take a cached block into use, and leave another behind a fence.
+    // A deduplication may take a cached block into use and leave another one fenced.
     EXPECT(config_.remap || available_to(ready[0]->name) >= left_over,
            "decode took more blocks than it needs");
     for (std::size_t i = 0; i < ready.size(); ++i) {
@@ -756,10 +759,10 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
       }
       extend(entry, {fresh[i]});
       expect_private(entry, length);
-      EXPECT(view(entry).num_computed == length, "decode left more than its token to compute");
+      EXPECT(view(entry).num_computed == length, "decode left more than one token to compute");
       std::int64_t slot = -1;
       core_.slot_mapping(entry.handle, length, length + 1, &slot);
-      EXPECT(slot == slots[i], "decode answered another slot than slot_mapping");
+      EXPECT(slot == slots[i], "decode and slot_mapping return different slots");
     }
   }
   settle();
@@ -797,7 +800,7 @@ void World::call_dead(Op op, std::size_t which) {
 void World::take_remaps() {
   std::vector<RemapRecord> remaps;
   call(kRemaps, bit(kDone), [&] { remaps = core_.take_remaps(); });
-  // Those of one batch come in its order.
+  // Records of one batch are in the order of the batch.
   const auto before = [](const RemapRecord& a, const RemapRecord& b) {
     return std::pair(a.handle, a.index) < std::pair(b.handle, b.index);
   };
@@ -808,8 +811,8 @@ void World::take_remaps() {
                                  return a.handle == b.handle && a.index == b.index &&
                                         a.old_block == b.old_block && a.new_block == b.new_block;
                                });
-  constexpr std::size_t kKept = 256;  // whatever the size of the pool
-  EXPECT(same || remaps_.size() > kKept, "the log tells of other merges than there were");
+  constexpr std::size_t kKept = 256;  // for any pool size
+  EXPECT(same || remaps_.size() > kKept, "the log of merges is wrong");
   remaps_.clear();
   settle();
 }

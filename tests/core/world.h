@@ -1,9 +1,9 @@
 // A manager under test, the K/V memory, and the engine between them.
 //
-// Every call on the core goes through here: its outcome is compared with the one that is due, a
-// refused call must have changed nothing, and the books are recomputed after it. The engine never
-// claims that K/V is computed before a forward has written it (or, with early commit, before one
-// is sure to).
+// Every call on the core goes through here: its outcome is compared with the expected one, a
+// refused call must change nothing, and the books are recomputed afterwards. The engine never
+// claims that K/V is computed before a forward has written it (or, with early commit, before the
+// forward that certainly writes it).
 #pragma once
 
 #include <array>
@@ -84,19 +84,19 @@ struct Settings {
   Config core;
   TestDigester::Kind digest = TestDigester::kWide;
   int debug = 0;
-  bool witness = false;    // stands before the eviction policy
+  bool witness = false;    // wraps the eviction policy
   bool scribbles = false;  // the caller writes nonsense to the tables it is shown
   int check_every = 1;     // calls between recomputations of the books
   int snapshot_every = 1;  // calls between comparisons of what a refused call left
-  Trial* trial = nullptr;  // that every call has to go through
+  Trial* trial = nullptr;  // makes every call
   Habits habits;
 };
 
-// Namespaces and extra keys that prompts are drawn from.
+// The numbers of namespaces and of extra keys from which prompts are drawn.
 inline constexpr int kNumNames = 4;
 inline constexpr int kNumExtras = 5;
 
-// A live sequence as the engine knows it.
+// A live sequence, as the engine sees it.
 struct Entry {
   Handle handle = 0;
   int name = 0;
@@ -104,28 +104,28 @@ struct Entry {
   std::vector<Token> tokens;
   std::vector<Prefix> prefixes;
   std::int64_t start = 0;  // first position the next forward has to write
-  // What an engine remembers that does not look it up: where it left off, what it committed ahead
-  // of the next forward (0: nothing), and the slots it was given, by position.
+  // State of an engine that does not look it up: where it left off, what it committed ahead of the
+  // next forward (0: nothing), and the slots it was given, by position.
   std::int64_t left_off = 0;
   std::int64_t promise = 0;
   std::vector<std::int64_t> handed;
-  // With early commits, in the step of this number: what was computed without its part in the
-  // forward to come, and what of that is in memory before it.
+  // With early commits, in the step with this number: the tokens computed before the next forward
+  // (settled), and how many of those are already in memory (kept).
   std::int64_t early_step = -1;
   std::int64_t settled = 0;
   std::int64_t kept = 0;
-  // From here on, a copy planned before may bring what a truncation took back.
+  // From this position on, a copy planned earlier may bring truncated tokens.
   std::int64_t cut = INT64_MAX;
   bool running = true;
   bool alive = true;
-  bool outdated = false;              // goes on with what the cache has forgotten
+  bool outdated = false;              // continues a prefix that the cache has forgotten
   std::int64_t num_findable = 0;      // outdated: leading blocks that may still be cached
   int version = 0;                    // grows when tokens are taken back
   std::vector<std::int64_t> written;  // slot of each position whose K/V is in memory
 };
 using EntryPtr = std::shared_ptr<Entry>;
 
-// A step on its way.
+// A step that was taken.
 struct Launch {
   struct Part {
     EntryPtr entry;
@@ -137,22 +137,22 @@ struct Launch {
   std::vector<Work> work;
   std::vector<Part> parts;
   std::vector<Brought> brought;
-  std::vector<bool> blocks;  // the step may read or write
+  std::vector<bool> blocks;  // that the step may read or write
   bool ran = false;
   bool finished = false;
 };
 using LaunchPtr = std::shared_ptr<Launch>;
 
-// What an admission asks beside its prompt and slots.
+// Further arguments of an admission, beside its prompt and slots.
 struct Asked {
   bool read_cache = true;
   std::int64_t most_cached = INT64_MAX;
   std::int64_t watermark = -1;
-  bool by_match = false;  // takes what a match finds, or nothing
-  bool too_much = false;  // says that the match found more than there can be
+  bool by_match = false;  // takes exactly what match found, or fails
+  bool too_much = false;  // claims that match found more than possible
 };
 
-// A block held by its id, and its words, if they must not change.
+// A block held by its id, and its words if they must not change.
 struct Hold {
   std::int64_t block;
   std::vector<Prefix> words;
@@ -169,7 +169,7 @@ class World {
   void reset(bool reset_hit_rate);
   void reserve(Entry& entry, std::int64_t num_slots);
   void append(Entry& entry, const std::vector<Token>& tokens);
-  // Commits what the engine may claim; larger claims only where they must be refused.
+  // Commits what the engine may claim; larger claims only where the core must refuse them.
   void commit(Entry& entry, std::int64_t num_computed);
   void truncate(Entry& entry, std::int64_t num_tokens);
   std::vector<EntryPtr> fork(const EntryPtr& entry, std::int64_t count);
@@ -181,7 +181,7 @@ class World {
   void call_dead(Op op, std::size_t which);
   void wrong_ticket(Op op, std::int64_t ticket);
   void take_remaps();
-  // Retention of blocks to come. A level of kNoLevel withdraws; prompts are of whole blocks.
+  // Retention. The level kNoLevel withdraws it; prompts consist of whole blocks.
   void retain(const Entry& entry, std::int64_t start, std::int64_t stop, int level, double ttl);
   void retain_prefix(const Entry& entry, int level, double ttl);
   void pin(const Entry& entry);
@@ -207,20 +207,20 @@ class World {
   void complete(std::size_t count);
   void step(std::size_t skip = SIZE_MAX, std::int64_t held_back = 0);
   void abort();
-  // So many steps with nothing in them.
+  // Skips this many empty steps.
   void pause(std::int64_t count);
-  // From here on the engine goes through its sequences, and those of its steps, in this order.
+  // From now on the engine processes its sequences, and those of its steps, in this order.
   void reorder(const std::vector<std::size_t>& order);
-  // Everything is freed, and nothing may be missing afterwards.
+  // Frees everything, then checks that nothing leaked.
   void finish_up();
 
-  // The next digests but one, two ... fails; 0: none does.
+  // The digest call with this number, counted from 1, fails; 0: none fails.
   void fail_digest(int in_calls);
-  // The digest function calls back into the core; it must be refused.
+  // Makes the digest function call back into the core, which must refuse the call.
   void intrude(bool on);
-  // Recomputes everything that can be; throws what is wrong.
+  // Recomputes the books; throws a Violation if something is wrong.
   void check();
-  // Off, for repeating what was checked before.
+  // Turned off to repeat calls that were checked before.
   void check_calls(bool on);
 
   std::int64_t committable(const Entry& entry) const;
@@ -230,7 +230,7 @@ class World {
   const std::vector<LaunchPtr>& steps() const { return steps_; }
   const LaunchPtr& open() const { return open_; }
   int name_of_root(std::uint32_t root) const;
-  std::uint32_t root_of_name(int name) const;  // kUnknownId while nothing is in it
+  std::uint32_t root_of_name(int name) const;  // kUnknownId while it is empty
   std::size_t num_dead() const { return dead_.size(); }
   const Sequences& core() const { return core_; }
   std::int64_t calls() const { return calls_; }
@@ -248,23 +248,23 @@ class World {
   const Sequence& view(const Entry& entry) const { return core_.view(entry.handle); }
   std::int64_t slots_of(const Entry& entry) const;
   std::int64_t blocks_for(std::int64_t slots) const;
-  // The blocks that sequences of this namespace are given, and how many there are in all.
+  // The partition from which sequences of this namespace get blocks, and its capacity.
   int partition_of(int name) const;
   int capacity_of(int name) const;
   std::int64_t watermark_of(int name, std::int64_t most, std::int64_t asked = -1) const;
   std::int64_t available_to(int name) const;
   std::int64_t longest(int name) const;
   std::int64_t longest(const Entry& entry) const { return longest(entry.name); }
-  // The next call must not be felt by anybody else.
+  // The next call must not change any other partition.
   void touching(int name) { touched_ |= 1u << partition_of(name); }
   void check_quotas() const;
-  // Of each partition its counts; deep: and all that its policy and its past know, as bytes.
+  // The counts of each partition; deep: also the state of its policy and of its past, as bytes.
   using Share = std::pair<std::array<std::int64_t, 3>, std::string>;
   std::vector<Share> shares(bool deep) const;
   void check_others(const std::vector<Share>& before, unsigned touched, bool deep) const;
-  // Blocks a prompt would take or use that are available: what has to be left.
+  // The number of available blocks that a prompt takes.
   std::int64_t needed_for(const MatchResult& match, std::int64_t slots) const;
-  // Tokens past what match finds that a running sequence will commit.
+  // Tokens beyond the match that a running sequence will commit.
   std::int64_t computing_for(const Prompt& asked, int name, int extras,
                              const MatchResult& match) const;
   MatchResult found_for(const Entry& entry);
@@ -275,8 +275,7 @@ class World {
   std::vector<std::int32_t> blocks_of(const Entry& entry) const {
     return core_.block_ids(entry.handle, 0);
   }
-  // The record of the node that has a block; that of no node where it is free.
-  // How many tables name a block, and whether anything keeps it.
+  // The ref count of a block, and whether anything keeps it.
   std::uint32_t num_references(std::int64_t block) const {
     const NodeId n = core_.nodes().owner(block);
     return n < 0 ? 0 : core_.nodes().uses(n).ref_count;
@@ -285,10 +284,11 @@ class World {
     const NodeId n = core_.nodes().owner(block);
     return n >= 0 && core_.nodes().used(n);
   }
-  // One table names it, and it is not findable.
+  // One table names the node, and it is not cached.
   bool is_private(NodeId n) const {
     return core_.nodes().uses(n).ref_count == 1 && !core_.nodes()[n].keyed();
   }
+  // The record of the node that has a block; an empty record for a free block.
   const Node& record_of(std::int64_t block) const {
     static const Node free;
     const NodeId n = core_.nodes().owner(block);
@@ -355,7 +355,7 @@ class World {
   const Config& config_;
   const Habits& habits_;
   TestDigester* digester_;
-  std::vector<Witness*> witnesses_;  // of each partition that has blocks
+  std::vector<Witness*> witnesses_;  // one per partition that has blocks
   Sequences core_;
   Levels levels_;
   Device device_;
@@ -367,12 +367,12 @@ class World {
   std::vector<LaunchPtr> queue_;     // launched and not run
   LaunchPtr open_;                   // ticket not resolved
   std::vector<Hold> holds_;
-  std::vector<RemapRecord> remaps_;  // that the log should tell of
+  std::vector<RemapRecord> remaps_;  // expected in the log
   std::vector<int> promised_;        // by block: words at its end that this step's forward writes
   std::int64_t num_applied_ = 0;
   std::int64_t last_ticket_ = 0;
   std::int64_t calls_ = 0;
-  std::set<std::string> mirror_;  // digests, kept by events alone
+  std::set<std::string> mirror_;  // digests, fed by events alone
   std::int64_t mirror_checks_ = 0;
   unsigned touched_ = 0;      // partitions the next call may change; 0: any
   std::vector<bool> tables_;  // blocks named by a table after the last call

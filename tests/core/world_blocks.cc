@@ -1,4 +1,4 @@
-// Blocks by their ids: holds on them, forgetting them; and what is taken back of a step.
+// Calls on block ids: hold, touch, forget; and withdrawals from a step.
 #include <algorithm>
 #include <utility>
 
@@ -6,8 +6,7 @@
 
 namespace blockmgr::testing {
 
-// Ids of some blocks from one on, of those that are in any use; one that only a copy keeps is no
-// block that anybody may name.
+// Ids of some used or cached blocks, from the given one on.
 std::vector<std::int64_t> World::some_blocks(std::size_t which, std::size_t count) const {
   std::vector<std::int64_t> all;
   for (int b = config_.null_block; b < config_.num_blocks; ++b)
@@ -74,7 +73,8 @@ void World::touch_blocks(const std::vector<std::int64_t>& ids) {
   settle();
 }
 
-// Of these blocks, what continues them in the cache and whatever a sequence has after one of them.
+// These blocks, their descendants in the cache, and all blocks that a sequence has after one of
+// them.
 std::vector<bool> World::spoiled_by(const std::vector<std::int64_t>& ids) const {
   std::vector<bool> wrong(static_cast<std::size_t>(config_.num_blocks));
   bool more = true;
@@ -96,7 +96,7 @@ std::vector<bool> World::spoiled_by(const std::vector<std::int64_t>& ids) const 
   return wrong;
 }
 
-// The first block of a sequence that is among these.
+// The index of a sequence's first block that is among these.
 std::int64_t World::first_of(const Entry& entry, const std::vector<bool>& blocks) const {
   const std::vector<std::int32_t> table = blocks_of(entry);
   return std::find_if(table.begin(), table.end(),
@@ -104,7 +104,8 @@ std::int64_t World::first_of(const Entry& entry, const std::vector<bool>& blocks
          table.begin();
 }
 
-// Sequences that name one of them continue; neither they nor their successors are found again.
+// Sequences that name one of these blocks continue; no prompt finds the blocks or their descendants
+// any more.
 void World::forget(const std::vector<std::int64_t>& ids) {
   std::int64_t forgotten = 0;
   const int cached = core_.index().num_keyed();
@@ -112,7 +113,7 @@ void World::forget(const std::vector<std::int64_t>& ids) {
   const std::vector<bool> wrong = spoiled_by(ids);
   if (call(kForget, bit(anybody_ahead() ? kStepRefused : kDone),
            [&] { forgotten = core_.forget(ids.data(), count); }) == kDone) {
-    EXPECT(forgotten == cached - core_.index().num_keyed(), "forget misstates what it forgot");
+    EXPECT(forgotten == cached - core_.index().num_keyed(), "forget returns a wrong count");
     for (Hold& held : holds_) held.words.clear();
     for (int b = 0; b < config_.num_blocks; ++b)
       EXPECT(!wrong[static_cast<std::size_t>(b)] || !record_of(b).keyed(),
@@ -127,7 +128,7 @@ void World::forget(const std::vector<std::int64_t>& ids) {
   settle();
 }
 
-// Whether the sequence can leave in the step that was to compute some of it.
+// Whether the sequence can be withdrawn from the step that is to compute some of it.
 bool World::can_withdraw(const Entry& entry) const {
   if (!entry.running || !ahead(entry)) return true;
   if (open_) return false;
@@ -137,7 +138,7 @@ bool World::can_withdraw(const Entry& entry) const {
   return true;
 }
 
-// A key may have passed to a block that somebody else has promised to write.
+// A key may have passed to a block that another sequence has committed early.
 void World::note_moved(const std::vector<bool>& was_keyed) {
   for (std::size_t b = 0; b < promised_.size(); ++b)
     if (!record_of(static_cast<std::int64_t>(b)).keyed()) promised_[b] = 0;
@@ -148,7 +149,7 @@ void World::note_moved(const std::vector<bool>& was_keyed) {
 void World::check_holds() {
   for (const Hold& held : holds_) {
     const auto b = static_cast<std::int32_t>(held.block);
-    EXPECT(used(b), "a held block is in no use");
+    EXPECT(used(b), "a held block is not in use");
     EXPECT(core_.ref_count(b) == num_references(b) + num_held(b), "holds are miscounted");
     for (std::size_t i = 0; queue_.empty() && i < held.words.size(); ++i)
       EXPECT(device_.cell(b, static_cast<int>(i)) == held.words[i],

@@ -1,4 +1,4 @@
-// What an engine remembers of its sequences, where it does not look everything up again.
+// What an engine remembers about its sequences, if it does not look everything up.
 #include <algorithm>
 
 #include "world.h"
@@ -7,7 +7,7 @@ namespace blockmgr::testing {
 
 namespace {
 
-// Members that are private are named in explicit instantiations, to which access does not apply.
+// Explicit instantiations name the private members, because access control does not apply there.
 template <class Tag>
 struct Reached {
   static inline typename Tag::Member member;
@@ -60,7 +60,7 @@ bool World::ahead(const Entry& entry) const {
   return view(entry).num_computed > settled(entry);
 }
 
-// Of what an admission has found, some may be written by this step's forward.
+// Part of what an admission found may be written only by this step's forward.
 void World::note_kept(Entry& entry, const MatchResult& match) const {
   if (!early()) return;
   entry.early_step = -1;
@@ -70,7 +70,7 @@ void World::note_kept(Entry& entry, const MatchResult& match) const {
       entry.kept = static_cast<std::int64_t>(i + 1) * config_.block_size - rest;
 }
 
-// Blocks of a sequence that a commit ahead of the forward has made findable.
+// Notes the blocks of a sequence that an early commit has cached.
 void World::note_promised(const Entry& entry, const std::vector<bool>& was_keyed) {
   const std::vector<std::int32_t> table = blocks_of(entry);
   for (std::int64_t i = 0; i < view(entry).num_chained; ++i) {
@@ -89,13 +89,13 @@ std::vector<bool> World::keyed() const {
   return keyed;
 }
 
-// Whether a write into this block needs a copy of what only the forward writes.
+// Whether a write into this block needs a copy of words that only the forward writes.
 bool World::lacks_words(const Entry& entry, std::int64_t logical) const {
   const std::int64_t due = open_ ? view(entry).num_computed : settled(entry);
   return due > std::max(kept(entry), logical * config_.block_size);
 }
 
-// What growth leaves computed: all, or what a copy of the block it writes to can bring.
+// The computed tokens after growth: all, or those that a copy of the written block can bring.
 std::int64_t World::computed_after(const Entry& entry, std::int64_t slots,
                                    std::int64_t num_tokens) const {
   const Sequence& s = view(entry);
@@ -113,7 +113,7 @@ std::int64_t World::first_to_write(const Entry& entry) const {
   return early() ? entry.start : view(entry).num_computed;
 }
 
-// The slots of all that is not written, as the last call on the sequence left them.
+// Records the slots of all unwritten tokens, as they are after the last call on the sequence.
 void World::hand(Entry& entry) const {
   if (habits_.writes != Writes::kAsHanded) return;
   const std::int64_t end = std::min(view(entry).num_tokens, slots_of(entry));
@@ -122,7 +122,7 @@ void World::hand(Entry& entry) const {
   core_.slot_mapping(entry.handle, start, end, entry.handed.data() + start);
 }
 
-// The sequences as the engine comes by them when it launches a step.
+// The sequences in the order in which the engine launches them.
 std::vector<EntryPtr> World::to_launch() const {
   if (!habits_.by_row) return entries_;
   std::vector<EntryPtr> by_row(static_cast<std::size_t>(config_.max_seqs));
@@ -134,7 +134,7 @@ std::vector<EntryPtr> World::to_launch() const {
     const std::int64_t due =
         entry && entry->running ? static_cast<std::int64_t>(entry->tokens.size()) : 0;
     EXPECT(settings_.scribbles || core_.shown_lengths()[row] == due,
-           "a row has another length than its sequence");
+           "a row has a wrong length");
     if (entry) found.push_back(entry);
   }
   return found;

@@ -1,4 +1,4 @@
-// Retention of blocks to come, and the influence of one namespace on another.
+// Retention, and the influence of one namespace on another.
 #include <algorithm>
 #include <cmath>
 
@@ -24,7 +24,7 @@ std::vector<World::Share> World::shares(bool deep) const {
 void World::check_others(const std::vector<Share>& before, unsigned touched, bool deep) const {
   const auto after = shares(deep);
   for (std::size_t p = 0; p < before.size(); ++p)
-    EXPECT(touched >> p & 1 || before[p] == after[p], "a call is felt in another's quota");
+    EXPECT(touched >> p & 1 || before[p] == after[p], "a call changed another quota");
 }
 
 void World::check_quotas() const {
@@ -38,13 +38,13 @@ void World::check_quotas() const {
     std::sort(held.begin(), held.end());
     held.erase(std::unique(held.begin(), held.end()), held.end());
     EXPECT(static_cast<int>(held.size()) <= config_.quotas[i].blocks,
-           "a namespace holds more than its quota");
+           "a namespace has more blocks than its quota");
   }
 }
 
 // ---- levels -------------------------------------------------------------------------------------
 
-// The witness of the share that a namespace has; shares without blocks have none.
+// The witness of a namespace's partition; a partition without blocks has none.
 Witness* World::witness_of(int name) const {
   const Range range = core_.pool().partition(partition_of(name)).range;
   for (Witness* witness : witnesses_)
@@ -52,7 +52,7 @@ Witness* World::witness_of(int name) const {
   return nullptr;
 }
 
-// From here on, policies must be notified of this sequence; nullptr: of any.
+// From now on, notifications must carry the context of this sequence; nullptr: of any.
 void World::expect_context(const Entry* entry) {
   for (Witness* witness : witnesses_)
     witness->due = entry ? static_cast<std::int64_t>(view(*entry).context) : -1;
@@ -63,15 +63,15 @@ std::int64_t World::hits_in(int name) const {
   return witness ? witness->num_hits : 0;
 }
 
-// What an admission has found: its hints are used up, and the policy was told.
+// After an admission: hints of the found blocks are used up, and the policy was notified.
 void World::note_found(const Entry& entry, const MatchResult& match, std::int64_t hits_before) {
   if (config_.retention) levels_.found(owners(match.blocks));
   const Witness* witness = witness_of(entry.name);
   if (!witness) return;
   const auto full = static_cast<std::int64_t>(match.blocks.size()) * config_.block_size;
-  EXPECT(witness->found == owners(match.blocks), "the policy was not told what an admission found");
+  EXPECT(witness->found == owners(match.blocks), "the policy was not notified of all found blocks");
   EXPECT(witness->num_hits - hits_before == (view(entry).num_cached > full),
-         "the policy was not told of a part that was found");
+         "the policy was not notified of a found part");
 }
 
 std::vector<NodeId> World::owners(const std::vector<std::int32_t>& blocks) const {
@@ -80,7 +80,7 @@ std::vector<NodeId> World::owners(const std::vector<std::int32_t>& blocks) const
   return nodes;
 }
 
-// What a commit may merge into others: neither cached nor merged already.
+// The blocks that a commit may deduplicate: neither cached nor already deduplicated.
 std::vector<std::vector<World::Merging>> World::merging() const {
   std::vector<std::vector<Merging>> tables;
   for (const EntryPtr& entry : entries_) {
@@ -126,7 +126,7 @@ void World::retain(const Entry& entry, std::int64_t start, std::int64_t stop, in
   const auto run = [&] { count = core_.retain(entry.handle, start, stop, level, ttl); };
   if (call(kRetain, bit(due), run) == kDone) {
     const std::int64_t first = start / config_.block_size;
-    EXPECT(count == blocks_for(stop) - first, "retain miscounts the blocks it retains");
+    EXPECT(count == blocks_for(stop) - first, "retain returns a wrong count");
     const NodeId* table = nodes_of(entry);
     for (std::int64_t i = first; i < blocks_for(stop); ++i) {
       const Node& record = core_.nodes()[table[i]];
@@ -174,7 +174,7 @@ void World::pin(const Entry& entry) {
   if (call(kPin, bit(fits ? kDone : kPinRefused), [&] { id = core_.pin(asked); }) == kDone) {
     levels_.pin(id, blocks, share);
     EXPECT(core_.view_pin(id).num_blocks == static_cast<std::int32_t>(blocks.size()),
-           "a pin covers other blocks than were found");
+           "a pin covers other blocks than match found");
   }
   settle();
 }
@@ -204,7 +204,7 @@ void World::touch(const Entry& entry) {
   if (call(kTouch, bit(too_long ? kNeverFits : kDone), [&] { count = core_.touch(asked); }) ==
       kDone)
     EXPECT(count == idle || (config_.min_partial_tokens && count == idle + 1),
-           "touch miscounts the idle blocks");
+           "touch returns a wrong count");
   settle();
 }
 
@@ -214,19 +214,19 @@ void World::set_time(double seconds) {
   settle();
 }
 
-// Free, with what is expected of the blocks. One that ends lowers its own blocks: from its end
-// up to a block that others use, that others continue from, or that is expected.
+// Frees a sequence with a hint. Without expected reuse, the hint lowers the blocks from the end of
+// the sequence up to a block that others use, that others continue, or that is expected.
 void World::end(const EntryPtr& entry, bool expect_reuse) {
   const EntryPtr kept = entry;
   const Outcome due = ahead(*kept) ? kStepRefused : kDone;
   const NodeId* row = nodes_of(*kept);
   const std::vector<NodeId> table(row, row + view(*kept).num_blocks);
-  std::vector<NodeId> chain;  // the last first; what is cached of it before the call
+  std::vector<NodeId> chain;  // the last first; cached nodes before the call
   for (std::size_t i = table.size(); i-- > 0;) {
     const Node& record = core_.nodes()[table[i]];
     chain.push_back(record.keyed() ? table[i] : record.parent);
   }
-  std::vector<int> others(chain.size());  // tables of others that name the block
+  std::vector<int> others(chain.size());  // number of other tables that name the block
   for (std::size_t i = 0; i < chain.size(); ++i)
     for (const EntryPtr& other : entries_) {
       if (other == kept || chain[i] < 0) continue;
@@ -245,7 +245,7 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
     note_moved(was_keyed);
     NodeId below = kNoNode;
     for (std::size_t i = 0; i < chain.size(); ++i) {
-      // A tail that was cached by this call is the sequence's own.
+      // A tail that this call cached belongs to the sequence alone.
       const NodeId own = table[table.size() - 1 - i];
       const bool tail = chain[i] < 0 && core_.nodes()[own].keyed();
       const NodeId node = levels_.current(tail ? own : chain[i]);

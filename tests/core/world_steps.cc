@@ -1,4 +1,4 @@
-// Steps: copy plans, forwards, what comes of them; and the recomputation of the books.
+// Steps: copy plans, forwards and their commits; and the recomputation of the books.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -57,7 +57,7 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
   return launch;
 }
 
-// What sequences count as computed and a copy of this plan brings.
+// The words that sequences count as computed and that a copy of this plan brings.
 std::vector<Brought> World::brought_by(const std::vector<BlockCopy>& copies) const {
   std::vector<Brought> brought;
   for (const BlockCopy& copy : copies)
@@ -107,9 +107,9 @@ void World::remove_step(const LaunchPtr& launch) {
   if (at != steps_.end()) steps_.erase(at);
 }
 
-// Runs the step and those before it, and commits all but some of the tokens it computed.
+// Runs the step and all earlier ones, and commits all but held_back of its tokens.
 void World::finish(const LaunchPtr& chosen, std::int64_t held_back) {
-  const LaunchPtr launch = chosen;  // the caller's may be the one in steps_
+  const LaunchPtr launch = chosen;  // chosen may refer to an element of steps_
   const std::vector<LaunchPtr> steps = steps_;
   for (const LaunchPtr& earlier : steps) {
     if (earlier == launch) break;
@@ -178,7 +178,7 @@ void World::abort() {
     hand(*part.entry);
   }
   settle();
-  if (early()) step();  // what was promised must be computed by the very next step
+  if (early()) step();  // the next step must compute what was committed early
 }
 
 void World::reorder(const std::vector<std::size_t>& order) {
@@ -196,7 +196,7 @@ void World::reorder(const std::vector<std::size_t>& order) {
 void World::wrong_ticket(Op op, std::int64_t ticket) {
   const bool open = open_ && open_->ticket == ticket;
   if (op == kComplete) {
-    // Completing what is open or in flight would be in order; only what cannot be is asked for.
+    // Completing an open step or one in flight is valid, so only invalid tickets are tried.
     const bool known = config_.steps_in_flight && !steps_.empty() &&
                        ticket >= steps_.front()->ticket && ticket <= last_ticket_;
     if (!known) call(op, bit(kStepRefused), [&] { core_.complete(ticket); });
@@ -244,7 +244,7 @@ void World::expect_private(const Entry& entry, std::int64_t from) {
     EXPECT(is_private(table[i]), "a block to write into is shared or findable");
 }
 
-// No block that a launched step may still use is handed out for writing.
+// No block that a launched step may still use is allocated for writing.
 void World::check_fences(Op op) {
   std::vector<bool> tables(tables_.size());
   for (const Handle handle : core_.handles()) {
@@ -255,7 +255,7 @@ void World::check_fences(Op op) {
       tables[b] = true;
       if ((i + 1) * config_.block_size <= s.num_computed || tables_[b]) continue;
       for (const LaunchPtr& step : steps_)
-        EXPECT(!step->blocks[b], std::string(name_of(op)) + " handed out block " +
+        EXPECT(!step->blocks[b], std::string(name_of(op)) + " allocated block " +
                                      std::to_string(b) + ", which is still in flight");
     }
   }
@@ -280,9 +280,9 @@ void World::check() {
   EXPECT(wrong.empty(), wrong);
 }
 
-// What a mirror that knows nothing but events has, and what can be found.
+// Compares a mirror fed by events alone with what can be found.
 void World::check_mirror() {
-  // Not each time, so that events of several calls wait together.
+  // Not after each call, so that events of several calls accumulate.
   if (!config_.event_blocks || ++mirror_checks_ % 8) return;
   const auto size = static_cast<std::size_t>(core_.nodes().digest_size);
   const auto apply = [&](const EventColumns& events) {
@@ -293,7 +293,7 @@ void World::check_mirror() {
         const std::string key(digest, digest + size);
         const bool changed = run.kind == EventKind::kStored ? mirror_.insert(key).second
                                                             : mirror_.erase(key) == 1;
-        EXPECT(changed, "an event says what a mirror knows already");
+        EXPECT(changed, "an event repeats what a mirror has");
       }
     }
     EXPECT(core_.drop_events(events.version), "events came while they were read");
@@ -316,23 +316,24 @@ void World::check_calls(bool on) {
 }
 
 void World::check_entries() {
-  EXPECT(core_.handles().size() == entries_.size(), "sequences appeared or vanished");
+  EXPECT(core_.handles().size() == entries_.size(), "the set of sequences is wrong");
   std::vector<Token> tokens;
   for (const EntryPtr& entry : entries_) {
     const Sequence& s = view(*entry);
     EXPECT((s.state == Sequence::kRunning) == entry->running, "a sequence is in the wrong state");
-    EXPECT(s.num_tokens == static_cast<std::int64_t>(entry->tokens.size()), "tokens went missing");
+    EXPECT(s.num_tokens == static_cast<std::int64_t>(entry->tokens.size()),
+           "wrong number of tokens");
     tokens.resize(entry->tokens.size());
     core_.copy_tokens(entry->handle, tokens.data());
     EXPECT(tokens == entry->tokens, "tokens changed");
     for (std::int64_t i = entry->num_findable; entry->outdated && i < s.num_blocks; ++i)
       EXPECT(!core_.nodes()[core_.table_at(Sequences::row_of(entry->handle))[i]].keyed(),
-             "what continues a forgotten prefix can be found");
+             "a block after a forgotten prefix can be found");
     check_found(*entry);
   }
 }
 
-// What callers are shown is what the books say, and 0 past a sequence's blocks.
+// The arrays shown to callers must match the books, with 0 past a sequence's blocks.
 void World::check_shown() {
   if (settings_.scribbles) return;
   std::vector<std::int32_t> due(static_cast<std::size_t>(config_.row_width));
@@ -346,13 +347,13 @@ void World::check_shown() {
     std::copy(blocks.begin(), blocks.end(), due.begin());
     EXPECT(std::equal(due.begin(), due.end(),
                       core_.shown_tables().data() + row * config_.row_width),
-           "a shown table is not the sequence's");
+           "a shown table differs from the sequence's");
     taken[static_cast<std::size_t>(row)] = true;
     lengths[static_cast<std::size_t>(row)] =
         entry->running ? static_cast<std::int32_t>(s.num_tokens) : 0;
   }
   EXPECT(std::equal(lengths.begin(), lengths.end(), core_.shown_lengths().data()),
-         "a shown length is not the sequence's");
+         "a shown length differs from the sequence's");
   for (std::int64_t row = 0; row < config_.max_seqs; ++row) {
     if (taken[static_cast<std::size_t>(row)]) continue;
     const std::int32_t* shown = core_.shown_tables().data() + row * config_.row_width;
@@ -361,8 +362,8 @@ void World::check_shown() {
   }
 }
 
-// What a caller may do to the tables it is shown, who can then no longer be told anything by them:
-// ids that are none, and those of others.
+// Overwrites the shown tables, as a misbehaving caller may: with invalid ids and with blocks of
+// other sequences. They are then useless to that caller, but must not affect the core.
 void World::scribble() const {
   static constexpr std::int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 0, 1, 2};
   for (std::size_t i = 0; i < core_.shown_tables().size(); ++i)
@@ -389,10 +390,10 @@ void World::check_common_prefix() {
   const auto count = static_cast<std::int64_t>(handles.size());
   EXPECT(core_.num_common_prefix_blocks() == due &&
              core_.num_common_prefix_blocks(handles.data(), count) == due,
-         "the common prefix is another one");
+         "the common prefix is wrong");
 }
 
-// What is chained is found: nothing that stands in the books is lost to a look-up.
+// A look-up must find every block that the sequence has promoted.
 void World::check_found(const Entry& entry) {
   const Sequence& s = view(entry);
   if (!digester_ || digester_->fails_in || digester_->intrusion) return;
@@ -403,7 +404,7 @@ void World::check_found(const Entry& entry) {
   EXPECT(static_cast<std::int64_t>(match.blocks.size()) >= due, "a cached block is not found");
 }
 
-// What is cached is not remembered as evicted; a digest without collisions tells them apart.
+// A cached block must not be a ghost. Checked only with a digest without collisions.
 void World::check_ghosts() {
   if (settings_.digest != TestDigester::kWide) return;
   const Nodes& nodes = core_.nodes();
@@ -414,8 +415,8 @@ void World::check_ghosts() {
                "a cached block is remembered as evicted");
 }
 
-// No part of a block is kept beside one that begins with it. Of very many children only some are
-// looked at.
+// No tail stays cached beside a longer block that starts with it. Not checked in large pools, where
+// the core examines only some of very many children.
 void World::check_tails() {
   constexpr NodeId kFew = 64;
   const Nodes& nodes = core_.nodes();
@@ -429,13 +430,13 @@ void World::check_tails() {
       const bool covers = longer.key_tokens > tail.key_tokens;
       EXPECT(!covers || !std::equal(nodes.tokens(b), nodes.tokens(b) + tail.key_tokens,
                                     nodes.tokens(other)),
-             "a part is cached beside a block that begins with it");
+             "a part is cached although a block begins with it");
     }
   }
 }
 
-// The memory of every cached block is what its place in the tree of prefixes says. With early
-// commits a block may be findable ahead of the forward that fills it.
+// The memory of every cached block must match its place in the tree of prefixes. With early commits
+// a block may be cached before the forward that fills it.
 void World::check_cached() {
   if (early() || !queue_.empty() || !digester_) return;
   const Nodes& nodes = core_.nodes();
@@ -454,7 +455,7 @@ void World::check_cached() {
       for (int i = 0; i < nodes[at].key_tokens; ++i) {
         prefix = trie_.after_token(prefix, nodes.tokens(at)[i]);
         EXPECT(device_.cell(nodes.name(at), i) == prefix, "node " + std::to_string(at) +
-                                                  " is cached and holds other K/V at word " +
+                                                  " is cached and has wrong K/V at word " +
                                                   std::to_string(i));
       }
       ends[static_cast<std::size_t>(at)] = prefix;
@@ -462,7 +463,7 @@ void World::check_cached() {
   }
 }
 
-// Whatever a sequence counts as computed is in memory, or a pending copy brings it there.
+// Everything that a sequence counts as computed must be in memory, or a pending copy brings it.
 void World::check_computed() {
   if (early() || !queue_.empty()) return;
   const int size = config_.block_size;
@@ -476,7 +477,7 @@ void World::check_computed() {
       if (record.copy_source != kNoNode && word < record.copy_tokens) b = record.copy_source;
       EXPECT(device_.cell(core_.nodes().name(b), word) ==
                  entry->prefixes[static_cast<std::size_t>(at)],
-             "position " + std::to_string(at) + " counts as computed and is not in memory");
+             "position " + std::to_string(at) + " counts as computed, but is not in memory");
     }
   }
 }

@@ -1,1 +1,1 @@
-"""The same requests through another system's block manager, step by step."""
+"""Runs the same requests through blockmgr and another system's manager, step by step."""

@@ -1,4 +1,4 @@
-"""Many streams: ``python -m tests.differential --steps 1000000``. Exit code 1 on a difference."""
+"""Runs many streams: ``python -m tests.differential --steps 1000000``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ STREAM_STEPS = 2000
 
 
 def main() -> int:
-    """Run streams until that many steps were compared."""
+    """Runs streams until that many steps are compared; 1 if there is a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100_000, help="steps to compare in all")
-    parser.add_argument("--seed", type=int, default=0, help="of the first stream")
+    parser.add_argument(
+        "--steps", type=int, default=100_000, help="total number of steps to compare"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first stream")
     options = parser.parse_args()
     total: Counter[str] = Counter()
     seed = options.seed

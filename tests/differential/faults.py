@@ -1,10 +1,11 @@
 """Interrupts calls of vLLM's block manager and of ours: ``python -m tests.differential.faults``.
 
-Each call is made in fresh worlds with its first allocation failing, its second and so on, each time
-alone; and with an exception at its first line inside its package, its second and so on, as Ctrl-C
-would have it. A point is broken if the call raised and left neither what there was before nor what
-a whole call makes of it: blocks that nobody holds and that are not free, a queue whose length is
-not its count, and the like. vLLM does not promise otherwise; this is what our promise is worth.
+Each call is made in fresh worlds, with only its first allocation failing, then only its second, and
+so on; and with an exception at its first line inside its package, its second, and so on, as Ctrl-C
+may cause. A point counts as broken if the call raised and left a state that is neither the one
+before the call nor the one after a complete call: leaked blocks, a queue whose length differs from
+its count, and the like. vLLM makes no promise about this; the comparison shows what our promise is
+worth.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MANY_POINTS = 20_000
 
 
 class Theirs:
-    """vLLM: one request that runs, two that have ended and are cached."""
+    """vLLM with one running request, and two that have ended and are cached."""
 
     package = str(Path(vllm.__file__).parent / "v1" / "core")
 
@@ -67,7 +68,7 @@ class Theirs:
         )
 
     def lost(self) -> int:
-        """Blocks that are not free and that nobody holds."""
+        """Leaked blocks: neither free nor held by a request."""
         free, _, _, tables, _ = self.state()
         known = {*free, *(b for table in tables.values() for b in table)}
         return sum(block.block_id not in known for block in self.pool.blocks if not block.is_null)
@@ -100,7 +101,7 @@ class OurManager:
 
 
 class OurPool(OurManager):
-    """And in ``BlockPool``, whose references are ours to hold."""
+    """And in ``BlockPool``, where the caller holds the references."""
 
     def __init__(self) -> None:
         self.core = BlockPool(20, 4, null_block=True)
@@ -128,7 +129,7 @@ CALLS: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {
 
 
 def strike(world: Any, make: Callable[[], Any], number: int) -> bool:
-    """Makes the call with an exception at a line; whether it came to one."""
+    """Makes the call with an exception at a line; returns whether it was reached."""
     before, lines.PACKAGE = lines.PACKAGE, world.package
     try:
         return bool(lines.strike(make, number + 1).place)
@@ -137,7 +138,7 @@ def strike(world: Any, make: Callable[[], Any], number: int) -> bool:
 
 
 def starve(world: Any, make: Callable[[], Any], number: int) -> bool:
-    """Makes the call with an allocation failing; whether it raised."""
+    """Makes the call with an allocation failing; returns whether it raised."""
     done, error = attempt(make, number, number + 1)
     del error
     return not done
@@ -146,7 +147,7 @@ def starve(world: Any, make: Callable[[], Any], number: int) -> bool:
 def count(
     kind: type[Any], call: Callable[[Any], Any], interrupt: Callable[[Any, Any, int], bool]
 ) -> tuple[int, int, int]:
-    """Points at which the call raised; those that are broken; and the most blocks lost at one."""
+    """The points at which the call raised, the broken ones, and the most blocks lost at one."""
     whole = kind()
     call(whole)
     after = whole.state()

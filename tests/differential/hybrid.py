@@ -1,13 +1,13 @@
-"""Groups of layers, side by side with vLLM: the same requests, and what each side finds of them.
+"""Compares groups of layers with vLLM: what each side finds for the same requests.
 
     python -m tests.differential.hybrid --steps 100000
 
-A stream admits prompts that share beginnings, prefills them in chunks, decodes, preempts, resumes
-and ends them in random order. Both sides stop where they want to: vLLM where its scheduler ends a
-chunk, ours where ``stops`` says. At each admission both numbers are compared, and a difference
-needs a reason: a place at which the side that finds more has kept something, of a kind in
-``VERDICTS``. An unexplained difference ends the run with exit code 1, and so does a hit on a state
-at a place where no forward of that side has stopped.
+A stream admits prompts with common prefixes, prefills them in chunks, decodes, preempts, resumes
+and ends them in random order. Each side chooses its stops: vLLM where its scheduler ends a chunk,
+ours where ``stops`` says. At each admission the two numbers of found tokens are compared. A
+difference needs a reason: a position at which the side that finds more has kept something, of a
+kind in ``VERDICTS``. An unexplained difference ends the run with exit code 1; so does a hit on a
+state at a position where no forward of that side has stopped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VERDICTS = {
     "refused by theirs": "vLLM admits a prompt if all of it fits, ours if its first chunk does",
     "refused by ours": "the pool was full: the sides share other blocks",
 }
-"""Kinds of differences, and what is behind each."""
+"""Kinds of differences, and the reason for each."""
 
 
 class Unexplained(AssertionError):
@@ -64,7 +64,7 @@ class Unexplained(AssertionError):
 
 @dataclass
 class Request:
-    """What a scheduler knows of a request, and where each side stands."""
+    """A scheduler's view of a request, and the progress of each side."""
 
     name: int
     tokens: list[int]
@@ -72,22 +72,22 @@ class Request:
 
 
 class Side(Protocol):
-    """One manager. ``kept`` has the places at which it may have kept something, by tokens."""
+    """One manager. ``kept`` maps tokens to the positions where it may have kept something."""
 
     kept: dict[tuple[int, ...], str]
     evicts: bool
 
     def admit(self, request: Request, target: int) -> int | None:
-        """Tokens found, with all up to ``target`` computed; ``None`` if there is no room."""
+        """Admits and computes up to ``target``; the tokens found, or ``None`` without room."""
 
     def prefill(self, request: Request, target: int) -> bool:
-        """Compute up to ``target``; whether there was room."""
+        """Computes up to ``target``; false if there is no room."""
 
     def decode(self, request: Request) -> bool:
-        """Compute the last token, which is new; whether there was room."""
+        """Appends and computes a token; false if there is no room."""
 
     def release(self, name: int, *, preempted: bool) -> None:
-        """Give all blocks back."""
+        """Frees all blocks."""
 
 
 class Ours:
@@ -157,7 +157,7 @@ class Ours:
     def _forward(self, handle: int, end: int) -> None:
         self._run_copies()
         self.manager.commit(handle, end)
-        self._run_copies()  # a kept state is found once its copy has run
+        self._run_copies()  # a kept state can be found once its copy has run
 
     def _run_copies(self) -> None:
         self.manager.copies_applied(self.manager.take_copies().ticket)
@@ -178,9 +178,9 @@ class Stream:
     """One seed's worth of requests, driven through both sides.
 
     Attributes:
-        groups: Of layers, on both sides.
-        differences: Admissions, by what explains how the sides differ; ``equal`` where they do not.
-        tokens: Found by ours and by theirs.
+        groups: Groups of layers, the same on both sides.
+        differences: Admissions by the reason why the sides differ; ``equal`` if they do not.
+        tokens: Tokens found by ours and by theirs.
     """
 
     seed: int
@@ -205,7 +205,7 @@ class Stream:
         """Drive both sides.
 
         Raises:
-            Unexplained: They differ, and no kind of difference is a reason.
+            Unexplained: They differ, and no kind of difference explains it.
         """
         for _ in range(steps):
             act = self.rng.choices(
@@ -233,7 +233,7 @@ class Stream:
             if by == "ours" and not self.ours.evicts:
                 raise Unexplained(f"ours has no room: {request}")
             self.differences[f"refused by {by}"] += 1
-            self._note(request)  # the other side may have computed it
+            self._note(request)  # the other side may have computed this
             for side in (self.ours, self.theirs):
                 self._drop(side, request)
             return
@@ -312,8 +312,8 @@ def main() -> int:
     from tests.differential.hybrid_vllm import SETTINGS, Theirs
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=20_000, help="of each kind of groups")
-    parser.add_argument("--seed", type=int, default=0, help="of the first stream")
+    parser.add_argument("--steps", type=int, default=20_000, help="steps for each kind of groups")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first stream")
     options = parser.parse_args()
     seen: set[str] = set()
     for name, groups in GROUPS.items():

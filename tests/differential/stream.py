@@ -1,8 +1,8 @@
 """Random requests, and two block managers that serve them in lock-step.
 
-A stream admits prompts that share beginnings, prefills them in chunks, decodes, preempts, resumes
-and ends them in random order. After every step both sides must have found as many tokens, have as
-many blocks available, and agree on what does not fit.
+A stream admits prompts with common prefixes, prefills them in chunks, decodes, preempts, resumes
+and ends them in random order. After every step both sides must have found equally many tokens, have
+equally many blocks available, and agree on what does not fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from blockmgr import BlockManager, NeverFitsError, OutOfBlocksError
 
 BLOCK_SIZE = 4
 MAX_TOKENS = 64
-# The other side does not tell apart what could fit later from what never can.
+# The other side does not distinguish "not now" from "never".
 NO_ROOM = (OutOfBlocksError, NeverFitsError)
 
 
@@ -24,31 +24,31 @@ class Side(Protocol):
     """One block manager, as a scheduler uses it. Requests are named by small ints."""
 
     def admit(self, name: int, tokens: list[int], chunk: int) -> int | None:
-        """Find what is cached and take slots for ``chunk`` more tokens.
+        """Finds the cached prefix and allocates slots for ``chunk`` more tokens.
 
         Returns the number of cached tokens, or ``None`` if there are too few blocks.
         """
 
     def prefill(self, name: int, chunk: int) -> bool:
-        """Slots for the next ``chunk`` tokens; whether there were blocks."""
+        """Allocates slots for the next ``chunk`` tokens; false if blocks are short."""
 
     def decode(self, name: int, token: int) -> bool:
-        """One more token, with its slot; whether there was a block."""
+        """Appends a token with its slot; false if blocks are short."""
 
     def release(self, name: int) -> None:
-        """Give all blocks back."""
+        """Frees all blocks."""
 
     def available(self) -> int:
-        """Blocks that could be handed out."""
+        """Blocks that are available."""
 
     def has_twins(self) -> bool:
-        """Whether identical blocks are cached more than once, which ours never does."""
+        """Whether identical blocks are cached more than once, which never happens in ours."""
 
 
 class Ours:
-    """``BlockManager`` with what it is compared with: tables that never change, no reuse of parts.
+    """``BlockManager``, configured like vLLM: append-only tables, no partial reuse.
 
-    Like the other side, it makes blocks findable when they are scheduled, not when computed.
+    Like the other side, it caches blocks when they are scheduled, not when they are computed.
     """
 
     def __init__(self, num_blocks: int, *, dedup: str = "append_only") -> None:
@@ -110,7 +110,7 @@ class Ours:
 
 @dataclass
 class Request:
-    """What a scheduler knows of a request."""
+    """A scheduler's view of a request."""
 
     name: int
     tokens: list[int]
@@ -135,13 +135,13 @@ class Stream:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.names = iter(range(10**9))
-        self.tokens = iter(range(1000, 2**31))  # of outputs: no two requests say the same
+        self.tokens = iter(range(1000, 2**31))  # of outputs: no two requests generate the same
 
     def run(self, steps: int) -> bool:
-        """Make steps until one ends in a difference; whether all agreed.
+        """Makes steps until one shows a difference; returns whether all agreed.
 
-        Ends early, agreeing, once the other side caches a block twice: from then on it holds less
-        else, and the two differ with reason (see README.md).
+        Stops early, with agreement, once the other side caches a block twice: its cache then has
+        less room for other blocks, and the sides differ legitimately (see README.md).
         """
         for _ in range(steps):
             agreed = self._step()
@@ -160,7 +160,7 @@ class Stream:
         return self.rng.choice(kinds)()
 
     def _prompt(self) -> list[int]:
-        """Shared beginnings: a few tokens, each with two ways to go on."""
+        """Common prefixes: a few tokens, each of which can be followed by two others."""
         length = self.rng.randrange(1, MAX_TOKENS)
         if not self.twins and length % BLOCK_SIZE == 0:
             length += 1

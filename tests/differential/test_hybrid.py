@@ -1,4 +1,4 @@
-"""Groups of layers: ours beside itself, beside a side that is wrong, and beside vLLM."""
+"""Groups of layers: ours compared with itself, with a wrong side, and with vLLM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POOL = 400
 
 
 class Boastful(Ours):
-    """Says that it found one token more than it did, where that is still less than the prompt."""
+    """Reports one token more than it found, if that is still less than the prompt."""
 
     def admit(self, request: Request, target: int) -> int | None:
         found = super().admit(request, target)

@@ -1,4 +1,4 @@
-"""The same requests through ours and another system's manager end in the same numbers."""
+"""The same requests give the same numbers with ours and with another system's manager."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEEDS = range(6)
 
 
 class Misled(Ours):
-    """Says a block is available that is not, once the pool has been full."""
+    """Reports one available block too many, once the pool has been full."""
 
     full = False
 
@@ -21,7 +21,7 @@ class Misled(Ours):
 
 
 class Forgetful(Ours):
-    """Finds one block less of a long prompt."""
+    """Finds one block too few of a long prompt."""
 
     def admit(self, name: int, tokens: list[int], chunk: int) -> int | None:
         found = super().admit(name, tokens, chunk)

@@ -76,6 +76,6 @@ class Vllm:
         return self.manager.block_pool.get_num_free_blocks()
 
     def has_twins(self) -> bool:
-        # Blocks of one hash stand in a dict of their own as soon as there are two of them.
+        # As soon as two blocks have the same hash, vLLM keeps them in a nested dict.
         entries = self.manager.block_pool.cached_block_hash_to_block._cache.values()
         return any(isinstance(entry, dict) and len(entry) > 1 for entry in entries)

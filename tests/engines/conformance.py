@@ -1,8 +1,7 @@
 """``python -m tests.engines.conformance``: the installed vLLM against what blockmgr knows of it.
 
-One readable report of signatures, fields and attributes, and whether the stand-ins have them all,
-for each version that was tried. Exit code 1 if something differs in a version that was tried, or
-cannot work in any.
+Reports signatures, fields and attributes, and whether the stand-ins have all of them, for each
+tested version. Exit code 1 if something differs in a tested version, or cannot work in any version.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def parameters(function: object) -> dict[str, inspect.Parameter]:
 
 
 def takes(function: object, expected: tuple[str, ...], *, all_of_them: bool) -> bool:
-    """Whether it can be called as that version calls it; of the newest, it takes no more."""
+    """Whether that version's calls fit it; for the newest version, it must take no more."""
     ours = parameters(function)
     more = list(ours.values())[len(expected) :]
     if tuple(ours)[: len(expected)] != expected or (more and all_of_them):
@@ -38,7 +37,7 @@ def takes(function: object, expected: tuple[str, ...], *, all_of_them: bool) -> 
 
 
 def methods(expected: Interface) -> list[str]:
-    """What the methods of our classes lack to stand for those of a version."""
+    """What is missing in our classes' methods, compared with those of a version."""
     found = []
     newest = expected.tried[-1] == INTERFACE.tried[-1]
     for path, names in expected.methods.items():
@@ -58,7 +57,7 @@ def methods(expected: Interface) -> list[str]:
 
 
 def constructor(names: tuple[str, ...]) -> list[str]:
-    """What vLLM hands its manager, by keyword, and ours does not take."""
+    """Keywords that vLLM passes to its manager and that ours does not take."""
     ours = parameters(manager.KVCacheManager)
     return [f"the manager does not take {name}" for name in names if name not in ours]
 
@@ -79,7 +78,7 @@ def attributes(expected: Interface) -> list[str]:
 
 
 def lacking() -> list[str]:
-    """What our classes lack of what each version that was tried has."""
+    """What is missing in our classes, for each tested version."""
     return [
         f"{version}: {line}"
         for version in INTERFACE.tried

@@ -1,10 +1,10 @@
 """``python -m tests.engines.events MODEL``: the events of vLLM on blockmgr, read by a mirror.
 
-vLLM's scheduler takes the events and hands them to its publisher, which here keeps them. After each
-step the mirror has to have the hashes of exactly the blocks that can be found, as vLLM's own
-functions compute them from their tokens. The events of a block have to be those of vLLM's own
-manager. In the end a whole engine publishes over ZMQ, to a ``Subscriber`` with an index. Exit
-code 1 if anything is wrong.
+vLLM's scheduler takes the events and passes them to its publisher, which here records them. After
+each step the mirror must have the hashes of exactly the blocks that can be found, as vLLM's
+functions compute them from their tokens. The events of a block must equal those of vLLM's own
+manager. Finally a whole engine publishes over ZMQ to a ``Subscriber`` with an index. Exit code 1 if
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HASH = get_hash_fn_by_name("sha256")
 
 
 class Published:
-    """Takes the place of vLLM's publisher: a mirror, and what was told of each block."""
+    """Replaces vLLM's publisher: a mirror, and the contents of the events of each block."""
 
     def __init__(self) -> None:
         self.mirror: set[Any] = set()
@@ -71,7 +71,7 @@ class Published:
             parent = block
 
     def shutdown(self) -> None:
-        """As vLLM's has."""
+        """The publisher's interface has it."""
 
 
 class EventWorld(World):
@@ -93,8 +93,8 @@ class EventWorld(World):
         manager = self.scheduler.kv_cache_manager.manager
         salts = {b"": None, namespace_of("tenant", None): (("cache_salt", "tenant"),)}
         hashes: dict[bytes, Any] = {}
-        waiting = manager.take_events()  # of what came after the scheduler took its own
-        assert not len(waiting), "vLLM's scheduler has left events"
+        waiting = manager.take_events()  # events since the scheduler took them
+        assert not len(waiting), "vLLM's scheduler did not take all events"
         for event in manager.resident_events():
             if event.kind is not EventKind.STORED:
                 continue
@@ -108,7 +108,7 @@ class EventWorld(World):
 
 
 def campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool) -> int:
-    """One arm over all seeds; the number of runs that went wrong."""
+    """Runs one arm over all seeds; returns the number of wrong runs."""
     blocks = theirs = 0
     bad: list[Any] = []
     for seed in range(args.first, args.first + args.seeds):
@@ -137,7 +137,7 @@ def campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool
 
 
 def served(model: str) -> int:
-    """A whole engine with vLLM's ZMQ publisher, read by ``blockmgr.events``; 1 if it is wrong."""
+    """Runs an engine with vLLM's ZMQ publisher, read by ``blockmgr.events``; 1 if wrong."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     publish, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     llm = LLM(
@@ -179,12 +179,14 @@ def served(model: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.events", description=__doc__)
-    parser.add_argument("model", help="folder of a tiny model, of which the config is read")
+    parser.add_argument("model", help="folder with the config of a tiny model")
     parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--arms", nargs="*", default=list(ARMS))
     parser.add_argument(
-        "--scheduler-only", action="store_true", help="no whole engine: this vLLM has no kernels"
+        "--scheduler-only",
+        action="store_true",
+        help="without a whole engine, for a vLLM without kernels",
     )
     args = parser.parse_args()
     wrong = sum(

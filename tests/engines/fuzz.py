@@ -1,12 +1,12 @@
 """``python -m tests.engines.fuzz MODEL``: vLLM's scheduler on blockmgr, K/V contents modelled.
 
-Exit code 1 if a request has read what is not its own, or if a schedule is not that of vLLM's own
-manager where nothing of ours is on. For that, vLLM's manager is made to forget what blockmgr
-forgets (``one_copy``): how many schedules differ from vLLM as it is comes beside it. With several
-groups of layers, blockmgr evicts in another order, so schedules must be equal where nothing is
-evicted; elsewhere it must not find fewer tokens over all seeds, unless quotas leave fewer blocks.
-vLLM's own manager reads wrong where a chunk is no multiple of the block size: that is counted
-beside, and no fault here.
+Exit code 1 if a request reads K/V that is not its own, or if, with all options of blockmgr off, a
+schedule differs from that of vLLM's own manager. For this comparison, vLLM's manager is changed to
+forget what blockmgr forgets (``one_copy``); the output also counts the schedules that differ from
+unchanged vLLM. With several groups of layers, blockmgr evicts in another order. Schedules must then
+be equal where nothing is evicted; elsewhere it must not find fewer tokens over all seeds, unless
+quotas leave fewer blocks. vLLM's own manager reads wrong K/V where a chunk is not a multiple of the
+block size; this is counted separately and is not a failure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.fuzz", description=__doc__)
-    parser.add_argument("model", help="folder of a tiny model, of which the config is read")
+    parser.add_argument("model", help="folder with the config of a tiny model")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--arms", nargs="*", default=[*ARMS, *GROUPED])
@@ -53,7 +53,7 @@ def main() -> int:
 def compared(
     seed: int, model: str, policy: str, asynchronous: bool, options: Any
 ) -> tuple[Tally, Tally, Tally]:
-    """The same stream, with aborts and resets: ours, vLLM's own, and that with one copy of each."""
+    """The same stream with ours, with vLLM's own manager, and with that changed to one copy."""
     stream: dict[str, Any] = {"lossless": True}
     drawn = (
         draw(seed, model, policy, asynchronous, options, **stream),
@@ -69,7 +69,7 @@ def decided_alike(one: Tally, other: Tally) -> bool:
 
 
 def grouped_campaign(args: argparse.Namespace, arm: str, policy: str) -> int:
-    """An arm of several groups; the number of runs that read wrong, or decided otherwise."""
+    """Runs an arm with several groups; the number of runs with wrong reads or schedules."""
     kind, options = GROUPED[arm]
     total, wrong, differ, stock_tokens, stock_wrong = Tally(), [], [], 0, 0
 
@@ -102,7 +102,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str) -> int:
 
 
 def campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool) -> int:
-    """One arm over all seeds; the number of runs that read wrong, or decided otherwise."""
+    """Runs one arm over all seeds; the number of runs with wrong reads or schedules."""
     total, wrong, differ = Tally(), [], []
     otherwise = our_tokens = stock_tokens = 0
     for seed in range(args.first, args.first + args.seeds):

@@ -1,4 +1,4 @@
-"""Groups of layers of a model that is never loaded: what they read, and how vLLM names them."""
+"""Groups of layers of a model that is never loaded: what they read, and their vLLM specs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Layers:
 
     Attributes:
         kind: ``full``, ``window`` or ``chunk``.
-        width: Of the window or the chunk, in tokens.
+        width: Tokens of the window or of the chunk.
     """
 
     kind: str
     width: int = 0
 
     def first_read(self, position: int) -> int:
-        """The first position that the query at this one reads."""
+        """The first position that the query at this position reads."""
         if self.kind == "window":
             return max(0, position - self.width + 1)
         return position - position % self.width if self.kind == "chunk" else 0
 
     def as_vllm_has_it(self, block_size: int) -> Any:
-        """Its spec."""
+        """The group's spec in vLLM."""
         common: dict[str, Any] = {
             "block_size": block_size,
             "num_kv_heads": 1,
@@ -54,9 +54,9 @@ FULL = (Layers("full"),)
 
 
 def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers, ...]:
-    """Groups as models have them: one reads everything, one or several a part.
+    """Groups like those of models: one of full attention, and one or more that read a part.
 
-    Not windows of one token: there vLLM's own manager finds nothing.
+    Leaves out windows of one token, with which vLLM's own manager finds nothing.
     """
     if kind == "full":
         return FULL
@@ -65,7 +65,7 @@ def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers,
     groups = [*FULL, *few]
     if rng.random() < 0.2:
         groups.append(Layers("full"))
-    if rng.random() < 0.3:  # the first is not the one that reads everything
+    if rng.random() < 0.3:  # the first is not full attention
         groups.reverse()
     return tuple(groups)
 

@@ -1,7 +1,7 @@
-"""``python -m tests.engines.offline MODEL``: a real vLLM with its own manager, and with this one.
+"""``python -m tests.engines.offline MODEL``: a real vLLM with its own manager and ours.
 
-Each arm is a process of its own. Texts must be equal token for token, and no fewer tokens cached.
-With ``--workloads hybrid``, the model is one whose layers do not all read everything.
+Each arm runs in its own process. Texts must be equal token for token, and ours must not cache fewer
+tokens. With ``--workloads hybrid``, some layers of the model do not use full attention.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORKLOADS = (
     "logprobs", "salts", "long", "turns", "reset",
 )  # fmt: skip
 HYBRID = ("hybrid", "hybrid, pressure", "hybrid, odd", "hybrid, logprobs")
-COUNTS = {"shared": 128, "pressure": 192, "samples": 24}  # prompts; of the others 96
+COUNTS = {"shared": 128, "pressure": 192, "samples": 24}  # prompts; the others have 96
 COUNTS |= dict.fromkeys(HYBRID, 32)
 TURNS = {"turns": 3, "reset": 2, **dict.fromkeys(HYBRID, 2)}
 PARTIAL = {"min_partial_tokens": 4}
@@ -49,7 +49,7 @@ def requests(name: str) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]
             said = {"max_tokens": rng.randint(16, 160)}
         elif name == "samples":
             said |= {"n": 4, "temperature": 1.0}
-        elif name.endswith("logprobs"):  # they compute what is cached already
+        elif name.endswith("logprobs"):  # they recompute cached tokens
             said |= {"prompt_logprobs": 1} if rng.random() < 0.3 else {}
             engine |= {"max_num_batched_tokens": 200} if name in HYBRID else {}
         elif name == "salts":
@@ -64,7 +64,7 @@ def requests(name: str) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]
 
 
 def run(model: str, name: str, options: Any) -> dict[str, Any]:
-    """One arm, in this process."""
+    """Runs one arm in this process."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
@@ -76,7 +76,7 @@ def run(model: str, name: str, options: Any) -> dict[str, Any]:
         dtype="float32",
         block_size=32,
         max_num_seqs=64,
-        gpu_memory_utilization=0.2,  # of the memory of the machine
+        gpu_memory_utilization=0.2,  # share of the machine's memory
         disable_log_stats=False,
         additional_config=additional,
         **engine,
@@ -92,7 +92,7 @@ def run(model: str, name: str, options: Any) -> dict[str, Any]:
     for _ in range(TURNS.get(name, 1) - 1):
         if name == "reset":
             llm.reset_prefix_cache()
-        else:  # a conversation goes on with what was answered
+        else:  # a conversation continues with the answer
             for prompt, answer in zip(prompts, answers, strict=True):
                 said = list(answer.outputs[0].token_ids)
                 prompt["prompt_token_ids"] = prompt["prompt_token_ids"] + said + tokens(rng, 20)
@@ -128,7 +128,7 @@ def in_a_process(model: str, name: str, options: Any) -> dict[str, Any]:
 
 
 def compare(model: str, name: str) -> bool:
-    """Whether a workload comes out alike."""
+    """Whether the arms agree on a workload."""
     stock = in_a_process(model, name, None)
     ours = in_a_process(model, name, PARTIAL if name.endswith("odd") else {})
     same = sum(a == b for a, b in zip(stock["texts"], ours["texts"], strict=True))
@@ -145,8 +145,10 @@ def compare(model: str, name: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.offline", description=__doc__)
     parser.add_argument("model", help="folder of a tiny model")
-    parser.add_argument("--workloads", nargs="*", default=list(WORKLOADS), help="or `hybrid`")
-    parser.add_argument("--arm", help="options of one arm, as JSON, to run it here")
+    parser.add_argument(
+        "--workloads", nargs="*", default=list(WORKLOADS), help="names, or `hybrid`"
+    )
+    parser.add_argument("--arm", help="run one arm here, with these options as JSON")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.arm is not None:

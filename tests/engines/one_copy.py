@@ -1,10 +1,10 @@
-"""vLLM's own manager, changed in the two things in which blockmgr decides otherwise.
+"""vLLM's own manager, changed in the two points in which blockmgr decides differently.
 
-Of a block that was computed twice, vLLM keeps every copy in its cache, and evicts each in its turn.
-blockmgr keeps one, and hands the others out as soon as nobody uses them. Of a request that is
-preempted in the step in which it was scheduled, vLLM keeps what that step has published; blockmgr
-takes it back, for no forward follows. Where no option is on and no load fails, that is all: with it
-taken away, the schedules must be equal.
+When a block is computed twice, vLLM caches every copy and evicts each in turn; blockmgr keeps one
+and frees the others as soon as they are unused. When a request is preempted in the step in which it
+was scheduled, vLLM keeps the blocks that this step has cached; blockmgr removes them, because no
+forward writes them. Without options and failed loads there are no other differences, so schedules
+must then be equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["keep_one_copy"]
 
 
 def keep_one_copy(manager: Any) -> None:
-    """Has a ``KVCacheManager`` of vLLM forget idle copies, and what nobody is going to write."""
+    """Makes vLLM's ``KVCacheManager`` forget idle copies and blocks that are never written."""
     pool = manager.block_pool
     insert, free_blocks = pool._insert_block_hash, pool.free_blocks
     start, end = manager.new_step_starts, manager.take_kv_cache_block_copies

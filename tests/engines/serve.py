@@ -1,7 +1,7 @@
-"""``python -m tests.engines.serve MODEL``: ``vllm serve`` on blockmgr, asked by an OpenAI client.
+"""``python -m tests.engines.serve MODEL``: ``vllm serve`` on blockmgr, with a client.
 
-A server with its own manager and one on blockmgr are asked the same; texts must be equal, and
-``/metrics`` must show hits.
+An OpenAI client sends the same requests to a server with vLLM's own manager and to one on blockmgr;
+texts must be equal, and ``/metrics`` must show hits.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def total(metrics: str, name: str) -> float:
 
 
 def texts(model: str, options: Any) -> tuple[list[str], float, float, str]:
-    """What a server answers, the tokens found by vLLM's and by our metrics, and its log."""
+    """A server's answers, the hits in vLLM's and in our metrics, and its log."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
     command += ["--port", str(port), "--enforce-eager", "--dtype", "float32"]

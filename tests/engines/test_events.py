@@ -1,4 +1,4 @@
-"""The comparison of vLLM's events can fail: bugs planted where they are made are found.
+"""The comparison of vLLM's events can fail: it finds bugs planted in the event code.
 
 Skipped where vLLM is not installed: see ``tests/engines/run``.
 """
@@ -22,7 +22,7 @@ SEEDS = 4
 
 
 def wrong_runs() -> int:
-    """Runs in which the mirror has something else than can be found, or that end in an error."""
+    """Runs in which the mirror differs from what can be found, or that end in an error."""
     wrong = 0
     for seed in range(SEEDS):
         world = EventWorld(draw(seed, MODEL, "fcfs", False, {}, events=True))

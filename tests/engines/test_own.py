@@ -1,4 +1,4 @@
-"""The list of vLLM's own tests that fail on blockmgr is held to what fails, and to its words."""
+"""The list of vLLM's tests that fail on blockmgr must match the failures and messages."""
 
 from __future__ import annotations
 

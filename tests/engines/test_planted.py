@@ -24,7 +24,7 @@ SEEDS = 12
 
 
 def wrong_runs(options: dict[str, Any], kind: str = "full") -> int:
-    """Runs that read what is not their own, or end in an error."""
+    """Runs that read K/V of another request, or end in an error."""
     wrong = 0
     for seed in range(SEEDS):
         lossless = kind != "full"
@@ -78,7 +78,7 @@ def test_a_table_that_lacks_a_block_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def runs_that_differ() -> tuple[int, int]:
-    """From vLLM with one copy of each block, and from vLLM as it is."""
+    """Differences from vLLM with one copy of each block, and from unchanged vLLM."""
     from_one_copy = from_stock = 0
     for seed in range(SEEDS):
         ours, stock, one_copy = compared(seed, MODEL, "fcfs", False, {})

@@ -1,4 +1,4 @@
-"""How vLLM comes to run on blockmgr, and what it refuses at start-up.
+"""The ways to run vLLM on blockmgr, and what is refused at start-up.
 
 Run where vLLM is installed (``tests/engines/run``); elsewhere it is skipped. The model is a folder
 named by ``BLOCKMGR_TINY_MODEL``.

@@ -1,6 +1,6 @@
-"""``python -m tests.engines.tiny_model FOLDER [SHAPE]``: random weights, and a tokenizer.
+"""``python -m tests.engines.tiny_model FOLDER [SHAPE]``: random weights and a tokenizer.
 
-The shape is a Llama, or a model whose layers do not all read everything.
+The shape is a Llama, or a model in which some layers do not use full attention.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def llama() -> PretrainedConfig:
 
 
 def gemma3() -> PretrainedConfig:
-    """Five windows of 80 tokens for each layer that reads everything."""
+    """Five layers with a window of 80 tokens for each layer of full attention."""
     kinds = ["sliding_attention"] * 5 + ["full_attention"]
     return Gemma3TextConfig(
         intermediate_size=128,
@@ -54,7 +54,7 @@ def gemma3() -> PretrainedConfig:
 
 
 def gpt_oss() -> PretrainedConfig:
-    """Windows of 128 tokens in every second layer, sinks, and four experts."""
+    """Windows of 128 tokens in every second layer, attention sinks, and four experts."""
     return GptOssConfig(
         intermediate_size=64,
         num_hidden_layers=4,

@@ -1,8 +1,8 @@
-"""vLLM's own scheduler with a worker that computes nothing but remembers what each slot holds.
+"""vLLM's scheduler with a worker that only remembers what each slot holds.
 
-A slot holds the prefix that its K/V was computed from, and the group of layers that wrote it. Every
-step runs the block copies, lets each request write its new positions, and then read in every group
-what those layers read: it must be its own prefix.
+A slot holds the prefix from which its K/V was computed, and the group of layers that wrote it.
+Every step runs the block copies, then each request writes its new positions, then it reads in every
+group what those layers read. Everything read must belong to its own prefix.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Settings:
     max_seqs: int = 6
     budget: int = 24
     requests: int = 50
-    calm: bool = False  # nothing is aborted, reset or lost, and requests do not depend on others
+    calm: bool = False  # no aborts, resets or losses; requests are independent
     lossless: bool = False  # no load fails
-    one_copy: bool = False  # of vLLM's own manager: as ``keep_one_copy`` has it
+    one_copy: bool = False  # vLLM's own manager, changed by ``keep_one_copy``
     events: bool = False
     layers: tuple[Layers, ...] = FULL
 
 
 @dataclass
 class Tally:
-    """What came of a run."""
+    """The results of a run."""
 
     steps: int = 0
     preempted: int = 0
@@ -90,14 +90,14 @@ def draw(
     kind: str = "full",
     roomy: bool = False,
 ) -> Settings:
-    """A small world, where blocks run out unless it is roomy."""
+    """A small world, in which blocks run out unless it is roomy."""
     rng = random.Random(seed)
     block_size = rng.choice([2, 4, 8])
     num_blocks = rng.randint(16, 60)
     max_seqs = rng.randint(2, 8)
     budget = rng.choice([8, 16, 32, 64])
     layers = draw_layers(rng, kind, block_size)
-    if options and "quotas" in options:  # said for a group
+    if options and "quotas" in options:  # given for one group
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
     return Settings(
@@ -119,14 +119,14 @@ def draw(
 
 
 def make_scheduler(settings: Settings) -> Any:
-    """vLLM's scheduler for a model of a layer in each group that is never loaded."""
+    """vLLM's scheduler, for a model with one layer per group that is never loaded."""
     named = arguments(settings)
     register()
     return (AsyncScheduler if settings.asynchronous else Scheduler)(**named)
 
 
 def arguments(settings: Settings) -> dict[str, Any]:
-    """What vLLM's engine hands to its scheduler."""
+    """What vLLM's engine passes to its scheduler."""
     if len(settings.layers) > 1:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # refused there
     quotas = list((settings.options or {}).get("quotas", {}).values())
@@ -190,13 +190,13 @@ class World:
         self.alive: list[str] = []
         longest = min(96, self.scheduler.max_model_len // 2)
         self.heads = [self._tokens(self.rng.randint(4, longest)) for _ in range(3)]
-        self.pending: list[tuple[Any, ModelRunnerOutput]] = []  # launched, and not told of
+        self.pending: list[tuple[Any, ModelRunnerOutput]] = []  # launched, not reported
 
     def _tokens(self, count: int) -> list[int]:
         return [self.rng.randrange(VOCABULARY) for _ in range(count)]
 
     def run(self) -> Tally:
-        """Until every request has ended."""
+        """Runs until every request has ended."""
         added = 0
         while added < self.settings.requests or self.scheduler.has_unfinished_requests():
             while added < self.settings.requests and self.rng.random() < 0.5:
@@ -218,7 +218,7 @@ class World:
         prompt = head[: rng.randint(1, len(head))] + self._tokens(rng.randint(1, 2 * size))
         if (
             self.tables and not self.settings.calm and rng.random() < 0.2
-        ):  # the next turn of somebody's conversation
+        ):  # the next turn of a conversation
             earlier = self.scheduler.requests.get(rng.choice(list(self.tables)))
             prompt = list(earlier._all_token_ids) + self._tokens(3) if earlier else prompt
         room = self.scheduler.max_model_len
@@ -242,7 +242,7 @@ class World:
         self.alive.append(request.request_id)
 
     def meddle(self) -> None:
-        """Aborts, a cache that is reset, and blocks that turn out wrong."""
+        """Random aborts, resets of the cache, and failed loads of blocks."""
         rng, scheduler = self.rng, self.scheduler
         if self.alive and rng.random() < 0.03:
             chosen = self.alive.pop(rng.randrange(len(self.alive)))
@@ -257,7 +257,7 @@ class World:
             self.lose_some_blocks()
 
     def lose_some_blocks(self) -> None:
-        """A load has failed: the requests that have its blocks end, and nobody finds them."""
+        """A load fails: requests that have its blocks end, and the blocks are evicted."""
         scheduler = self.scheduler
         holders = [r for r in scheduler.running if self.tables.get(r.request_id)]
         if not holders:
@@ -277,7 +277,7 @@ class World:
         self.tally.evicted += 1
 
     def step(self) -> None:
-        """Plans a step, runs it, and reports it at once or a step late."""
+        """Plans a step, runs it, and reports it immediately or a step later."""
         self.tally.steps += 1
         output = self.scheduler.schedule()
         self.tally.preempted += len(output.preempted_req_ids or ())
@@ -317,7 +317,7 @@ class World:
         return self.sample([name for name, _, _ in batch])
 
     def read(self, name: str, group: int, positions: range, prefixes: list[int]) -> None:
-        """Notes the first position that is not there, or not the request's own."""
+        """Notes the first position that is missing or belongs to another request."""
         for position in positions:
             slot = self.slot(name, group, position)
             due = group, position, prefixes[position]
@@ -326,7 +326,7 @@ class World:
                 return
 
     def batch(self, output: Any) -> list[tuple[str, int, int]]:
-        """Requests of a step and the positions they compute; tables as workers keep them."""
+        """The requests of a step and the positions they compute; updates the workers' tables."""
         batch = []
         for new in output.scheduled_new_reqs:
             self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
@@ -351,7 +351,7 @@ class World:
     def prefixes(self, name: str, stop: int) -> list[int]:
         request = self.scheduler.requests[name]
         tokens = list(request._all_token_ids)
-        while len(tokens) < stop:  # sampled on the device, and not told of yet
+        while len(tokens) < stop:  # sampled on the device, not reported yet
             tokens.append(self.next_token(name, len(tokens)))
         prefix, prefixes = hash(("salt", request.cache_salt)), []
         for token in tokens[:stop]:
@@ -373,7 +373,7 @@ class World:
         return ModelRunnerOutput(req_ids=names, req_id_to_index=index, sampled_token_ids=sampled)
 
     def check_end(self) -> None:
-        """Nothing is held any more."""
+        """Checks that no block is held."""
         manager = self.scheduler.kv_cache_manager
         if self.settings.options is None:
             return

@@ -1,6 +1,6 @@
-"""The guide of events: what it shows runs as it stands, but for the ports.
+"""The programs in the guide of events run unchanged, except for the port numbers.
 
-Sessions of the interpreter in guides run as doctests (``.ci/run``); these are programs.
+Interpreter sessions in guides run as doctests (``.ci/run``); these are whole programs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATIENCE = 5000  # polls of ten milliseconds
 
 @pytest.fixture
 def guide() -> str:
-    """The page, with two ports that are free in place of those that it names."""
+    """The page, with its two port numbers replaced by free ones."""
     text = PAGE.read_text(encoding="utf-8")
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
@@ -49,7 +49,7 @@ def programs(text: str) -> list[str]:
 
 
 class Engine:
-    """Computes one prompt, and goes on without work until somebody has read of it."""
+    """Computes one prompt, then idles until a reader has received its events."""
 
     def __init__(self) -> None:
         self.manager: Any = None
@@ -66,7 +66,7 @@ class Engine:
 
 
 class Routing:
-    """True until a line is printed that says where the prompt is, or patience is at an end."""
+    """True until a line with the prompt's place is printed, or the time limit is reached."""
 
     def __init__(self, printed: io.StringIO) -> None:
         self.printed, self.left = printed, PATIENCE
@@ -79,7 +79,7 @@ class Routing:
 
 @pytest.fixture
 def published(guide: str) -> Iterator[Engine]:
-    """The program that publishes, in a thread of its own."""
+    """Runs the publishing program in a separate thread."""
     engine = Engine()
     publish = compile(programs(guide)[0], str(PAGE), "exec")
     thread = threading.Thread(target=exec, args=(publish, {"engine": engine}))

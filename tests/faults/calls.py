@@ -1,4 +1,4 @@
-"""Every public call of the host side, each on a small world in which it has something to do."""
+"""Every public call of the host side, each on a small world in which it has work to do."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.faults.worlds import (
 
 @dataclass(frozen=True)
 class Call:
-    """A call by name: how its world is made, and how the call is put together there."""
+    """A named call: a factory of its world, and one of the call in that world."""
 
     name: str
     world: Callable[[], World]
@@ -58,7 +58,7 @@ class Call:
 
 
 def _on(name: str, *arguments: Any, **keywords: Any) -> Callable[[World], Any]:
-    """The call of that method; a string names what the world knows under it."""
+    """A call of that method; strings stand for objects of the world."""
 
     def bind(world: World) -> Callable[[], Any]:
         known = [world.named[a] if isinstance(a, str) else a for a in arguments]
@@ -76,7 +76,7 @@ def _view(make: Callable[[Any], Any]) -> Callable[[World], Any]:
 
 
 def _refused(error: str, make: Callable[[World], Any]) -> Callable[[World], Any]:
-    """A call that raises this error of the library, which itself needs memory."""
+    """A call that raises this error of the library; the error itself needs memory."""
 
     def call(world: World) -> None:
         try:
@@ -256,8 +256,8 @@ MANAGER_CALLS += [
     Call(f"admit, {name}", partial(full, eviction=name), _on("admit", [*range(40, 50)]))
     for name in EVICTION_POLICIES
 ]
-# A policy written in Python that runs out of memory is left alone from there on: the call finishes,
-# but which block goes next is then another.
+# The manager stops calling a Python policy that runs out of memory: the call completes, but may
+# evict another block.
 POLICY_CALLS = [
     Call("admit, own policy", own_policy, _on("admit", [*range(40, 50)])),
     Call("commit, own policy", own_policy, _on("commit", "first", 3)),
@@ -346,7 +346,7 @@ VIEW_CALLS = [
     Call("Sequence.facts", managed, _view(_facts)),
     Call("Sequence.equal", managed, _view(lambda s: (s == object(), hash(s)))),
 ]
-# What of these calls is done is done by two calls of the manager, one after the other.
+# These calls make two calls of the manager, one after the other.
 TWO_STEP_CALLS = [Call("with sequence", managed, _by(_enter_and_leave))]
 POOL_CALLS = [
     Call("pool.BlockPool", pooled, _by(lambda _: BlockPool(8, 2))),

@@ -1,8 +1,8 @@
-"""Does a manager grow with the sequences it has seen? ``python -m tests.faults.ids [COUNT]``.
+"""Does a manager grow with the sequences it has served? ``python -m tests.faults.ids``.
 
-The same question as ``python -m tests.core ids``, asked through Python: prompts of new and known
-namespaces are admitted, committed, forked and freed; resident memory is compared with that after a
-tenth of them.
+Answers the question of ``python -m tests.core ids`` through Python: prompts of new and known
+namespaces are admitted, committed, forked and freed, and resident memory is compared with that
+after a tenth of them. The argument is the number of sequences.
 """
 
 from __future__ import annotations

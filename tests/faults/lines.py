@@ -1,10 +1,10 @@
 """Raises at the lines of a call one by one: ``python -m tests.faults.lines [core | ports]``.
 
-A trace function raises when the call comes to its first line inside the package, to its second, and
-so on until it completes; with ``--instructions``, before its first instruction of Python code, its
-second, and so on. After each, the world must be what it was, or what the call makes of it. The
-exception is no ``Exception``: like a ``KeyboardInterrupt`` it can come anywhere. A port may also
-have done the first part of a call that says so, which is made again then.
+A trace function raises when the call reaches its first line inside the package, its second, and so
+on until it completes; with ``--instructions``, before its first instruction of Python code, its
+second, and so on. After each, the world must be as before the call or as after a complete call. The
+exception is not an ``Exception``: like a ``KeyboardInterrupt`` it can occur anywhere. A port's call
+with a declared first part may also have done that part; it is then made again.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ class Report:
     """What happened to one call."""
 
     lines: int = 0
-    """Lines at which it was struck."""
+    """Lines at which it was interrupted."""
     unchanged: int = 0
-    """Of those, lines after which the world was as before."""
+    """Of those, lines after which the world was unchanged."""
     undone: int = 0
-    """Lines after which the same was held and known as before; of calls of the ports only.
+    """Lines after which the references and books were as before; only for calls of the ports.
 
-    What was taken and given back shows in counters, in recency, and in what was evicted for it.
+    An allocation that was undone shows in counters, in recency and in evicted blocks.
     """
     first_part: int = 0
     """Lines after which its first part was done."""
     complete: int = 0
-    """Lines after which it was as after a whole call, the result lost."""
+    """Lines after which the world was as after a complete call, with the result lost."""
     broken: list[str] = field(default_factory=list)
-    """Lines after which it was neither, or the books were wrong."""
+    """Lines after which it was none of these, or the books were wrong."""
 
 
 @dataclass
 class Lightning:
-    """A trace function that strikes at the line event of that number, counted from 1."""
+    """A trace function that raises at the line event of that number, counted from 1."""
 
     number: int
     instructions: bool = False
@@ -75,7 +75,7 @@ class Lightning:
 
 
 def strike(make: Callable[[], Any], number: int, instructions: bool = False) -> Lightning:
-    """Makes the call; whether it got so far is in what is returned."""
+    """Makes the call; the returned trace function shows whether it got that far."""
     lightning = Lightning(number, instructions)
     before = sys.gettrace()
     try:
@@ -89,7 +89,7 @@ def strike(make: Callable[[], Any], number: int, instructions: bool = False) -> 
 
 
 def run(call: Call, instructions: bool = False) -> Report:
-    """Every line of one call, each in a world of its own."""
+    """Interrupts one call at every line, each time in its own world."""
     report = Report()
     complete = _state_after(call, call.bind)
     part = _state_after(call, call.first_part) if call.first_part else None
@@ -137,7 +137,7 @@ def _problem(world: World) -> str:
 
 
 def _again(world: World, call: Call) -> str:
-    """What goes wrong when the call is made again, and whatever must go well after it."""
+    """The error, if any, when the call is repeated and the world is probed."""
     if not isinstance(world, PortWorld):
         return ""
     try:

@@ -2,8 +2,9 @@
 
 ``_testcapi.set_nomemory`` makes the interpreter's own allocators fail from one allocation to
 another. Each call is made with its first allocation failing, with its second, and so on until it
-completes; each time with that allocation alone and with all from there on. In between memory is
-back, and the world must be what it was. Every call has a fork of its own.
+completes; each time with only that allocation failing and with all later ones failing too. After
+each attempt memory is available again, and the world must be unchanged. Every call has its own fork
+of the process.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ except ImportError:  # not every interpreter comes with it
 
 AVAILABLE = set_nomemory is not None
 ALL_CALLS = {**CALLS, **NATIVE_CALLS}
-# Where CPython 3.11 has no memory for a frame object it loses the error in flight, and says so.
+# When CPython 3.11 has no memory for a frame object, it loses the current error and reports this.
 INTERPRETERS_OWN = "SystemError: error return without exception set"
-# A function, or a generator, that is made without memory ends CPython 3.12 and 3.13.
+# CPython 3.12 and 3.13 crash when they create a function or generator without memory.
 GENERATOR = """
 from _testcapi import remove_mem_hooks, set_nomemory
 def make(numbers):
@@ -46,7 +47,7 @@ for start in range(64):
         remove_mem_hooks()
 """
 REPEATS = 5
-MANY_POINTS = 5_000  # no call has as many; beyond, something is wrong here
+MANY_POINTS = 5_000  # no call has as many; more means a bug in this test
 
 
 @dataclass
@@ -54,15 +55,15 @@ class Report:
     """What happened to one call."""
 
     points: int = 0
-    """Attempts in which an allocation failed, or none was left to fail."""
+    """Attempts in which an allocation failed, or no further one was left to fail."""
     refused: int = 0
-    """Of those, attempts that raised and left everything as it was."""
+    """Of those, attempts that raised and changed nothing."""
     completed: int = 0
-    """Attempts that completed as without failures."""
+    """Attempts that completed with the usual result."""
     other_errors: list[str] = field(default_factory=list)
-    """Errors other than MemoryError that they raised."""
+    """Errors other than MemoryError."""
     broken: list[str] = field(default_factory=list)
-    """What was wrong, by point."""
+    """Faults, by point."""
 
 
 def attempt(make: Callable[[], Any], start: int, stop: int) -> tuple[bool, BaseException | None]:
@@ -82,7 +83,7 @@ def attempt(make: Callable[[], Any], start: int, stop: int) -> tuple[bool, BaseE
 def leaks(make: Callable[[], Any], start: int, stop: int) -> bool:
     """Whether attempts that fail there leave more behind each time.
 
-    What the first ones leave in the caches of the interpreter, and of the core, may stay.
+    The first attempts may fill caches of the interpreter and of the core.
     """
     held = 0
     for again in range(3 + REPEATS):
@@ -93,18 +94,18 @@ def leaks(make: Callable[[], Any], start: int, stop: int) -> bool:
         del error
         if done:
             return False
-    gc.collect()  # what an error refers to in a circle
+    gc.collect()  # objects that an error refers to in a cycle
     return sys.getallocatedblocks() - held >= REPEATS
 
 
 def run(call: Call) -> Report:
-    """Every point of one call, on its own and with all after it."""
+    """Makes every allocation of one call fail, alone and together with all later ones."""
     report = Report()
     wanted = call.world()
     call.bind(wanted)()
     expected = wanted.state()
     gc.disable()
-    del [MemoryError() for _ in range(64)][:]  # fills the list that the interpreter keeps of them
+    del [MemoryError() for _ in range(64)][:]  # fills the interpreter's free list of them
     limit = 0
     for persistent in (True, False):
         world = call.world()
@@ -136,7 +137,7 @@ def run(call: Call) -> Report:
             if leaks(make, start, 0 if persistent else start + 1):
                 report.broken.append(f"{where}: leaked")
             if world.state() != before:
-                world = call.world()  # with its caches filled, the call could do without
+                world = call.world()  # with full caches, the call may need no allocation
                 make = call.bind(world)
         else:
             report.broken.append("never completed")
@@ -145,7 +146,7 @@ def run(call: Call) -> Report:
 
 
 def run_in_fork(name: str) -> Report:
-    """The same in a fork of this process, which may die of it."""
+    """The same in a fork of this process, which may crash."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         child = os.fork()
         if not child:
@@ -169,7 +170,7 @@ def run_in_fork(name: str) -> Report:
 
 @functools.cache
 def interpreter_dies() -> bool:
-    """Whether lack of memory ends this interpreter without anything of blockmgr in it."""
+    """Whether lack of memory crashes this interpreter even without blockmgr."""
     child = subprocess.run([sys.executable, "-c", GENERATOR], capture_output=True, check=False)
     return child.returncode < 0
 
@@ -177,7 +178,7 @@ def interpreter_dies() -> bool:
 class Apart:
     """A process that has imported everything once, and forks for each call.
 
-    Not the one that runs the tests: it has threads, and a fork of it would have their locks.
+    Not the process of the tests: it has threads, and a fork would inherit their locks.
     """
 
     def __enter__(self) -> Self:
@@ -190,7 +191,7 @@ class Apart:
         return self
 
     def run(self, name: str) -> Report:
-        """Every point of the call of this name."""
+        """Runs the call of this name in the process."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(f"{name}\n")
@@ -202,7 +203,7 @@ class Apart:
 
 
 def serve() -> None:
-    """Answer a name a line with a report a line."""
+    """Reads names, one per line, and answers each with a report on a line."""
     for line in sys.stdin:
         print(json.dumps(asdict(run_in_fork(line.rstrip("\n")))), flush=True)
 
@@ -212,7 +213,7 @@ def main(arguments: list[str]) -> int:
         print("this interpreter has no _testcapi.set_nomemory")
         return 2
     gc.collect()
-    gc.freeze()  # what is imported is not garbage: each search for leaks can pass it over
+    gc.freeze()  # imported objects are no garbage: the leak check skips them
     if arguments == ["--serve"]:
         serve()
         return 0

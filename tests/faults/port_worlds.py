@@ -1,4 +1,4 @@
-"""Small worlds of the ports, and everything that can be seen of them."""
+"""Small worlds of the ports, and their full visible state."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from tests.unit.snapshot import snapshot
 
 @dataclass
 class PortWorld(World):
-    """A port, how its state is read, and what must go well at any time."""
+    """A port, a function that reads its state, and a probe that must succeed at any time."""
 
     read: Callable[[PortWorld], Any] = lambda _: None
     probe: Callable[[PortWorld], Any] = lambda _: None
 
     def state(self) -> Any:
-        """Everything that can be seen of it, and of that, what is held: references and books.
+        """The full visible state, and the part of it that is held: references and books.
 
-        What is held leaves out what a call that is undone may leave behind: counters, recency,
-        generations.
+        The held part excludes what an undone call may change: counters, recency and generations.
         """
         return self.read(self)
 
@@ -50,7 +49,7 @@ def _pool_refs(pool: BlockPool) -> list[int]:
 
 
 def nano(kind: Any = nano_vllm.BlockManager) -> PortWorld:
-    """A sequence computed in full, one with the same tokens, one that waits, one too long."""
+    """A fully computed sequence, one with the same tokens, one that waits, one too long."""
     blocks = kind(16, 2)
     announces = kind is nano_vllm.BlockManager
     first, second = (Seq(name, [1, 2, 3, 4, 5], max_new_tokens=8) for name in ("first", "second"))
@@ -86,7 +85,7 @@ def _nano_state(world: PortWorld) -> Any:
 
 
 def radix(page_size: int = 1) -> PortWorld:
-    """A prefix in the tree, a request on its way, and one whose request has ended."""
+    """A prefix in the tree, a running request, and one that has ended."""
     cache = CacheManager(None, num_pages=16, page_size=page_size)
     root, _ = cache.match_req(_request([9]))
     cache.free_and_cache_finished_req(root, [1, 2, 3, 4], cache.allocate(4))
@@ -121,7 +120,7 @@ def radix_unlocked() -> PortWorld:
 
 
 def tree() -> PortWorld:
-    """The cache alone, with a prefix."""
+    """Only the cache, with a prefix."""
     cache = RadixCacheManager(None, num_pages=16)
     cache.insert_prefix([1, 2, 3], [5, 6, 7])
     return PortWorld(cache.pool, {"port": cache}, _tree_state)
@@ -151,7 +150,7 @@ def _request(tokens: list[int]) -> Request:
 
 
 def slots() -> PortWorld:
-    """Two slots in use, of which one begins like the other, and one that was freed."""
+    """Two slots in use with a common prefix, and one that was freed."""
     allocator = SlotAllocator(4)
     cache = PrefixCacheManager(12, slots=allocator)
     first, second, third = (allocator.alloc() for _ in range(3))
@@ -166,7 +165,7 @@ def slots() -> PortWorld:
 
 
 def slots_full() -> PortWorld:
-    """The same, and no slot is free."""
+    """The same without a free slot."""
     world = slots()
     while world.allocator.alloc() >= 0:
         pass
@@ -202,7 +201,7 @@ def _slots_state(world: PortWorld) -> Any:
 
 
 def tgi() -> PortWorld:
-    """An allocation that is open, one whose prefix waits for a copy, and one that was closed."""
+    """An open allocation, one whose prefix waits for a copy, and a closed one."""
     allocator = BlockAllocator(64, 4)
     _finish(allocator.allocate(8, [1, 2, 3, 4, 5, 6])).close()
     allocation = _finish(allocator.allocate(8, [1, 2, 3, 4, 5]))
@@ -212,13 +211,13 @@ def tgi() -> PortWorld:
 
 
 def drop_two(world: World) -> None:
-    """Drops two allocations, whose blocks are back by the next call."""
+    """Drops two allocations, whose blocks are freed by the next call."""
     for _ in range(2):
         _finish(world.port.allocate(4))
 
 
 def _tgi_state(world: PortWorld) -> Any:
-    manager = world.port.manager  # what was dropped goes first
+    manager = world.port.manager  # frees dropped allocations first
     return snapshot(manager), (
         _refs(manager),
         len(manager.handles()),
@@ -254,7 +253,7 @@ async def with_allocation(world: World) -> None:
 
 
 def _finish(coroutine: Any) -> Any:
-    """A coroutine that waits for nobody, without a loop: a loop has lines of its own."""
+    """Runs a coroutine that never waits, without an event loop, which has its own lines."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -269,7 +268,7 @@ def _finish(coroutine: Any) -> Any:
 
 @dataclass
 class Group:
-    """A group of sequences of that scheduler; one sequence is a group of its own."""
+    """A group of sequences of that scheduler; a single sequence is also a group."""
 
     seq_id: int
     tokens: list[int]
@@ -283,7 +282,7 @@ class Group:
 
 
 def aphrodite(caching: bool = True) -> PortWorld:
-    """A sequence on the device, its fork, one on the host, two that wait, one too long."""
+    """A sequence on the device, its fork, one on the host, two that wait and one too long."""
     manager = BlockSpaceManager(2, 16, 8, enable_caching=caching, watermark=0)
     first, second = Group(1, [1, 2, 3]), Group(2, [1, 2, 3])
     third, fourth = Group(3, [7, 8, 9]), Group(4, [1, 2, 5, 6])
@@ -311,7 +310,7 @@ def aphrodite_naive() -> PortWorld:
 
 
 def aphrodite_waiting() -> PortWorld:
-    """A block became full while it waits for its copy."""
+    """A block that became full while it waits for its copy."""
     world = aphrodite()
     world.port.block_tables[1].append_token_ids([4], 1)
     world.port.block_tables[1].append_token_ids([5, 6])
@@ -319,7 +318,7 @@ def aphrodite_waiting() -> PortWorld:
 
 
 def aphrodite_full() -> PortWorld:
-    """No block of the device is available."""
+    """A world without an available block on the device."""
     world = aphrodite()
     world.port.block_tables[9] = table = world.port._tables.new()
     table.allocate(list(range(100, 100 + 2 * world.port.get_num_free_gpu_blocks())))
@@ -328,7 +327,7 @@ def aphrodite_full() -> PortWorld:
 
 
 def aphrodite_window() -> PortWorld:
-    """A sequence of which blocks are about to leave the window."""
+    """A sequence whose first blocks are about to leave the window."""
     manager = BlockSpaceManager(2, 16, 0, sliding_window=2, watermark=0)
     first, second = Group(1, [1, 2, 3, 4, 5, 6, 7]), Group(2, [1, 2, 3, 4, 5, 6, 7])
     manager.allocate(first)

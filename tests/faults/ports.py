@@ -1,4 +1,4 @@
-"""The public calls of the ports that change something or are refused, each on a small world."""
+"""The ports' public calls that change state or are refused, each on a small world."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ SLOTS = [
         "slots.copy_kv, refused",
         worlds.slots,
         lambda w: partial(_quietly, lambda w: _copy(w, Memory(refuses=True)), w),
-        # Struck while it is refused, it leaves the target forgotten, as it does when it is not.
+        # Interrupted during a refusal, it leaves the target forgotten, as it does without a
+        # refusal.
         first_part=lambda w: partial(_copy, w, Memory()),
     ),
     *_refused(
@@ -222,7 +223,7 @@ APPEND = Call(
     "aphrodite.append_slots",
     worlds.aphrodite,
     lambda w: partial(w.port.append_slots, w.first),
-    # Struck between its parts, it leaves the copies to the next call that asks for copies.
+    # Interrupted between its parts, it leaves the copies for the next call that takes copies.
     first_part=lambda w: partial(w.table_1.append_token_ids, [4]),
 )
 APHRODITE = [

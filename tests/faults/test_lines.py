@@ -1,4 +1,4 @@
-"""An exception at every line of the Python layer leaves things whole."""
+"""An exception at any line of the Python layer leaves a consistent state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults.calls import CALLS
 from tests.faults.lines import run
 from tests.faults.ports import PORT_CALLS
 
-# They answer nothing that their caller could lose; what is written is forgotten either way.
+# These calls return nothing that the caller could lose, and forget the target in any case.
 MAY_FINISH = {
     "tgi.copies",
     "slots.copy_kv",
@@ -25,7 +25,7 @@ MAY_FINISH = {
 
 
 def entered(make: Callable[[], Any]) -> set[CodeType]:
-    """The functions that a call goes through."""
+    """The functions that a call executes."""
     seen: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -64,14 +64,14 @@ def test_a_call_struck_at_any_line_has_done_all_or_nothing(name: str) -> None:
     assert report.broken == []
 
 
-# Where a trace function raises inside a comprehension, these two pass over the handler around it.
-# They do not where a signal comes there.
+# When a trace function raises inside a comprehension, these two versions skip the handler around
+# it. They do not when a signal arrives there.
 @pytest.mark.skipif(
     (3, 12) <= sys.version_info[:2] <= (3, 13), reason="CPython loses handlers when traced"
 )
 @pytest.mark.parametrize("name", PORT_CALLS)
 def test_a_port_struck_at_any_line_has_done_nothing_and_loses_nothing(name: str) -> None:
-    """A call that had finished would have an answer that no caller got."""
+    """If the call had completed, its result would be lost."""
     report = run(PORT_CALLS[name])
     assert report.lines > 0
     assert report.broken == []

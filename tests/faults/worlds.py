@@ -1,4 +1,4 @@
-"""Small worlds: managers and pools in which the calls of ``calls.py`` have something to do."""
+"""Small worlds: managers and pools in which the calls of ``calls.py`` have work to do."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 9]
 
 @dataclass
 class World:
-    """A manager, or a pool, and what calls on it refer to."""
+    """A manager or a pool, and the objects that calls on it use."""
 
     subject: Any
     named: dict[str, Any] = field(default_factory=dict)
 
     def state(self) -> Any:
-        """Everything that can be seen of it."""
+        """The full visible state."""
         if isinstance(self.subject, BlockManager):
             return snapshot(self.subject)
         return fingerprint(self.subject)
@@ -36,11 +36,11 @@ class World:
 
 
 def managed(**options: Any) -> World:
-    """Two sequences that share blocks, a third one preempted, and a prefix nobody uses."""
+    """Two sequences that share blocks, a third one preempted, and an idle prefix."""
     options = {"num_blocks": 24, "max_seqs": 300, "min_partial_tokens": 1, **options}
     manager = BlockManager(block_size=2, **options)
-    # Ints above 256 are new objects each time, so the handles of low rows would hide nothing
-    # anyway; but tickets, lengths and counts are small at first.
+    # Ints above 256 need an allocation. Handles are always that large, but tickets, lengths and
+    # counts start small.
     old = manager.admit([1, 2, 3, 4, 5])
     manager.commit(old, 5)
     manager.free(old)
@@ -55,7 +55,7 @@ def managed(**options: Any) -> World:
 
 
 def with_copies() -> World:
-    """A pending copy, many tickets on."""
+    """A pending copy, after many tickets."""
     world = managed()
     for _ in range(300):
         world.subject.copies_applied(world.subject.take_copies().ticket)
@@ -71,7 +71,7 @@ def with_ticket() -> World:
 
 
 def with_remaps() -> World:
-    """Deduplicated blocks in the log."""
+    """Deduplicated blocks in the remap log."""
     world = managed()
     manager = world.subject
     for _ in range(2):
@@ -91,7 +91,7 @@ def in_flight() -> World:
 
 
 def retaining() -> World:
-    """A pin, of a manager that keeps what its callers ask for."""
+    """A pin in a manager with retention."""
     world = managed(retention=True, max_pinned_blocks=8)
     world.named["pin"] = world.subject.pin([1, 2, 3, 4])
     return world
@@ -110,7 +110,7 @@ def holding() -> World:
 
 
 def own_digest(message: bytes) -> bytes:
-    """A digest that is not the library's, so it is given copies."""
+    """A digest from outside the library, which therefore gets copies."""
     return hashlib.blake2b(message, digest_size=16).digest()
 
 
@@ -142,7 +142,7 @@ class FirstIn:
 
 
 def full(**options: Any) -> World:
-    """Every block idle and cached but for those of one sequence: what comes next evicts."""
+    """Every block is idle, except those of one sequence: the next allocation evicts."""
     options = {"num_blocks": 9, "block_size": 2, "min_partial_tokens": 1, **options}
     manager = BlockManager(**options)
     for prompt in ([1, 2, 3, 4, 5], [1, 2, 6, 7, 8], [20, 21, 22]):
@@ -159,14 +159,14 @@ def own_policy() -> World:
 
 
 def with_ghosts() -> World:
-    """A manager that remembers what it has evicted."""
+    """A manager with ghosts."""
     world = full(ghost_blocks=12)
     world.subject.free(world.subject.admit([*range(40, 52)]))
     return world
 
 
 def divided(debug: int = 0) -> World:
-    """A tenant with a quota, which it has used up, and everybody else."""
+    """A tenant that has used up its quota, and other sequences."""
     world = full(num_blocks=16, quotas={b"tenant": 3}, debug=debug)
     world.named["tenants"] = world.subject.admit([1, 2, 3], namespace=b"tenant")
     world.subject.commit(world.tenants, 3)
@@ -174,19 +174,19 @@ def divided(debug: int = 0) -> World:
 
 
 def checked() -> World:
-    """Everything is checked after every call."""
+    """A manager that checks everything after every call."""
     return divided(debug=2)
 
 
 def preempted() -> World:
-    """A sequence that waits, whose view is asked for more."""
+    """A preempted sequence, for calls on its view."""
     world = managed()
     world.subject.preempt(world.first)
     return world
 
 
 def pooled(num_blocks: int = 600) -> World:
-    """A chain that is held, one that is idle, and blocks with large numbers to come next."""
+    """A chain that is held and one that is idle; the next blocks have large ids."""
     pool = BlockPool(num_blocks, 2)
     low = pool.take(num_blocks - 20)
     chain = pool.take(4)
@@ -238,7 +238,7 @@ def pool_with_copy() -> World:
 
 @dataclass
 class CopyWorld(World):
-    """What checks lists of copies, and where it packs them."""
+    """A checker of lists of copies, and the array into which it packs them."""
 
     def state(self) -> Any:
         return self.rows.tolist()

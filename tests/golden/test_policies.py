@@ -1,7 +1,7 @@
-"""What each policy makes of one long workload, to the token.
+"""The exact counts of each policy on one long workload.
 
-Nobody worked these numbers out by hand: they were written down. A policy that decides anything
-else has changed; if it was meant to, the new numbers go in with the reason.
+These numbers were recorded, not derived by hand. If they differ, a policy has changed its
+decisions; if the change is intended, record the new numbers and give the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORDED: dict[str, tuple[int, int, int]] = {
 
 
 class Conversation:
-    """Turns of one user: each prompt is all before it and something new."""
+    """Turns of one user: each prompt is the whole history and new tokens."""
 
     def __init__(self, draw: random.Random, number: int) -> None:
         self._draw = draw
@@ -42,19 +42,19 @@ class Conversation:
         return self.history + self.new(8 if self.is_long else 24)
 
     def new(self, about: int) -> list[int]:
-        """Tokens that nobody else has."""
+        """Tokens that no other conversation has."""
         count = 1 + int(self._draw.random() * 2 * about)
         self._next += count
         return list(range(self._next - count, self._next))
 
     def goes_on(self) -> bool:
-        """Who has said a second thing will say a third; most never say a second."""
+        """Most conversations have one turn; those with a second turn usually continue."""
         length = len(self.history)
         return length < 600 and self._draw.random() < (0.9 if self.is_long or length > 150 else 0.3)
 
 
 def requests(draw: random.Random) -> Iterator[tuple[Conversation, list[int]]]:
-    """Conversations side by side; one that goes on does so after a short or a long pause."""
+    """Interleaved conversations; one that continues does so after a short or a long pause."""
     paused: list[Conversation] = []
     number = 0
     for _ in range(NUM_REQUESTS):

@@ -32,7 +32,8 @@ def test_shared_system_prompt(make_manager: MakeManager) -> None:
 def test_two_prompts_that_do_not_fit_together(make_manager: MakeManager) -> None:
     """Three blocks of two tokens; prompts A and B of three blocks each, A B A B.
 
-    Each is evicted whole by the next: no hit ever, and from the second on three evictions each.
+    Each prompt evicts all blocks of the one before: no hits, and from the second prompt on three
+    evictions each.
     """
     manager = make_manager(3, 2)
     for token in (1, 2, 1, 2):
@@ -65,7 +66,7 @@ def test_eviction_from_the_tail_keeps_a_shared_head(make_manager: MakeManager) -
 
 
 def test_a_conversation_with_and_without_token_reuse(make_manager: MakeManager) -> None:
-    """Three turns, four tokens a block; each prompt is all before it plus three new tokens.
+    """Three turns, four tokens a block; each prompt is the history plus three new tokens.
 
     =====  ========  ==================  ==============================
     turn   prompt    hit, blocks only    hit, with tails
@@ -81,7 +82,7 @@ def test_a_conversation_with_and_without_token_reuse(make_manager: MakeManager) 
             cache(manager, list(range(3 * turn)))
         stats = manager.stats()
         assert (stats.query_tokens, stats.hit_tokens) == (18, expected)
-        assert stats.planned_copies == 0  # every tail was idle, and taken over
+        assert stats.planned_copies == 0  # every tail was idle and was taken over
         assert stats.cached_tails == (3 if least else 0)
 
 

@@ -1,4 +1,4 @@
-"""Where the tests of this folder run: a device with each backend, and the processor beside it."""
+"""The places of the tests in this folder: the processor and a device, with each backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLACES = ["cpu-torch", *(f"cuda-{backend}" for backend in ("torch", "triton"))]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "place" in metafunc.fixturenames:
-        # The very same kernels in Triton's interpreter, where it is asked for.
+        # The same kernels in Triton's interpreter, if requested.
         interpreted = ["cpu-triton"] if os.environ.get("TRITON_INTERPRET") == "1" else []
         metafunc.parametrize(
             "place",
@@ -37,7 +37,7 @@ def place(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def cuda() -> Any:
-    """The device, for what only a device has: streams, graphs, work in flight."""
+    """The device, for features that only a device has: streams, graphs, work in flight."""
     from tests.gpu.world import Place, no_device
 
     if reason := no_device():

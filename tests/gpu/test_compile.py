@@ -16,7 +16,7 @@ def fresh_compiler() -> None:
 
 
 def compiled(place: Place, function: Callable[..., Any]) -> Callable[..., Any]:
-    """With the real compiler on a device; on the processor with all of it but code generation."""
+    """Uses the real compiler on a device; on the processor, everything but code generation."""
     backend = "inductor" if place.device == "cuda" else "aot_eager"
     return torch.compile(function, backend=backend, fullgraph=True)
 

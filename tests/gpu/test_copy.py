@@ -66,7 +66,7 @@ def test_a_plan_longer_than_a_launch_is_copied_in_several(place: Place) -> None:
 
 @pytest.mark.parametrize("num_blocks", [5, 24])
 def test_any_list_ends_as_if_carried_out_in_order(num_blocks: int, place: Place) -> None:
-    """Chains, cycles, repeated destinations: with five blocks nearly every list has them."""
+    """With only five blocks, nearly every list has chains, cycles or repeated destinations."""
     world = World([LAYOUTS["NHD"], LAYOUTS["odd bytes"]], place, num_blocks=num_blocks)
     random = np.random.default_rng(2)
     for _ in range(4 * ROUNDS):

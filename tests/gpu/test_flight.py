@@ -22,7 +22,7 @@ LAUNCHES = 40
 
 
 def test_the_arrays_of_a_plan_are_free_when_copy_returns(place: Place) -> None:
-    """An engine may reuse them, while on a device the launch has not even begun."""
+    """An engine may reuse the arrays although the launch has not started on the device."""
     world = World([LAYOUTS["NHD"], LAYOUTS["HND"]], place, num_blocks=64)
     random = np.random.default_rng(0)
     if place.device == "cuda":
@@ -54,7 +54,7 @@ def test_lists_of_both_kinds_share_the_ring(place: Place) -> None:
 
 @pytest.mark.gpu
 def test_a_copy_neither_waits_nor_allocates(cuda: Place) -> None:
-    """As many calls as the ring holds; one more would have to wait for the first."""
+    """Makes as many calls as the ring holds; one more would have to wait for the first."""
     world = World([LAYOUTS["NHD"], LAYOUTS["HND"]], cuda, num_blocks=64)
     random = np.random.default_rng(2)
     plans = [draw_plan(random, 64, world.block_size) for _ in range(8)]
@@ -87,7 +87,7 @@ def test_a_copy_returns_while_the_device_is_still_busy(cuda: Place) -> None:
 
 @pytest.mark.gpu
 def test_a_copy_runs_in_order_on_the_current_stream(cuda: Place) -> None:
-    """What is written before it on its stream is copied, what is written after it is not."""
+    """A copy sees writes before it on its stream, but not writes after it."""
     world = World([LAYOUTS["NHD"]], cuda)
     [tensor] = world.tensors
     torch.cuda.synchronize()
@@ -103,7 +103,7 @@ def test_a_copy_runs_in_order_on_the_current_stream(cuda: Place) -> None:
 
 @pytest.mark.gpu
 def test_launches_on_several_streams_keep_their_own_lists(cuda: Place) -> None:
-    """The streams are held back one longer than the other, so that slots come free out of order."""
+    """The streams have different delays, so that slots of the ring are freed out of order."""
     world = World([LAYOUTS["NHD"], LAYOUTS["MLA"]], cuda, num_blocks=64)
     streams = [torch.cuda.Stream() for _ in range(4)]
     torch.cuda.synchronize()
@@ -112,7 +112,7 @@ def test_launches_on_several_streams_keep_their_own_lists(cuda: Place) -> None:
             for _ in range(len(streams) - held_back):
                 delay()
     for turn in range(LAUNCHES):
-        lane = turn % len(streams)  # of 16 blocks each: no two streams touch the same
+        lane = turn % len(streams)  # of 16 blocks each, one range per stream
         first = 16 * lane + turn // len(streams) % 8
         entries = [(first, first + 8, 1 + turn % 4)]
         with torch.cuda.stream(streams[lane]):
@@ -135,7 +135,7 @@ def test_a_pair_buffer_is_copied_as_it_was_last_filled(place: Place) -> None:
 
 @pytest.mark.gpu
 def test_a_captured_copy_replays_whatever_the_buffer_holds(cuda: Place) -> None:
-    """The grid is captured, the number of pairs is not: more, fewer and none."""
+    """The capture fixes the grid but not the number of pairs: more, fewer and none."""
     world = World([LAYOUTS["HND"], LAYOUTS["MLA"], LAYOUTS["odd bytes"]], cuda)
     buffer = world.blocks.pair_buffer(world.num_blocks)
     first = [(0, 1, 4)]
@@ -159,7 +159,7 @@ def test_a_captured_copy_replays_whatever_the_buffer_holds(cuda: Place) -> None:
 
 @pytest.mark.gpu
 def test_replays_in_flight_keep_the_lists_they_were_filled_with(cuda: Place) -> None:
-    """Filled again while earlier replays wait: each must still see its own list."""
+    """The buffer is refilled while earlier replays wait: each must still see its own list."""
     world = World([LAYOUTS["NHD"]], cuda, num_blocks=64)
     buffer = world.blocks.pair_buffer(64)
     buffer.fill(plan_of([]))

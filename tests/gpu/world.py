@@ -52,7 +52,7 @@ TICKETS = count()
 
 
 def no_device() -> str:
-    """Why nothing can run on a device; empty if it can."""
+    """The reason why tests cannot run on a device; empty if they can."""
     return "" if torch.cuda.is_available() else "torch sees no CUDA or ROCm device"
 
 
@@ -73,10 +73,10 @@ class Layout:
     """Tensors of one kind: their axes, sizes and type.
 
     Attributes:
-        given: What ``segments_from`` is told: a preset or the axes.
-        axes: The axes in words; ``block`` and ``token`` are found by them.
+        given: The argument of ``segments_from``: a preset or the axes.
+        axes: The names of the axes, from which ``block`` and ``token`` are found.
         shape: Sizes for ``num_blocks`` and ``block_size``.
-        whole: The layout cannot copy a part of a block, so it copies all of it.
+        whole: The layout cannot copy part of a block, so it copies whole blocks.
         padding: Elements left unused behind each block.
     """
 
@@ -145,7 +145,7 @@ LAYOUTS = {
 class World:
     """The tensors of one or more layouts, registered together, and a twin on the processor.
 
-    Every tensor stands between guards; comparisons are of all memory, guards included.
+    Every tensor lies between guards; comparisons cover all memory, guards included.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class World:
             yield layout, layout.by_token(tensor)
 
     def expect(self, entries: Iterable[Entry]) -> None:
-        """Copies in the twin, one entry after the other."""
+        """Makes the copies in the twin, one entry after the other."""
         entries = list(entries)
         for layout, tensor in self._twins():
             for source, destination, n in entries:
@@ -186,7 +186,7 @@ class World:
                 tensor[destination, :stop] = tensor[source, :stop].clone()
 
     def expect_at_once(self, pairs: Pairs) -> None:
-        """Copies whole blocks in the twin: all are read before any is written."""
+        """Copies whole blocks in the twin; reads all of them before it writes."""
         for _, tensor in self._twins():
             blocks = [tensor[source].clone() for source, _ in pairs]
             for block, (_, destination) in zip(blocks, pairs, strict=True):
@@ -232,7 +232,7 @@ def _view(memory: torch.Tensor, layout: Layout, num_blocks: int, block_size: int
 
 
 def plan_of(entries: Iterable[Entry]) -> CopyPlan:
-    """A plan as ``take_copies`` hands it out."""
+    """A plan as ``take_copies`` returns it."""
     columns = np.array(list(entries), np.int32).reshape(-1, 3).T.copy()
     return CopyPlan(next(TICKETS), *columns)
 
@@ -252,7 +252,7 @@ def draw_plan(
 
 @contextmanager
 def synchronisation_is_an_error() -> Iterator[None]:
-    """Has torch raise on every call of its own that waits for the device."""
+    """Makes torch raise on every call of its own that waits for the device."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls the mode a prototype
         torch.cuda.set_sync_debug_mode("error")

@@ -1,1 +1,1 @@
-"""What a manager for several groups of layers has to do, written before there is one."""
+"""The specification of a manager for several groups of layers, and tests against it."""

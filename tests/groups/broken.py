@@ -1,4 +1,4 @@
-"""The specification with one rule broken at a time: what a core could get wrong."""
+"""The specification with one rule broken at a time: bugs that a core could have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.groups.model_pool import Block, Content, Seq
 
 
 class KeepsAStateItGoesOnWriting(ModelManager):
-    """Rule 9: what was made findable is overwritten by the next chunk."""
+    """Rule 9: the next chunk overwrites a state that can be found."""
 
     def keep_state(self, seq: Seq) -> None:
         if seq.computed in seq.stops and seq.stands:
@@ -35,7 +35,7 @@ class ForksShareAState(ModelManager):
 
 
 class ForksBeforeComputeShareAState(ModelManager):
-    """Rule 9: harmless for K/V, whose slots get the same twice."""
+    """Rule 9: harmless for K/V, where both sequences write the same into each slot."""
 
     def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
         super().become_fork(child, parent, states)
@@ -45,7 +45,7 @@ class ForksBeforeComputeShareAState(ModelManager):
 
 
 class DoesNotPlanTheCopyOfAFork(ModelManager):
-    """Rule 9: the child has a block, and nothing in it."""
+    """Rule 9: the child has a block without content."""
 
     def record(
         self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
@@ -56,7 +56,7 @@ class DoesNotPlanTheCopyOfAFork(ModelManager):
 
 
 class KeepsAStateBehindALaterStep(ModelManager):
-    """Rule 10: the step that was launched meanwhile has moved it."""
+    """Rule 10: a step launched in the meantime has advanced the state."""
 
     def commit(self, handle: int, computed: int) -> None:
         open_steps, self.open_steps = self.open_steps, ()
@@ -65,7 +65,7 @@ class KeepsAStateBehindALaterStep(ModelManager):
 
 
 class TakesEveryStateToStand(ModelManager):
-    """Rule 10: a sequence that ends during a forward leaves a state of what it was not asked."""
+    """Rule 10: a sequence that ends during a forward leaves a state at an unknown position."""
 
     def take_copies(self) -> list[memory.Copy]:
         copies = super().take_copies()
@@ -75,7 +75,7 @@ class TakesEveryStateToStand(ModelManager):
 
 
 class FindsPromptsWithoutTheirState(ModelManager):
-    """Rule 11: K/V alone serves no layer that is recurrent."""
+    """Rule 11: K/V alone does not serve a recurrent layer."""
 
     def found_at(self, prefix: Prefix) -> Plan | None:
         states = {block: block.content for block in self.blocks if block.content}
@@ -94,7 +94,7 @@ class FindsPromptsWithoutTheirState(ModelManager):
 
 
 class TruncatesToWhateverWasComputed(ModelManager):
-    """Rule 12: a window has dropped what the query there reads, and no state goes back."""
+    """Rule 12: a window has dropped what the query there reads, and a state cannot go back."""
 
     def can_fall_to(self, seq: Seq, length: int, before: int) -> bool:
         return True
@@ -111,7 +111,7 @@ class LeavesTheStateAtATruncation(ModelManager):
 
 
 class ReadsAWindowAUnitShort(ModelManager):
-    """Rule 13: the first unit of a window that begins within it."""
+    """Rule 13: drops the first unit of a window that starts inside this unit."""
 
     def first_unit(self, kind: Attention, position: int) -> int:
         first = kind.first_read(position)
@@ -119,7 +119,7 @@ class ReadsAWindowAUnitShort(ModelManager):
 
 
 class DropsWindowsByTheirSlots(ModelManager):
-    """Rule 14: the forward of a chunk reads behind its first token."""
+    """Rule 14: the forward of a chunk reads tokens before its first one."""
 
     def drop_windows(self, seq: Seq) -> None:
         for group, kind in self.attention():
@@ -129,7 +129,7 @@ class DropsWindowsByTheirSlots(ModelManager):
 
 
 class LeavesBlocksThatNobodyNeeds(ModelManager):
-    """Rule 15: they are neither free nor found."""
+    """Rule 15: such blocks are neither free nor found."""
 
     def settle(self) -> None:
         needed = {c for prefix in self.stamps for c in self.needs(prefix)}
@@ -141,14 +141,14 @@ class LeavesBlocksThatNobodyNeeds(ModelManager):
 
 
 class EvictsOneBlockAtATime(ModelManager):
-    """Rule 15: a boundary that has lost a block is still believed in."""
+    """Rule 15: a boundary that has lost a block is still offered to prompts."""
 
     def serves(self, prefix: Prefix) -> bool:
         return prefix in self.stamps or super().serves(prefix)
 
 
 class CopiesPartOfAState(ModelManager):
-    """Rule 17: a state is whole or nothing."""
+    """Rule 17: part of a state is useless."""
 
     def record(
         self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
@@ -177,7 +177,7 @@ class CopiesOnlyTheFirstGroup(ModelManager):
 
 
 class ForgetsThatACopyReadsItsSource(ModelManager):
-    """Sources of copies are handed out before the copies are made."""
+    """Sources of copies are allocated before the copies are made."""
 
     def in_use(self) -> set[Block]:
         pending, self.pending = self.pending, []
@@ -187,7 +187,7 @@ class ForgetsThatACopyReadsItsSource(ModelManager):
 
 
 class KeepsStatesOfEarlyCommits(ModelManager):
-    """Rule 10: the state stands where the step before left it."""
+    """Rule 10: the state is where the previous step left it."""
 
     def commit(self, handle: int, computed: int) -> None:
         super().commit(handle, computed)
@@ -199,7 +199,7 @@ class KeepsStatesOfEarlyCommits(ModelManager):
 
 
 class DropsWindowsByWhatIsPromised(ModelManager):
-    """An early commit says where the forward will end; it reads behind where it begins."""
+    """An early commit names the end of the forward, but the forward reads before its start."""
 
     def drop_windows(self, seq: Seq) -> None:
         settled, seq.settled = seq.settled, seq.computed
@@ -208,7 +208,7 @@ class DropsWindowsByWhatIsPromised(ModelManager):
 
 
 class CopiesWhatIsPromised(ModelManager):
-    """Copies run before the forward."""
+    """Copies run before the forward writes the promised tokens."""
 
     def to_bring(self, seq: Seq) -> int:
         return seq.computed
@@ -228,28 +228,28 @@ class ReusesTheBeginningOfWhatIsPromised(ModelManager):
 
 
 class GoesWithoutWritingWhatItPromised(ModelManager):
-    """Others rely on it."""
+    """Other sequences rely on the promised tokens."""
 
     def promises(self, seq: Seq) -> bool:
         return False
 
 
 class TakesTheLevelOfEachBoundaryAlone(ModelManager):
-    """Rule 3: a beginning would go before what continues it."""
+    """Rule 3: a prefix would be evicted before its continuation."""
 
     def level(self, boundary: Prefix) -> int:
         return self.levels.get(boundary, 0)
 
 
 class EvictsWithoutALevel(ModelManager):
-    """What was retained goes as anything else."""
+    """Retained blocks are evicted like all others."""
 
     def level(self, boundary: Prefix) -> int:
         return 0
 
 
 class KeepsALevelThatNobodyHolds(ModelManager):
-    """A level ends with its boundary: one that comes back later is as any other."""
+    """A level ends with its boundary: a boundary that returns later has the normal level."""
 
     def settle(self) -> None:
         before = dict(self.levels)
@@ -258,7 +258,7 @@ class KeepsALevelThatNobodyHolds(ModelManager):
 
 
 class RetainsBlocksWithoutABoundary(ModelManager):
-    """The window at the end of what is retained goes as any that was just passed."""
+    """The window at the end of a retained prefix is evicted like that of a passed boundary."""
 
     def keep_boundary(self, boundary: Prefix) -> None:
         pass
@@ -270,11 +270,11 @@ LEVELS: tuple[Callable[..., ModelManager], ...] = (
     KeepsALevelThatNobodyHolds,
     RetainsBlocksWithoutABoundary,
 )
-"""These serve what is right, and evict in another order: ``test_shares`` notices them."""
+"""These serve correct K/V but evict in another order: ``test_shares`` notices them."""
 
 
 class TakesAStateToStandAfterAnAbortedStep(ModelManager):
-    """Rule 10: the step before is in flight, and has moved it."""
+    """Rule 10: the previous step is in flight and has advanced the state."""
 
     def copies_aborted(self) -> None:
         super().copies_aborted()
@@ -283,7 +283,7 @@ class TakesAStateToStandAfterAnAbortedStep(ModelManager):
 
 
 class LendsBlocksOfAQuota(ModelManager):
-    """A namespace would feel what others do."""
+    """A namespace is affected by other namespaces."""
 
     def take(self, count: int, share: bytes | None) -> list[Block]:
         if share is None:
@@ -293,7 +293,7 @@ class LendsBlocksOfAQuota(ModelManager):
 
 
 class CountsTheBlocksOfAllShares(ModelManager):
-    """What another namespace does not use is not there for this one."""
+    """Unused blocks of another namespace's quota are not available to this one."""
 
     def available(self, share: bytes | None = None) -> int:
         return sum(
@@ -302,7 +302,7 @@ class CountsTheBlocksOfAllShares(ModelManager):
 
 
 class TakesTheStateOfAForkFromTheRest(ModelManager):
-    """States are part of the quota as any block."""
+    """Blocks of states count towards the quota like any other."""
 
     def fork(self, handle: int, count: int = 1) -> list[int]:
         quotas, self.quotas = self.quotas, {}
@@ -313,7 +313,7 @@ class TakesTheStateOfAForkFromTheRest(ModelManager):
 
 
 class LeavesWhatFollowsAnAbortedCopy(ModelManager):
-    """A copy that was planned behind an aborted one reads what that one has yet to bring."""
+    """A copy planned after an aborted one may read what the aborted one has not brought yet."""
 
     def copies_aborted(self) -> None:
         later, self.pending = self.pending, []
@@ -322,14 +322,14 @@ class LeavesWhatFollowsAnAbortedCopy(ModelManager):
 
 
 class HandsOutWhatAStepInFlightReads(ModelManager):
-    """With steps in flight, a released block waits for the last one that may read it."""
+    """With steps in flight, a released block waits for the last step that may read it."""
 
     def fenced(self, block: Block) -> bool:
         return False
 
 
 class TakesOverWhatAStepInFlightReads(ModelManager):
-    """The sequence that takes over a tail or a state writes it."""
+    """The sequence that takes over a tail or a state writes to it."""
 
     def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
         open_steps, self.open_steps = self.open_steps, ()
@@ -339,14 +339,14 @@ class TakesOverWhatAStepInFlightReads(ModelManager):
 
 
 class PromotesBeforeACopyArrived(ModelManager):
-    """A block is findable, and its first tokens are still on their way."""
+    """A block can be found before the copy of its first tokens has run."""
 
     def is_destination(self, block: Block) -> bool:
         return False
 
 
 class TakesOneGroupsDecisionForAll(ModelManager):
-    """Rule 5: where one group has a twin, the others are believed to have one."""
+    """Rule 5: assumes that all groups have a twin if one group has one."""
 
     def find(self, content: Content) -> Block | None:
         found = super().find(content)
@@ -409,7 +409,7 @@ HABITS: dict[Callable[..., ModelManager], dict[str, object]] = {
     HandsOutWhatAStepInFlightReads: {"overlaps": True},
     TakesOverWhatAStepInFlightReads: {"overlaps": True},
 }
-"""Habits that an engine has to have, or the rule is never asked for."""
+"""Habits without which an engine never exercises the rule."""
 
 BY_AUDIT = frozenset(
     {
@@ -423,5 +423,5 @@ BY_AUDIT = frozenset(
         TakesOverWhatAStepInFlightReads,
     }
 )
-"""These serve no wrong K/V to a device that runs one step after the other: the audit sees them, or
-a call ends in an error of its own."""
+"""These serve no wrong K/V to a device that runs one step after the other. The audit notices them,
+or a call raises an unexpected error."""

@@ -1,4 +1,4 @@
-"""The worlds of the rules are played on the specification, and on the manager itself."""
+"""Runs the worlds of the rules on the specification and on the manager itself."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def world_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which manager the worlds of a test are made of."""
+    """The class of manager for the worlds of a test."""
     monkeypatch.setattr(world, "Manager", getattr(request, "param", ModelManager))

@@ -1,8 +1,8 @@
 """The manager itself, as the engines of these tests drive it.
 
-It has the calls of the specification, and shows what those tests look at: tables by group, copies,
-and where each sequence stands. Whether it decides as the specification does is seen in
-``test_core.py``; whether a forward reads what it should is seen by the memory.
+It has the calls of the specification, and shows what the tests inspect: tables by group, copies,
+and the progress of each sequence. ``test_core.py`` checks that it decides like the specification;
+the memory checks that a forward reads the right content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def group_of(kind: kinds.Kind) -> groups.Group:
 
 @dataclass(eq=False)
 class CoreSeq:
-    """What an engine knows of a sequence, read off the manager after each call."""
+    """An engine's view of a sequence, read from the manager after each call."""
 
     manager: CoreManager
     handle: int
@@ -50,7 +50,7 @@ class CoreSeq:
 
     @property
     def settled(self) -> int:
-        """Of an early commit, what was there before: its forward begins here."""
+        """With early commits, the computed length before this step: its forward starts here."""
         return min(self.settled_before, self.computed) if self.manager.early else self.computed
 
     @property
@@ -62,7 +62,7 @@ class CoreSeq:
         return [list(table) for table in self.manager.tables(self.handle)]
 
     def settle(self) -> None:
-        """A call may take back what was computed."""
+        """Updates the settled length after a call, which may reduce the computed length."""
         self.settled_before = min(self.settled_before, self.computed)
 
     def prefix(self, length: int) -> Prefix:
@@ -76,7 +76,7 @@ class FlightCopy:
 
 
 class CoreManager:
-    """``BlockManager`` with groups, in the words of the specification."""
+    """``BlockManager`` with groups, behind the interface of the specification."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class CoreManager:
 
     @property
     def blocks(self) -> list[SimpleNamespace]:
-        """The blocks that a prompt may find, as the fences of an engine ask for them."""
+        """The blocks that a prompt may find, in the form that the fences of an engine need."""
         found = self.core.blocks()
         return [
             SimpleNamespace(id=block, content=block)
@@ -112,7 +112,7 @@ class CoreManager:
 
     @property
     def core(self) -> BlockManager:
-        """Made at the first call: engines set their habits before that."""
+        """Created at the first call, because engines set their habits before that."""
         if self.made is None:
             self.made = BlockManager(
                 self.num_blocks,
@@ -322,7 +322,7 @@ class CoreManager:
 
     @property
     def pending(self) -> list[memory.Copy]:
-        """The copies that are planned and not taken."""
+        """The copies that are planned but not taken."""
         found = self.core.blocks()
         return [
             memory.Copy(group, source, block, count)

@@ -1,4 +1,4 @@
-"""Counts what happens to a manager, so that a test can say that its engines reach it."""
+"""Counts events in a manager, so that a test can check that its engines reach them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.groups.model_pool import Block, Seq, WrongStep
 
 
 class CountingManager(ModelManager):
-    """The specification; ``events`` says how often each interesting thing has happened."""
+    """The specification; ``events`` counts how often each interesting case occurred."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Engines of different habits, drawn from a seed, which run a manager of groups on a memory."""
+"""Engines with random habits that run a manager with groups on a memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETS: tuple[tuple[Kind, ...], ...] = (
     (SlidingWindow(9), RecurrentState()),
     (FullAttention(), SlidingWindow(6), RecurrentState(), RecurrentState()),
 )
-"""Some are what released models have; the widths are about the size of a unit, or beside it."""
+"""Some are those of released models; the widths are close to the size of a unit."""
 
 
 CALLS = {
@@ -52,23 +52,23 @@ CALLS = {
     "free": 3,
 }
 AHEAD = CALLS | {"branch": 12, "free": 2, "truncate": 4}
-"""Where copies or writes are under way: calls that copy what is only on its way."""
+"""Used while copies or writes are pending: favours calls that copy pending content."""
 
 
 @dataclass(frozen=True)
 class Habits:
-    """How an engine goes about it.
+    """The habits of an engine.
 
     Attributes:
-        overlaps: It launches a step before it commits the one before.
-        stops: How often a forward ends where an admission said.
+        overlaps: It launches a step before it commits the previous one.
+        stops: How often a forward ends at a stop of the admission.
         chunk: The most tokens of a forward.
-        aborts: How often a step that was closed is not launched.
-        affirms: It commits what it left out of a step too, where it stands.
-        drafts: Tokens that it may take back after a commit.
-        early: It commits what the forward of a step will write, before it closes the step.
+        aborts: How often a closed step is not launched.
+        affirms: It also commits sequences that it left out of a step, at their present length.
+        drafts: Tokens that it may truncate after a commit.
+        early: It commits what the forward of a step will write before it closes the step.
         late: It completes a step only after it has committed it.
-        plans_ahead: It goes on planning while a step is closed and not yet launched.
+        plans_ahead: It keeps planning while a step is closed and not yet launched.
     """
 
     overlaps: bool
@@ -100,20 +100,20 @@ class Habits:
 
 @dataclass
 class InFlight:
-    """What a closed step may read and write, and which of it was released since."""
+    """The blocks that a closed step may read and write, and which of them were released since."""
 
     blocks: set[int]
     released: set[int]
 
 
 class Fences:
-    """Sees whether a block is written for somebody else while a step in flight may read it."""
+    """Checks that no block is written for another sequence while a step may still read it."""
 
     def __init__(self) -> None:
         self.steps: list[InFlight] = []
 
     def watch(self, manager: ModelManager) -> None:
-        """After each call: what nobody holds any more."""
+        """Notes after each call which blocks are no longer held."""
         for step in self.steps:
             step.released |= step.blocks - manager.held_ids()
 
@@ -123,7 +123,7 @@ class Fences:
             units = slice(one.start // manager.size, -(-one.stop // manager.size))
             for table, kind in zip(one.tables, manager.kinds, strict=True):
                 written.update(table if isinstance(kind, RecurrentState) else table[units])
-        # A findable block may be written again, because the tokens are the same.
+        # A cached block may be rewritten, because its tokens are the same.
         written -= {block.id for block in manager.blocks if block.content is not None}
         for step in self.steps:
             early = written & step.released
@@ -132,7 +132,7 @@ class Fences:
 
 
 class Engine:
-    """Plans, launches and commits; nothing it does breaks the contract of a step."""
+    """Plans, launches and commits; it never breaks the step contract."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Engine:
         self.manager.steps_in_flight = int(self.habits.overlaps)
         self.memory = Memory(num_blocks, self.manager.size, self.kinds, rng)
         self.uncommitted: list[list[tuple[int, int]]] = []
-        """Of each closed step that is not committed, the sequences and what it computes of them."""
+        """For each closed, uncommitted step: its sequences, and the length it computes of each."""
 
         self.holds: list[int] = []
         self.fences = Fences()
@@ -177,7 +177,7 @@ class Engine:
     # ---- planning -----------------------------------------------------------------------
 
     def text(self) -> list[int]:
-        """Often the beginning of an earlier one, with something after it."""
+        """Often the start of an earlier text, followed by other tokens."""
         rng = self.rng
         known = rng.choice(self.texts) if self.texts else []
         known = known[: rng.choice([rng.randint(0, 30), 30])]
@@ -189,17 +189,17 @@ class Engine:
         self.enter(self.text(), self.rng.choice(self.namespaces))
 
     def turn(self, seq: Seq) -> None:
-        """A sequence ends, and the next turn of its conversation is there at once."""
+        """Ends a sequence and immediately admits the next turn of its conversation."""
         self.free(seq)
         self.remember()
         self.enter([*seq.tokens, *self.rng.choices([0, 1], k=3)], seq.namespace)
 
     def echo(self, seq: Seq) -> None:
-        """Another prompt that begins with the same tokens."""
+        """Admits another prompt that starts with the same tokens."""
         self.enter([*seq.tokens, *self.rng.choices([0, 1], k=3)], seq.namespace)
 
     def retain(self, seq: Seq) -> None:
-        """Somebody says what is worth keeping."""
+        """Retains a random prefix or range of tokens."""
         level = self.rng.choice([-1, 1, 2])
         if self.rng.random() < 0.5:
             text = self.rng.choice([seq.tokens, *self.texts])
@@ -211,7 +211,7 @@ class Engine:
             self.manager.retain_tokens(seq.handle, self.rng.randrange(stop), stop, level)
 
     def hold(self, seq: Seq) -> None:
-        """Somebody moves K/V out of a block, and is done with it later."""
+        """Holds a block, as a transfer of its K/V does, or releases a hold."""
         if self.holds and self.rng.random() < 0.5:
             self.manager.release([self.holds.pop(self.rng.randrange(len(self.holds)))])
         elif ids := self.ids_of(seq):
@@ -226,7 +226,7 @@ class Engine:
         self.manager.touch_prompt(text, seq.namespace)
 
     def discard(self, seq: Seq) -> None:
-        """A block turns out to be wrong."""
+        """Forgets a block, as if its content were wrong."""
         if ids := self.ids_of(seq):
             self.manager.forget([self.rng.choice(ids)])
 
@@ -241,18 +241,18 @@ class Engine:
     def some(self, *, preempted: bool = False) -> Seq | None:
         seqs = [seq for seq in self.manager.seqs.values() if seq.preempted == preempted]
         if self.manager.flight and self.rng.random() < 0.5:
-            # Copies that are under way are where planning ahead goes wrong.
+            # Bugs in planning ahead show while copies are in flight.
             ends = {copy.destination for copy in self.manager.flight}
             seqs = [s for s in seqs if any(ends.intersection(t) for t in s.tables)] or seqs
         return self.rng.choice(seqs) if seqs else None
 
     def launched(self, seq: Seq) -> int:
-        """What of it is computed once all closed steps have run."""
+        """The computed length after all closed steps have run."""
         stops = (stop for step in reversed(self.uncommitted) for h, stop in step if h == seq.handle)
         return next(stops, seq.settled)
 
     def forget(self, seq: Seq) -> None:
-        """The engine drops what it launched for this sequence."""
+        """Drops the launched, uncommitted work of this sequence."""
         for step in self.uncommitted:
             step[:] = [entry for entry in step if entry[0] != seq.handle]
 
@@ -268,7 +268,7 @@ class Engine:
 
     @contextmanager
     def watching(self, seq: Seq) -> Iterator[None]:
-        """A block that moves leaves behind what was launched into it and is not committed."""
+        """If a call replaces a block, launched and uncommitted work in the previous one is lost."""
         before = [list(table) for table in seq.tables]
         yield
         moved = any(
@@ -283,7 +283,7 @@ class Engine:
         self.manager.fork(seq.handle, self.rng.randint(1, 2))
 
     def branch(self, seq: Seq) -> None:
-        """Forks that part at once, as samples of one prompt do."""
+        """Forks that diverge immediately, like samples of one prompt."""
         for child in self.manager.fork(seq.handle, self.rng.randint(1, 2)):
             self.remember()
             self.append(self.manager.seqs[child])
@@ -312,7 +312,7 @@ class Engine:
         self.manager.free(seq.handle)
 
     def plan(self, name: str = "", seq: Seq | None = None) -> None:
-        """One call, which may be refused."""
+        """Makes one call, which may be refused."""
         rng = self.rng
         weights = AHEAD if self.manager.flight else CALLS
         name = name or rng.choices(list(weights), list(weights.values()))[0]
@@ -328,13 +328,13 @@ class Engine:
         except (OutOfBlocks, NeverFits, WrongStep):
             self.refused += 1
             if self.audits:
-                assert self.manager.fingerprint() == self.before, f"{name} did a part"
+                assert self.manager.fingerprint() == self.before, f"{name} was done in part"
             if (seq := self.some()) and not self.manager.promises(seq):
                 self.free(seq)
         self.check()
 
     def remember(self) -> None:
-        """What a call has to leave as it is if it is refused."""
+        """Records the state that a refused call must leave unchanged."""
         if self.audits:
             self.before = self.manager.fingerprint()
 
@@ -348,7 +348,7 @@ class Engine:
     # ---- steps --------------------------------------------------------------------------
 
     def stop_of(self, seq: Seq, start: int) -> int:
-        """Where the forward of a sequence ends."""
+        """The position at which the forward of a sequence ends."""
         most = min(len(seq.tokens), self.manager.num_slots(seq), start + self.habits.chunk)
         for stop in sorted(seq.stops):
             if start < stop < most and self.rng.random() < self.habits.stops:
@@ -356,7 +356,7 @@ class Engine:
         return most
 
     def step(self) -> None:
-        """Closes a plan, and launches it or not; then commits what is due."""
+        """Closes a plan and launches or aborts it; then commits what is due."""
         manager, rng = self.manager, self.rng
         if self.habits.early:
             self.promise()
@@ -390,7 +390,7 @@ class Engine:
             self.commit(self.uncommitted.pop(0))
 
     def promise(self) -> None:
-        """Commits what this step is going to write, so that its other prompts find it."""
+        """Commits what this step will write, so that its other prompts find it."""
         for handle in list(self.manager.seqs):
             seq = self.manager.seqs.get(handle)
             stop = 0 if seq is None or seq.preempted else self.stop_of(seq, seq.settled)
@@ -435,7 +435,7 @@ class Engine:
             self.complete()
 
     def decode(self, step: list[tuple[int, int]]) -> set[int]:
-        """Commits some of a step and appends a token each, in one call; which those are."""
+        """Commits some sequences and appends a token to each, in one call; returns them."""
         later = {handle for other in self.uncommitted for handle, _ in other}
         batch = [
             handle
@@ -452,7 +452,7 @@ class Engine:
         except (OutOfBlocks, NeverFits, WrongStep):
             self.refused += 1
             if self.audits:
-                assert self.manager.fingerprint() == self.before, "decode did a part"
+                assert self.manager.fingerprint() == self.before, "decode was done in part"
             return set()
         self.decoded += len(batch)
         self.check()

@@ -16,7 +16,7 @@ class FullAttention:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """The last ``width`` positions, its own among them."""
+    """The last ``width`` positions, including its own."""
 
     width: int
 

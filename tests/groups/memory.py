@@ -1,13 +1,13 @@
 """The memory of a model with several groups of layers: what was written, and what a forward reads.
 
-A cell of an attention group knows the prefix whose last token it was computed for. A block of
-a recurrent group holds one state, which knows the prefix that it has consumed; a forward advances
-it in place, so a state that is used twice, too early or too late is another state. Whatever
-a forward reads has to be that of its own prefix: what a layer reads decides what the next one
-writes, so one wrong value would spoil all that follows.
+A cell of an attention group knows the prefix for whose last token it was computed. A block of a
+recurrent group holds one state, which knows the prefix that it has consumed. A forward advances it
+in place, so a state that is used twice, too early or too late differs from the correct one.
+Everything that a forward reads must belong to its own prefix: a layer's input decides what the next
+layer writes, so one wrong value makes everything after it wrong.
 
-Blocks of all groups are of one size. A state fills its block: the rest of it after something
-else was written there is no state.
+Blocks of all groups have the same size. A state fills its block, so writing any other content into
+the block destroys the state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WrongRead(AssertionError):
 
 @dataclass(frozen=True)
 class Copy:
-    """The leading cells of a block go to another block of the group; part of a state is none."""
+    """Copies the leading cells of a block to another block of the group; a state only whole."""
 
     group: int
     source: int
@@ -59,7 +59,7 @@ class Work:
 
 @dataclass
 class Memory:
-    """One device, which runs launched steps one after the other."""
+    """A device that runs launched steps one after the other."""
 
     num_blocks: int
     block_size: int
@@ -72,7 +72,7 @@ class Memory:
         self.cells = [[None] * self.block_size for _ in range(self.num_blocks)]
 
     def run(self, copies: Iterable[Copy], work: Sequence[Work]) -> None:
-        """The copies in any order, then one forward of all the work, then whatever comes next."""
+        """Runs the copies in random order, then one forward of all the work."""
         self._copy(list(copies))
         for group, kind in enumerate(self.kinds):
             for one in self.rng.sample(work, len(work)):
@@ -85,7 +85,7 @@ class Memory:
                     self._read(group, one)
 
     def _copy(self, copies: list[Copy]) -> None:
-        """Cell by cell: a plan promises that any order is right."""
+        """Copies cell by cell, because a plan promises that every order is correct."""
         cells = [(copy, cell) for copy in copies for cell in range(copy.num_tokens)]
         self.rng.shuffle(cells)
         for copy, cell in cells:
@@ -122,7 +122,7 @@ class Memory:
                     )
 
     def _advance(self, group: int, one: Work) -> None:
-        """A forward from the first token on begins with a state of its own."""
+        """A forward that starts at the first token starts with an empty state."""
         [block] = one.tables[group]
         if block == NULL:
             raise WrongRead(f"{one.name} has no state of group {group}")
@@ -130,7 +130,7 @@ class Memory:
         self.num_reads += 1
         if one.start and self.cells[block] != self._state(group, (namespace, tokens[: one.start])):
             raise WrongRead(
-                f"{one.name} goes on from {one.start} with another state of group {group}, in"
+                f"{one.name} continues from {one.start} with a wrong state of group {group}, in"
                 f" block {block}: {self.cells[block]}"
             )
         self.cells[block] = self._state(group, (namespace, tokens[: one.stop]))

@@ -1,8 +1,8 @@
 """The specification of groups, part four: the calls of a manager.
 
-Written from the rules of nodes and groups, before the core: a manager that agrees with itself
-could still break each of them, and serve wrong K/V. The calls are those of ``BlockManager``; a
-few return what that will have to tell besides.
+Written from the rules of nodes and groups, independently of the core: a manager that is consistent
+in itself could still break each rule and serve wrong K/V. The calls are those of ``BlockManager``;
+a few return additional facts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.groups.model_pool import Block, OutOfBlocks, Seq, WrongStep, cut
 
 
 class ModelManager(ModelAdmission):
-    """A manager for any set of groups, by looking at everything every time."""
+    """A manager for any set of groups, which scans everything in every call."""
 
     handles = itertools.count(1)
     # ---- prompts ------------------------------------------------------------------------
 
     def match(self, tokens: list[int], namespace: bytes = b"") -> int:
-        """The tokens that ``admit`` would find at this moment."""
+        """The tokens that ``admit`` would find now."""
         seq = Seq(0, namespace, list(tokens), [])
         plan = self.best_plan(seq, len(tokens))
         return 0 if plan is None else plan.cached
@@ -45,7 +45,7 @@ class ModelManager(ModelAdmission):
     # ---- growth -------------------------------------------------------------------------
 
     def shared_at(self, seq: Seq) -> dict[int, Block]:
-        """By group the block of the next token, if another one may read it."""
+        """By group, the block of the next token, if another sequence may read it."""
         unit = len(seq.tokens) // self.size
         found = {}
         for group, _ in self.attention():
@@ -56,10 +56,10 @@ class ModelManager(ModelAdmission):
         return found
 
     def grow(self, seq: Seq, num_slots: int, *, write: bool) -> None:
-        """Slots for so many tokens, and the block of the next one private: all or nothing."""
+        """Allocates slots and makes the block of the next token private: all or nothing."""
         shared = self.shared_at(seq) if write else {}
         if shared and self.recurrent() and not seq.stands:
-            raise WrongStep  # what a forward wrote there stays behind, and its state cannot go back
+            raise WrongStep  # the copy lacks what a forward wrote; a state cannot go back
         if shared:
             self.check_written(seq)
         units = self.units(num_slots)
@@ -86,18 +86,18 @@ class ModelManager(ModelAdmission):
             table += itertools.islice(fresh, max(0, units - len(table)))
 
     def to_bring(self, seq: Seq) -> int:
-        """Up to where a copy can bring tokens: it runs before the forward."""
+        """The length up to which a copy can bring tokens, because it runs before the forward."""
         return min(seq.written, seq.computed)
 
     def check_written(self, seq: Seq) -> None:
-        """What a copy has to bring must be there, or be the sequence's own to compute again."""
+        """Checks that the tokens of a copy are written, or that the sequence can recompute them."""
         start = len(seq.tokens) // self.size * self.size
         kept = seq.computed if self.closed else seq.settled
         if kept > max(seq.written, start):
             raise WrongStep
 
     def promises(self, seq: Seq) -> bool:
-        """Whether others may rely on what its next forward writes."""
+        """Whether other sequences may rely on what its next forward writes."""
         return seq.computed > seq.settled
 
     def reserve(self, handle: int, num_slots: int) -> None:
@@ -117,9 +117,11 @@ class ModelManager(ModelAdmission):
         return seq
 
     def retain_tokens(self, handle: int, start: int, stop: int, level: int) -> None:
-        """Gives the units of these tokens a level. If that is to keep them longer, prompts are
-        expected to go on from their end: a forward should stop there, within a unit if a tail with
-        the state may stand there."""
+        """Gives the units of these tokens a level.
+
+        A level above normal means that prompts will probably continue from the end of the range. So
+        a forward should stop there, also within a unit if a tail with the state may be kept there.
+        """
         seq = self.running(handle)
         with self.call():
             known = self.known()
@@ -145,8 +147,11 @@ class ModelManager(ModelAdmission):
     # ---- what was computed --------------------------------------------------------------
 
     def commit(self, handle: int, computed: int) -> None:
-        """Declares K/V written up to here, and that the states stand here; an early commit, that
-        the forward of this step writes it. That says nothing of a state (rule 10)."""
+        """Declares K/V written up to here, and states at this position.
+
+        An early commit declares that the forward of this step writes the K/V; it says nothing about
+        a state (rule 10).
+        """
         seq = self.running(handle)
         assert seq.computed <= computed <= min(len(seq.tokens), self.num_slots(seq))
         self.check_open()
@@ -163,17 +168,17 @@ class ModelManager(ModelAdmission):
 
     def check_open(self) -> None:
         if self.early and self.closed:
-            raise WrongStep  # it could mean this forward or the next one
+            raise WrongStep  # it could be about this forward or the next one
 
     def confirm(self, seq: Seq) -> None:
-        """The states stand where the commit says, unless it may be about an earlier step."""
+        """The states are where the commit says, unless it may be about an earlier step."""
         if not self.open_steps or seq.moves <= 1:
             seq.stands, seq.moves = True, 0
 
     def promote(self, seq: Seq) -> None:
-        """Makes full computed units findable, group by group (rule 5)."""
+        """Promotes full computed units, group by group (rule 5)."""
         if seq.promoted < 0:
-            return  # it continues what was forgotten
+            return  # it continues a forgotten block
         while seq.promoted < seq.computed // self.size:
             unit = seq.promoted
             prefix = seq.prefix((unit + 1) * self.size)
@@ -183,10 +188,10 @@ class ModelManager(ModelAdmission):
             written = min(max(0, seq.written - unit * self.size), self.size)
             twins = [self.find((g, prefix)) for g, b in own.items() if b is not None]
             if written == self.size and any(twin and twin.unwritten for twin in twins):
-                return  # K/V in memory is not replaced by K/V that is yet to be written
+                return  # written K/V is not replaced by K/V that is yet to be written
             for group, block in own.items():
                 if block is None:
-                    continue  # it has left the window before it was decided
+                    continue  # it left the window before its promotion
                 twin = self.find((group, prefix))
                 if twin is None:
                     block.content = (group, prefix)
@@ -198,8 +203,11 @@ class ModelManager(ModelAdmission):
             self.settle()
 
     def note_passing(self, seq: Seq, prefix: Prefix) -> None:
-        """A unit is findable. If the prefix is a boundary, and neither a state nor a stop made it
-        one, it goes before all that are not just passed."""
+        """Notes that a unit can be found, and whether it is only passed.
+
+        If the prefix is a boundary, and neither a state nor a stop made it one, it is evicted
+        before all boundaries that are not passed.
+        """
         several = len(self.kinds) > 1 and not self.recurrent()
         passes = several and len(prefix[1]) not in seq.named
         if not passes:
@@ -210,7 +218,7 @@ class ModelManager(ModelAdmission):
                 self.pass_by(prefix)
 
     def pass_by(self, prefix: Prefix) -> None:
-        """Goes before what it continues, if that is just passed too: the deepest first."""
+        """Marks a boundary as passed, before its parent if that is passed: the deepest first."""
         if prefix in self.passed:
             return
         order = list(self.passed)
@@ -219,7 +227,7 @@ class ModelManager(ModelAdmission):
         self.passed = dict.fromkeys(order)
 
     def keep_state(self, seq: Seq) -> None:
-        """At a stop the state becomes findable, and the sequence goes on in a copy (rule 9)."""
+        """At a stop, caches the state and continues the sequence in a copy (rule 9)."""
         groups = self.recurrent()
         if seq.computed not in seq.stops or not seq.stands:
             return
@@ -250,8 +258,11 @@ class ModelManager(ModelAdmission):
                 self.shared.add(prefix)
 
     def keep_branch(self, seq: Seq, prefix: Prefix) -> None:
-        """A stop within a unit: its computed tokens and the state become findable, and the sequence
-        goes on in copies of both (rule 16)."""
+        """Handles a stop within a unit.
+
+        Caches the computed tokens of the unit and the state; the sequence continues in copies of
+        both (rule 16).
+        """
         unit, rest = divmod(seq.computed, self.size)
         share = self.share(seq.namespace)
         if seq.promoted < unit or not rest >= self.min_partial_tokens > 0:
@@ -277,7 +288,7 @@ class ModelManager(ModelAdmission):
             self.stamps[prefix] = next(self.clock)
 
     def may_be_given(self, block: Block | None) -> bool:
-        """Whether nobody else has it, so that it can become what others find."""
+        """Whether only this sequence has the block, so that it can be cached."""
         return (
             block is not None
             and self.references(block) <= 1
@@ -286,7 +297,7 @@ class ModelManager(ModelAdmission):
         )
 
     def drop_windows(self, seq: Seq) -> None:
-        """Gives back what no query to come reads, drafts that are taken back included (rule 12)."""
+        """Releases what no later query reads, even if drafts are truncated (rule 12)."""
         for group, kind in self.attention():
             first = self.first_unit(kind, max(0, seq.settled - self.lookahead))
             table = seq.tables[group]
@@ -295,7 +306,7 @@ class ModelManager(ModelAdmission):
     # ---- several sequences --------------------------------------------------------------
 
     def fork(self, handle: int, count: int = 1) -> list[int]:
-        """Blocks of attention are shared; each child has states of its own (rule 9)."""
+        """Shares the blocks of attention; each child has its own states (rule 9)."""
         parent = self.running(handle)
         groups = self.recurrent()
         if self.promises(parent) or (groups and not parent.stands):
@@ -314,7 +325,7 @@ class ModelManager(ModelAdmission):
         return made
 
     def reparent(self, handles: list[int], parents: list[int]) -> None:
-        """Each sequence goes on from what its parent, by position, was before the call."""
+        """Each sequence becomes a fork of its parent as it was before the call."""
         seqs = [self.running(handle) for handle in handles]
         changed = [(seqs[i], seqs[p]) for i, p in enumerate(parents) if p != i]
         groups = self.recurrent()
@@ -357,14 +368,14 @@ class ModelManager(ModelAdmission):
     # ---- taking back --------------------------------------------------------------------
 
     def truncate(self, handle: int, num_tokens: int) -> int:
-        """Never fails: what is computed falls to where every group can go on (rule 12)."""
+        """Reduces the computed length to a position where every group can continue (rule 12)."""
         seq = self.running(handle)
         assert 1 <= num_tokens <= len(seq.tokens)
         if self.promises(seq) and num_tokens < seq.computed:
             raise WrongStep
         with self.call():
             before = seq.computed
-            self.touch(seq.prefix(before))  # what is left behind goes from its end, too
+            self.touch(seq.prefix(before))  # the path it leaves is evicted from its end, too
             del seq.tokens[num_tokens:]
             for group, _ in self.attention():
                 del seq.tables[group][self.units(num_tokens) :]
@@ -396,7 +407,7 @@ class ModelManager(ModelAdmission):
         return table[unit] if unit < len(table) else None
 
     def state_to_go_back_to(self, seq: Seq, group: int, length: int) -> Block | None:
-        """A kept state; none if a copy that is not applied reads the sequence's own."""
+        """A kept state; none if a pending copy reads the sequence's own state."""
         [state] = seq.tables[group]
         source = self.find((group, seq.prefix(length)))
         return None if state is None or self.is_source(state) else source
@@ -427,7 +438,7 @@ class ModelManager(ModelAdmission):
         self.settle_at(seq, length)
 
     def give_back(self, seq: Seq, *, resumes: bool = False) -> None:
-        """All blocks; what can be found of them goes on being found (rules 11 and 12)."""
+        """Releases all blocks; what can be found stays cached (rules 11 and 12)."""
         if self.promises(seq):
             raise WrongStep
         is_end = self.keep_end(seq)
@@ -440,8 +451,11 @@ class ModelManager(ModelAdmission):
             self.end_path(path, cached, resumes=resumes)
 
     def end_path(self, path: Prefix, cached: int, *, resumes: bool) -> None:
-        """A sequence continued from one boundary, stopped at the end of its last whole unit and
-        ended in a tail. One in 32 is observed: all three wait for their turn."""
+        """Decides which of a sequence's boundaries are only passed.
+
+        A sequence continued from one boundary, stopped at the end of its last whole unit and ended
+        in a tail. One sequence in 32 is observed: none of its three boundaries is then passed.
+        """
         self.num_ended += 1
         observes = self.num_ended % 32 == 0
         whole = cut(path, len(path[1]) // self.size * self.size)
@@ -462,21 +476,29 @@ class ModelManager(ModelAdmission):
                 self.pass_by(found)
 
     def prefers_whole(self, whole: Prefix, length: int) -> bool:
-        """Whether the whole unit serves more tokens a block than the end behind it. The former
-        serves those that continue from either, the latter those that continue from the end."""
+        """Whether the last whole unit serves more tokens per block than the end after it.
+
+        The former serves prompts that continue from either, the latter only prompts that continue
+        from the end.
+        """
         units, blocks = self.units(len(whole[1])), len(self.recurrent())
         by_whole = Fraction((self.wholes + self.ends) * len(whole[1]), units + blocks)
         return by_whole > Fraction(self.ends * length, units + blocks + 1)
 
     def outlives(self, found: Prefix) -> bool:
-        """Whether so many prompts continue for a second time from where one has that the states
-        there are worth as much as as many blocks of another path."""
+        """Whether a boundary from which one prompt continued is worth its states.
+
+        It is, if prompts continue from such a boundary a second time often enough that its states
+        serve as much as the same number of blocks of another path.
+        """
         units, blocks = self.units(len(found[1])), len(self.recurrent())
         return Fraction(self.agains, self.wholes + self.ends) >= Fraction(blocks, units + blocks)
 
     def keep_end(self, seq: Seq) -> bool:
-        """The state where it stands, and the tokens of a unit that is not full; whether all of that
-        is cached now, and a tail of those tokens was not cached before."""
+        """Caches the state and the tail at the end of a sequence.
+
+        Returns whether both are cached now and the tail was not cached before.
+        """
         prefix, unit = seq.prefix(seq.computed), seq.computed // self.size
         rest = seq.computed % self.size
         if not seq.computed or (self.recurrent() and not seq.stands):
@@ -489,7 +511,7 @@ class ModelManager(ModelAdmission):
         if rest:
             ends += [
                 (group, self.own(seq, group, unit))
-                for group, _ in self.attention()  # read or not: the unit may become a whole one
+                for group, _ in self.attention()  # even if unread: the unit may become full
             ]
         for group, block in ends:
             taken = self.find((group, prefix)) is not None
@@ -508,7 +530,7 @@ class ModelManager(ModelAdmission):
         seq = self.running(handle)
         with self.call():
             self.give_back(seq, resumes=True)
-            self.settle()  # its end has the level that was asked for
+            self.settle()  # its end gets the requested level
             seq.retained, seq.retained_end = {}, 0
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
             seq.stops.clear()
@@ -520,12 +542,15 @@ class ModelManager(ModelAdmission):
         with self.call():
             if not seq.preempted:
                 self.give_back(seq)
-                self.settle()  # likewise
+                self.settle()  # its end gets the requested level
             del self.seqs[handle]
 
     def forget(self, ids: list[int]) -> None:
-        """What these blocks hold is wrong, and so is all that was computed behind it, in all
-        groups. Nobody finds it any more. Sequences that have it go on, and cache nothing more."""
+        """Forgets these blocks and everything computed after them, in all groups.
+
+        No prompt finds them any more. Sequences that have one of them continue and cache nothing
+        more.
+        """
         if any(map(self.promises, self.seqs.values())):
             raise WrongStep
         with self.call():
@@ -569,7 +594,7 @@ class ModelManager(ModelAdmission):
         return {block.id for block in self.in_use()}
 
     def fingerprint(self) -> tuple[object, ...]:
-        """All that a call may change, and that one which raises has to leave."""
+        """Everything that a call may change, and that a call which raises must leave unchanged."""
         seqs = [
             (s.handle, tuple(s.tokens), self.ids(s), s.computed, s.settled, s.written, s.stands)
             for s in self.seqs.values()
@@ -580,7 +605,7 @@ class ModelManager(ModelAdmission):
         return seqs, copies, contents, order, sorted(self.levels.items())
 
     def violations(self) -> list[str]:
-        """What no call may leave behind."""
+        """Violations of invariants, which no call may leave behind."""
         found = []
         running = [seq for seq in self.seqs.values() if not seq.preempted]
         states = [seq.tables[group][0] for seq in running for group in self.recurrent()]

@@ -1,4 +1,4 @@
-"""The specification of groups, part three: what of a prompt is found, and what it takes."""
+"""The specification of groups, part three: what a prompt finds and what it allocates."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Plan:
 
     Attributes:
         cached: Tokens found.
-        shared: By group, the units that are held together with others: from the first on that the
-            group still reads.
-        copied: By group, what holds the tokens of the unit in which the prompt goes on, or the
-            state there; it is copied, or taken over.
-        taken_over: Nobody else can find it any more, so no copy is made.
-        fresh: Blocks to take.
+        shared: By group, the shared units, from the first that the group still reads.
+        copied: By group, the block with the tokens of the unit in which the prompt continues, or
+            with the state there; it is copied or taken over.
+        taken_over: Takes over those blocks instead of copying them; no other prompt finds them
+        then.
+        fresh: Blocks to allocate.
     """
 
     cached: int
@@ -37,13 +37,13 @@ class Plan:
 
 
 class ModelAdmission(ModelSteps):
-    """Finds prompts a place."""
+    """Admits prompts."""
 
     lookahead = 0
-    """Tokens that may be taken back after they were committed: drafts."""
+    """Tokens that may be truncated after their commit: drafts."""
 
     branches: set[Prefix]
-    """Ends of tails from which prompts go on in different ways."""
+    """Ends of tails at which prompts diverge."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ModelAdmission(ModelSteps):
         quotas: Mapping[bytes, int] | None = None,
         retention: bool = True,
     ) -> None:
-        del retention  # the specification always knows levels
+        del retention  # the specification always supports levels
         super().__init__(num_blocks, block_size, kinds, quotas)
         self.min_partial_tokens = min_partial_tokens
         self.branches = set()
@@ -64,7 +64,7 @@ class ModelAdmission(ModelSteps):
         return self.found_at(prefix) is not None
 
     def touch_prompt(self, tokens: list[int], namespace: bytes = b"") -> None:
-        """A waiting prompt goes on from here soon: the path counts as just used."""
+        """A waiting prompt will soon continue from here, so the path counts as just used."""
         prefix = (namespace, tuple(tokens))
         partly = [p for p in range(1, len(tokens)) if p % self.size >= self.min_partial_tokens > 0]
         lengths = {*partly, *range(self.size, len(tokens), self.size)}
@@ -75,7 +75,7 @@ class ModelAdmission(ModelSteps):
             self.keep_boundary(cut(prefix, end))
 
     def most_like(self, group: int, prefix: Prefix) -> Block | None:
-        """A block of the group whose unit begins with the last tokens of the prefix."""
+        """A block of the group whose unit starts with the last tokens of the prefix."""
         length = len(prefix[1])
         start = length // self.size * self.size
         for block in self.blocks:
@@ -87,7 +87,7 @@ class ModelAdmission(ModelSteps):
         return None
 
     def found_at(self, prefix: Prefix) -> Plan | None:
-        """How a prompt could go on after this prefix; None if some group cannot serve it."""
+        """A plan to continue a prompt after this prefix; None if some group cannot serve it."""
         length = len(prefix[1])
         full, rest = divmod(length, self.size)
         plan = Plan(length)
@@ -98,7 +98,7 @@ class ModelAdmission(ModelSteps):
                 if block is None:
                     return None
                 plan.shared[group].append(block)
-            if rest:  # all groups, for the block may become findable as a whole unit
+            if rest:  # all groups: the block may be cached later as a whole unit
                 block = self.most_like(group, prefix)
                 if block is None:
                     return None
@@ -111,7 +111,7 @@ class ModelAdmission(ModelSteps):
         return plan
 
     def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
-        """Nobody uses it, and it is no part of anything longer."""
+        """Whether the copied blocks are idle and end exactly at this prefix."""
         idle = self.evictable(self.share(prefix[0]))
         return all(
             block in idle and block.content == (group, prefix)
@@ -119,8 +119,8 @@ class ModelAdmission(ModelSteps):
         )
 
     def plans(self, seq: Seq, num_slots: int) -> Iterator[Plan]:
-        """The best first: what is tried where the ones before it do not fit (rule 14)."""
-        last = len(seq.tokens) - 1  # one token is always left to compute
+        """Plans, the best first; a later one is tried if those before it do not fit (rule 14)."""
+        last = len(seq.tokens) - 1  # one token must be left to compute
         lengths = range(last, 0, -1)
         allowed = (p for p in lengths if p % self.size >= self.min_partial_tokens > 0)
         partial = next(((p, f) for p in allowed if (f := self.found_at(seq.prefix(p)))), None)
@@ -134,7 +134,7 @@ class ModelAdmission(ModelSteps):
             length, plan = found
             may_take_over = bool(plan.copied) and self.can_be_taken_over(plan, seq.prefix(length))
             if length % self.size and may_take_over and seq.prefix(length) not in self.branches:
-                plan.taken_over = True  # a tail is of use to the sequence that continues it
+                plan.taken_over = True  # only the sequence that continues a tail needs it
             yield self.priced(plan, num_slots)
             if may_take_over and not plan.taken_over:
                 yield self.priced(
@@ -162,15 +162,17 @@ class ModelAdmission(ModelSteps):
         return next((plan for plan in plans if self.fits(plan, share)), None)
 
     def may_fit(self, plan: Plan, num_slots: int, share: bytes | None) -> bool:
-        """Whether it fits into its share with nobody else in it."""
+        """Whether the plan fits into its share if no other sequence uses it."""
         units = self.units(max(num_slots, plan.cached))
         first = [self.first_unit(kind, plan.cached) for _, kind in self.attention()]
         blocks = sum(units - unit for unit in first) + len(self.recurrent())
         return blocks <= len(self.blocks_of(share))
 
     def later_peak(self, num_slots: int, num_tokens: int) -> int:
-        """The most blocks of a sequence that has computed so many slots and then takes as few as
-        it can: what it needs at least, whatever its engine does (rule 14)."""
+        """The peak of blocks after the first forward, if the engine then uses as few as possible.
+
+        The sequence needs at least these, whatever its engine does (rule 14).
+        """
         kinds = [kind for _, kind in self.attention()]
         most = 0
         for position in range(num_slots, num_tokens):
@@ -180,22 +182,24 @@ class ModelAdmission(ModelSteps):
         return most + len(self.recurrent())
 
     def peak(self, num_slots: int, num_tokens: int) -> int:
-        """The same of one that begins with so many slots and finds nothing."""
+        """The same peak including the first forward, for a sequence that finds nothing."""
         first = len(list(self.attention())) * self.units(num_slots) + len(self.recurrent())
         return max(first, self.later_peak(num_slots, num_tokens))
 
     def never_fits(self, seq: Seq, num_slots: int) -> bool:
-        """Behind what is found now; a prompt may need fewer slots where more is cached."""
+        """Whether the prompt can never fit, given what it finds now and the slots it needs."""
         share = self.share(seq.namespace)
         if self.later_peak(num_slots, len(seq.tokens)) > len(self.blocks_of(share)):
             return True
         return not any(self.may_fit(p, num_slots, share) for p in self.plans(seq, num_slots))
 
     def stops_of(self, seq: Seq) -> set[int]:
-        """Where prompts may go on, and a state is worth keeping (rule 11): the last unit of the
-        prompt that can be served, and the end of what full attention has of it, where prompts
-        diverge, which may be within a unit (rule 16). A window may have gone there; the forward
-        brings it back."""
+        """Positions where prompts may continue, so that a state is worth keeping (rule 11).
+
+        These are the last unit of the prompt that can be served, and the end of what full attention
+        has of it, where prompts diverge; the latter may be within a unit (rule 16). A window may
+        have been evicted there; the forward computes it again.
+        """
         last = (len(seq.tokens) - 1) // self.size * self.size
         full = [g for g, kind in self.attention() if isinstance(kind, FullAttention)]
         asked = full or [g for g, _ in self.attention()]
@@ -210,7 +214,7 @@ class ModelAdmission(ModelSteps):
         return {last, seq.diverges or last} - {0}
 
     def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
-        """The end of what the prompt has in common with a unit after the deepest one; 0: none."""
+        """The end of the longest common prefix within a unit after the deepest one; 0: none."""
         if not self.min_partial_tokens or not asked:
             return 0
         lengths = range(
@@ -220,7 +224,7 @@ class ModelAdmission(ModelSteps):
         return next(shares, 0)
 
     def place(self, seq: Seq, num_slots: int) -> None:
-        """Gives a sequence its blocks, or raises and has done nothing."""
+        """Gives a sequence its blocks, or raises with nothing changed."""
         share = self.share(seq.namespace)
         if self.never_fits(seq, num_slots):
             raise NeverFits
@@ -228,7 +232,7 @@ class ModelAdmission(ModelSteps):
         if plan is None:
             raise OutOfBlocks
         stops = self.stops_of(seq)
-        self.count_end(seq.prefix(plan.cached))  # before a tail that is taken over is none any more
+        self.count_end(seq.prefix(plan.cached))  # before a tail is taken over and disappears
         self.held += plan.acquired()
         if plan.taken_over:
             for block in plan.copied.values():
@@ -257,13 +261,13 @@ class ModelAdmission(ModelSteps):
         stops = {stop for stop in stops if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
         found = seq.prefix(plan.cached)
-        self.passed.pop(found, None)  # prompts do go on from it
+        self.passed.pop(found, None)  # a prompt continues from it
         if found in self.continued:
             self.shared.add(found)
         self.continued.add(found)
 
     def count_end(self, prefix: Prefix) -> None:
-        """A prompt goes on from here."""
+        """Counts a prompt that continues from this prefix."""
         if prefix not in self.observed:
             return
         if prefix in self.continued:
@@ -277,7 +281,7 @@ class ModelAdmission(ModelSteps):
             self.agains = -(-self.agains // 2)
 
     def settle_at(self, seq: Seq, length: int) -> None:
-        """Its forward begins here; the forward of another one may have yet to write some of it."""
+        """Its forward starts here; part of the prefix may be unwritten before this step runs."""
         seq.settled = seq.written = length
         for group, _ in self.attention():
             for unit, block in enumerate(seq.tables[group][: self.units(length)]):

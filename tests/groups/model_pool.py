@@ -1,11 +1,11 @@
 """The specification of groups, part one: blocks, boundaries, eviction and copies.
 
-Everything is found by looking at everything. A cached block knows its group and the whole prefix
-that it holds; whether it is in use is recomputed from the tables and the copies.
+Every answer comes from a full scan. A cached block knows its group and the whole prefix that it
+holds; whether it is in use is recomputed from the tables and the copies.
 
-A *boundary* is a prefix at which a prompt can go on: every group holds what the next query reads.
-Boundaries, not blocks, are remembered and evicted (rule 15). An idle block that no boundary needs
-is free at once.
+A *boundary* is a prefix at which a prompt can continue: every group holds what the next query
+reads. The manager remembers and evicts boundaries, not blocks (rule 15). An idle block that no
+boundary needs becomes free immediately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.groups.kinds import Attention, Kind, RecurrentState
 from tests.groups.memory import Prefix
 
 Content = tuple[int, Prefix]
-"""A group, and the prefix that ends with the block: of a state, the one that it has consumed."""
+"""A group, and the prefix that ends with the block; for a state, the consumed prefix."""
 
 
 class OutOfBlocks(Exception):
@@ -26,18 +26,18 @@ class OutOfBlocks(Exception):
 
 
 class NeverFits(Exception):
-    """More blocks than there are."""
+    """The call needs more blocks than there are."""
 
 
 class WrongStep(Exception):
-    """The call has to wait until a commit says where the state stands."""
+    """The call has to wait until a commit tells where the state is."""
 
 
 @dataclass(eq=False)
 class Block:
     id: int
-    share: bytes | None = None  # whose quota it is part of; None: the common rest
-    content: Content | None = None  # set: findable
+    share: bytes | None = None  # the namespace whose quota has it; None: the common rest
+    content: Content | None = None  # set: can be found
     unwritten: int = 0  # tokens at its end that the forward of this step has yet to write
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class Block:
 
 @dataclass(eq=False)
 class Copy:
-    """Leading tokens that go from one block to another; of a state, all of it."""
+    """A copy of the leading tokens of a block to another one; a state is copied whole."""
 
     group: int
     source: Block
@@ -65,14 +65,14 @@ class Seq:
     namespace: bytes
     tokens: list[int]
     tables: list[list[Block | None]]
-    """For each group its blocks by unit, None where it holds none; of a state, one block."""
+    """For each group its blocks by unit, None where it has none; for a state, one block."""
 
     computed: int = 0
     settled: int = 0
-    """Of these, what was not committed early in this step: its forward begins here."""
+    """The part of these that was not committed early in this step: its forward begins here."""
 
     written: int = 0
-    """Of these, what is in memory before the forward of this step."""
+    """The part of these that is in memory before the forward of this step."""
 
     cached: int = 0
     promoted: int = 0
@@ -83,18 +83,18 @@ class Seq:
     """Where its prompt diverges from what full attention has; 0: from the beginning."""
 
     named: set[int] = field(default_factory=set)
-    """Without states: where prompts may go on, so that boundaries there are not just passed."""
+    """Without states: where prompts may continue, so that boundaries there are not just passed."""
 
     """Where a forward should stop, so that a state can be kept there."""
 
     retained: dict[int, int] = field(default_factory=dict)
-    """By unit, the level that it has from when it can be found."""
+    """By unit, the level that it gets when it can be found."""
 
     retained_end: int = 0
-    """The end of what is kept longer than others: prompts are expected to go on from there."""
+    """The end of the retained prefix: prompts are expected to continue from there."""
 
     stands: bool = True
-    """Whether its states are known to stand at ``computed``: no launched forward has moved them."""
+    """Whether its states are known to be at ``computed``: no launched forward has moved them."""
 
     moves: int = 0
     """Steps that were closed since, each of which may have moved them."""
@@ -110,7 +110,7 @@ def cut(prefix: Prefix, length: int) -> Prefix:
 
 
 class ModelPool:
-    """Blocks, by looking at all of them."""
+    """Blocks, found by scanning all of them."""
 
     def __init__(
         self,
@@ -132,23 +132,23 @@ class ModelPool:
         self.pending: list[Copy] = []
         self.flight: list[Copy] = []
         self.held: list[Block] = []  # within a call
-        self.holds: list[Block] = []  # by id, each as often as somebody holds it
+        self.holds: list[Block] = []  # one entry per hold
         self.stamps: dict[Prefix, int] = {}
         self.passed: dict[Prefix, None] = {}
         self.continued: set[Prefix] = set()
-        """Boundaries from which a prompt has gone on, or where prompts diverge."""
+        """Boundaries from which a prompt has continued, or where prompts diverge."""
 
         self.shared: set[Prefix] = set()
-        """Those of them from which a second one has, or where prompts diverge."""
+        """Those from which a second prompt has continued, or where prompts diverge."""
 
         self.observed: set[Prefix] = set()
-        """Of one in 32 sequence, where it continued, its last whole unit, and its end: what
-        continues from them is counted."""
+        """For one sequence in 32: where it continued, its last whole unit, and its end. Prompts
+        that continue from these are counted."""
 
         self.wholes, self.ends, self.agains, self.num_ended = 1, 4, 1, 0
 
         self.levels: dict[Prefix, int] = {}
-        """Of units that somebody wants kept longer, or less long; 0 of all others."""
+        """The levels of units that callers want kept longer, or less long; 0 for all others."""
 
         self.clock = itertools.count(1)
         self.evicted = 0
@@ -179,7 +179,7 @@ class ModelPool:
         return kind.first_read(position) // self.size
 
     def needs(self, prefix: Prefix) -> list[Content]:
-        """What has to be cached for a prompt to go on after this prefix (rules 11 and 13)."""
+        """What must be cached for a prompt to continue after this prefix (rules 11 and 13)."""
         if prefix not in self.known_needs:
             self.known_needs[prefix] = self.needs_of(prefix)
         return self.known_needs[prefix]
@@ -199,7 +199,7 @@ class ModelPool:
         return next((block for block in self.blocks if block.content == content), None)
 
     def references(self, block: Block) -> int:
-        """How often sequences hold it."""
+        """The number of references from tables."""
         return sum(table.count(block) for s in self.seqs.values() for table in s.tables)
 
     def in_use(self) -> set[Block]:
@@ -210,7 +210,7 @@ class ModelPool:
         return used
 
     def share(self, namespace: bytes) -> bytes | None:
-        """A namespace without a quota has the common rest."""
+        """The share of a namespace; one without a quota uses the common rest."""
         return namespace if namespace in self.quotas else None
 
     def blocks_of(self, share: bytes | None) -> list[Block]:
@@ -226,7 +226,7 @@ class ModelPool:
         return [block for block in self.blocks if block not in used and block.content is not None]
 
     def fenced(self, block: Block) -> bool:
-        """Whether a launched step may still read it; it can be found, and not be handed out."""
+        """Whether a launched step may still read it; it can be found but not allocated."""
         return any(step <= self.fences.get(block, 0) for step in self.open_steps)
 
     def evictable(self, share: bytes | None = None) -> list[Block]:
@@ -243,20 +243,23 @@ class ModelPool:
         return all(self.find(content) for content in self.needs(prefix))
 
     def boundaries(self, prefix: Prefix) -> list[Prefix]:
-        """Of a path, the deepest first: its end, and the end of each unit."""
+        """The boundaries of a path, the deepest first: its end, and the end of each unit."""
         length = len(prefix[1])
         ends = {length, *range(self.size, length + 1, self.size)} - {0}
         return [cut(prefix, end) for end in sorted(ends, reverse=True)]
 
     def touch(self, prefix: Prefix) -> None:
-        """The path was used until now; its deepest boundary goes first."""
+        """Marks the path as just used; its deepest boundary will be evicted first."""
         for boundary in self.boundaries(prefix):
             if self.serves(boundary):
                 self.stamps[boundary] = next(self.clock)
 
     def settle(self) -> None:
-        """Drops copies that nobody waits for, forgets boundaries that have lost a block, and frees
-        what no boundary needs."""
+        """Updates copies, boundaries and free blocks after a change.
+
+        Drops copies that no sequence waits for, forgets boundaries that have lost a block, and
+        frees blocks that no boundary needs.
+        """
         holders = {b for s in self.seqs.values() for table in s.tables for b in table if b}
         holders.update(self.held)
         self.pending = [copy for copy in self.pending if copy.destination in holders]
@@ -278,7 +281,7 @@ class ModelPool:
         self.used = used
 
     def runs_along(self, boundary: Prefix) -> bool:
-        """Whether a running sequence goes on from it."""
+        """Whether a running sequence has this prefix computed."""
         length = len(boundary[1])
         return any(
             s.prefix(length) == boundary and s.computed >= length
@@ -287,18 +290,21 @@ class ModelPool:
         )
 
     def level(self, boundary: Prefix) -> int:
-        """At least that of every unit that continues it: it never grows with depth (rule 3)."""
+        """The highest level of the units that continue it: it never rises with depth (rule 3)."""
         length = len(boundary[1])
         longer = {boundary} | {p for p in self.known() if cut(p, length) == boundary}
         return max(self.levels.get(p, 0) for p in longer)
 
     def known(self) -> set[Prefix]:
-        """What some block that can be found holds."""
+        """The prefixes that cached blocks hold."""
         return {block.content[1] for block in self.blocks if block.content is not None}
 
     def retain(self, tokens: list[int], level: int, namespace: bytes = b"") -> int:
-        """Gives the units of a prompt this level, as far as prompts can go on from them; how many
-        there are. If that is to keep them longer, their end is more than passed."""
+        """Gives the units of a prompt this level; returns their number.
+
+        Only units up to the last boundary get it. With a level above normal, the end is more than
+        passed.
+        """
         prefix = (namespace, tuple(tokens))
         ends = range(len(tokens) // self.size * self.size, 0, -self.size)
         end = next((end for end in ends if self.can_go_on(cut(prefix, end))), 0)
@@ -313,15 +319,18 @@ class ModelPool:
         return self.serves(prefix)
 
     def keep_boundary(self, boundary: Prefix) -> None:
-        """Prompts are expected to go on from here."""
+        """Marks a boundary from which prompts will probably continue."""
         if boundary not in self.stamps:
             self.stamps[boundary] = next(self.clock)
         self.passed.pop(boundary, None)
         self.continued.add(boundary)
 
     def acquire(self, ids: list[int]) -> None:
-        """Keeps blocks from being handed out. That keeps no boundary: where one ends, what is held
-        of it goes with the hold."""
+        """Holds blocks, so that they are not allocated.
+
+        A hold does not keep a boundary: if the boundary is evicted, its held blocks are freed with
+        the hold.
+        """
         self.holds += [self.blocks[block - 1] for block in ids]
 
     def release(self, ids: list[int]) -> None:
@@ -330,8 +339,10 @@ class ModelPool:
         self.settle()
 
     def give_levels(self, known: set[Prefix]) -> None:
-        """Units get the levels that running sequences ask for once they can be found; of several
-        the highest."""
+        """Gives units the levels that running sequences requested, once they can be found.
+
+        With several requests, the highest level wins.
+        """
         for seq in self.seqs.values():
             for unit, level in list(seq.retained.items()):
                 prefix = seq.prefix(min((unit + 1) * self.size, seq.computed))
@@ -340,11 +351,12 @@ class ModelPool:
                     del seq.retained[unit]
 
     def next_victim(self, share: bytes | None) -> Prefix:
-        """Those that sequences only passed, whatever their level and whatever that frees: the
-        oldest path first, and of a path the deepest. Then the lowest level first; in it the oldest
-        path first, and the deepest boundary of it; paths in use last.
+        """The boundary to evict next.
 
-        A boundary whose blocks are all in use frees nothing, and is no victim.
+        Boundaries that sequences only passed go first, whatever their level and whatever they free:
+        the oldest path first, and of a path the deepest. Then the lowest level goes first; within a
+        level the oldest path, with its deepest boundary first; paths in use go last. A boundary
+        whose blocks are all in use frees nothing and is not a victim.
         """
         passed = [p for p in self.passed if self.share(p[0]) == share]
         if passed:
@@ -359,7 +371,7 @@ class ModelPool:
         return min(candidates, key=order)
 
     def take(self, count: int, share: bytes | None) -> list[Block]:
-        """So many free blocks; the caller knows that there are as many."""
+        """Allocates free blocks; the caller has checked that there are enough."""
         while len(self.free_blocks(share)) < count:
             del self.stamps[self.next_victim(share)]
             self.settle()

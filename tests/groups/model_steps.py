@@ -1,4 +1,4 @@
-"""The specification of groups, part two: copies, and the steps that carry them out."""
+"""The specification of groups, part two: copies, and the steps that run them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.groups.model_pool import Block, Content, Copy, ModelPool, Seq
 
 
 class ModelSteps(ModelPool):
-    """Plans copies, and knows which steps are launched and not complete."""
+    """Plans copies, and tracks the steps that are launched and not complete."""
 
     steps_in_flight = 0
     early = False
@@ -21,7 +21,7 @@ class ModelSteps(ModelPool):
 
     tickets = 0
     moved: list[Seq]
-    """Whose states the step that is being launched may move."""
+    """Sequences whose states the step being launched may advance."""
 
     # ---- all or nothing -----------------------------------------------------------------
 
@@ -46,11 +46,11 @@ class ModelSteps(ModelPool):
         return any(block is copy.source for copy in self.waiting())
 
     def is_being_kept(self, block: Block) -> bool:
-        """Whether it is a kept state, and its sequence still waits for the copy."""
+        """Whether it is a kept state whose sequence still waits for the copy."""
         return any(block is copy.source and copy.keeps for copy in self.waiting())
 
     def told(self) -> set[Content]:
-        """What events have told of: every whole unit that can be found, group by group."""
+        """What events have reported: every whole unit that can be found, group by group."""
         return {
             block.content
             for block in self.blocks
@@ -62,7 +62,7 @@ class ModelSteps(ModelPool):
     def record(
         self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
     ) -> int:
-        """Plans a copy, from where the source itself comes from; the tokens it brings."""
+        """Plans a copy, from the source's own source if that is pending; returns its tokens."""
         for copy in self.pending:
             if copy.destination is source:
                 source, num_tokens = copy.source, min(num_tokens, copy.num_tokens)
@@ -78,7 +78,7 @@ class ModelSteps(ModelPool):
         return min(lengths) * self.size if lengths else 1 << 40
 
     def take_copies(self) -> list[memory.Copy]:
-        """Closes the planning of a step: its forward may move the states of all that can go on."""
+        """Closes the plan of a step, whose forward may advance any sequence with work left."""
         assert not self.closed
         self.closed = True
         self.flight, self.pending = self.pending, []
@@ -94,7 +94,7 @@ class ModelSteps(ModelPool):
         ]
 
     def copies_applied(self) -> None:
-        """The forward that comes now writes what was committed ahead of it."""
+        """The forward that follows writes what was committed early."""
         with self.call():
             self.flight, self.closed = [], False
             for block in self.blocks:
@@ -103,7 +103,7 @@ class ModelSteps(ModelPool):
                 seq.settled = seq.written = seq.computed
 
     def copies_aborted(self) -> None:
-        """Its copies come before those that were recorded since, which may go on from them."""
+        """Puts its copies back in front of later ones, which may read their destinations."""
         with self.call():
             later, self.pending, self.flight = self.pending, self.flight, []
             self.closed = False

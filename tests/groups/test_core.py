@@ -1,4 +1,4 @@
-"""Engines of all habits on the manager itself: they read nothing wrong, and it is consistent."""
+"""Engines of all habits on the manager: reads are right, and the manager is consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that take turns and need more than the pool together: what an eviction order keeps.
+"""Sessions that take turns and together exceed the pool: what each eviction order keeps.
 
 LRU keeps nothing: each session is evicted just before its turn.
 """
@@ -24,13 +24,13 @@ SHAPES = {
 
 
 def pages_of(shape: Shape) -> int:
-    """Pages of the boundary at the end of a session."""
+    """Pages that the boundary at the end of a session needs."""
     window = shape.num_windows * (shape.width // PAGE)
     return TOKENS // shape.page + window + shape.num_states
 
 
 def found(shape: Shape, eviction: str) -> float:
-    """Share of the tokens that the last ten turns find, in a pool that lacks a sixth."""
+    """Share of tokens found in the last ten turns, in a pool a sixth too small."""
     pages = SESSIONS * pages_of(shape) * 5 // 6
     engine = Ours(shape, pages, TOKENS + 1, eviction=eviction)
     rng = np.random.default_rng(1)
@@ -46,6 +46,6 @@ def found(shape: Shape, eviction: str) -> float:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_adaptive_keeps_most_sessions_where_lru_keeps_none(name: str) -> None:
-    # 5/6 - 1/40 of them can stay, for one is admitted while the others are there.
+    # At most 5/6 - 1/40 of them can stay, because one more is admitted while they are cached.
     assert found(SHAPES[name], "lru") == 0
     assert found(SHAPES[name], "adaptive") > 0.6

@@ -1,9 +1,9 @@
-"""What events with groups tell is enough to know where each prompt can go on, and never too much.
+"""Events with groups tell a router where each prompt can continue, and never too much.
 
-A router receives events of whole blocks, group by group, and works out from them the longest prefix
-that every group serves. It is compared with what the manager finds: on the specification, where
-events are what was found and what was not, and on the manager itself, by way of the bytes that a
-publisher sends and of an index.
+A router receives events of whole blocks, group by group, and derives the longest prefix that every
+group serves. This is compared with what the manager finds: on the specification, whose events are
+the differences of what can be found, and on the manager itself, through the bytes of a publisher
+and an index.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROUPS = (blockmgr.FullAttention(), blockmgr.SlidingWindow(5))
 
 
 def claimed(told: set[Content], kinds: tuple[Kind, ...], size: int, prefix: Prefix) -> int:
-    """The most tokens, in whole units, at which every group has what the next query reads."""
+    """The longest prefix, in whole units, at which every group has what the next query reads."""
 
     def serves(length: int) -> bool:
         for group, kind in enumerate(kinds):
@@ -54,7 +54,7 @@ def claimed(told: set[Content], kinds: tuple[Kind, ...], size: int, prefix: Pref
 
 
 class Mirror:
-    """What a router that keeps prefixes knows of a manager by its events, and an index."""
+    """A router that stores prefixes from a manager's events, and an index."""
 
     def __init__(self, manager: CoreManager) -> None:
         self.manager = manager
@@ -83,7 +83,7 @@ class Mirror:
             self.index.apply("w", decode_hashes(payload))
 
     def check_snapshot(self) -> None:
-        """A mirror that begins now knows the same."""
+        """A mirror that starts from a snapshot must have the same content."""
         late = Mirror(self.manager)
         resident = iter(self.manager.core.resident_events())
         assert next(resident).kind is EventKind.CLEARED
@@ -96,7 +96,7 @@ class Mirror:
         assert late.told == self.told
 
     def claims(self, text: list[int], namespace: bytes) -> int:
-        """What the index says, which is what the router finds out."""
+        """The answer of the index, which must equal that of the router."""
         manager = self.manager
         digests = manager.core.block_digests(text, namespace=namespace)
         found = int(self.index.found(digests)[0].sum()) * manager.size
@@ -105,7 +105,7 @@ class Mirror:
 
 
 class Watched(Engine):
-    """After each call, what is claimed of each text is what is found of it."""
+    """An engine that compares claimed and found tokens of each text after each call."""
 
     compared = 0
     mirror: Mirror | None = None
@@ -134,7 +134,7 @@ class Watched(Engine):
         claims, size = self.claims(text, namespace), self.manager.size
         share = namespace if namespace in self.manager.quotas else None
         blocks = (len(text) // size + 2) * len(self.kinds) * 2
-        if found % size:  # a tail goes on from there, of which no event tells
+        if found % size:  # a tail continues it, and tails have no events
             assert claims < found or self.manager.available(share) < blocks
         elif self.manager.available(share) < blocks:  # a plan that does not fit finds less
             assert claims >= found
@@ -172,7 +172,7 @@ def build(*kinds: Kind, **options: Any) -> Mirror:
 
 
 def run(mirror: Mirror, tokens: list[int], *stops: int) -> int:
-    """A sequence that has computed so many tokens, and is not freed."""
+    """A sequence that has computed this many tokens and is still running."""
     core = mirror.manager.core
     handle = core.admit(tokens)
     for stop in stops:
@@ -188,7 +188,7 @@ def told(mirror: Mirror) -> list[tuple[str, int, int]]:
 def test_each_group_tells_of_its_blocks_in_one_run() -> None:
     mirror = build(SlidingWindow(5), FULL, STATE)
     run(mirror, list(range(13)), 12)
-    # Of the window, no boundary needs what the next query does not read.
+    # No boundary needs window blocks that the next query does not read.
     assert told(mirror) == [("STORED", 1, 3), ("STORED", 0, 3), ("REMOVED", 0, 2)]
 
 
@@ -217,14 +217,14 @@ def test_the_state_of_a_sequence_that_ends_is_told_of() -> None:
     core = mirror.manager.core
     core.free(run(mirror, list(range(8)), 8))
     assert told(mirror) == [("STORED", 0, 2), ("STORED", 1, 1)]
-    core.admit(range(30, 154))  # takes the room of all that is cached
+    core.admit(range(30, 154))  # evicts everything
     assert sorted(told(mirror)) == [("REMOVED", 0, 2), ("REMOVED", 1, 1)]
 
 
 def test_full_attention_alone_is_not_enough() -> None:
-    """A router that heeds it alone sends prompts where they find nothing."""
+    """A router that uses this group alone sends prompts where they find nothing."""
     mirror = build(FULL, STATE)
-    run(mirror, list(range(13)), 13)  # no forward has stopped where a state is of use
+    run(mirror, list(range(13)), 13)  # no forward has stopped at a useful position
     mirror.listen()
     digests = mirror.manager.core.block_digests(range(12))
     assert {group for group, _ in mirror.told} == {0}
@@ -238,7 +238,7 @@ def test_a_window_that_is_given_back_is_told_of() -> None:
     core = mirror.manager.core
     core.free(run(mirror, list(range(13)), 12, 13))
     mirror.listen()
-    core.admit(range(50, 50 + 4 * 14))  # evicts boundaries that were just passed
+    core.admit(range(50, 50 + 4 * 14))  # evicts passed boundaries
     mirror.listen()
     assert mirror.claims(list(range(12)), b"") == 12
     assert mirror.claims(list(range(8)), b"") == core.match(range(9)).num_cached_tokens == 0

@@ -1,4 +1,4 @@
-"""Calls by block id with groups: holds, touches, and what is forgotten since it is wrong."""
+"""Calls by block id with groups: holds, touches and forgetting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_held_block_is_handed_out_to_nobody(group: int) -> None:
 
 
 def test_a_hold_keeps_no_boundary() -> None:
-    """The held block of a window alone serves nobody."""
+    """A held block of a window alone is useless to a prompt."""
     world = World(16, 4, FULL, WINDOW)
     manager = world.manager
     handle = manager.admit([1] * 8)
@@ -59,7 +59,7 @@ def test_a_waiting_prompt_goes_last() -> None:
 
 
 def test_a_touch_keeps_the_window_where_the_prompt_goes_on() -> None:
-    """The boundary at 8 was just passed; the waiting prompt continues there."""
+    """The boundary at 8 was only passed, but the waiting prompt continues there."""
     for touched in (True, False):
         world = World(22, 4, FULL, WINDOW)
         manager = world.manager
@@ -81,7 +81,7 @@ def test_what_continues_a_forgotten_block_is_not_found(group: int) -> None:
     world.compute(handle, 4, 8, 12, 13)
     assert manager.match([1] * 13) == 12
     wrong = {0: tables(world, handle)[0][1], 1: tables(world, handle)[1][-2]}
-    if group == 2:  # the state of a sequence that runs: what it computes from now on
+    if group == 2:  # the state of a running sequence: everything it computes from now on is wrong
         manager.forget([tables(world, handle)[2][0]])
         assert manager.match([1] * 13) == 12
     else:

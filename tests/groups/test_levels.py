@@ -1,4 +1,4 @@
-"""Levels of the manager itself with groups: pins, hints, time, and engines of all habits."""
+"""Levels with groups on the manager itself: pins, hints, time, and engines of all habits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The oracle itself: for each kind of layer the first position that a query reads, and the last
-one that it does not; a state that is used twice, late or early; copies that depend on their order.
+"""Tests of the oracle: what queries read, misused states, and copies that depend on order.
 
-Units are of 4; one sequence, whose tokens are its positions, has blocks 1, 2, 3 and so on.
+For each kind of layer, they cover the first position that a query reads and the last one that it
+does not. A unit has 4 tokens; the one sequence has its positions as tokens, and blocks 1, 2, 3 and
+so on.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ BLOCKS = (1, 2, 3, 4, 5, 6)
     ],
 )
 def test_a_query_reads_from_its_first_position_on(kind: Attention, query: int, first: int) -> None:
-    """By hand: query p of a window reads max(0, p - w + 1) to p, one of a chunk from its border."""
+    """By hand: query p of a window reads max(0, p - w + 1) to p; of a chunk, from its start."""
     for spoiled in range(query):
         memory = memory_of(kind)
         memory.run([], [work(0, query, BLOCKS)])
@@ -67,7 +68,7 @@ def test_a_query_reads_from_its_first_position_on(kind: Attention, query: int, f
 
 @pytest.mark.parametrize("kind", [FullAttention(), SlidingWindow(5), ChunkedAttention(8)])
 def test_keys_of_another_prefix_are_not_its_own(kind: Kind) -> None:
-    """The token is the same, and not all before it; or the namespace is another."""
+    """The token is the same but an earlier one differs; or the namespace differs."""
     memory = memory_of(kind)
     memory.run([], [Work("other", (b"", (7, *range(1, 13))), 0, 13, (BLOCKS,))])
     with pytest.raises(WrongRead):

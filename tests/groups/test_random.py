@@ -1,4 +1,4 @@
-"""Engines of all habits on the specification: nothing wrong is read. And on broken ones: it is."""
+"""Engines of all habits: every read is right, and every broken specification is noticed."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_the_engines_reach_what_is_interesting() -> None:
 
 
 def outcome(build: Callable[..., ModelManager], *, audits: bool) -> Exception | None:
-    """What the first engine that notices a broken rule notices."""
+    """The first error that an engine reports for a broken rule."""
     for seed in range(MOST_SEEDS):
         try:
             Engine(seed, build=build, audits=audits, habits=broken.HABITS.get(build)).run(40)
-        except Exception as error:  # whatever it is, the rule was missed
+        except Exception as error:  # any other error means that the rule was missed
             return error
     return None
 

@@ -1,6 +1,6 @@
-"""Small worlds of what users of vLLM have reported about hybrid models: what is found in them.
+"""Small worlds from vLLM users' reports about hybrid models: what prompts find there.
 
-What vLLM finds in the same worlds is measured by ``benchmarks/hybrid``.
+``benchmarks/hybrid`` measures what vLLM finds in the same worlds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is retained keeps the boundary at its end: state and windows, not its blocks alone."""
+"""Retention keeps the boundary at the end of a prefix: state and windows, not only blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SYSTEM = [1] * 12
 
 
 def crowd(world: World, first: int, count: int = 8) -> None:
-    """Other prompts come and go, and take all the room that they can get."""
+    """Serves other prompts, which take all available blocks."""
     for token in range(first, first + count):
         handle = world.manager.admit([token] * 13)
         world.compute(handle, *sorted(world.manager.seqs[handle].stops), 13)
@@ -20,7 +20,7 @@ def crowd(world: World, first: int, count: int = 8) -> None:
 
 
 def answer(world: World, question: list[int], level: int | None) -> None:
-    """A prompt that begins with the system's, of which that is retained when it is admitted."""
+    """Serves a system prompt and a question; retains the system prompt on admission."""
     manager = world.manager
     handle = manager.admit(SYSTEM + question)
     if level is not None:
@@ -72,8 +72,8 @@ def test_a_forward_should_stop_at_the_end_of_what_is_retained() -> None:
     handle = manager.admit(SYSTEM + [2] * 6)
     assert manager.seqs[handle].stops == {16}
     manager.retain_tokens(handle, 0, 13, 1)
-    assert manager.seqs[handle].stops == {12, 16}  # no state can be kept within a unit
-    manager.retain_tokens(handle, 12, 18, -1)  # what is not kept longer needs no boundary
+    assert manager.seqs[handle].stops == {12, 16}  # no state within a unit
+    manager.retain_tokens(handle, 12, 18, -1)  # a low level needs no boundary
     assert manager.seqs[handle].stops == {12, 16}
 
 
@@ -95,7 +95,7 @@ def test_of_a_retained_prefix_windows_are_kept_at_its_end_alone() -> None:
     answer(world, [2] * 6, 2)
     crowd(world, 10)
     assert world.manager.match([*SYSTEM, 3]) == 12
-    assert world.manager.match([1] * 4 + [3]) == 0  # just passed, at any level
+    assert world.manager.match([1] * 4 + [3]) == 0  # only passed, whatever the level
 
 
 def test_a_lower_level_goes_first() -> None:
@@ -110,7 +110,7 @@ def test_a_lower_level_goes_first() -> None:
 
 
 def test_a_level_goes_before_what_running_sequences_have_left_behind() -> None:
-    """Its state at 8 is at the level of all others; what is retained is not."""
+    """The sequence's state at 8 has the normal level, the retained prefix a higher one."""
     world = World(8, 4, FULL, STATE, retention=True)
     manager = world.manager
     world.serve([1] * 4, 4)
@@ -121,8 +121,8 @@ def test_a_level_goes_before_what_running_sequences_have_left_behind() -> None:
     world.forward(running, 8)  # applies the copy behind the state that was kept at 8
     manager.commit(running, 8)
     assert manager.match([2] * 8 + [3]) == 8
-    manager.append(running, [2] * 8)  # takes what is left, and one more
-    world.forward(running, 17)  # moves its state, so that its end is not kept
+    manager.append(running, [2] * 8)  # takes the remaining blocks, and one more
+    world.forward(running, 17)  # advances its state, so that its end is not kept
     manager.free(running)
     assert manager.match([1] * 5) == 4
     assert manager.match([2] * 8 + [3]) == 0

@@ -1,7 +1,7 @@
-"""The worlds of the rules for groups, each of which fails in the obvious way.
+"""Worlds for the rules of groups, in each of which the obvious implementation fails.
 
-Numbers are those of ``node-rules``: 9 to 17. Rule 16 is about pages of several sizes, which are not
-there yet; rule 18, what is refused at construction, has to be tested of the core.
+The numbers 9 to 17 are those of ``node-rules``. Rule 16 is partly about pages of several sizes,
+which are not supported; rule 18 is about refusals at construction, which are tested on the core.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def test_a_commit_that_makes_a_state_findable_moves_the_sequence_to_a_copy() -> 
     prompt = list(range(80))
     handle = world.manager.admit(prompt)
     assert world.manager.seqs[handle].stops == {64}
-    world.compute(handle, 32)  # no stop: a state at each chunk would be a copy at each
+    world.compute(handle, 32)  # no stop: keeping a state at each chunk would take a copy at each
     before = world.manager.tables(handle)[1]
     world.compute(handle, 64)
     assert world.manager.tables(handle)[1] != before
-    world.forward(handle, 80)  # in place, beside what was kept
+    world.forward(handle, 80)  # in place; the kept state stays
     world.manager.commit(handle, 80)
     assert world.manager.match(prompt) == 64
 
@@ -109,7 +109,7 @@ def test_a_sequence_that_ends_during_its_forward_leaves_no_state() -> None:
     world.forward(handle, 6)
     with pytest.raises(WrongStep):
         world.manager.fork(handle)
-    world.manager.free(handle)  # its state stands at 6, and 5 were committed
+    world.manager.free(handle)  # its state is at 6, and 5 were committed
     assert world.manager.match([1] * 9) == 0
 
 
@@ -150,7 +150,7 @@ def test_prompts_are_asked_to_stop_where_they_part() -> None:
 
 
 def test_prompts_are_asked_to_stop_where_a_window_has_gone() -> None:
-    """Full attention has 40 tokens in common; the window kept what 96 needs. It comes back."""
+    """Full attention shares 40 tokens, but the window kept only what 96 needs."""
     world = World(60, 16, FULL, SlidingWindow(20), STATE)
     world.serve(range(100), 96)
     handle = world.manager.admit([*range(40), *[7] * 60])
@@ -165,7 +165,7 @@ def test_prompts_are_asked_to_stop_where_a_window_has_gone() -> None:
 def test_prompts_are_asked_to_stop_where_they_diverge_within_a_unit(
     further: tuple[Kind, ...], shared: int
 ) -> None:
-    """Rule 16: the second prompt leaves a tail and a state there, and goes on in copies of both."""
+    """Rule 16: the second prompt leaves a tail and a state there and continues in copies."""
     world = World(90, 8, FULL, *further, STATE, min_partial_tokens=1)
     world.serve([*range(shared), *[30] * 20], (shared + 19) // 8 * 8)
     second = world.manager.admit([*range(shared), *[31] * 20])
@@ -188,7 +188,7 @@ def test_nobody_stops_within_a_unit_for_less_than_what_counts_as_a_part() -> Non
 
 
 def test_a_branch_within_a_unit_takes_no_block_that_is_not_there() -> None:
-    """Its tail and state would take two blocks more than the rest of the prompt does."""
+    """Its tail and state would need two blocks more than the rest of the prompt."""
     world = World(11, 8, FULL, STATE, min_partial_tokens=1)
     world.serve([*range(5), *[30] * 3, 8, 9])
     handle = world.manager.admit([*range(5), *[31] * 70])
@@ -200,7 +200,7 @@ def test_a_branch_within_a_unit_takes_no_block_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("kind", [SlidingWindow(1), ChunkedAttention(6)])
 def test_a_tail_is_kept_where_a_group_reads_nothing_of_it(kind: SlidingWindow) -> None:
-    """The query at 6 reads nothing of the group; the unit may later be found as a whole."""
+    """The query at 6 reads nothing of the group, but the unit may later be found as a whole."""
     world = World(20, 4, FULL, kind, min_partial_tokens=1)
     world.serve([1] * 6)
     assert world.manager.match([1] * 9) == 6
@@ -220,7 +220,7 @@ def test_a_tail_carries_a_state_and_is_found_at_exactly_its_length() -> None:
 
 
 def test_a_truncation_falls_to_where_the_window_is_there() -> None:
-    """Units 0 to 2 are needed at 40; 0 and 1 can be found again, 2 would have to be in part."""
+    """Units 0 to 2 are needed at 40; 0 and 1 can be found, 2 only in part."""
     world = World(20, 16, FULL, SlidingWindow(32))
     handle = world.manager.admit(list(range(96)))
     world.compute(handle, 96)
@@ -234,7 +234,7 @@ def test_a_truncation_never_fails() -> None:
     world = World(12, 16, FULL, SlidingWindow(32))
     handle = world.manager.admit(list(range(96)))
     world.compute(handle, 96)
-    other = world.manager.admit([5] * 32)  # takes what the window gave back
+    other = world.manager.admit([5] * 32)  # takes the blocks that the window released
     assert world.manager.truncate(handle, 40) == 0
     world.manager.free(other)
     world.manager.append(handle, [7])
@@ -291,7 +291,7 @@ def test_a_preempted_sequence_finds_its_state_and_its_tail_again() -> None:
     ("width", "first"), [(16, 3), (17, 3), (18, 2), (32, 2), (33, 2), (34, 1), (49, 1), (50, 0)]
 )
 def test_a_window_reads_to_the_token(width: int, first: int) -> None:
-    """Of 64 tokens in units of 16; at 17 and 33 a careless reading takes one unit more."""
+    """64 tokens in units of 16; at 17 and 33, a careless reading of the rule takes one more."""
     world = World(20, 16, SlidingWindow(width))
     needed = world.manager.needs((b"", tuple(range(64))))
     assert len(needed) == 4 - first
@@ -300,11 +300,11 @@ def test_a_window_reads_to_the_token(width: int, first: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_hit_is_the_deepest_place_from_which_every_group_can_go_on(seed: int) -> None:
-    """By cells, which the specification counts in units."""
+    """Compares cells, which the specification counts in units."""
     engine = Engine(seed)
     engine.run(30)
     manager, rng = engine.manager, random.Random(seed)
-    if manager.early:  # a step later, when all that was promised is written
+    if manager.early:  # a step later, when all early commits are written
         manager.take_copies()
         manager.copies_applied()
     for handle, seq in list(manager.seqs.items()):
@@ -312,7 +312,7 @@ def test_a_hit_is_the_deepest_place_from_which_every_group_can_go_on(seed: int) 
             manager.free(handle)
     for _ in range(20):
         tokens = tuple([*rng.choice(engine.texts), rng.randrange(2)][: rng.randint(2, 30)])
-        sources = len(manager.kinds)  # which copies hold besides
+        sources = len(manager.kinds)  # which copies also hold
         if manager.peak(len(tokens), len(tokens)) + sources > manager.available():
             continue
         most = len(tokens) - 1
@@ -341,7 +341,7 @@ def can_go_on(manager: ModelManager, tokens: tuple[int, ...], length: int) -> bo
             if state is None or manager.is_being_kept(state):
                 return False
             continue
-        # What begins a unit is copied with it, read or not: the unit may be found as a whole.
+        # The start of a unit is copied even if no query reads it: the unit may be found as a whole.
         positions = {*cells_read(kind, length), *range(length // size * size, length)}
         if any((group, tokens[: position + 1]) not in held for position in positions):
             return False
@@ -420,7 +420,7 @@ def test_a_boundary_is_evicted_with_all_that_only_it_needs() -> None:
     manager = world.manager
     assert manager.match([*prompt, 0]) == 100
     taken = manager.admit([500 + i for i in range(10)])  # some of the idle ones have to go
-    assert manager.match([*prompt, 0]) == 100  # what was only passed goes first
+    assert manager.match([*prompt, 0]) == 100  # passed boundaries go first
     assert manager.match([*prompt[:90], 0]) < 90
     assert manager.match(prompt[:8]) == 7  # the deepest of a path first
     assert not manager.violations()
@@ -432,7 +432,7 @@ def test_a_boundary_is_evicted_with_all_that_only_it_needs() -> None:
 
 
 def test_windows_are_kept_where_prompts_continue() -> None:
-    """Ends of prompts and of sequences, and where prompts diverge: each takes one window."""
+    """Ends of prompts, ends of sequences and points of divergence each keep one window."""
     world = World(200, 4, FULL, SlidingWindow(8))
     manager = world.manager
     prompt = list(range(100))
@@ -443,7 +443,7 @@ def test_windows_are_kept_where_prompts_continue() -> None:
     manager.free(handle)
     world.serve([*range(42), *[7] * 40])  # diverges at 40
     assert manager.match([*range(42), *[8] * 40]) == 40
-    world.serve([500 + i for i in range(300)])  # what was only passed is gone
+    world.serve([500 + i for i in range(300)])  # the passed boundary is gone
     assert manager.match(prompt) == 96
     assert manager.match([*prompt, *range(200, 230)]) == 120
     assert manager.match([*range(42), *[8] * 40]) == 40
@@ -452,7 +452,7 @@ def test_windows_are_kept_where_prompts_continue() -> None:
 
 @pytest.mark.specification_alone
 def test_the_last_boundary_takes_everything_with_it() -> None:
-    """Only the deepest one has its window: without it no block is of use."""
+    """Only the deepest boundary has its window: without it, no block is useful."""
     world = World(40, 1, FULL, SlidingWindow(4))
     manager = world.manager
     prompt = list(range(20))
@@ -556,14 +556,14 @@ def test_full_attention_alone_is_as_it_was(seed: int) -> None:
 
 
 def fill(world: World, num_blocks: int) -> None:
-    """Takes this many blocks for a moment, whatever has to go for them."""
+    """Allocates this many blocks briefly, which may evict others."""
     taken = world.manager.admit([900 + i for i in range(4 * (num_blocks - 1))])
     world.manager.free(taken)
 
 
 @pytest.mark.parametrize(("states", "length", "left"), [(1, 10, 8), (3, 7, 7)])
 def test_of_the_last_two_boundaries_one_goes_first(states: int, length: int, left: int) -> None:
-    """The one that is expected to serve fewer tokens for each block that it takes."""
+    """The boundary that is expected to serve fewer tokens per block goes."""
     units = -(-length // 4)
     world = World(units + 3 * states, 4, FULL, *[STATE] * states, min_partial_tokens=1)
     manager = world.manager
@@ -599,7 +599,7 @@ def test_where_one_sequence_continued_goes_before_where_two_did(times: int) -> N
     for i in range(times):
         assert world.serve([*range(8), *range(50 + 10 * i, 59 + 10 * i)], 16) == 8
     last = 40 + 10 * times
-    # Left is the last sequence to 16: four units and a state, and what the state at 8 takes.
+    # What remains: the last sequence up to 16 (four units and a state), and the state at 8.
     fill(world, 40 - 5 - (times - 1) * 3)
     assert manager.match([*range(8), 99]) == (0 if times == 1 else 8)
     assert manager.match([*range(8), *range(last, last + 8), 99]) == 16
@@ -610,7 +610,7 @@ def test_a_whole_unit_from_which_a_prompt_went_on_waits_for_its_turn() -> None:
     world = World(13, 4, FULL, STATE, min_partial_tokens=1)
     manager = world.manager
     world.serve(list(range(10)), 8)
-    assert world.serve([*range(8), 70, 71], 8) == 8  # goes on from the state at 8
+    assert world.serve([*range(8), 70, 71], 8) == 8  # continues from the state at 8
     world.serve([50, 51, 52, 53, 54], 4)
     fill(world, 2)
     assert manager.match([*range(8), 99]) == 8
@@ -621,7 +621,7 @@ def test_a_whole_unit_where_prompts_diverge_waits_for_its_turn() -> None:
     world = World(20, 4, FULL, STATE, STATE, STATE, min_partial_tokens=1)
     manager = world.manager
     world.serve(list(range(10)), 8)
-    # Diverges at 4, where no state is; the first ended behind 8, and this one ends behind 4.
+    # Diverges at 4, where there is no state; the first ended after 8, this one after 4.
     world.serve([*range(4), 70, 71, 72], 4)
     fill(world, 8)  # evicts the end of the first, which is passed, and then its state at 8
     assert manager.match([*range(4), 99]) == 4
@@ -631,7 +631,7 @@ def test_a_whole_unit_where_prompts_diverge_waits_for_its_turn() -> None:
 
 
 def observe_next(world: World) -> None:
-    """Of 32 sequences that end, the last is observed."""
+    """The last of 32 ending sequences is observed."""
     for i in range(31):
         world.serve([1000 + i])
 

@@ -1,4 +1,4 @@
-"""Quotas, in which nothing is felt of others; levels of retention; the order of eviction."""
+"""Quotas, which isolate namespaces; levels of retention; the order of eviction."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_sequence_that_changes_its_parent_changes_its_share() -> None:
 
 
 class Tenant:
-    """Plays the calls of one namespace, and writes down all that it can see."""
+    """Makes the calls of one namespace and records everything it can observe."""
 
     def __init__(self, manager: ModelManager, namespace: bytes, rng: random.Random) -> None:
         self.manager, self.namespace, self.rng = manager, namespace, rng
@@ -145,7 +145,7 @@ def test_a_level_holds_up_all_that_comes_before_it() -> None:
     for token in (1, 2):
         world.serve([token] * 17)
     assert manager.retain([1] * 16, 1) == 4
-    manager.levels = {(b"", (1,) * 16): 1}  # of the deepest one alone
+    manager.levels = {(b"", (1,) * 16): 1}  # only of the deepest one
     assert [manager.level((b"", (1,) * n)) for n in (4, 8, 12, 16)] == [1, 1, 1, 1]
     manager.free(manager.admit([3] * 32))  # eight blocks: four are free, and 2 is the younger one
     assert manager.match([1] * 17) == 16
@@ -163,11 +163,10 @@ def test_a_level_promises_nothing_against_a_running_sequence() -> None:
 
 
 def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
-    """Prompts are served one after the other; what goes has no higher level than what stays.
+    """Serves prompts one by one; evicted boundaries have no higher level than remaining ones.
 
-    Levels are kept here a second time, and the level of a boundary is the highest of all units that
-    begin with it. What was just passed goes first at any level, unless it is the end of what
-    somebody wants kept longer.
+    The test tracks levels independently; the level of a boundary is the highest of all units that
+    continue it. Passed boundaries go first at any level, except for the end of a retained prefix.
     """
     rng = random.Random(seed)
     kinds = rng.choice([k for k in SETS if k[0] == FULL])
@@ -242,7 +241,7 @@ def test_each_broken_order_of_levels_is_noticed(build: Callable[..., ModelManage
 
 @pytest.mark.specification_alone
 def test_what_a_running_sequence_left_goes_last_and_its_deepest_boundary_first() -> None:
-    """Its window has dropped units 0 to 2, which the boundaries at 4, 8 and 12 need."""
+    """The window has dropped units 0 to 2, which the boundaries at 4, 8 and 12 need."""
     world = World(13, 4, FULL, SlidingWindow(4))
     manager = world.manager
     handle = manager.admit([1] * 16)
@@ -262,7 +261,7 @@ def test_a_window_that_is_computed_again_where_prompts_diverge_is_kept() -> None
     manager = world.manager
     prompt = list(range(60))
     world.serve(prompt)
-    world.serve([100 + i for i in range(60)])  # what the first one only passed is gone
+    world.serve([100 + i for i in range(60)])  # the first one's passed boundary is gone
     other = [*prompt[:40], *[7] * 9]
     assert manager.match(other) < 40
     world.serve(other)

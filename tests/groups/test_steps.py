@@ -1,4 +1,4 @@
-"""Worlds of steps: what may be planned while one is closed, launched, aborted or in flight."""
+"""Worlds of steps: planning while a step is closed, launched, aborted or in flight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.groups.world import FULL, STATE, World
 
 
 def test_prompts_of_one_step_find_the_same_state() -> None:
-    """A kept state is copied as often as it is found."""
+    """A kept state is copied for each prompt that finds it."""
     world = World(30, 4, FULL, STATE)
     world.serve([1] * 9, 8)
     handles = [world.manager.admit([1] * 9) for _ in range(3)]
@@ -33,7 +33,7 @@ def test_a_kept_state_is_found_once_its_copy_is_applied() -> None:
 
 
 def test_a_copy_of_a_copy_that_was_aborted_is_one_of_its_source() -> None:
-    """While a step is closed, more is planned; its copies may run in one plan with the others."""
+    """Copies planned while a step is closed may run in one plan with its own."""
     world = World(30, 4, FULL)
     manager = world.manager
     first = manager.admit([1] * 6)
@@ -63,7 +63,7 @@ def test_a_copy_that_nobody_waits_for_is_dropped() -> None:
 
 
 def test_an_aborted_step_says_nothing_of_the_one_before() -> None:
-    """The first step has moved the state to 4; it was not committed, so no fork may begin at 0."""
+    """The first step advanced the state to 4 without a commit, so no fork may start at 0."""
     world = World(30, 4, FULL, STATE)
     manager = world.manager
     manager.steps_in_flight = 2
@@ -117,7 +117,7 @@ def test_an_aborted_step_fences_nothing() -> None:
     manager.take_copies()
     manager.free(handle)
     manager.copies_aborted()
-    assert manager.available() == 0  # the step before is in flight
+    assert manager.available() == 0  # the previous step is in flight
     manager.complete()
     assert manager.available() == 3
 
@@ -159,7 +159,7 @@ def test_prompts_of_one_step_share_what_one_of_them_is_going_to_write() -> None:
 
 
 def test_an_early_commit_makes_no_state_findable() -> None:
-    """It says where the forward will stop; the next commit says that it has."""
+    """It names where the forward will stop; the next commit confirms that it has."""
     world = early(30, 4, FULL, STATE)
     manager = world.manager
     prompt = [1] * 9
@@ -193,7 +193,7 @@ def test_a_window_is_dropped_by_what_is_written() -> None:
 
 
 def test_what_is_promised_is_written_first() -> None:
-    """Nobody leaves, forks or parts before the forward that writes it."""
+    """No sequence may end, fork or copy before the forward that writes it."""
     world = early(30, 4, FULL, SlidingWindow(4))
     manager = world.manager
     handle, other = manager.admit([1] * 6), manager.admit([2])
@@ -251,7 +251,7 @@ def test_part_of_a_unit_that_is_promised_is_not_copied() -> None:
 
 
 def test_a_copy_of_what_another_one_promises_has_to_wait() -> None:
-    """The second sequence found 8 tokens, keeps 6 of them, and goes on with another one."""
+    """The second sequence found 8 tokens, keeps 6 of them and appends another one."""
     world = early(30, 4, FULL)
     manager = world.manager
     first = manager.admit([1] * 9)

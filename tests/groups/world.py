@@ -40,7 +40,7 @@ class World:
         self.memory = Memory(num_blocks + 1, block_size, kinds, random.Random(1))
 
     def forward(self, handle: int, stop: int) -> None:
-        """Launches a step that computes the sequence up to here, and nothing is committed."""
+        """Launches a step that computes the sequence up to here, without a commit."""
         manager = self.manager
         seq = manager.seqs[handle]
         prefix, tables = seq.prefix(len(seq.tokens)), manager.tables(handle)
@@ -55,7 +55,7 @@ class World:
         assert not self.manager.violations()
 
     def serve(self, tokens: Sequence[int], *stops: int) -> int:
-        """Admits, computes and frees a prompt; the tokens found."""
+        """Admits, computes and frees a prompt; returns the tokens found."""
         handle = self.manager.admit(list(tokens))
         cached = self.manager.seqs[handle].cached
         self.compute(handle, *(stop for stop in stops if stop > cached), len(tokens))
@@ -63,7 +63,7 @@ class World:
         return cached
 
     def step(self) -> None:
-        """Closes and launches a step of all that was committed early."""
+        """Closes and launches a step that computes everything committed early."""
         manager = self.manager
         work = [
             Work(str(handle), seq.prefix(len(seq.tokens)), seq.settled, seq.computed, tables)
@@ -76,7 +76,7 @@ class World:
         assert not manager.violations()
 
     def serve_early(self, tokens: Sequence[int]) -> int:
-        """Admits, commits, computes and frees a prompt; the tokens found."""
+        """Admits, commits, computes and frees a prompt; returns the tokens found."""
         handle = self.manager.admit(list(tokens))
         cached = self.manager.seqs[handle].cached
         self.manager.commit(handle, len(tokens))

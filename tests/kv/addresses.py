@@ -1,4 +1,4 @@
-"""Oracles: which bytes a tensor's blocks are, and which bytes segments say they are."""
+"""Oracles: the bytes of a tensor's blocks, and the bytes that segments describe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from blockmgr.kv.layout import Segment
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """The address of every byte of a tensor, one by one, sorted."""
+    """The address of every byte of a tensor, sorted."""
     places = np.zeros((), np.int64)
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         places = places[..., None] + np.arange(size) * stride
@@ -21,7 +21,7 @@ def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
 def block_bytes(
     tensor: torch.Tensor, axes: tuple[str, ...], block: int, num_tokens: int | None = None
 ) -> np.ndarray:
-    """Bytes of ``tensor[block, ..., :num_tokens]``, wherever these axes are."""
+    """Bytes of ``tensor[block, ..., :num_tokens]``, for any order of the axes."""
     part = tensor.narrow(axes.index("block"), block, 1)
     if num_tokens is not None:
         part = part.narrow(axes.index("token"), 0, num_tokens)
@@ -29,7 +29,7 @@ def block_bytes(
 
 
 def segment_bytes(segments: list[Segment], block: int, num_tokens: int | None = None) -> np.ndarray:
-    """Bytes that segments describe for a block, or for its first tokens; sorted, none dropped."""
+    """Bytes that segments describe for a block or its first tokens; sorted, with duplicates."""
     parts = [np.zeros(0, np.int64)]
     for s in segments:
         length = s.row_bytes

@@ -1,8 +1,9 @@
-"""Compiles the copy kernels for GPUs that are not here: ``python -m tests.kv.compile_kernels``.
+"""Compiles the copy kernels for GPUs that are not present.
 
-A process of its own, because the tests beside it interpret the kernels. The launcher of the
-package compiles and "launches" through Triton's own path, on a driver that stands in for a GPU,
-so what is looked at is what would run. Prints a JSON object per kernel, target and tile.
+Run ``python -m tests.kv.compile_kernels``. It is a separate process, because the tests beside it
+interpret the kernels. The package's launcher compiles and "launches" through Triton's own path, on
+a driver that replaces a GPU, so the examined code is the code that would run. Prints a JSON object
+for each kernel, target and tile.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ HIP_WIDTHS = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4}
 
 
 class Driver:
-    """As much of a GPU as compiling and launching asks for."""
+    """The part of a GPU driver that compiling and launching needs."""
 
     def __init__(self, device: int, target: GPUTarget) -> None:
-        self.device = device  # Triton keeps what it has compiled by device
+        self.device = device  # Triton caches compiled code by device
         self.target = target
         self.launches: list[tuple[Any, ...]] = []
         self.utils = SimpleNamespace(
@@ -91,7 +92,7 @@ def main() -> None:
         ):
             for which, tile in enumerate(copy_triton.TILES):
                 launcher = copy_triton._Launcher(kernel, which, 16, *example)
-                # Lists that a launch specialised on its first one would get wrong: 1 and 16.
+                # Lengths 1 and 16, which fail if a launch is specialised on its first list.
                 numbers = [a if isinstance(a, torch.Tensor) else 1 for a in example]
                 launcher(5, *numbers)
                 (grid, stream, kinds, given) = driver.launches.pop()

@@ -1,8 +1,8 @@
-"""Without a GPU the Triton kernels run in Triton's interpreter, which is chosen by this variable.
+"""Runs the Triton kernels in Triton's interpreter if there is no GPU.
 
-It is read when the kernels are imported, so it is set before any test of this folder is. With a
-GPU it stays unset: interpreted kernels cannot reach device memory, and tests/gpu is in the same
-process.
+Triton reads the variable when the kernels are imported, so it is set before any test of this folder
+is imported. With a GPU it stays unset, because interpreted kernels cannot access device memory, and
+tests/gpu runs in the same process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if HAS_TORCH and not HAS_GPU:
 
 @pytest.fixture(params=["torch", "triton"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Both backends on the CPU; the kernels of the second one interpreted."""
+    """Both backends on the CPU; the kernels of the second one are interpreted."""
     if request.param == "triton":
         interpreter()
     return request.param

@@ -1,8 +1,8 @@
 """A device memory of real tensors for the engines of ``tests.groups``.
 
-K of a token is a number that depends on all tokens up to its own and on its layer; so is the state,
-in two tensors of different types. What a forward reads through a table has to be these numbers.
-The pages begin as random bytes.
+K of a token is a number that depends on its layer and on all tokens up to its own; so is the state,
+in two tensors of different types. A forward must read exactly these numbers through its tables. The
+pages start with random bytes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TensorMemory:
         due = self.k(layer, one, range(start, one.stop))
         self.num_reads += one.stop - start
         if not (torch.equal(keys[start:], due) and torch.equal(values[start:], -due)):
-            raise WrongRead(f"{one.name} reads K/V of others in layer {layer}, group {group}")
+            raise WrongRead(f"{one.name} reads foreign K/V in layer {layer}, group {group}")
 
     def state(self, layer: int, prefix: Prefix) -> list[torch.Tensor]:
         return [
@@ -119,7 +119,7 @@ class TensorMemory:
         due = self.state(layer, (namespace, tokens[: one.start]))
         self.num_reads += 1
         if one.start and not all(map(torch.equal, own, due)):
-            raise WrongRead(f"{one.name} goes on with another state in layer {layer}")
+            raise WrongRead(f"{one.name} continues with a wrong state in layer {layer}")
         for tensor, new in zip(
             own, self.state(layer, (namespace, tokens[: one.stop])), strict=True
         ):

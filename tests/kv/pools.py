@@ -1,7 +1,7 @@
-"""K/V tensors of every layout over random bytes, and what NumPy says a copy leaves there.
+"""K/V tensors of every layout over random bytes, and the result of copies in NumPy.
 
-The oracle knows axes and nothing of segments: it moves ``block`` and ``token`` to the front of a
-NumPy view and copies ``[destination, :n] = [source, :n]``.
+The oracle uses axes, not segments: it moves ``block`` and ``token`` to the front of a NumPy view
+and copies ``[destination, :n] = [source, :n]``.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ LAYOUTS: dict[str, Build] = {
 
 
 class World:
-    """Tensors of one layout, their blocks, and a NumPy twin that copies by the book."""
+    """Tensors of one layout, their blocks, and a NumPy twin as the oracle."""
 
     def __init__(self, layout: str, backend: str, seed: int = 0, **options: Any) -> None:
         self.parts = LAYOUTS[layout](np.random.default_rng(seed))
@@ -128,7 +128,7 @@ class World:
             yield view, axes.index("block"), token, split
 
     def expect(self, source: int, destination: int, num_tokens: int = TOKENS) -> None:
-        """What one copy does; source -1 is zeros."""
+        """Makes one copy in the twin; source -1 stands for zeros."""
         for view, block, token, split in self.views():
             where: list[Any] = [slice(None)] * view.ndim
             if token is not None and split:
@@ -165,7 +165,7 @@ def plan_of(*copies: tuple[int, int, int], ticket: int = 0) -> CopyPlan:
 
 
 def random_plan(rng: np.random.Generator, num_blocks: int = BLOCKS) -> list[tuple[int, int, int]]:
-    """Sources may repeat; destinations are distinct and nobody's source."""
+    """Sources may repeat; destinations are distinct and are not sources."""
     ids = rng.permutation(num_blocks).tolist()
     cut = int(rng.integers(1, num_blocks))
     sources = rng.choice(ids[:cut], num_blocks - cut).tolist()
@@ -174,7 +174,7 @@ def random_plan(rng: np.random.Generator, num_blocks: int = BLOCKS) -> list[tupl
 
 
 def sequential(state: list[Any], pairs: Iterable[tuple[int, int]]) -> list[Any]:
-    """What is where after copying one pair after the other."""
+    """The source of each block's content after copying one pair after the other."""
     state = copy.copy(state)
     for source, destination in pairs:
         state[destination] = state[source]
@@ -182,7 +182,7 @@ def sequential(state: list[Any], pairs: Iterable[tuple[int, int]]) -> list[Any]:
 
 
 def simultaneous(state: list[Any], pairs: Iterable[tuple[int, int]]) -> list[Any]:
-    """What is where if everything is read before anything is written."""
+    """The source of each block's content if all reads come before all writes."""
     after = copy.copy(state)
     for source, destination in pairs:
         after[destination] = state[source]

@@ -1,4 +1,4 @@
-"""PagedKVCache: whatever is written to a slot is what the slot gives back, in any layout."""
+"""PagedKVCache: a slot returns what was written to it, in every layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(layout: str = "NHD", dtype: torch.dtype = torch.float16, **options: Any
 
 
 def random_tokens(cache: PagedKVCache, *lengths: int, seed: int = 0) -> torch.Tensor:
-    """Any bytes, so that a conversion of values on the way would be seen."""
+    """Random bytes, so that a conversion of values would be noticed."""
     heads, dim = cache.keys(0).shape[2:]
     generator = torch.Generator().manual_seed(seed)
     width = dim * cache.shape.dtype.itemsize
@@ -60,7 +60,7 @@ def content(cache: PagedKVCache) -> list[Any]:
 
 
 def fill(cache: PagedKVCache, seed: int = 1) -> None:
-    """Every slot of every layer holds something else."""
+    """Fills every slot of every layer with a different content."""
     slots = range(cache.num_blocks * cache.block_size)
     for layer in range(cache.shape.num_layers):
         k, v = (random_tokens(cache, len(slots), seed=seed + 2 * layer + i) for i in (0, 1))
@@ -83,7 +83,7 @@ def refused(cache: PagedKVCache, error: type[Exception], match: str) -> Iterator
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_written_is_read_back(layout: str, backend: Any) -> None:
-    """Against a plain array of slots: the ones written hold the token, all others what was."""
+    """Compares with an array of slots: written slots hold the token, others are unchanged."""
     for dtype in DTYPES:
         cache = make(layout, dtype, backend=backend)
         fill(cache)
@@ -133,7 +133,7 @@ def test_an_empty_batch_and_a_batch_of_nothing_are_gathered() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tensors_have_the_axes_of_the_layout(layout: str) -> None:
-    """A kernel that indexes by these axes finds the token where ``write`` has put it."""
+    """A kernel that indexes by these axes finds the token where ``write`` put it."""
     cache = make(layout)
     fill(cache)
     axes = [axis for axis in axes_of(layout) if axis != "layer"]
@@ -171,7 +171,7 @@ def test_a_cache_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("dim", [1, 3, 6, 20, 96])
 def test_heads_of_any_width_are_written_whole(dim: int, backend: Any) -> None:
-    """Widths that no wide word divides, and those that fill a tile of the kernel in part."""
+    """Widths that are not multiples of a wide word, and that fill a tile only in part."""
     for dtype in (torch.float16, torch.uint8):
         cache = make("HND", dtype, dim=dim, backend=backend)
         k, v = random_tokens(cache, 3, seed=1), random_tokens(cache, 3, seed=2)
@@ -182,7 +182,7 @@ def test_heads_of_any_width_are_written_whole(dim: int, backend: Any) -> None:
 
 
 def test_a_token_larger_than_a_tile_is_written_whole() -> None:
-    """The kernel goes through such a token in several turns."""
+    """The kernel handles such a token in several iterations."""
     interpreter()
     shape = ModelShape(num_layers=1, num_kv_heads=12, head_dim=100, dtype=torch.float64)
     cache = PagedKVCache(2, 2, shape, backend="triton")
@@ -239,7 +239,7 @@ def test_slots_may_come_in_any_form(form: Any, backend: Any) -> None:
 
 
 def test_slots_of_a_manager_are_taken_as_they_are() -> None:
-    """Its arrays are views that must not be written; nothing here does."""
+    """The shared arrays are read-only views; the cache must not write to them."""
     manager = BlockManager(BLOCKS, SIZE)
     cache = make()
     sequence = manager.sequence(manager.admit([1, 2, 3, 4, 5, 6]))
@@ -275,11 +275,12 @@ def test_a_step_of_nothing_but_padding_writes_nothing(backend: Any) -> None:
 
 
 def test_the_kernel_skips_slots_out_of_range() -> None:
-    """Slots on a device are not checked, and the kernel is all that stands before the memory."""
+    """Slots on a device are not checked, so only the kernel protects the memory."""
     interpreter()
     from blockmgr.kv.write_triton import write
 
-    # The cache lies between bands of its own width, where a stray write shows and harms nothing.
+    # The cache lies between guard bands of its own size, where a stray write shows and does no
+    # harm.
     slots = BLOCKS * SIZE
     memory = torch.zeros(3 * slots, 2, 4, dtype=torch.int64)
     cache = memory[slots : 2 * slots].view(BLOCKS, SIZE, 2, 4)
@@ -303,7 +304,7 @@ def test_k_and_v_may_lie_at_different_strides() -> None:
 
 
 def test_a_block_beyond_four_gibibytes_is_found() -> None:
-    """Offsets of 64 bits: the cache is 6 GiB of address space, and a page of it is touched."""
+    """Needs 64-bit offsets: the cache spans 6 GiB of address space, of which a page is used."""
     interpreter()
     from blockmgr.kv.write_triton import write
 
@@ -329,7 +330,7 @@ def test_a_cache_made_in_inference_mode_can_be_written_outside() -> None:
 @settings(max_examples=60)
 @given(st.data())
 def test_a_cache_is_a_dictionary_of_slots(data: st.DataObject) -> None:
-    """Writes, copies, zeroing in any order, against slots held one by one."""
+    """Writes, copies and zeroes in random order, compared with a plain list of slots."""
     layout = data.draw(st.sampled_from(LAYOUTS))
     cache = make(layout, torch.uint8)
     heads, dim = cache.keys(0).shape[2:]
@@ -360,7 +361,7 @@ def test_a_cache_is_a_dictionary_of_slots(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_plan_of_a_manager_is_run(layout: str) -> None:
-    """A fork shares its tail until it writes; then it has a copy of what is filled."""
+    """A fork shares its tail until it writes; then it gets a copy of the filled tokens."""
     manager = BlockManager(BLOCKS, SIZE)
     cache = make(layout)
     fill(cache)
@@ -531,7 +532,7 @@ def test_a_wrong_batch_is_refused(
 
 
 def test_what_follows_the_last_token_in_a_table_is_ignored() -> None:
-    """Rows of a block table array are padded, with whatever their owner likes."""
+    """Rows of a block table array may have any padding."""
     assert make().gather(0, [1, -7, 99], 4)[0].shape == (4, HEADS, DIM)
 
 

@@ -1,4 +1,4 @@
-"""Block ids and slots in every container: as the plain list, or a refusal that changes nothing."""
+"""Block ids and slots in every container: the list's result, or an unchanged cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUMBERS = [3, 1, 2]
 
 
 class World:
-    """A cache with something in every slot, and one on the host beside it."""
+    """A cache with content in every slot, and a counterpart on the host."""
 
     def __init__(self) -> None:
         shape = ModelShape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32)
@@ -67,26 +67,26 @@ CALLS: dict[str, Callable[[World, Any], Any]] = {
 
 
 def plain(result: Any) -> Any:
-    """What a call has returned, to be compared."""
+    """The result of a call in a comparable form."""
     if isinstance(result, tuple):
         return [plain(part) for part in result]
     return result.tolist() if isinstance(result, torch.Tensor) else None
 
 
 def outcome(call: Callable[[World, Any], Any], given: Any) -> Any:
-    """What the call returned and left behind; None if it was refused, and left all as it was."""
+    """The result and the content after the call; None if it was refused with nothing changed."""
     world = World()
     before = world.content()
     try:
         result = call(world, given)
     except (TypeError, ValueError, BlockMgrError, Stop, LookupError):
-        assert world.content() == before, "a call that was refused has changed something"
+        assert world.content() == before, "a refused call changed something"
         return None
     return plain(result), world.content()
 
 
 def passed_on(kind: Kind) -> Due:
-    """An attribute is looked up of whatever may be a tensor."""
+    """The call looks up an attribute of any object that may be a tensor."""
     return RAISED if "__getattribute__" in kind.name else Due(0)
 
 

@@ -1,4 +1,4 @@
-"""CopyChecker: what may be launched in any order, and how it is packed."""
+"""CopyChecker: which lists may run in any order, and how they are packed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def columns(copies: Any) -> list[list[int]]:
 
 
 def fault(copies: list[tuple[int, int, int]]) -> int | None:
-    """The pair a careful reader would object to first: ranges and duplicates, then overlaps."""
+    """The first invalid pair: ranges and duplicates come first, then overlaps."""
     seen: set[int] = set()
     for i, (source, destination, tokens) in enumerate(copies):
         if not (0 <= source < 6 and 0 <= destination < 6 and 1 <= tokens <= 4):
@@ -40,7 +40,7 @@ def fault(copies: list[tuple[int, int, int]]) -> int | None:
 def test_a_list_is_accepted_exactly_if_any_order_is_right(before: Any, copies: Any) -> None:
     checker, out = CopyChecker(6, 4), packed()
     with contextlib.suppress(CopyError):
-        checker.check(*columns(before), packed())  # leaves nothing that the next list could see
+        checker.check(*columns(before), packed())  # must not affect the next list
     expected = fault(copies)
     if expected is None:
         assert checker.check(*columns(copies), out) == len(copies)

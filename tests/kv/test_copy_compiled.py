@@ -1,4 +1,4 @@
-"""The code that GPUs would run: accesses of 16 bytes, and launches that are well formed."""
+"""The compiled GPU code: accesses of 16 bytes, and well-formed launches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_blocks_are_read_and_written_16_bytes_at_a_time(
         assert code["store"] == [16] * accesses
         wide = [width for width in code["load"] if width == 16]
         assert len(wide) >= accesses
-        if target != "gfx942":  # there, neighbouring numbers of the table are read together
+        if target != "gfx942":  # which reads neighbouring table entries together
             assert len(wide) == accesses
         narrow = [width for width in code["load"] if width != 16]
         assert len(narrow) <= TABLE_LOADS[kernel]
@@ -55,7 +55,7 @@ def test_blocks_are_read_and_written_16_bytes_at_a_time(
 
 
 def test_a_launch_passes_what_the_kernel_takes(compiled: list[dict[str, Any]]) -> None:
-    """The compiled kernel is called directly, so nobody else would notice a missing argument."""
+    """The compiled kernel is called directly, so nothing else would notice a missing argument."""
     types = {
         "copy_kernel": ["*i64", "*i64", *["*i32"] * 3, *["i32"] * 4],
         "copy_few_kernel": ["*i64", "*i64", "*i32", *["i32"] * 16],

@@ -1,4 +1,4 @@
-"""What is refused names the segment or the pair, before a launch, and moves no byte."""
+"""Refusals name the segment or the pair, come before a launch, and move no byte."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_plan_is_copied_once(backend: str) -> None:
     buffer.fill(filled)
     with world.unchanged(TicketError, "ticket 18"):
         world.blocks.copy(filled)
-    same_ticket = plan_of((0, 3, 1), ticket=17)  # of another manager, perhaps
+    same_ticket = plan_of((0, 3, 1), ticket=17)  # for example of another manager
     world.expect(0, 3, 1)
     world.blocks.copy(same_ticket)
     world.check()
@@ -249,7 +249,7 @@ def test_segments_that_are_no_sequence(segments: Any) -> None:
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("longer_first", [False, True])
 def test_storages_that_begin_alike_may_end_elsewhere(backend: Any, longer_first: bool) -> None:
-    """An engine may make tensors of its own buffer, each with a storage of its own."""
+    """An engine may create several tensors on one buffer, each with its own storage object."""
     buffer = np.arange(2 * BLOCKS * TOKENS * 8, dtype=np.float32)
     half = len(buffer) // 2
     first = torch.from_numpy(buffer[:half]).view(BLOCKS, TOKENS, 1, 8)
@@ -342,7 +342,7 @@ def test_triton_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_a_cpu_the_kernels_are_compiled_for_nothing() -> None:
-    """In a process of its own: the choice is made when the kernels are imported."""
+    """Uses a separate process, because the choice is made when the kernels are imported."""
     pytest.importorskip("triton", reason="needs triton")
     code = (
         "import torch\n"

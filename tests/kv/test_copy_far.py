@@ -1,4 +1,4 @@
-"""Blocks whose offsets do not fit into 31 or 32 bits: a sparse mapping costs what it touches."""
+"""Blocks whose offsets need more than 31 or 32 bits, in a sparse memory mapping."""
 
 from __future__ import annotations
 

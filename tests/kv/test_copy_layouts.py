@@ -70,7 +70,7 @@ def test_a_list_on_the_device_is_copied_through_the_operator(layout: str, backen
     skipped = [(7, 6, 1), (-2, 6, 1), (0, BLOCKS, 1), (0, -1, 1), (0, 6, 0), (0, 6, -3)]
     for one in pairs:
         world.expect(*one)
-    # More tokens than there are: the block, and no byte of the next one.
+    # More tokens than a block has: copies the whole block and no byte of the next one.
     pairs[1] = (0, 2, TOKENS + 5)
     world.blocks.copy_pairs(torch.tensor([*pairs, *skipped], dtype=torch.int32))
     world.check()
@@ -146,7 +146,7 @@ def test_a_list_of_moves_longer_than_a_slot_is_one_launch_all_the_same(backend: 
 
 
 def test_long_blocks_are_copied_one_by_one_and_cycles_among_them_are_right() -> None:
-    """Above a quarter of a megabyte a gather costs more than it saves; a swap needs a register."""
+    """Above 256 KiB a gather costs more than it saves; a swap needs a temporary block."""
     tensor = fresh(np.random.default_rng(0), (5, 2, 1, 1 << 17), torch.uint8)
     blocks = KVBlocks(segments_from(tensor, layout="NHD"), block_size=2, backend="torch")
     expected = tensor.clone()

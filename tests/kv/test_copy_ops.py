@@ -1,4 +1,4 @@
-"""torch.ops.blockmgr.copy_blocks: torch's checks of an operator, and torch.compile on the CPU."""
+"""torch.ops.blockmgr.copy_blocks: torch's operator checks, and torch.compile on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arguments(blocks: KVBlocks, pairs: list[tuple[int, int, int]]) -> tuple[Any,
 
 @pytest.mark.parametrize("layout", ["NHD", "KV_HND", "x-packed", "padded", "heads outermost"])
 def test_the_operator_keeps_its_promises(layout: str, backend: str) -> None:
-    """opcheck runs it on copies of the tensors, too: they are then where the table is not."""
+    """opcheck also runs it on copies of the tensors, at addresses other than the table's."""
     world = World(layout, backend)
     operator = torch.ops.blockmgr.copy_blocks.default
     for one in PAIRS:
@@ -117,7 +117,7 @@ def test_tensors_laid_out_anew_are_refused(backend: str) -> None:
 
 
 def test_an_engines_own_tensors_are_what_the_operator_writes() -> None:
-    """Where it can be: a compiler then sees one tensor, not two that share memory."""
+    """If possible, so that a compiler sees one tensor instead of two that share memory."""
     world = World("NHD", "torch")
     assert {id(t) for t in world.blocks._tensors} == {id(t) for t, _ in world.parts}
     padded = World("padded", "torch")

@@ -1,7 +1,7 @@
-"""The KV oracle of the manager's tests, with its memory in tensors and its copies through KVBlocks.
+"""The KV oracle of the manager's tests, on tensors and with copies through KVBlocks.
 
-Copies that the oracle runs word by word elsewhere are the real ones here: a copy that came late, or
-brought the wrong block or too few tokens, is read back wrong inside the step.
+Elsewhere the oracle runs copies word by word; here they are real. A copy that comes late, or brings
+the wrong block or too few tokens, is noticed by a read inside the step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.stateful.machine import ManagerMachine
 
 
 class TensorDevice(Device):
-    """Slots are the elements of a tensor; step by step, a plan is copied by ``KVBlocks.copy``."""
+    """A device whose slots are elements of a tensor; ``KVBlocks.copy`` runs its plans."""
 
     def __init__(self, num_blocks: int, block_size: int, rng: random.Random, backend: str) -> None:
         super().__init__(num_blocks, block_size, rng, check=True)
-        # Two words a slot, so that blocks of one token allow the widest access, too.
+        # Two words per slot, so that blocks of one token also allow the widest access.
         memory = torch.zeros(num_blocks, block_size, 1, 2, dtype=torch.int64)
         self.blocks = KVBlocks(
             segments_from(memory, layout="NHD"),
@@ -95,7 +95,7 @@ def test_the_oracle_sees_a_copy_that_is_one_token_short() -> None:
 
 
 class TensorMachine(ManagerMachine):
-    """The manager's state machine on tensors."""
+    """Runs the manager's state machine on tensors."""
 
     manager = BlockManager
 

@@ -1,4 +1,4 @@
-"""Any list of copies in one launch: what order_copies answers, run word by word by an adversary."""
+"""Any list of copies in one launch: an adversary runs the result of order_copies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fresh_memory(num_blocks: int = 7) -> Memory:
 
 
 def run_adversarially(groups: list, memory: Memory, rng: random.Random) -> None:
-    """Every word of every group is a thread of its own: loads and stores, interleaved at random."""
+    """Every word of every group is a separate thread; loads and stores interleave at random."""
     threads = [
         (word, iter([step for move in group for step in ((0, move), (1, move))]), [None, None])
         for group in groups
@@ -91,7 +91,7 @@ def test_no_block_is_written_twice_or_without_need(pairs: Pairs) -> None:
 
 @given(pairs=lists)
 def test_groups_are_as_small_as_order_allows(pairs: Pairs) -> None:
-    """Whatever need not wait for each other is in different groups, for another program to do."""
+    """Moves that need not wait for each other are in different groups and can run in parallel."""
     groups = order(pairs)
     for group in groups:
         blocks = {to for _, to in group if to >= 0}
@@ -101,7 +101,7 @@ def test_groups_are_as_small_as_order_allows(pairs: Pairs) -> None:
                 assert not blocks & {to for _, to in other}
                 assert not sources & {to for _, to in other}
         reached = {group[-1][1]} if group[-1][0] < 0 else {group[-1][1], group[-1][0]}
-        for _ in group:  # everything in the group hangs together with its last write
+        for _ in group:  # every write in the group depends on its last one
             reached |= {to for source, to in group if source in reached}
         assert blocks <= reached
 
@@ -116,7 +116,7 @@ def test_a_register_is_saved_once_and_read_last(pairs: Pairs) -> None:
 
 def test_lists_worked_by_hand() -> None:
     assert order([]) == order([(3, 3)]) == order([(1, 2), (2, 1), (1, 1)])[1:] == []
-    assert order([(0, 1), (1, 2)]) == [[(0, 2)], [(0, 1)]]  # a chain is two copies of its root
+    assert order([(0, 1), (1, 2)]) == [[(0, 2)], [(0, 1)]]  # a chain becomes two copies of its root
     assert order([(1, 2), (0, 1)]) == [[(1, 2), (0, 1)]]
     swap = order([(0, 1), (1, 0)], in_order=False)
     assert swap in ([[(0, -1), (1, 0), (-1, 1)]], [[(1, -1), (0, 1), (-1, 0)]])

@@ -1,4 +1,4 @@
-"""The ring: no list is overwritten under a launch that has yet to read it."""
+"""The ring: no list is overwritten before its launch has read it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kv.pools import BLOCKS, World, plan_of, sequential
 
 
 class Device:
-    """A device that runs what is enqueued only when somebody waits, or when it feels like it."""
+    """A device that runs enqueued work only when a caller waits or the test says so."""
 
     def __init__(self) -> None:
         self.queue: list[Any] = []
@@ -91,7 +91,7 @@ def test_only_a_full_ring_waits_and_only_for_the_oldest() -> None:
     device.run_until(device.queue[-1])
     for number in range(4, 7):
         send(ring, device, number, seen)
-    assert device.waits == 1  # the device had caught up: asked, not waited for
+    assert device.waits == 1  # the device had caught up: a query, no wait
 
 
 def test_a_list_that_is_refused_costs_no_slot() -> None:
@@ -102,7 +102,7 @@ def test_a_list_that_is_refused_costs_no_slot() -> None:
 
 
 def test_a_launch_that_fails_half_way_holds_its_slot() -> None:
-    """What had been enqueued before the failure may read it still."""
+    """Work enqueued before the failure may still read the slot."""
     device = Device()
     ring = ring_on(device, 1)
     seen: list[int] = []
@@ -130,7 +130,7 @@ def test_a_slot_has_room_for_rows_on_the_host_and_on_the_device() -> None:
 
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Interpreted kernels whose lists have a memory of their own on the device."""
+    """Interpreted kernels whose lists have separate memory on the device."""
     interpreter()
     from blockmgr.kv import copy_triton
 
@@ -185,7 +185,7 @@ def test_moves_are_transferred_whether_they_fit_a_slot_or_not(
 
 @pytest.mark.parametrize("count", range(1, 40))
 def test_the_largest_list_of_moves_fits_a_slot(count: int) -> None:
-    """As many swaps as max_pairs allows: three moves for two pairs, and a group each."""
+    """As many swaps as max_pairs allows: each takes three moves for two pairs, and one group."""
     from blockmgr._core import order_copies
 
     swaps = [(b ^ 1, b) for b in range(count - count % 2)]

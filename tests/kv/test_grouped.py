@@ -58,7 +58,7 @@ def run(seed: int, kinds_: tuple[kinds.Kind, ...], backend: str, steps: int) -> 
 def test_engines_read_what_was_computed_from_their_own_prefix(
     kinds_: tuple[kinds.Kind, ...], backend: str
 ) -> None:
-    """Prompts that share, forks, drafts, copies of tails and states, blocks that change hands."""
+    """Covers common prefixes, forks, drafts, copies of tails and states, reallocated blocks."""
     seeds, steps = (16, 40) if backend == "torch" else (4, 20)
     memories = [run(seed, kinds_, backend, steps) for seed in range(seeds)]
     assert sum(memory.num_reads for memory in memories) > 50 * seeds
@@ -67,7 +67,7 @@ def test_engines_read_what_was_computed_from_their_own_prefix(
 
 
 def test_a_state_that_is_not_copied_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The judge above sees a copy that leaves out the states."""
+    """The check above notices a copy that leaves out the states."""
     copy = GroupedKVCache.copy
 
     def without_states(self: GroupedKVCache, taken: CopyPlan) -> None:

@@ -1,4 +1,4 @@
-"""Groups of layers and equal pages, from the configs that hybrid models come with."""
+"""Groups of layers and pages of equal size, from the configs of hybrid models."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_kinds_that_are_nearly_as_many_make_one_group_each() -> None:
     assert len(HybridShape(layers).groups) == 2
     assert HybridShape(layers, group_size=3).members[2] == (6, 7, 8)
     layers = [attention(FULL)] + [attention(SlidingWindow(8))] * 100
-    assert HybridShape(layers).group_size == 2  # 64 groups are the most
+    assert HybridShape(layers).group_size == 2  # the maximum is 64 groups
     assert len(HybridShape(layers).groups) == 51
 
 

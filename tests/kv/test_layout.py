@@ -42,30 +42,30 @@ def contiguous(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def permuted(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """The axes lie in memory in reverse order."""
+    """A tensor whose axes are in reverse order in memory."""
     return torch.zeros(shape[::-1], dtype=dtype).permute(*reversed(range(len(shape))))
 
 
 def padded(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Bytes that belong to nobody after each run of each axis."""
+    """A tensor with unused bytes after each run of each axis."""
     whole = torch.zeros([size + 1 for size in shape], dtype=dtype)
     return whole[tuple(slice(size) for size in shape)]
 
 
 def every_other(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Every other entry of every axis."""
+    """A view of every other entry of every axis."""
     return torch.zeros([2 * size for size in shape], dtype=dtype)[
         (slice(None, None, 2),) * len(shape)
     ]
 
 
 def wide(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """The second half of an innermost axis twice as wide: V of an interleaved tensor."""
+    """The second half of the innermost axis, like V of an interleaved tensor."""
     return torch.zeros([*shape[:-1], 2 * shape[-1]], dtype=dtype)[..., shape[-1] :]
 
 
 def offset(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-    """Begins in the middle of its storage, at an odd element."""
+    """A tensor that starts inside its storage, at an odd element."""
     flat = torch.zeros(int(np.prod(shape)) + 5, dtype=dtype)
     return flat[3:-2].view(shape)
 
@@ -74,7 +74,7 @@ MAKERS = [contiguous, permuted, padded, every_other, wide, offset]
 
 
 def assert_exact(tensor: torch.Tensor, layout: str) -> list[Segment]:
-    """Whole blocks, and every number of leading tokens, are the tensor's bytes and no others."""
+    """Checks the bytes of whole blocks and of every number of leading tokens."""
     axes = axes_of(layout)
     segments = segments_from(tensor, layout=layout)
     splits = {s.token_bytes > 0 for s in segments}
@@ -146,7 +146,7 @@ def test_the_mla_row_of_656_bytes_can_be_split() -> None:
 
 
 def test_a_split_never_narrows_the_accesses() -> None:
-    """6 bytes a token would make every copy one of 2-byte accesses; the row allows 16."""
+    """A split into tokens of 6 bytes would need 2-byte accesses; the whole row allows 16."""
     [segment] = segments_from(torch.zeros(4, 16, 3, dtype=torch.float16), layout="MLA")
     assert (segment.row_bytes, segment.token_bytes) == (96, 0)
     [segment] = segments_from(torch.zeros(4, 3, 3, dtype=torch.float16), layout="MLA")
@@ -154,7 +154,7 @@ def test_a_split_never_narrows_the_accesses() -> None:
 
 
 def test_halves_of_an_interleaved_tensor_cannot_be_split() -> None:
-    """Tokens are not the outermost of any row then; the whole tensor as one can be split."""
+    """Tokens are then not the outermost axis of a row; the whole tensor can be split."""
     both = torch.zeros(4, 8, 16, 256, dtype=torch.bfloat16)
     segments = segments_from([(both[..., :128], both[..., 128:])], layout="HND")
     assert [(s.num_rows, s.row_bytes, s.token_bytes) for s in segments] == [(128, 256, 0)] * 2
@@ -163,7 +163,7 @@ def test_halves_of_an_interleaved_tensor_cannot_be_split() -> None:
 
 @st.composite
 def strided(draw: st.DrawFn) -> tuple[torch.Tensor, str]:
-    """A tensor whose axes are in any order, here and in memory, with gaps anywhere."""
+    """A tensor whose axes are in any order, logically and in memory, with gaps anywhere."""
     names = draw(
         st.permutations(["block", "token", "head", "dim", "kv"][: draw(st.integers(1, 5))])
     )
@@ -196,7 +196,7 @@ def test_any_order_and_any_stride(case: tuple[torch.Tensor, str]) -> None:
 
 @given(strided(), st.randoms())
 def test_the_order_of_axes_changes_nothing(case: tuple[torch.Tensor, str], random: object) -> None:
-    """Equal bytes are described by equal figures, so that shared storage can be found."""
+    """Equal bytes have equal descriptions, so that shared storage can be found."""
     tensor, names = case
     if "block" not in names:
         names, tensor = f"block {names}", tensor[None]
@@ -294,7 +294,7 @@ def test_a_tensor_that_cannot_be_described_is_named(
 
 
 def test_token_minor_tensors_must_hold_equally_many_tokens_too() -> None:
-    """Their segments cannot be split, so nothing later could notice."""
+    """Such segments cannot be split, so no later check would notice."""
     with pytest.raises(LayoutError, match=r"8 tokens a block, 'kv\[0\]' holds 4"):
         segments_from([zeros(2, 4, 8, 4), zeros(2, 4, 4, 8)], layout="block head dim token")
 
@@ -323,7 +323,7 @@ def test_a_name_is_a_string() -> None:
 
 
 def test_strides_that_do_not_nest_may_still_not_overlap() -> None:
-    """Elements at 0, 3, 2, 5, 4, 7: no stride steps over the other axis, yet none meet."""
+    """Elements at 0, 3, 2, 5, 4, 7: neither stride spans the other axis, but none overlap."""
     tensor = torch.zeros(8, dtype=torch.uint8).as_strided((3, 2), (2, 3))
     assert_exact(tensor, "block dim")
     outside_the_rows = torch.zeros(16, dtype=torch.uint8).as_strided((2, 3, 2), (8, 2, 3))
@@ -332,7 +332,7 @@ def test_strides_that_do_not_nest_may_still_not_overlap() -> None:
 
 @pytest.mark.parametrize("layout", ["block token head dim", "block head dim token", "token block"])
 def test_a_pool_of_other_blocks_than_the_tensors_is_refused(layout: str) -> None:
-    """Also where rows are never split, so that their length says nothing of tokens."""
+    """Also where rows are never split, so that their length does not depend on the tokens."""
     sizes = {"block": 3, "token": 16, "head": 2, "dim": 8}
     tensor = zeros(*(sizes[axis] for axis in layout.split()))
     segments = segments_from(tensor, layout=layout)

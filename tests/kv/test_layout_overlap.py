@@ -1,4 +1,4 @@
-"""No byte is copied twice, and segments that share some of theirs are found out."""
+"""No byte is copied twice, and segments that share some bytes are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def overlaps(segments: list[Segment]) -> bool:
 def test_overlap_is_what_a_list_of_all_bytes_says(
     num_blocks: int, drawn: list[dict[str, int]], stride: int
 ) -> None:
-    """With one stride for all, which is decided by rectangles, and with any, by enumeration."""
+    """Equal strides are decided by rectangles, different ones by enumeration."""
     for change in ({}, {"block_stride": stride}):
         segments = [build(i, num_blocks, {**d, **change}) for i, d in enumerate(drawn)]
         try:
@@ -76,7 +76,7 @@ def test_both_segments_are_named() -> None:
 
 
 def test_pools_behind_one_another_do_not_overlap() -> None:
-    """K and V of [2, blocks, …] stand at the same place in the block, and blocks apart."""
+    """K and V of [2, blocks, …] have equal offsets within a block but lie in other blocks."""
     k = segment("k", block_stride=16)
     v = segment("v", block_stride=16, offset=64)
     assert len(check_segments([k, v], 1)) == 2
@@ -85,7 +85,7 @@ def test_pools_behind_one_another_do_not_overlap() -> None:
 
 
 def test_a_short_segment_between_the_blocks_of_a_long_one_ends_nothing() -> None:
-    """What comes after it in memory may still lie in the long one's span."""
+    """A later segment may still lie within the span of the long one."""
     long = segment("long", block_stride=64)
     between = segment("between", offset=16, block_stride=1, row_bytes=1)
     late = segment("late", offset=136, block_stride=1, row_bytes=1)
@@ -95,7 +95,7 @@ def test_a_short_segment_between_the_blocks_of_a_long_one_ends_nothing() -> None
 
 
 def test_a_row_across_the_end_of_a_stride_is_followed_around() -> None:
-    """The last bytes of the row lie over the first of the next block's."""
+    """The last bytes of the row overlap the first bytes of the next block."""
     base = -MEMORY.data_ptr() % 64
     first, last = segment("first", offset=base), segment("last", offset=base + 56)
     with pytest.raises(LayoutError, match="'"):
@@ -104,7 +104,7 @@ def test_a_row_across_the_end_of_a_stride_is_followed_around() -> None:
 
 
 def test_shared_storage_is_copied_once() -> None:
-    """Two layers that share their K/V: found by the bytes, not by the tensor object."""
+    """Two layers that share their K/V are recognised by their bytes, not by the tensor object."""
     k = torch.zeros(4, 8, 2, 16)
     again = torch.empty(0).set_(k.untyped_storage(), 0, (4, 8, 2, 16))
     other = torch.zeros(4, 8, 2, 16)
@@ -113,7 +113,7 @@ def test_shared_storage_is_copied_once() -> None:
 
 
 def test_the_same_bytes_split_in_two_ways_are_copied_whole() -> None:
-    """A block of 8 tokens for the one is just bytes for the other, who needs all of them."""
+    """For one segment a block has 8 tokens; for the other it is raw bytes, all of them needed."""
     tensor = torch.zeros(4, 2, 8, 16)
     split = segments_from(tensor, layout="HND", name="split")
     raw = segments_from(tensor.view(4, 256), layout="block bytes", name="raw")
@@ -147,7 +147,7 @@ def test_layers_of_one_fused_tensor_are_disjoint() -> None:
 
 
 def test_too_many_rows_to_compare_are_refused_as_such() -> None:
-    """Only where strides differ and memory is the same: never a guess."""
+    """Only for different strides in the same memory; the check never guesses."""
     memory = torch.empty(9 * MOST_RUNS + 16, dtype=torch.uint8)  # never touched
 
     def column(name: str, offset: int, block_stride: int) -> Segment:
@@ -205,7 +205,7 @@ def test_segments_of_different_pools_are_refused(
 
 
 def test_segments_of_different_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a second device, one segment claims to be elsewhere."""
+    """There is no second device, so one segment pretends to be on another one."""
     here, there = segment("here"), segment("there", offset=1024)
     monkeypatch.setattr(
         Segment,

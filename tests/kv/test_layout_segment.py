@@ -1,4 +1,4 @@
-"""Segments that users write themselves: every figure is checked, and the name is in the error."""
+"""Segments written by users: every number is checked, and the error has the name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_figures_may_be_numpy_ints() -> None:
 
 
 def test_a_segment_may_begin_before_its_tensor() -> None:
-    """The storage is what counts: a view in its middle may stand for all of it."""
+    """The storage counts: a view of its middle can stand for all of it."""
     tensor = torch.zeros(128, dtype=torch.float16)[64:]
     assert segment(tensor=tensor, offset=-128).address == tensor.data_ptr() - 128
     with pytest.raises(LayoutError, match="inside the storage"):

@@ -1,4 +1,4 @@
-"""Memory that is not there, or not any more: refused when it is registered, or before a copy."""
+"""Missing or freed memory is refused when it is registered, or before a copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kv.pools import plan_of
 
 
 def described(tensor: torch.Tensor) -> torch.Tensor:
-    """Registers a tensor, and returns it as a transform of torch.func wants it."""
+    """Registers a tensor and returns a scalar, as transforms of torch.func require."""
     KVBlocks(segments_from(tensor, layout="NHD", name="k"), block_size=4)
     return tensor.sum()
 
@@ -34,7 +34,7 @@ def test_a_tensor_without_memory_of_its_own_is_refused() -> None:
 
 @pytest.mark.parametrize("is_leaf", [True, False])
 def test_a_tensor_that_requires_gradients_is_refused(is_leaf: bool) -> None:
-    """A copy changes it without a new version, so that a backward pass would use wrong values."""
+    """A copy does not change the tensor's version, so a backward pass would use wrong values."""
     tensor = torch.zeros(3, 4, 2, 8, requires_grad=True)
     tensor = tensor if is_leaf else tensor * 2
     with pytest.raises(LayoutError, match="requires gradients"):
@@ -63,7 +63,7 @@ def exchanged(tensor: torch.Tensor) -> None:
 def test_memory_that_is_freed_or_exchanged_is_noticed(
     change: Callable[[torch.Tensor], None], is_dense: bool
 ) -> None:
-    """Before anything is copied: what lies there today is somebody else's, or nobody's."""
+    """Refuses before the copy, because the memory may belong to another tensor or be free."""
     first = torch.ones(3, 4, 2, 8)
     second = ones(is_dense=is_dense)
     blocks, other = (

@@ -1,4 +1,4 @@
-"""How many bytes a block takes, from the configs that models come with."""
+"""The bytes of a block, from the configs of released models."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_config_says_what_a_token_takes(
 def test_bytes_of_a_block_are_those_of_the_known_models(
     shape: ModelShape, block_size: int, mib: float
 ) -> None:
-    """Figures computed by hand: 2 x layers x heads x dim x bytes x tokens, or layers x latent."""
+    """Numbers computed by hand: 2 x layers x heads x dim x bytes x tokens, or layers x latent."""
     assert shape.bytes_per_block(block_size) / MIB == pytest.approx(mib, abs=0.006)
 
 

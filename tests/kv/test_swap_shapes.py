@@ -1,4 +1,4 @@
-"""A cache and its counterpart on the host swap blocks, whatever the shape and the two sizes."""
+"""A cache and its host counterpart swap blocks, for any shape and any two sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_swapped_out_comes_back(  # noqa: PLR0917  (examples have no nam
     dim: int,
     dtype: torch.dtype,
 ) -> None:
-    """One block on one side: K and V of it touch there, and are still separate rows."""
+    """With one block on one side, its K and V are adjacent and must still be separate rows."""
     shape = shape_of(layout, layers, heads, dim, dtype)
     cache = PagedKVCache(sizes[0], block_size, shape, layout=layout)
     host = cache.host_counterpart(sizes[1])

@@ -1,4 +1,4 @@
-"""What the write kernel becomes on real devices, compiled without one."""
+"""The compiled code of the write kernel for real devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDE = {"cuda": {"ld.global.v2.b64", "st.global.v2.b64"}, "hip": {"load_dwordx4"
 
 
 def accesses(target: GPUTarget, heads: int, head_words: int) -> set[str]:
-    """Instructions that touch K/V; words are 8 bytes, all that a launch finds aligned is."""
+    """Instructions that access K/V; words have 8 bytes, and all pointers are aligned."""
     kernel = write_triton.write_kernel
     if not isinstance(kernel, JITFunction):  # other tests of the process run it interpreted
         kernel = JITFunction(kernel.fn)
@@ -61,14 +61,14 @@ def accesses(target: GPUTarget, heads: int, head_words: int) -> set[str]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("heads", "head_words"), [(8, 32), (4, 32), (8, 16), (1, 144)])
 def test_tokens_move_16_bytes_at_a_time(target: str, heads: int, head_words: int) -> None:
-    """And nothing narrower. 144 words are the 576 elements of MLA."""
+    """No access is narrower. 144 words are the 576 elements of MLA."""
     gpu = TARGETS[target]
     assert accesses(gpu, heads, head_words) == WIDE[gpu.backend]
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_single_head_moves_at_least_8_bytes_at_a_time(target: str) -> None:
-    """Its 256 bytes are less than a warp of 16-byte accesses would move."""
+    """A head of 256 bytes is less than a warp moves with 16-byte accesses."""
     gpu = TARGETS[target]
     narrow = {name.replace(".v2", "").replace("x4", "x2") for name in WIDE[gpu.backend]}
     assert accesses(gpu, 1, 32) == narrow

@@ -1,7 +1,7 @@
-"""Cache simulations that are slow and plainly right: dictionaries, lists, one block at a time.
+"""Slow, obviously correct cache simulations: dictionaries, lists, one block at a time.
 
-Nothing here is shared with ``blockmgr.lab``. A *use* is one request: the blocks of its path from
-the root on, named by anything hashable, how many of them it looks up, and how many it holds.
+No code here is shared with ``blockmgr.lab``. A *use* is one request: the blocks of its path from
+the root, with any hashable names; how many of them it looks up; and how many it holds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def uses(trace: Trace, block_size: int, rule: str) -> Iterator[Use]:
 
 def _names(request: Request, block_size: int, blocks: int) -> tuple[object, ...]:
     if isinstance(request.prompt, HashedPrompt):
-        # An id of these traces never follows two different prefixes, so it names its prefix.
+        # An id of these traces follows only one prefix, so it names its prefix.
         parts = 512 // block_size
         ids = request.prompt.ids.tolist()
         return tuple(ids[n // parts] * parts + n % parts for n in range(blocks))
@@ -61,8 +61,8 @@ def unbounded_hits(all_uses: list[Use]) -> int:
 
 
 def lru_hits(all_uses: list[Use], num_blocks: int) -> int:
-    """Hits of a pool that evicts what was released first, tails before heads."""
-    idle: OrderedDict[object, None] = OrderedDict()  # the next to go comes first
+    """Hits of a pool that evicts the block released first, tails before heads."""
+    idle: OrderedDict[object, None] = OrderedDict()  # the next victim comes first
     hits = 0
     for path, looked_up, held in all_uses:
         found = _found(path[:looked_up], idle)
@@ -78,9 +78,9 @@ def lru_hits(all_uses: list[Use], num_blocks: int) -> int:
 
 
 def farthest_first_hits(all_uses: list[Use], num_blocks: int) -> int:
-    """Hits of a pool that evicts what is used last.
+    """Hits of a pool that evicts the block whose next use is farthest.
 
-    Of blocks that are next used together any may go: the number that is found stays the same.
+    Any of the blocks with the same next use may be evicted: the number of hits is the same.
     """
     never = len(all_uses)
     upcoming: dict[object, int] = {}
@@ -92,7 +92,7 @@ def farthest_first_hits(all_uses: list[Use], num_blocks: int) -> int:
             upcoming[block] = number if depth < looked_up else never
     next_uses.reverse()
     due: list[dict[object, None]] = [{} for _ in range(never + 1)]  # blocks by next use
-    farthest: list[int] = []  # a heap of the uses, negated, that some block may be due at
+    farthest: list[int] = []  # a heap of next uses, negated
     where: dict[object, int] = {}
     hits = 0
     for number, (path, looked_up, held) in enumerate(all_uses):
@@ -114,7 +114,7 @@ def farthest_first_hits(all_uses: list[Use], num_blocks: int) -> int:
 
 
 def most_hits(all_uses: list[Use], num_blocks: int) -> int:
-    """The best of all ways to evict, by trying them all. A block never outlives its parent."""
+    """Most hits over all ways to evict, by trying each. A block never outlives its parent."""
     parents = {
         block: path[depth - 1] if depth else None
         for path, _, _ in all_uses
@@ -141,9 +141,9 @@ def most_hits(all_uses: list[Use], num_blocks: int) -> int:
 def hits_with_company(
     all_uses: list[Use], num_blocks: int, lasts: list[int], pick: Callable[[int], int]
 ) -> int:
-    """Hits when requests overlap and victims are picked at will among idle leaves.
+    """Hits when requests overlap and ``pick`` chooses victims among idle leaves.
 
-    ``lasts[n]`` admissions later request ``n`` ends, or earlier if there is no room for the next.
+    Request ``n`` ends ``lasts[n]`` admissions later, or earlier if there is no room for the next.
     """
     parents: dict[object, object] = {}
     cached: set[object] = set()

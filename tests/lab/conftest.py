@@ -54,7 +54,7 @@ def make_trace() -> MakeTrace:
 
 @pytest.fixture
 def write_lines(tmp_path: Path) -> WriteLines:
-    """Write lines into a trace file; bytes are written as they are."""
+    """Write lines into a trace file; bytes are written unchanged."""
 
     def write(*lines: str | bytes) -> Path:
         path = tmp_path / "trace.jsonl"

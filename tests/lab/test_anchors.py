@@ -1,4 +1,4 @@
-"""Counts on a production trace that an independent simulator found, to the last hit.
+"""Exact counts of an independent simulator on a production trace.
 
 The trace is Mooncake's ``conversation_trace.jsonl`` (FAST'25 release). It is not part of this
 repository; without it these tests are skipped.
@@ -34,7 +34,7 @@ def conversation() -> Trace:
 
 @pytest.fixture(scope="module")
 def whole_ids(conversation: Trace) -> Trace:
-    """Every id as a full block, so that each may hit: one token of its own ends each prompt."""
+    """Every id as a full block, so that each can hit; a unique token ends each prompt."""
     requests = []
     for number, request in enumerate(conversation.requests):
         assert isinstance(request.prompt, HashedPrompt)
@@ -61,7 +61,7 @@ def test_the_trace_is_the_one_the_counts_are_of(conversation: Trace) -> None:
 def test_the_unbounded_rate(conversation: Trace, whole_ids: Trace) -> None:
     # Look-ups less distinct blocks: 288,500 - 182,790.
     assert unbounded(whole_ids, ONE_AT_A_TIME).hit_tokens == 512 * 105_710
-    # Full blocks only, and the last token computed again.
+    # Only full blocks, and the last token is recomputed.
     assert unbounded(conversation, ONE_AT_A_TIME).hit_tokens == 512 * 105_592
     assert unbounded(conversation, ReplayConfig(outputs="none")).hit_rate == pytest.approx(
         0.37362, abs=5e-6
@@ -73,7 +73,7 @@ def test_the_unbounded_rate(conversation: Trace, whole_ids: Trace) -> None:
     [(1827, 15_136), (3655, 22_865), (9139, 56_479), (18_279, 80_466), (36_558, 99_632)],
 )
 def test_lru_hits_one_request_at_a_time(whole_ids: Trace, blocks: int, hits: int) -> None:
-    # One block more than the simulator's: the prompt's own last token takes one while it runs.
+    # One block more than in the simulator: the prompt's last token takes one while it runs.
     assert replay(whole_ids, blocks + 1, ONE_AT_A_TIME).hit_tokens == 512 * hits
 
 

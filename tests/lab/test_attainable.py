@@ -1,4 +1,4 @@
-"""The unbounded rate: ids and tokens agree, and every rule that bounds a hit holds."""
+"""The rate of an unbounded pool: ids and tokens agree, and every bound on a hit holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def expanded(trace: Trace) -> Trace:
     return Trace("expanded", tuple(requests))
 
 
-# A few ids under any parent, and lengths that leave the last id short, whole, or hardly begun.
+# A few ids with any parent, and lengths with a partial, full or almost empty last id.
 id_lists = st.lists(st.integers(0, 2), min_size=1, max_size=3)
 lengths = st.sampled_from([1, 63, 64, 65, 128, 300, 511, 512])
 

@@ -1,4 +1,4 @@
-"""The block map: what is drawn is what the manager holds, for every reader, at every size."""
+"""The block map: it draws what the manager holds, for every reader, at every size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class Page(HTMLParser):
-    """Builds a tree of a page, and is strict about what is closed."""
+    """Builds the tree of a page, and refuses tags that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -308,7 +308,7 @@ def test_spans_cover_every_table_entry_once(data: st.DataObject) -> None:
             blocks.copy_source >= 0,
         )
         looks = {tuple(column[block] for column in columns) for block in span.block_ids.tolist()}
-        assert len(looks) == 1, "what is drawn as one looks alike"
+        assert len(looks) == 1, "blocks of one bar are alike"
     cut = spans(shown, 2)
     assert all(span.row + span.height <= 2 for span in cut)
 
@@ -346,7 +346,7 @@ def test_every_shape_has_a_role_and_a_title(which: str, request: pytest.FixtureR
         assert (shape.findtext("title") or "").strip()
     titled = {rect for shape in found for rect in shape.iter("rect")}
     patterns = {rect for pattern in root.iter("pattern") for rect in pattern.iter("rect")}
-    assert set(root.iter("rect")) == titled | patterns, "no rectangle stands without a title"
+    assert set(root.iter("rect")) == titled | patterns, "every rectangle has a title"
 
 
 def test_the_page_is_well_formed_for_assistive_technology(busy: BlockMap) -> None:
@@ -436,7 +436,7 @@ def test_colours_have_the_contrast_that_wcag_asks_for(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_states_differ_without_colour(scheme: str) -> None:
-    """Plain grounds by lightness, the others by a pattern each."""
+    """Plain backgrounds differ in lightness, the others in their patterns."""
     palette = PALETTES[scheme]
     plain = [palette.paper, palette.owned_rest, palette.owned, palette.cached]
     assert contrast(palette.owned, palette.cached) >= 1.5
@@ -534,7 +534,7 @@ def test_rows_beyond_those_drawn_are_said(large: BlockMap) -> None:
 
 
 def test_rows_that_would_take_too_many_shapes_are_left_out() -> None:
-    """Blocks that take turns with cached twins are no runs to be drawn as one bar."""
+    """Blocks that alternate with cached twins form no runs that could be drawn as one bar."""
     manager = BlockManager(8000, 1, max_seqs=4, dedup="append_only")
     handles = [manager.admit(list(range(1600))) for _ in range(2)]
     for end in range(1, 1600):  # every other block is the twin of one of the other sequence

@@ -1,4 +1,4 @@
-"""Replays by ids against replays through a manager: every count the same."""
+"""Replays by ids have the same counts as replays through a manager."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDE = 1 << 40
 
 
 def tiny(random: Random) -> Trace:
-    """A few prompts of a few ids that repeat each other, at times that run into one another."""
+    """A few prompts that repeat a few ids, with overlapping times."""
     tokens_per_id = random.choice((1, 2, 4, 6, 12))
     wide = random.random() < 0.2
     names = [WIDE + i if wide else i for i in range(random.randint(1, 4))]
@@ -59,7 +59,7 @@ def tiny(random: Random) -> Trace:
 
 
 def sessions(random: Random, num_requests: int, base: int = 0) -> Trace:
-    """Conversations that grow turn by turn under a few system prompts, as services see them."""
+    """Conversations that grow turn by turn under a few system prompts, as in services."""
     fresh = iter(range(base + 1000, base + 10_000_000))
     open_: list[list[int]] = []
     requests = []
@@ -68,7 +68,7 @@ def sessions(random: Random, num_requests: int, base: int = 0) -> Trace:
         now += random.randrange(40)
         if not open_ or random.random() < 0.4:
             open_.append([base + random.randrange(3)] * random.randint(1, 4))
-        # Half of them go on soon, or never; others much later.
+        # Half of them continue soon or never, the others much later.
         ids = random.choice(open_[-random.choice((5, 400)) :])
         ids += [next(fresh) for _ in range(random.randint(1, 6))]
         cut = random.randrange(8)
@@ -83,7 +83,7 @@ def sessions(random: Random, num_requests: int, base: int = 0) -> Trace:
 
 
 def block_size_of(trace: Trace, random: Random) -> int | None:
-    """One at which an id holds whole blocks, and a block tells ids apart; None if there is none."""
+    """A block size at which an id holds whole blocks and a block identifies its id, or None."""
     size = trace.tokens_per_id
     least = 3 if any(r.prompt.words > 1 for r in trace.requests) else 1  # type: ignore[union-attr]
     sizes = [each for each in range(least, size + 1) if size % each == 0]
@@ -111,7 +111,7 @@ def by_ids(trace: Trace, config: ReplayConfig) -> IdReplays:
 
 
 def as_tokens(trace: Trace) -> Trace:
-    """The same requests, which nothing but their tokens tells apart."""
+    """The same requests with tokens instead of ids."""
     return Trace(
         trace.name,
         tuple(
@@ -127,7 +127,7 @@ def as_tokens(trace: Trace) -> Trace:
 
 
 def everything(before: bytes, key: bytes) -> tuple[bytes, bool]:
-    """A sample of all blocks, which makes ``references`` look at each in Python."""
+    """A sample with every block, which makes ``references`` visit each in Python."""
     del before
     return key, True
 

@@ -1,4 +1,4 @@
-"""The curve: replays at every capacity, found in one pass."""
+"""The curve gives the result of a replay at every capacity in one pass."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_partial_tail_makes_the_pool_one_block_smaller_for_a_moment(
 def test_a_block_computed_again_beside_its_twin_pushes_out_what_is_older(
     make_trace: MakeTrace,
 ) -> None:
-    # The second [2 2] is a block of its own until it turns out to be cached.
+    # The second [2 2] takes a block until its commit finds the cached one.
     trace = make_trace([1, 1], [2, 2], [2, 2], [1, 1, 1])
     curve = hit_rate_curve(trace, replace(ONE_AT_A_TIME, block_size=2))
     assert [curve.hit_tokens_at(blocks) for blocks in (2, 3)] == [0, 2]
@@ -203,7 +203,7 @@ def spots(curve: Curve) -> list[int]:
 
 
 def test_a_sample_says_how_far_it_is_off() -> None:
-    """Of five workloads, at two rates and with four samples each: nine of ten are that near."""
+    """Over five workloads, two rates and four samples each, 90 % lie within the stated error."""
     near: list[float] = []
     for name in ("chat", "agent", "few-shot", "shared-prompt", "tree-of-thought"):
         trace = generate(name, 5)
@@ -216,7 +216,7 @@ def test_a_sample_says_how_far_it_is_off() -> None:
             told = [each.error_at(n) for each, n in asked]
             widths.append(np.mean(told))
             near.append(float(np.mean(np.array(errors) <= np.array(told))))
-            # Said of a sample that is not exact anywhere, and yet not of everything.
+            # The stated error is positive, but not uselessly large.
             assert 0 < np.mean(told) < 12 * np.mean(errors)
         assert widths[1] < widths[0]
     assert np.mean(near) >= 0.9
@@ -224,7 +224,7 @@ def test_a_sample_says_how_far_it_is_off() -> None:
 
 
 def test_ids_that_are_looked_at_together_count_as_one() -> None:
-    """Half the ids are not half the blocks drawn one by one: the error is as large as it is."""
+    """A sample of half the ids is coarser than one of half the blocks, and its error says so."""
     random, requests = Random(4), []
     for number in range(400):
         ids = np.arange(1000 * (first := random.randrange(40)), 1000 * first + 4)

@@ -1,4 +1,4 @@
-"""The router by events: what its index knows, beside sets that the same events are applied to."""
+"""The router by events: its index compared with sets that apply the same events."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CONFIG = ReplayConfig(block_size=2, min_service_ms=3, service_ms_per_token=2)
 
 
 class Watched(EventRouter):
-    """The router, and beside it a set for each replica that its events are applied to."""
+    """The router, and a set for each replica to which the same events are applied."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self.delay_ms = setting.delivery.delay_ms
-        self.history: list[tuple[int, int, frozenset[bytes]]] = []  # when, which, what it has
+        self.history: list[tuple[int, int, frozenset[bytes]]] = []  # time, replica, its blocks
         self.has: list[set[bytes]] = [set() for _ in range(setting.num_replicas)]
         self.checked = 0
 
@@ -48,12 +48,12 @@ class Watched(EventRouter):
         super().listen(place, now_ms, events)
 
     def had(self, place: int, now_ms: int) -> frozenset[bytes]:
-        """What a replica had at an instant, its steps at that instant included."""
+        """What a replica had at a time, including its steps at that time."""
         past = [has for when, which, has in self.history if which == place and when <= now_ms]
         return past[-1] if past else frozenset()
 
     def knows(self, place: int) -> frozenset[bytes]:
-        """What the index believes of a replica."""
+        """The blocks that the index attributes to a replica."""
         every = {digest for _, _, has in self.history for digest in has}
         found = frozenset(each for each in every if self.index.found([each])[place].sum())
         assert self.index.num_blocks(str(place)) == len(found)
@@ -65,11 +65,11 @@ class Watched(EventRouter):
         return choice
 
     def check(self, arrival: Arrival, replicas: Sequence[View]) -> None:
-        """What is tested at each arrival."""
+        """The check at each arrival."""
 
 
 class Late(Watched):
-    """Nothing is lost: it knows what was there a delay ago."""
+    """Without losses, the index has the state of one delay ago."""
 
     def check(self, arrival: Arrival, replicas: Sequence[View]) -> None:
         now_ms = arrival.request.arrival_ms - self.delay_ms
@@ -79,10 +79,10 @@ class Late(Watched):
 
 
 class AtOnce(Watched):
-    """Nothing is lost or late: it knows what each replica finds."""
+    """Without losses and delays, the index has what each replica finds."""
 
     def check(self, arrival: Arrival, replicas: Sequence[View]) -> None:
-        most = (len(arrival.tokens) - 1) // 2  # the last token is never taken from the cache
+        most = (len(arrival.tokens) - 1) // 2  # the last token is never served from the cache
         found = self.index.found(replicas[0].block_digests(arrival)).sum(axis=1)
         for count, replica in zip(found, replicas, strict=True):
             assert min(count, most) == replica.cached_tokens(arrival) // 2
@@ -174,7 +174,7 @@ def test_what_is_replayed_makes_up_for_all_that_was_lost() -> None:
             lossy = Delivery(delay_ms=delay_ms, loss=0.4)
             router = routed(Watched, trace, delivery=lossy, seed=seed)
             end = max(when for when, _, _ in router.history)
-            # Silence, a question and its answer.
+            # A pause, then a request for a replay and its answer.
             router.deliver(end + 5_000 + 3 * delay_ms)
             router.deliver(end + 40_000)
             for place in range(3):
@@ -193,7 +193,7 @@ def test_without_a_look_at_numbers_what_was_lost_is_missing_to_the_end() -> None
 
 
 def second_lost() -> int:
-    """A seed with which the second of three batches is lost, where half of them are."""
+    """A seed with which, at a loss of one half, only the second of three batches is lost."""
     for seed in range(1000):
         [only] = np.random.SeedSequence(seed).spawn(1)
         draws = np.random.Generator(np.random.PCG64(only)).random(3) < 0.5
@@ -216,7 +216,7 @@ def test_a_removal_that_is_lost_is_believed_forgotten_or_replayed(
     names = {}
     for now_ms, (name, tokens) in ((0, ("a", [1, 2, 3])), (100, ("b", [4, 5, 6]))):
         [names[name]] = manager.block_digests(tokens)
-        manager.reset_prefix_cache()  # a batch of its own: a removal, here of all
+        manager.reset_prefix_cache()  # a separate batch that removes everything
         events = manager.take_events()
         if now_ms:
             router.listen(0, now_ms - 50, events)

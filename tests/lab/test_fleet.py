@@ -1,4 +1,4 @@
-"""Fleets: one replica is a replay, routers do what they say, and no fleet beats its bound."""
+"""Fleets: one replica equals a replay, routers keep their rules, no fleet beats its bound."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_one_replica_is_a_replay_whatever_the_router(router: str) -> None:
     for seed in range(30):
         trace = worlds.conversations(Random(seed), 14)
         for blocks in (4, 9, 40):
-            # Services so short that requests end between arrivals.
+            # Service times so short that requests end between arrivals.
             quick = replace(CONFIG, min_service_ms=3, service_ms_per_token=2)
             for config in (CONFIG, quick, replace(quick, hints="truth", min_partial_tokens=1)):
                 [only] = fleet(trace, 1, blocks, config, router).replicas
@@ -71,7 +71,7 @@ def test_a_result_names_its_router() -> None:
 
 
 class Fake:
-    """A replica with so many requests, and so many tokens of any prompt."""
+    """A replica with a fixed number of requests and of cached tokens."""
 
     def __init__(self, num_requests: int, cached: int) -> None:
         self.num_requests = num_requests

@@ -1,4 +1,4 @@
-"""Each format of traces: a small file that is read, malformed ones, and which is which."""
+"""Each trace format: a small valid file, malformed ones, and detection of the format."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_bailians_ids_stand_for_16_tokens_and_its_clock_counts_seconds() -> None
         (61_114, 33, 5),
         (75_900, 70, 40),
     ]
-    # The first two share two ids, the third goes on from what it shares with both.
+    # The first two share two ids; the third continues the prefix that it shares with both.
     assert unbounded(trace, ReplayConfig(block_size=16)).hit_tokens == 32 + 32
 
 
@@ -205,7 +205,7 @@ def test_compressed_files_are_told_by_what_they_begin_with(
     plain = (TRACES / "mooncake.jsonl").read_bytes()
     first, second = plain.splitlines(keepends=True)
     path = tmp_path / "trace"
-    path.write_bytes(press(first) + press(second))  # several members, as parallel tools write
+    path.write_bytes(press(first) + press(second))  # several members, as parallel tools write them
     assert same(read_trace(path), read_trace(TRACES / "mooncake.jsonl"))
 
     path.write_bytes(press(plain)[:-6])
@@ -269,7 +269,7 @@ def test_standard_input_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatc
         read_trace("-")
 
 
-# Which format it is
+# Detection of the format
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_elements_larger_than_what_is_read_at_once_are_whole(tmp_path: Path) -> 
 def test_a_character_that_is_read_in_two_parts_is_whole(
     tmp_path: Path, character: str, cut: int
 ) -> None:
-    """The first piece that is read ends after ``cut`` bytes of a character, or between two."""
+    """The first chunk read ends after ``cut`` bytes of a character, or between two."""
     head = '[{"hash_ids": [1], "output_length": 5, "input_length": 5, "timestamp": 0, "text": "'
     width = len(character.encode())
     filler = (record.PIECE - cut - len(head)) % width
@@ -379,11 +379,11 @@ def test_a_character_that_is_read_in_two_parts_is_whole(
 def test_kv_events_become_the_prompts_that_were_stored() -> None:
     trace = read_trace(TRACES / "kv_events.jsonl")
     first, second, third = trace.requests
-    # Two chunks of a prompt, then a block that decoding has filled.
+    # Two chunks of a prompt, then a block that decoding filled.
     assert facts(first) == (0, 16, 4)
     assert first.tokens().tolist() == list(range(100, 116))
     assert [output.tolist() for output in first.outputs] == [[116, 117, 118, 119]]
-    # Later, and after another block: asked for with all that comes before.
+    # A block stored later, after another parent: a prompt with everything before it.
     assert facts(second) == (9_500, 20, 0)
     assert second.tokens().tolist() == [*range(100, 116), *range(120, 124)]
     assert facts(third) == (12_000, 4, 0)
@@ -607,7 +607,7 @@ def test_a_malformed_turn_of_sharegpt_is_named(tmp_path: Path, tokenizer: Path, 
         read_trace(path, tokenizer=tokenizer)
 
 
-# What is kept on disk
+# The cache on disk
 
 
 def rows(count: int, rng: random.Random) -> list[Row]:

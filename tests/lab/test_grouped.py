@@ -1,4 +1,4 @@
-"""Replays with groups of layers: what they find, hold and refuse, and what bounds them."""
+"""Replays with groups of layers: hits, blocks, refusals and bounds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_one_group_of_full_attention_counts_what_a_replay_without_groups_counts(
 def test_a_state_is_kept_where_two_prompts_differ_and_serves_the_third(
     make_trace: MakeTrace,
 ) -> None:
-    """The second has 8 tokens of the first in full attention, and no state after them."""
+    """The second prompt finds 8 tokens in full attention, but no state after them."""
     shared = list(range(8))
     trace = make_trace(*([*shared, *[value] * 12] for value in (50, 60, 70)))
     config = replace(ONE_AT_A_TIME, groups=(FULL, STATE))
@@ -94,7 +94,7 @@ def test_a_state_is_kept_where_two_prompts_differ_and_serves_the_third(
 def test_prompts_that_differ_within_a_block_share_the_state_where_they_differ(
     make_trace: MakeTrace,
 ) -> None:
-    """Five tokens of a block of eight: the second prompt stops there, the third goes on there."""
+    """Five tokens of a block of eight: the second prompt stops there, the third continues."""
     trace = make_trace(*([*range(5), *[value] * 20] for value in (50, 60, 70)))
     config = replace(ONE_AT_A_TIME, block_size=8, min_partial_tokens=1, groups=(FULL, STATE))
     result = replay(trace, 60, config)
@@ -104,7 +104,7 @@ def test_prompts_that_differ_within_a_block_share_the_state_where_they_differ(
 def test_a_window_that_a_running_sequence_has_left_refuses_what_it_shares(
     make_request: MakeRequest, make_trace: MakeTrace
 ) -> None:
-    """A long prompt runs on; others push out its windows, and its full attention stays in use."""
+    """While a long prompt runs, others evict its windows; its full attention stays in use."""
     long = list(range(40))
     trace = make_trace(
         make_request(long, num_output_tokens=1000),
@@ -127,7 +127,7 @@ def test_a_window_that_a_running_sequence_has_left_refuses_what_it_shares(
 def test_a_sample_without_output_keeps_its_state_at_the_end_of_the_prompt(
     make_request: MakeRequest, make_trace: MakeTrace
 ) -> None:
-    """The copies for its siblings are a step, in which no forward has moved its state."""
+    """The copies for its siblings take a step in which no forward advances its state."""
     samples = make_request(list(range(8)), outputs=[[], [30, 31]])
     trace = make_trace(samples, make_request([*range(8), 40], arrival_ms=1))
     assert replay(trace, 60, replace(ONE_AT_A_TIME, groups=(FULL, STATE))).hit_tokens == 8
@@ -136,8 +136,10 @@ def test_a_sample_without_output_keeps_its_state_at_the_end_of_the_prompt(
 def test_blocks_are_counted_by_group_when_a_request_has_been_admitted(
     make_trace: MakeTrace,
 ) -> None:
-    """Twice, with blocks of 4: ten tokens in three blocks and a state, which is kept at 8 as well.
-    The second time, three blocks and two states of the first prompt are cached besides."""
+    """Two prompts of ten tokens each take three blocks of 4 and a state, also kept at 8.
+
+    When the second is admitted, three blocks and two states of the first are also cached.
+    """
     trace = make_trace(list(range(10)), list(range(50, 60)))
     config = replace(ONE_AT_A_TIME, min_partial_tokens=1, groups=(FULL, STATE))
     found = of_groups(replay(trace, 60, config))
@@ -174,7 +176,7 @@ def test_blocks_are_counted_at_no_more_than_16_moments(
 
 
 def test_a_cached_block_that_no_boundary_needs_is_found_in_a_snapshot() -> None:
-    """Ten tokens in blocks of 4, a window of 5, a state at 8: take one away, and count the rest."""
+    """Ten tokens in blocks of 4, a window of 5, a state at 8: remove one and count the rest."""
     groups = (FULL, SlidingWindow(5), STATE)
     manager = BlockManager(num_blocks=20, block_size=4, groups=groups, null_block=True)
     handle = manager.admit(range(10))
@@ -205,7 +207,7 @@ def test_with_windows_and_states_the_states_are_named(make_trace: MakeTrace) -> 
 
 
 class Stops(EventLoop):
-    """Compares how far full attention has each prompt with the stop that the manager names."""
+    """Compares the length cached in full attention with the stop that the manager names."""
 
     def __init__(self, trace: Trace, num_blocks: int, config: ReplayConfig) -> None:
         super().__init__(trace, num_blocks, config)
@@ -227,7 +229,7 @@ class Stops(EventLoop):
         reach = self._found + self._refused
         cached = self.manager.sequence(handle).num_cached_tokens
         between = [stop for stop in self.manager.stops(handle) if stop < last]
-        if reach < last and cached == self._found:  # all of it, as long as there is room
+        if reach < last and cached == self._found:  # everything, if there is room
             assert between == [reach] * (self._refused > 0)
             self.compared += self._refused > 0
         self._prefill(handle, prompt)
@@ -249,7 +251,7 @@ def test_full_attention_reaches_as_far_as_the_manager_says_where_prompts_differ(
 
 
 def test_those_comparisons_happen() -> None:
-    """Of the test before: a reach that is never behind a hit would prove nothing."""
+    """Checks the previous test, which proves nothing if full attention never exceeds the hit."""
     trace = conversations(Random(3), 200)
     stops = Stops(trace, 300, ReplayConfig(block_size=1, groups=(FULL, STATE)))
     stops.run()
@@ -258,7 +260,7 @@ def test_those_comparisons_happen() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_request_that_fits_an_empty_pool_is_served_and_all_blocks_add_up(seed: int) -> None:
-    """In a pool as small as the largest request, at any overlap, chunk and set of groups."""
+    """In a pool as small as the largest request, for any overlap, chunk and set of groups."""
     random = Random(seed)
     config = ReplayConfig(
         block_size=random.choice((1, 2, 3)),
@@ -306,7 +308,7 @@ def test_a_pool_of_the_working_set_finds_all_that_is_attainable(seed: int) -> No
 
 
 def test_full_attention_alone_bounds_what_states_let_a_prompt_find(make_trace: MakeTrace) -> None:
-    """The first two prompts differ where no forward has stopped yet."""
+    """The first two prompts diverge where no forward has stopped before."""
     trace = make_trace(*([*range(8), *[value] * 12] for value in (50, 60, 70)))
     config = replace(ONE_AT_A_TIME, groups=(FULL, STATE))
     found = study(trace, parse_capacities("100%"), config)
@@ -347,11 +349,11 @@ def test_chunks_bound_what_windows_take_of_a_long_prompt(make_trace: MakeTrace) 
         for tokens in (16, 400)
     )
     assert all_at_once == 4 * 100
-    assert few == 100 + 3 * 7  # 23 tokens may begin anywhere within a block
+    assert few == 100 + 3 * 7  # 23 tokens may start anywhere within a block
 
 
 def test_a_block_that_ends_within_an_id_is_counted_by_its_tokens() -> None:
-    """Blocks of 6 over ids of 4 tokens: as the same prompts written out in full."""
+    """Blocks of 6 over ids of 4 tokens give the counts of the same prompts as tokens."""
     config = replace(ONE_AT_A_TIME, block_size=6, min_partial_tokens=2, groups=(FULL, STATE))
     random = Random(1)
     requests = []
@@ -370,7 +372,7 @@ def test_a_block_that_ends_within_an_id_is_counted_by_its_tokens() -> None:
 
 
 def test_a_block_that_may_hold_too_few_tokens_of_an_id_is_refused() -> None:
-    """Ids of three words, of which a block of 7 tokens may hold one."""
+    """Ids take three words, and a block of 7 tokens may hold only one of them."""
     prompt = HashedPrompt(np.array([1 << 40], dtype=np.uint64), 4, tokens_per_id=4, words=3)
     trace = Trace("t", (Request(arrival_ms=0, prompt=prompt, num_output_tokens=1),))
     with pytest.raises(ValueError, match="block_size must have a divisor of at least 3 in common"):

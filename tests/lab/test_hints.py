@@ -1,4 +1,4 @@
-"""The truth about which conversations go on, and what a replay makes of it."""
+"""True hints about which conversations continue, and their effect on a replay."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_policy_of_ones_own_is_told_the_traits_of_what_ends() -> None:
     told = [(t.turn, t.num_prompt_tokens, t.num_output_tokens) for t in made[0].traits]
     assert told == [(1, 3, 9), (1, 3, 1), (1, 3, 1), (2, 4, 2), (3, 5, 3)]
     assert [t.arrival_ms for t in made[0].traits] == [0, 1, 2, 3, 4]
-    # The long answer's blocks went first, so both turns find what came before them.
+    # The long answer's blocks were evicted first, so both turns find their history.
     assert result.hit_tokens == 2 + 4
 
 

@@ -1,6 +1,6 @@
-"""What ``adaptive`` may lose to LRU in short workloads: half a point.
+"""``adaptive`` loses at most half a point to LRU in short workloads.
 
-It bounds the loss in a sample, at 0.2 %; a sample can be unlike the rest.
+The policy bounds its loss in a sample to 0.2 %, but a sample can differ from the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The miss table: every missed token has one reason, and what more blocks would save is true."""
+"""The miss table: every missed token has one reason, and the stated savings are right."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_share_out_of_range_is_refused(chat: Trace, share: float) -> None:
 
 
 def test_the_curve_of_a_live_manager_is_the_curve_of_the_trace(chat: Trace) -> None:
-    """One manager, asked afterwards, against the pass over the trace and against replays."""
+    """Compares a manager's curve after the trace with the offline curve and with replays."""
     offline = hit_rate_curve(chat, ONE_AT_A_TIME)
     loop = EventLoop(chat, 300, ONE_AT_A_TIME, ghost_blocks=20_000)
     result = loop.run()

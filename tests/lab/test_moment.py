@@ -1,4 +1,4 @@
-"""A replay stopped on its way: the same states a whole replay goes through."""
+"""A stopped replay has the state that a full replay has at that time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export in Mooncake's format: read back, the same hits, and only the documented parts are lost."""
+"""Export in Mooncake's format: the same hits, and only the documented parts are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names are whatever somebody called a file: pages and pictures show any of them, and obey none."""
+"""Names are arbitrary file names: pages and pictures show them and never interpret them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def report() -> page.Report:
 def test_a_report_keeps_its_script_whatever_the_trace_is_called(
     report: page.Report, name: str
 ) -> None:
-    command = f"blockmgr report {name}".replace("\udcff", "?")  # a shell's word has no lone half
+    command = f"blockmgr report {name}".replace("\udcff", "?")  # a shell word has no lone surrogate
     text = page.as_html(replace(report, trace=name, command=command))
 
-    # A browser ends a script at "</script", unless "<!--" and "<script" stood before: none of the
-    # three may come from a name.
+    # A browser ends a script at "</script", unless "<!--" and "<script" came before, so a name must
+    # not produce any of the three.
     assert len(re.findall("<script", text)) == len(re.findall("</script", text)) == 2
     assert "<!--" not in text
     [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
@@ -58,7 +58,7 @@ def test_a_report_keeps_its_script_whatever_the_trace_is_called(
     text.encode("utf-8")
 
 
-# As pixels, only a name that could pass for a formula is another case.
+# For pixel images, only a name that looks like a formula is a separate case.
 @pytest.mark.parametrize(
     ("suffix", "name"), [*((".svg", name) for name in NAMES), (".png", FORMULA)]
 )

@@ -1,4 +1,4 @@
-"""The optimum: what trying everything finds, and what nothing exceeds."""
+"""The optimum equals an exhaustive search, and no replay exceeds it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_is_what_trying_every_eviction_finds(rule: str) -> None:
         best = optimum(trace, blocks, ReplayConfig(block_size=size), rule)  # type: ignore[arg-type]
         assert best.hit_blocks == most_hits(known, blocks)
         below_unbounded += best.hit_blocks < unbounded_hits(known)
-    assert below_unbounded > 100  # worlds in which something worth keeping had to go
+    assert below_unbounded > 100  # worlds in which a useful block had to be evicted
 
 
 def test_for_the_manager_it_is_at_most_one_block_above_in_one_world_of_hundreds() -> None:

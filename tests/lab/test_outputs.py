@@ -1,4 +1,4 @@
-"""Outputs of which a trace knows the length alone: they take room, and nobody finds them."""
+"""Outputs of which a trace has only the length: they take room, and no prompt finds them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def request(arrival_ms: int, ids: list[int], num_tokens: int, output: int) -> Re
 
 
 def conversations(random: Random) -> Trace:
-    """Prompts known by ids that go on from each other, as a recorded trace has them."""
+    """Prompts with ids that continue each other, as in a recorded trace."""
     requests, chains, fresh, now = [], [[]], iter(range(10**6)), 0
     for _ in range(random.randint(2, 12)):
         ids = list(random.choice(chains))
         ids += [next(fresh) for _ in range(random.randint(0 if ids else 1, 2))]
         chains.append(ids)
-        # A last id that is cut short is another one when the prompt goes on.
+        # A partial last id is a different id when the prompt continues.
         cut = random.choice((0, 0, 1, 37, 500))
         if cut:
             ids = [*ids[:-1], next(fresh)]
@@ -86,11 +86,11 @@ def test_outputs_take_room_that_prompts_would_have_found_blocks_in() -> None:
     )
     hold = replace(ONE_AT_A_TIME, block_size=512)
     none = replace(hold, outputs="none")
-    # The first holds its prompt, two blocks of output, and the one its last token would begin.
+    # The first holds its prompt, two blocks of output, and one for its last token.
     assert [held_blocks(each, hold) for each in trace.requests] == [4, 1, 2]
     assert [held_blocks(each, none) for each in trace.requests] == [1, 1, 2]
     assert unbounded(trace, hold).full_blocks == unbounded(trace, none).full_blocks + 2
-    # Of four blocks, the output leaves none to the others: its tail goes first.
+    # The output takes the rest of the four blocks; its tail is evicted first.
     assert replay(trace, 4, hold).hit_tokens == replay(trace, 4, none).hit_tokens == 512
     assert replay(trace, 4, hold).evictions > replay(trace, 4, none).evictions == 0
     with pytest.raises(ValueError, match="at least 4"):
@@ -102,7 +102,7 @@ def test_nobody_finds_an_output_that_was_made_up() -> None:
     config = replace(ONE_AT_A_TIME, block_size=16)
     result = replay(trace, 1000, config)
     assert result.hit_tokens == 4 * 496
-    assert result.deduplicated == 4  # the last block of each prompt, and none of an output
+    assert result.deduplicated == 4  # the last block of each prompt, no block of an output
 
 
 def test_outputs_whose_tokens_are_known_are_the_same_in_both_ways() -> None:

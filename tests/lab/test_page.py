@@ -1,4 +1,4 @@
-"""The report page: the numbers of the results, for everybody, in one file that asks for nothing."""
+"""The report page: the numbers of the results, accessible, in one self-contained file."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_so_many_more_blocks_save_what_the_page_says(trace: Trace) -> None:
         cells = (f"{larger.num_blocks:,}", f"{saved:,}", f"{larger.hit_rate:.2%}")
         row = "".join(f"<td>{cell}</td>" for cell in cells)
         assert f'<th scope="row">{more:,}</th>{row}' in text
-    # With the last of them, nothing that could be found is missed.
+    # The largest pool finds everything that can be found.
     assert larger.hit_tokens == report.attainable.hit_tokens
 
 
@@ -279,7 +279,7 @@ def test_bands_are_the_whole_pool_in_every_frame(report: page.Report) -> None:
 
 
 def test_every_band_of_the_pool_has_its_name_beside_it(report: page.Report) -> None:
-    """Also those that are thin at the end, or gone; none on another, none beyond the drawing."""
+    """Also bands that are thin or empty at the end; labels neither overlap nor stick out."""
     for frames in (report.watched.frames, report.watched.frames[:9]):
         seen = replace(report, watched=replace(report.watched, frames=frames))
         names = [band.name for band in pool_bands(seen) if band.blocks.any()]

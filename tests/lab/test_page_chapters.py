@@ -1,4 +1,4 @@
-"""Chapters that not every report has: groups of layers, fleets, sampled curves, a warm-up."""
+"""Optional chapters of a report: groups of layers, fleets, sampled curves, a warm-up."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_bands_of_groups_are_the_whole_pool_in_every_frame(grouped: page.Report)
     ]
     assert len({band.role for band in bands}) == len(bands) == 2 * len(GROUPS) + 1
     total = np.sum([band.blocks for band in bands], axis=0)
-    # The null block is in no band.
+    # No band includes the null block.
     assert set(total.tolist()) == {grouped.result.num_blocks}
     assert len(grouped.group_frames) > 50
 
@@ -153,7 +153,7 @@ def test_a_sampled_curve_stands_on_the_page_with_its_error(trace: Trace) -> None
     assert "estimated from 30.00% of the blocks" in text
     exact = page.as_html(replace(report, curve=replace(curve, hit_rate_errors=None)))
     assert "points</td>" not in exact
-    # The band is one more shape in each of the two drawings.
+    # The error band is one more shape in each of the two drawings.
     assert text.count("<path") - exact.count("<path") == 2
 
 

@@ -1,4 +1,4 @@
-"""The report page as a browser shows it, from a file and without a network."""
+"""The report page in a browser, from a file and without a network."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_tab_reaches_the_skip_link_first_and_each_chart_once(browser: Browser, s
         )
         charts += [chart] if chart else []
         assert len(charts) < 50
-    # Wide drawings only: the narrow ones are not shown.
+    # Only wide drawings: the narrow ones are hidden.
     wide = "[...document.querySelectorAll('svg.wide')].map(c => c.getAttribute('aria-labelledby'))"
     assert charts == browser.run(wide)
 
@@ -153,5 +153,5 @@ def test_both_schemes_show_something_on_their_own_paper(
     assert bool(paper.mean() < 0.2) is dark
     different = np.abs(seen - paper).max(axis=-1) > 0.3
     assert 0.02 < different.mean() < 0.5
-    # In each tenth of the page, from top to bottom, there is something.
+    # Each tenth of the page, from top to bottom, has content.
     assert all(part.any() for part in np.array_split(different, 10))

@@ -1,4 +1,4 @@
-"""A plan: the smallest pool that reaches a hit rate, by replays on both sides of it."""
+"""A plan gives the smallest pool that reaches a hit rate, checked by replays around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture: right format, right data beside it, the same file for the same study."""
+"""The picture: its format, the data beside it, and the same file for the same study."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefill and decode apart: two fleets in a row, and what travels between them."""
+"""Separate prefill and decode: two fleets in a row, and the transfer between them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_a_request_is_prefilled_and_then_handed_over() -> None:
     )
     model = PrefillModel(ms_per_token=2, overhead_ms=10)
     found = fleet_apart(trace, 1, 1, 20, CONFIG, send_ms_per_token=3, first_token=model)
-    # Five tokens are computed, then the two that are not cached; as many travel.
+    # Five tokens are computed, then the two that are not cached; equally many are sent.
     assert found.first_token_ms.tolist() == [20, 14]
     assert found.handover_ms.tolist() == [15, 6]
     assert found.sent_tokens == 7
     [prefill], [decode] = found.prefill, found.decode
     assert (prefill.hit_tokens, decode.hit_tokens) == (4, 4)
-    # Outputs take no room where prompts are computed, and both requests are past it in turn.
+    # Outputs take no room in the prefill replica, and its two requests run one after the other.
     assert (prefill.peak_used_blocks, decode.peak_used_blocks) == (3, 2 + 2 + 3)
 
 
@@ -50,7 +50,7 @@ def test_a_decode_replica_that_is_full_delays_decoding_and_not_the_first_token()
     send = {"decode_blocks": 3, "send_ms_per_token": 5}
     found = fleet_apart(trace, 1, 1, 9, CONFIG, **send, first_token=model)
     assert found.first_token_ms.tolist() == [10, 10]
-    # The first holds its blocks while it travels, and for its service time.
+    # The first request holds its blocks during the transfer and its service time.
     assert found.handover_ms.tolist() == [15, 15 + 100 + 15]
     assert found.waited == 1
 
@@ -98,7 +98,7 @@ def test_one_replica_that_prefills_at_once_is_a_replay_of_prompts_alone() -> Non
         trace = worlds.conversations(Random(seed), 14)
         bare = tuple(replace(one, outputs=(), num_output_tokens=0) for one in trace.requests)
         found = fleet_apart(trace, 1, 1, 40, CONFIG, first_token=at_once)
-        # All of it happens at the instant of arrival, so the second half is a replay as well.
+        # Everything happens at the time of arrival, so the second half is a replay as well.
         instant = replace(CONFIG, min_service_ms=0)
         expected = (
             replay(Trace("bare", bare), 40, instant),

@@ -1,4 +1,4 @@
-"""Paths through the forest of prefixes: equal numbers are equal prefixes, whatever the runs."""
+"""Paths through the forest of prefixes: equal numbers mean equal prefixes, for any runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def expanded(trace: Trace) -> Trace:
 
 
 def node_paths(stream: References) -> list[list[list[int]]]:
-    """The blocks of each request: looked up, of the prompt, and of each sample at its end."""
+    """The blocks of each request: looked up, in the prompt, and in each sample at its end."""
     return [
         [stream.nodes(run) for run in (request.limit, request.prompt, *request.ends)]
         for request in stream.requests
@@ -68,7 +68,7 @@ def test_ids_and_the_tokens_they_stand_for_give_the_same_blocks(rule: str, block
     for _ in range(40):
         trace = hashed(
             *(
-                # By ids, a partial block of tokens is one of its own.
+                # With rule "ids", a partial block counts as a block.
                 (ids, 512 * (len(ids) - 1) + (512 if rule == "ids" else random.randint(1, 512)))
                 for ids in (
                     [random.randrange(3) for _ in range(random.randint(1, 3))] for _ in range(6)
@@ -122,8 +122,8 @@ def test_runs_do_not_grow_with_the_blocks_of_a_prompt() -> None:
     trace = hashed(([1, 2, 3], 1536), ([1, 2, 4], 1300), ([1, 2, 3, 5], 2048))
     for block_size in (512, 16, 1):
         stream = references(trace, ReplayConfig(block_size=block_size), "served")
-        # [1 2], [3] but for its end, that end and [5], [4]; at 512 tokens a block, where no prompt
-        # is served its last id, [1 2], [3].
+        # The runs are [1 2], [3] without its end, that end with [5], and [4]; at 512 tokens per
+        # block, where no prompt is served its last id, they are [1 2] and [3].
         assert len(stream.runs) == (4 if block_size < 512 else 2)
         assert stream.runs.num_nodes == len({n for p in node_paths(stream) for q in p for n in q})
 

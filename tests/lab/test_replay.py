@@ -1,4 +1,4 @@
-"""Replay against a simulation a reader can check by eye, and a golden trace worked by hand."""
+"""Replay against a simple simulation, and a golden trace worked by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ONE_AT_A_TIME = ReplayConfig(block_size=2, min_service_ms=0, service_ms_per_toke
 
 @dataclass(eq=False)
 class Block:
-    """A block: how many tables name it, the prefix it is findable by, twins cached and private."""
+    """A block: its references, the prefix by which it is found, its cached and private twins."""
 
     references: int = 1
     prefix: tuple[Any, ...] | None = None
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass
 class Pool:
-    """Blocks in use are a number, findable ones a dict, idle ones a list, oldest first."""
+    """A count of blocks in use, a dict of findable ones, a list of idle ones, oldest first."""
 
     capacity: int
     used: int = 0
@@ -78,7 +78,7 @@ class Pool:
             block.twin.private_twins.remove(block)
 
     def hand_over(self, block: Block, twin: Block) -> None:
-        """What no table names any more is not kept for a twin, which takes its place."""
+        """Replaces a cached block that no table names by its twin."""
         assert block.prefix is not None
         if block in self.idle:
             self.idle.remove(block)
@@ -90,7 +90,7 @@ class Pool:
 
 
 class Simulation:
-    """The rules of replay.py's docstring, one millisecond at a time, block by block."""
+    """Applies the rules of replay.py's docstring millisecond by millisecond, block by block."""
 
     def __init__(self, trace: Trace, capacity: int, config: ReplayConfig) -> None:
         self.trace = trace
@@ -167,7 +167,7 @@ class Simulation:
         )
 
     def new_blocks(self, request: Request, found: int) -> int:
-        """Count places: full prompt blocks once, later blocks once a sample that writes them.
+        """Counts full prompt blocks once, and later blocks once for each sample that writes them.
 
         Without remapping, a full last prompt block may have to be held beside its cached twin.
         """
@@ -184,7 +184,7 @@ class Simulation:
         return len(places) + twin - found
 
     def find(self, request: Request) -> list[Block]:
-        """The longest findable chain that leaves the last prompt token to compute."""
+        """The longest cached chain that leaves the last prompt token to compute."""
         tokens, size = request.tokens().tolist(), self.config.block_size
         found = []
         for end in range(size, len(tokens), size):
@@ -252,7 +252,7 @@ class Simulation:
 
 
 def counted(result: ReplayResult) -> dict[str, int]:
-    """The counts of a replay that the simulation counts as well."""
+    """The counts of a replay that the simulation also has."""
     names = ("hit_tokens", "query_tokens", "copies", "rejected", "waited", "wait_ms", "steps")
     more = ("deduplicated", "evictions", "peak_used_blocks")
     return {name: getattr(result, name) for name in (*names, *more)}
@@ -260,7 +260,7 @@ def counted(result: ReplayResult) -> dict[str, int]:
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
-    """Two token values and short prompts: beginnings collide and pools run dry all the time."""
+    """Two token values and short prompts: prefixes collide and blocks run out all the time."""
     text = st.lists(st.integers(0, 1), max_size=5)
     prompt = st.one_of(text, st.integers(1, 9).map(lambda n: [0] * n)).filter(bool)
     now, requests = 0, []
@@ -288,7 +288,7 @@ configs = st.builds(
     min_service_ms=st.integers(0, 6),
     service_ms_per_token=st.integers(0, 3),
     dedup=st.sampled_from(["remap", "append_only"]),
-    outputs=st.just("none"),  # the simulation knows only outputs whose tokens are given
+    outputs=st.just("none"),  # the simulation supports only outputs with given tokens
 )
 
 
@@ -513,6 +513,6 @@ def test_a_setting_out_of_its_bounds_is_refused(changes: dict[str, int], message
 
 
 def test_host_time_is_the_processors_for_this_thread() -> None:
-    """Not the wall's: other processes would be in it."""
+    """Not wall time, which includes other processes."""
     for call in (replay, EventLoop, study):
         assert inspect.signature(call).parameters["clock"].default is time.thread_time

@@ -1,4 +1,4 @@
-"""What is printed: plain lines for programs, JSON without anything that changes by itself."""
+"""Printed output: plain lines for programs, and JSON that is the same in every run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROVENANCE = Provenance(command="blockmgr replay --seed 1", seed=1)
 
 
 class Terminal(StringIO):
-    """A file that says it is a terminal."""
+    """A file that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -141,7 +141,7 @@ def test_the_environment_says_how_to_get_a_missing_extra(monkeypatch: pytest.Mon
     print_environment(file)
 
     assert dict(environment())["extra plot"] == expected
-    # Brackets are markup to rich, and would vanish.
+    # Brackets are markup for rich, and would disappear.
     assert expected in file.getvalue()
 
 
@@ -155,7 +155,7 @@ def test_the_environment_is_printed_one_fact_a_line() -> None:
 def test_a_table_that_only_fits_without_its_edge_is_drawn_without_it(
     monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    """As wide as the table of a sweep: 81 columns with an edge, 79 without."""
+    """A table as wide as that of a sweep: 81 columns with an edge, 79 without."""
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", str(columns))
     table = Table(box=box.SIMPLE, padding=0)

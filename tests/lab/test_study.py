@@ -1,4 +1,4 @@
-"""Several capacities at once: how they are written, resolved and put side by side."""
+"""Several capacities at once: how they are written, resolved and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep: every row as a replay by itself gives it, however many processes there were."""
+"""A sweep: every row equals a separate replay, for any number of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading, expanding and writing traces; what is wrong with a malformed one, and where."""
+"""Reading, expanding and writing traces; the error and the place in a malformed one."""
 
 from __future__ import annotations
 

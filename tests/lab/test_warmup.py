@@ -1,4 +1,4 @@
-"""Requests that fill the pool and are not counted: the rest counts what it counted before."""
+"""Warm-up requests fill the pool and are not counted; the others keep their counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE_AT_A_TIME = ReplayConfig(block_size=4, min_service_ms=0, service_ms_per_toke
 
 
 class Noted(EventLoop):
-    """A replay that notes what each request found, by its number."""
+    """A replay that records what each request found, by its number."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -89,7 +89,7 @@ def test_the_optimum_is_what_trying_every_eviction_finds_for_the_later_requests(
         warm = random.randrange(len(trace.requests))
         known = list(uses(trace, config.block_size, "manager"))
         blocks = least(trace, config) + random.randrange(4)
-        # A request that is not counted finds nothing worth having.
+        # Hits of a request that is not counted have no value.
         counted = [use if i >= warm else use._replace(looked_up=0) for i, use in enumerate(known)]
 
         [best] = Replays(trace, warm).optima([blocks], config)

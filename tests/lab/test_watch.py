@@ -1,4 +1,4 @@
-"""A watched replay: it counts what an unwatched one does, and accounts for every block."""
+"""A watched replay has the counts of an unwatched one, and accounts for every block."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ def test_what_was_evicted_is_asked_for_and_not_found(
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_no_gap_is_found_more_often_than_it_is_asked_for(name: str) -> None:
-    """In a pool so small that requests wait, and so ask later than they came."""
+    """In a pool so small that requests wait, so that look-ups are later than arrivals."""
     trace = generate(name, 2)
     small = watch(trace, 700, ReplayConfig())
     asked, found = (Counter(gaps.tolist()) for gaps in (small.asked_gaps_ms, small.reuse_gaps_ms))
     assert found <= asked
-    if name != "parallel-sampling":  # whose prompts come once
+    if name != "parallel-sampling":  # whose prompts do not repeat
         assert small.result.waited
         assert found != asked
 

@@ -1,4 +1,4 @@
-"""Processes of a sweep that are killed: that costs time, not a result."""
+"""Killed processes of a sweep cost time but no result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def square(_: Replays, number: int) -> int:
 
 
 def square_if_let(_: Replays, number: int, folder: str, kills: int) -> int:
-    """The first attempts kill the process that makes them."""
+    """The first attempts kill their own process."""
     attempts = Path(folder, str(number))
     with attempts.open("ab") as file:
         file.write(b".")
@@ -41,7 +41,7 @@ def die(*_: object) -> None:
 
 
 def run(tasks: list[Task], jobs: int) -> tuple[list[int], int]:
-    """The results, and how often a task was called done."""
+    """The results, and the number of notifications that a task is done."""
     done: Counter[str] = Counter()
     with workers_on(TRACE, jobs) as processes:
         return processes.run(tasks, lambda: done.update(["done"])), done["done"]

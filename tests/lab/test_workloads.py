@@ -1,4 +1,4 @@
-"""The generators: the same seed gives the same trace, and prompts share what they should."""
+"""The generators: the same seed gives the same trace, and prompts have the right prefixes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_few_shot_prompts_of_a_task_part_at_an_example() -> None:
     )
 
     assert len({tuple(prompt[:20]) for prompt in prompts(trace)}) == 1
-    # Two of three examples in order: six beginnings, by three first examples.
+    # Two of three examples in any order: six prefixes, with three different first examples.
     assert len({tuple(prompt[:21]) for prompt in prompts(trace)}) == 3
 
 

@@ -1,12 +1,11 @@
-"""Optimum and curve on a production trace, to the last hit.
+"""Exact counts of the optimum and the curve on a production trace.
 
-The numbers of the tables are those of an independent simulator; beside them every count is found
-again by the naive simulations of ``brute_force``. The trace is Mooncake's
-``conversation_trace.jsonl`` (FAST'25 release). It is not part of this repository; without it these
-tests are skipped. At 16 tokens a block the naive simulations take minutes, so their counts stand
-here; ``python -m benchmarks.yardsticks TRACE --check``, which ``tests/nightly`` runs, finds them
-again, at more capacities.
-Simulators of ids know no outputs, so the replays here have none.
+The numbers of the tables come from an independent simulator; the naive simulations of
+``brute_force`` reproduce every count. The trace is Mooncake's ``conversation_trace.jsonl`` (FAST'25
+release). It is not part of this repository; without it these tests are skipped. At 16 tokens a
+block the naive simulations take minutes, so their counts are recorded here; ``python -m
+benchmarks.yardsticks TRACE --check``, which ``tests/nightly`` runs, reproduces them at more
+capacities. Simulators of ids have no outputs, so the replays here have none.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ IDS = {
     36_558: (99_632, 50_988_054, 105_710),
     91_395: (104_759, 53_611_499, 105_710),
 }
-# The same where only blocks a prompt may be served are ever kept.
+# The same if only blocks that a prompt may be served are cached.
 SERVED = {
     1827: (15_230, 7_797_760, 69_138),
     3655: (23_768, 12_169_216, 89_910),
@@ -116,7 +115,7 @@ def test_the_manager_with_requests_that_overlap_is_on_the_curve(conversation: Tr
 
 
 def test_every_count_at_16_tokens_a_block(conversation: Trace) -> None:
-    """What the naive simulations count in minutes: see ``benchmarks.yardsticks``."""
+    """The naive simulations take minutes for these counts: see ``benchmarks.yardsticks``."""
     curve = hit_rate_curve(conversation, AT_16)
     stream = references(conversation, AT_16)
     one, ten = 56_629, 566_291  # per cent of 5,662,916 distinct blocks

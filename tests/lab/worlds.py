@@ -1,4 +1,4 @@
-"""Traces so small that prefixes collide and pools run dry in nearly every one."""
+"""Traces so small that in nearly every one prefixes collide and blocks run out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blockmgr.lab.trace import Request, Tokens, Trace
 
 
 def tokens(random: Random, most: int, least: int = 1) -> Tokens:
-    """A few tokens of two values."""
+    """A few tokens with two possible values."""
     values = [random.randrange(2) for _ in range(random.randint(least, most))]
     return np.array(values, dtype=np.uint32)
 

@@ -1,4 +1,4 @@
-"""Every causal language model of transformers against the engine: the same tokens, or refused.
+"""Runs every causal language model of transformers: the same tokens, or a refusal.
 
 ``python -m tests.models_sweep`` runs them all; ``tests/ports/test_engine_sweep.py`` runs some.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["KEPT", "types_kept", "version_kept"]
 
 KEPT = Path(__file__).with_name("types.txt")
-"""The model types that run, a line each, under the version of transformers that they are of."""
+"""The model types that run, one per line, and above them the version of transformers."""
 
 
 def types_kept() -> list[str]:
@@ -17,5 +17,5 @@ def types_kept() -> list[str]:
 
 
 def version_kept() -> str:
-    """The version of transformers with which they were found."""
+    """The version of transformers for which the list was made."""
     return KEPT.read_text().splitlines()[0].removeprefix("# transformers ")

@@ -1,7 +1,7 @@
 """``python -m tests.models_sweep [NAME ...]``: a table of every model type and setting.
 
-Exit code 1 if one says other tokens or raises anything but a refusal, or if those that run are not
-the ones kept in ``types.txt`` for this version of transformers.
+Exit code 1 if a model generates other tokens or raises anything but a refusal, or if the models
+that run differ from the list in ``types.txt`` for this version of transformers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ BAD = ("wrong", "foreign")
 
 
 def main() -> int:
-    """Judges the classes that are named, or all."""
+    """Judges the named classes, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.models_sweep", description=__doc__)
-    parser.add_argument("names", nargs="*", help="model types, as llama; all by default")
+    parser.add_argument("names", nargs="*", help="model types, such as llama; all by default")
     parser.add_argument(
         "--write", action="store_true", help=f"keep the model types that run in {KEPT.name}"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    # A model that turns out not to be tiny fails, instead of taking the machine's memory.
+    # A model that is not tiny fails instead of taking the machine's memory.
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     transformers.logging.set_verbosity_error()
     found: dict[str, dict[str, Outcome]] = {}
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def _matters(outcomes: dict[str, Outcome], setting: str) -> bool:
-    """Whether a setting, where the model runs with it, has changed what ``generate`` says."""
+    """Whether a setting, if the model runs with it, changes the tokens of ``generate``."""
     mine, plain = outcomes[setting], outcomes["plain"]
     return mine.verdict == plain.verdict == "equal" and mine.truth != plain.truth
 

@@ -1,4 +1,4 @@
-"""What the engine makes of one model: the tokens of its ``generate``, a refusal, or an error."""
+"""Runs one model on the engine: the tokens of its ``generate``, a refusal, or an error."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ Tokens = list[list[int]]
 
 NEW_TOKENS: Final = 10
 BLOCK_SIZE: Final = 4
-"""Or as many more as the state of a recurrent layer takes."""
+"""Larger if the state of a recurrent layer takes more."""
 
 MOST_WEIGHTS: Final = 20_000_000
-"""A model of more has fields that ``tiny`` does not know; it is not built."""
+"""A larger model has fields that ``tiny`` does not know; it is not built."""
 
 CLOSE: Final = 1e-3
-"""Logits this near to each other may change places by rounding."""
+"""Rounding may change the order of logits that are this close."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What has come of a model.
+    """The verdict on a model.
 
     Attributes:
-        verdict: ``equal`` and ``refused`` are right. ``wrong``: other tokens. ``foreign``: an
-            exception that is not a refusal. ``unknown``: nothing to compare with, since
-            transformers itself cannot make or run the model as it was set here.
-        why: Of a refusal, what is missing; else the error, or where tokens part.
+        verdict: ``equal`` and ``refused`` are correct. ``wrong``: other tokens. ``foreign``: an
+            exception that is not a refusal. ``unknown``: nothing to compare with, because
+            transformers itself cannot create or run the model with these settings.
+        why: What is missing for a refusal; otherwise the error, or where tokens diverge.
         truth: The tokens of ``generate``, if it has run.
     """
 
@@ -56,9 +56,9 @@ def judge(config_class: type[PretrainedConfig], setting: str = "plain", **change
     """Runs a tiny model of a class with ``generate`` and with the engine.
 
     Args:
-        config_class: Of a causal language model.
+        config_class: The config class of a causal language model.
         setting: A name in ``tiny.SETTINGS``.
-        **changes: Fields of the config to set besides.
+        **changes: Further fields of the config to set.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -77,7 +77,7 @@ def judge(config_class: type[PretrainedConfig], setting: str = "plain", **change
 
 
 def _without_sizes(config_class: type[PretrainedConfig], error: Exception) -> Outcome:
-    """Of a class whose sizes cannot be set in this way: whether it is refused as it is."""
+    """For a class whose sizes cannot be set this way: whether it is refused unchanged."""
     try:
         config = config_class()
     except Exception:
@@ -114,14 +114,14 @@ def _compared(config: PretrainedConfig, block_size: int) -> Outcome:
 
 
 def _prompts() -> Tokens:
-    """Two with the same prefix, one shorter than any window, one that is longer than a chunk."""
+    """Two prompts with a common prefix, one shorter than any window, one longer than a chunk."""
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(10, VOCAB, (n,), generator=generator).tolist() for n in (34, 21, 3)]
     return [*rows, [*rows[0][:19], 11, 12]]
 
 
 def _model(config: PretrainedConfig) -> PreTrainedModel:
-    """Seeded weights, drawn so wide that logits lie well apart."""
+    """Seeded weights with so large a variance that logits differ clearly."""
     with torch.device("meta"):
         count = AutoModelForCausalLM.from_config(copy.deepcopy(config)).num_parameters()
     if count > MOST_WEIGHTS:
@@ -150,7 +150,7 @@ def _tokens(generations: list[Generation]) -> Tokens:
 
 
 def _is_tie(model: PreTrainedModel, prompt: list[int], ours: list[int], theirs: list[int]) -> bool:
-    """Whether the first tokens that differ have the same logits but for rounding."""
+    """Whether the first tokens that differ have equal logits except for rounding."""
     at = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt, *theirs[:at]]])).logits[0, -1]

@@ -1,4 +1,4 @@
-"""Tiny configs of any class, made from its default config by the names of its fields."""
+"""Tiny configs of any class, made from its default config by field name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from transformers import PretrainedConfig
 __all__ = ["SETTINGS", "tiny_config"]
 
 VOCAB: Final = 128
-LAYERS: Final = 6  # so many that one in six may be of another kind
+LAYERS: Final = 6  # enough for a model in which one layer in six is of another kind
 
-# By name of the field, as the families of transformers call it. What a class has no field for is
-# not passed.
+# Values by field name, as the families of transformers name them. Values without a field in a class
+# are not passed.
 SIZES: Final[dict[str, Any]] = {
     "vocab_size": VOCAB,
     "bos_token_id": 1,
@@ -86,7 +86,7 @@ SIZES: Final[dict[str, Any]] = {
     "mamba_chunk_size": 16,
     "mamba_d_state": 16,
     "attn_layer_indices": [2, 5],
-    "tie_word_embeddings": False,  # else a model without training says the last token again
+    "tie_word_embeddings": False,  # otherwise an untrained model repeats the last token
 }
 
 SETTINGS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {
@@ -94,7 +94,7 @@ SETTINGS: Final[dict[str, tuple[tuple[str, ...], Any]]] = {
     "window 6": (("sliding_window", "attention_window", "local_window", "window_size"), 6),
     "soft cap": (("attn_logit_softcapping", "attention_logit_cap", "softcap"), 1.5),
 }
-"""By name: parts of the names of the fields that are set, the first one always, and to what."""
+"""By name: parts of the names of the fields to set (the first one always), and the value."""
 
 SWITCHES: Final[dict[str, dict[str, Any]]] = {
     "window 6": {"use_sliding_window": True, "max_window_layers": 0, "use_swa": True},
@@ -109,7 +109,7 @@ def tiny_config(
     Args:
         config_class: Any config class; its sub-configs become tiny as well.
         setting: A name in ``SETTINGS``.
-        **changes: Fields to set besides.
+        **changes: Further fields to set.
     """
     return config_class(**{**_fields(config_class, setting), **changes})
 
@@ -121,7 +121,7 @@ def _fields(config_class: type[PretrainedConfig], setting: str) -> dict[str, Any
     named = {aliases.get(name, name): value for name, value in SIZES.items()}
     fields = {name: value for name, value in named.items() if name in known}
     if known.get("head_dim") == known.get("qk_rope_head_dim") is not None:
-        fields["head_dim"] = fields["qk_rope_head_dim"]  # what is rotated, where the rest is not
+        fields["head_dim"] = fields["qk_rope_head_dim"]  # the rotated part
     fields |= _per_layer(known, default)
     if isinstance(rope := known.get("rope_parameters"), dict):
         fields["rope_parameters"] = _rope(rope)
@@ -133,7 +133,7 @@ def _fields(config_class: type[PretrainedConfig], setting: str) -> dict[str, Any
 
 
 def _per_layer(known: dict[str, Any], default: PretrainedConfig) -> dict[str, Any]:
-    """Lists with an entry for each layer, cut to as many layers as there are."""
+    """Truncates lists with an entry per layer to the number of layers."""
     count = getattr(default, "num_hidden_layers", None)
     return {
         name: value[:LAYERS]

@@ -1,1 +1,1 @@
-"""The real core and the real Python layer, each time with one bug planted."""
+"""The real core and the real Python layer, with one planted bug at a time."""

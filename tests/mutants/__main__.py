@@ -1,11 +1,11 @@
 """Plants each bug and counts the calls until it is found: ``python -m tests.mutants``.
 
-A bug of the core is compiled into it, without Python (see ``tests.core``), and that is stressed
-from several seeds, each of which must find it. A bug of the Python layer is planted in a copy of
-the package, and its tests are run. One of groups of layers meets the stress program first, and its
-tests only if that does not find it, for they need a build of the extension. A mutant that survives
-makes the exit code 1; so does one whose text the code no longer has. ``--share 6 --word WORD``
-plants one in six of them; the word, in CI the id of the commit, decides which.
+A bug of the core is compiled into it, without Python (see ``tests.core``), and the stress program
+runs from several seeds, each of which must find the bug. A bug of the Python layer is planted in a
+copy of the package, whose tests are run. For a bug of groups of layers, the stress program runs
+first; its tests run only if that finds nothing, because they need a build of the extension. The
+exit code is 1 if a mutant survives or if the code no longer contains its text. ``--share 6 --word
+WORD`` plants one in six of the mutants; the word, in CI the id of the commit, decides which.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from tests.mutants.groups import GROUPS
 from tests.mutants.python import tests_that_find
 from tests.mutants.share import drawn_share
 
-# Until half of the bugs are found. Bugs that only engines of one habit meet take longer: each habit
-# is drawn in a part of the runs.
+# Within this many calls, half of the bugs must be found. Bugs that only engines with one habit
+# expose take longer, because each habit is drawn in only part of the runs.
 MOST_CALLS = 2_500
 Result = tuple[int | None, ...]
 BUILT = (*EXTENSION, *GROUPS)
 
 
 def report(mutant: Mutant, result: Result) -> None:
-    """One line; what a seed did not find shows as a dash."""
+    """Prints one line; a dash stands for a seed that found nothing."""
     words = {None: "-", CRASHED: "crash", ENDLESS: "endless"}
     counts = "  ".join(words.get(count) or f"{count:,}" for count in result)
-    # The last one of groups is that of the tests, where the stress program did not find it.
+    # For a bug of groups, the last result is that of the tests if the stress program found nothing.
     kind = "calls" if mutant in CORE else "calls, tests" if mutant in GROUPS else "tests"
     print(f"{mutant.name:45} {kind} {counts}", flush=True)
 
 
 def stressed(workshop: Workshop, mutant: Mutant, ops: int, seeds: Iterable[int]) -> Result:
-    """Calls until an engine with groups of layers finds it; ``None`` for each seed in vain."""
+    """Calls until an engine with groups finds it; ``None`` for a seed that finds nothing."""
     calls: list[int | None] = []
     for seed in seeds:
         calls += workshop.calls_until_found(replace(mutant, profile="groups"), ops, [seed])
@@ -56,10 +56,10 @@ def stressed(workshop: Workshop, mutant: Mutant, ops: int, seeds: Iterable[int])
 
 
 def most_calls(found: dict[Mutant, Result], ops: int) -> dict[tuple[str, int], int]:
-    """By profile and seed, the calls that the core as it is must pass for the results to count.
+    """By profile and seed, the calls that the unchanged core must pass without a violation.
 
-    Nobody counted those of a run that crashed, did not end or found nothing: it may have made all.
-    Never fewer than ``ops``, so that its speed shows.
+    The calls of a run that crashed, did not end or found nothing are unknown, so they count as the
+    maximum. The number is at least ``ops``, so that the speed is measured too.
     """
     most: dict[tuple[str, int], int] = {}
     for mutant, result in found.items():
@@ -70,10 +70,10 @@ def most_calls(found: dict[Mutant, Result], ops: int) -> dict[tuple[str, int], i
 
 
 def summary(found: dict[Mutant, Result], seconds: float) -> int:
-    """What was found after how many calls; the exit code.
+    """Prints what was found after how many calls; returns the exit code.
 
-    The median counts against the tests only if every bug of the core was planted: a few may be rare
-    ones.
+    The limit on the median applies only if every bug of the core was planted, because a few bugs
+    may happen to be rare ones.
     """
     survivors = sorted(
         mutant.name
@@ -95,7 +95,7 @@ def summary(found: dict[Mutant, Result], seconds: float) -> int:
 
 
 def options() -> argparse.ArgumentParser:
-    """What the command takes."""
+    """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants to run; all by default")
     half = parser.add_mutually_exclusive_group()
@@ -104,17 +104,17 @@ def options() -> argparse.ArgumentParser:
     half.add_argument(
         "--extension",
         action="store_true",
-        help="those between the two, else left out: each is built",
+        help="only those of the bindings, otherwise left out",
     )
-    half.add_argument("--groups", action="store_true", help="likewise, those of groups of layers")
-    parser.add_argument("--ops", type=int, default=300_000, help="most calls for a bug")
-    parser.add_argument("--seeds", type=int, default=3, help="each of 1 to this has to find it")
+    half.add_argument("--groups", action="store_true", help="only those of groups of layers")
+    parser.add_argument("--ops", type=int, default=300_000, help="maximum of calls for a bug")
+    parser.add_argument("--seeds", type=int, default=3, help="each seed up to this must find it")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
     parser.add_argument(
         "--share", type=int, default=1, metavar="N", help="one in N of the mutants; all by default"
     )
-    parser.add_argument("--word", default="", help="draws the share; another one draws others")
+    parser.add_argument("--word", default="", help="word that selects the share")
     return parser
 
 

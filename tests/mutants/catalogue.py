@@ -1,7 +1,7 @@
-"""The bugs: what other block managers have had, line by line in this one.
+"""The planted bugs: those of other block managers, line by line in this one.
 
-A mutant is one replacement in one file. The text it replaces must be there exactly once, so a
-mutant cannot die out unnoticed when the code around it changes.
+A mutant is one replacement in one file. The replaced text must occur exactly once, so a mutant
+cannot disappear unnoticed when the code around it changes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Mutant:
     before: str
     after: str
     tests: tuple[str, ...] = ()
-    """Of a bug in Python or the extension: what is run to find it."""
+    """For a bug in Python or the extension: the tests that must find it."""
 
     profile: str = "all"
-    """Of a bug in the core: the engine that meets it, where others hardly do."""
+    """For a bug in the core: the profile that finds it, if others rarely do."""
 
     times: int = 1
-    """Of a bug in the core: factor on the usual number of calls, for rare bugs."""
+    """For a bug in the core: a factor on the number of calls, for rare bugs."""
 
 
 CORE = (
@@ -198,7 +198,7 @@ CORE = (
         "  const int group = number_of(further);\n",
         times=4,
     ),
-    # What each share has of its own, and runs.
+    # State of single shares, and runs.
     Mutant(
         "time_passes_in_the_common_share_only",
         "sequences/pins.cc",
@@ -276,7 +276,7 @@ CORE = (
         "  if (false) past->count(run.nodes",
         profile="pool",
     ),
-    # What callers are shown.
+    # Arrays shown to callers.
     Mutant(
         "releases_what_the_shown_table_says",
         "sequences/sequences.cc",
@@ -446,7 +446,7 @@ CORE = (
         "    --nodes_.uses(cached).pins;\n    return;\n",
         times=4,
     ),
-    # What is taken back of a step.
+    # Withdrawals from a step.
     Mutant(
         "withdraws_what_others_have_found",
         "sequences/withdrawal.cc",
@@ -472,7 +472,7 @@ CORE = (
         "  refuse_open_ticket(call);\n",
         "",
     ),
-    # What is being computed.
+    # Tokens that are being computed.
     Mutant(
         "appended_tokens_are_not_being_computed",
         "sequences/growth.cc",
@@ -886,7 +886,7 @@ CORE = (
         "                                    child->extras |\n",
         "",
     ),
-    # Chains taken into use at once.
+    # Chains acquired at once.
     Mutant(
         "a_chain_is_not_written_to_its_row",
         "sequences/admission.cc",
@@ -1166,7 +1166,7 @@ CORE = (
         "  while (done < open_steps_.size() && open_steps_[done].ticket <= ticket)",
         "  while (done < open_steps_.size())",
     ),
-    # Reuse of parts.
+    # Partial reuse.
     Mutant(
         "reuses_a_token_too_many",
         "sequences/admission.cc",
@@ -1458,7 +1458,7 @@ CORE = (
         "  if (parent.diverged > 1) return;\n  parent.listed = true;\n  lists_.push_front(",
         profile="returning",
     ),
-    # What a larger pool would have found.
+    # The hit rate curve.
     Mutant(
         "a_cached_ghost_is_not_resolved",
         "policies/reuse.cc",
@@ -1688,7 +1688,7 @@ PYTHON = (
     ),
 )
 
-# Where Python and the core meet: each takes a whole build.
+# Bindings: each of these takes a whole build.
 EXTENSION = (
     Mutant(
         "forgets_in_the_order_of_nodes",

@@ -1,7 +1,7 @@
 """Bugs of the core: planted, compiled and stressed.
 
-Everything is compiled once, to run fast, with headers that were compiled before. Of a mutant, only
-the file that has the bug is compiled again, quickly; of one in a header, all of it.
+Everything is compiled once with optimisation and precompiled headers. For a mutant, only the file
+with the bug is recompiled, without optimisation; for a bug in a header, everything.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tests.core.__main__ import core_files, policies, sources
 from tests.mutants.catalogue import Mutant
 
 FOUND = re.compile(r"after (\d+) operations")
-CRASHED = 0  # nobody counted the calls
+CRASHED = 0  # the number of calls is unknown
 ENDLESS = -1
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL}
-MOST_MEMORY = 1 << 30  # a bug may ask for all there is
-# For how long a run may use its processor, as a bug may never end: the core as it is has to make so
-# many calls a second, and with a bug in it may be so many times slower than that.
+MOST_MEMORY = 1 << 30  # a bug may try to allocate everything
+# Limits on processor time, because a bug may cause an endless loop: the unchanged core must make
+# this many calls a second, and a mutant may be SLOWER times slower than that.
 LEAST_CALLS = 40_000
 SLOWER = 3
 FAST, QUICK = "-O1", "-O0"
-# Of the harness: parts of other programs.
+# Files of the harness that belong to other programs.
 OTHERS = ("canonical.cc", "operations.cc", "group_board.cc")
-MOVES = 64  # of one configuration: the next one may show what this one does not
+MOVES = 64  # per configuration: another one may show the bug
 
 
 class Workshop:
@@ -47,7 +47,7 @@ class Workshop:
         self._objects: dict[Path, Path] = {}
 
     def prepare(self) -> None:
-        """Compiles all that no bug is planted in."""
+        """Compiles everything without a bug."""
         headers = [*core_files(".h"), *(HARNESS / name for name in ("play.h", "pool_play.h"))]
         for level in (FAST, QUICK):
             common = self._common(level)
@@ -63,10 +63,10 @@ class Workshop:
         self._objects = {path: run.result() for path, run in compiled.items()}
 
     def check_clean(self, calls: Mapping[tuple[str, int], int]) -> None:
-        """Raises unless the core as it is passes what the mutants failed, in far less time.
+        """Raises unless the unchanged core passes the mutants' runs, in far less time.
 
         Args:
-            calls: By profile and seed, the most after which a bug was found.
+            calls: By profile and seed, the most calls after which a bug was found.
         """
         program = self._folder / "clean"
         self._link(self._objects.values(), program)
@@ -84,7 +84,7 @@ class Workshop:
     def calls_until_found(
         self, mutant: Mutant, ops: int, seeds: Iterable[int]
     ) -> tuple[int | None, ...]:
-        """For each seed the calls until a detector spoke; ``None`` if it found nothing."""
+        """For each seed, the calls until a violation; ``None`` if there was none."""
         folder = self._folder / mutant.name
         folder.mkdir()
         program = folder / "stress"
@@ -92,7 +92,7 @@ class Workshop:
         build(mutant, folder, program)
         found: list[int | None] = []
         for seed in seeds:
-            # With a bug that never ends, other seeds would take as long to say the same.
+            # With a bug that never ends, other seeds would run equally long for the same result.
             if found[-1:] == [ENDLESS]:
                 found.append(ENDLESS)
             else:
@@ -108,7 +108,7 @@ class Workshop:
         self._link(objects.values(), program)
 
     def _build_whole(self, mutant: Mutant, folder: Path, program: Path) -> None:
-        """As one unit, for which the header with the bug comes before the one without."""
+        """Builds one unit in which the header with the bug is found before the original."""
         changed = folder / mutant.file
         changed.parent.mkdir()
         changed.write_text(planted(mutant, SOURCES / mutant.file))
@@ -136,7 +136,7 @@ class Workshop:
 
 
 def object_name(source: Path) -> str:
-    """Of an object file: two rooms may have files of one name."""
+    """The name of an object file: two folders may have source files of the same name."""
     return f"{source.parent.name}-{source.stem}.o"
 
 
@@ -144,21 +144,21 @@ def planted(mutant: Mutant, file: Path) -> str:
     """The text of this file with the bug in it."""
     text = file.read_text()
     if (times := text.count(mutant.before)) != 1:
-        raise ValueError(f"{mutant.name}: {mutant.file} holds its text {times} times, not once")
+        raise ValueError(f"{mutant.name}: {mutant.file} has its text {times} times, not once")
     return text.replace(mutant.before, mutant.after)
 
 
 def bounded(seconds: int) -> None:
-    """Keeps a program that runs wild from taking the machine along."""
+    """Limits the memory and processor time of a mutant."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def stress(program: Path, ops: int, seed: int, profile: str, slower: int = 1) -> int | None:
-    """Calls until a detector spoke, ``CRASHED``, ``ENDLESS``, or ``None`` if the bug survived.
+    """Calls until a violation, ``CRASHED``, ``ENDLESS``, or ``None`` if the bug survived.
 
-    Raises ValueError if the program ended in any other way: that says nothing of the bug.
+    Raises ValueError if the program ended in any other way, which tells nothing about the bug.
     """
     options = {"ops": ops, "seed": seed, "profile": profile, "moves": MOVES, "out": os.devnull}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Bugs that only Python finds: planted in the core, which is built once and then file by file."""
+"""Bugs that only Python tests find, planted in the core and in the bindings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class ExtensionBuild:
-    """A copy of the package, and a build of its extension in which one file at a time changes."""
+    """A copy of the package, and an incremental build of its extension."""
 
     def __init__(self, folder: Path) -> None:
         self._sources = folder / "sources"
@@ -38,7 +38,7 @@ class ExtensionBuild:
         self._run("cmake", "--build", str(self._build))
 
     def plant(self, mutant: Mutant) -> None:
-        """Builds the extension with the bug in it, and without any that was planted before."""
+        """Builds the extension with this bug and without earlier ones."""
         file = self._sources / mutant.file
         original = file.read_text()
         file.write_text(planted(mutant, file))
@@ -50,7 +50,7 @@ class ExtensionBuild:
             shutil.copy(extension, self.folder / "blockmgr" / extension.name)
 
     def tests_that_find(self, mutant: Mutant) -> tuple[int | None]:
-        """How many of its tests fail under the bug; ``None``: it survived."""
+        """The number of its tests that fail with the bug; ``None``: it survived."""
         self.plant(mutant)
         return (failures(mutant, self.folder),)
 

@@ -1,4 +1,4 @@
-"""Planted bugs of groups of layers, which the engines and worlds of ``tests/groups`` find."""
+"""Planted bugs in groups of layers, which the engines and worlds of ``tests/groups`` find."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from tests.mutants.core import ENDLESS, planted
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 120
 
-# An installation for development finds the package where it is developed, before any path is
-# tried.
+# An editable install finds the package in its source folder before any path is searched.
 BARE = """
 import os, sys
 sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
@@ -29,11 +28,11 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--no-header", *sys.
 
 
 def copied(mutant: Mutant, folder: Path) -> None:
-    """The package with the bug in it, and the installed extension."""
+    """Copies the package with the bug, and the installed extension."""
     package = folder / "blockmgr"
     shutil.copytree(ROOT / "blockmgr", package)
     (package / mutant.file).write_text(planted(mutant, package / mutant.file))
-    # Without the package around it, which would be found first.
+    # Copies only the extension: the installed package would otherwise be found first.
     import blockmgr._core
 
     extension = Path(blockmgr._core.__file__)
@@ -41,7 +40,7 @@ def copied(mutant: Mutant, folder: Path) -> None:
 
 
 def tests_that_find(mutant: Mutant) -> tuple[int | None]:
-    """How many tests of the Python layer fail under the bug; ``None``: it survived."""
+    """The number of Python tests that fail with the bug; ``None``: it survived."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copied(mutant, folder)
@@ -51,7 +50,7 @@ def tests_that_find(mutant: Mutant) -> tuple[int | None]:
 
 
 def failures(mutant: Mutant, folder: Path) -> int | None:
-    """How many of its tests fail with the package in this folder; ``None``: it survived."""
+    """The number of its tests that fail with this folder's package; ``None``: it survived."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", BARE, *mutant.tests],
@@ -67,7 +66,7 @@ def failures(mutant: Mutant, folder: Path) -> int | None:
     if done.returncode == 0:
         return None
     if done.returncode in (-signal.SIGSEGV, -signal.SIGABRT):
-        return 1  # a bug of addresses ends the test that finds it
+        return 1  # a wrong address crashes the test that finds it
     failed = re.search(r"(\d+) (?:failed|errors?)", done.stdout)
     if failed is None:
         raise ValueError(f"{mutant.name}: its tests did not run\n{done.stdout}{done.stderr}")

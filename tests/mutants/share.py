@@ -1,4 +1,4 @@
-"""A share of the planted bugs, drawn anew for each commit."""
+"""A share of the planted bugs, drawn for each commit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.mutants.catalogue import Mutant
 def drawn_share(mutants: Sequence[Mutant], parts: int, word: str) -> tuple[Mutant, ...]:
     """One in ``parts`` of the mutants, at least one, in the order of the catalogue.
 
-    A hash of the word and of each name decides. So nobody chooses which bugs are planted, a run of
-    one commit can be repeated, and another commit has another share.
+    A hash of the word and of each name decides. So the choice is random, the run of a commit can be
+    repeated, and another commit has another share.
 
     Args:
-        mutants: Each with a name of its own.
+        mutants: Mutants with different names.
         parts: 1 or more; with 1, all are drawn.
-        word: Such as the id of a commit.
+        word: Any text, such as the id of a commit.
     """
     wanted = math.ceil(len(mutants) / parts)
     drawn = set(sorted(mutants, key=lambda mutant: ticket(mutant, word))[:wanted])
@@ -26,5 +26,5 @@ def drawn_share(mutants: Sequence[Mutant], parts: int, word: str) -> tuple[Mutan
 
 
 def ticket(mutant: Mutant, word: str) -> str:
-    """The lowest are drawn."""
+    """A hash of the mutant and the word; the lowest are drawn."""
     return hashlib.sha256(f"{word} {mutant.name}".encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Every planted bug has a place: its text stands in its file exactly once."""
+"""The text of every planted bug occurs exactly once in its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants drawn at random: what can be drawn, in which order, and what counts as found."""
+"""Random mutants: the possible changes, their order, and what counts as found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sites_of(text: str, folder: Path, name: str = "code.cc") -> list[Site]:
 
 
 def bodies(text: str, operator: str, folder: Path) -> set[str]:
-    """What the body of a function can become by an operator."""
+    """All results of applying an operator to the body of a function."""
     before, after = b"void f() { ", b" }"
     source = before + text.encode() + after
     found = sites_of(source.decode(), folder)
@@ -167,7 +167,7 @@ def test_every_mutant_of_the_core_changes_its_file_and_has_a_name_of_its_own() -
 
 def test_the_parser_understands_all_of_the_core_and_nearly_all_of_the_bindings() -> None:
     lost = {path: cpp.not_understood(path) for path in CSRC.glob("*/*.*")}
-    # Signatures made of texts and macros; in headers, a width of bits with a default.
+    # Signatures made of string literals and macros; in headers, a bit-field with a default.
     assert not [
         path
         for path in lost

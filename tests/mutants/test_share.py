@@ -1,4 +1,4 @@
-"""The share of planted bugs that one commit is tried with."""
+"""The share of planted bugs that is tried on one commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison runs over peers that need no environment of their own, and its page follows."""
+"""The comparison with peers that need no separate environment, and the page made from it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_systems_find_the_same_in_a_trace(document: dict[str, Any]) -> None:
 
 
 class Lying:
-    """blockmgr, but for one method that does not do its work."""
+    """blockmgr with one method that does not do its work."""
 
     cannot: ClassVar[dict[str, str]] = {}
     name = "lying"

@@ -1,4 +1,4 @@
-"""Peers that run without their engines do the work that they are timed for."""
+"""Peers that run without their engines do the work for which they are timed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Side:
 
 
 def prompts(rng: np.random.Generator, block_size: int) -> Iterator[np.ndarray]:
-    """Prompts that share heads of any length with earlier ones, some of them wholly."""
+    """Prompts that share prefixes of any length with earlier ones, some of them entirely."""
     past = [rng.integers(0, 100, 4 * block_size, dtype=np.uint32)]
     while True:
         other = past[rng.integers(len(past))]
@@ -71,7 +71,7 @@ def test_it_finds_the_blocks_that_blockmgr_finds_and_holds_as_many(
 ) -> None:
     rng = np.random.default_rng(seed)
     source = prompts(rng, block_size)
-    num_blocks = 3000  # none is evicted: peers do not agree on whom
+    num_blocks = 3000  # no evictions, because peers evict different blocks
     sides = [Side(FromArrays(), num_blocks, block_size), Side(peer, num_blocks, block_size)]
     running: list[tuple[Any, Any]] = []
     hits = 0
@@ -137,7 +137,7 @@ def test_what_was_used_longest_ago_goes_first_when_blocks_run_out(peer: Any) -> 
         side.cache.free(side.admit(prompt))
     assert side.match(recent) == side.match(old) == 4 * SIZE
     side.cache.free(side.admit(recent))
-    side.cache.free(side.admit(old))  # used last, though cached first
+    side.cache.free(side.admit(old))  # used last, although cached first
     request = side.admit(new[: 2 * SIZE])
     if Operation.EVICTING_ADMIT in peer.cannot:  # it evicts both
         assert side.match(old) == 0
@@ -193,15 +193,15 @@ def test_more_than_the_pool_is_refused_with_nothing_held(peer: Any) -> None:
     assert side.cache.num_free() == 4
     side.cache.free(held)
     assert side.cache.num_free() == 8
-    side.cache.free(side.admit(other))  # evicts what the refused one found
+    side.cache.free(side.admit(other))  # evicts blocks that the refused prompt found
 
 
 def test_two_computed_the_same_block_and_none_is_lost(peer: Any) -> None:
     side = Side(peer, 16)
     prompt = np.arange(4 * SIZE, dtype=np.uint32)
-    pair = [side.admit(prompt) for _ in range(2)]  # the last block is found by neither
+    pair = [side.admit(prompt) for _ in range(2)]  # neither finds the last block
     for tokens in np.repeat(np.arange(2 * SIZE, dtype=np.uint32), 2).reshape(-1, 2):
-        side.step(pair, tokens)  # nor are those that they fill alike
+        side.step(pair, tokens)  # nor blocks that both fill with the same tokens
     for request in pair:
         side.cache.free(request)
     assert side.cache.num_free() == 16
@@ -210,7 +210,7 @@ def test_two_computed_the_same_block_and_none_is_lost(peer: Any) -> None:
 
 
 def test_blocks_are_handed_out_in_scattered_order(peer: Any) -> None:
-    """Any permutation leaves the whole pool to be used, and what is cached in it to be found."""
+    """After any permutation, the whole pool can be used and cached blocks can be found."""
     side = Side(peer, 64)
     side.cache.scatter(np.random.default_rng(0).permutation(64))
     prompt = np.arange(64 * SIZE, dtype=np.uint32)

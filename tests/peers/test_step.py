@@ -1,4 +1,4 @@
-"""The scheduler step that is timed does on every side what it says."""
+"""The timed scheduler step does the same work on every side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_TURNS = 60
 
 
 class NanoSide:
-    """A second side that needs nothing installed; second samples are the same prompt again."""
+    """A second side without dependencies; second samples are admitted as the same prompt."""
 
     def __init__(self, shape: step.Shape) -> None:
         self.name = "nano-vllm"
@@ -38,7 +38,7 @@ class NanoSide:
         self.requests = [self.requests[i] for i in turn.kept.tolist()]
         self.cache.step(self.requests, self.peer.prompt(turn.tokens))
         prompts = [self.peer.prompt(prompt) for prompt in turn.prompts]
-        # Its admission publishes at once, so the system prompts are found as late as ours are.
+        # It caches on admission, so the system prompts are found in the same step as with ours.
         self.hit_tokens += sum(map(self.cache.match, prompts))
         self.requests += [self.cache.admit(prompt) for prompt in prompts]
         self.requests += [self.cache.admit(prompts[i]) for i in turn.second]
@@ -97,7 +97,7 @@ def test_every_second_sample_that_decodes_has_one_block_copied() -> None:
 
 
 def parents(side: step.Ours) -> list[tuple[int, int]]:
-    """Who was forked in the last step, and into what."""
+    """The sequences forked in the last step, and their forks."""
     tokens = {h: side.manager.sequence(h).tokens.tobytes() for h in side.handles.tolist()}
     return [
         (parent, sample)

@@ -37,7 +37,7 @@ def caching(
 
 @contextmanager
 def refused(allocator: Any, error: type[Exception], match: str | None = None) -> Iterator[Any]:
-    """The call inside raises exactly this error and leaves the allocator as it was."""
+    """The call inside raises exactly this error and leaves the allocator unchanged."""
 
     def facts() -> tuple[Any, ...]:
         ids = sorted(allocator.all_block_ids)
@@ -57,7 +57,7 @@ def refused(allocator: Any, error: type[Exception], match: str | None = None) ->
 
 
 def chain(allocator: Any, tokens: list[int]) -> list[Block]:
-    """Blocks of a sequence: full ones, and one more for what is left."""
+    """Blocks of a sequence: full ones, and one for the tail."""
     size = allocator.block_size
     blocks: list[Block] = []
     for i in range(0, len(tokens), size):

@@ -65,5 +65,5 @@ def make_pools(kind: Kind) -> Iterator[MakePools]:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules by the names of vLLM's, with as much in them as the port imports."""
+    """Modules with the names of vLLM's that contain what the port imports."""
     yield from stand_ins(monkeypatch)

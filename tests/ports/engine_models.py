@@ -1,7 +1,7 @@
-"""Tiny seeded models, and what ``model.generate`` says with them: the truth the engine must tell.
+"""Tiny seeded models, and the tokens of ``model.generate``, which the engine must match.
 
-Weights are drawn wide, so that logits lie well apart: tokens then do not hang on the last bit of a
-sum. ``test_the_truth_does_not_hang_on_rounding`` checks that in double precision.
+Weights have a large variance, so that logits differ clearly and tokens do not depend on the last
+bit of a sum. ``test_the_truth_does_not_hang_on_rounding`` checks that in double precision.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Gemma3Text": {"initializer_range": 0.2, "sliding_window": 7, "num_hidden_layers": 6},
     "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024},
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    # A floor scale so small that the scores of full attention change within a prompt.
+    # A floor scale small enough that the scores of full attention change within a prompt.
     "Llama4Text": {
         "attention_chunk_size": 8,
         "num_hidden_layers": 4,
@@ -126,7 +126,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def config_of(name: str, **changes: Any) -> transformers.PretrainedConfig:
-    """A tiny configuration of a family, as ``transformers`` names it before ``Config``."""
+    """A tiny configuration of a family, named like its class in ``transformers``."""
     config_class = getattr(transformers, f"{name}Config")
     config: transformers.PretrainedConfig = config_class(**{**SIZES, **CONFIGS[name], **changes})
     return config
@@ -140,13 +140,13 @@ def model_of(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 
 def engine_of(name: str = "Llama", **options: Any) -> Engine:
-    """An engine with a small pool; its invariants are for the test to check."""
+    """An engine with a small pool; the test must check its invariants."""
     defaults: dict[str, Any] = {"num_blocks": 400, "block_size": 4, "max_seqs": 32}
     return Engine(model_of(name), **{**defaults, **options})
 
 
 def prompts_of(*lengths: int, shared: int = 0, seed: int = 0) -> Prompts:
-    """Seeded prompts that have their first ``shared`` tokens in common."""
+    """Seeded prompts with their first ``shared`` tokens in common."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randint(10, VOCAB, (max(lengths),), generator=generator).tolist()[:shared]
     rows = [torch.randint(10, VOCAB, (n,), generator=generator).tolist() for n in lengths]
@@ -161,7 +161,7 @@ def tokens_of(generations: list[Generation]) -> Tokens:
 
 
 def truth(name: str, prompt: list[int], **options: Any) -> list[list[int]]:
-    """What ``model.generate`` continues one prompt with, each cut behind its stop token."""
+    """The continuations of one prompt by ``model.generate``, each cut after its stop token."""
     dtype = options.pop("dtype", torch.float32)
     return _truth(name, dtype, tuple(prompt), tuple(sorted(options.items())))
 

@@ -1,9 +1,9 @@
-"""A little nano-vllm: sequences, three schedulers and a model, each in as few lines as do the job.
+"""A minimal nano-vllm: sequences, three schedulers and a model.
 
-The schedulers call the block manager as nano-vllm's do, generation by generation: prompts before
-decoding, first come first served; the youngest running sequence is preempted when blocks run out.
-The model's K/V lives in the oracle's memory, and its next token is read from there through the
-block table, so K/V of a wrong prefix shows twice: in the oracle and in what the model says.
+The schedulers call the block manager as those of each generation of nano-vllm do: prompts before
+decoding, first come, first served; the youngest running sequence is preempted when blocks run out.
+The model's K/V is in the oracle's memory, and its next token is read from there through the block
+table, so K/V of a wrong prefix shows twice: in the oracle and in the model's output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Seq:
 
 
 class Scheduler:
-    """What the three have in common; ``counts`` says what happened."""
+    """The common part of the three schedulers; ``counts`` counts events."""
 
     def __init__(self, blocks: Any, token_budget: int, max_seqs: int) -> None:
         self.blocks = blocks
@@ -96,7 +96,7 @@ class Scheduler:
 
 
 class ChunkedScheduler(Scheduler):
-    """The present generation: counts of cached blocks, chunks, blocks announced when computed."""
+    """The present generation: counts cached blocks, cuts chunks, announces computed blocks."""
 
     def schedule_prompts(self) -> list[Seq]:
         batch: list[Seq] = []
@@ -135,7 +135,7 @@ class ChunkedScheduler(Scheduler):
 
 
 class FirstScheduler(Scheduler):
-    """The first generation: whole prompts, yes or no, and the manager learns of no forward."""
+    """The first generation: whole prompts, and the manager is not notified of forwards."""
 
     def schedule_prompts(self) -> list[Seq]:
         batch: list[Seq] = []
@@ -161,7 +161,7 @@ class FirstScheduler(Scheduler):
 
 
 class FirstChunkedScheduler(Scheduler):
-    """The first interface under chunked prefill, as it stood between the two.
+    """The first interface with chunked prefill, an intermediate version.
 
     It counts a token as cached when it samples it, a step before its K/V is written, and computes
     a preempted sequence without sampling from it.
@@ -213,7 +213,7 @@ class Engine:
         self.device = Device(num_blocks, block_size, random.Random(0), check=True)
 
     def step(self) -> None:
-        """One step; the books are checked before the forward and after it."""
+        """Runs a step; checks the books before and after the forward."""
         batch = self.scheduler.schedule()
         assert batch, "nothing could be scheduled"
         self.check_accounts(batch)
@@ -239,7 +239,7 @@ class Engine:
         return blocks * self.device.block_size + positions % self.device.block_size
 
     def check_accounts(self, batch: list[Seq]) -> None:
-        """Every block is in exactly the tables it should be, and nobody else's is written."""
+        """Checks that tables and blocks agree, and that no shared block is written."""
         blocks = self.scheduler.blocks
         holders = [s for s in [*self.scheduler.waiting, *self.scheduler.running] if s.block_table]
         named = Counter(block for seq in holders for block in seq.block_table)
@@ -266,7 +266,7 @@ def prefixes_of(tokens: list[int], block_size: int) -> Prefixes:
 
 
 def said_alone(seq: Seq, block_size: int, vocabulary: int) -> list[int]:
-    """What the model says to this prompt without a cache, a scheduler or company."""
+    """The model's output for this prompt without a cache, a scheduler or other requests."""
     tokens = seq.token_ids[: seq.num_prompt_tokens]
     prefixes = prefixes_of(tokens, block_size)
     while len(tokens) < seq.num_prompt_tokens + seq.max_new_tokens:

@@ -48,10 +48,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.looked_for: list[tuple[Any, ...]] = []
         self.contents: dict[int, tuple[int, Any]] = {}
 
-    # ---- both, and whatever can be seen of them ------------------------------------------
+    # ---- calls on both, and comparison --------------------------------------------------
 
     def both(self, name: str, *args: Any, **options: Any) -> Any:
-        """The call on both; if the model refuses it, the pool does, and is as it was before."""
+        """Makes the call on both; if the model refuses it, the pool must too, unchanged."""
         call = getattr(self.pool, name)
         refusal: Exception | None = None
         try:
@@ -115,7 +115,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.contents = {b: (self.pool.generation(b), k) for b, k in self.model.keys.items()}
 
     def look_again(self) -> None:
-        """What is found is otherwise visible only in counts."""
+        """Repeats recent look-ups, whose results otherwise show only in counts."""
         for tokens, namespace, keys in self.looked_for:
             self.both("find", tokens, parent=-1, namespace=namespace, extras=keys)
 
@@ -140,7 +140,7 @@ class PoolMachine(RuleBasedStateMachine):
         return bool(self.model.pending or self.model.flight)
 
     def a_node(self, index: int) -> int:
-        """-1 often, else something cached."""
+        """Often -1, otherwise a cached block."""
         cached = [-1, *sorted(self.model.keys)]
         return cached[index % len(cached)]
 
@@ -198,7 +198,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(1, 3), tokens=token_lists, namespace=namespaces, ends=st.integers(0, 2))
     def serve(self, n: int, tokens: list[int], namespace: bytes, ends: int) -> None:
-        """What is found is acquired, the rest taken and cached; then it ends, or runs on."""
+        """Acquires found blocks, takes and caches the rest; then ends, or keeps running."""
         size = self.model.block_size
         n = min(n, len(tokens) // size)
         tokens = tokens[: n * size]
@@ -293,7 +293,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks=st.lists(st.integers(-1, 8), min_size=1, max_size=4),
     )
     def name_any_blocks(self, name: str, blocks: list[int]) -> None:
-        """Free ones, out of range, released too often: whatever comes."""
+        """Any ids: free ones, ids out of range, or more releases than holds."""
         self.both(name, blocks)
 
     @rule(

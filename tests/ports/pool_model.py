@@ -1,7 +1,7 @@
-"""The slow right answer to every call of ``BlockPool``: lists, scanned.
+"""A slow model of ``BlockPool`` that scans lists.
 
-What is in use is recomputed after every single change; a block that stops being used goes to the
-end of the eviction order, after whatever continues it, or becomes the first of the free ones.
+The used blocks are recomputed after every change. A block that is no longer used goes to the end of
+the eviction order, after its children, or becomes the first free block.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from blockmgr import BlockStateError, OutOfBlocksError, StepError, TicketError
 
 
 class Key(NamedTuple):
-    """What a cached block stands for."""
+    """The key of a cached block."""
 
     parent: int | bytes  # a block, or the name of a namespace
     tokens: tuple[int, ...]
@@ -252,7 +252,7 @@ class PoolModel:
             raise TicketError
         return self.flight
 
-    # The pins of a copy go one after the other: the block that the first releases is evicted first.
+    # The internal pins of copies are released in order: the first released block is evicted first.
 
     def copies_applied(self, ticket: int) -> None:
         for copy in self.resolved(ticket):
@@ -263,7 +263,8 @@ class PoolModel:
         flight = self.resolved(ticket)
         into = {c.destination: c for c in flight}
         for copy in self.pending:
-            # What was to be read there has not been copied after all: read what it was copied from.
+            # The source of this copy was not filled, so read from the aborted copy's source
+            # instead.
             if copy.source in into:
                 before = into[copy.source]
                 copy.num_tokens = min(copy.num_tokens, before.num_tokens)

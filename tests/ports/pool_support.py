@@ -16,7 +16,7 @@ MakePool = Callable[..., BlockPool]
 
 @contextmanager
 def refused(pool: BlockPool, error: type[Exception], match: str | None = None) -> Iterator[Any]:
-    """The call inside raises exactly this error and leaves the pool as it was."""
+    """The call inside raises exactly this error and leaves the pool unchanged."""
     before = fingerprint(pool)
     with pytest.raises(error, match=match) as caught:
         yield caught

@@ -1,9 +1,8 @@
 """Random calls on the radix cache beside a tiny model: a dictionary of prefixes.
 
-The model has no nodes, no counts and no order. It knows which page stands for which prefix, which
-handles are locked and who holds the other pages, and recomputes what follows from that. A fake
-memory says for every slot which prefix was written there, so a page that is handed out twice, or
-matched after it was taken, reads wrong.
+The model has no nodes, no counts and no order. It knows the prefix of each page, the locked handles
+and the holders of other pages, and recomputes everything else. A fake memory has the prefix written
+to each slot, so a read notices a page that was allocated twice, or matched after its eviction.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TOKENS = st.one_of(
 
 @dataclass(eq=False)
 class Live:
-    """A running request: its tokens, the slots of its pages, and the prefix it has locked."""
+    """A running request: its tokens, the slots of its pages, and its locked prefix."""
 
     tokens: list[int]
     slots: list[int]
@@ -45,7 +44,7 @@ class Live:
 
 
 class RadixMachine(RuleBasedStateMachine):
-    """One cache, its model, and requests that run, share, end and are aborted."""
+    """A cache, its model, and requests that run, share, end or are aborted."""
 
     @initialize(
         num_pages=st.integers(1, 7),
@@ -89,7 +88,7 @@ class RadixMachine(RuleBasedStateMachine):
         return pages - set(self.tree.values())
 
     def was_taken(self, slots: list[int]) -> None:
-        """Pages that were handed out have left the tree, ends before beginnings."""
+        """Allocated pages have left the tree, the ends of prefixes first."""
         pages = [slot // self.size for slot in slots[:: self.size]]
         assert slots == [slot for page in pages for slot in self.slots_of(page)]
         assert len(set(pages)) == len(pages)

@@ -1,4 +1,4 @@
-"""The Aphrodite port: every public call of its document, and what it promises."""
+"""The Aphrodite port: the promises of every documented call."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
     allocator = caching(4)
     blocks = chain(allocator, list(range(16)))
     start = ids(blocks)[:2]
-    for block in blocks:  # head first: the core still keeps the order right
+    for block in blocks:  # head first: the core still evicts in the right order
         allocator.free(block)
     for _ in range(2):
         allocator.allocate_mutable(None)
@@ -245,7 +245,7 @@ def test_a_content_hash_names_the_whole_prefix() -> None:
     assert partial.content_hash is None
     later = allocator.allocate_mutable(partial)
     later.append_token_ids([1, 1, 1, 1])
-    assert later.content_hash is None  # what it follows has no name yet
+    assert later.content_hash is None  # its parent has no name yet
 
 
 def test_a_content_hash_is_chained_by_hash_block_tokens() -> None:
@@ -307,7 +307,7 @@ def test_the_writer_of_a_shared_block_moves(make_allocator: Make) -> None:
     assert (blocks[-1].token_ids, forked[-1].token_ids) == ([4, 5], [4, 5, 9])
     assert allocator.clear_copy_on_writes() == {tail: [forked[-1].block_id]}
     assert allocator.clear_copy_on_writes() == {}
-    blocks[-1].append_token_ids([8])  # alone by now: in place
+    blocks[-1].append_token_ids([8])  # no longer shared: in place
     assert blocks[-1].block_id == tail
     assert allocator.clear_copy_on_writes() == {}
 
@@ -350,7 +350,7 @@ def test_a_block_filled_in_the_step_of_its_copy_is_cached_once_the_copy_is_taken
     [block] = chain(allocator, [1, 2, 3])
     fork = allocator.fork(block)[0]
     fork.append_token_ids([9])
-    after = allocator.allocate_immutable(fork, [5, 6, 7, 8])  # waits with it
+    after = allocator.allocate_immutable(fork, [5, 6, 7, 8])  # waits like its parent
     assert allocator.hits.num_hits == 0
     assert chain(allocator, [1, 2, 3, 9])[0].block_id != fork.block_id
     copies = allocator.clear_copy_on_writes()
@@ -430,7 +430,7 @@ def test_blocks_are_computed_when_they_are_marked_so() -> None:
 
 
 def test_a_block_that_becomes_full_is_not_computed_before_it_is_marked() -> None:
-    """Its last token is computed by the forward to come."""
+    """The next forward computes its last token."""
     allocator = caching()
     block = allocator.allocate_mutable(None)
     block.append_token_ids([1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""The Aphrodite port: wrong calls of allocators and blocks, refused with nothing changed."""
+"""The Aphrodite port: wrong calls of allocators and blocks are refused without changes."""
 
 from __future__ import annotations
 
@@ -212,6 +212,6 @@ def test_every_error_is_one_of_the_librarys() -> None:
 
 
 def test_the_shortage_is_the_cores_and_a_value_error() -> None:
-    """Either of the two handlers that callers have will catch it."""
+    """Callers catch either of two exceptions; the error must be both."""
     assert issubclass(NoFreeBlocksError, OutOfBlocksError)
     assert issubclass(NoFreeBlocksError, ValueError)

@@ -1,4 +1,4 @@
-"""What the original of the Aphrodite port gets wrong, each shown absent here."""
+"""Defects of the original of the Aphrodite port, each shown to be absent here."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_fork_is_not_bounded_by_the_recursion_limit(caches: bool) -> None:
 
 
 def test_the_block_used_last_is_not_the_first_to_go() -> None:
-    """The original evicts what was freed first, used since or not."""
+    """The original evicts the block freed first, even if it was used since."""
     allocator = PrefixCachingBlockAllocator(3, 4)
     names = []
     for t in (1, 2, 3):
@@ -97,7 +97,7 @@ def test_the_block_used_last_is_not_the_first_to_go() -> None:
 
 
 def test_whatever_the_order_of_freeing_a_child_goes_before_its_parent() -> None:
-    """The original goes by the caller's order, and strands what follows an evicted block."""
+    """The original uses the caller's order and strands the descendants of an evicted block."""
     allocator = PrefixCachingBlockAllocator(3, 2)
     blocks = allocator.allocate_immutable_blocks(None, [[1, 1], [2, 2], [3, 3]])
     names = [b.block_id for b in blocks]
@@ -107,7 +107,7 @@ def test_whatever_the_order_of_freeing_a_child_goes_before_its_parent() -> None:
 
 
 def test_computed_blocks_are_really_tracked() -> None:
-    """The original has a stub that finds nothing computed."""
+    """The original has a stub that never finds computed blocks."""
     allocator = PrefixCachingBlockAllocator(4, 2)
     blocks = allocator.allocate_immutable_blocks(None, [[1, 1], [2, 2], [3, 3]])
     names = [b.block_id for b in blocks if b.block_id is not None]
@@ -116,7 +116,7 @@ def test_computed_blocks_are_really_tracked() -> None:
 
 
 def test_a_sequence_with_nothing_computed_shares_nothing_computed() -> None:
-    """The original leaves such a sequence out, and lets it skip what others have computed."""
+    """The original ignores such a sequence, so it skips tokens that only others have computed."""
     allocator = PrefixCachingBlockAllocator(4, 2)
     one = allocator.allocate_immutable_blocks(None, [[1, 1], [2, 2]])
     other = allocator.allocate_immutable_blocks(None, [[3, 3], [4, 4]])
@@ -126,7 +126,7 @@ def test_a_sequence_with_nothing_computed_shares_nothing_computed() -> None:
 
 
 def test_an_adapter_is_part_of_what_a_block_stands_for() -> None:
-    """The original knows tokens only."""
+    """The original compares only tokens."""
     allocator = PrefixCachingBlockAllocator(4, 2)
     plain = allocator.allocate_immutable_block(None, [1, 1])
     adapter = allocator.allocate_immutable_block(None, [1, 1], extra_hash=1)
@@ -134,7 +134,7 @@ def test_an_adapter_is_part_of_what_a_block_stands_for() -> None:
 
 
 def test_a_copy_that_finds_no_block_loses_none() -> None:
-    """The original gives the shared block up before it asks for another."""
+    """The original releases the shared block before it allocates another."""
     allocator = NaiveBlockAllocator(NaiveBlock, 1, 4)
     block = allocator.allocate_mutable(None)
     block.append_token_ids([1])
@@ -146,7 +146,7 @@ def test_a_copy_that_finds_no_block_loses_none() -> None:
 
 
 def test_a_copy_is_planned_from_the_block_that_was_shared() -> None:
-    """The original has this right, and so have we."""
+    """Both the original and the port are correct here."""
     allocator = NaiveBlockAllocator(NaiveBlock, 4, 4)
     block = allocator.allocate_mutable(None)
     block.append_token_ids([1])

@@ -1,4 +1,4 @@
-"""The Aphrodite port: what a scheduler of vLLM 0.6 to 0.9 needs of it besides blocks."""
+"""The Aphrodite port: further calls that a scheduler of vLLM 0.6 to 0.9 needs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_chunk_makes_only_what_it_reaches_count_as_computed() -> None:
     manager.mark_blocks_as_computed(Group([first]), 6)
     assert manager.get_num_cached_tokens(Seq(2, list(range(14)))) == 12
     manager.mark_blocks_as_computed(Group([first]), 2)
-    first.tokens += [20, 21, 22]  # sampled, so what was there is computed
+    first.tokens += [20, 21, 22]  # sampled, so the earlier tokens are computed
     manager.append_slots(first)
     manager.mark_blocks_as_computed(Group([first]), 1)
     assert manager.get_num_cached_tokens(Seq(3, [*first.tokens, 23])) == 12
@@ -117,7 +117,7 @@ def test_without_a_size_all_that_has_slots_counts_as_computed() -> None:
 def test_a_block_that_fills_up_keeps_its_own_memory_while_its_twin_is_not_written() -> None:
     manager = space()
     writer = serve(manager, 0, [1, 2, 3], 3)
-    serve(manager, 1, [1, 2, 3, 4, 5, 6], 1)  # of the same beginning, one token is computed
+    serve(manager, 1, [1, 2, 3, 4, 5, 6], 1)  # of the common prefix, one token is computed
     own = manager.get_block_table(writer)
     writer.tokens.append(4)
     manager.append_slots(writer)
@@ -184,7 +184,7 @@ def test_a_reset_forgets_the_hit_rate() -> None:
 
 
 class Theirs:
-    """An engine's own."""
+    """An engine's own class."""
 
     class AllocStatus(enum.Enum):
         OK = 1

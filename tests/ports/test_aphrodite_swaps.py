@@ -89,7 +89,7 @@ def test_a_swap_that_finds_no_room_changes_nothing(make_pools: MakePools) -> Non
 
 
 def test_a_block_that_waits_for_its_copy_is_not_swapped(make_pools: MakePools) -> None:
-    """Swaps run before copies: the block would be read before it is written."""
+    """Swaps run before copies, so the block would be read before it is written."""
     allocator = make_pools()
     parent = table_of(allocator, [1, 2])
     child = parent.fork()
@@ -246,7 +246,7 @@ def test_a_group_is_swapped_out_and_in() -> None:
     pair = group([1] * 6, [1] * 6)
     manager.allocate(pair)
     assert manager.can_swap_out(pair)
-    assert len(manager.swap_out(pair)) == 4  # without a prefix cache sharing ends there
+    assert len(manager.swap_out(pair)) == 4  # without a prefix cache, sharing ends there
     assert (manager.get_num_free_gpu_blocks(), manager.get_num_free_cpu_blocks()) == (8, 4)
     assert manager.can_swap_in(pair) is AllocStatus.OK
     copies = manager.swap_in(pair)
@@ -308,7 +308,7 @@ def test_a_sliding_window_bounds_what_a_sequence_holds() -> None:
     for token in range(40):
         seq.tokens.append(token)
         manager.append_slots(seq)
-        # The window, one block more for it seldom begins with one, and the one being written.
+        # The window, one more block because it rarely starts at a block, and the written block.
         assert manager.get_num_free_gpu_blocks() >= 1
     assert len(manager.get_block_table(seq)) == 12
     manager.free(seq)
@@ -360,7 +360,7 @@ def test_a_group_that_names_a_sequence_twice_is_refused() -> None:
 
 @pytest.fixture(params=[False, True], ids=["naive", "caching"])
 def manager(request: pytest.FixtureRequest) -> BlockSpaceManager:
-    """With one group of five tokens, sequence 0, on the device."""
+    """A manager with one group on the device: sequence 0 with five tokens."""
     made = space(enable_caching=request.param)
     made.allocate(group(range(5)))
     return made

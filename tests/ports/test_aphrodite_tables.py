@@ -251,7 +251,7 @@ def test_windows_that_cannot_be_are_refused() -> None:
 
 
 def test_more_computed_slots_than_tokens_are_refused() -> None:
-    """They would give back blocks that the tokens still need."""
+    """Such a number would release blocks that the tokens still need."""
     pools = CpuGpuBlockAllocator.create("naive", 8, 0, 2)
     table = BlockTable(2, pools, max_block_sliding_window=1)
     table.allocate([1, 2, 3, 4, 5])

@@ -1,4 +1,4 @@
-"""What a port notices of an engine that has changed, on an engine of a few lines."""
+"""How a port notices changes in an engine, tested on a tiny engine."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ TOLD = "tiny_engine:Told"
 def test_each_version_has_expectations_of_its_own(
     interface: Interface, tried: tuple[str, ...], differs: list[str]
 ) -> None:
-    """One that nobody tried is compared with the newest that was, the last one named."""
+    """An untested version is compared with the newest tested one, which is the last named."""
     changed = {
         "1.0": {FIND: ("key",)},
         "3.0": {FIND: ("key", "limit", "depth"), TOLD: ("block", "parent")},

@@ -1,4 +1,4 @@
-"""Beam search on block tables: transformers' scores and stopping, at the price of the tails."""
+"""Beam search on block tables: the results of transformers, and copies only of tails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.ports.engine_models import model_of  # isort: skip
 def test_lengths_and_stopping_are_those_of_generate(
     num_beams: int, length_penalty: float, early_stopping: bool | Literal["never"]
 ) -> None:
-    # So many stop tokens that beams of all lengths end.
+    # Enough stop tokens that beams of all lengths end.
     stops = tuple(range(10, 24))
     how: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
     found = engine_of("Qwen3").beam_search(
@@ -38,7 +38,7 @@ def test_lengths_and_stopping_are_those_of_generate(
 
 
 def test_beams_do_end_at_different_lengths() -> None:
-    """What the test above rests on."""
+    """The assumption of the test above."""
     found = engine_of("Qwen3").beam_search(
         MIXED[:3], 8, NEW_TOKENS, num_return=8, stop_token_ids=range(10, 24)
     )

@@ -1,4 +1,4 @@
-"""What the engine does beside saying the right tokens: streams, stops, forks, counts, recovers."""
+"""Behaviour of the engine beyond the tokens: streams, stops, forks, counts, recovery."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAMPLED = Sampling(max_new_tokens=NEW_TOKENS, temperature=0.9, top_k=30, top_p=0
 
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 15}, {"chunk_size": 2}], ids=str)
 def test_every_token_is_streamed_once_and_in_order(options: dict[str, Any]) -> None:
-    """Also those of a sample that is preempted and computed again."""
+    """Also the tokens of a sample that is preempted and recomputed."""
     engine = engine_of(**options)
     streamed: defaultdict[tuple[int, int], list[StreamedToken]] = defaultdict(list)
     found = engine.generate(
@@ -130,7 +130,7 @@ def test_a_progress_bar_shows_only_on_a_terminal(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", "")
 
 
-# What is raised leaves an engine that works, with nothing held.
+# After an exception, the engine still works and holds nothing.
 
 
 def check_alive(engine: Engine) -> None:
@@ -158,7 +158,7 @@ def test_an_error_in_a_callback_ends_the_call_alone(early_commit: bool) -> None:
 def test_an_error_on_the_device_forgets_the_cache(
     monkeypatch: pytest.MonkeyPatch, failing: str, early_commit: bool
 ) -> None:
-    """What a forward that failed has written is not known, so nothing of it may be found."""
+    """The writes of a failed forward are unknown, so none of its blocks may be found."""
     engine = engine_of(early_commit=early_commit)
     part = engine.model.cache if failing == "copy" else engine.model
     works = getattr(part, failing)
@@ -318,7 +318,7 @@ def test_beam_configs_of_the_wrong_type(name: str) -> None:
     for value in (True, "2", None):
         with pytest.raises(TypeError, match=f"{name} must be"):
             BeamConfig(**{"num_beams": 4, "max_new_tokens": 4, name: value})
-    if name != "length_penalty":  # a count that is never reached would never end
+    if name != "length_penalty":  # an unreachable count would never end
         with pytest.raises(TypeError, match=f"{name} must be an int"):
             BeamConfig(**{"num_beams": 4, "max_new_tokens": 4, name: 2.5})
 
@@ -358,14 +358,14 @@ def test_every_prompt_needs_a_sampling() -> None:
     ids=str,
 )
 def test_a_beginning_that_another_computes_can_be_waited_for(options: dict[str, Any]) -> None:
-    """The tokens are the same, and each block that prompts share is computed once."""
+    """The tokens are the same, and each shared block is computed once."""
     prompts = [[7] * 32 + [n, n + 1] for n in range(11, 16)]
     hurried = engine_of(**options)
     patient = engine_of(wait_for_computing=True, **options)
     expected = tokens_of(hurried.generate(prompts, GREEDY))
     assert tokens_of(patient.generate(prompts, GREEDY)) == expected
     assert patient.report().computed_tokens <= hurried.report().computed_tokens
-    if "num_blocks" in options:  # preempted ones are computed again
+    if "num_blocks" in options:  # preempted ones are recomputed
         return
     once = 34 + 4 * 2 + len(prompts) * (NEW_TOKENS - 1)
     assert patient.report().computed_tokens == once
@@ -401,7 +401,7 @@ def test_missing_packages_name_the_extra(absent: str) -> None:
 
 
 def test_after_a_change_of_weights_a_reset_engine_says_what_the_model_says() -> None:
-    """Without it, the prompt is found with the K/V of the weights before."""
+    """Without it, the prompt is found with K/V of the earlier weights."""
     model = copy.deepcopy(model_of("Llama"))
     engine = Engine(model, num_blocks=64, block_size=4)
     assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth("Llama", MIXED)

@@ -1,8 +1,9 @@
-"""Bugs that are planted on purpose: each one changes what the model says.
+"""Planted bugs, each of which changes the model's output.
 
-The bookkeeping can be right about the wrong memory; only a model that reads the memory tells. What
-is asserted here is that the comparison with ``model.generate``, which all of ``test_engine_tokens``
-and ``test_engine_beam`` rest on, comes out unequal for every one of these bugs, and equal without.
+The bookkeeping can be consistent while the memory is wrong; only a model that reads the memory
+shows it. These tests check that the comparison with ``model.generate``, on which
+``test_engine_tokens`` and ``test_engine_beam`` rely, fails for each of these bugs and succeeds
+without them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def skip_one_copy(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
 
 
 def copy_after_the_forward(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-    """The order of the step contract is broken: the last sharer has written by then."""
+    """Breaks the order of the step contract: the last sharer has already written."""
     copy, forward = engine.model.cache.copy, engine.model.forward
     held: list[CopyPlan] = []
 
@@ -57,7 +58,7 @@ def copy_after_the_forward(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> N
 
 
 def copy_one_token_too_few(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-    """Of each block, the last token that holds K/V stays behind."""
+    """Does not copy the last token of each block."""
     copy = engine.model.cache.copy
 
     def shorter(plan: CopyPlan) -> None:
@@ -69,7 +70,7 @@ def copy_one_token_too_few(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> N
 
 
 def wrong_slot(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
-    """The K/V of every forward's last token goes to the slot beside its own."""
+    """Writes the K/V of every forward's last token to the neighbouring slot."""
     forward = engine.model.forward
 
     def beside(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hybrid models say what ``model.generate`` says, with a block table for each group of layers.
+"""Hybrid models give the tokens of ``model.generate``, with a table for each group.
 
 Windows (Gemma 3), chunks (Llama 4) and recurrent states (Bamba, Jamba, Qwen3-Next), greedy and with
 beams, in pools so small that windows drop, boundaries are evicted and jobs are preempted.
@@ -63,14 +63,14 @@ WITH_STATES = ("Bamba", "Jamba", "Qwen3Next")
 
 
 def hybrid(name: str, **options: Any) -> Engine:
-    """In blocks of 4 tokens, or of as many as a state takes."""
+    """An engine with blocks of 4 tokens, or of the size of a state."""
     size = None if name in WITH_STATES else 4
     return engine_of(name, **{"block_size": size, **options})
 
 
 @cache
 def smallest_pool(name: str, num_beams: int) -> int:
-    """Blocks that the largest prompt and its beams fill when they are alone, and the null block."""
+    """The blocks of the largest prompt and its beams when they run alone, and the null block."""
     config = hybrid(name).manager.config
     lengths = [len(prompt) for prompt in MIXED]
     return 1 + max(blocks_needed(config, n, n + NEW_TOKENS - 1, num_beams) for n in lengths)
@@ -109,7 +109,7 @@ def test_in_a_pool_so_small_that_it_preempts_all_the_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_second_prompt_finds_the_prefix_that_it_shares(name: str) -> None:
-    """In a pool of two prompts, where boundaries go and windows drop what they do not read."""
+    """In a pool of two prompts, where boundaries are evicted and windows drop unread blocks."""
     engine = hybrid(name, num_blocks=2 * smallest_pool(name, 1))
     size = engine.manager.config.block_size
     [base, *ends] = prompts_of(41, 5, 7, seed=5)
@@ -161,14 +161,14 @@ def test_a_conversation_continues_where_its_turn_ended(name: str) -> None:
         [found] = engine.generate([history], GREEDY)
         assert [[found.tokens]] == greedy_truth(name, [history])
         history = [*history, *found.tokens, *turn]
-    # All of the turn before but its last token, which was sampled and never written.
+    # The whole previous turn except its last token, which was sampled but never written.
     assert found.num_cached_tokens == 21 + NEW_TOKENS - 1
 
 
 @pytest.mark.parametrize("name", ["Llama4Text", "Bamba"])
 @pytest.mark.parametrize("pool", [400, None])
 def test_samples_fork_from_their_prompt(name: str, pool: int | None) -> None:
-    """Each has a state of its own; where there is no block for it, it starts like a new prompt."""
+    """Each has its own state; without a block for it, a sample starts like a new prompt."""
     how = Sampling(max_new_tokens=NEW_TOKENS, temperature=0.9, top_k=30, top_p=0.95, seed=3, n=3)
     engine = hybrid(name) if pool else smallest(name, 1)
     found = engine.generate(MIXED[:5], how)
@@ -191,7 +191,7 @@ def test_a_window_keeps_what_it_reads_and_nothing_else() -> None:
     assert held["masks"] == -(-last // 4) * 6 * page
     with_chunks = engine_of("Gemma3Text", chunk_size=4)
     with_chunks.generate([prompt], GREEDY)
-    # One layer of full attention; of five windows of 7, what they read and a chunk.
+    # One layer of full attention, and five windows of 7 tokens plus a chunk.
     assert with_chunks.report().peak_blocks <= -(-last // 4) + 5 * 4
     assert with_chunks.model.cache.num_bytes == 400 * page
 
@@ -211,7 +211,7 @@ def test_masks_take_every_option() -> None:
     assert tokens_of(engine.generate(SOME, GREEDY)) == greedy_truth("Gemma3Text", SOME)
 
 
-# Planted bugs, each of which some token shows.
+# Planted bugs, each of which changes some token.
 
 
 def copy_after_the_forward(patch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def forget_the_chunks(patch: pytest.MonkeyPatch) -> None:
 
 
 def count_tokens_from_the_row(patch: pytest.MonkeyPatch) -> None:
-    """Llama 4 scales its scores by the number of tokens before, which it asks its cache for."""
+    """Llama 4 scales its scores by the number of earlier tokens, which it gets from its cache."""
     past = model.Past
     patch.setattr(model, "Past", lambda config, ahead: past(config, ahead * 0))
 
@@ -275,7 +275,7 @@ def leave_states_where_they_were(patch: pytest.MonkeyPatch) -> None:
 
 
 def run_past_the_stops(patch: pytest.MonkeyPatch) -> None:
-    """A state that is kept at a stop which the forward ran past; the core would have to see it."""
+    """The engine ignores stops: its forwards run past them, so no state is kept there."""
     patch.setattr(BlockManager, "stops", lambda *_: ())
 
 
@@ -393,7 +393,7 @@ Span = tuple[int, int, int]
 
 
 def grouped_batch(paged: PagedModel, prompts: Prompts, spans: list[Span]) -> PagedBatch:
-    """In blocks that are always the same for a prompt."""
+    """A batch whose prompts always have the same blocks."""
     size, num_blocks = paged.cache.block_size, paged.cache.num_blocks
     ids = iter((1 + np.random.default_rng(0).permutation(num_blocks - 1)).tolist())
     width = max(-(-len(prompt) // size) for prompt in prompts)
@@ -497,7 +497,7 @@ def test_wrong_calls_are_named(
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_what_never_fits_is_refused_before_it_runs(name: str) -> None:
-    """In one block less than a prompt and its continuation take when they are alone."""
+    """The pool has one block less than a prompt and its continuation need when they run alone."""
     engine = smallest(name, 1)
     assert tokens_of(engine.generate([MIXED[4]], GREEDY)) == greedy_truth(name, [MIXED[4]])
     engine = hybrid(name, num_blocks=smallest_pool(name, 1) - 1)

@@ -1,6 +1,6 @@
-"""Other packages' paged kernels, against stand-ins that compute what the packages document.
+"""Paged kernels of other packages, replaced by stand-ins with the documented behaviour.
 
-No GPU is needed: what is tested is that the arguments describe the right attention.
+No GPU is needed: the tests check that the arguments describe the right attention.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def filled_cache(block_size: int) -> PagedKVCache:
 
 
 def batch_of(block_size: int) -> PagedBatch:
-    """A decoded token, a chunk behind a context, and a whole prompt."""
+    """A decoded token, a chunk after a context, and a whole prompt."""
     query_lens = torch.tensor([1, 5, 3]).numpy()
     context_lens = torch.tensor([2 * block_size + 1, block_size + 7, 3]).numpy()
     tables = torch.tensor([[3, 1, 7], [2, 11, 0], [5, 0, 0]], dtype=torch.int32).numpy()
@@ -129,7 +129,7 @@ class _Wrapper:
         self.workspace.planned = self
 
     def run(self, query: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        assert self.workspace.planned is self, "another plan is in the workspace"
+        assert self.workspace.planned is self, "the workspace has another plan"
         k, v = cache
         contexts = [
             (k[p].flatten(0, 1)[:n], v[p].flatten(0, 1)[:n])
@@ -170,7 +170,7 @@ def test_the_arguments_describe_the_same_attention(
     query = torch.randn(9, HEADS, 16, generator=torch.Generator().manual_seed(1)).half()
     readers = [kernel.plan(batch) for kernel in (SdpaKernel(cache), kernel_class(cache))]
     how: dict[str, Any] = {"scale": 1 / math.sqrt(16), "softcap": softcap}
-    # Layers with and without a window take turns.
+    # Layers with and without a window alternate.
     for layer, seen in ((0, window), (1, None), (0, window)):
         ours, theirs = (reader.attend(layer, query, window=seen, **how) for reader in readers)
         assert torch.allclose(ours, theirs, atol=5e-3)

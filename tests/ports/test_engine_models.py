@@ -1,4 +1,4 @@
-"""The families that run unmodified, and what each one asks of attention."""
+"""The families that run unmodified, and their requirements on attention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPECIAL = ("GptOss", "DeepseekV3", "FalconH1")
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_families_say_what_generate_says(name: str) -> None:
-    """Sliding windows of 7, capped scores, learned positions and experts among them."""
+    """They include sliding windows of 7, capped scores, learned positions and experts."""
     engine = engine_of(name, block_size=4, chunk_size=11)
     for _ in range(2):
         assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth(name, MIXED)
@@ -57,7 +57,7 @@ def test_sinks_latents_and_states_beside_attention_say_what_generate_says(name: 
 
 
 def test_sinks_and_latents_decide_what_is_said() -> None:
-    """Else the comparison would see nothing."""
+    """Otherwise the comparison would prove nothing."""
     model = copy.deepcopy(model_of("GptOss"))
     with torch.no_grad():
         for layer in model.model.layers:
@@ -90,7 +90,7 @@ def test_a_layer_with_attention_and_a_state_has_a_place_for_each() -> None:
 def test_latents_that_are_changed_after_they_were_expanded_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Their shapes are right, so only weights tell."""
+    """The shapes are right, so only the weights show it."""
     attention = transformers.models.deepseek_v3.modeling_deepseek_v3.DeepseekV3Attention
     plain, calls = attention.expand_kv, []
 
@@ -225,7 +225,7 @@ def tiny(config_class: str, **changes: Any) -> transformers.PretrainedConfig:
 
 @pytest.mark.parametrize("config_class", ["ModernBertDecoderConfig", "Emu3Config"])
 def test_a_config_that_must_have_a_padding_token_is_accepted(config_class: str) -> None:
-    """Its padding token stays in the trial: without one, such a config cannot be made."""
+    """The trial keeps the padding token, without which such a config cannot be created."""
     config = getattr(transformers, config_class)()
     assert check_config(config).num_layers == config.get_text_config().num_hidden_layers
 
@@ -278,7 +278,7 @@ def test_heads_that_differ_are_named_with_both_shapes(
 def test_it_is_said_before_any_weights_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory holds a config and nothing else; loading would complain about that first."""
+    """The directory has only a config, so loading weights would fail with another error."""
     tiny("MambaConfig").save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="mamba"):
         Engine.from_pretrained(tmp_path)

@@ -1,6 +1,6 @@
 """Some of transformers' models in every setting, and the list of all that run.
 
-``python -m tests.models_sweep`` goes through all of them.
+``python -m tests.models_sweep`` runs all of them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.models_sweep.tiny import SETTINGS, tiny_config  # noqa: E402
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "generate.md"
 CLASSES = {c.model_type: c for c in transformers.MODEL_FOR_CAUSAL_LM_MAPPING}
 
-# A window handed on, in the mask alone, and in the cache of generate alone; scores that are capped;
-# configs that need a padding token; a part of a larger model; experts; refusals of several kinds.
+# Windows that are passed on, only in the mask, or only in the cache of generate; capped scores;
+# configs that need a padding token; part of a larger model; experts; several kinds of refusals.
 SOME = (
     "llama",
     "mistral",
@@ -60,7 +60,7 @@ def test_a_model_says_what_generate_says_or_is_refused(model_type: str, setting:
     ("model_type", "setting"), [("mistral", "window 6"), ("gemma2", "soft cap")]
 )
 def test_a_setting_changes_what_a_model_says(model_type: str, setting: str) -> None:
-    """Else the comparison would see nothing."""
+    """Otherwise the comparison would prove nothing."""
     outcomes = [outcome_of(model_type, each) for each in ("plain", setting)]
     assert [outcome.verdict for outcome in outcomes] == ["equal", "equal"]
     assert outcomes[0].truth != outcomes[1].truth

@@ -1,7 +1,7 @@
-"""One model and several users of it at once: engines, its own ``generate``, in threads and nested.
+"""Several users of one model: engines and ``generate``, in threads and nested.
 
-A hook inside a layer halts a thread there until it is told to go on, so every order is chosen by
-the test and none by the clock.
+A hook inside a layer stops a thread until the test lets it continue, so the test, not the clock,
+chooses every order.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from blockmgr.ports.engine import Engine, Sampling
 
 GREEDY = Sampling(max_new_tokens=NEW_TOKENS)
 PROMPTS = MIXED[:4]
-PATIENCE_S = 120  # until a test that hangs fails; nothing waits so long otherwise
+PATIENCE_S = 120  # time limit of a hanging test; other waits are much shorter
 
 
 def own_model(name: str = "Llama") -> PreTrainedModel:
-    """A copy, so that hooks and changes are seen by one test alone."""
+    """A copy, so that hooks and changes affect only one test."""
     return copy.deepcopy(model_of(name))
 
 
@@ -65,7 +65,7 @@ def said_by_generate(model: PreTrainedModel) -> Tokens:
 
 
 class Halted(threading.Thread):
-    """A thread that halts once inside a layer, before or after the layer has attended."""
+    """A thread that stops once inside a layer, before or after its attention."""
 
     def __init__(self, call: Callable[[], Any], layer: torch.nn.Module, *, after: bool) -> None:
         super().__init__(daemon=True)
@@ -75,7 +75,7 @@ class Halted(threading.Thread):
         self.error: BaseException | None = None
         self._call = call
         add = layer.register_forward_hook if after else layer.register_forward_pre_hook
-        # A function, for that is shared when a test copies the model; this thread cannot be copied.
+        # A function is shared when a test copies the model; this thread cannot be copied.
         self._hook = add(lambda *_: self._halt())
         self.start()
         assert self.inside.wait(PATIENCE_S), self.error
@@ -106,7 +106,7 @@ def greedy(engine: Engine) -> Tokens:
 
 @contextmanager
 def unchanged(model: PreTrainedModel) -> Iterator[None]:
-    """The configs of a model hold what they held, and say so from any thread."""
+    """The configs of a model do not change, in this or any other thread."""
     before = pickle.dumps(model.config), dict(vars(model.config)), model.config._attn_implementation
     yield
     after = pickle.dumps(model.config), dict(vars(model.config)), model.config._attn_implementation
@@ -117,7 +117,7 @@ def unchanged(model: PreTrainedModel) -> Iterator[None]:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("first_out", [0, 1])
 def test_two_engines_inside_a_layer_of_one_model(first_out: int, after: bool) -> None:
-    """The thread that leaves the model first takes nothing from the other one."""
+    """The thread that leaves the model first does not affect the other one."""
     model = own_model()
     truth = greedy_truth("Llama", PROMPTS)
     engines = [engine_on(model), engine_on(model, block_size=8)]
@@ -128,7 +128,7 @@ def test_two_engines_inside_a_layer_of_one_model(first_out: int, after: bool) ->
         ]
         assert threads[first_out].finish() == truth
         assert threads[1 - first_out].finish() == truth
-    for engine in engines:  # what they have kept is right as well
+    for engine in engines:  # their cached blocks are right as well
         assert greedy(engine) == truth
         assert engine.report().hit_tokens > 0
         engine.manager.check_invariants()
@@ -191,7 +191,7 @@ def test_an_engine_inside_a_layer_of_another() -> None:
 
 
 def test_the_plain_model_inside_its_own_layer_is_refused_and_an_engine_recovers() -> None:
-    """In the thread of a forward the model is the engine's; another model is not."""
+    """In the thread of a forward the engine owns the model, but not other models."""
     model, other = own_model(), own_model()
     truth = greedy_truth("Llama", PROMPTS)
     engine = engine_on(model)
@@ -244,7 +244,7 @@ def test_layers_with_configs_of_their_own() -> None:
 
 
 def test_a_replaced_config_is_noticed_and_looked_at_after_a_reset() -> None:
-    """Else the layer would attend to the batch alone, and its K/V would never be written."""
+    """Otherwise the layer would attend only to the batch, and its K/V would never be written."""
     model = own_model()
     engine = engine_on(model)
     layer_of(model, 1).self_attn.config = copy.deepcopy(model.config)
@@ -277,7 +277,7 @@ def test_a_compiled_model(how: str) -> None:
 
 
 def test_a_model_compiles_whole_beside_an_engine() -> None:
-    """What is installed in transformers breaks no graph of those who use the model without us."""
+    """The hooks in transformers cause no graph break for users of the plain model."""
     torch._dynamo.reset()
     model = own_model()
     greedy(engine_on(model))

@@ -1,7 +1,8 @@
-"""A real model says the same on shared blocks as ``model.generate`` does, token for token.
+"""A real model on shared blocks gives the tokens of ``model.generate``.
 
-Greedy, sampled and beam search, for prompts of mixed length in one batch, whatever the cache does:
-cold, warm or off, in a pool that preempts all the time, prefilled in chunks of any size.
+Greedy, sampled and beam search, for prompts of mixed length in one batch, in every state of the
+cache: cold, warm or off, in a pool that preempts all the time, and with prefill in chunks of any
+size.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def test_in_a_pool_so_small_that_it_preempts_all_the_time(
         assert tokens_of(engine.generate(MIXED, GREEDY)) == greedy_truth("Llama", MIXED)
         assert tokens_of(engine.generate(MIXED, SAMPLED)) == sampled_truth("Llama", MIXED)
     engine.manager.check_invariants()
-    if block_size < 32:  # at 32 a prompt has the pool to itself from the start
+    if block_size < 32:  # with 32, a prompt has the pool to itself from the start
         assert engine.report().preemptions > 3
 
 
@@ -104,7 +105,7 @@ def test_beams_in_a_pool_so_small_that_it_preempts(
     block_size: int, num_beams: int, options: dict[str, Any]
 ) -> None:
     num_blocks = smallest_pool(block_size, num_beams)
-    # A budget below what a search grows back to, so that this takes it several steps.
+    # A budget below the size of a resumed search, so that it resumes over several steps.
     budget = {"max_batch_tokens": 32}
     engine = engine_of(block_size=block_size, num_blocks=num_blocks, **budget, **options)
     found = engine.beam_search(
@@ -140,7 +141,7 @@ def test_equal_prompts_end_with_equal_blocks(dedup: str, block_size: int) -> Non
 @pytest.mark.parametrize("dedup", ["remap", "append_only"])
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 9}, {"max_batch_tokens": 32}], ids=str)
 def test_committed_before_the_forward(dedup: str, options: dict[str, Any]) -> None:
-    """Prompts of one step find each other, and read what that very forward writes."""
+    """Prompts of one step find each other and read what the same forward writes."""
     engine = engine_of(dedup=dedup, early_commit=True, **options)
     twins = [MIXED[4], MIXED[4], MIXED[4][:37]]
     assert tokens_of(engine.generate(twins, GREEDY)) == greedy_truth("Llama", twins)
@@ -169,7 +170,7 @@ def test_parts_of_blocks_are_reused(block_size: int, min_partial_tokens: int) ->
     engine = engine_of(block_size=block_size, min_partial_tokens=min_partial_tokens)
     base = MIXED[4]
     prompts = [[*base[: n - 1], 11] for n in (32, 16, 24, 39, 8)]
-    for prompt in prompts:  # one after another, so that each finds those before
+    for prompt in prompts:  # one after another, so that each finds the earlier ones
         assert tokens_of(engine.generate([prompt], GREEDY)) == greedy_truth("Llama", [prompt])
     assert engine.manager.stats().partial_hit_tokens > 0
     assert engine.report().copies > 0
@@ -196,12 +197,12 @@ def test_a_conversation_of_several_turns_is_sent_again(
         assert hits[2] >= hits[1]
         assert hits[2] > 0
     if options.get("min_partial_tokens"):
-        # All of the turn before but its last token, which was sampled and never written.
+        # The whole previous turn except its last token, which was sampled but never written.
         assert hits[2] == len(history) - len(turns[2]) - NEW_TOKENS - len(turns[1]) - 1
 
 
 def test_left_padded_batches_of_generate_say_the_same() -> None:
-    """The batch as ``generate`` itself runs it, with padding in front of short prompts."""
+    """Compares with ``generate`` on one batch, which pads short prompts on the left."""
     model = model_of("Llama")
     width = max(len(prompt) for prompt in MIXED)
     rows = torch.tensor([[0] * (width - len(p)) + p for p in MIXED])

@@ -1,4 +1,4 @@
-"""nano-vllm's schedulers in pools that hold their longest request and little more."""
+"""nano-vllm's schedulers in pools that are little larger than their longest request."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from tests.ports.test_nano_vllm import LOOPS
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("dedup", ["remap", "append_only"])
 def test_whatever_fits_alone_is_served(loop: str, dedup: Literal["remap", "append_only"]) -> None:
-    """Under ``append_only`` blocks were kept beside a sequence's own that had the same content and
-    that no table named: what would have fitted alone could not be scheduled, in some 50 of 1,000 of
-    these workloads."""
+    """Unused cached blocks must not be kept beside twins.
+
+    Otherwise, under ``append_only``, a cached block that no table names stays beside a sequence's
+    own twin, and a request that fits alone cannot be scheduled, in some 50 of 1,000 of these
+    workloads.
+    """
     scheduler_type, manager_type = LOOPS[loop]
     for seed in range(200):
         rng = random.Random(f"{loop} {seed}")

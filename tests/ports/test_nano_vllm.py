@@ -1,4 +1,4 @@
-"""nano-vllm's block manager: its scheduler's calls, generation by generation, on this core."""
+"""nano-vllm's block manager on this core: the calls of each generation's scheduler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def seq(*tokens: int) -> Seq:
 
 
 def start(blocks: Manager, *tokens: int) -> Seq:
-    """A sequence with blocks, nothing of it computed yet."""
+    """A sequence with blocks of which no token is computed."""
     made = seq(*tokens)
     allocate(blocks, made)
     return made
@@ -46,7 +46,7 @@ def allocate(blocks: Manager, held: Seq) -> None:
 
 
 def forward(blocks: Manager, held: Seq, sampled: int = 99) -> None:
-    """Everything is computed and a token sampled from it, told as each generation tells it."""
+    """Computes everything and samples a token, with the calls of each generation."""
     if isinstance(blocks, BlockManager):
         held.num_scheduled_tokens = len(held) - held.num_cached_tokens
         blocks.hash_blocks(held)
@@ -55,7 +55,7 @@ def forward(blocks: Manager, held: Seq, sampled: int = 99) -> None:
 
 
 def cache(blocks: Manager, *tokens: int) -> list[int]:
-    """Computes a prompt and lets it go; the blocks it had."""
+    """Computes and frees a prompt; returns its blocks."""
     held = start(blocks, *tokens)
     forward(blocks, held)
     table = list(held.block_table)
@@ -65,7 +65,7 @@ def cache(blocks: Manager, *tokens: int) -> list[int]:
 
 @contextmanager
 def refused(blocks: Manager, held: Seq, error: type[Exception], match: str) -> Iterator[None]:
-    """The call inside raises exactly this error; manager and sequence stay as they were."""
+    """The call inside raises exactly this error; manager and sequence do not change."""
     before = snapshot(blocks.manager), dict(vars(held)), list(held.block_table)
     with pytest.raises(error, match=match) as caught:
         yield
@@ -84,7 +84,7 @@ LOOPS: dict[str, tuple[type[Scheduler], type[Manager]]] = {
 
 
 def requests(rng: random.Random, count: int) -> list[Seq]:
-    """Prompts of 1 to 36 tokens; most begin with one of five shared texts."""
+    """Prompts of 1 to 36 tokens; most start with one of five shared texts."""
     shared = [[rng.randrange(4) for _ in range(rng.randrange(3, 26))] for _ in range(5)]
     return [
         Seq(
@@ -101,7 +101,7 @@ def requests(rng: random.Random, count: int) -> list[Seq]:
 def test_a_thousand_requests_with_sharing_preemption_and_chunks(
     loop: str, dedup: str, digest: Any
 ) -> None:
-    """Books exact before and after each forward, every read right, every answer as if alone."""
+    """The books are right before and after each forward, and every output is as if alone."""
     scheduler_type, manager_type = LOOPS[loop]
     blocks = manager_type(40, 4, max_seqs=16, dedup=dedup, digest=digest)
     chunked = "chunked" in loop or scheduler_type is ChunkedScheduler
@@ -150,8 +150,10 @@ def test_a_computed_prefix_is_found_in_the_very_blocks(kind: type[Manager]) -> N
 
 @BOTH
 def test_nothing_is_found_before_it_is_computed(kind: type[Manager]) -> None:
-    """The first generation published a prompt when it was allocated: a chunked or aborted one
-    was then read before it was written."""
+    """The first generation caches a prompt when it is allocated.
+
+    A chunked or aborted prompt can then be read before it is written.
+    """
     blocks = kind(8, 4)
     first = start(blocks, *range(8), 1)
     second = start(blocks, *range(8), 2)
@@ -163,7 +165,7 @@ def test_nothing_is_found_before_it_is_computed(kind: type[Manager]) -> None:
 
 @BOTH
 def test_one_token_of_a_cached_prompt_is_left_to_compute(kind: type[Manager]) -> None:
-    """A prompt of exactly one cached block used to be scheduled with zero tokens."""
+    """The original schedules a prompt of exactly one cached block with zero tokens."""
     blocks = kind(8, 4)
     cache(blocks, 1, 2, 3, 4, 5)
     assert start(blocks, 1, 2, 3, 4).num_cached_tokens == 0
@@ -183,7 +185,7 @@ def test_a_block_is_added_only_when_the_last_one_is_full(kind: type[Manager]) ->
 
 @BOTH
 def test_blocks_of_one_token_grow_with_every_token(kind: type[Manager]) -> None:
-    """The original's test for a new block, length modulo block size equal to 1, never holds."""
+    """The original allocates if length modulo block size is 1, which never holds."""
     blocks = kind(3, 1)
     held = start(blocks, 1)
     forward(blocks, held)
@@ -197,7 +199,7 @@ def test_blocks_of_one_token_grow_with_every_token(kind: type[Manager]) -> None:
 
 @BOTH
 def test_may_append_without_a_sampled_token_adds_nothing(kind: type[Manager]) -> None:
-    """After a sequence was computed again without sampling, the original added a block too many."""
+    """The original adds a block too many after a recomputation without sampling."""
     blocks = kind(2, 4)
     held = start(blocks, 1, 2, 3, 4, 5)
     table = list(held.block_table)
@@ -241,7 +243,7 @@ def test_cached_blocks_make_room_when_nothing_is_free(kind: type[Manager]) -> No
 
 @BOTH
 def test_equal_blocks_filled_side_by_side_become_one(kind: type[Manager]) -> None:
-    """The original kept both and forgot one of them."""
+    """The original keeps both and forgets one of them."""
     blocks = kind(8, 4)
     pair = [start(blocks, 1, 2, 3, 4, 5), start(blocks, 1, 2, 3, 4, 6)]
     for held in pair:
@@ -265,7 +267,7 @@ def test_append_only_tables_never_change(kind: type[Manager]) -> None:
 
 @BOTH
 def test_free_blocks_stand_in_the_order_they_are_handed_out(kind: type[Manager]) -> None:
-    """Empty ones, then cached ones, the end of a finished prompt before its beginning."""
+    """Empty blocks come first, then cached ones, the end of a finished prompt first."""
     blocks = kind(4, 4)
     table = cache(blocks, *range(12))
     free = blocks.free_block_ids
@@ -283,7 +285,7 @@ def test_without_prefix_caching_nothing_is_found(kind: type[Manager]) -> None:
 
 @BOTH
 def test_sequences_are_told_apart_by_identity(kind: type[Manager]) -> None:
-    """Two requests with the same prompt are two holders."""
+    """Two requests with the same prompt count as two holders."""
     blocks = kind(8, 4)
     pair = [start(blocks, 1, 2), start(blocks, 1, 2)]
     blocks.deallocate(pair[0])
@@ -317,7 +319,7 @@ def test_can_allocate_counts_blocks_in_use_as_room_and_idle_ones_not() -> None:
     assert blocks.can_allocate(seq(*range(13), 9)) == -1  # two shared, two fresh
     blocks.deallocate(first)
     other = start(blocks, 7, 7, 7, 7, 7)
-    assert blocks.can_allocate(seq(*range(9))) == -1  # two idle and none beside them
+    assert blocks.can_allocate(seq(*range(9))) == -1  # two are idle, and no others are available
     blocks.deallocate(other)
 
 
@@ -341,7 +343,7 @@ def test_hash_blocks_publishes_chunk_by_chunk() -> None:
 
 @pytest.mark.parametrize("num_cached_blocks", [-1, 0, 2, None])
 def test_a_stale_count_of_cached_blocks_is_refused(num_cached_blocks: Any) -> None:
-    """The scheduler has sized its step by that count; another one reads out of bounds later."""
+    """The scheduler sizes its step by that count; with another count it reads out of bounds."""
     blocks = BlockManager(8, 4)
     cache(blocks, *range(5))
     held = seq(*range(9))
@@ -398,7 +400,7 @@ def test_a_block_is_found_from_the_next_step_on() -> None:
 
 
 def test_a_token_counted_as_cached_early_is_not_published() -> None:
-    """With the first interface, schedulers count a token as cached when they sample it."""
+    """With the first interface, a scheduler counts a token as cached when it samples it."""
     blocks = LegacyBlockManager(8, 4)
     held = start(blocks, 1, 2, 3)
     forward(blocks, held, sampled=4)
@@ -464,7 +466,7 @@ def test_a_foreign_block_table_is_refused(kind: type[Manager]) -> None:
 
 @BOTH
 def test_a_prompt_larger_than_the_pool_is_refused_at_once(kind: type[Manager]) -> None:
-    """It waited forever before."""
+    """The original lets it wait forever."""
     blocks = kind(2, 4)
     held = seq(*range(9))
     with refused(blocks, held, NeverFitsError, "9 tokens need 3 blocks of 4, there are 2"):
@@ -473,7 +475,7 @@ def test_a_prompt_larger_than_the_pool_is_refused_at_once(kind: type[Manager]) -
 
 @BOTH
 def test_a_sequence_that_outgrows_the_pool_is_refused(kind: type[Manager]) -> None:
-    """Everybody else was preempted in vain before."""
+    """The original preempts all others in vain."""
     blocks = kind(2, 4)
     held = start(blocks, *range(8))
     forward(blocks, held)
@@ -601,7 +603,7 @@ def test_a_pool_of_no_or_negative_size_is_refused(
 
 
 def test_eight_prompts_of_one_step_take_forty_blocks_in_either_interface() -> None:
-    """What guides/ports.md says of prompts that share 64 of 65 tokens, in blocks of 16."""
+    """The numbers in guides/ports.md for prompts that share 64 of 65 tokens, in blocks of 16."""
     prompts = [[*range(64), 100 + i] for i in range(8)]
     for kind in (LegacyBlockManager, BlockManager):
         for is_computed, expected in ((False, 40), (True, 12)):

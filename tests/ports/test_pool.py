@@ -1,4 +1,4 @@
-"""``BlockPool``: blocks held one at a time or in chains."""
+"""``BlockPool``: single blocks and chains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.ports.pool_support import MakePool, cache, refused
 
 
 def test_any_sequence_of_calls_does_what_the_model_does() -> None:
-    # Steps are cheap here, and what goes wrong between three sharers of a chain takes many.
+    # Steps are cheap here, and bugs between three sharers of a chain take many.
     run_state_machine_as_test(PoolMachine, settings=settings(stateful_step_count=50))  # type: ignore[no-untyped-call]
 
 
@@ -55,7 +55,7 @@ def test_a_list_may_release_every_reference_of_a_block_and_not_one_more(
 
 
 def test_the_last_freed_block_is_handed_out_first(make_pool: MakePool) -> None:
-    """It is likely to be in a CPU cache still."""
+    """It is probably still in a CPU cache."""
     pool = make_pool()
     blocks = pool.take(3).tolist()
     pool.release(blocks)
@@ -172,7 +172,7 @@ def test_promotion_onto_an_idle_twin_brings_it_back_to_use(make_pool: MakePool) 
 
 
 def test_promotion_moves_only_the_callers_reference(make_pool: MakePool) -> None:
-    """Another holder of the same private block keeps it."""
+    """Another holder of the same private block keeps its reference."""
     pool = make_pool()
     [twin] = cache(pool, [1, 2])
     [own] = pool.take(1).tolist()
@@ -243,7 +243,7 @@ def test_a_block_that_waits_for_a_copy_is_not_promoted(make_pool: MakePool) -> N
 
 
 def test_a_block_that_waits_for_a_copy_gives_way_to_its_twin(make_pool: MakePool) -> None:
-    """The copy is not needed then."""
+    """The copy is then not needed."""
     pool = make_pool()
     [twin] = cache(pool, [1, 2])
     [source] = pool.take(1).tolist()
@@ -265,12 +265,12 @@ def test_without_a_prefix_cache_nothing_is_found_or_kept(make_pool: MakePool) ->
 
 
 def test_ten_thousand_blocks_are_one_call_each(make_pool: MakePool) -> None:
-    """Chains are walked in a loop: recursion would end at about a thousand."""
+    """Chains are walked in a loop: recursion would fail at about a thousand blocks."""
     pool = make_pool(10_001, 1)
     tokens = [i % 7 for i in range(10_000)]
     blocks = cache(pool, tokens)
     pool.release(blocks[:-1])
-    assert pool.num_idle == 0  # the last one keeps all
+    assert pool.num_idle == 0  # the last block keeps its ancestors
     pool.release(blocks[-1:])
     assert pool.idle_blocks().tolist() == blocks[::-1]
     pool.acquire(blocks[-1:])

@@ -1,4 +1,4 @@
-"""``BlockPool``: wrong calls, digests that misbehave, and what the pool takes."""
+"""``BlockPool``: wrong calls, misbehaving digests, and memory use."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_what_was_compared_is_what_is_cached_whatever_a_digest_does_to_the_array
     pool.promote(one, [1, 2])
     tokens[:] = [3, 4]
     assert pool.promote(two, tokens) == two
-    assert tokens.tolist() == [1, 2]  # the digest did run
+    assert tokens.tolist() == [1, 2]  # the digest was called
     assert pool.tokens(two).tolist() == [3, 4]
     pool.check_invariants()
 
@@ -265,4 +265,4 @@ def test_memory_is_taken_when_the_pool_is_built() -> None:
     built = pool.memory_usage()
     cache(pool, [i % 1_000 for i in range(16 * 64)])
     assert built / 4_096 < 220
-    assert pool.memory_usage() - built < 64 * (4 * 16 + 16 + 8) * 2  # what calls reuse
+    assert pool.memory_usage() - built < 64 * (4 * 16 + 16 + 8) * 2  # scratch that calls reuse

@@ -16,7 +16,7 @@ from tests.reference_policies import Lru
 
 
 class Told(Lru):
-    """Notes which blocks it is told that a request has found."""
+    """Records the blocks that it is notified of as hits."""
 
     hits: ClassVar[list[int]] = []
 
@@ -130,7 +130,7 @@ def test_a_fork_is_no_find() -> None:
 
 
 def test_a_pool_gives_the_block_that_it_took() -> None:
-    """Though the policy would have named another if asked once more."""
+    """The pool must use the first answer of the policy, which changes with every call."""
     for seed in range(8):
         pool = BlockPool(8 + seed, 2, eviction=Moody)
         ids = pool.take(pool.num_blocks).tolist()

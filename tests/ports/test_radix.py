@@ -41,7 +41,7 @@ def root(cache: CacheManager) -> RadixCacheHandle:
 
 
 def serve(cache: CacheManager, *tokens: int) -> list[int]:
-    """A request from its beginning to its end; the slots it had."""
+    """Serves a request from start to end; returns its slots."""
     handle, found = cache.match_req(request(*tokens))
     cache.lock(handle)
     fresh = cache.allocate(len(tokens) - handle.cached_len).tolist()
@@ -97,7 +97,7 @@ def test_nothing_found_ends_at_the_root(tokens: list[int]) -> None:
 
 
 def test_only_what_the_tree_has_not_is_inserted() -> None:
-    """The number returned is how many leading slots the caller keeps."""
+    """The result is the number of leading slots that the caller keeps."""
     cache = RadixCacheManager(None, num_pages=16)
     cache.insert_prefix([1, 3, 6, 7, 9, 77], [0, 1, 2, 3, 4, 7])
     assert cache.insert_prefix([1, 3, 6, 7, 87, 66], [8, 9, 10, 11, 5, 6]) == 4
@@ -131,7 +131,7 @@ def test_an_unfinished_page_stays_the_callers() -> None:
     cache = RadixCacheManager(None, num_pages=8, page_size=4)
     assert cache.insert_prefix([1, 2, 3, 4, 5], [4, 5, 6, 7, 0]) == 0
     assert cache.size_info.total_size == 4
-    cache.insert_prefix([9, 9, 9, 9], [0, 1, 2, 3])  # page 0 is still there to be given
+    cache.insert_prefix([9, 9, 9, 9], [0, 1, 2, 3])  # page 0 is still available
     assert cache.size_info.total_size == 8
 
 
@@ -186,7 +186,7 @@ def test_the_least_recently_used_goes_first_and_ends_before_beginnings() -> None
     cache.insert_prefix([1, 2, 3], [0, 1, 2])
     cache.insert_prefix([4, 5], [3, 4])
     handle = cache.match_prefix([1]).handle
-    cache.lock_handle(handle)  # used again: younger than 4 and 5, its children are not
+    cache.lock_handle(handle)  # used again: now younger than 4 and 5, unlike its children
     cache.lock_handle(handle, unlock=True)
     assert cache.evict(5).tolist() == [2, 1, 4, 3, 0]
 
@@ -319,7 +319,7 @@ def test_a_finished_request_unlocks_its_prefix() -> None:
 
 
 def test_an_unfinished_request_shares_what_it_has_computed() -> None:
-    """Without it, requests that run at a time never share."""
+    """Without it, concurrent requests never share."""
     cache = CacheManager(None, num_pages=8, page_size=2)
     slots = cache.allocate(5)[:5].tolist()
     handle, shared = cache.cache_unfinished_req(root(cache), [1, 2, 3, 4, 5], slots)
@@ -482,14 +482,14 @@ def test_with_a_device_tensors_come_in_and_go_out() -> None:
 
 
 def test_slots_may_be_a_column() -> None:
-    """A page table by position: what a request has there is not contiguous."""
+    """In a page table by position, the slots of a request are not contiguous."""
     table = np.arange(12, dtype=np.int64).reshape(6, 2)
     cache = RadixCacheManager(None, num_pages=12, page_size=1)
     assert cache.insert_prefix(table[:, 0], table[:, 1]) == 0
     assert cache.match_prefix(table[:, 0]).indices.tolist() == table[:, 1].tolist()
 
 
-# A node's public face.
+# A node's public interface.
 
 
 def test_nodes_are_equal_where_prefixes_end_alike() -> None:

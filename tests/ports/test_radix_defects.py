@@ -1,4 +1,4 @@
-"""What the original radix cache gets wrong or accepts silently is absent, or refused, here."""
+"""Defects of the original radix cache, and silently accepted errors that are refused here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.ports.test_radix import refused, request, root, serve, snapshot
 
 
 def calls_made(function: Callable[[], Any]) -> int:
-    """Function calls, Python's and native ones: the work done, without a clock."""
+    """The number of Python and native calls: a measure of work without a clock."""
     calls = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:
@@ -81,7 +81,7 @@ def test_matching_splits_nothing_and_touches_nothing() -> None:
 
 
 def test_only_as_much_is_evicted_as_asked_for() -> None:
-    """Whole nodes went before: one token wanted, the end of a long prompt lost."""
+    """The original evicts whole nodes: for one token, it drops the end of a long prompt."""
     cache = RadixCacheManager(None, num_pages=1_000)
     cache.insert_prefix(range(1_000), range(1_000))
     assert len(cache.evict(1)) == 1
@@ -112,7 +112,7 @@ def test_a_device_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_handle_whose_page_was_evicted_cannot_be_locked() -> None:
-    """The count of a node that was in no tree any more went up, and sizes stayed wrong."""
+    """The original increments the count of a removed node, and sizes stay wrong."""
     cache = RadixCacheManager(None, num_pages=4)
     cache.insert_prefix([1, 2], [0, 1])
     handle = cache.match_prefix([1, 2]).handle
@@ -130,13 +130,13 @@ def test_a_handle_does_not_follow_its_page_to_other_content() -> None:
     with refused(cache, BlockStateError, "evicted since"):
         cache.lock_handle(handle)
     cache.evict(1)
-    cache.insert_prefix([1], [0])  # the very content, but nobody promised that it would be there
+    cache.insert_prefix([1], [0])  # the same content, but the handle is for the earlier copy
     with refused(cache, BlockStateError, "evicted since"):
         cache.lock_handle(handle)
 
 
 def test_unlocking_more_often_than_locking_is_refused() -> None:
-    """The count went below zero, with an assertion after the fact."""
+    """In the original the count becomes negative before an assertion fails."""
     cache = RadixCacheManager(None, num_pages=4)
     cache.insert_prefix([1], [0])
     handle = cache.match_prefix([1]).handle
@@ -149,7 +149,7 @@ def test_unlocking_more_often_than_locking_is_refused() -> None:
 
 
 def test_nobody_unlocks_with_another_handle() -> None:
-    """Two requests on one prefix: ending the first twice left the second unprotected."""
+    """Otherwise, ending one of two requests twice leaves the other's prefix unprotected."""
     cache = RadixCacheManager(None, num_pages=4)
     cache.insert_prefix([1], [0])
     mine, other = cache.match_prefix([1]).handle, cache.match_prefix([1]).handle
@@ -172,7 +172,7 @@ def test_a_handle_of_another_cache_is_refused(unlock: bool) -> None:
 
 @pytest.mark.parametrize("handle", [None, 0, "handle"])
 def test_what_is_no_handle_is_refused(handle: Any) -> None:
-    """None was passed over in silence."""
+    """The original silently ignores None."""
     cache = RadixCacheManager(None, num_pages=4)
     with refused(cache, TypeError, "handle must be a RadixCacheHandle"):
         cache.lock_handle(handle)
@@ -204,7 +204,7 @@ def test_evicting_more_than_evictable_changes_nothing() -> None:
 
 @pytest.mark.parametrize("tokens", [[1, 2], [5, 6], [1, 2, 3]])
 def test_a_page_of_the_tree_cannot_be_inserted_again(tokens: list[int]) -> None:
-    """One slot stood for two prefixes."""
+    """In the original, one slot then stands for two prefixes."""
     cache = RadixCacheManager(None, num_pages=4)
     cache.insert_prefix([1, 9], [0, 1])
     with refused(cache, BlockStateError, "block 1"):
@@ -222,7 +222,7 @@ def test_a_page_cannot_be_inserted_twice_at_once() -> None:
 
 @pytest.mark.parametrize("indices", [[0], [0, 1, 2]])
 def test_slots_must_be_as_many_as_tokens(indices: list[int]) -> None:
-    """The longer of the two was cut off."""
+    """The original truncates the longer of the two."""
     cache = CacheManager(None, num_pages=4)
     taken = cache.allocate(3).tolist()
     with refused(cache, ValueError, "indices must be as many as input_ids"):
@@ -291,7 +291,7 @@ def test_bad_tokens_are_refused(tokens: Any, error: type[Exception]) -> None:
 
 
 def test_ending_a_request_twice_is_refused() -> None:
-    """Its slots were free twice over, and two requests wrote to the same ones."""
+    """In the original its slots are free twice, and two requests write to the same slots."""
     cache = CacheManager(None, num_pages=8)
     slots = cache.allocate(3)
     cache.free_and_cache_finished_req(root(cache), [1, 2, 3], slots)
@@ -317,7 +317,7 @@ def test_ending_a_request_twice_does_not_unlock_its_prefix_twice() -> None:
 
 
 def test_ending_a_request_twice_frees_nobody_elses_slots() -> None:
-    """Nothing was found for it, so no lock tells; and its pages are another request's by then."""
+    """It found nothing, so no lock shows the error; its pages belong to another request."""
     cache = CacheManager(None, num_pages=1, page_size=4)
     handle, _ = cache.match_req(request(1, 2))
     cache.lock(handle)
@@ -372,7 +372,7 @@ def test_a_handle_of_another_prompt_is_refused(tokens: list[int]) -> None:
 
 
 def test_slots_of_the_tree_are_not_a_requests_to_free() -> None:
-    """A request that used a match and came with the root as its handle freed the tree's slots."""
+    """In the original, a request with a match but the root as handle frees the tree's slots."""
     cache = CacheManager(None, num_pages=8)
     serve(cache, 1, 2)
     found = cache.match_req(request(1, 2, 3)).indices
@@ -406,7 +406,7 @@ def test_a_slot_given_twice_is_refused() -> None:
     with refused(cache, BlockStateError, "more often than it is held"):
         cache.free([*slots, *slots])
     twice = [*slots, *slots]
-    for tokens in ([1, 2, 3, 4], [1, 2, 3]):  # to the tree twice; to the tree, and to be freed
+    for tokens in ([1, 2, 3, 4], [1, 2, 3]):  # twice to the tree; to the tree and to be freed
         with refused(cache, ValueError, "distinct|name a page once"):
             cache.free_and_cache_finished_req(root(cache), tokens, twice[: len(tokens)])
     serve(cache, 1, 2, 3, 4)
@@ -455,7 +455,7 @@ def test_ending_a_request_of_no_tokens_changes_nothing() -> None:
     ("size", "error"), [(-1, ValueError), (1.0, TypeError), (None, TypeError), (True, TypeError)]
 )
 def test_sizes_that_are_none_are_refused(size: Any, error: type[Exception]) -> None:
-    """``allocate(-1)`` handed out every free slot but one."""
+    """In the original, ``allocate(-1)`` allocates every free slot except one."""
     cache = CacheManager(None, num_pages=4)
     with refused(cache, error, "needed_len must be"):
         cache.allocate(size)
@@ -500,7 +500,7 @@ def test_sizes_of_a_page_are_positive(name: str, value: Any, error: type[Excepti
 
 
 def test_heads_must_divide_evenly() -> None:
-    """A page had a fraction of a byte."""
+    """In the original, a page then has a fraction of a byte."""
     with pytest.raises(ValueError, match="must be a multiple of tp_size, got 8 over 3"):
         get_mha_cache_per_page(64, 8, 2, tp_size=3)
 

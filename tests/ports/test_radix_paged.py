@@ -24,7 +24,7 @@ def paged(num_pages: int = 8, page_size: int = 1) -> PagedCacheManager:
 
 
 def request(cache: PagedCacheManager, row: int, *tokens: int, extra_key: Any = None) -> Any:
-    """A request that was matched and locked, and has its slots."""
+    """A request that is matched and locked and has its slots."""
     req = SimpleNamespace(
         input_ids=list(tokens), table_idx=row, device_len=len(tokens), extra_key=extra_key
     )
@@ -53,7 +53,7 @@ def test_a_request_lives_by_the_page_table(size: int) -> None:
 
 
 def test_where_others_computed_the_same_the_row_names_their_slots() -> None:
-    """The original leaves the row as it is, and others are given the slots it names."""
+    """The original does not update the row, and the slots it names go to other requests."""
     cache = paged()
     first, second = request(cache, 0, 1, 2, 3), request(cache, 1, 1, 2, 3)
     cache.cache_req(first, finished=False)
@@ -70,7 +70,7 @@ def test_what_is_freed_in_a_region_is_handed_out_after_it() -> None:
     first, second = request(cache, 0, 1, 2, 3), request(cache, 1, 1, 2, 3)
     with cache.lazy_free_region():
         cache.cache_req(first, finished=True)  # its unfinished page
-        cache.cache_req(second, finished=True)  # that, and the page computed twice
+        cache.cache_req(second, finished=True)  # its unfinished page, and the page computed twice
         assert cache._pool.num_free == 2
     assert cache._pool.num_free == 5
     cache.check_integrity()

@@ -1,4 +1,4 @@
-"""How ports reach the core: through the calls that every caller has."""
+"""Ports use the core only through the public calls."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ def test_no_port_imports_the_core(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_port_reaches_the_core_through_what_is_public(module: str) -> None:
-    """``pool._core`` would be such a way."""
+    """For example through ``pool._core``."""
     reached = {node.attr for node in nodes(module) if isinstance(node, ast.Attribute)}
     assert "_core" not in reached

@@ -1,6 +1,6 @@
-"""What SGLang's keys become in a pool: nothing of a wide token id, an adapter or a salt is lost.
+"""SGLang's keys in a pool: no part of a wide token id, an adapter or a salt is lost.
 
-SGLang itself is run by ``tests/engines/sglang``.
+``tests/engines/sglang`` runs SGLang itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IMAGES = st.sampled_from([1 << 32, (1 << 33) + 1, (1 << 62) + 3, 5 << 40])
 
 @dataclass(frozen=True)
 class Key:
-    """What is read of a ``RadixKey``."""
+    """The attributes of a ``RadixKey`` that the port reads."""
 
     token_ids: array[int]
     extra_key: str | None = None

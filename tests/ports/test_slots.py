@@ -22,7 +22,7 @@ from tests.fingerprints import fingerprint
 
 
 class Memory:
-    """A fake KV cache that takes the plans of ``copy_kv``: what each slot holds, token by token."""
+    """A fake KV cache that runs the plans of ``copy_kv`` and stores the tokens of each slot."""
 
     def __init__(self, max_slots: int, max_tokens: int) -> None:
         self.cells = np.zeros((max_slots, max_tokens), np.int64)
@@ -44,7 +44,7 @@ def joined(max_slots: int = 4, max_capacity: int = 100) -> tuple[SlotAllocator, 
 
 
 def serve(slots: SlotAllocator, cache: PrefixCacheManager, *tokens: int) -> int:
-    """A sequence in a slot of its own, inserted and still running."""
+    """A running sequence in a separate slot, inserted into the cache."""
     slot = slots.alloc()
     assert slot >= 0
     cache.insert(tokens, slot, slots.version(slot))
@@ -57,7 +57,7 @@ def finish(slots: SlotAllocator, cache: PrefixCacheManager, slot: int, *tokens: 
 
 
 def state(slots: SlotAllocator | None, cache: PrefixCacheManager | None) -> tuple[Any, ...]:
-    """Everything that a call could have changed."""
+    """Everything that a call can change."""
     books: list[Any] = []
     if slots is not None:
         slots.check_invariants()
@@ -220,7 +220,7 @@ def test_without_slots_the_caller_is_taken_at_their_word() -> None:
     cache = PrefixCacheManager(max_capacity=10)
     cache.insert((1, 2, 3), 7, 1)
     assert cache.find([1, 2, 3]) == (3, 7, 1)
-    cache.insert((4, 5), 7, 2)  # the slot was handed out again
+    cache.insert((4, 5), 7, 2)  # the slot was allocated again
     assert cache.find([1, 2, 3]) == (0, -1, 0)
     assert cache.find([4, 5]) == (2, 7, 2)
     with refused(None, cache, ValueError, r"slot_ver must be in \[2, .*\], got 1"):
@@ -470,7 +470,7 @@ def test_a_copy_that_fails_changes_nothing() -> None:
 
 
 class Tensors:
-    """Keys and values of three slots, a prefix cached in one, and another to copy to."""
+    """Keys and values of three slots: a prefix is cached in one, another is the target."""
 
     def __init__(self) -> None:
         self.torch = pytest.importorskip("torch", reason="copy_kv of tensors needs torch")
@@ -559,5 +559,5 @@ def test_without_room_an_insertion_says_so() -> None:
     cache.insert((7,), slot, 1)
     cache.release((7,))
     with refused(slots, cache, OutOfBlocksError, "need 1 blocks, 0 available"):
-        cache.insert((7, 8), slot, 1)  # what it begins with must not give way to it
+        cache.insert((7, 8), slot, 1)  # its own prefix must not be evicted for it
     cache.insert((1, 2, 9), slot, 1)

@@ -1,6 +1,6 @@
-"""What the original slots and their prefix cache get wrong, shown absent.
+"""Defects of the original slots and prefix cache, shown to be absent.
 
-The first four are known of the original; the rest show when its document is read with care.
+The first four are known defects; the others show in a careful reading of its document.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.ports.test_slots import Memory, finish, joined, refused, serve
 
 
 def test_eviction_ends_when_everything_is_pinned() -> None:
-    """It looped over the pinned entries forever."""
+    """The original loops over the pinned entries forever."""
     slots, cache = joined(max_capacity=6)
     serve(slots, cache, 1, 2, 3)
     serve(slots, cache, 4, 5, 6)
@@ -27,7 +27,7 @@ def test_eviction_ends_when_everything_is_pinned() -> None:
 
 
 def test_a_pin_covers_what_comes_before_its_end() -> None:
-    """Only the last node was pinned: one before it could be evicted, and took it along."""
+    """The original pins only the last node: evicting an earlier one removes it as well."""
     slots, cache = joined(max_capacity=5)
     slot = serve(slots, cache, 1, 2, 3)
     for tokens in ((7, 8), (8, 9), (9, 7)):
@@ -37,7 +37,7 @@ def test_a_pin_covers_what_comes_before_its_end() -> None:
 
 
 def test_a_slot_that_goes_does_not_take_what_another_holds() -> None:
-    """Each insertion wrote its slot over that of shared nodes; when it went, so did the prefix."""
+    """The original overwrites the slot of shared nodes, whose prefix then goes with that slot."""
     for order in ((0, 1), (1, 0)):
         slots, cache = joined(max_slots=2)
         contents = {serve(slots, cache, *tokens): tokens for tokens in ((1, 2, 3), (1, 2, 9))}
@@ -50,7 +50,7 @@ def test_a_slot_that_goes_does_not_take_what_another_holds() -> None:
 
 
 def test_a_prefix_that_was_evicted_can_be_looked_up_and_inserted_again() -> None:
-    """What an evicted node left behind in the list of recency made later look-ups fail."""
+    """In the original, leftovers of an evicted node in the LRU list make look-ups fail."""
     slots, cache = joined(max_slots=8, max_capacity=4)
     for first in range(6):
         slot = serve(slots, cache, first, 7, 8)
@@ -64,7 +64,7 @@ def test_a_prefix_that_was_evicted_can_be_looked_up_and_inserted_again() -> None
 
 
 def test_kv_that_was_written_over_is_not_found() -> None:
-    """A slot taken back from the middle kept its version, and the rest of it was still found."""
+    """The original keeps the version of a slot reused from its middle, and finds its old rest."""
     slots, cache = joined()
     memory = Memory(4, 8)
     slot = serve(slots, cache, 1, 2, 3, 4)
@@ -80,7 +80,7 @@ def test_kv_that_was_written_over_is_not_found() -> None:
 
 
 def test_occupying_what_is_occupied_does_not_free_it() -> None:
-    """The bit was flipped, whatever it was."""
+    """The original flips the bit without a check."""
     slots = SlotAllocator(2)
     slot = slots.alloc()
     with refused(slots, None, BlockStateError, "is not free"):
@@ -98,7 +98,7 @@ def test_a_slot_freed_twice_is_handed_out_once() -> None:
 
 
 def test_freeing_a_slot_that_does_not_exist_does_not_make_it() -> None:
-    """A bit beyond the last was set, and handed out."""
+    """The original sets a bit past the end and allocates that slot."""
     slots = SlotAllocator(2)
     for idx in (2, 40, -1):
         with refused(slots, None, ValueError, "idx must be in"):
@@ -107,7 +107,7 @@ def test_freeing_a_slot_that_does_not_exist_does_not_make_it() -> None:
 
 
 def test_a_source_is_not_handed_out_between_a_pin_and_its_copy() -> None:
-    """A pin kept the node, not the slot: the copy brought what somebody else had written."""
+    """The original pins the node but not the slot, so the copy brings another request's K/V."""
     slots, cache = joined(max_slots=2)
     memory = Memory(2, 8)
     source = serve(slots, cache, 1, 2, 3)
@@ -123,14 +123,14 @@ def test_a_source_is_not_handed_out_between_a_pin_and_its_copy() -> None:
 
 @pytest.mark.parametrize("call", ["pin", "release"])
 def test_pinning_nothing_is_an_error(call: str) -> None:
-    """It was passed over in silence, and the caller went on unprotected."""
+    """The original ignores it silently, and the caller continues unprotected."""
     slots, cache = joined()
     with refused(slots, cache, ValueError, "token_ids must be"):
         getattr(cache, call)((1, 2))
 
 
 def test_copying_nothing_is_an_error() -> None:
-    """It was passed over in silence, and the target kept whatever it held."""
+    """The original ignores it silently, and the target keeps its content."""
     slots, cache = joined()
     target = slots.alloc()
     with refused(slots, cache, ValueError, "it holds 0 of 2"):
@@ -138,7 +138,7 @@ def test_copying_nothing_is_an_error() -> None:
 
 
 def test_a_version_that_has_passed_cannot_be_inserted() -> None:
-    """K/V of a slot that was handed out again since was offered under its number."""
+    """The original then offers K/V of a slot that has been allocated again."""
     slots, cache = joined(max_slots=1)
     slot = slots.alloc()
     before = slots.version(slot)
@@ -149,7 +149,7 @@ def test_a_version_that_has_passed_cannot_be_inserted() -> None:
 
 
 def test_a_token_costs_room_once_and_that_is_bounded() -> None:
-    """Nodes that were cut off with their parent stayed in the list of recency."""
+    """In the original, nodes removed with their parent stay in the LRU list."""
     cache = PrefixCacheManager(max_capacity=8)
     for number in range(200):
         cache.insert((number % 5, number % 3, number), number % 4, number)

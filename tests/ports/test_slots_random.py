@@ -1,7 +1,7 @@
 """Random calls of slots and their prefix cache beside a model and a fake KV memory.
 
-The model knows what each slot holds, as a list of tokens, and looks at all of them; how full the
-cache is it leaves open unless there is room for everything.
+The model keeps the tokens of each slot and scans all slots. It does not predict evictions unless
+there is room for everything.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class SlotMachine(RuleBasedStateMachine):
         self.count, self.roomy = max_slots, max_capacity == 100
         self.occupied: set[int] = set()
         self.versions = [0] * max_slots
-        self.known: list[Tokens] = [()] * max_slots  # what the cache has been told
+        self.known: list[Tokens] = [()] * max_slots  # tokens inserted into the cache
         self.pins: Counter[Tokens] = Counter()
-        self.freed = list(range(max_slots))  # the longest ago first
+        self.freed = list(range(max_slots))  # freed earliest first
 
     def pinned_slots(self) -> set[int]:
         return {slot for slot in range(self.count) if self.slots._pool.ref_count(slot)} - (
@@ -44,12 +44,12 @@ class SlotMachine(RuleBasedStateMachine):
         )
 
     def write(self, slot: int, tokens: Tokens) -> None:
-        """The owner's K/V: what it was told to keep, then the rest."""
+        """Writes the owner's K/V for all of its tokens."""
         self.memory.write(slot, tokens)
 
     @rule(tokens=prompts, done=st.sampled_from([True, True, False]))
     def serves(self, tokens: Tokens, done: bool) -> None:
-        """A sequence in a slot, found from here on and, if it is done, no longer in use."""
+        """Serves a sequence in a slot and inserts it; frees the slot if it is done."""
         before = self.occupied.copy()
         self.allocs(tokens)
         for slot in self.occupied - before:
@@ -147,7 +147,7 @@ class SlotMachine(RuleBasedStateMachine):
         self.reorder()
 
     def reorder(self) -> None:
-        """A slot counts as freed when the last pin goes: the model asks instead of knowing."""
+        """Reads the order of freed slots from the pool: a slot is freed when its last pin goes."""
         order = [s for s in self.slots._pool.idle_blocks().tolist() if s in self.freed]
         self.freed = [s for s in self.freed if s not in order] + order
 

@@ -1,7 +1,7 @@
-"""TGI's block allocator, call by call: what the two documents promise, as properties.
+"""TGI's block allocator, call by call: the promises of the two documents as properties.
 
-Their trie and their two kinds of allocators are inside of one here, so what they promise is stated
-of ``BlockAllocator``:
+One class here replaces their trie and their two allocators, so the promises apply to
+``BlockAllocator``:
 
 | there | here |
 |---|---|
@@ -251,7 +251,7 @@ def test_a_window_bounds_what_a_request_can_need() -> None:
 
 
 def test_a_prefix_is_not_wrapped_whatever_the_window() -> None:
-    """A prefix that was written over would be of no use to others."""
+    """Others could not use a prefix that is overwritten."""
     engine = Engine(8, 2, window_size=4)
     allocation = engine.compute(12, list(range(11)))
     assert len(set(allocation.slots.tolist())) == 12
@@ -384,7 +384,7 @@ def test_a_source_may_end_before_it_is_copied_from() -> None:
     branch = engine.reserve(4, [1, 2, 9])
     source.discard()
     others = [engine.allocate(4, [5]) for _ in range(4)]
-    assert sum(other is not None for other in others) == 2  # the source is kept back
+    assert sum(other is not None for other in others) == 2  # the source is not available
     now(engine.forward((branch, [1, 2, 9])))
     assert engine.allocate(4, [5]) is not None
 

@@ -1,6 +1,6 @@
-"""What TGI's allocators get wrong, shown absent.
+"""Defects of TGI's allocators, shown to be absent.
 
-The first four are known of the originals; the rest show when their documents are read with care.
+The first four are known defects; the others show in a careful reading of the documents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIZES = pytest.mark.parametrize("block_size", [1, 2, 4])
 
 @SIZES
 def test_a_prefix_that_was_matched_in_full_is_protected(block_size: int) -> None:
-    """The trie answered the parent of the last node matched, so that node could be evicted."""
+    """The original returns the parent of the last matched node, which is then not protected."""
     prompt = list(range(4 * block_size))
     engine = Engine(6, block_size)
     engine.cache(prompt)
@@ -39,7 +39,7 @@ def test_a_prefix_that_was_matched_in_full_is_protected(block_size: int) -> None
 
 @SIZES
 def test_a_match_that_ends_within_a_node_takes_no_blocks_from_below_it(block_size: int) -> None:
-    """The trie went on below a node that matched in part, and answered blocks of other tokens."""
+    """The original descends below a partly matched node and returns blocks of other tokens."""
     engine = Engine(40, block_size)
     engine.cache([1, 2, 3, 4, 5])
     engine.cache([1, 2, 3, 4, 5, 6, 7, 8])  # below the first
@@ -52,7 +52,7 @@ def test_a_match_that_ends_within_a_node_takes_no_blocks_from_below_it(block_siz
 
 @SIZES
 def test_an_allocation_that_fails_evicts_nothing(block_size: int) -> None:
-    """It evicted what it could, found that it was not enough, and had thrown the cache away."""
+    """The original evicts what it can, then fails, and has thrown the cache away."""
     prompt = list(range(3 * block_size))
     engine = Engine(6, block_size)
     engine.cache(prompt)
@@ -67,7 +67,7 @@ def test_an_allocation_that_fails_evicts_nothing(block_size: int) -> None:
 
 @SIZES
 def test_requests_that_run_at_the_same_time_share(block_size: int) -> None:
-    """A prompt was cached only when its request ended."""
+    """The original caches a prompt only when its request ends."""
     prompt = list(range(4 * block_size))
     engine = Engine(40, block_size)
     running = engine.compute(len(prompt) + 8, prompt)
@@ -78,7 +78,7 @@ def test_requests_that_run_at_the_same_time_share(block_size: int) -> None:
 
 
 def test_a_prompt_that_was_never_computed_is_never_found() -> None:
-    """Every end cached the prompt, also that of a request that was dropped before its prefill."""
+    """The original caches the prompt at every end, even of a request without a prefill."""
     engine = Engine(20, 2)
     dropped = engine.reserve(8, [1, 2, 3, 4, 5])
     del dropped
@@ -100,7 +100,7 @@ def test_a_prompt_that_was_never_computed_is_never_found() -> None:
 
 
 def test_a_request_that_is_cancelled_while_it_waits_harms_nobody() -> None:
-    """The background task answered into a closed channel, and died of it."""
+    """In the original, the background task sends to a closed channel and dies."""
     engine = Engine(8, 2)
 
     async def ask() -> BlockAllocation | None:
@@ -123,7 +123,7 @@ def test_a_request_that_is_cancelled_while_it_waits_harms_nobody() -> None:
 
 
 def test_freeing_what_is_unknown_or_freed_is_an_error_and_the_allocator_lives_on() -> None:
-    """It was declared unreachable, and took the background task with it."""
+    """In the original this is "unreachable" and kills the background task."""
     engine = Engine(8, 2)
     allocation = engine.reserve(8)
     blocks, name = allocation.blocks.copy(), allocation.allocation_id
@@ -136,7 +136,7 @@ def test_freeing_what_is_unknown_or_freed_is_an_error_and_the_allocator_lives_on
 
 
 def test_no_block_gets_two_owners_by_being_freed_twice() -> None:
-    """Blocks freed twice, or freed under another name, were handed out twice."""
+    """The original allocates blocks twice that were freed twice or under another name."""
     engine = Engine(8, 2, prefix_caching=False)
     one, two = engine.reserve(4), engine.reserve(4)
     with refused(engine.allocator, ValueError, "blocks must be"):
@@ -153,7 +153,7 @@ def test_no_block_gets_two_owners_by_being_freed_twice() -> None:
     "clone", [copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))]
 )
 def test_an_allocation_has_no_clones(clone: Any) -> None:
-    """A clone freed the same blocks again."""
+    """In the original, a clone frees the same blocks again."""
     engine = Engine(8, 2)
     allocation = engine.reserve(4)
     with refused(engine.allocator, TypeError, "cannot be copied"):
@@ -162,7 +162,7 @@ def test_an_allocation_has_no_clones(clone: Any) -> None:
 
 
 def test_without_prefix_caching_nothing_is_kept() -> None:
-    """Prompts still went into the trie, were never found, and took its room."""
+    """The original still stores prompts in the trie, where they are never found and take room."""
     engine = Engine(8, 1, prefix_caching=False)
     engine.cache([1, 2, 3, 4])
     stats = engine.allocator.manager.stats()
@@ -180,7 +180,7 @@ def test_an_allocation_is_dropped_in_the_middle_of_a_call_of_the_manager() -> No
     engine = Engine(12, 2)
     engine.allocator._manager = BlockManager(13, 2, null_block=True, digest=digest)
     held.append(engine.reserve(4))
-    engine.cache([1, 2, 3, 4, 5])  # hashes, and so drops
+    engine.cache([1, 2, 3, 4, 5])  # calls the digest, which drops the allocation
     assert not held
     assert engine.is_empty()
 

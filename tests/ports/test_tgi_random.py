@@ -1,7 +1,7 @@
 """Random calls of TGI's allocator beside a model and a fake KV memory.
 
-The model is the one of the block manager: the port has to be those calls and no others, in their
-order. The memory checks what each request reads, with copies run as late as they may be.
+The model is that of the block manager: the port must make exactly the expected calls in order. The
+memory checks what each request reads; copies run as late as allowed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ prompts = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=9)
 
 @dataclass(eq=False)
 class Request:
-    """An allocation, what is known of it, and its name in the model."""
+    """An allocation, its state, and its name in the model."""
 
     allocation: BlockAllocation
     twin: int
@@ -34,7 +34,7 @@ class Request:
 
 
 class TgiMachine(RuleBasedStateMachine):
-    """Allocations of prompts that collide, in a pool that runs dry all the time."""
+    """Allocations of prompts with common prefixes, in a pool that is often exhausted."""
 
     requests: list[Request]
 
@@ -62,7 +62,7 @@ class TgiMachine(RuleBasedStateMachine):
     def allocate(self, prompt: list[int] | None, more: int) -> None:
         tokens = len(prompt or [0]) + more
         try:
-            known = prompt if self.caching and prompt else [0]  # one that nothing begins with
+            known = prompt if self.caching and prompt else [0]  # a prompt without a common prefix
             twin = self.model.admit(known, num_slots=tokens)
         except NeverFitsError:
             self.raises(NeverFitsError, lambda: self.engine.allocate(tokens, prompt))
@@ -86,7 +86,7 @@ class TgiMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.open)
     @rule(prompt=prompts, more=st.integers(0, 1), how=st.sampled_from(["close", "free", "drop"]))
     def serves_one(self, prompt: list[int], more: int, how: str) -> None:
-        """The whole life of a request: what later ones can find."""
+        """Runs a whole request, which later ones can find."""
         before = len(self.requests)
         self.allocate(prompt, more)
         if len(self.requests) > before:
@@ -109,7 +109,7 @@ class TgiMachine(RuleBasedStateMachine):
     @rule()
     def applies_it(self) -> None:
         context, step, batch = self.open
-        # A request that ended since must not be written for: its blocks may be another's.
+        # Do not write for a request that has ended: its blocks may belong to another.
         names = {str(r.allocation.allocation_id) for r in self.requests}
         step.work = [work for work in step.work if work.name in names]
         self.engine.device.run(step)
@@ -153,7 +153,7 @@ class TgiMachine(RuleBasedStateMachine):
         allocation = request.allocation
         if how in ("close", "free") and not request.waits:
             if request.prompt and not request.computed:
-                return  # would claim what is not so
+                return  # would claim uncomputed tokens
             self.vouch(request, len(request.prompt or []))
         self.requests.remove(request)
         if self.open and request in self.open[2]:
@@ -183,7 +183,7 @@ class TgiMachine(RuleBasedStateMachine):
         manager = self.engine.allocator.manager
         manager.check_invariants()
         ours, theirs = asdict(manager.stats()), asdict(self.model.stats())
-        # The model sees a peak only where it is looked at, and a close is two calls.
+        # The model updates its peak only when it is queried, and a close is two calls.
         ours["peak_used_blocks"] = theirs["peak_used_blocks"]
         assert ours == theirs
         for request in self.requests:

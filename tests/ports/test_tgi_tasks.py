@@ -1,4 +1,4 @@
-"""Two hundred asyncio tasks that allocate, compute and free, in every way there is.
+"""Two hundred asyncio tasks that allocate, compute and free in every possible way.
 
 Bounded by operations, not by time: 200 tasks of 150 requests each, 30,000 in all. A fake KV
 memory checks what each request reads.
@@ -36,7 +36,7 @@ class Client:
     async def run(self, num_requests: int) -> None:
         for _ in range(num_requests):
             await self.request()
-            for _ in range(min(2, len(self.queue))):  # room for one small request more, perhaps
+            for _ in range(min(2, len(self.queue))):  # possibly room for one more small request
                 self.queue.popleft().set_result(None)
 
     async def request(self) -> None:

@@ -1,7 +1,7 @@
-"""Ports in several threads: every call halted at every line while another thread makes a call.
+"""Ports in several threads: stops each call at every line while another thread calls.
 
-Nothing is left to chance: the second thread starts at a given line of the first one's call, which
-goes on as soon as the second has done its own or waits for the first.
+The order is deterministic: the second thread starts at a given line of the first one's call, which
+continues as soon as the second call has finished or waits for the first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PORTS = (aphrodite, nano_vllm, radix, slots, tgi)
 
 
 class NoMutex:
-    """Lets everybody in."""
+    """Never blocks."""
 
     def acquire(self, blocking: bool = True) -> bool:
         return True
@@ -47,7 +47,7 @@ class NoMutex:
 
 
 class Watched(NoMutex):
-    """A mutex that says when somebody has to wait for it."""
+    """A mutex that reports when a thread has to wait for it."""
 
     def __init__(self, reports: SimpleQueue[str]) -> None:
         self.lock = RLock()
@@ -65,7 +65,7 @@ class Watched(NoMutex):
 
 @dataclass
 class World:
-    """A port, the calls that are made of it by name, and what must hold afterwards."""
+    """A port, its calls by name, and a check of the results."""
 
     objects: list[Any]
     calls: dict[str, Callable[[], Any]]
@@ -80,7 +80,7 @@ class World:
 
 
 def interleave(build: Callable[[], World], first: str, second: str, *, locked: bool) -> list[str]:
-    """What is wrong after the first call was halted at each line in turn, for the second."""
+    """The errors after the second call ran at each line of the first in turn."""
     found: list[str] = []
     for stop in count():
         world = build()
@@ -95,7 +95,7 @@ def interleave(build: Callable[[], World], first: str, second: str, *, locked: b
 
 
 def halted(world: World, first: str, second: str, stop: int, reports: SimpleQueue[str]) -> bool:
-    """Makes a call, and another in a second thread at a line; whether it came to that line."""
+    """Makes a call, and another at a line of it; returns whether that line was reached."""
     lines = count()
     threads: list[Thread] = []
 
@@ -135,7 +135,7 @@ def of_radix() -> World:
     mine = [*held.tolist()]
 
     def reuse() -> Any:
-        """Evicts what is there, and puts other tokens into the same pages."""
+        """Evicts everything and caches other tokens in the same pages."""
         cache.free_and_cache_finished_req(root, new, cache.allocate(4))
 
     def insert() -> None:
@@ -159,7 +159,7 @@ def of_radix() -> World:
                 try:
                     cache.lock(result.handle)
                 except BlockMgrError:
-                    continue  # evicted since, and the handle knows it
+                    continue  # evicted since, which the handle notices
                 pages = result.indices
                 tokens = [t for page in pages for t in cache._pool.tokens(page).tolist()]
                 if tokens != old[: len(tokens)]:
@@ -301,14 +301,14 @@ def test_a_call_halted_at_any_line_lets_no_other_in(port: str, first: str) -> No
     ("aphrodite", "swap out", "free"),
 ])  # fmt: skip
 def test_without_its_mutex_a_port_would_be_broken(port: str, first: str, second: str) -> None:
-    """So the test above can fail."""
+    """Shows that the test above can fail."""
     assert interleave(WORLDS[port], first, second, locked=False)
 
 
 DOCUMENTED = ("one thread at a time", "belong to the loop's thread")
 
 
-# One call of something that waits, or no books at all.
+# Calls that make one locked call, or that keep no books.
 WITHOUT_MUTEX = {
     "compute_hash",
     "free_cross",
@@ -321,7 +321,7 @@ WITHOUT_MUTEX = {
 
 
 def keeps_books(kind: Any) -> bool:
-    """Whether a class of a port is one whose calls change what others see."""
+    """Whether the calls of a port's class change shared state."""
     changes = ("allocate", "alloc", "append_token_ids", "evict", "insert", "get_num_cached_tokens")
     return inspect.isclass(kind) and any(hasattr(kind, name) for name in changes)
 

@@ -1,4 +1,4 @@
-"""The events of the vLLM port without vLLM: under which hash each block is published.
+"""The events of the vLLM port without vLLM: the hash of each published block.
 
 Stand-ins take the place of vLLM's structures and functions. ``tests/engines`` runs a real vLLM.
 """
@@ -23,7 +23,7 @@ SIZE = 2
 
 
 def keys_of(request: Any, start: int, stop: int, index: int) -> tuple[Any, int]:
-    """As vLLM has it for adapters and salts."""
+    """The extra keys of vLLM for adapters and salts."""
     keys = [("lora", request.lora_request.name)] if request.lora_request else []
     keys += [("cache_salt", request.cache_salt)] if request.cache_salt and not start else []
     return tuple(keys) or None, index
@@ -63,7 +63,7 @@ def kv_events(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 class Engine:
-    """A manager as the port builds it, and requests that commit what they have."""
+    """A manager as the port builds it, and requests that commit their tokens."""
 
     def __init__(self, module: ModuleType, num_blocks: int = 9) -> None:
         self.manager = BlockManager(
@@ -73,7 +73,7 @@ class Engine:
         self.events = module.KVEvents(self.manager, SIZE, "full_attention")
 
     def request(self, tokens: list[int], **named: Any) -> Any:
-        """With a hash for each block that says which tokens it stands for."""
+        """A request with a hash for each block that shows its tokens."""
         hashes = [
             "/".join(map(str, tokens[: end + SIZE])).encode()
             for end in range(0, len(tokens) - SIZE + 1, SIZE)
@@ -84,7 +84,7 @@ class Engine:
         )
 
     def serve(self, tokens: list[int], *upto: int, **named: Any) -> int:
-        """Admits a request and commits it in parts; the handle."""
+        """Admits a request and commits it in parts; returns the handle."""
         request = self.request(tokens, **named)
         handle = self.manager.admit(tokens, read_cache=False, num_slots=len(tokens))
         for end in upto or (len(tokens) // SIZE * SIZE,):
@@ -115,7 +115,7 @@ def test_a_commit_is_told_with_the_hashes_of_its_request(make: Make) -> None:
 
 
 def test_what_another_request_has_cached_is_not_told_again(make: Make) -> None:
-    """Only its new block, which names the block of the other as its parent."""
+    """Publishes only its new block, with the other request's block as its parent."""
     engine = make()
     engine.serve([1, 2, 3, 4, 5])
     engine.events.take()
@@ -173,7 +173,7 @@ def test_a_request_that_wants_it_is_told_of_what_it_found(make: Make) -> None:
 
 
 def test_no_event_is_lost_between_two_commits(make: Make) -> None:
-    """All blocks are evicted and stored again before anybody takes the events."""
+    """All blocks are evicted and stored again before the events are taken."""
     engine = make(33)
     for first in range(1, 400, 70):
         handle = engine.serve(list(range(first, first + 64)))

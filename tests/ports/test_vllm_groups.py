@@ -42,7 +42,7 @@ def reasons(
 
 
 def run(manager: Any, served: Any, num_tokens: int) -> Any:
-    """A step that computes so many tokens of a request, and what it was given."""
+    """Computes a number of tokens of a request in a step; returns its new blocks."""
     manager.new_step_starts()
     blocks = manager.allocate_slots(served, num_tokens)
     manager.take_kv_cache_block_copies()
@@ -51,7 +51,7 @@ def run(manager: Any, served: Any, num_tokens: int) -> Any:
 
 
 def cached(*names: str) -> Any:
-    """A ``CachedRequestData`` that has nothing new for these requests."""
+    """A ``CachedRequestData`` without new blocks for these requests."""
     return SimpleNamespace(
         req_ids=list(names), new_block_ids=[None] * len(names), resumed_req_ids=set()
     )
@@ -138,7 +138,7 @@ def test_a_window_gives_its_blocks_back_and_shows_block_0_there(vllm: None) -> N
     run(manager, served, 3)
     full, window = manager.get_block_ids("a")
     assert full[:4] == first[0]
-    # The query at 16 reads 11 to 16, so blocks 0 and 1 are behind the window.
+    # The query at 16 reads 11 to 16, so blocks 0 and 1 have left the window.
     assert window[:4] == [0, 0, *first[1][2:]]
     assert manager.manager.num_available == 32 - 5 - 3
 
@@ -186,7 +186,7 @@ def test_no_copy_reads_what_a_request_of_the_same_step_has_yet_to_write(vllm: No
     manager = make(FULL, CHUNK, num_blocks=19, min_partial_tokens=1)
     first, other = request("first", TOKENS[:13]), request("other", list(range(50, 74)))
     run(manager, first, 9)
-    run(manager, first, 4)  # leaves its first chunk, which the other one drives out
+    run(manager, first, 4)  # leaves its first chunk, which the other one evicts
     run(manager, other, 24)
     manager.free(other)
     again, part = request("again", TOKENS[:7]), request("part", [*TOKENS[:3], 90, 91])
@@ -236,7 +236,7 @@ def test_a_prompt_fits_whose_windows_hold_a_part_of_it_at_a_time(vllm: None) -> 
     manager = make(FULL, WINDOW, num_blocks=22, max_in_flight_tokens=SIZE)
     served = request("a", tokens)
     manager.new_step_starts()
-    # 12 blocks of full attention, and 4 of the window: what it reads, and a chunk.
+    # 12 blocks of full attention, and 4 of the window: the blocks it reads, and a chunk.
     assert manager.allocate_slots(served, SIZE, full_sequence_must_fit=True) is not None
     manager.free(served)
     less = make(FULL, WINDOW, num_blocks=15, max_in_flight_tokens=SIZE)

@@ -1,7 +1,7 @@
-"""What of the vLLM port can be asked without vLLM: its options, its blocks, how it is switched on.
+"""The part of the vLLM port that needs no vLLM: options, blocks, activation.
 
-These are no claim that vLLM works with it: the stand-ins here are as small as can be. That is for
-``tests/engines``, which runs a real vLLM.
+These tests use minimal stand-ins and do not show that vLLM works with the port. ``tests/engines``
+does that with a real vLLM.
 """
 
 from __future__ import annotations

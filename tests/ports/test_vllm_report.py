@@ -1,4 +1,4 @@
-"""The line that the port of vLLM logs, with a stand-in for vLLM's logger."""
+"""The log line of the vLLM port, with a stand-in for vLLM's logger."""
 
 from __future__ import annotations
 

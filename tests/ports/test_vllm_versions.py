@@ -1,6 +1,6 @@
-"""What the vLLM port does for each version it was tried with, on stand-ins for vLLM's modules.
+"""The vLLM port for each tested version, on stand-ins for vLLM's modules.
 
-``tests/engines/conformance.py`` compares what is expected here with the vLLM that is installed.
+``tests/engines/conformance.py`` compares these expectations with the installed vLLM.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_a_prompt_is_converted_once_until_it_has_more_tokens(
     for _ in range(3):
         manager.get_computed_blocks(waiting)
     assert converted == [19]
-    tokens += [20, 21]  # of its answer: it was preempted
+    tokens += [20, 21]  # of its output: it was preempted
     waiting.num_tokens = 21
     blocks, found, _ = manager.get_computed_blocks(waiting)
     assert manager.allocate_slots(waiting, 21, found, blocks) is not None
@@ -140,7 +140,7 @@ def test_prompts_are_kept_only_while_their_requests_wait(vllm: None) -> None:
     assert manager.allocate_slots(waiting, 19) is not None
     assert len(manager.prompts) == 0
     manager.get_computed_blocks(session)
-    session._all_token_ids[4] = 90  # a session goes on with other tokens
+    session._all_token_ids[4] = 90  # a session continues with other tokens
     assert manager.get_computed_blocks(session)[1] == 4
     manager.free(session)
     assert len(manager.prompts) == 0
@@ -164,7 +164,7 @@ def test_lists_of_block_ids_are_those_of_the_table(vllm: None) -> None:
                 row[changed] = -1
             ids = lists.of(row)
             assert ids == row.tolist()
-            ids.append(7)  # it is the caller's
+            ids.append(7)  # it belongs to the caller
 
 
 def test_why_admitted_prompts_were_not_found_is_counted_once_for_each(vllm: None) -> None:
@@ -197,7 +197,7 @@ def test_each_so_many_th_prompt_is_explained(vllm: None) -> None:
 def test_the_next_turn_finds_the_end_of_an_answer_within_a_block(vllm: None) -> None:
     manager = make(min_partial_tokens=1)
     served = request("first", list(range(1, 11)))
-    for num_new in (10, 1, 1, 1, 1, 1):  # the prompt, and what is sampled
+    for num_new in (10, 1, 1, 1, 1, 1):  # the prompt and the sampled tokens
         manager.new_step_starts()
         assert manager.allocate_slots(served, num_new) is not None
         manager.take_kv_cache_block_copies()

@@ -1,4 +1,4 @@
-"""The engine behind the tests of ``ports.tgi``: a fake KV memory, and steps in one line."""
+"""The engine for the tests of ``ports.tgi``: a fake KV memory, and steps in one call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def now(call: Coroutine[Any, Any, T]) -> T:
-    """The answer of a call that waits for nothing."""
+    """The result of a coroutine that never waits."""
     try:
         call.send(None)
     except StopIteration as stop:
@@ -28,10 +28,10 @@ def now(call: Coroutine[Any, Any, T]) -> T:
 
 
 class Engine:
-    """An allocator of so many usable blocks, and the memory that its slots name."""
+    """An allocator with a number of usable blocks, and the memory of its slots."""
 
     def __init__(self, num_blocks: int, block_size: int, *, seed: int = 0, **options: Any) -> None:
-        total = (num_blocks + 1) * block_size + block_size - 1  # what is left over is of no use
+        total = (num_blocks + 1) * block_size + block_size - 1  # the remainder cannot be used
         self.allocator = BlockAllocator(total, block_size, **options)
         self.size = block_size
         self.device = Device(num_blocks + 1, block_size, random.Random(seed), check=True)
@@ -47,7 +47,7 @@ class Engine:
     async def forward(
         self, *batch: tuple[BlockAllocation, list[int]], pauses: bool = False
     ) -> list[tuple[int, ...]]:
-        """Copies, then writes what is not cached of each prompt, then reads all of it."""
+        """Copies, writes the uncached tokens of each prompt, then reads all tokens."""
         async with self.allocator.copies() as plan:
             if pauses:
                 await asyncio.sleep(0)  # with the plan open
@@ -64,19 +64,19 @@ class Engine:
         return Work(name, slots, np.array(prefixes, np.int64), allocation.prefix_len)
 
     def compute(self, tokens: int, prompt: list[int]) -> BlockAllocation:
-        """Reserves and computes; nothing is committed."""
+        """Reserves and computes without a commit."""
         allocation = self.reserve(tokens, prompt)
         now(self.forward((allocation, prompt)))
         return allocation
 
     def cache(self, prompt: list[int]) -> int:
-        """The whole life of a request; how much of the prompt it found."""
+        """Runs a whole request; returns how much of the prompt it found."""
         allocation = self.compute(len(prompt), prompt)
         allocation.close()
         return allocation.prefix_len
 
     def found(self, prompt: list[int]) -> int:
-        """What a request would find, changing nothing."""
+        """What a request would find, without changes."""
         return self.allocator.manager.match(prompt).num_cached_tokens
 
     def is_empty(self) -> bool:
@@ -91,7 +91,7 @@ class Engine:
 def refused(
     allocator: BlockAllocator, error: type[Exception], match: str | None = None
 ) -> Iterator[None]:
-    """The call inside raises exactly this error; the allocator stays as it was."""
+    """The call inside raises exactly this error and leaves the allocator unchanged."""
 
     def books() -> tuple[Any, ...]:
         return set(allocator._links), set(allocator._waiting), set(allocator._in_flight)

@@ -1,4 +1,4 @@
-"""Stand-ins for vLLM's modules, with as much in them as the port imports."""
+"""Stand-ins for vLLM's modules that contain what the port imports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Copy(NamedTuple):
 
 
 def spec(kind: Any = KINDS.FULL_ATTENTION, block_size: int = SIZE, **more: Any) -> Any:
-    """What vLLM says of a group of layers."""
+    """vLLM's description of a group of layers."""
 
     def most(*, max_in_flight_tokens: int, max_model_len: int) -> int:
         width = more.get("sliding_window") or more.get("attention_chunk_size") or 0
@@ -75,7 +75,7 @@ OURS = (
 
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules by the names of vLLM's, with as much in them as the port imports."""
+    """Modules with the names of vLLM's that contain what the port imports."""
     ours = [f"blockmgr.ports.vllm.{name}" for name in OURS] + ["tests.engines.conformance"]
     for name in ours:
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -134,7 +134,7 @@ def request(name: str, tokens: list[int]) -> Any:
 
 
 def serve(manager: Any, tokens: list[int]) -> None:
-    """A request that computes them all and ends."""
+    """Runs a request that computes all its tokens and ends."""
     served = request("first", tokens)
     manager.new_step_starts()
     assert manager.allocate_slots(served, len(tokens)) is not None

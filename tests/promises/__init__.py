@@ -1,1 +1,1 @@
-"""What a manager, a pool or a port answers, against what then happens, in random small worlds."""
+"""Answers of a manager, a pool or a port, compared with what then happens in small worlds."""

@@ -1,7 +1,7 @@
 """The promises of the Aphrodite port.
 
-A world is built from a number, as often as needed: a question is asked in one copy of it, and what
-it asks about is done in others.
+A world is built from a seed, as often as needed: a question is asked in one copy, and the action in
+question is tried in others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKENS = (1, 2)
 
 
 class Seq:
-    """A sequence that is computed as far as it was scheduled."""
+    """A sequence whose scheduled tokens are computed."""
 
     def __init__(self, seq_id: int, tokens: list[int]) -> None:
         self.seq_id = seq_id
@@ -33,7 +33,7 @@ class Seq:
 
 
 class Group:
-    """One or two of them."""
+    """A group of one or two sequences."""
 
     def __init__(self, *seqs: Seq) -> None:
         self.seqs = seqs
@@ -44,7 +44,7 @@ class Group:
 
 
 class World:
-    """A manager that has served some random groups, and is about to be asked about each."""
+    """A manager that has served some random groups."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -69,7 +69,7 @@ class World:
                 self.manager.swap_out(group)
                 group.state = "swapped"
         self.groups += [self.new_group(), self.new_group()]
-        for group in self.groups:  # tokens that were sampled, and have no slots yet
+        for group in self.groups:  # tokens that were sampled but have no slots yet
             if group.state != "waiting":
                 for seq in group.seqs:
                     seq.tokens += rng.choices(TOKENS, k=rng.choice([0, 1, 1, 1, 3]))
@@ -103,7 +103,7 @@ class World:
             elif rng.random() < 0.5:
                 self.drop(group)
         except (NoFreeBlocksError, ValueError):
-            if group in self.groups:  # appended to one of two, say
+            if group in self.groups:  # for example, only one of two sequences grew
                 self.drop(group)
 
     def host_has_room_for(self, group: Group) -> bool:
@@ -129,7 +129,7 @@ class World:
 
 
 def happens(world: World, act: Callable[[], object]) -> bool:
-    """Whether it goes well."""
+    """Whether the action succeeds."""
     try:
         act()
     except NoFreeBlocksError:
@@ -186,7 +186,7 @@ def _status(
         if not (done and kept):
             yield f"group {at} of world {seed}: {answer}, but done={done}, watermark kept={kept}"
         return
-    # A merge with what is cached already gives blocks back; then it may fit after all.
+    # Deduplication with cached blocks frees blocks, so that it may fit after all.
     if done and kept and not world.caches:
         yield f"group {at} of world {seed}: {answer}, but there is room"
     alone = World(seed)
@@ -208,7 +208,7 @@ def can_append_slots(seed: int) -> Iterator[str]:
         answer = world.manager.can_append_slots(world.groups[at], world.lookahead)
         world = World(seed)
         done = happens(world, partial(world.append, world.groups[at]))
-        # A merge with what is cached already gives blocks back; then it may fit after all.
+        # Deduplication with cached blocks frees blocks, so that it may fit after all.
         if answer is not done and (answer or not world.caches):
             yield f"group {at} of world {seed}: {answer}, but done={done}"
 
@@ -228,7 +228,7 @@ def can_swap_out(seed: int) -> Iterator[str]:
 
 
 def get_num_cached_tokens(seed: int) -> Iterator[str]:
-    """Of a prompt that waits, and of a sequence with blocks: what is handed to the engine."""
+    """Compares with the blocks given to the engine, for waiting and for running sequences."""
     for at, group in enumerate(World(seed).groups):
         if group.state == "swapped":
             continue
@@ -249,14 +249,14 @@ def get_num_cached_tokens(seed: int) -> Iterator[str]:
             manager.remove_seq_from_computed_blocks_tracker(seq)
             answer = manager.get_num_cached_tokens(seq)
         computed = manager.get_common_computed_block_ids([seq])
-        # A table may end in blocks without tokens; the last of all is left out of the ids.
+        # A table may end with blocks without tokens; the ids leave out the last block.
         given = min(len(computed), (len(seq.tokens) - 1) // world.size) * world.size
         if answer != given:
             yield f"group {at} of world {seed}: {answer} cached tokens, {given} handed out"
 
 
 def get_num_free_blocks(seed: int) -> Iterator[str]:
-    """A sequence of so many blocks that nobody shares fits, and of one more does not."""
+    """An uncached sequence of this many blocks fits, and one with a block more does not."""
     for more in (0, 1):
         world = World(seed)
         free = world.manager.get_num_free_gpu_blocks()
@@ -293,7 +293,7 @@ def get_num_full_blocks_touched(seed: int) -> Iterator[str]:
 
 
 def get_num_blocks_touched_by_append_slots(seed: int) -> Iterator[str]:
-    """The most that can be taken: never less than is."""
+    """An upper bound on the blocks taken."""
     for at in places(seed, "running"):
         world = World(seed)
         seq = world.groups[at].seqs[0]
@@ -313,7 +313,7 @@ def get_num_required_blocks(seed: int) -> Iterator[str]:
     world = World(seed)
     group = world.groups[-1]
     table = world.manager._tables.new()
-    tokens = [9, *group.seqs[0].tokens]  # nobody has such a beginning
+    tokens = [9, *group.seqs[0].tokens]  # a prefix that is not cached
     answer = table.get_num_required_blocks(tokens, world.size)
     before = world.manager.get_num_free_gpu_blocks()
     done = happens(world, lambda: table.allocate(tokens))
@@ -323,7 +323,7 @@ def get_num_required_blocks(seed: int) -> Iterator[str]:
 
 
 def find_cached_blocks_prefix(seed: int) -> Iterator[str]:
-    """As many as are computed, if it were allocated."""
+    """The number of blocks that would count as computed after an allocation."""
     world = World(seed)
     pools = world.manager.block_allocator
     tokens = world.groups[-1].seqs[0].tokens

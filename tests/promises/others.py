@@ -1,4 +1,4 @@
-"""The promises of the ports of nano-vllm, Text Generation Inference, mini-sglang and of slots."""
+"""The promises of the ports of nano-vllm, TGI, mini-sglang and of slots."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def tgi_num_available(seed: int) -> Iterator[str]:
 
 
 def _radix(seed: int) -> tuple[Any, list[int]]:
-    """A cache that was served some requests, and a prompt."""
+    """A cache that has served some requests, and a prompt."""
     rng = random.Random(seed)
     size = rng.choice([1, 1, 2, 3])
     cache = radix.CacheManager(None, rng.randrange(4, 12), size)
@@ -169,7 +169,7 @@ def radix_evictable_size(seed: int) -> Iterator[str]:
 
 
 def radix_match(seed: int) -> Iterator[str]:
-    """What is matched can be locked, and stays when all else is evicted."""
+    """A matched prefix can be locked, and stays when everything else is evicted."""
     for leave in (0, 1):  # all tokens, or all but the last, which is left to compute
         cache, tokens = _radix(seed)
         if leave:
@@ -186,7 +186,7 @@ def radix_match(seed: int) -> Iterator[str]:
 
 
 def _paged(seed: int) -> tuple[Any, Any]:
-    """A cache of the later interface that was served some requests, and a new one."""
+    """A cache with the later interface that has served some requests, and a new request."""
     rng = random.Random(seed)
     size = rng.choice([1, 2, 3])
     cache = radix.PagedCacheManager(rng.randrange(4, 12), size, np.zeros((12, 60), np.int32))
@@ -277,7 +277,7 @@ def slots_is_free(seed: int) -> Iterator[str]:
 
 
 def slots_find(seed: int) -> Iterator[str]:
-    """What is found can be pinned, and one token more cannot."""
+    """The found prefix can be pinned; a prefix of one more token cannot."""
     _, cache, tokens = _slots(seed)
     length, slot, _ = cache.find(tokens)
     for count in range(1, len(tokens) + 1):

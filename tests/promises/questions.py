@@ -1,8 +1,8 @@
-"""What a call says will happen, against what then does: ask, then act.
+"""Compares what a call predicts with what then happens: ask, then act.
 
-A question is any public name of a class that says beforehand what another call will do: ``can_*``,
-``match``, what is available, what is needed. ``questions`` finds them by name, so that a new one
-that nobody checks fails a test. The rest of this module is for managers and ports alike.
+A question is a public name of a class that predicts what another call will do: ``can_*``,
+``match``, the available blocks, the needed blocks. ``questions`` finds them by name, so that a
+question without a check fails a test. The rest of this module is for both managers and ports.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Broken(AssertionError):
 
 
 def questions(kind: type) -> set[str]:
-    """The public names of a class that tell what another call will do."""
+    """The public names of a class that predict what another call will do."""
     return {name for name in dir(kind) if not name.startswith("_") and ASKS.match(name)}
 
 
 @dataclass
 class Acts:
-    """How to see whether a verdict comes true, in one world.
+    """The actions that test a verdict in one world.
 
     Attributes:
-        act: Does what was asked about.
-        shortages: What it raises where there is too little at the moment.
-        nevers: What it raises where it can never be.
-        everybody_leaves: Ends all that others do; it can be done once.
-        alone: Does the same in a world of its own, where nothing else ever was; None: no such.
-        unchanged: Says all there is to see, for refused acts; they must not change it.
+        act: Performs the action in question.
+        shortages: The errors for a temporary shortage.
+        nevers: The errors for an action that can never succeed.
+        everybody_leaves: Ends all other sequences; can be called once.
+        alone: Performs the action in an empty world; None if there is none.
+        unchanged: Returns the visible state, which a refused action must not change.
     """
 
     act: Callable[[], Any]
@@ -50,7 +50,7 @@ class Acts:
     unchanged: Callable[[], Any] = field(default=lambda: None)
 
     def refused(self, errors: tuple[type[Exception], ...], said: str) -> None:
-        """The act ends in one of these errors, and changes nothing."""
+        """Checks that the action raises one of these errors and changes nothing."""
         before = self.unchanged()
         try:
             self.act()
@@ -58,38 +58,38 @@ class Acts:
             if self.unchanged() != before:
                 raise Broken(f"{said}, and the refusal changed something") from None
         except (*self.shortages, *self.nevers) as error:
-            raise Broken(f"{said}, but it ended in {error!r}") from error
+            raise Broken(f"{said}, but it raised {error!r}") from error
         else:
             raise Broken(f"{said}, but it succeeded")
 
 
 def keeps_its_word(verdict: Any, acts: Acts) -> Any:
-    """Acts on a verdict of now, later or never, and raises ``Broken`` if it was not true.
+    """Acts on a verdict of now, later or never, and raises ``Broken`` if it was wrong.
 
     Args:
         verdict: An enum of the names ``NOW`` (or ``OK``), ``LATER`` and ``NEVER``.
         acts: How to act on it.
 
     Returns:
-        What the act returned; None if it can never be.
+        The result of the action; None if it can never succeed.
     """
     if verdict.name in ("NOW", "OK"):
         try:
             return acts.act()
         except (*acts.shortages, *acts.nevers) as error:
-            raise Broken(f"now, it said, but it ended in {error!r}") from error
+            raise Broken(f"the verdict is now, but it raised {error!r}") from error
     if verdict.name == "NEVER":
-        acts.refused(acts.nevers, "never, it said")
+        acts.refused(acts.nevers, "the verdict is never")
         if acts.alone is not None:
             try:
                 acts.alone()
             except acts.nevers:
                 return None
-            raise Broken("never, it said, but alone it succeeds")
+            raise Broken("the verdict is never, but alone it succeeds")
         return None
-    acts.refused(acts.shortages, "later, it said")
+    acts.refused(acts.shortages, "the verdict is later")
     acts.everybody_leaves()
     try:
         return acts.act()
     except (*acts.shortages, *acts.nevers) as error:
-        raise Broken(f"later, it said, but alone it ends in {error!r}") from error
+        raise Broken(f"the verdict is later, but alone it raises {error!r}") from error

@@ -1,7 +1,7 @@
-"""Every answer of a manager or a pool about what will happen, against what then does.
+"""Every prediction of a manager or a pool, compared with what then happens.
 
-In small worlds that the stress program's engine has been at work in: a question is asked, what it
-asks about is done, and the world is thrown away.
+The stress program's engine prepares small worlds. In each, a question is asked, the action in
+question is performed, and the world is discarded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WORLDS = 150
 
 @dataclass
 class Place:
-    """A world somebody has worked in, and a prompt to ask about."""
+    """A world that an engine has used, and a prompt for the question."""
 
     world: World
     rng: random.Random
@@ -54,7 +54,7 @@ class Place:
         return manager
 
     def room(self) -> int:
-        """Blocks that an admission into the prompt's namespace may take, as the manager says."""
+        """The number of blocks that the manager reports for an admission into the namespace."""
         usage = self.manager.quota_usage(self.key["namespace"])
         watermark = self.config["watermark_blocks"] * usage.limit // self.manager.config.capacity
         return usage.available - watermark
@@ -77,7 +77,7 @@ def build(seed: int, manager: Callable[..., BlockManager] = BlockManager) -> Pla
 
 
 def prompt(world: World, rng: random.Random, draw: Draw) -> tuple[list[int], dict[str, Any]]:
-    """One that somebody has, that begins like others, or a new one; some are far too long."""
+    """A prompt in use, one with a common prefix, or a new one; some are far too long."""
     key: dict[str, Any] = {"namespace": rng.choice(NAMESPACES), "extras": None}
     tokens = rng.choice(draw.stems) + draw.tokens(5)
     if world.entries and rng.random() < 0.6:
@@ -89,7 +89,7 @@ def prompt(world: World, rng: random.Random, draw: Draw) -> tuple[list[int], dic
 
 
 def leave(place: Place) -> None:
-    """Everybody is done, and their steps are complete."""
+    """Ends all sequences and completes their steps."""
     if place.world.open is not None:
         place.world.finish(place.world.open)
     finish_up(place.world)
@@ -110,7 +110,7 @@ def acts(place: Place, **asked: Any) -> Acts:
 
 
 def draw_limits(place: Place) -> dict[str, Any]:
-    """How much may come from the cache, and how many blocks are held back; as often nothing."""
+    """Random limits on the cached tokens and on the blocks held back, or none."""
     rng, limits = place.rng, {}
     if rng.random() < 0.3:
         limits["max_cached_tokens"] = rng.randint(0, len(place.tokens))
@@ -125,7 +125,7 @@ def draw_slots(place: Place) -> dict[str, Any]:
     return {"num_slots": slots, "read_cache": rng.random() < 0.7, **draw_limits(place)}
 
 
-# The questions, by the name of what is asked.
+# The checks, by name of the question.
 
 
 def can_admit(place: Place) -> None:
@@ -137,7 +137,7 @@ def can_admit(place: Place) -> None:
 
 
 def match(place: Place) -> None:
-    """What it says is what admission has, and takes: with or without being told to keep to it."""
+    """``match`` must predict what ``admit`` finds and takes, with or without ``match=``."""
     limits = draw_limits(place)
     slots = place.rng.choice([None, None, place.rng.randint(1, len(place.tokens) + 9)])
     manager, size = place.manager, place.config["block_size"]
@@ -156,13 +156,13 @@ def match(place: Place) -> None:
         return
     view = manager.sequence(manager.admit(place.tokens, **place.key, **asked))
     if view.num_cached_tokens != found.num_cached_tokens:
-        raise Broken(f"match said {found}, admit found {view.num_cached_tokens}")
+        raise Broken(f"match found {found}, admit found {view.num_cached_tokens}")
     if view.block_ids[: len(found.block_ids)].tolist() != found.block_ids.tolist():
         raise Broken(f"match named {found.block_ids}, admit took {view.block_ids}")
     taken = before - manager.num_available
     due = -(-view.num_slots // size) - len(found.block_ids) + found.num_idle_blocks
     if taken != due:
-        raise Broken(f"match said {found}, so that {due} blocks would be taken, not {taken}")
+        raise Broken(f"after match {found}, admit took {taken} blocks, not {due}")
 
 
 def explain(place: Place) -> None:
@@ -171,7 +171,7 @@ def explain(place: Place) -> None:
     said = place.manager.explain(place.tokens, **place.key)
     found = place.manager.match(place.tokens, **place.key)
     whole = len(found.block_ids) * place.config["block_size"]
-    # A match leaves a part out where there is no room for a copy.
+    # A match leaves out a partial block if there is no room for its copy.
     parts = (
         {said.num_partial_tokens, 0} if not found.num_partial_tokens else {found.num_partial_tokens}
     )
@@ -185,10 +185,10 @@ def explain(place: Place) -> None:
 
 
 def num_available(place: Place) -> None:
-    """As many blocks as reported can be taken, and not one more."""
+    """Exactly the reported number of blocks can be allocated."""
     manager, size = place.manager, place.config["block_size"]
     if manager.num_available != manager.stats().available:
-        raise Broken("two counts of what is available")
+        raise Broken("two different counts of available blocks")
     running = [e for e in place.world.entries if e.running]
     if not running or manager.config.quotas:
         return
@@ -207,11 +207,11 @@ def num_available(place: Place) -> None:
             raise Broken(f"{copies} available, but {error!r}") from error
         return  # one for a copy of the block that is written next
     if manager.num_available:
-        raise Broken("all that is available was taken, and something is left")
+        raise Broken("all available blocks were taken, but some are left")
 
 
 def quota_usage(place: Place) -> None:
-    """A prompt of so many new blocks comes in, and one of a block more does not."""
+    """An uncached prompt of exactly the reported blocks is admitted, a larger one is not."""
     manager, size, room = place.manager, place.config["block_size"], place.room()
     if not 0 < room <= manager.config.row_width:
         return
@@ -224,7 +224,7 @@ def quota_usage(place: Place) -> None:
     except (OutOfBlocksError, NeverFitsError):
         manager.admit(fresh, namespace=namespace)
         return
-    raise Broken(f"{room} blocks were said to be available, {room + 1} were had")
+    raise Broken(f"{room} blocks were reported, but {room + 1} could be taken")
 
 
 def num_common_prefix_blocks(place: Place) -> None:
@@ -237,7 +237,7 @@ def num_common_prefix_blocks(place: Place) -> None:
     while due < computed and len({table[due] for table in tables}) == 1:
         due += 1
     if said != due:
-        raise Broken(f"{said} blocks in common, it said, not {due}")
+        raise Broken(f"{said} common blocks reported, expected {due}")
 
 
 CHECKS: dict[str, Callable[[Place], None]] = {
@@ -264,7 +264,7 @@ def run(name: str, worlds: int, manager: Callable[..., BlockManager] = BlockMana
 def test_nothing_that_a_manager_can_be_asked_is_left_out() -> None:
     assert questions(BlockManager) <= set(CHECKS)
     assert questions(BlockPool) == {"find", "num_available", "num_free", "num_idle"}
-    # Of what calls return: compared with what the manager itself says.
+    # Questions on results of calls, which are compared with those of the manager.
     assert questions(Stats) == questions(QuotaUsage) == {"available"}
 
 
@@ -286,7 +286,7 @@ class ForgetsToRead(BlockManager):
 
 
 class Hopeful(BlockManager):
-    """Takes never for later."""
+    """Reports "later" instead of "never"."""
 
     __slots__ = ()
 
@@ -296,7 +296,7 @@ class Hopeful(BlockManager):
 
 
 class Gloomy(BlockManager):
-    """Takes later for never."""
+    """Reports "never" instead of "later"."""
 
     __slots__ = ()
 
@@ -306,7 +306,7 @@ class Gloomy(BlockManager):
 
 
 class Boastful(BlockManager):
-    """Finds in other namespaces what nobody will be given."""
+    """Finds blocks with other extra keys, which an admission does not get."""
 
     __slots__ = ()
 
@@ -315,7 +315,7 @@ class Boastful(BlockManager):
 
 
 class Miscounting(BlockManager):
-    """Says that there is one block more."""
+    """Reports one block too many."""
 
     __slots__ = ()
 
@@ -344,7 +344,7 @@ def test_a_broken_promise_is_noticed(name: str, kind: Callable[..., BlockManager
 
 
 def build_pool(seed: int) -> tuple[BlockPool, random.Random, list[int]]:
-    """A pool somebody has worked in, and what is held of it."""
+    """A pool after random calls, and the blocks held in it."""
     rng = random.Random(seed)
     pool = BlockPool(rng.randint(2, 9), 2, null_block=rng.random() < 0.3)
     held: list[int] = []
@@ -364,7 +364,7 @@ def build_pool(seed: int) -> tuple[BlockPool, random.Random, list[int]]:
 
 
 def pool_says(name: str, pool: BlockPool, rng: random.Random) -> tuple[int, Any]:
-    """The reported number, and a call that takes that many."""
+    """The reported number, and a call that takes a given number of blocks."""
     if name in ("num_available", "num_free"):
         return getattr(pool, name), pool.take
     return pool.num_idle, pool.evict

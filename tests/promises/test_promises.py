@@ -1,4 +1,4 @@
-"""Every answer of a port about what could be done, against doing it."""
+"""Every prediction of a port, compared with what then happens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERFACES = {"BlockAllocator of aphrodite"}  # without a body
 
 
 def asks(module: ModuleType) -> set[tuple[str, str]]:
-    """The public calls and attributes of a port that answer what could be done."""
+    """The public calls and attributes of a port that predict other calls."""
     port = module.__name__.rpartition(".")[2]
     return {
         (kind.__name__, name)
@@ -41,14 +41,14 @@ def test_every_call_that_promises_something_is_held_to_it() -> None:
 @pytest.mark.parametrize("promise", PROMISES, ids=".".join)
 def test_what_is_promised_happens_and_what_is_denied_does_not(promise: tuple[str, str]) -> None:
     broken = [found for seed in range(WORLDS) for found in PROMISES[promise](seed)]
-    assert not broken, f"{len(broken)} of {WORLDS} worlds, say {broken[:5]}"
+    assert not broken, f"{len(broken)} of {WORLDS} worlds, such as {broken[:5]}"
 
 
 @pytest.mark.parametrize("name", ["can_swap_in", "can_append_slots", "can_allocate"])
 def test_an_answer_that_is_wrong_by_a_block_is_found(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """The worlds are such that it matters."""
+    """Checks that the worlds are varied enough to break such a promise."""
     manager = aphrodite.BlockSpaceManager
     free = aphrodite.CpuGpuBlockAllocator.get_num_free_blocks
     honest = getattr(manager, name)

@@ -1,4 +1,4 @@
-"""What the digests are taken of: one byte layout, checked with the libraries themselves."""
+"""The byte layout that digests hash, checked with the hash libraries themselves."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_block_digest_covers_the_whole_prefix(
 def test_the_digests_of_a_prompt_are_the_chain_of_the_library(
     name: str, size: int, tokens: list[int], namespace: bytes, extras: dict[int, bytes]
 ) -> None:
-    """Whether the core calls a C function for them or Python."""
+    """Whether the core computes them with a C function or with Python."""
     manager = BlockManager(4, size, digest=name)
     made = manager.block_digests(tokens, namespace=namespace, extras=extras)
     expected = chain(LIBRARIES[name], tokens, size, namespace, extras)
@@ -96,7 +96,7 @@ def test_the_named_digests_are_the_libraries_own(name: str, data: bytes) -> None
 
 
 def test_the_digest_of_a_known_block() -> None:
-    """Worked out apart from this code: SHA-256 of 32 zero bytes and the words 1, 2, 3, 4."""
+    """Computed independently of this code: SHA-256 of 32 zero bytes and the words 1, 2, 3, 4."""
     message = bytes(32) + bytes.fromhex("01000000020000000300000004000000")
     [(made, digest)] = chain(LIBRARIES["sha256"], [1, 2, 3, 4], 4, b"", {})
     assert made == message

@@ -1,4 +1,4 @@
-"""Explain against a recorder that remembers everything that was ever cached."""
+"""Explain compared with a recorder of everything that was ever cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXTRAS = (b"", b"", b"", b"image")
 
 @dataclass
 class Live:
-    """A sequence as the recorder knows it."""
+    """A sequence, as the recorder sees it."""
 
     handle: int
     namespace: bytes
@@ -28,14 +28,14 @@ class Live:
 
 
 class Recorder:
-    """A manager, and plain lists of what happened to it."""
+    """A manager, and plain lists of its history."""
 
     def __init__(self, rng: random.Random, num_blocks: int) -> None:
         self.rng = rng
         self.size = 3
         self.manager = BlockManager(num_blocks, self.size, max_seqs=6, ghost_blocks=400)
         self.live: list[Live] = []
-        self.ever: set[Key] = set()  # chains of blocks that were cached at some time
+        self.ever: set[Key] = set()  # chains of blocks that were once cached
         self.reasons: Counter[MissReason] = Counter()
 
     def chain(
@@ -63,7 +63,7 @@ class Recorder:
         )
 
     def expected(self, namespace: bytes, tokens: list[int], extras: dict[int, bytes]) -> list:
-        """The reason of each block that is missed, by looking at everything."""
+        """The reason for each missed block, by a full scan."""
         cached = {key for key in self.ever if self.is_cached(key)}
         limit = (len(tokens) - 1) // self.size
         reasons: list[MissReason] = []
@@ -169,7 +169,7 @@ def test_explain_says_what_a_recorder_of_everything_says() -> None:
         MissReason.GROUP,
     }
     assert set(told) == reachable
-    assert min(told.values()) > 20  # each was put to the test, not met by chance
+    assert min(told.values()) > 20  # every reason occurred often enough
 
 
 @pytest.mark.parametrize("seed", range(20))

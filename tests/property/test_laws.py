@@ -36,7 +36,7 @@ CONTAINERS: dict[str, Any] = {
 
 
 class Tensor:
-    """The least a tensor has: ``__array__``."""
+    """A minimal tensor: only ``__array__``."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
@@ -149,7 +149,7 @@ def test_admit_finds_what_match_finds(
 def test_no_two_tokens_are_to_be_written_to_one_slot(
     prompts: list[list[int]], forks: list[int], size: int
 ) -> None:
-    """Once everybody has appended, no uncomputed position shares its slot with another token."""
+    """After all have appended, no uncomputed position shares its slot with another token."""
     manager = BlockManager(128, size, min_partial_tokens=1)
     handles = [manager.admit(prompt) for prompt in prompts]
     step(manager)

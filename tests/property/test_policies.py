@@ -1,4 +1,4 @@
-"""The core's eviction policies beside slow ones out of the papers: every victim is the same."""
+"""The core's eviction policies have the same victims as slow versions from the papers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PRIORITIES = (None, Priority.LOW, Priority.NORMAL, Priority.EXPECTED, Priority.H
 
 
 class Pair:
-    """Two managers that are told the same; the other one evicts by the slow policy."""
+    """Two managers that get the same calls; the second uses the slow policy."""
 
     def __init__(self, name: str, num_blocks: int, **options: Any) -> None:
         self.managers = [
@@ -77,7 +77,7 @@ class Pair:
             self.each("complete", None, ticket)
 
     def speak(self, rng: random.Random, prompt: list[int]) -> None:
-        """Says something of the blocks of this prompt, whether cached or not."""
+        """Makes a random call of retention on a prompt, whether it is cached or not."""
         what = rng.random()
         if what < 0.2:
             self.each("touch", None, prompt)
@@ -107,7 +107,7 @@ class Pair:
 
 
 def play(name: str, seed: int, steps: int, **options: Any) -> int:
-    """Random prompts with common prefixes, freed in any order; the number of evictions."""
+    """Serves random prompts with common prefixes, freed in any order; counts evictions."""
     rng = random.Random(seed)
     num_blocks = rng.choice([3, 5, 8, 12, 24])
     vocabulary = rng.choice([2, 2, 3, 6])
@@ -142,7 +142,7 @@ def play(name: str, seed: int, steps: int, **options: Any) -> int:
 
 @pytest.mark.parametrize(
     ("name", "world"),
-    # LRU keeps the recency of what is retained, any other policy takes it for used meanwhile.
+    # LRU keeps the recency of retained blocks; other policies count them as used meanwhile.
     [(n, w) for n in REFERENCES for w in WORLDS if n != "lru" or "retention" not in WORLDS[w]],
 )
 def test_every_victim_is_that_of_the_slow_policy(name: str, world: str) -> None:
@@ -152,7 +152,7 @@ def test_every_victim_is_that_of_the_slow_policy(name: str, world: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in REFERENCES if name != "lru"])
 def test_who_looks_at_a_pool_does_not_change_what_expires_when(name: str) -> None:
-    """A block comes back to its order when the time is told, not when somebody reads a count."""
+    """A block returns to its order when the time is set, not when a count is read."""
     left = []
     for looks in (False, True):
         manager = BlockManager(6, 1, eviction=name, retention=True)

@@ -1,4 +1,4 @@
-"""What is kept and found under retention: contents, order and promises, for any calls."""
+"""Contents, eviction order and promises under retention, for any calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 
 class Engine:
-    """Serves random prompts, and knows of every block which tokens were computed into it."""
+    """Serves random prompts, and records the tokens computed into every block."""
 
     def __init__(self, rng: random.Random, eviction: str, **options: Any) -> None:
         self.rng = rng
@@ -35,7 +35,7 @@ class Engine:
         self.found = self.evicted = 0
 
     def read(self, handle: int) -> None:
-        """What the forward would read of each token is what that token's prefix computed."""
+        """Checks that a forward reads for each token what its own prefix computed."""
         sequence = self.manager.sequence(handle)
         tokens, blocks = sequence.tokens.tolist(), sequence.block_ids.tolist()
         for i in range(sequence.num_computed_tokens):
@@ -89,7 +89,7 @@ class Engine:
         return {int(b): int(blocks.priority[b]) for b in blocks.ids(BlockState.IDLE)}
 
     def check_order(self, before: dict[int, int]) -> None:
-        """No idle block went while one of a lower priority was left."""
+        """No idle block is evicted while one of a lower priority is left."""
         state = self.manager.blocks().state
         gone = [priority for b, priority in before.items() if state[b] == BlockState.OWNED]
         left = [priority for b, priority in before.items() if state[b] == BlockState.IDLE]
@@ -130,7 +130,7 @@ class Engine:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 def test_hits_are_right_and_the_lowest_priority_goes_first(eviction: str, world: str) -> None:
-    """Every token served from the cache was computed from just the prefix that asks for it."""
+    """Every token served from the cache was computed from exactly the requesting prefix."""
     found = evicted = 0
     for seed in range(8):
         engine = Engine(random.Random(seed), eviction, **WORLDS[world])
@@ -151,7 +151,7 @@ def test_hits_are_right_and_the_lowest_priority_goes_first(eviction: str, world:
 def test_what_is_kept_above_the_others_is_found_whatever_goes_on_below(
     eviction: str, how: str
 ) -> None:
-    """Three blocks of ten are kept, and running work never needs more than the other seven."""
+    """Three of ten blocks are kept, and running work never needs more than the other seven."""
     rng = random.Random(0)
     manager = BlockManager(10, SIZE, eviction=eviction, retention=True, max_pinned_blocks=3)
     kept = [5, 5, 6, 6, 7, 7]
@@ -186,7 +186,7 @@ def test_memory_does_not_grow_with_use(eviction: str) -> None:
     manager = engine.manager
 
     def usage() -> int:
-        """After as long a prompt as there is: its tokens and digests leave their room behind."""
+        """After the longest possible prompt, whose scratch stays allocated."""
         handle = manager.admit([9] * 12)
         manager.commit(handle, 12)
         manager.free(handle)
@@ -213,7 +213,7 @@ def test_a_block_whose_kept_child_goes_comes_back_to_its_order(eviction: str) ->
     manager.free(handle)
     manager.free(manager.admit([8, 9]))  # one free block, and the child: the parent has to wait
     assert len(manager.match([1, 2, 3]).block_ids) == 1
-    manager.check_invariants()  # those of the policy below, too: nothing is above it any more
+    manager.check_invariants()  # the policy orders the parent again: no child keeps it
     manager.free(manager.admit([7, 8, 9]))
     assert len(manager.match([1, 2, 3]).block_ids) == 0
     manager.check_invariants()

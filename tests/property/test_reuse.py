@@ -1,4 +1,4 @@
-"""The hit rate curve against managers of the other sizes, in lock-step, whatever is called."""
+"""The hit rate curve compared with managers of other sizes in lock-step, for any calls."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SHORTAGES = (OutOfBlocksError, NeverFitsError)
 
 
 class Sizes:
-    """One manager that remembers, and one of every other size its curve tells of.
+    """One manager with ghosts, and one of every other size in its curve.
 
-    The other managers do the same things. One that has no room drops out; if the first has none,
-    nobody does anything.
+    The other managers get the same calls. One without room drops out; if the first has no room, no
+    manager gets the call.
     """
 
     def __init__(self, rng: random.Random, **options: Any) -> None:
@@ -139,7 +139,7 @@ def test_the_curve_is_what_managers_of_the_other_sizes_find(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_curve_stays_right_when_its_ticks_are_numbered_again(seed: int) -> None:
-    """Uses are numbered; a long run needs many times the numbers that there are."""
+    """Uses are numbered; a long run needs many times the available numbers."""
     rng = random.Random(seed)
     first = BlockManager(90, 1, ghost_blocks=90)
     others = {size: BlockManager(size, 1) for size in (10, 40, 89, 90, 91, 130, 180)}
@@ -169,7 +169,7 @@ def test_the_curve_stays_right_when_its_ticks_are_numbered_again(seed: int) -> N
 def test_where_other_sizes_are_estimates_the_own_size_is_exact(
     options: dict[str, Any], seed: int
 ) -> None:
-    """Duplicates, parts of blocks and colliding digests: the books still stay right."""
+    """The books stay right with duplicates, partial blocks and colliding digests."""
     sizes = Sizes(random.Random(seed), **options)
     sizes.others.clear()
     for _ in range(60):

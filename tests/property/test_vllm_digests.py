@@ -1,4 +1,4 @@
-"""``sha256_cbor``: the bytes that vLLM digests, with ``cbor2`` and ``hashlib`` as the reference."""
+"""``sha256_cbor`` hashes vLLM's bytes; ``cbor2`` and ``hashlib`` are the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.engine import cache, serve
 
 cbor2 = pytest.importorskip("cbor2", reason="the reference for canonical CBOR")
 
-# Of vLLM 0.33.0: NONE_HASH, and the first block of the tokens 0 to 15.
+# Values of vLLM 0.33.0: NONE_HASH, and the first block of the tokens 0 to 15.
 ROOT = "9bd96a485ad84efdafb72ee48a1d7a69bcead0f8f0433173941b276b9581eef0"
 FIRST = "dc918a88b139e5afe60b88eda27508d4aee16c10fdc354791efea06206ac0749"
 
@@ -35,7 +35,7 @@ def sha256_cbor(value: Any) -> bytes:
 def chain(
     prompt: list[int], size: int, keys: dict[int, Keys], seed: str = "vllm-none-hash"
 ) -> list[bytes]:
-    """The digests that vLLM's ``hash_block_tokens`` makes of a prompt."""
+    """The digests of a prompt by vLLM's ``hash_block_tokens``."""
     parent = sha256_cbor(seed)
     digests = []
     for block in range(len(prompt) // size):
@@ -60,7 +60,7 @@ def test_the_golden_values_of_vllm() -> None:
 def test_the_digests_are_those_of_canonical_cbor(
     size: int, prompt: list[int], native: bool
 ) -> None:
-    """Whether OpenSSL's functions are found or Python is called."""
+    """Whether OpenSSL's functions are found, or Python is called."""
     with pytest.MonkeyPatch.context() as patch:
         if not native:
             patch.setattr(digest_module, "_evp_addresses", lambda: None)
@@ -68,7 +68,7 @@ def test_the_digests_are_those_of_canonical_cbor(
     assert manager.block_digests(prompt) == chain(prompt, size, {})
 
 
-# Of vLLM 0.33.0 with PYTHONHASHSEED set: the first block of the tokens 0 to 15.
+# Value of vLLM 0.33.0 with PYTHONHASHSEED set: the first block of the tokens 0 to 15.
 SEEDED = {
     "0": "d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c",
     "42": "63876f948a5f9ef88191c7d6554fbeeea5c622d4da15d0d527bd352623590b0d",
@@ -102,7 +102,7 @@ def test_the_environment_does_not_choose_the_seed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_seed_changes_only_digests_and_not_namespaces() -> None:
-    """A namespace is a root of its own; what is cached is still found."""
+    """A namespace has its own root; cached blocks can still be found."""
     name, prompt = namespace_key(salt=b"tenant"), list(range(SIZE))
     plain, seeded = (BlockManager(8, SIZE, digest=d) for d in ("sha256_cbor", VllmDigest("7")))
     assert plain.block_digests(prompt) != seeded.block_digests(prompt)
@@ -166,7 +166,7 @@ def test_extra_keys_are_tagged_and_ordered_as_vllm_has_them(
 
 
 def test_what_is_cached_has_these_digests_too() -> None:
-    """Those that a commit computes, found by the same: a hit, and none without the salt."""
+    """A prompt with the same extra keys hits the committed blocks; without the salt it misses."""
     extras = vllm_extras(3 * SIZE, SIZE, salt="tenant")
     prompt = list(range(100, 100 + 3 * SIZE))
     manager = BlockManager(8, SIZE, digest="sha256_cbor")
@@ -176,7 +176,7 @@ def test_what_is_cached_has_these_digests_too() -> None:
 
 
 def test_a_namespace_has_digests_of_its_own() -> None:
-    """vLLM has none, so no prompt of its can have these."""
+    """vLLM has no namespaces, so none of its prompts can have these digests."""
     manager = BlockManager(8, SIZE, digest="sha256_cbor")
     prompt = list(range(SIZE))
     name = namespace_key(salt=b"tenant")
@@ -215,7 +215,7 @@ def test_foreign_bytes_are_keys_or_a_value_error(data: bytes) -> None:
     cut=st.booleans(),
 )
 def test_damaged_keys_are_keys_or_a_value_error(keys: Keys, at: int, byte: int, cut: bool) -> None:
-    """And whole ones are what they were: the reader takes what ``cbor2`` writes."""
+    """Complete ones are accepted: the reader takes what ``cbor2`` writes."""
     data = bytearray(cbor2.dumps(keys, canonical=True))
     assert vllm_keys(bytes(data)) == keys
     assert _core.cbor_of(keys) == data
@@ -261,7 +261,7 @@ def test_bytes_that_are_no_keys_are_refused() -> None:
 def test_a_library_that_computes_something_else_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Python is called then, and the digests are still right."""
+    """Python is then called, and the digests are still right."""
     digest_module._evp_addresses.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(digest_module, "_EVP", (*digest_module._EVP[:4], "EVP_DigestUpdate"))

@@ -1,8 +1,8 @@
-"""The words of pages, docstrings, comments and messages: what a reader sees, and what is refused.
+"""The words of pages, docstrings, comments and messages, and the rules for them.
 
-``python -m tests.prose`` runs proselint over all of it, with the rules of ``rules.toml`` and the
-retired words of the glossary. ``tests/unit/test_words.py`` looks for the retired words alone, and
-needs nothing that is not installed.
+``python -m tests.prose`` runs proselint over all text, with the rules of ``rules.toml`` and the
+retired words of the glossary. ``tests/unit/test_words.py`` looks only for the retired words and
+needs no extra packages.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ RULES = Path(__file__).with_name("rules.toml")
 
 PAGES = ("*.md", "docs/**/*.md", "examples/*.md", "benchmarks/**/*.md", "tests/**/*.md")
 CODE = ("blockmgr/**/*.py", "blockmgr/**/*.cc", "blockmgr/**/*.h", "examples/*.py")
-# What was written about a release, or kept as a result, stays in the words of its time.
+# Texts about releases and recorded results keep their original words.
 LEFT_OUT = ("CHANGELOG.md", "SECURITY.md", "docs/benchmarks.md")
-# Read for retired words alone.
+# Files that are checked only for retired words.
 BESIDE = (
     *("tests/**/*.py", "tests/**/*.cc", "tests/**/*.h", "benchmarks/**/*.py", "benchmarks/**/*.cc"),
     *("docs/**/*.py", "docs/images/*.svg"),
 )
-# Code of the core as text, and the retired words themselves.
+# Files with quoted code of the core, or with the retired words themselves.
 CODE_AS_TEXT = ("tests/mutants/", "tests/unit/test_words.py")
 
 TAG = re.compile(r"<[^>]*>")
@@ -35,22 +35,22 @@ MARKUP = re.compile(r"`[^`]*`|<!--.*?-->|\]\([^)]*\)|https?://\S+", flags=re.DOT
 RETIRED = re.compile(r"^## Retired words$.*?(?=^## |\Z)", flags=re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", flags=re.DOTALL)
 EXAMPLE = re.compile(r"^ *(?:>>>|\.\.\.) .*$", flags=re.MULTILINE)
-# Marks that begin a line of a comment.
+# Markers at the start of a comment line.
 LEAD = re.compile(r"^([ \t]*)(?://+|#+|\*+)", flags=re.MULTILINE)
 
 
 def blank(text: str) -> str:
-    """As many characters, and the same lines, without a word."""
+    """As many characters on the same lines, but all blank."""
     return re.sub(r"[^\n]", " ", text)
 
 
 def files() -> list[Path]:
-    """All files with words for readers."""
+    """All files with text for readers."""
     return sorted(path for path in _found(*PAGES, *CODE) if _name(path) not in LEFT_OUT)
 
 
 def all_files() -> list[Path]:
-    """Those, and what is kept in the words of its time, tests, benchmarks and pictures."""
+    """Those, and also texts with original words, tests, benchmarks and pictures."""
     found = _found(*PAGES, *CODE, *BESIDE)
     return sorted(path for path in found if not _name(path).startswith(CODE_AS_TEXT))
 
@@ -64,10 +64,10 @@ def _name(path: Path) -> str:
 
 
 def words(path: Path) -> str:
-    """What a reader sees of a file; code is blank, and everything stays in its place."""
+    """The text of a file with blank code, at the same positions."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        # The retired words stand in the glossary alone.
+        # Only the glossary contains the retired words.
         text = RETIRED.sub(lambda match: blank(match[0]), text)
         text = FENCED.sub(lambda match: blank(match[0]), text)
     elif path.suffix == ".py":
@@ -113,7 +113,7 @@ def _of_python(text: str) -> str:
 
 
 def retired() -> dict[str, str]:
-    """The retired words and phrases, each with what to say instead."""
+    """The retired words and phrases, each with its replacement."""
     table = GLOSSARY.read_text(encoding="utf-8").partition("\n## Retired words\n")[2]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -124,5 +124,5 @@ def retired() -> dict[str, str]:
 
 
 def pattern(phrase: str) -> str:
-    """A regular expression for a phrase, in any case, wherever its line breaks."""
+    """A regular expression for a phrase, in any case and with any line breaks."""
     return r"\b" + r"\s+".join(re.escape(word) for word in phrase.split()) + r"\b"

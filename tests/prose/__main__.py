@@ -29,7 +29,7 @@ def _check(name: str, phrase: str, message: str) -> Check:
 
 
 def checks() -> tuple[Check, ...]:
-    """Our own: the retired words, and the rules."""
+    """Our own checks: the retired words and the rules."""
     rules = tomllib.loads(RULES.read_text(encoding="utf-8"))["rule"]
     words_gone = [
         _check("retired", pattern(each), f"'{each}' is retired: {instead}")
@@ -40,12 +40,12 @@ def checks() -> tuple[Check, ...]:
 
 
 def lint(paths: list[Path]) -> dict[Path, list[LintResult]]:
-    """What is found in each file."""
+    """The findings in each file."""
     settings = tomllib.loads(RULES.read_text(encoding="utf-8"))
     off = dict.fromkeys(settings["off"], False)
     config = {
         "max_errors": 100_000,
-        # The first key that fits a check decides.
+        # The first key that matches a check decides.
         "checks": {OURS: True} | off | {k: v for k, v in DEFAULT["checks"].items() if k not in off},
     }
     found = {}
@@ -56,10 +56,12 @@ def lint(paths: list[Path]) -> dict[Path, list[LintResult]]:
 
 
 def main() -> int:
-    """Lint what is named, or everything."""
+    """Checks the named files, or all files."""
     parser = argparse.ArgumentParser(prog="python -m tests.prose", description=__doc__)
-    parser.add_argument("paths", nargs="*", type=Path, help="files; all without it")
-    parser.add_argument("--counts", action="store_true", help="how often, by rule, and no more")
+    parser.add_argument("paths", nargs="*", type=Path, help="files; all by default")
+    parser.add_argument(
+        "--counts", action="store_true", help="print only the number of findings by rule"
+    )
     arguments = parser.parse_args()
     CheckRegistry().register_many((*checks(), *proselints))
     found = lint([path.resolve() for path in arguments.paths] or files())

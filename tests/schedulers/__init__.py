@@ -1,1 +1,1 @@
-"""Other engines' own schedulers, driving the ports."""
+"""Schedulers of other engines drive the ports."""

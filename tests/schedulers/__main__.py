@@ -1,8 +1,8 @@
-"""Workloads by the hundred: ``python -m tests.schedulers PACKAGE FOLDER --workloads 1000``.
+"""Many workloads: ``python -m tests.schedulers PACKAGE FOLDER --workloads 1000``.
 
-Each is served twice by the engine's scheduler, on its own block manager and on ours. Exit code 1 if
-ours ever has wrong K/V read, fails, stands still, drops a request that the engine's own serves, or
-says anything else where its own is right.
+The engine's scheduler serves each workload twice, on its own block manager and on ours. Exit code 1
+if ours causes a wrong read, fails, makes no progress, drops a request that the engine's own serves,
+or gives other tokens where the engine's own is right.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.schedulers.peer import Peer
 
 
 def faults(ours: Served, own: Served, aborted: set[int]) -> list[str]:
-    """What is wrong with ours, given what the engine's own made of it."""
+    """The faults of ours, compared with the result of the engine's own manager."""
     found = []
     if ours.wrong_reads:
         found.append(f"{ours.wrong_reads} slots read with wrong K/V")
@@ -37,12 +37,12 @@ def faults(ours: Served, own: Served, aborted: set[int]) -> list[str]:
 
 
 def main() -> int:
-    """Serve them and compare."""
+    """Serves the workloads and compares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", choices=["vllm", "aphrodite"])
-    parser.add_argument("folder", type=Path, help="where the package was installed to")
+    parser.add_argument("folder", type=Path, help="folder of the unpacked package")
     parser.add_argument("--workloads", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first workload")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first workload")
     options = parser.parse_args()
     peer = Peer(options.package, options.folder)
     own_manager = peer.own_manager()

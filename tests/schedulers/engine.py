@@ -1,8 +1,8 @@
 """A random workload, served by a peer's scheduler and by an engine whose K/V can be checked.
 
-Every slot of the memory holds the prefix that it was computed from. The engine moves blocks as the
-scheduler says, computes what the scheduler says is not computed, and then reads all that attention
-would read. What it says next depends on what it has read, so wrong K/V shows twice.
+Every slot of the memory holds the prefix from which it was computed. The engine moves blocks and
+computes tokens as the scheduler orders, then reads everything that attention would read. The next
+token depends on what it has read, so wrong K/V shows twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_STEPS = 1000
 
 @dataclass(frozen=True)
 class Adapter:
-    """What a request is computed with besides its tokens."""
+    """Further inputs of a request besides its tokens."""
 
     lora_int_id: int
     long_lora_max_len: int = 0
@@ -28,7 +28,7 @@ class Adapter:
 
 @dataclass
 class Request:
-    """What comes in, and when."""
+    """A request and its time of arrival."""
 
     name: int
     prompt: list[int]
@@ -40,7 +40,7 @@ class Request:
 
 
 def contents(tokens: list[int], adapter: int) -> list[int]:
-    """What the slot of each token holds, if it is right."""
+    """The correct content of each token's slot."""
     value, found = adapter + 1, []
     for token in tokens:
         value = (value * 6364136223846793005 + token * 1442695040888963407 + 1) % 2**64
@@ -57,7 +57,7 @@ def say(read: list[int | None]) -> int:
 
 
 class Workload:
-    """What a seed stands for: requests, a scheduler's settings, the sizes of the pools."""
+    """Everything drawn from a seed: requests, scheduler settings, sizes of the pools."""
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -72,11 +72,11 @@ class Workload:
         for name in range(rng.randrange(3, 14)):
             prompt = rng.choice(stems)[: rng.randrange(1, 20)] + self._tokens(rng, rng.randrange(6))
             num_new = rng.randrange(1, 10)
-            # Moved to the host and back, forks have each what they shared: it has to fit.
+            # After a swap to the host and back, forks no longer share blocks, and all must fit.
             forks = rng.random() < 0.15
             room = self.num_gpu // 2 * self.size if forks else most
             num_new = min(num_new, max(room - 1, 1))
-            if rng.random() < 0.25:  # alone it fills the pool, or half of it
+            if rng.random() < 0.25:  # a single request fills the pool, or half of it
                 prompt += self._tokens(rng, room)
             self.requests.append(
                 Request(
@@ -90,7 +90,7 @@ class Workload:
                 )
             )
         can_fork = any(request.forks_at is not None for request in self.requests)
-        # A token for every sequence, and some: the schedulers swap groups in without counting.
+        # A token for every sequence and some more: the schedulers swap groups in without counting.
         budget = len(self.requests) * (1 + can_fork) + rng.randrange(1, 9) if chunked else 10**6
         self.options = SimpleNamespace(
             scheduler=SimpleNamespace(
@@ -108,7 +108,7 @@ class Workload:
                 num_lookahead_slots=0,
                 num_scheduler_steps=1,
                 policy="fcfs",
-                # What has forked cannot be computed again, and older schedulers do not see to that.
+                # A forked group cannot be recomputed, and older schedulers do not prevent that.
                 preemption_mode="swap" if can_fork else rng.choice([None, None, "swap"]),
                 runner_type="generate",
                 send_delta_data=False,
@@ -132,7 +132,7 @@ class Workload:
 
 @dataclass
 class Served:
-    """What became of a workload."""
+    """The results of a workload."""
 
     outputs: dict[int, list[list[int]]] = field(default_factory=dict)
     """By request: the tokens of each of its sequences, in the order in which they ended."""
@@ -145,12 +145,12 @@ class Served:
 
 
 class Engine:
-    """Serves a workload by a peer's scheduler."""
+    """Serves a workload with a peer's scheduler."""
 
     def __init__(self, peer: Any, manager: Any, workload: Workload) -> None:
         self.peer = peer
         self.work = workload
-        if not peer.has_extra_hash:  # it has to keep adapters apart by other means
+        if not peer.has_extra_hash:  # it must separate adapters in another way
             for request in workload.requests:
                 request.adapter = 0
         self.scheduler = peer.make_scheduler(manager, workload.options)
@@ -162,7 +162,7 @@ class Engine:
         self.served = Served()
 
     def run(self) -> Served:
-        """Until every request has ended, or nothing moves any more."""
+        """Runs until every request has ended, or there is no progress."""
         step = idle = 0
         waiting = sorted(self.work.requests, key=lambda r: r.arrives)
         try:
@@ -176,7 +176,7 @@ class Engine:
                     self.served.error = "stuck" if idle else "no end"
                     break
                 step += 1
-        except Exception as error:  # whatever comes up is a result
+        except Exception as error:  # every exception is a result
             self.served.error = f"{type(error).__name__}: {error}"
         return self.served
 
@@ -197,7 +197,7 @@ class Engine:
         self._move(outputs)
         scheduled = list(zip(metas, outputs.scheduled_seq_groups, strict=True))
         work = [part for meta, _ in scheduled for part in self._parts(meta)]
-        for _, table, right, start, end in work:  # a batch writes before it reads
+        for _, table, right, start, end in work:  # the whole batch writes before it reads
             for at in range(start, end):
                 self._block(table, at)[at % self.work.size] = right[at]
         said: dict[int, int] = {}
@@ -230,7 +230,7 @@ class Engine:
         return self.gpu.setdefault(table[at // self.work.size], [None] * self.work.size)
 
     def _parts(self, meta: Any) -> list[tuple[int, list[int], list[int], int, int]]:
-        """Of each sequence: its blocks, what its slots should hold, and what is computed now."""
+        """For each sequence: its blocks, the expected content, and the positions to compute."""
         adapter = self.groups[int(meta.request_id)][0].adapter
         found = []
         for seq_id, data in meta.seq_data.items():

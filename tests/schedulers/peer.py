@@ -1,7 +1,7 @@
-"""An engine's scheduler and block manager, taken from its wheel without what they need to serve.
+"""An engine's scheduler and block manager from its wheel, without the rest of the engine.
 
-The modules of the scheduler, of sequences and of blocks are the engine's own, unchanged. All else
-that they import is a stand-in: names without a meaning, or the few lines that are needed.
+The modules of the scheduler, of sequences and of blocks are the engine's own, unchanged. Everything
+else that they import is a stand-in: empty classes, or the few lines that are needed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, ClassVar
 
 
 class Device(enum.Enum):
-    """The engine's own, of which ours is another."""
+    """The engine's own class, which ours replaces."""
 
     GPU = enum.auto()
     CPU = enum.auto()
 
 
 class PyObjectCache:
-    """Objects that are built once and used over and over."""
+    """A cache of objects that are reused."""
 
     def __init__(self, build: Any) -> None:
         self._build = build
@@ -51,7 +51,7 @@ def chunk_list(items: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 class Inputs:
-    """A prompt of tokens, and nothing else."""
+    """A prompt with only tokens."""
 
     def __init__(self, inputs: dict[str, Any]) -> None:
         self.inputs = inputs
@@ -80,7 +80,7 @@ REAL_VALUES: dict[str, dict[str, Any]] = {
 
 
 class StandIn(ModuleType):
-    """A module of which every name is a class of nothing, but for those that are given."""
+    """A module with the given names, in which every other name is an empty class."""
 
     __path__: ClassVar[list[str]] = []  # type: ignore[misc]
 
@@ -94,7 +94,7 @@ class StandIn(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an engine's own modules where they are own, and a stand-in otherwise."""
+    """Finds an engine's own modules, and a stand-in for all others."""
 
     def __init__(self, package: str, folder: Path, own: tuple[str, ...]) -> None:
         self.package = package
@@ -125,11 +125,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Peer:
-    """One engine.
+    """An engine.
 
     Args:
         package: ``"vllm"`` or ``"aphrodite"``.
-        folder: Where its wheel was unpacked to: the folder of the package.
+        folder: The folder of the package in its unpacked wheel.
     """
 
     def __init__(self, package: str, folder: Path) -> None:
@@ -152,7 +152,7 @@ class Peer:
         return choose("selfattn" if self.package == "vllm" else "v2")
 
     def make_scheduler(self, manager: Any, options: SimpleNamespace) -> Any:
-        """Its scheduler, on a manager of its own or of ours."""
+        """Its scheduler, on its own manager or on ours."""
         space = self.interfaces.BlockSpaceManager
         before = space.__dict__["get_block_space_manager_class"]
         space.get_block_space_manager_class = staticmethod(lambda version: manager)

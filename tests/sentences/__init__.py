@@ -1,9 +1,9 @@
-"""What README and the pages claim with a number, or with "any", "never" or "always".
+"""Claims of README and the pages with a number, or with "any", "never" or "always".
 
-``python -m tests.sentences`` lists the sentences that ``register.toml`` does not have, and those it
-has that no page says any more; ``--add`` writes the first into it as open, and drops the second.
-Sentences are compared by their letters and digits alone, so that line breaks, links, emphasis and
-moves from page to page change nothing.
+``python -m tests.sentences`` lists the sentences that are missing in ``register.toml``, and entries
+whose sentence is on no page; ``--add`` adds the former as open and drops the latter. Sentences are
+compared only by letters and digits, so that line breaks, links, emphasis and moves between pages do
+not matter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REGISTER = Path(__file__).with_name("register.toml")
 # A number, or a word that leaves no exception.
 CLAIM = re.compile(r"(?<![\w.])\d|\b(any|never|always)\b", re.IGNORECASE)
 END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_`\[]*[A-Z0-9`])")
-# What ends in a dot and no sentence.
+# Words that end with a dot without ending a sentence.
 SHORT = ("e.g.", "i.e.", "vs.", "al.", "No.", "Fig.", "St.")
 FENCE = re.compile(r"^\s*(```|~~~)")
 ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
@@ -30,7 +30,7 @@ VERDICTS = ("definition", "reason", "cited", "generated", "command", "history", 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, and the first page that has it."""
+    """A sentence and the first page that has it."""
 
     text: str
     page: str
@@ -41,7 +41,7 @@ class Sentence:
 
 
 def key(text: str) -> str:
-    """What two spellings of one sentence have in common."""
+    """The key that is equal for all spellings of a sentence."""
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return " ".join(re.findall(r"[^\W_]+", text.lower()))
 
@@ -51,7 +51,7 @@ def pages() -> list[Path]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Running text: no code, no tables, no headings, no directives; each list item by itself."""
+    """Running text without code, tables, headings and directives; each list item separately."""
     lines: list[str] = []
     fenced = False
     hidden = False
@@ -73,7 +73,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a page that claim something."""
+    """The sentences of a page that make a claim."""
     for paragraph in paragraphs(text):
         parts: list[str] = []
         for part in END.split(paragraph):
@@ -100,7 +100,7 @@ def register() -> dict[str, dict[str, str]]:
 
 
 def has_test(node: str) -> bool:
-    """Whether a test of this name is there, without running or importing anything."""
+    """Whether a test of this name exists, without running or importing anything."""
     path, _, name = node.partition("::")
     file = ROOT / path
     if not file.is_file():

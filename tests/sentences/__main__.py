@@ -38,7 +38,7 @@ def write(entries: list[dict[str, str]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sentences", description=__doc__)
     parser.add_argument("--add", action="store_true", help="Add what is missing, as open.")
-    parser.add_argument("--open", action="store_true", help="List what nobody has checked.")
+    parser.add_argument("--open", action="store_true", help="List unchecked sentences.")
     args = parser.parse_args()
     said, known = found(), register()
     missing = [sentence for key, sentence in said.items() if key not in known]

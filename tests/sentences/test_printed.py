@@ -1,4 +1,4 @@
-"""What pages show of the command line's output is what the command prints."""
+"""Output of the command line on pages equals what the command prints."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_guide_draws_its_conclusions_from_these_numbers() -> None:
 
 
 def rows_of(page: str, before: str) -> dict[str, list[str]]:
-    """The table that follows a text on a page: cells by what stands first in their row."""
+    """The table after a text on a page: cells by the first cell of their row."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     table = text[text.index(before) :].partition("\n\n|")[2].partition("\n\n")[0]
     lines = [
@@ -68,7 +68,7 @@ def test_the_policies_page_shows_every_policy_and_what_a_sweep_finds() -> None:
     shown = rows_of("policies/index.md", "The generated workload `chat`")
     assert set(EVICTION_POLICIES) <= shown.keys()
     place = next(n for n, text in enumerate(shown["token hit rate, %"]) if text.startswith("5%"))
-    # As the page says to repeat it.
+    # The command by which the page says to repeat it.
     words = ["sweep", "chat", "--min-service-ms", "0", "--service-ms-per-token", "0"]
     words += ["--capacities", "5%", "--jobs", "1", "--json"]
     found = json.loads(CliRunner().invoke(cli, words, prog_name="blockmgr").stdout)
@@ -81,7 +81,7 @@ def test_the_policies_page_shows_every_policy_and_what_a_sweep_finds() -> None:
 def test_every_row_of_the_adaptive_page_names_its_workload_and_its_mode() -> None:
     for before in ("A production hour of chat", "Larger variants of the generators"):
         rows = list(rows_of("policies/adaptive.md", before))
-        assert len(rows) >= 4  # two lines of its head, and a row a mode
+        assert len(rows) >= 4  # two header lines, and a row per mode
         for row in rows[2:]:
             name, *_, mode = row.split(", ")
             assert name in (*NAMES, "trace")

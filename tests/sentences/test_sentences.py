@@ -1,4 +1,4 @@
-"""Whatever the pages claim with a number, or without exception, has something behind it."""
+"""Every claim of the pages with a number, or without exception, has evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state machine over every public call, with all three detectors after each of them."""
+"""The state machine over every public call, with all three detectors after each call."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class ManagerMachine(RuleBasedStateMachine):
         config = data.draw(strategies.configs(kind.digest, kind.evictions), label="config")
         self.world = World(config, manager=kind.manager, model=kind.model)
 
-    # The prompts admitted last are looked up again after every rule: what is cached and what has
-    # been evicted is otherwise visible only in counts.
+    # The prompts admitted last are looked up again after every rule. Cached and evicted blocks
+    # otherwise show only in counts.
     def look_up_again(self) -> None:
         for prompt in self.prompts:
             self.world.match(*prompt)
@@ -104,7 +104,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(tokens=strategies.prompts, namespace=strategies.namespaces)
     def serve(self, tokens: list[int], namespace: bytes) -> None:
-        """Admission and a whole step: the shortest way to something cached."""
+        """Admission and a whole step: the shortest way to cached blocks."""
         self.world.admit(tokens, namespace)
         self.world.step()
         self.prompts = [*self.prompts[-2:], (tokens, namespace, None)]
@@ -176,7 +176,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @precondition(any_entry)
     @rule(index=who, tokens=st.lists(strategies.token, min_size=1, max_size=3))
     def branch(self, index: int, tokens: list[int]) -> None:
-        """Two samples of one prompt go different ways."""
+        """Two samples of one prompt diverge."""
         parent = self.entry(index)
         for child in self.world.fork(parent):
             self.world.append(child, tokens)
@@ -310,7 +310,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(tokens=strategies.prompts, expect_reuse=st.booleans(), again=st.booleans())
     def take_a_turn(self, tokens: list[int], expect_reuse: bool, again: bool) -> None:
-        """A request from its admission to its end, which says whether another one follows."""
+        """A request from admission to end, with a hint whether another one follows."""
         entry = self.world.admit(tokens)
         if entry is not None:
             self.world.step()

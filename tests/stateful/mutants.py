@@ -1,7 +1,7 @@
-"""Managers with a planted bug each, the kind that other block managers have had.
+"""Managers with one planted bug each, like those of other block managers.
 
-Each is the model with one method changed. If the detectors do not find one of them, they would
-not find the same bug in the core either: see ``test_mutants.py``.
+Each is the model with one changed method. If the detectors miss one of them, they would also miss
+the same bug in the core: see ``test_mutants.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A mirror behind a bad line: batches lost, repeated and out of order, parts that die.
+"""A mirror behind a bad connection: lost, repeated and reordered batches, and crashes.
 
-No sockets: the publisher's bytes go to the subscriber's own logic through a line that a seed
-controls, so a run can be repeated. ``python -m tests.stateful.test_event_mirror 1000000`` does as
-many operations as it says.
+No sockets: the publisher's bytes go to the subscriber's own logic through a simulated line that a
+seed controls, so a run can be repeated. ``python -m tests.stateful.test_event_mirror 1000000``
+makes that many operations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEPT = 12
 
 
 class Worker:
-    """A manager with what a publisher keeps, and an engine that does anything at all."""
+    """A manager, the state of its publisher, and a random engine."""
 
     def __init__(self, rng: random.Random, epoch: int) -> None:
         self.rng = rng
@@ -46,7 +46,7 @@ class Worker:
         self.handles: list[int] = []
 
     def act(self) -> None:
-        """One operation of an engine."""
+        """Makes one operation of an engine."""
         manager, rng = self.manager, self.rng
         what = rng.random()
         if what < 0.45:
@@ -64,7 +64,7 @@ class Worker:
             manager.reset_prefix_cache()
 
     def publish(self) -> list[tuple[int, bytes]]:
-        """What a publisher sends after a step."""
+        """The messages of a publisher after a step."""
         events = self.manager.take_events()
         payloads = list(self.encoder.batches(events, 0.0))
         if events.num_lost:
@@ -77,7 +77,7 @@ class Worker:
         return sent
 
     def answer(self, request: bytes) -> list[tuple[int, bytes]]:
-        """What a publisher answers."""
+        """The answer of a publisher."""
         if request == SNAPSHOT:
             number, resident = self.next - 1, self.manager.resident_events()
             return [(number, payload) for payload in self.encoder.snapshot(resident, 0.0)]
@@ -89,7 +89,7 @@ class Worker:
 
 
 class Line:
-    """Everything between a worker and an index, with all that can go wrong on it."""
+    """The line between a worker and an index, with all possible faults."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -97,7 +97,7 @@ class Line:
         self.epoch = 1
         self.worker = Worker(self.rng, self.epoch)
         self.on_the_way: list[tuple[int, bytes]] = []
-        self.dead = False  # nobody answers
+        self.dead = False  # no answer
         self.start_index()
 
     def start_index(self) -> None:
@@ -111,7 +111,7 @@ class Line:
         return None if self.dead else self.worker.answer(request)
 
     def go_on(self) -> None:
-        """One operation, and whatever befalls the line."""
+        """Makes one operation, and a random fault of the line."""
         rng = self.rng
         self.now += rng.choice([0, 0, 0.4, 1.5])
         self.worker.act()
@@ -120,18 +120,18 @@ class Line:
             if fate < 0.85:
                 self.on_the_way.append(sent)
             if fate < 0.05:
-                self.on_the_way.append(sent)  # twice
+                self.on_the_way.append(sent)  # delivered twice
         if rng.random() < 0.05:
             rng.shuffle(self.on_the_way)
-        if rng.random() < 0.7:  # else the reader is slow
+        if rng.random() < 0.7:  # otherwise the reader is slow
             self.deliver()
         misfortune = rng.random()
-        if misfortune < 0.002:  # the worker is killed, and comes back empty
+        if misfortune < 0.002:  # the worker is killed and restarts empty
             self.epoch += 1
             self.worker = Worker(rng, self.epoch)
             self.reader.lose()
-            self.reader.heed_connection()  # what was on the way of the old one still comes
-        elif misfortune < 0.004:  # the index is
+            self.reader.heed_connection()  # its messages in transit still arrive
+        elif misfortune < 0.004:  # the index is killed
             self.start_index()
         elif misfortune < 0.02:
             self.dead = not self.dead
@@ -143,7 +143,7 @@ class Line:
         self.reader.catch_up()
 
     def settle(self) -> None:
-        """The line is good again, and the reader has had its time."""
+        """Repairs the line and lets the reader catch up."""
         self.dead = False
         self.on_the_way += self.worker.publish()
         self.deliver()
@@ -152,7 +152,7 @@ class Line:
         self.deliver()
 
     def check(self) -> None:
-        """After recovery the index has exactly what the worker has."""
+        """Checks after recovery that the index has exactly what the worker has."""
         truth = self.worker.truth()
         assert self.reader.is_current
         assert self.index.num_entries == len(truth)

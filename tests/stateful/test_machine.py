@@ -9,7 +9,7 @@ from tests.stateful.machine import ManagerMachine
 
 
 class DrawnDigestMachine(ManagerMachine):
-    """Digest drawn with the rest of the configuration."""
+    """The digest is drawn with the rest of the configuration."""
 
     manager = BlockManager
 
@@ -22,7 +22,7 @@ class ConstantDigestMachine(ManagerMachine):
 
 
 class PolicyMachine(ManagerMachine):
-    """Every eviction policy; the model is told whom the manager has evicted."""
+    """Every eviction policy; the model gets the manager's victims."""
 
     manager = BlockManager
     evictions = (*EVICTION_POLICIES[1:], Lru)

@@ -10,7 +10,7 @@ from blockmgr.stress.run import Failure, Plan, stress
 from tests.stateful.mutants import MUTANTS
 
 MODELLED = [profile for profile in PROFILES if profile != "huge"]
-# The engine that meets a bug soon, where most engines hardly do.
+# The profile that finds a bug soon, if most profiles rarely do.
 MET_BY = {
     "DoesNotCollapseOnAbort": "aborts",
     "DropsCopiesOnAbort": "aborts",

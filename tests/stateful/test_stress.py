@@ -1,4 +1,4 @@
-"""The stress program: slices of each profile, one run for one seed, and what a failure leaves."""
+"""The stress program: a short run of each profile, repeatable by seed, and failure files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OUTCOMES_WANTED = {
 
 
 class Forgetful(ModelManager):
-    """Never copies what is written into."""
+    """Never copies a shared block before a write."""
 
     def record(self, *_: object) -> None:
         pass
@@ -52,7 +52,7 @@ class Forgetful(ModelManager):
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Runs the command on a manager with a bug, or on a good one."""
+    """Runs the command on a manager with or without a bug."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str, manager: Any = BlockManager) -> int:
@@ -76,7 +76,7 @@ def test_random_operations_leave_books_and_memory_right(profile: str) -> None:
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES[1:])
 def test_random_operations_agree_with_the_model_under_every_policy(eviction: str) -> None:
-    """Books and memory too, where most is evicted and where most tails are kept."""
+    """Also checks books and memory, in the profiles with most evictions and most tails."""
     for profile in ("balanced", "tiny_pool", "wide", "swarm"):
         outcome = stress(Plan(ops=600, seed=1, profiles=[profile], options={"eviction": eviction}))
         assert (outcome.ops[profile], outcome.lock_step) == (600, 600)
@@ -142,7 +142,7 @@ def test_shrinking_keeps_exactly_what_is_needed() -> None:
 
 
 def test_shrinking_tries_no_operations_twice_in_a_row() -> None:
-    """Not even when the last operation was not needed, after which nothing is left to leave out."""
+    """Not even if the last operation was unnecessary, after which nothing is left to remove."""
     tried = []
 
     def fails(some: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The little engine the unit tests share: whole steps in one line."""
+"""The small engine of the unit tests: a whole step in one call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from blockmgr import BlockCopy, BlockManager, Sequence
 
 
 def step(manager: BlockManager, *handles: int) -> list[BlockCopy]:
-    """Copies, forward and commit of these sequences (of all, without any); the copies made."""
+    """Runs copies, forward and commit of these (or all) sequences; returns the copies."""
     plan = manager.take_copies()
     manager.copies_applied(plan.ticket)
     for handle in handles or manager.handles():
@@ -24,7 +24,7 @@ def serve(manager: BlockManager, tokens: list[int], **key: object) -> Sequence:
 
 
 def cache(manager: BlockManager, tokens: list[int], **key: object) -> list[int]:
-    """Computes a prompt and lets it go; the blocks it had."""
+    """Computes and frees a prompt; returns its blocks."""
     seq = serve(manager, tokens, **key)
     blocks = ids(seq)
     seq.free()

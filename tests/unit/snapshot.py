@@ -1,4 +1,4 @@
-"""Everything that can be seen of a manager, to show that a refused call has changed nothing."""
+"""The visible state of a manager, to show that a refused call has changed nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fingerprints import fingerprint
 def snapshot(manager: BlockManager) -> dict[str, Any]:
     """Stats, tables, views, and the core's own fingerprint.
 
-    The fingerprint covers what no public call shows: queue orders, pins, keys, tickets.
+    The fingerprint covers state that no public call shows: queue orders, pins, keys, tickets.
     """
     views = [manager.sequence(handle) for handle in manager.handles()]
     return {
@@ -43,7 +43,7 @@ def snapshot(manager: BlockManager) -> dict[str, Any]:
 def refused(
     manager: BlockManager, error: type[Exception], match: str | None = None
 ) -> Iterator[Any]:
-    """The call inside raises exactly this error and leaves the manager as it was."""
+    """The call inside raises exactly this error and leaves the manager unchanged."""
     before = snapshot(manager)
     with pytest.raises(error, match=match) as caught:
         yield caught

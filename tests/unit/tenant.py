@@ -1,4 +1,4 @@
-"""A tenant whose every choice depends on nothing but its own random numbers and answers."""
+"""A tenant whose choices depend only on its own random numbers and on results it gets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Translate = Callable[[int], int]
 
 
 class Tenant:
-    """Makes random calls in one namespace and writes down all it can see of the answers.
+    """Makes random calls in one namespace and records everything it can observe.
 
-    Handles are written down by the order in which this tenant got them, for a row that others have
-    taken is no answer; everything else is written down as it is, block ids included.
+    Handles are recorded by the order in which this tenant got them, because rows depend on other
+    tenants; everything else is recorded unchanged, including block ids.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Tenant:
         self.names: dict[int, int] = {}
         self.seen: list[Observation] = []
 
-    # ---- what it does -------------------------------------------------------------------
+    # ---- calls ---------------------------------------------------------------------------
 
     def act(self) -> None:
-        """One random call, and a look at everything of one's own."""
+        """Makes a random call and records the state of its own sequences."""
         calls = [self.admit, self.admit, self.ask, self.ask, self.commit, self.commit]
         if self.live:
             calls += [self.append, self.decode, self.fork, self.truncate, self.reserve]
@@ -146,10 +146,10 @@ class Tenant:
         else:
             self.manager.resume(handle)
 
-    # ---- what a step shows it -----------------------------------------------------------
+    # ---- steps ---------------------------------------------------------------------------
 
     def see_step(self, copies: list[tuple[int, int, int]], remaps: list[Any]) -> None:
-        """The copies into its own blocks and the remaps of its own sequences."""
+        """Records the copies into its own blocks and the remaps of its own sequences."""
         held = {int(b) for h in self.live for b in self.manager.sequence(h).block_ids}
         mine = sorted(copy for copy in copies if copy[1] in held)
         moved = [
@@ -159,7 +159,7 @@ class Tenant:
 
 
 def play(manager: BlockManager, tenants: list[Tenant], rounds: int) -> None:
-    """All tenants act in turn; the engine's steps come at the same times for any set of tenants."""
+    """All tenants act in turn; steps come at the same times for any set of tenants."""
     open_steps: list[int] = []
     limit = manager.config.steps_in_flight
     for round_number in range(rounds):

@@ -1,4 +1,4 @@
-"""The adaptive policy: what it learns, that it learns it right, and when it gives way to LRU."""
+"""The adaptive policy: what it learns, how accurately, and when it falls back to LRU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.reference_reuse import CELLS, LEVELS, SlowReuseModel
 
 
 def teach(model: object, rng: random.Random, waits: int) -> None:
-    """Blocks of a tenth of the cells; those of higher turns are used more, and sooner."""
+    """Trains on blocks in a tenth of the cells; those of later turns are used more and sooner."""
     for _ in range(waits):
         cell = rng.randrange(0, len(CELLS), 10)
         level = rng.randrange(LEVELS)
@@ -51,12 +51,14 @@ def test_a_cell_stands_for_each_combination_of_traits() -> None:
 # ---- workloads ---------------------------------------------------------------------------
 
 BLOCKS = 1024
-TURN = 8  # blocks a turn
+TURN = 8  # blocks per turn
 
 
 def hit_rate(eviction: str, prompts: list[list[int]]) -> float:
-    """Blocks of one token, one request at a time. The last block is never served, so prompts end
-    with one that says nothing."""
+    """The hit rate with blocks of one token, one request at a time.
+
+    The last block is never served, so prompts end with a dummy token.
+    """
     manager = BlockManager(BLOCKS, 1, max_seqs=1, eviction=eviction)
     for prompt in prompts:
         with manager.sequence(manager.admit([*prompt, 0])):
@@ -71,8 +73,10 @@ def conversation(number: int, turns: int) -> list[int]:
 
 
 def planted(rounds: int, returns: int) -> list[list[int]]:
-    """Of four conversations one has a second turn, soon; and those always have a third, ``returns``
-    rounds later, when LRU has given them up."""
+    """One conversation in four has a second turn soon, and a third ``returns`` rounds later.
+
+    By then, LRU has evicted it.
+    """
     prompts = []
     for i in range(rounds):
         prompts += [conversation(4 * i + k, 1) for k in range(4)]
@@ -84,8 +88,10 @@ def planted(rounds: int, returns: int) -> list[list[int]]:
 
 
 def test_it_learns_that_second_turns_return_and_first_ones_do_not() -> None:
-    """LRU keeps a block for about 16 rounds, and third turns come after 30: it finds only what the
-    second turns want."""
+    """LRU finds only second turns.
+
+    It keeps a block for about 16 rounds, and third turns come after 30.
+    """
     prompts = planted(rounds=1500, returns=30)
     lru, adaptive = hit_rate("lru", prompts), hit_rate("adaptive", prompts)
     assert lru == pytest.approx(8 / 75, abs=0.02)
@@ -93,8 +99,11 @@ def test_it_learns_that_second_turns_return_and_first_ones_do_not() -> None:
 
 
 def late(rounds: int, pause: int) -> list[list[int]]:
-    """Every conversation has three turns, ``pause`` rounds apart, so second ones always return and
-    third ones never. Nothing but the turn tells them apart."""
+    """Every conversation has three turns, ``pause`` rounds apart.
+
+    So second turns always return and third ones never. Only the number of the turn distinguishes
+    them.
+    """
     return [
         conversation(i - turn * pause, turn + 1)
         for i in range(rounds)
@@ -111,9 +120,11 @@ def test_it_tells_second_turns_from_third_ones() -> None:
 
 
 def forked(rounds: int, returns: int) -> list[list[int]]:
-    """Second turns come soon and have one length. Those that repeat nearly all of a long first one
-    have a third, ``returns`` rounds later; those that add most of themselves to a short one have
-    none."""
+    """Second turns come soon and have equal lengths; only some of them have a third turn.
+
+    Those that repeat nearly all of a long first turn have a third, ``returns`` rounds later; those
+    that add most of their tokens to a short one have none.
+    """
     prompts = []
     for i in range(rounds):
         for number, first in ((2 * i, 29), (2 * i + 1, 8)):
@@ -125,34 +136,36 @@ def forked(rounds: int, returns: int) -> list[list[int]]:
 
 
 def test_it_tells_by_what_a_request_added_whether_it_goes_on() -> None:
-    """LRU keeps a block for 16 rounds and finds no third turn. Turns alone are worth 45 %."""
+    """LRU keeps a block for 16 rounds and finds no third turn. The turn alone gives 45 %."""
     prompts = forked(1500, 25)
     assert hit_rate("lru", prompts) < 0.27
     assert hit_rate("adaptive", prompts) > 0.465
 
 
 def waking(rounds: int, quiet: int, busy: int, pause: int) -> list[list[int]]:
-    """First turns never return for so many rounds that the policy stops keeping them; then, for a
-    while, all of them do, as LRU would have had it."""
+    """First turns do not return for so long that the policy stops keeping them.
+
+    Then, for a while, all of them return, which suits LRU.
+    """
     prompts = []
     for i in range(rounds):
         prompts.append(conversation(i, 1))
         if i % (quiet + busy) >= quiet:
             prompts.append(conversation(i - pause, 2))
-        elif i % 3 == 0 and i >= 200:  # what it learns to keep in their place
+        elif i % 3 == 0 and i >= 200:  # what it learns to keep instead
             prompts.append(conversation(100_000 + i // 3 % 20, 2))
     return prompts
 
 
 @pytest.mark.parametrize(("quiet", "busy"), [(1500, 100), (1000, 400), (600, 200)])
 def test_it_gives_way_to_lru_when_what_it_learned_turns_wrong(quiet: int, busy: int) -> None:
-    """Without a judge it would lose 1.2 to 2.4 points here."""
+    """Without the comparison with LRU it loses 1.2 to 2.4 points here."""
     prompts = waking(9000, quiet, busy, 40)
     assert hit_rate("adaptive", prompts) >= hit_rate("lru", prompts) - 0.003
 
 
 def test_what_waits_for_a_random_time_is_no_worse_off_than_under_lru() -> None:
-    """Where pauses are exponential, an age tells nothing."""
+    """With exponential pauses, the age of a block has no information."""
     rng = random.Random(1)
     turns = []
     for number in range(3000):
@@ -177,7 +190,7 @@ def test_random_prompts_teach_it_nothing_and_cost_nothing() -> None:
 
 
 def victims(eviction: str, prompts: list[list[int]]) -> list[int]:
-    """The blocks that each prompt is given: what was evicted for it, in order."""
+    """The blocks that each prompt gets, which are the evicted ones, in order."""
     manager = BlockManager(BLOCKS, 1, max_seqs=1, eviction=eviction)
     given = []
     for prompt in prompts:
@@ -196,7 +209,7 @@ def test_lru_decides_where_nothing_is_found() -> None:
 
 
 def test_its_memory_is_fixed_when_the_manager_is_built() -> None:
-    """What the manager allocates for the longest prompt so far, it does with any policy."""
+    """Scratch for the longest prompt so far is the same with any policy."""
 
     def growth(eviction: str) -> int:
         manager = BlockManager(BLOCKS, 1, max_seqs=1, eviction=eviction)

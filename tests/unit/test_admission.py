@@ -1,4 +1,4 @@
-"""Admission: what is found, what is taken, what is refused."""
+"""Admission: hits, allocated blocks and refusals."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_shortage_of_blocks_says_what_was_needed(make_manager: MakeManager) -> N
 
 
 def test_idle_hits_count_against_what_is_available(make_manager: MakeManager) -> None:
-    """Hits are not there to be evicted: the prompt needs its hits and its new blocks at once."""
+    """Hits cannot be evicted: the prompt needs its hits and its new blocks at the same time."""
     manager = make_manager(4, 2)
     cache(manager, [1] * 4)  # two idle blocks
     manager.admit([2] * 2)  # one free block is left
@@ -128,7 +128,7 @@ def test_the_watermark_holds_blocks_back_from_new_work_only(make_manager: MakeMa
 
 
 def test_an_admission_that_takes_nothing_always_fits(make_manager: MakeManager) -> None:
-    """All its blocks are in use already: there is nothing for the watermark to hold back."""
+    """All its blocks are already in use, so the watermark has nothing to hold back."""
     manager = make_manager(3, 2, watermark_blocks=1)
     serve(manager, [1] * 4)
     manager.append(manager.handles()[0], [1])

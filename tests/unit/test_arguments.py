@@ -1,4 +1,4 @@
-"""The checks of single arguments."""
+"""Checks of single arguments."""
 
 from __future__ import annotations
 

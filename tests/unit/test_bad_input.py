@@ -1,4 +1,4 @@
-"""Wrong arguments: the right exception, a message that names the argument, nothing changed."""
+"""Wrong arguments: the right exception, the argument's name in it, and nothing changed."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_integers_beyond_every_integer_are_refused_too(
 
 
 def test_a_block_has_one_value_of_extras(make_manager: MakeManager) -> None:
-    """Two keys of a mapping can mean one block; which one counts would be a guess."""
+    """Two keys of a mapping can name one block, and the manager must not guess."""
 
     class Zero:
         def __index__(self) -> int:
@@ -251,7 +251,7 @@ def test_a_block_has_one_value_of_extras(make_manager: MakeManager) -> None:
 
 
 def test_arguments_are_read_before_the_manager_is_touched(make_manager: MakeManager) -> None:
-    """A token may be any object with ``__index__``, which may call the manager itself."""
+    """A token may be an object whose ``__index__`` calls the manager."""
     manager = make_manager()
     handle = manager.admit([1, 2, 3])
 

@@ -1,4 +1,4 @@
-"""Calls that name single blocks, admissions that keep to a match, and what is taken back."""
+"""Calls that name single blocks, admissions with a match, and withdrawals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_held_block_outlives_its_sequence_and_is_not_handed_out(
     held = ids(seq)[1]
     manager.acquire([held])
     seq.free()
-    assert manager.num_available == 2  # what it continues is kept as well
+    assert manager.num_available == 2  # its ancestors are kept as well
     with pytest.raises(OutOfBlocksError):
         manager.admit([9] * 6)
     assert (manager.is_cached(held), manager.ref_count(held)) == (True, 1)
@@ -194,7 +194,7 @@ def test_nothing_is_forgotten_around_what_the_forward_has_yet_to_write(
         manager.forget([0])
 
 
-# Admissions that keep to a match.
+# Admissions with a match.
 
 
 def test_an_admission_takes_what_its_match_found_and_nothing_else(
@@ -295,7 +295,7 @@ def test_a_wrong_limit_is_refused_by_name(
             manager.match([1, 2], **asked)
 
 
-# What is taken back.
+# Withdrawals.
 
 
 def committed_ahead(manager: BlockManager) -> int:
@@ -342,7 +342,7 @@ def test_nobody_leaves_with_what_others_have_found_in_the_same_step(
 def test_a_twin_that_the_same_forward_writes_takes_the_place(
     make_manager: MakeManager, turned: bool
 ) -> None:
-    """Block 0 is a twin as any other is."""
+    """Block 0 can be a twin like any other."""
     manager = make_manager(12, 2, early_commit=True, dedup="append_only")
     first, second = manager.admit(PROMPT), manager.admit(PROMPT)
     if turned:
@@ -389,13 +389,13 @@ def test_blocks_added_since_come_as_plain_ints(make_manager: MakeManager) -> Non
 def test_what_was_computed_after_a_forgotten_twin_is_not_found_by_way_of_another_sequence(
     third_has_an_earlier_row: bool,
 ) -> None:
-    """With ``append_only`` a sequence may name what another computed after a twin of its own."""
+    """With ``append_only``, a sequence may name blocks computed after a twin of its own block."""
     manager = BlockManager(16, 1, dedup="append_only")
     ended = manager.admit([8]) if third_has_an_earlier_row else None
     first = manager.admit([1, 2, 3])
     other = manager.admit([1, 9])
     manager.commit(other, 2)
-    manager.commit(first, 3)  # its first block is a twin; the others continue the cached one
+    manager.commit(first, 3)  # its first block is a twin; its others continue the cached block
     if ended is not None:
         manager.free(ended)
     third = manager.admit([1, 2, 3, 4])
@@ -403,7 +403,7 @@ def test_what_was_computed_after_a_forgotten_twin_is_not_found_by_way_of_another
     shared = manager.block_ids(first)[1:]
     assert manager.block_ids(third)[:3] == [manager.block_ids(other)[0], *shared]
     assert manager.forget(manager.block_ids(first)[:1]) == 2
-    manager.commit(third, 4)  # computed from what must not be found
+    manager.commit(third, 4)  # computed from blocks that must not be found
     assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 1
     assert manager.match([1, 9, 5]).num_cached_tokens == 2
     manager.check_invariants()

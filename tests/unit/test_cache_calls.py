@@ -1,4 +1,4 @@
-"""The cache as a whole: forgetting it, not reading it, its digests, and how well it serves."""
+"""The whole cache: forgetting it, not reading it, digests, and hit rates."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_pins_stay_held_and_cover_nothing(make_manager: MakeManager) -> None:
 
 
 def test_evicted_blocks_are_forgotten_as_well() -> None:
-    manager = BlockManager(4, 2, ghost_blocks=8)  # what was evicted is known by its digest
+    manager = BlockManager(4, 2, ghost_blocks=8)  # ghosts are known by digest
     cache(manager, PROMPT)
     cache(manager, [9] * 8)
     assert manager.explain(PROMPT).reason is MissReason.EVICTED
@@ -194,7 +194,7 @@ def test_quotas_get_their_blocks_back(make_manager: MakeManager) -> None:
     assert manager.quota_usage(b"").free_blocks == 5
 
 
-# Not reading.
+# Admissions that do not read the cache.
 
 
 @pytest.mark.parametrize("dedup", ["remap", "append_only"])
@@ -245,7 +245,7 @@ def test_the_curve_counts_no_look_up_that_was_not_made(make_manager: MakeManager
     assert manager.hit_rate_curve().query_tokens == before
 
 
-# In common.
+# Common prefixes.
 
 
 def test_the_common_prefix_is_what_all_tables_begin_with(make_manager: MakeManager) -> None:

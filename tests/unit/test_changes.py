@@ -46,7 +46,7 @@ POOL_CALLS: dict[str, tuple[Any, Any]] = {
 
 
 def prepared(name: str) -> BlockPool:
-    """A pool in which the call has something to do."""
+    """A pool in which the call has work to do."""
     pool = a_pool()
     if name in ("promote", "promote_chain"):
         pool.take(5)
@@ -108,14 +108,14 @@ def test_a_compiled_call_of_a_manager_does_what_its_method_does(name: str) -> No
     by_keyword, arguments = MANAGER_CALLS[name]
     expected = by_keyword(one, handle)
     got = getattr(other.compiled, name)(*arguments(same))
-    if name == "admit":  # managers draw their handles apart, but for the row
+    if name == "admit":  # handles of managers differ except for the row
         expected, got = one.sequence(expected).row, other.sequence(got).row
     assert list(got) == list(expected) if hasattr(expected, "__len__") else got == expected
     assert fingerprint(one) == fingerprint(other) != before
 
 
 def test_every_method_of_a_pool_has_a_compiled_call_or_needs_none() -> None:
-    """A new method of ``BlockPool`` must come into one of these sets."""
+    """Every method of ``BlockPool`` must be in one of these sets."""
     reading = {
         name
         for name, member in inspect.getmembers(BlockPool)
@@ -125,15 +125,15 @@ def test_every_method_of_a_pool_has_a_compiled_call_or_needs_none() -> None:
     methods = {name for name, _ in inspect.getmembers(BlockPool, inspect.isfunction)} - reading
     look_ups = {"children", "find", "generation", "idle_blocks", "memory_usage", "parent", "tokens"}
     look_ups |= {"waits_for_copy", "priority", "pinned", "quota_usage", "resident_events"}
-    # They make no change that goes together with an adapter's, or they may call Python.
+    # These are never combined with an adapter's change, or they may call Python.
     alone = {"acquire_prefix", "pin", "unpin", "retain", "set_time"}
     alone |= {"take_events", "take_snapshot"}
-    # In compiled code, one block and several have a function each.
+    # The compiled code has separate functions for one block and for several.
     assert methods - look_ups - alone == set(CompiledPoolCalls.__slots__) - {"promote_chain"}
 
 
 def test_an_exception_from_outside_comes_after_all_changes() -> None:
-    """``interrupt_main`` asks for a KeyboardInterrupt, which Python raises at the next chance."""
+    """``interrupt_main`` requests a KeyboardInterrupt, which Python raises at its next check."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         interrupt_amid_changes()
@@ -147,7 +147,7 @@ def interrupt_amid_changes() -> None:
     changes: list[Change] = [(_thread.interrupt_main,), (pool.compiled.release, [1]), (table.pop,)]
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         at_once(changes, None)
-        for _ in range(1000):  # a jump back is a chance
+        for _ in range(1000):  # Python checks at a backward jump
             pass
     assert table == [0]
     assert pool.ref_count(1) == 0

@@ -1,4 +1,4 @@
-"""A program that is started in a clone finds the sources, which have no core of their own."""
+"""A program started in a clone finds the sources, which have no compiled core."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = blockmgr.__version__
 
 
 def clone(folder: Path, version: str = VERSION) -> Path:
-    """A clone without anything that was built."""
+    """A clone without build results."""
     names = shutil.ignore_patterns("*.so", "csrc", "__pycache__")
     shutil.copytree(SOURCES, folder / "blockmgr", ignore=names)
     (folder / "pyproject.toml").write_text(f'[project]\nname = "blockmgr"\nversion = "{version}"\n')
@@ -25,7 +25,7 @@ def clone(folder: Path, version: str = VERSION) -> Path:
 
 
 def installed(folder: Path, version: str = VERSION) -> Path:
-    """A place where ``pip install .`` has put the package."""
+    """A folder in which ``pip install .`` has installed the package."""
     (folder / "blockmgr").mkdir(parents=True)
     for path in (Path(str(_core.__file__)), SOURCES / "_core.pyi"):
         shutil.copy(path, folder / "blockmgr")
@@ -37,7 +37,7 @@ def installed(folder: Path, version: str = VERSION) -> Path:
 
 
 def run(clone: Path, site: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Python in the clone, with what is installed at ``site`` and with no editable install."""
+    """Runs Python in the clone, with the packages at ``site`` and no editable install."""
     # -S: the environment of the tests may be an editable install, whose hooks would come first.
     others = [path for path in sys.path if path.endswith("site-packages")]
     start = (

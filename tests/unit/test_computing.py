@@ -1,4 +1,4 @@
-"""What ``match`` says of tokens that a running sequence has yet to commit."""
+"""What ``match`` reports about tokens that a running sequence has yet to commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_prompt_that_is_being_computed_can_be_waited_for(manager: BlockManager
     assert computing(manager) == 0
     handle = manager.admit(PROMPT)
     assert computing(manager) == 16
-    assert computing(manager, PROMPT[:16]) == 12  # the last token is always left to compute
+    assert computing(manager, PROMPT[:16]) == 12  # the last token must be left to compute
     assert computing(manager, PROMPT[:9] + [0] * 8) == 8
     assert computing(manager, [0, *PROMPT]) == 0
     manager.commit(handle, 9)
@@ -123,7 +123,7 @@ def test_without_a_prefix_cache_there_is_nothing_to_wait_for() -> None:
 
 
 def test_a_scheduler_that_waits_computes_each_token_once(manager: BlockManager) -> None:
-    """As the docs say: leave a request in the queue while another computes its beginning."""
+    """As in the docs: leave a request in the queue while another computes its prefix."""
     waiting, running, computed = [PROMPT, PROMPT, [*PROMPT[:12], 0, 0]], [], 0
     while waiting or running:
         for prompt in waiting[:]:

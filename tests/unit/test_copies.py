@@ -1,4 +1,4 @@
-"""The copy plan: any order is right, roots are pinned, dead copies are cancelled."""
+"""The copy plan: any order is right, sources are kept, unneeded copies are cancelled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_copy_whose_destination_is_freed_is_cancelled(make_manager: MakeManage
 
 
 def test_the_source_is_kept_until_the_copy_is_made(make_manager: MakeManager) -> None:
-    """The owner may end first; its block must not be handed out before it was read."""
+    """The owner may end first; its block must not be allocated before it is read."""
     manager = make_manager(3, 4)
     parent = serve(manager, [1] * 3)
     [child] = parent.fork()
@@ -163,7 +163,7 @@ def test_an_aborted_copy_nobody_reads_any_more_is_dropped(make_manager: MakeMana
 def test_a_copy_of_an_aborted_copy_goes_back_to_the_first_source(
     make_manager: MakeManager,
 ) -> None:
-    """Even when the block in between has no owner left by then."""
+    """Even if no sequence holds the block in between any more."""
     manager = make_manager(8, 4)
     a = serve(manager, [1] * 3)
     [b] = a.fork()
@@ -208,7 +208,7 @@ def test_decode_promotes_what_a_commit_had_to_leave(make_manager: MakeManager) -
 def test_a_cached_source_outlives_its_sequence_with_everything_before_it(
     make_manager: MakeManager,
 ) -> None:
-    """A pinned source keeps its parents too: no cached block outlives its parent."""
+    """A source also keeps its parents: no cached block outlives its parent."""
     manager = make_manager(5, 2)
     seq = serve(manager, [1] * 6)
     source = ids(seq)[2]
@@ -224,7 +224,7 @@ def test_a_cached_source_outlives_its_sequence_with_everything_before_it(
 
 
 def test_copies_that_cannot_be_passed_on_are_not_taken() -> None:
-    """The arrays of the plan are made when it is complete; making them can fail."""
+    """The plan's arrays are created once it is complete; their creation can fail."""
     manager = BlockManager(8, 4)
     serve(manager, [1, 2]).fork()
     for handle in manager.handles():

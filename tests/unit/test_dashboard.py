@@ -1,4 +1,4 @@
-"""The Grafana dashboard: every query of it finds something in a real Prometheus."""
+"""The Grafana dashboard: each of its queries finds data in a real Prometheus."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def free_port() -> int:
 
 
 def test_the_dashboard_is_one_that_grafana_takes() -> None:
-    """Panels with places that do not overlap, each with a title and queries with a name."""
+    """Panels do not overlap, and each has a title and named queries."""
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels]
@@ -60,7 +60,7 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
 
 @pytest.fixture
 def registry() -> Iterator[CollectorRegistry]:
-    """Metrics of a manager and of an index, as two processes would show them."""
+    """Metrics of a manager and of an index, as two processes export them."""
     manager = BlockManager(16, 2, events=True)
     collector = ManagerCollector()
     collector.add(manager)
@@ -118,5 +118,5 @@ def found(port: int, query: str) -> bool:
         return False  # it is starting
     if answer.status_code == 503:
         return False
-    assert answer.status_code == 200, answer.text  # the query is one that Prometheus takes
+    assert answer.status_code == 200, answer.text  # Prometheus accepts the query
     return bool(answer.json()["data"]["result"])

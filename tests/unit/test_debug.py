@@ -1,4 +1,4 @@
-"""Debug levels. What each finds of books that are wrong is tested in ``tests/core/books.cc``."""
+"""Debug levels. ``tests/core/books.cc`` tests which wrong books each level finds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.snapshot import snapshot
 
 
 def busy(manager: BlockManager) -> int:
-    """Some of everything; what is returned holds blocks 0 and 1 of 8."""
+    """Makes several calls; the returned sequence holds blocks 0 and 1 of 8."""
     first = manager.admit([1, 2, 3, 4, 5])
     manager.commit(first, 5)
     [child] = manager.fork(first)
@@ -71,7 +71,7 @@ def test_a_level_there_is_not_is_refused(
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_a_call_from_inside_another_is_refused_at_every_level(level: int) -> None:
-    """The checks that follow a call know that the call was refused, and do not wait for a turn."""
+    """The checks after a call notice its refusal and do not wait for the lock."""
     managers: list[BlockManager] = []
     refused = 0
 

@@ -47,7 +47,7 @@ def test_append_only_never_changes_a_table(make_manager: MakeManager, idle: bool
     manager.commit(second.handle, 5)
     assert ids(second) == before
     assert manager.take_remaps() == []
-    # What nobody holds is not kept beside the sequence's own blocks: those are cached now.
+    # Idle blocks are not kept beside the sequence's own blocks, which take over their keys.
     assert manager.match([1] * 5).block_ids.tolist() == (before[:2] if idle else cached)
     assert manager.stats().idle_blocks == 0
     assert manager.stats().deduplicated_blocks == 2
@@ -74,7 +74,7 @@ def test_the_chain_goes_on_below_the_cached_twin(make_manager: MakeManager) -> N
 
 
 def test_no_block_is_kept_for_its_twin_alone(make_manager: MakeManager) -> None:
-    """The last table drops the cached one: the twin is the cached one from there on."""
+    """When the last table drops the cached block, the twin becomes the cached one."""
     manager = make_manager(8, 2, dedup="append_only")
     first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
     step(manager)
@@ -86,8 +86,7 @@ def test_no_block_is_kept_for_its_twin_alone(make_manager: MakeManager) -> None:
 
 
 def test_a_sequence_alone_in_the_pool_gets_all_of_it(make_manager: MakeManager) -> None:
-    """It was refused at 8 of 12 tokens: two blocks stood for its own first two, and for nothing
-    else."""
+    """Idle blocks whose only use is to stand for twins must not cause a shortage."""
     manager = make_manager(6, 2, dedup="append_only")
     first, second = manager.admit([1, 2, 3, 4]), manager.admit([1, 2, 3, 4, 5, 6])
     manager.commit(first, 4)
@@ -104,7 +103,7 @@ def test_what_continues_a_cached_block_goes_with_its_key(make_manager: MakeManag
     manager = make_manager(10, 2, dedup="append_only")
     first, second = (manager.sequence(manager.admit([1, 1, 2])) for _ in range(2))
     step(manager)
-    for prompt in ([1, 1, 3, 3, 4], [1, 1, 4, 4, 4]):  # below the block that is cached
+    for prompt in ([1, 1, 3, 3, 4], [1, 1, 4, 4, 4]):  # children of the cached block
         serve(manager, prompt).free()
     first.free()
     manager.check_invariants()
@@ -130,8 +129,11 @@ def test_of_several_twins_one_is_the_cached_one(make_manager: MakeManager) -> No
 def test_a_batch_that_leaves_a_cached_block_writes_its_twin_in_place(
     make_manager: MakeManager,
 ) -> None:
-    """The first moves away from the cached block, whose key must not pass to the one that the
-    second was counted to write in place: there is no block left for a copy."""
+    """The key of a cached block must not pass to a block that a batch writes in place.
+
+    The first sequence moves away from the cached block. If its key passed to the second sequence's
+    twin, the second would need a copy, and no block is left for it.
+    """
     manager = make_manager(4, 4, dedup="append_only")
     first, second = (manager.sequence(manager.admit([1] * 4)) for _ in range(2))
     manager.commit(first.handle, 4)
@@ -171,7 +173,7 @@ def test_a_block_that_is_copied_from_waits_for_the_copy_without_its_key(
     step(manager)
     source = ids(first)[0]
     first.truncate(2)
-    first.append([9])  # moves to a block of its own; the copy comes from the cached one
+    first.append([9])  # moves to its own block, by a copy of the cached one
     assert manager.match([1] * 5).block_ids.tolist() == ids(second)[:1]
     [copy] = plan = manager.take_copies()
     assert copy.source == source
@@ -194,7 +196,7 @@ def test_a_twin_that_is_written_lets_its_cached_one_be(make_manager: MakeManager
 
 
 def test_a_twin_beyond_the_first_children_can_become_a_tail(make_manager: MakeManager) -> None:
-    """More children than are looked at: the tail is cached although its twin covers it."""
+    """With more children than are examined, the tail is cached although its twin covers it."""
     manager = make_manager(64, 2, dedup="append_only", min_partial_tokens=1, max_seqs=8)
     first, second = (manager.sequence(manager.admit([1, 1, 1])) for _ in range(2))
     step(manager)
@@ -240,7 +242,7 @@ def test_decode_merges_what_it_fills(make_manager: MakeManager) -> None:
 def test_a_remap_log_nobody_reads_is_bounded_and_starts_afresh(
     make_manager: MakeManager,
 ) -> None:
-    """Entries had to be dropped, so what is told is every entry a remap can have changed."""
+    """Entries were dropped, so the log reports every entry that a remap may have changed."""
     manager = make_manager(8, 1, dedup="remap")
     kept = serve(manager, [9, 9, 9])
     bytes_before = manager.memory_usage()
@@ -270,7 +272,7 @@ def test_one_call_may_log_more_than_the_bound(make_manager: MakeManager) -> None
 def test_what_is_merged_while_the_log_is_read_is_told(
     make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that commits, or a garbage collector that runs somebody's code, meanwhile."""
+    """Another thread, or a finalizer, may commit while the log is read."""
     manager = make_manager(8, 2, dedup="remap")
     first, second, third = (manager.sequence(manager.admit([1] * 3)) for _ in range(3))
     first.commit(3)

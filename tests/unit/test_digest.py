@@ -1,4 +1,4 @@
-"""The digest callable: what it is called with, and what happens when it misbehaves."""
+"""The digest callable: its arguments, and the effect of errors in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.snapshot import snapshot
 
 
 class Digest:
-    """A digest of sixteen bytes that can be told to misbehave at its n-th call from now."""
+    """A digest of sixteen bytes that misbehaves at a given later call."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -77,7 +77,7 @@ NAMES = list(scenario(build(Digest())))
 @pytest.mark.parametrize("dedup", ["remap", "append_only"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_digest_that_raises_leaves_everything_as_it_was(name: str, dedup: str) -> None:
-    """At each of the calls it gets: the error comes through, and nothing has changed."""
+    """For each call of the digest, the error is passed on and nothing has changed."""
     failures = 0
     for at in range(1, 20):
         digest = Digest()
@@ -95,7 +95,7 @@ def test_a_digest_that_raises_leaves_everything_as_it_was(name: str, dedup: str)
             manager.check_invariants()
         else:
             break
-    # A hinted child spares the hash where nothing has to be told apart.
+    # With a hinted child, no hash is needed if there is no other candidate.
     assert failures or name in ("resume",)
 
 
@@ -188,7 +188,7 @@ def test_the_call_inside_which_it_happened_goes_on() -> None:
 
 
 def test_a_manager_its_digest_refers_to_is_collected() -> None:
-    """An engine whose method is the digest and which owns the manager is such a circle."""
+    """An engine that owns the manager and whose method is the digest forms a reference cycle."""
 
     class Engine:
         def __init__(self) -> None:
@@ -240,7 +240,7 @@ def test_where_prompts_part_only_the_first_look_up_after_another_hashes() -> Non
 
 
 def test_the_prompt_that_was_first_after_a_block_is_never_hashed_again() -> None:
-    """Its blocks have the ids that come next, and the index knows that."""
+    """Its blocks have consecutive ids, which the index uses."""
     digest = Digest()
     manager = build(digest)
     first, other = [1] * 9, [1] * 4 + [2] * 5
@@ -306,7 +306,7 @@ def test_parts_of_a_namespace_do_not_meet() -> None:
 
 @pytest.fixture
 def fresh_address() -> Iterator[Callable[[], int]]:
-    """Looks the C function behind xxh3_128 up as in a new process."""
+    """Looks up the C function behind xxh3_128 as in a new process."""
     look_up = digest_module._xxh3_address
     look_up.cache_clear()
     yield look_up
@@ -336,7 +336,7 @@ def test_a_c_function_that_gives_other_bytes_is_not_used(
 def test_an_xxhash_without_c_functions_is_called_through_python(
     file: str, fresh_address: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a library that does not export the function, and with one that cannot be opened."""
+    """Tries a library that does not export the function, and one that cannot be opened."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: SimpleNamespace(origin=file))
     assert fresh_address() == 0
     manager = BlockManager(8, 2)
@@ -347,7 +347,7 @@ def test_an_xxhash_without_c_functions_is_called_through_python(
 
 @pytest.mark.parametrize("name", DIGEST_NAMES)
 def test_keys_may_grow_by_a_byte(name: str) -> None:
-    """What is hashed lies in a buffer that grows: a byte too few is a write beyond it."""
+    """The input of a hash is in a buffer that grows: a byte too few is a write past its end."""
     manager = BlockManager(8, 2, digest=name)
     keys = [b"k" * length for length in range(1, 40)]
     digests = {bytes(manager.block_digests([1, 2], extras={0: key})[0]) for key in keys}
@@ -358,7 +358,7 @@ def test_keys_may_grow_by_a_byte(name: str) -> None:
 def test_what_openssl_refuses_to_compute_is_an_error_and_changes_nothing(
     refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its functions here are OpenSSL's own until one of them is told to fail."""
+    """The functions here call OpenSSL until one of them is made to fail."""
     own = digest_module._evp_addresses()
     if own is None:
         pytest.skip("no OpenSSL behind hashlib")

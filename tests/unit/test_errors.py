@@ -1,4 +1,4 @@
-"""The error tree: what is caught as what, and what survives a pickle."""
+"""The error classes: their bases, and pickling."""
 
 from __future__ import annotations
 

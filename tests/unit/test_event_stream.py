@@ -1,4 +1,4 @@
-"""Publisher and subscriber: order, gaps, restarts, and what is no event at all."""
+"""Publisher and subscriber: order, gaps, restarts, and invalid messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANY = "tcp://127.0.0.1:0"
 
 
 class Mirror:
-    """What a sink learns: hashes, by worker."""
+    """A sink that keeps the hashes of each worker."""
 
     def __init__(self) -> None:
         self.known: dict[str, set[Any]] = {}
@@ -62,7 +62,7 @@ def until(condition: Callable[[], bool], reader: Subscriber, tries: int = 200) -
         if condition():
             return
         reader.poll(0.05)
-    raise AssertionError(f"never came to hold; {dict(reader.counts)}")
+    raise AssertionError(f"the condition was never true; {dict(reader.counts)}")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def reader_of(publisher: Publisher, sink: Any, **options: Any) -> Subscriber:
 
 
 def test_a_reader_has_what_the_manager_has(manager: BlockManager, publisher: Publisher) -> None:
-    """One that came before, and one that comes late, which asks for a snapshot."""
+    """Tests an early reader, and a late one that requests a snapshot."""
     early = Mirror()
     with reader_of(publisher, early) as reader:
         until(lambda: reader.is_current, reader)
@@ -101,7 +101,7 @@ def test_a_reader_has_what_the_manager_has(manager: BlockManager, publisher: Pub
 
 
 def test_what_an_idle_engine_leaves_is_flushed(manager: BlockManager, publisher: Publisher) -> None:
-    """Nobody calls publish: a reset still reaches the readers."""
+    """Without a call of publish, a reset still reaches the readers."""
     mirror = Mirror()
     with reader_of(publisher, mirror) as reader:
         cache(manager, [1] * 5)
@@ -125,7 +125,7 @@ def test_events_that_a_manager_lost_are_made_up_for() -> None:
 def test_replay_begins_where_a_client_of_vllm_asks(
     manager: BlockManager, publisher: Publisher
 ) -> None:
-    """With a REQ socket, as its example has it: three frames, and an end that it knows."""
+    """With a REQ socket, as in vLLM's example: three frames, and an end marker that it knows."""
     for prompt in range(3):
         cache(manager, [prompt] * 3)
         publisher.publish()
@@ -147,7 +147,7 @@ def test_replay_begins_where_a_client_of_vllm_asks(
 
 
 class Script:
-    """A publisher of single messages, good or bad, under the control of a test."""
+    """A publisher of single messages, valid or not, controlled by a test."""
 
     def __init__(self, *, replays: bool = True, endpoint: str = ANY) -> None:
         self.context = zmq.Context()
@@ -187,7 +187,7 @@ def batch(hashes: list[int], epoch: int | None = None) -> bytes:
 
 def listening(script: Script, mirror: Mirror) -> Subscriber:
     reader = Subscriber("w", script.endpoint, None, mirror, retry_s=0.02)
-    assert script.pub.poll(5000)  # the subscription has arrived
+    assert script.pub.poll(5000)  # wait for the subscription
     script.pub.recv()
     return reader
 
@@ -195,7 +195,7 @@ def listening(script: Script, mirror: Mirror) -> Subscriber:
 def test_the_last_batch_of_a_lost_connection_is_not_taken_for_one_of_the_next(
     script: Script,
 ) -> None:
-    """The reader finds both connections, and the batch between them, in one poll."""
+    """The reader sees both connections, and the batch between them, in one poll."""
     mirror = Mirror()
     with listening(script, mirror) as reader:
         script.send(0, batch([1]))
@@ -203,7 +203,7 @@ def test_the_last_batch_of_a_lost_connection_is_not_taken_for_one_of_the_next(
         script.close()
         with closing(Script(replays=False, endpoint=script.endpoint)) as again:
             for _ in range(200):
-                reader._sub.poll(0)  # a socket subscribes again when it is looked at
+                reader._sub.poll(0)  # a socket subscribes again when it is polled
                 if again.pub.poll(50):
                     break
             assert again.pub.recv(zmq.NOBLOCK)
@@ -235,7 +235,7 @@ def test_a_gap_that_nobody_can_fill_leaves_nothing_that_may_be_gone(script: Scri
 def test_of_a_publisher_without_snapshots_all_it_can_replay_is_taken(
     hashes: dict[int, list[int]],
 ) -> None:
-    """Whatever was published before that is not known."""
+    """Earlier events remain unknown."""
     mirror = Mirror()
     replayed = [(number, batch(of)) for number, of in hashes.items()]
     reader = Reader("w", mirror, lambda request: [] if request == SNAPSHOT else replayed)
@@ -258,7 +258,7 @@ def test_a_larger_epoch_is_a_restart_and_a_smaller_one_is_ignored(script: Script
 def test_what_is_no_event_is_counted_and_logged_once(
     script: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Frames of others, truncated batches, numbers that are none: nothing of it is believed."""
+    """Foreign frames, truncated batches and invalid numbers are ignored."""
     mirror = Mirror()
     with listening(script, mirror) as reader, caplog.at_level(logging.WARNING):
         script.send(0, b"\xc1")
@@ -274,7 +274,7 @@ def test_what_is_no_event_is_counted_and_logged_once(
 
 
 def test_a_killed_publisher_takes_what_is_known_of_it_along(manager: BlockManager) -> None:
-    """And a worker that comes back at the same address is known again, by its epoch."""
+    """A worker that restarts at the same address is recognised by its epoch."""
     mirror = Mirror()
     publisher = Publisher(manager, 2, ANY, ANY)
     addresses = publisher.endpoint, publisher.replay_endpoint
@@ -291,7 +291,7 @@ def test_a_killed_publisher_takes_what_is_known_of_it_along(manager: BlockManage
 
 
 def test_a_publisher_that_forgot_what_is_missing_is_asked_for_a_snapshot() -> None:
-    """Not in a loop: one replay that does not go on where the reader is, then the snapshot."""
+    """No loop: one replay that does not continue from the reader's position, then a snapshot."""
     manager = BlockManager(64, 2, events=True)
     with Publisher(manager, 2, ANY, ANY, buffer_batches=1, flush_s=60) as publisher:
         mirror = Mirror()
@@ -412,7 +412,7 @@ def test_a_subscriber_refuses_wrong_arguments(
 
 @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf"), "1"])
 def test_a_wait_that_is_none_is_refused_at_once(wait: Any) -> None:
-    """A negative one would never end."""
+    """A negative wait would never end."""
     with Subscriber("w", "tcp://127.0.0.1:9", None, Mirror()) as reader:
         with pytest.raises((ValueError, TypeError), match="timeout_s must be"):
             reader.poll(wait)
@@ -429,7 +429,7 @@ def test_a_message_with_a_number_below_zero_is_not_believed() -> None:
 
 
 def test_an_answer_that_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A foreign one may go on forever."""
+    """An answer from a foreign sender may never end."""
     monkeypatch.setattr(subscriber, "_MOST_ANSWERED", 200)
     script, mirror = Script(), Mirror()
     with (
@@ -457,7 +457,7 @@ def test_an_answer_that_is_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_event_of_a_kind_that_is_not_known_is_not_passed_over() -> None:
-    """Of a later version, it may say anything: the worker has nothing until a snapshot is there."""
+    """The meaning of an unknown event is open, so only a snapshot restores the worker."""
     mirror = Mirror()
     moved = msgspec.msgpack.encode([0.0, [{"type": "BlockMoved", "block_hashes": [1]}], None])
     answers: dict[bytes, list[tuple[int, bytes]]] = {bytes(7) + b"\x01": [(1, moved)]}

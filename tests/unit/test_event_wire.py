@@ -1,4 +1,4 @@
-"""Events on the wire: vLLM's bytes, and what its own decoder makes of what is added to them."""
+"""Events on the wire: vLLM's bytes, and its own decoder on our additional fields."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def events_of_a_run() -> list[Event]:
 
 
 def test_a_batch_as_vllm_writes_it() -> None:
-    """Worked out by hand from the format: fixarray, float 64, maps in the order of their fields."""
+    """Encoded by hand from the format: fixarray, float 64, maps in the order of their fields."""
     event = Event(
         EventKind.REMOVED, [bytes(31) + b"\x05"], None, np.zeros((0, 4), np.uint32), {}, 0,
         Tier.DEVICE, b"", 0,
@@ -157,7 +157,7 @@ def test_foreign_bytes_are_no_batch(data: bytes) -> None:
 
 
 def removal(**fields: bytes) -> bytes:
-    """A batch with one removal, with the bytes of more fields as they are given."""
+    """A batch with one removal, and further fields as raw bytes."""
     packed = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
     named = {name: msgspec.msgpack.encode(value) for name, value in packed.items()} | fields
     pairs = b"".join(msgspec.msgpack.encode(name) + value for name, value in named.items())
@@ -182,7 +182,7 @@ def removal(**fields: bytes) -> bytes:
 )
 @pytest.mark.parametrize("read", [decode, decode_hashes])
 def test_hostile_bytes_are_refused_as_any_others(payload: bytes, read: Any) -> None:
-    """Arrays without end, lengths without contents: in no time, and with the same error."""
+    """Endless arrays and lengths without content are refused quickly, with the same error."""
     with pytest.raises(ValueError, match="payload must be a batch of events"):
         read(payload)
     assert read(removal()).events[0].block_hashes == [1]
@@ -198,7 +198,7 @@ def test_a_truncated_batch_is_refused(cut: int) -> None:
 @pytest.mark.parametrize("tier", Tier)
 @pytest.mark.parametrize("layout", ["maps", "arrays"])
 def test_a_reader_knows_the_tier_of_an_event(tier: Tier, layout: Any) -> None:
-    """Disk and another machine are one medium to vLLM, and two tiers here."""
+    """Disk and another machine are the same medium in vLLM, but two tiers here."""
     stored, removed, cleared = (event._replace(tier=tier) for event in small_run())
     [payload] = Encoder(2, layout=layout).batches([stored, removed, cleared], 0.0)
     for read in (decode, decode_hashes):
@@ -206,7 +206,7 @@ def test_a_reader_knows_the_tier_of_an_event(tier: Tier, layout: Any) -> None:
 
 
 def test_a_block_that_is_elsewhere_is_remote_whatever_it_lies_in() -> None:
-    """vLLM's tier of another machine's host memory."""
+    """vLLM reports the host memory of another machine as CPU with locality REMOTE."""
     assert tier_of(BlockRemoved([1], "CPU", locality="REMOTE")) is Tier.REMOTE
     assert tier_of(BlockRemoved([1], "CPU", locality="LOCAL")) is Tier.HOST
     assert tier_of(BlockRemoved([1], None)) is Tier.DEVICE
@@ -224,7 +224,7 @@ def test_events_say_what_their_group_of_layers_is() -> None:
 
 
 def test_arrays_tell_of_whole_prefixes_alone() -> None:
-    """They have no place for a group, and the digests of all groups are the same."""
+    """Arrays have no field for a group, and the digests of all groups are equal."""
     encoder = Encoder(2, layout="arrays", groups=("full_attention", ("sliding_window", 128)))
     events = [event._replace(group=g) for event in small_run() for g in range(3)]
     [payload] = encoder.batches(events, 0.0)
@@ -271,7 +271,7 @@ print("FIELDS", *kv_events.BlockStored.__struct_fields__, *kv_events.BlockRemove
 
 
 def vllm_pythons() -> list[str]:
-    """Interpreters that have vLLM: those that VLLM_PYTHON names, or this one if it has."""
+    """Interpreters with vLLM: those in VLLM_PYTHON, or this one if it has vLLM."""
     named = os.environ.get("VLLM_PYTHON", "")
     if found := [each for each in named.split(os.pathsep) if Path(each).is_file()]:
         return found
@@ -281,7 +281,7 @@ def vllm_pythons() -> list[str]:
 @pytest.mark.skipif(not vllm_pythons(), reason="VLLM_PYTHON names no interpreter that has vLLM")
 @pytest.mark.parametrize("python", vllm_pythons())
 def test_vllms_own_structures_decode_it_and_do_not_see_what_is_added(python: str) -> None:
-    """All that vLLM knows comes back from there as it was, whatever the hashes, groups, tiers."""
+    """vLLM returns all fields that it knows unchanged, for any hashes, groups and tiers."""
     events = events_of_a_run()
     events += [e._replace(tier=tier, group=1) for e in small_run() for tier in Tier]
     groups = ("full_attention", ("sliding_window", 128))
@@ -331,7 +331,7 @@ def small_run() -> list[Event]:
 
 
 def test_dynamos_dialect() -> None:
-    """Its hash of a block's tokens is XXH3 of them as little-endian words, with the seed 1337."""
+    """Its hash of a block is XXH3 of the tokens as little-endian words, with seed 1337."""
     tokens = xxhash.xxh3_64_intdigest(b"\x01\0\0\0\x02\0\0\0", 1337)
     stored, removed, cleared = DynamoEncoder(9, rank=1).encode(
         [*small_run(), small_run()[2]._replace(tier=Tier.DEVICE)]
@@ -353,7 +353,7 @@ def test_dynamos_dialect() -> None:
 
 
 def test_dynamo_is_told_of_one_group_and_one_tier_at_a_time() -> None:
-    """Its own clearing would take the blocks of other tiers and ranks along."""
+    """Its clearing event would also remove the blocks of other tiers and ranks."""
     stored, removed, cleared = small_run()
     events = [
         stored,
@@ -420,7 +420,7 @@ def test_tensorrt_llms_dialect() -> None:
 
 
 def test_tensorrt_llm_is_told_of_the_best_level_of_a_block() -> None:
-    """Stored once, removed with the last copy; a copy on disk has no level."""
+    """A block is stored once and removed with its last copy; a copy on disk has no level."""
     encoder = TrtllmEncoder(100, 4096, host_blocks=50)
     assert b'"num_blocks_per_cache_level":[100,50]' in encoder.created()
     stored, removed, cleared = small_run()
@@ -444,7 +444,7 @@ def test_tensorrt_llm_is_told_of_the_best_level_of_a_block() -> None:
 
 
 def test_tensorrt_llms_update() -> None:
-    """As its ``KVCacheEventSerializer`` writes it."""
+    """An event as its ``KVCacheEventSerializer`` writes it."""
     encoder = TrtllmEncoder(100, 4096)
     stored, removed, _ = small_run()
     list(encoder.encode([stored, stored._replace(tier=Tier.HOST)]))
@@ -483,7 +483,7 @@ def sglang_run() -> list[Event]:
     return [stored, removed, removed._replace(kind=EventKind.CLEARED, digests=[], tier=Tier.DEVICE)]
 
 
-# Written by SGLang 0.5.23's own structures, but for the annotations.
+# Written by the structures of SGLang 0.5.23; only the annotations are ours.
 SGLANG = (
     "93cb3ff8000000000000"  # [1.5, ..., rank]
     "93"
@@ -510,7 +510,7 @@ def test_sglangs_dialect(rank: int | None, end: str) -> None:
 
 
 def test_sglangs_dialect_is_read() -> None:
-    """As an index reads it, whose numbers are then those of SGLang."""
+    """Reads events as an index does, which then has SGLang's block hashes."""
     [payload] = SglangEncoder(2).batches(sglang_run(), 1.5)
     stored, removed, cleared = decode_hashes(payload).events
     assert (stored.block_hashes, removed.block_hashes) == ([5, -3], [-3])

@@ -1,4 +1,4 @@
-"""Events: what a mirror of the cache is told, and when."""
+"""Events: what a mirror of the cache is notified of, and when."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_nothing_is_told_twice() -> None:
 
 
 def test_a_block_that_has_a_twin_is_not_removed() -> None:
-    """Its key passes to the copy that another sequence has: the digest can still be found."""
+    """Its key passes to another sequence's twin, so the digest can still be found."""
     manager = build(dedup="append_only")
     first = serve(manager, [1, 2, 3, 4, 5])
     second = manager.admit([1, 2, 3, 4, 5], read_cache=False)
@@ -103,7 +103,7 @@ def test_a_block_that_has_a_twin_is_not_removed() -> None:
     manager.take_events()
     assert set(first.block_ids.tolist()).isdisjoint(manager.block_ids(second))
     first.free()
-    serve(manager, list(range(100, 119)))  # wants all the room there is
+    serve(manager, list(range(100, 119)))  # needs the whole pool
     events = manager.take_events()
     assert ("REMOVED", 2) not in told(events)
     assert manager.match([1, 2, 3, 4, 5]).num_cached_tokens == 4
@@ -120,7 +120,7 @@ def test_a_reset_is_one_event() -> None:
 
 
 def test_a_partial_tail_has_no_events() -> None:
-    """Nobody can ask for it by a digest. The full block that supersedes it is stored once."""
+    """A tail cannot be requested by digest. The full block that supersedes it is stored once."""
     manager = build(min_partial_tokens=1)
     cache(manager, [1, 2, 3])
     assert told(manager.take_events()) == [("STORED", 1)]
@@ -156,10 +156,10 @@ def test_events_that_do_not_fit_are_counted_and_a_snapshot_mends_the_mirror() ->
 
 
 def test_nothing_is_logged_after_a_loss_though_there_is_room() -> None:
-    """A clearing takes up an event and no block, so events can run out first."""
+    """A clearing is an event without blocks, so the limit on events can be reached first."""
     manager = build(event_blocks=3)
     manager.reset_prefix_cache()
-    for prompt in ([1] * 3, [2] * 3):  # the second is lost
+    for prompt in ([1] * 3, [2] * 3):  # the second is dropped
         serve(manager, prompt)
         manager.forget(manager.match(prompt).block_ids)
     events = manager.take_events()
@@ -170,7 +170,7 @@ def test_nothing_is_logged_after_a_loss_though_there_is_room() -> None:
 
 
 def test_a_reset_makes_up_for_what_was_lost() -> None:
-    """Nothing can be found afterwards, so nobody has to be told what could."""
+    """Nothing can be found afterwards, so earlier events are not needed."""
     manager = build(event_blocks=1)
     serve(manager, [1] * 7)
     manager.reset_prefix_cache()
@@ -195,7 +195,7 @@ def test_a_snapshot_says_all_and_what_follows_continues_it() -> None:
 
 
 def test_what_is_resident_can_be_told_to_one_mirror_among_several() -> None:
-    """What waits for the others stays, and does no harm to the one that has it already."""
+    """Waiting events stay for other readers, and applying them twice is harmless."""
     manager = build()
     cache(manager, [1] * 5)
     serve(manager, [2] * 3)
@@ -212,7 +212,7 @@ def test_what_is_resident_can_be_told_to_one_mirror_among_several() -> None:
 
 
 def test_a_namespace_outlives_its_blocks_in_the_log() -> None:
-    """Its number could otherwise name another one by then."""
+    """Otherwise its id could already name another one."""
     manager = build()
     cache(manager, [1, 1, 1], namespace=b"gone", extras={0: b"key"})
     manager.reset_prefix_cache()

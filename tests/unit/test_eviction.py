@@ -1,4 +1,4 @@
-"""Which block goes when the pool is full."""
+"""Which block is evicted when the pool is full."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_blocks_in_use_are_never_evicted(make_manager: MakeManager) -> None:
 
 
 def test_eviction_ends_when_everything_is_pinned(make_manager: MakeManager) -> None:
-    """Sources and destinations of a taken plan are no victims, and nothing loops in search."""
+    """Sources and destinations of a taken plan are not victims, and the search ends."""
     manager = make_manager(4, 2, min_partial_tokens=0)
     seq = serve(manager, [1] * 4)
     seq.truncate(3)
@@ -103,7 +103,7 @@ def test_an_allocation_that_fails_evicts_nothing(make_manager: MakeManager) -> N
 
 
 def test_an_evicted_prefix_is_gone_for_good(make_manager: MakeManager) -> None:
-    """Also when the block comes back under the same id with other content."""
+    """Also if the block is reused under the same id with other content."""
     manager = make_manager(2, 2)
     cache(manager, [1] * 4)
     cache(manager, [2] * 4)

@@ -1,4 +1,4 @@
-"""Explain: how far a prompt is found, and why no further; changing nothing."""
+"""Explain: how much of a prompt is cached, why not more, and without side effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.snapshot import refused, snapshot
 
 
 def reasons(manager: BlockManager, tokens: list[int], **key: object) -> list[tuple[str, int, int]]:
-    """What ``explain`` says, run by run, and that saying it changed nothing."""
+    """The runs of ``explain``; checks that the call changed nothing."""
     before = snapshot(manager)
     found = manager.explain(tokens, **key)  # type: ignore[arg-type]
     assert snapshot(manager) == before
@@ -140,9 +140,9 @@ def test_an_evicted_block_says_how_long_ago_and_how_many_blocks_were_missing() -
     assert found.reason is MissReason.EVICTED
     miss = found.misses[0]
     assert (miss.start, miss.stop) == (0, 2)
-    # 20, ..., 60 were used since, and a tail block is in use beside each: seven places.
+    # 20, ..., 60 were used since, with a tail block in use beside each: seven blocks.
     assert miss.more_blocks == (3,)
-    # 50 and 60 took two blocks each since 40 had to evict it; of those of 40 it took the first.
+    # 50 and 60 took two blocks each since 40 evicted it, and 40 itself took one more.
     assert miss.evicted_ago == 4
     for size, kept in ((6, False), (7, True)):
         larger = BlockManager(size, 2)
@@ -277,8 +277,11 @@ def test_a_digest_that_fails_leaves_nothing_changed() -> None:
 
 
 def test_what_is_asked_for_again_gives_way_to_what_is_evicted_later() -> None:
-    """Of two places for what was evicted, one is taken by a prompt that came back and was not
-    computed: the next block to be evicted gets it, the first place included."""
+    """A looked-up ghost makes room for later evictions.
+
+    Of two ghosts, one belongs to a prompt that was requested again and not computed. The next
+    evicted block takes its place, also if that place is the first.
+    """
     manager = BlockManager(2, 1, ghost_blocks=1)
     for token in (1, 2, 3):
         cache(manager, [token, 9])

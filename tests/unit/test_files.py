@@ -1,4 +1,4 @@
-"""Files that are read line by line, and files that are written whole or not at all."""
+"""Reading files line by line, and writing files completely or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_line_is_read_up_to_the_bound_and_no_further(tmp_path: Path) -> None:
 
 
 def test_no_more_of_a_long_line_is_read_than_the_bound(tmp_path: Path) -> None:
-    """A pipe that never ends its line: only a reader that stops on its own comes back."""
+    """A pipe whose line never ends: only a reader with a limit returns."""
     path = tmp_path / "endless"
     os.mkfifo(path)
 

@@ -1,4 +1,4 @@
-"""Fork and reparent: sharing everything, copying nothing until somebody writes."""
+"""Fork and reparent: everything is shared, nothing is copied before a write."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_fork_outlives_its_parent(make_manager: MakeManager) -> None:
 
 
 def test_fork_of_two_thousand_blocks(make_manager: MakeManager) -> None:
-    """A chain is walked in a loop: a recursive fork fails at about a thousand blocks."""
+    """Chains are walked in a loop: recursion fails at about a thousand blocks."""
     manager = make_manager(2_000, 1)
     parent = serve(manager, [i % 7 for i in range(1_900)])
     children = parent.fork(8)
@@ -122,7 +122,7 @@ def test_a_preempted_sequence_cannot_be_forked(make_manager: MakeManager) -> Non
 
 
 def test_beams_can_change_places(make_manager: MakeManager) -> None:
-    """All at once: one after another, both would end as the same beam."""
+    """All beams change at the same time: one after another, both would become the same beam."""
     manager = make_manager(8, 4)
     left, right = (serve(manager, [t] * 3) for t in (1, 2))
     blocks = ids(left), ids(right)
@@ -133,7 +133,7 @@ def test_beams_can_change_places(make_manager: MakeManager) -> None:
 
 
 def test_beams_can_go_round_in_a_circle(make_manager: MakeManager) -> None:
-    """Each block is named by one table before and by another after, and is never free between."""
+    """Each block moves from one table to another and is never free in between."""
     manager = make_manager(8, 4)
     beams = [serve(manager, [t] * 3) for t in (1, 2, 3, 4)]
     blocks = [ids(beam) for beam in beams]

@@ -1,6 +1,6 @@
-"""``os.fork`` and signals while a call is under way, or waits for another one.
+"""``os.fork`` and signals while a call runs or waits for another one.
 
-Each in its own process: a thread that waits forever there can be ended.
+Each test has its own process, in which a hanging thread can be killed.
 """
 
 from __future__ import annotations
@@ -118,8 +118,7 @@ if not children[0]:
 assert os.waitpid(children[0], 0)[1] == 0
 """
 
-# More signals than could be handled between two instructions: all but the first few find the call
-# waiting.
+# More signals than can be handled between two instructions: most arrive while the call waits.
 INTERRUPT = """
 SIGNALS = 20
 handled = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""A short run of the parsers' fuzzer, and a proof that it would find something."""
+"""A short run of the parsers' fuzzer, and a check that it finds bugs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of layers as an engine meets them: options, tables, slots, stops, copies, and refusals."""
+"""Groups of layers from an engine's view: options, tables, slots, stops, copies, refusals."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_tail_with_a_state_is_found_where_full_attention_has_more() -> None:
 
 
 def test_a_place_where_prompts_part_is_found_beside_any_number_of_them() -> None:
-    """A look-up within a block sees 128 of the blocks that could continue a prefix."""
+    """A look-up within a block examines 128 of the blocks that continue a prefix."""
     manager = hybrid(
         2000, groups=[FullAttention(), RecurrentState()], min_partial_tokens=1, debug=0
     )
@@ -172,12 +172,12 @@ def test_a_place_where_prompts_part_is_found_beside_any_number_of_them() -> None
 
     assert [serve([1, 1, last, last]) for last in (3, 4, 5)] == [0, 0, 2]
     assert [serve([2, 2, last, last]) for last in range(3, 200)] == [0, 0, *[2] * 195]
-    # The first one is among so many others that nobody sees; the third one finds it again.
+    # A look-up does not reach the first one among the others; the third one finds it again.
     assert [serve([1, 1, last, last]) for last in (6, 7, 8)] == [0, 0, 2]
 
 
 def test_a_part_that_the_forward_has_yet_to_write_is_not_copied_from() -> None:
-    """Its node may be written for long: the chunk's block went, and another sequence brings one."""
+    """The node may be written long ago, while its chunk block was released and recomputed."""
     groups = [FullAttention(), ChunkedAttention(4)]
     manager = hybrid(groups=groups, early_commit=True, min_partial_tokens=1)
     first, second = (manager.admit([7, 7, 7, 7, 8]) for _ in range(2))
@@ -192,7 +192,7 @@ def test_a_part_that_the_forward_has_yet_to_write_is_not_copied_from() -> None:
 
 
 def test_what_a_sequence_takes_back_is_taken_back_in_all_groups() -> None:
-    """A sequence may leave before the forward, unless another one counts on what it computes."""
+    """A sequence may be withdrawn before the forward, unless another needs what it computes."""
     manager = hybrid(groups=[FullAttention(), ChunkedAttention(4)], early_commit=True)
     first, second, third = (manager.admit([7, 7, 7, 7, 8]) for _ in range(3))
     for computed in (4, 5):
@@ -221,7 +221,7 @@ def test_a_block_that_comes_back_to_a_node_is_withdrawn_alone() -> None:
         manager.copies_applied(manager.take_copies().ticket)
     manager.commit(second, 4)
     manager.free(second, withdraw=True)
-    assert manager.match([7, 7, 7, 7, 8]).num_cached_tokens == 4  # no query to come reads the chunk
+    assert manager.match([7, 7, 7, 7, 8]).num_cached_tokens == 4  # no later query reads the chunk
 
 
 def test_a_cached_state_is_copied_whole() -> None:
@@ -266,7 +266,7 @@ def test_truncate_returns_where_the_sequence_goes_on() -> None:
     handle = manager.admit(PROMPT)
     step(manager, handle, 8)
     step(manager, handle, 11)
-    assert manager.truncate(handle, 10) == 8  # the state after 10 tokens is nowhere
+    assert manager.truncate(handle, 10) == 8  # there is no state after 10 tokens
     assert manager.truncate(handle, 7) == 0
     alone = BlockManager(16, 4)
     handle = alone.admit(PROMPT)
@@ -290,7 +290,7 @@ def test_drafts_keep_their_window() -> None:
 def test_decode_does_not_count_on_blocks_that_a_caller_holds(
     group: int, options: dict[str, Any]
 ) -> None:
-    """The sequence moves to cached blocks, which were available, and leaves one that is held."""
+    """The sequence moves to available cached blocks and leaves one that stays held."""
     manager = hybrid(1 + 4, groups=[FullAttention(), SlidingWindow(9)], **options)
     cached = manager.admit(range(4))
     step(manager, cached, 4)
@@ -312,7 +312,7 @@ def test_decode_does_not_count_on_blocks_that_a_caller_holds(
 
 @pytest.mark.parametrize("holds", [False, True])
 def test_decode_takes_blocks_before_it_leaves_some_to_a_step_in_flight(holds: bool) -> None:
-    """Two cached blocks are left. It writes there, and does not move to what they hold."""
+    """Two cached blocks are available. It evicts and writes them instead of sharing them."""
     groups = [FullAttention(), SlidingWindow(9)]
     manager = hybrid(1 + 4, groups=groups, steps_in_flight=1)
     cached = manager.admit(range(4))
@@ -496,7 +496,7 @@ def serve_to_its_end(manager: BlockManager, prompt: list[int]) -> None:
 
 
 def test_a_tail_that_no_look_up_sees_is_not_kept() -> None:
-    """A look-up within a block sees the 128 last children of a node."""
+    """A look-up within a block examines the last 128 children of a node."""
     groups = [FullAttention(), RecurrentState()]
     manager = hybrid(1000, groups=groups, min_partial_tokens=2, debug=0)
     prompts = [[1, 1, 100 + i] for i in range(300)]
@@ -516,7 +516,7 @@ def test_an_end_at_which_sequences_stop_again_is_seen_again() -> None:
     again = [1, 1, 99]
     for prompt in [again, *([1, 1, 100 + i] for i in range(100)), again]:
         serve_to_its_end(manager, prompt)
-    for i in range(100):  # with those before, more than a look-up sees
+    for i in range(100):  # with the earlier ones, more than a look-up examines
         serve_to_its_end(manager, [1, 1, 300 + i])
     assert manager.match([*again, 7]).num_cached_tokens == 3
     assert manager.match([1, 1, 100, 7]).num_cached_tokens == 2
@@ -524,7 +524,7 @@ def test_an_end_at_which_sequences_stop_again_is_seen_again() -> None:
 
 
 def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None:
-    """Windows have no blocks for what is found before them."""
+    """Windows need no blocks for cached tokens before them."""
     manager = hybrid(1 + 32, groups=[FullAttention(), SlidingWindow(4)], debug=0)
     prompt = list(range(80))
     handle = manager.admit(prompt, num_slots=4)
@@ -546,7 +546,7 @@ def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None
 
 
 def test_a_boundary_behind_a_gap_in_a_window_is_none() -> None:
-    """A commit does not cache a block that waits for its copy; its window goes meanwhile."""
+    """A commit does not cache a block that waits for its copy, and the window moves on."""
     manager = hybrid(groups=[FullAttention(), SlidingWindow(9)])
     parent = manager.admit([1])
     step(manager, parent, 1)
@@ -558,14 +558,14 @@ def test_a_boundary_behind_a_gap_in_a_window_is_none() -> None:
     assert manager.group_table(1)[manager.row(child), :3].tolist()[0] == 0
     manager.append(child, [1])
     step(manager, child, 13)
-    # After 8 tokens, the window begins in the block that has gone; after 12 it does not.
+    # After 8 tokens the window starts in the released block; after 12 it does not.
     assert manager.match([1] * 9).num_cached_tokens == 0
     assert manager.match([1] * 14).num_cached_tokens == 12
     manager.check_invariants()
 
 
 def test_a_fork_knows_its_state_in_the_row_of_a_sequence_that_did_not() -> None:
-    """Two steps were launched for the row's last sequence; of the fork, there is one."""
+    """Two steps were launched for the row's previous sequence, one for the fork."""
     manager = hybrid(groups=[FullAttention(), RecurrentState()], steps_in_flight=4)
     parent = manager.admit([1] * 9)
     step(manager, parent, 9)

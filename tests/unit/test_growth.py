@@ -39,7 +39,7 @@ def test_append_to_a_private_tail_copies_nothing(make_manager: MakeManager) -> N
 
 
 def test_append_into_a_cached_block_copies_what_is_kept_of_it(make_manager: MakeManager) -> None:
-    """Truncation can end inside a block that is promised to later prompts."""
+    """Truncation can end inside a cached block, which later prompts may find."""
     manager = make_manager(8, 4)
     seq = serve(manager, [1] * 8)
     before = ids(seq)

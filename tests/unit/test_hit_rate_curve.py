@@ -1,4 +1,4 @@
-"""What a live manager says of pools of other sizes."""
+"""The hit rates that a live manager estimates for other pool sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.snapshot import refused
 
 
 def firsts(manager: BlockManager, *numbers: int) -> None:
-    """One findable block for each number, with a tail beside it while it is computed."""
+    """Caches one full block for each number, with a tail beside it while it is computed."""
     for number in numbers:
         cache(manager, [number, number, 0])
 
@@ -22,7 +22,7 @@ def test_a_block_is_found_from_its_place_on() -> None:
     manager = BlockManager(4, 2, ghost_blocks=4)
     firsts(manager, 1, 2, 3, 4, 1)
     curve = manager.hit_rate_curve()
-    # Between its two uses 2, 3 and 4 came, each with a tail in use: place 5.
+    # Between its two uses came 2, 3 and 4, and a tail in use: the hit needs 5 blocks.
     assert curve.hit_tokens.tolist() == [0, 0, 0, 0, 0, 2, 2, 2, 2]
     assert (curve.num_blocks, curve.max_blocks, curve.query_tokens) == (4, 8, 15)
     assert curve.hit_rate_at(5) == 2 / 15
@@ -143,7 +143,7 @@ def test_ghost_blocks_out_of_bounds_is_refused(value: Any, error: type[Exception
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_block_computed_again_beside_its_twin_moves_nothing(seed: int) -> None:
-    """A prompt that ends with a full block computes it again, and commit finds its twin."""
+    """A prompt that ends with a full block recomputes it, and commit finds its twin."""
     rng = random.Random(seed)
     first = BlockManager(6, 1, ghost_blocks=12)
     others = {size: BlockManager(size, 1) for size in range(4, 19)}

@@ -10,7 +10,7 @@ from tests.unit.engine import cache, ids, serve
 
 
 def test_the_same_namespace_hits_and_another_misses(make_manager: MakeManager) -> None:
-    """In pairs: that another namespace misses would also hold with the cache off."""
+    """Tests hit and miss in pairs, because a miss alone also occurs with the cache off."""
     manager = make_manager(16, 2)
     cache(manager, [1] * 5, namespace=b"a")
     assert manager.match([1] * 5, namespace=b"a").num_cached_tokens == 4
@@ -61,7 +61,7 @@ def test_extras_beyond_the_prompt_count_once_the_sequence_has_grown(
 
 
 def test_extras_are_not_mistaken_for_tokens(make_manager: MakeManager) -> None:
-    """The digest reads extras and tokens one after the other; the key tells them apart."""
+    """The digest hashes extras and tokens in a row; the comparison of keys separates them."""
     manager = make_manager(16, 1)
     cache(manager, [0x61616161, 7])
     assert manager.match([7, 7], extras={0: b"aaaa"}).num_cached_tokens == 0
@@ -83,7 +83,7 @@ def test_a_fork_keeps_namespace_and_extras(make_manager: MakeManager, kept: int)
 def test_an_evicted_parent_does_not_lend_its_place_to_another_prefix(
     make_manager: MakeManager,
 ) -> None:
-    """A block that comes back under the same id is not the parent its children had."""
+    """A block that is reused under the same id is not the parent of its earlier children."""
     manager = make_manager(3, 2)
     first = serve(manager, [1, 1, 2, 2, 3])
     first.free()
@@ -107,7 +107,7 @@ def test_with_the_cache_off_nothing_is_found_or_kept(make_manager: MakeManager) 
 def test_tokens_may_lie_at_any_multiple_of_four_bytes(
     make_manager: MakeManager, block_size: int, offset: int
 ) -> None:
-    """A slice of an array is read where it is, and compared in strides of many tokens."""
+    """A slice of an array is read in place and compared many tokens at a time."""
     manager = make_manager(8, block_size)
     length = 2 * block_size + 1
     tokens = np.arange(offset + length, dtype=np.uint32)[offset:]

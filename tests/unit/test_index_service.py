@@ -1,4 +1,4 @@
-"""The index as a process: two workers, HTTP, metrics; and what happens when parts of it die."""
+"""The index as a process: two workers, HTTP, metrics, and crashes of parts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ANY = "tcp://127.0.0.1:0"
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Asks again and again; other processes and threads are at work meanwhile."""
+    """Polls a condition while other processes and threads work."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "never came to hold"
+        assert time.monotonic() < deadline, "the condition was never true"
         time.sleep(0.01)
 
 
@@ -97,7 +97,7 @@ def test_it_says_which_worker_has_a_prompt(feeds: Feeds, client: TestClient) -> 
 def test_a_worker_that_dies_has_nothing_and_is_back_when_it_is(
     feeds: Feeds, client: TestClient
 ) -> None:
-    """Report 8: neither stale places after a restart nor a blind index."""
+    """Report 8: after a restart, neither stale entries nor missing ones."""
     first = manager_with([1, 2, 3])
     publisher = Publisher(first, 2, ANY, ANY)
     addresses = publisher.endpoint, str(publisher.replay_endpoint)
@@ -110,8 +110,8 @@ def test_a_worker_that_dies_has_nothing_and_is_back_when_it_is(
 
 
 def test_the_ranks_of_an_engine_are_workers_at_ports_in_a_row(feeds: Feeds) -> None:
-    """One index for all of them, as an engine with data-parallel ranks needs it."""
-    for base in range(20_000, 60_000, 7):  # four ports that nobody has
+    """One index serves all data-parallel ranks of an engine."""
+    for base in range(20_000, 60_000, 7):  # four free ports
         first, replay = f"tcp://127.0.0.1:{base}", f"tcp://127.0.0.1:{base + 2}"
         managers = [manager_with([rank, 2, 3]) for rank in range(2)]
         with ExitStack() as stack:
@@ -129,7 +129,7 @@ def test_the_ranks_of_an_engine_are_workers_at_ports_in_a_row(feeds: Feeds) -> N
 
 
 def test_a_rank_has_a_load_and_can_be_forgotten_over_http(feeds: Feeds, client: TestClient) -> None:
-    """Its name has a slash."""
+    """The name of a rank has a slash."""
     assert feeds.add_ranks("e", "tcp://127.0.0.1:9", None, 2) == ["e/0", "e/1"]
     assert client.post("/workers/e/1/load", json={"load": 0.5}).status_code == 204
     scores = {each.worker: each.score for each in feeds.index.place([1])}
@@ -139,7 +139,7 @@ def test_a_rank_has_a_load_and_can_be_forgotten_over_http(feeds: Feeds, client: 
 
 
 def test_what_cannot_be_followed_changes_nothing(feeds: Feeds) -> None:
-    """Neither a worker that is followed already, nor the ranks before the one without room."""
+    """Neither the followed worker changes, nor are any ranks added when one has no room."""
     feeds.add("w", "tcp://127.0.0.1:9")
     feeds.index.store("w", [1])
     before = feeds.readers()
@@ -160,7 +160,7 @@ def test_what_cannot_be_followed_changes_nothing(feeds: Feeds) -> None:
 def test_an_error_while_events_are_taken_in_leaves_nothing_half_believed(
     feeds: Feeds, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The thread goes on, and asks for a snapshot."""
+    """The thread continues and requests a snapshot."""
     apply, failed, manager = feeds.index.apply, [], manager_with([1, 2, 3, 4, 5])
 
     def fail_once(worker: str, batch: Any) -> None:
@@ -181,7 +181,7 @@ def test_an_error_while_events_are_taken_in_leaves_nothing_half_believed(
 
 
 def test_an_index_that_dies_knows_everything_when_it_is_back() -> None:
-    """It asks for snapshots: what was published before is not lost to it."""
+    """It requests snapshots, so that it also gets earlier events."""
     manager = manager_with([1, 2, 3, 4, 5])
     with Publisher(manager, 2, ANY, ANY) as publisher:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What can be looked at: the snapshot of every block, and the text made of it."""
+"""Inspection: the snapshot of every block, and its text form."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_sequence_goes_from_owned_over_cached_to_idle_and_free(
     after = manager.blocks()
     assert after.state[[full, tail, ahead]].tolist() == [IDLE, FREE, FREE]
     assert after.num_tokens[[full, tail, ahead]].tolist() == [4, 0, 0]
-    assert before.state[full] == OWNED, "a snapshot stays as it was"
+    assert before.state[full] == OWNED, "a snapshot does not change"
 
 
 def test_sharing_is_the_ref_count_and_a_chain_its_parents(make_manager: MakeManager) -> None:
@@ -92,7 +92,7 @@ def test_sharing_is_the_ref_count_and_a_chain_its_parents(make_manager: MakeMana
     assert blocks.num_children[[first, second, third]].tolist() == [1, 1, 0]
     roots = blocks.parent[[first, ids(stranger)[0]]].tolist()
     assert all(root <= -2 for root in roots)
-    assert roots[0] != roots[1], "each namespace has a root of its own"
+    assert roots[0] != roots[1], "each namespace has its own root"
 
 
 def test_children_are_counted_with_tails_and_without_what_was_evicted(
@@ -283,7 +283,7 @@ def model_facts(model: ModelPool, block: Block) -> Facts:
 
 
 class SnapshotMachine(ManagerMachine):
-    """Random calls; after each, every block is what the model says it is."""
+    """Random calls; after each, the snapshot of every block must equal the model's."""
 
     manager = BlockManager
 
@@ -321,7 +321,7 @@ class SnapshotMachine(ManagerMachine):
 
     @staticmethod
     def nothing(blocks: BlockSnapshot, block: int) -> Facts:
-        """What a block without content or user looks like: free, fenced or the null block."""
+        """The facts of a block without content or user: free, fenced or the null block."""
         return (int(blocks.state[block]), 0, 0, 0, 0, 0, 0, 0) if not blocks.pins[block] else ()
 
 
@@ -545,7 +545,7 @@ def test_the_text_of_groups_has_a_row_for_each_table() -> None:
     [prompt] = [number for number, line in enumerate(lines) if line.startswith("prompt")]
     assert lines[prompt].split()[1] == "CCCCo"
     window, state = (lines[prompt + place].split()[-1] for place in (1, 2))
-    # The window has given back what the next token does not read.
+    # The window has released what the next token does not read.
     assert window.startswith("---")
     assert set(window[3:]) <= {"C", "o"}
     assert state in ("C", "o")

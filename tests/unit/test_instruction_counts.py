@@ -1,4 +1,4 @@
-"""The guard over instruction counts: what it says of counts, without valgrind."""
+"""The check of instruction counts, tested on given counts without valgrind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_case_without_a_counterpart_is_a_fault() -> None:
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """Runs the guard on made-up counts of one toolchain, with a file of its own."""
+    """Runs the check on made-up counts of one toolchain, with a separate file."""
     path = tmp_path / "kept.json"
     monkeypatch.setattr(guard, "KEPT", path)
 

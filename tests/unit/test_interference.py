@@ -1,4 +1,4 @@
-"""Code of the caller's that runs inside a call: conversions, finalizers, digest functions."""
+"""Caller code that runs inside a call: conversions, finalizers, digest functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.engine import ids, serve
 
 
 class Meddler:
-    """An int that calls somebody when it is read."""
+    """An int that calls a function when it is read."""
 
     def __init__(self, value: int, call: Any) -> None:
         self.value, self.call = value, call
@@ -61,7 +61,7 @@ def test_handles_are_those_of_the_call_whatever_a_digest_does_to_the_array() -> 
     handle, other = manager.admit([1, 2]), manager.admit([3])
     handles[0] = handle
     manager.decode(handles, [9])
-    assert handles[0] == other  # the digest did run
+    assert handles[0] == other  # the digest was called
     assert manager.sequence(handle).tokens.tolist() == [1, 2, 9]
     assert manager.sequence(other).tokens.tolist() == [3]
 
@@ -81,7 +81,7 @@ def test_a_digest_may_keep_what_it_was_given() -> None:
 
 @pytest.mark.parametrize("threshold", range(1, 40))
 def test_a_plan_is_whole_though_a_finalizer_frees_sequences(threshold: int) -> None:
-    """The collector may run wherever an object is made: here, while the plan's arrays are."""
+    """Garbage collection may run whenever an object is created, here during the plan's arrays."""
     manager = BlockManager(64, 4)
     parent = manager.admit([1, 2, 3])
     manager.commit(parent, 3)
@@ -104,7 +104,7 @@ def test_a_plan_is_whole_though_a_finalizer_frees_sequences(threshold: int) -> N
         plan = manager.take_copies()
     finally:
         gc.set_threshold(*thresholds)
-    gc.collect()  # if it has not happened inside
+    gc.collect()  # if it has not run inside
     copies = list(plan)
     assert {copy.source for copy in copies} == {manager.sequence(parent).block_ids[0]}
     destinations = [manager.sequence(child).block_ids[0] for child in children[1:]]
@@ -144,7 +144,7 @@ def test_one_remap_left_untaken_survives_a_long_prompt(make_manager: MakeManager
 
 
 def test_after_a_loss_every_table_can_be_made_right(make_manager: MakeManager) -> None:
-    """Also an entry that was remapped, and then lost its key by a truncation into its block."""
+    """Also an entry that was remapped and whose block then lost its key by a truncation."""
     manager = make_manager(400, 2)
     a, b = manager.admit([7, 7, 1, 1, 1]), manager.admit([7, 7, 1, 1, 2])
     mine = ids(manager.sequence(b))

@@ -1,9 +1,8 @@
-"""What one tenant can do to another, and learn of it: nothing, or what is written down here.
+"""Isolation: what one tenant can do to another, and learn about it, as documented here.
 
-Namespaces are tested in pairs, for that another namespace misses would also hold with the cache
-off. What a tenant's quota promises is tested in two worlds: its random calls with and without the
-others, which must answer alike; and likewise without quotas, where they must not, or the test
-would show nothing.
+Namespaces are tested with a hit and a miss, because a miss alone also occurs with the cache off. A
+tenant's quota is tested in two worlds: its random calls with and without the others must give the
+same results; and without quotas they must not, or the test would show nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.unit.tenant import Observation, Tenant, Translate, play
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
-# Two tenants each, by what tells them apart.
+# Two tenants each, by what distinguishes them.
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "salt": ({"namespace": b"salt-1"}, {"namespace": b"salt-2"}),
     "no salt": ({"namespace": b"salt-1"}, {}),
@@ -167,7 +166,7 @@ def observe(
     quotas: dict[bytes, int],
     translate: Translate = int,
 ) -> list[Observation]:
-    """All that one tenant sees, beside others who want more than there is."""
+    """Everything that one tenant observes beside others that need more than there is."""
     manager = BlockManager(25, quotas=quotas, **options(seed, eviction))
     tenant = Tenant(manager, watched, seed)
     crowd = [
@@ -187,7 +186,7 @@ def observe(
 def test_with_quotas_a_tenant_sees_the_same_with_and_without_the_others(
     eviction: str, watched: bytes, others: list[bytes]
 ) -> None:
-    """Hits, block ids, shortages, copies: all of it, whatever the others do."""
+    """Hits, block ids, shortages and copies do not depend on the others."""
     for seed in SEEDS:
         alone = observe(seed, eviction, watched, [], quotas=SHARES)
         beside = observe(seed, eviction, watched, others, quotas=SHARES)
@@ -196,7 +195,7 @@ def test_with_quotas_a_tenant_sees_the_same_with_and_without_the_others(
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 def test_without_quotas_a_tenant_feels_the_others(eviction: str) -> None:
-    """What the test before would show if quotas did nothing."""
+    """The result of the previous test if quotas had no effect."""
     felt = [
         observe(seed, eviction, b"a", [], quotas={})
         != observe(seed, eviction, b"a", [b"b"], quotas={})
@@ -207,7 +206,7 @@ def test_without_quotas_a_tenant_feels_the_others(eviction: str) -> None:
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 def test_even_without_quotas_the_content_of_others_makes_no_difference(eviction: str) -> None:
-    """Only how much they hold: the same calls with other tokens look the same from outside."""
+    """Only their number of blocks shows: the same calls with other tokens look the same."""
     for seed in SEEDS:
         world = [
             observe(seed, eviction, b"a", [b"b"], quotas={}, translate=translate)
@@ -219,7 +218,7 @@ def test_even_without_quotas_the_content_of_others_makes_no_difference(eviction:
 def test_a_tenant_that_floods_the_cache_leaves_what_another_has_in_its_quota(
     make_manager: MakeManager,
 ) -> None:
-    """The same flood, without quotas, takes everything."""
+    """Without quotas, the same load takes everything."""
     for quotas, expected in (({b"a": 4}, 8), ({}, 0)):
         manager = make_manager(12, 2, quotas=quotas)
         cache(manager, PROMPT[:8], namespace=b"a")

@@ -1,4 +1,4 @@
-"""The bound on memory, by the core's own account: docs/design/memory.md has its terms."""
+"""The bound on memory, by the core's own count: docs/design/memory.md has its terms."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
 
 FEW, MANY = 4_096, 12_288
-# What a manager of any size holds besides: the log of remaps at its least, and scratch.
+# Fixed memory of a manager of any size: the smallest log of remaps, and scratch.
 FIXED = 16_384
-WINDOW = 16 * 1000  # the last requests, as many as are looked back on by default
+WINDOW = 16 * 1000  # the record of the last requests, at its default length
 ROW = 137
-# Bytes a block for what a policy keeps on each, rounded up.
+# Bytes per block for the data of a policy, rounded up.
 POLICY_BYTES = {
     "lru": 0,
     "lfuda": 33.7,
@@ -23,7 +23,7 @@ POLICY_BYTES = {
 
 
 def bytes_a_block(block_size: int = 16, **options: object) -> float:
-    """What one block more adds to ``memory_usage``."""
+    """The growth of ``memory_usage`` for one more block."""
     few, many = (
         BlockManager(n, block_size, max_seqs=1, max_blocks_per_seq=8, **options).memory_usage()
         for n in (FEW, MANY)
@@ -58,7 +58,7 @@ def test_a_policy_adds_no_more_than_it_says(eviction: str) -> None:
 
 
 def test_the_sample_of_adaptive_is_counted_with_its_table_and_lists() -> None:
-    """It grows with a small pool: 32 entries a block, with what finds and orders them."""
+    """It grows with a small pool: 32 entries per block, with their index and order."""
 
     def usage(num_blocks: int, eviction: str) -> int:
         options = {"max_seqs": 1, "max_blocks_per_seq": 8, "eviction": eviction}

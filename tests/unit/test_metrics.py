@@ -1,4 +1,4 @@
-"""The Prometheus collector: every figure of ``stats()``, under names that can be relied on."""
+"""The Prometheus collector: every number of ``stats()``, under stable names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The rules of nodes: a small world for each in which the obvious way fails.
+"""The rules of nodes: for each, a small world in which the obvious implementation fails.
 
-docs/design/nodes-and-blocks.md has the rules, the test of each, and the bugs planted against it.
+docs/design/nodes-and-blocks.md has the rules, their tests, and the planted bugs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def idle_order(manager: BlockManager) -> list[int]:
 
 
 def test_a_block_held_by_its_id_keeps_what_comes_before_it() -> None:
-    """One block in the middle of four idle ones: the two before it must not go first."""
+    """Holds one block in the middle of four idle ones: the two before it must not be evicted."""
     manager = BlockManager(8, SIZE)
     manager.commit(handle := manager.admit([1, 1, 2, 2, 3, 3, 4, 4]), 8)
     one, two, three, four = manager.block_ids(handle)
@@ -91,7 +91,7 @@ def test_a_fork_in_the_middle_of_a_run_ends_no_use_of_it() -> None:
 
 
 def test_a_twin_stands_in_where_the_findable_block_is_wanted() -> None:
-    """Append-only: each keeps its table, and the content is found as long as one of them stays."""
+    """Append-only: each keeps its table, and the content can be found while one of them stays."""
     manager = BlockManager(8, SIZE, dedup="append_only")
     handles = [manager.admit([1, 1, 2, 2, 9]) for _ in range(2)]
     tables = [manager.block_ids(handle) for handle in handles]
@@ -119,7 +119,7 @@ def test_forks_before_the_forward_fill_the_same_blocks_and_copy_nothing() -> Non
     manager.commit(child, 5)
     assert manager.block_ids(parent) == manager.block_ids(child) == table
     assert manager.stats().pending_copies == 0
-    slots = manager.decode([parent, child], [7, 8]).tolist()  # one goes elsewhere: other tokens
+    slots = manager.decode([parent, child], [7, 8]).tolist()  # one moves, because the tokens differ
     plan = manager.take_copies()
     assert plan.sources.tolist() == [table[2]]
     assert sorted(slots) == sorted([table[2] * SIZE + 1, int(plan.destinations[0]) * SIZE + 1])

@@ -1,4 +1,4 @@
-"""Prefix nodes and the blocks they have: the small worlds in which the obvious way fails."""
+"""Prefix nodes and their blocks: small worlds in which the obvious implementation fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZE = 2
 
 
 def test_a_match_does_not_stream_into_the_node_after_a_remapped_one() -> None:
-    """The second prompt's first blocks are merged into the first one's; a third takes their ids."""
+    """The second prompt's first blocks are deduplicated; a third prompt takes their ids."""
     manager = BlockManager(12, SIZE)
     first = manager.admit([1, 1, 2, 2, 3, 3, 9])
     second = manager.admit([1, 1, 2, 2, 7, 7, 9])
@@ -35,7 +35,7 @@ def test_a_match_does_not_stream_into_a_block_that_is_not_committed() -> None:
 
 
 def test_a_match_does_not_stream_over_a_node_that_was_evicted() -> None:
-    """Its id goes to another prompt's node, and what followed it was evicted before."""
+    """Its id goes to another prompt's node; its descendants were evicted earlier."""
     manager = BlockManager(4, SIZE)
     manager.commit(old := manager.admit([1, 1, 2, 2, 3, 3, 9]), 7)
     manager.free(old)
@@ -56,7 +56,7 @@ def test_a_match_does_not_stream_over_extras() -> None:
 
 
 def test_a_key_that_passes_to_a_twin_takes_what_continues_it_along() -> None:
-    """Append-only: the first prompt's blocks go, and those of the second stand for them."""
+    """Append-only: the first prompt's blocks are freed, and those of the second replace them."""
     manager = BlockManager(12, SIZE, dedup="append_only")
     first = manager.admit([1, 1, 2, 2, 9])
     second = manager.admit([1, 1, 2, 2, 9])
@@ -71,7 +71,7 @@ def test_a_key_that_passes_to_a_twin_takes_what_continues_it_along() -> None:
 
 
 def churned() -> BlockManager:
-    """A pool in which the ids of nodes have nothing to do with those of blocks any more."""
+    """A pool in which the ids of nodes and blocks are unrelated."""
     rng = np.random.default_rng(1)
     manager = BlockManager(16, SIZE, max_seqs=4)
     for _ in range(60):
@@ -108,7 +108,7 @@ def test_every_answer_names_blocks() -> None:
 
 
 def test_the_order_of_free_blocks_after_a_reset_is_that_of_blocks() -> None:
-    """Children first, else in the order of the blocks; the one that came free last is next."""
+    """Children first, otherwise in the order of blocks; the block freed last is next."""
     manager = churned()
     snapshot = manager.blocks()
     parent = snapshot.parent.tolist()
@@ -140,7 +140,7 @@ def test_a_log_of_remaps_that_overflowed_names_blocks() -> None:
 
 
 class Told:
-    """The first idle block goes first; what it is told is kept."""
+    """Evicts in the order of idleness, and records the notifications."""
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks == 6
@@ -190,7 +190,7 @@ def test_a_policy_in_python_is_told_of_blocks() -> None:
 
 
 def test_the_generation_of_a_block_grows_with_each_content() -> None:
-    """Whatever node has it: a block that comes back with the same id is not the same."""
+    """Independent of its node: a block that returns with the same id is not the same."""
     pool = BlockPool(3, SIZE)
     seen: dict[int, int] = {}
     for i in range(40):

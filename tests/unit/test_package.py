@@ -1,4 +1,4 @@
-"""What importing costs, and what the built extension is."""
+"""The cost of the import, and properties of the built extension."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_import_loads_nothing_heavy() -> None:
 
 
 def test_the_extension_is_built_for_the_stable_abi() -> None:
-    """Linked otherwise it would work with one Python version only, and its tag would lie."""
+    """Otherwise it would work with only one Python version, and its tag would be wrong."""
     assert _core.__file__ is not None
     assert Path(_core.__file__).name.endswith((".abi3.so", ".pyd"))
 
@@ -49,7 +49,7 @@ def test_the_extension_is_built_for_the_stable_abi() -> None:
 )
 @pytest.mark.parametrize("name", ["_core", "_core_testing"])
 def test_the_committed_stub_is_the_generated_one(name: str) -> None:
-    """Generated from the extension that is loaded: another process might load another one."""
+    """Generated from the loaded extension, because another process might load another one."""
     module = _core if name == "_core" else core_testing()
     stubs = importlib.import_module("nanobind.stubgen").StubGen(module=module)
     stubs.put(module)

@@ -1,4 +1,4 @@
-"""Token-granular reuse: the beginning of a block, copied or taken over in place."""
+"""Partial reuse: the start of a block, copied or taken over in place."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_extras_must_be_equal_for_a_part_too(make_manager: MakeManager) -> None:
 
 
 def test_an_idle_tail_is_taken_over_without_a_copy(make_manager: MakeManager) -> None:
-    """The next turn of a conversation goes on exactly where the last one ended."""
+    """The next turn of a conversation continues exactly where the last one ended."""
     manager = make_manager(8, 4, min_partial_tokens=1)
     blocks = cache(manager, [1] * 6)
     assert manager.stats().cached_tails == 1
@@ -103,7 +103,7 @@ def test_a_tail_used_by_a_copy_is_copied_not_taken(make_manager: MakeManager) ->
 
 
 def test_a_tail_that_matches_in_part_lends_a_copy_and_stays(make_manager: MakeManager) -> None:
-    """Taken over in place, what did not match of it would be lost to the next prompt."""
+    """If it were taken over, the next prompt would lose the tokens that did not match."""
     manager = make_manager(8, 4, min_partial_tokens=1)
     [tail] = cache(manager, [1, 2, 3])
     seq = manager.sequence(manager.admit([1, 2, 9, 9]))
@@ -187,7 +187,7 @@ def test_a_full_block_supersedes_tails_that_begin_it(make_manager: MakeManager) 
 
 
 def test_a_superseded_tail_stays_until_its_copy_is_made(make_manager: MakeManager) -> None:
-    """It cannot be found any more, and its block is nobody's to write while it is read."""
+    """It cannot be found any more, and no sequence may write its block while it is read."""
     manager = make_manager(12, 4, min_partial_tokens=1, steps_in_flight=1)
     ended, longer = manager.admit([1, 2, 3, 4, 5, 6]), manager.admit([1, 2, 3, 4, 5, 6, 7, 8])
     manager.copies_applied(manager.take_copies().ticket)
@@ -196,7 +196,7 @@ def test_a_superseded_tail_stays_until_its_copy_is_made(make_manager: MakeManage
     manager.free(ended)  # fenced: the step in flight may still read it, so it is not taken over
     reader = manager.admit([1, 2, 3, 4, 5, 6, 9])
     manager.commit(longer, 8)
-    assert manager.stats().cached_blocks == 2  # the tail is none of them any more
+    assert manager.stats().cached_blocks == 2  # without the tail
     manager.complete(1)
     plan = manager.take_copies()
     assert [copy.source for copy in plan] == [tail]
@@ -209,7 +209,7 @@ def test_a_superseded_tail_stays_until_its_copy_is_made(make_manager: MakeManage
 
 
 def test_a_partial_copy_too_many_is_left_out(make_manager: MakeManager) -> None:
-    """A copy holds its source as well as its destination; without it the prompt may fit."""
+    """A copy holds both its source and its destination; without it, the prompt may fit."""
     manager = make_manager(2, 4, min_partial_tokens=1)
     cache(manager, [1] * 4)
     manager.admit([9])
@@ -230,7 +230,7 @@ def test_slots_that_do_not_reach_the_block_do_not_use_it(make_manager: MakeManag
 
 
 def test_a_tail_counts_as_a_child_of_its_block(make_manager: MakeManager) -> None:
-    """The tail goes before its parent: no cached block outlives its parent."""
+    """The tail is evicted before its parent: no cached block outlives its parent."""
     manager = make_manager(2, 4, min_partial_tokens=1)
     cache(manager, [1] * 6)
     manager.admit([9])
@@ -256,7 +256,7 @@ def test_with_the_cache_off_no_tail_is_kept(make_manager: MakeManager) -> None:
 
 
 def test_whole_blocks_of_a_prompt_that_parts_are_found() -> None:
-    """With blocks of 256 tokens, a prompt that parts after 300 finds 256 of them."""
+    """With blocks of 256 tokens, a prompt that diverges after 300 finds 256 of them."""
     manager = BlockManager(8, 256)
     manager.commit(manager.admit(range(600)), 600)
     diverging = [*range(300), *range(1000, 1300)]

@@ -1,7 +1,7 @@
 """The victims of each eviction policy, on short traces worked by hand from its paper.
 
-A letter is a prompt of one full block and one more token, so it takes a second block while it runs:
-a pool of n blocks keeps n - 1 letters. Each prompt ends before the next one comes.
+A letter is a prompt of one full block and one more token, so it needs a second block while it runs:
+a pool of n blocks keeps n - 1 letters. Each prompt ends before the next one starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def found(manager: BlockManager, letter: str) -> bool:
 
 
 def victims(eviction: str, num_blocks: int, letters: str) -> Iterator[str]:
-    """Which letter went for each one that was not found, ``.`` while there is room."""
+    """The letter evicted at each miss, ``.`` while there is room."""
     manager = BlockManager(num_blocks, 2, eviction=eviction)
     cached: list[str] = []
     for letter in letters:
@@ -86,7 +86,7 @@ def test_arc_keeps_what_was_found_from_a_scan() -> None:
 
 
 def grow_a_chain(manager: BlockManager, length: int) -> list[int]:
-    """A chain that is cached head first, a block at a time: in every queue a parent is older."""
+    """Caches a chain head first, a block at a time: in every queue a parent is older."""
     tokens: list[int] = []
     for i in range(length):
         tokens += [i, i]
@@ -108,7 +108,7 @@ def test_a_chain_is_given_up_from_its_end(eviction: str) -> None:
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 def test_giving_up_a_chain_costs_its_length_once(eviction: str) -> None:
-    """Walking to its end for every victim would be half a million steps."""
+    """A walk to its end for every victim would take half a million steps."""
     length = 1000
     manager = BlockManager(length, 2, eviction=eviction)
     grow_a_chain(manager, length)
@@ -120,7 +120,7 @@ def test_giving_up_a_chain_costs_its_length_once(eviction: str) -> None:
 
 
 def test_blocks_in_use_are_met_once() -> None:
-    """A hundred stay at the front of the queue while five hundred others come and go."""
+    """A hundred stay at the front of the queue while five hundred others are evicted."""
     manager = BlockManager(210, 2, eviction="s3fifo")
     for i in range(100):
         cache(manager, [i, i, 0])

@@ -1,4 +1,4 @@
-"""``Prompt``: the same answers as from its parts, converted once."""
+"""``Prompt``: the same results as its parts, but converted once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def a_manager() -> BlockManager:
 
 
 def plain(value: Any) -> Any:
-    """What two managers agree on."""
+    """The state that must be equal in two managers."""
     if hasattr(value, "block_ids"):
         return (value.num_cached_tokens, value.block_ids.tolist(), value.num_idle_blocks)
     return repr(value)

@@ -1,4 +1,4 @@
-"""A release without addresses, or with versions that disagree, is refused."""
+"""A release without URLs, or with versions that disagree, is refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_metadata_is_read_from_wheels_and_from_source_distributions(tmp_path
 
 
 def test_each_version_of_the_changelog_can_be_read_in_a_minute() -> None:
-    """Some 300 words. What waits under Unreleased is shortened when it gets its version."""
+    """A limit of some 300 words. The section Unreleased is shortened when it gets its version."""
     sections = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## [")[1:]
     words = {each.split("]")[0]: len(each.split()) for each in sections}
     assert {name for name, count in words.items() if count > 450} <= {"Unreleased"}

@@ -1,4 +1,4 @@
-"""Eviction policies written in Python: what they are told, and what happens when they are wrong."""
+"""Eviction policies in Python: their notifications, and the effect of their errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Recorder(Lru):
 
 
 class Mru(Tree):
-    """The block that became idle last and has no children."""
+    """Evicts the leaf that became idle last."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -75,7 +75,7 @@ def build(policy: Any, num_blocks: int = 4, **options: Any) -> BlockManager:
 def test_a_policy_hears_of_every_turn_of_a_block() -> None:
     policy = Recorder(4)
     manager = build(policy)
-    a, b = cache(manager, [1, 1, 2, 2])  # tail first out of use
+    a, b = cache(manager, [1, 1, 2, 2])  # the tail becomes idle first
     assert policy.said == [
         ("cached", a, -1, 16),
         ("cached", b, a, 16),
@@ -176,7 +176,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
 
 
 def fails(where: str, what: Callable[[Any], Any]) -> Any:
-    """A policy that is least recently used but for one method."""
+    """A policy of least recently used with one changed method."""
     policy = Lru(4)
     setattr(policy, where, lambda *_: what(policy))
     return policy
@@ -225,7 +225,7 @@ def test_an_impossible_victim_is_replaced_and_reported(case: str) -> None:
 
 @pytest.mark.parametrize("where", ["retained", "pinned"])
 def test_a_victim_that_is_retained_above_the_others_is_replaced_and_reported(where: str) -> None:
-    """To a policy such a block is in use, and the priority holds whatever the policy says."""
+    """A policy sees such a block as in use, and the priority takes precedence over the policy."""
     first = fails("victim", lambda policy: 1)  # idle, and without children
     manager = build(first, retention=True, max_pinned_blocks=2)
     cache(manager, [1, 1, 2, 2])
@@ -305,7 +305,7 @@ def test_an_interrupt_inside_a_policy_comes_up_again() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            cache(manager, [1, 1])  # signals are looked for as soon as Python code runs again
+            cache(manager, [1, 1])  # signals are handled as soon as Python code runs again
     finally:
         signal.signal(signal.SIGINT, before)
     with pytest.raises(PolicyError, match="KeyboardInterrupt"):

@@ -1,4 +1,4 @@
-"""Blocks set apart for single namespaces: whose they are, what is left, what is refused."""
+"""Quotas: blocks reserved for single namespaces, the shared rest, and refusals."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_sharer_that_moves_away_is_counted_where_it_belongs(make_manager: Make
 
 
 def test_each_share_holds_back_its_part_of_the_watermark(make_manager: MakeManager) -> None:
-    """Of 20 blocks 6: of the quota of 10 three, of that of 3 none, of the 7 that are left two."""
+    """Of a watermark of 6 in 20 blocks: 3 in the quota of 10, 0 in that of 3, 2 in the rest."""
     manager = make_manager(20, 1, quotas={A: 10, B: 3}, watermark_blocks=6)
     for namespace, most in ((A, 7), (B, 3), (b"", 5)):
         with refused(manager, NeverFitsError):
@@ -336,7 +336,7 @@ def test_thousands_of_quotas_cost_memory_in_proportion() -> None:
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 def test_a_quota_adds_no_more_under_a_policy_than_it_says(eviction: str) -> None:
-    """Nothing a block of others, whatever the policy; what `adaptive` has learned is the most."""
+    """No bytes per block of others for any policy; most is the learned data of `adaptive`."""
 
     def added(num_blocks: int, size: int = 1) -> float:
         few, many = (
@@ -347,7 +347,7 @@ def test_a_quota_adds_no_more_under_a_policy_than_it_says(eviction: str) -> None
         )
         return (many - few) / 2
 
-    assert added(40_000) == added(20_000), "its books are of its own blocks"
+    assert added(40_000) == added(20_000), "a quota counts only its own blocks"
     assert added(20_000) < (170_000 if eviction == "adaptive" else 1_000)
     assert added(20_000, 1_024) < (1_300_000 if eviction == "adaptive" else 3_000)
 

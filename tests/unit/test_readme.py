@@ -1,4 +1,4 @@
-"""README is short, its blocks run as they are pasted, and its picture shows what its code does."""
+"""README is short, its code blocks run as pasted, and its picture matches its code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_WORDS = 700
 
 
 def run(code: str) -> tuple[dict, list[str]]:
-    """What a pasted block leaves behind, and the lines it prints."""
+    """The names that a pasted block defines, and the lines it prints."""
     printed, names = io.StringIO(), {}
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "README.md", "exec"), names)
@@ -41,7 +41,7 @@ def test_every_block_of_python_prints_what_its_comments_say() -> None:
 
 
 def test_the_other_blocks_are_the_two_commands_that_set_up() -> None:
-    """CI runs these two, as they are."""
+    """CI runs these two unchanged."""
     commands = re.findall(r"^    (\S.*)$", re.sub(r"```.*?```", "", README, flags=re.DOTALL), re.M)
     assert len(commands) == 2
     assert all(command.startswith("python -m venv .venv && ") for command in commands)

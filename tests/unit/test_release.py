@@ -88,7 +88,7 @@ def test_a_number_larger_than_any_handle_is_unknown_too(
 
 
 def test_another_managers_handle_is_unknown(make_manager: MakeManager) -> None:
-    """Though this one has a sequence in the same row, admitted in the same way."""
+    """Even though this manager has a sequence in the same row, admitted in the same way."""
     mine, yours = make_manager(), make_manager()
     kept, foreign = mine.admit([1, 2, 3]), yours.admit([1, 2, 3])
     assert mine.row(kept) == yours.row(foreign)
@@ -280,7 +280,7 @@ def test_what_a_view_returns_is_a_copy(make_manager: MakeManager) -> None:
 
 
 def test_a_block_that_a_pending_copy_reads_is_not_idle_when_its_run_is_given_back() -> None:
-    """A long table is given back as a run; one block of it is still the source of a copy."""
+    """A long table is released as a run, but one of its blocks is still the source of a copy."""
     manager = BlockManager(32, 2, min_partial_tokens=1)
     first = manager.admit(list(range(1, 13)))
     manager.commit(first, 12)

@@ -1,4 +1,4 @@
-"""Priorities, pins, touches and hints: what is kept, what goes, and in which order."""
+"""Priorities, pins, touches and hints: which blocks are kept, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cached(manager: BlockManager, tokens: list[int]) -> int:
 
 
 def need(manager: BlockManager, num_blocks: int) -> None:
-    """Running work that takes this many blocks and leaves nothing behind."""
+    """Running work that takes this many blocks and caches nothing."""
     manager.free(manager.admit([9], num_slots=num_blocks * manager.config.block_size))
 
 
@@ -220,7 +220,7 @@ def test_one_conversation_that_ends_does_not_speak_for_another(manager: BlockMan
     serve(manager, [*A, *B], expect_reuse=True)
     serve(manager, [*A, *C], expect_reuse=False)
     blocks = manager.blocks()
-    # Only the blocks of its own; the shared ones are kept by the other's promise.
+    # Only its own blocks are lowered; the other's hint keeps the shared ones.
     assert manager.stats().low_priority_blocks == 2
     shared = manager.match([*A, 0]).block_ids
     assert blocks.priority[shared].tolist() == [Priority.EXPECTED] * 2
@@ -229,7 +229,7 @@ def test_one_conversation_that_ends_does_not_speak_for_another(manager: BlockMan
 def test_what_others_continue_is_not_given_up_with_one_of_them(manager: BlockManager) -> None:
     serve(manager, [*A, *B], expect_reuse=False)
     serve(manager, [*A, *C], expect_reuse=False)
-    # What both began with outlasts what either had of its own.
+    # The common prefix outlasts the blocks of each.
     assert manager.stats().low_priority_blocks == 4
     shared = manager.match([*A, 0]).block_ids
     assert manager.blocks().priority[shared].tolist() == [Priority.NORMAL] * 2

@@ -1,4 +1,4 @@
-"""The rooms of the core: which folder of ``csrc`` may stand on which."""
+"""The layers of the core: which folder of ``csrc`` may include which."""
 
 from __future__ import annotations
 

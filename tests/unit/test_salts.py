@@ -1,4 +1,4 @@
-"""A namespace may be a tenant's secret: it shows in nothing that is printed, logged or raised."""
+"""A namespace may be a tenant's secret: it is never printed, logged or raised."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PROMPT = [11, 12, 13, 14, 15]
 
 
 def spellings(secret: bytes) -> Iterator[str]:
-    """How these bytes could look in a text."""
+    """The forms in which these bytes could appear in a text."""
     yield secret.decode("latin-1")
     yield repr(secret)[2:-1]
     yield secret.hex()
     yield secret.hex().upper()
     yield str(list(secret))[1:-1]
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for skip in range(3):  # wherever it begins within a longer text
+        for skip in range(3):  # at any offset in a longer text
             yield encode(secret[skip:])[: len(secret) // 3 * 4 - 4].decode()
 
 
@@ -48,7 +48,7 @@ def leaks(text: str) -> list[str]:
 
 
 def texts_of(value: object) -> Iterator[str]:
-    """All the ways in which an object prints."""
+    """All printed forms of an object."""
     yield repr(value)
     yield str(value)
     yield f"{value}"
@@ -64,7 +64,7 @@ def texts_of(value: object) -> Iterator[str]:
 
 @pytest.fixture
 def manager() -> BlockManager:
-    """With everything in it that has a namespace."""
+    """A manager with every kind of object that has a namespace."""
     manager = BlockManager(24, 2, quotas={SALT: 8, SECRETS["key"]: 6}, min_partial_tokens=1)
     for namespace in (*SECRETS.values(), b""):
         serve(manager, PROMPT, namespace=namespace)
@@ -74,7 +74,7 @@ def manager() -> BlockManager:
 
 
 def objects(manager: BlockManager) -> Iterator[object]:
-    """One at least of everything the library hands out."""
+    """At least one object of every kind that the library returns."""
     yield manager
     yield manager.config
     yield manager.config.quotas
@@ -100,7 +100,7 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield blockmgr.Remap(1, 2, 3, 4)
     yield blockmgr.Priority.HIGH
     yield KeyedDigest(SALT)
-    yield blockmgr.VllmDigest("0")  # vLLM's seed is no secret
+    yield blockmgr.VllmDigest("0")  # vLLM's seed is not a secret
     yield BlockManager(8, 2, digest=KeyedDigest(SALT)).config
     pool = BlockPool(8, 2)
     pool.promote(pool.take(2), PROMPT[:4], namespace=SALT)
@@ -147,7 +147,7 @@ def test_nothing_that_is_handed_out_prints_a_namespace(manager: BlockManager) ->
 
 
 def test_every_public_class_was_looked_at(manager: BlockManager) -> None:
-    """So that one that comes later is not forgotten."""
+    """Ensures that no class is forgotten."""
     seen: set[type] = set()
     for value in objects(manager):
         seen.update(type(item) for item in (value if isinstance(value, list) else [value]))
@@ -296,7 +296,7 @@ def test_a_config_is_carried_to_another_process_with_its_namespaces() -> None:
 
 
 def test_every_parameter_called_namespace_is_tried_above() -> None:
-    """A call that takes a namespace and is in no list above has not been looked at."""
+    """Every call that takes a namespace must be in a list above."""
     takes = {
         name
         for owner in (BlockManager, BlockPool)

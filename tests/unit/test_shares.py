@@ -1,4 +1,4 @@
-"""What each share of the blocks has of its own: a policy, retention, pins and a past."""
+"""The separate state of each partition: policy, retention, pins and hit rate curve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICIES = [*EVICTION_POLICIES, Lfuda]
 
 
 def serve(manager: BlockManager, tokens: list[int], namespace: bytes) -> int:
-    """Admits, commits and frees a prompt; the tokens it has found."""
+    """Admits, commits and frees a prompt; returns the tokens found."""
     handle = manager.admit(tokens, namespace=namespace)
     found = manager.sequence(handle).num_cached_tokens
     manager.commit(handle, len(tokens))
@@ -136,7 +136,7 @@ def test_a_policy_of_ones_own_is_made_for_each_share_and_told_of_no_other() -> N
 def test_a_victim_of_another_share_is_refused() -> None:
     class Grabbing(Lfuda):
         def victim(self) -> int:
-            return 0  # the first block, which nobody's quota sets apart
+            return 0  # the first block, which belongs to no quota
 
     manager = BlockManager(4, 2, eviction=Grabbing, quotas={A: 2})
     serve(manager, prompt(1), b"")
@@ -243,7 +243,7 @@ def test_the_map_of_blocks_shows_levels_of_every_share() -> None:
 
 
 def test_adaptive_learns_whose_blocks_they_were_with_steps_in_flight() -> None:
-    """Blocks that wait for a step become idle with what was known when they were released."""
+    """Blocks that wait for a step become idle with the context of their release."""
 
     def served(steps: int) -> int:
         manager = BlockManager(40, 2, eviction="adaptive", steps_in_flight=steps)

@@ -128,7 +128,7 @@ def test_the_source_of_a_copy_waits_for_the_step_that_reads_it(
 def test_what_an_aborted_step_released_waits_for_the_step_before(
     make_manager: MakeManager,
 ) -> None:
-    """The aborted one will never run, but the one before it may still read the blocks."""
+    """The aborted step will never run, but the previous one may still read the blocks."""
     manager = make_manager(2, 2, steps_in_flight=2)
     handle = manager.admit([1, 2, 3])
     first = launch(manager)
@@ -196,8 +196,10 @@ def test_a_hit_of_the_same_step_is_not_copied_from(make_manager: MakeManager, ca
 def test_a_promise_is_not_taken_back_once_the_step_is_taken(
     make_manager: MakeManager, call: str
 ) -> None:
-    """The forward that writes it may be under way: an engine that goes on after it would never
-    write it again."""
+    """Committed tokens are not taken back, because their forward may be running.
+
+    An engine that continues after them would never write them again.
+    """
     manager = make_manager(8, 4, early_commit=True)
     seq = manager.sequence(manager.admit([1] * 3))
     seq.commit(1)
@@ -232,8 +234,11 @@ def test_a_hit_of_the_same_step_can_be_read_and_continued(make_manager: MakeMana
 def test_decode_copies_what_a_decode_of_the_same_step_has_promoted(
     make_manager: MakeManager,
 ) -> None:
-    """The forward before has written it. It was taken for a promise of this step, not copied, and
-    counted as not computed: an engine that writes the one slot it is given never wrote the rest."""
+    """The previous forward has written it, so the copy must include it.
+
+    If it counted as a promise of this step, it would not be copied and would count as not computed.
+    An engine that writes only the slot it is given would then never write the rest.
+    """
     manager = make_manager(16, 4, early_commit=True)
     handle = manager.admit([1, 2, 3, 4, 5, 6, 7, 8])
     launch(manager)
@@ -247,7 +252,7 @@ def test_decode_copies_what_a_decode_of_the_same_step_has_promoted(
 
 @pytest.mark.parametrize("steps", [1, 2**16 - 1, 2**16, 2**16 + 1])
 def test_a_block_promoted_long_ago_can_be_copied(make_manager: MakeManager, steps: int) -> None:
-    """Steps were told apart by 16 bits: after 65,536 of them a block looked new again."""
+    """Step numbers need more than 16 bits: otherwise, after 65,536 steps, a block looks new."""
     manager = make_manager(16, 4, early_commit=True)
     handle = manager.admit(list(range(9)))
     manager.commit(handle, 9)
@@ -276,8 +281,11 @@ def test_decode_leaves_exactly_its_token_to_compute(
 
 
 def test_decode_waits_for_the_copy_of_the_tokens_it_counts(make_manager: MakeManager) -> None:
-    """The third token of the block came after the copy into it was planned, so no forward can have
-    computed it."""
+    """A copy brings only tokens that are computed.
+
+    The third token of the block came after the copy into it was planned, so no forward can have
+    computed it.
+    """
     manager = make_manager(8, 4)
     parent = serve(manager, [1, 2])
     [writer] = parent.fork()
@@ -309,7 +317,7 @@ def test_what_a_fork_has_written_is_copied_though_its_parent_promises_it(
 def test_what_is_written_is_not_merged_into_what_is_promised(
     make_manager: MakeManager, dedup: str
 ) -> None:
-    """The copy in memory would be lost for one that only the forward brings."""
+    """Written K/V would be replaced by K/V that only the forward brings."""
     manager = make_manager(8, 4, early_commit=True, dedup=dedup)
     written = manager.sequence(manager.admit([1, 2, 3, 4]))
     launch(manager)
@@ -319,7 +327,7 @@ def test_what_is_written_is_not_merged_into_what_is_promised(
     manager.decode([written.handle], [5])
     assert ids(written)[:1] == before
     written.truncate(2)
-    written.append([9])  # in place: it is nobody else's
+    written.append([9])  # in place: it is not shared
     assert written.num_computed_tokens == 2
     launch(manager)
     assert manager.match([1, 2, 3, 4, 5]).block_ids.tolist() == ids(promised)[:1]
@@ -385,7 +393,7 @@ def test_partial_reuse_of_what_decode_has_promoted(make_manager: MakeManager) ->
     manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
     handle = manager.admit([1] * 4)
     launch(manager)
-    manager.decode([handle], [2])  # the forward before has written the block
+    manager.decode([handle], [2])  # the previous forward has written the block
     assert manager.match([1] * 3).num_cached_tokens == 2
 
 
@@ -409,7 +417,7 @@ def test_a_promise_cannot_be_taken_back(make_manager: MakeManager, call: str) ->
 
 
 def test_nobody_becomes_a_fork_of_a_promise(make_manager: MakeManager) -> None:
-    """The parent may be the one that moves to a fresh block; nobody would write the old one."""
+    """The parent may move to a fresh block; then no forward writes the previous one."""
     manager = make_manager(8, 4, early_commit=True)
     handle, other = manager.admit([1] * 7), manager.admit([2])
     manager.commit(handle, 7)

@@ -1,6 +1,6 @@
-"""The arrays that callers are shown are output: whatever is written there, the manager goes on.
+"""The arrays shown to callers are output only: writes to them do not affect the manager.
 
-NumPy calls them read-only; DLPack, ``ctypes`` and ``.base`` write to them anyway.
+In NumPy they are read-only, but DLPack, ``ctypes`` and ``.base`` can write to them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_numpy_is_told_that_the_arrays_are_read_only() -> None:
 
 
 class Scribbled(BlockManager):
-    """Before each of its calls, somebody writes nonsense to what it shows."""
+    """A manager whose shown arrays are overwritten with nonsense before each call."""
 
     __slots__ = ()
 
@@ -127,7 +127,7 @@ class Scribbled(BlockManager):
 
 
 class Unread(World):
-    """Compares everything with the model but the arrays that were written to."""
+    """Compares everything with the model except the overwritten arrays."""
 
     def compare_row(self, entry: Any, view: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Calls from several threads: each waits its turn, and together they look as if made one by one."""
+"""Calls from several threads: each waits its turn, so that they are linearizable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY: dict[str, int] = {"num_blocks": 5, "block_size": 2, "max_seqs": 8}
 
 @pytest.fixture(autouse=True)
 def hasty_switches() -> Iterator[None]:
-    """Threads take turns as often as the interpreter lets them."""
+    """Makes threads switch as often as the interpreter allows."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -37,7 +37,7 @@ def hasty_switches() -> Iterator[None]:
 
 
 def yielding_digest(message: bytes) -> bytes:
-    """Lets other threads run in the middle of a call."""
+    """An object that lets other threads run in the middle of a call."""
     time.sleep(1e-5)
     return bytes([sum(message) % 256] * 16)
 
@@ -64,14 +64,14 @@ def in_threads(*bodies: Callable[[], None]) -> None:
 
 
 class Slow:
-    """A digest that stays inside long enough for another thread to have every chance."""
+    """A digest that takes long enough for another thread to run."""
 
     def __init__(self) -> None:
         self.inside = threading.Event()
         self.outside = False
 
     def __call__(self, message: bytes) -> bytes:
-        if len(message) > 16:  # a block's: a namespace's is hashed while nobody waits
+        if len(message) > 16:  # of a block; a namespace is hashed while no thread waits
             self.inside.set()
             time.sleep(0.02)
             self.outside = True
@@ -160,7 +160,7 @@ def test_many_threads_leave_books_that_agree() -> None:
     assert manager.stats().evicted_blocks > 0
 
 
-# Its own process: a thread that waits forever there can be ended.
+# A separate process, in which a hanging thread can be killed.
 FIRST_ARRAYS = """
 import builtins, threading, time
 from blockmgr import BlockManager
@@ -182,12 +182,12 @@ for thread in threads:
 
 
 def test_the_first_arrays_of_two_threads_do_not_wait_for_each_other() -> None:
-    """Looking up NumPy may let other threads run, so no lock is held meanwhile."""
+    """The look-up of NumPy may let other threads run, so no lock may be held during it."""
     subprocess.run([sys.executable, "-c", FIRST_ARRAYS], check=True, timeout=60)
 
 
 class Hostile:
-    """One thread that passes what calls back, lets others run, or sheds garbage in mid-call."""
+    """A thread whose arguments call back, let others run, or create garbage during a call."""
 
     def __init__(self, manager: BlockManager, seed: int) -> None:
         self.manager = manager
@@ -198,7 +198,7 @@ class Hostile:
         self.refused = 0
 
     def meddle(self) -> None:
-        """Some other call, from wherever it is made."""
+        """A random call, possibly from inside another one."""
         if self.meddling:
             return
         self.meddling = True
@@ -214,7 +214,7 @@ class Hostile:
             self.meddling = False
 
     def tokens(self) -> tuple[Any, list[int]]:
-        """Tokens in some shape, and what they are."""
+        """Tokens in a random container, and their values."""
         values = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 9))]
         shape = self.rng.randrange(4)
         if shape == 0:
@@ -276,7 +276,7 @@ class Hostile:
 
 @dataclass
 class Calling:
-    """A number, or an array of them, that cannot be read without a call of the manager."""
+    """A number, or an array, whose conversion calls the manager."""
 
     by: Hostile
     value: Any
@@ -291,14 +291,14 @@ class Calling:
 
 
 class Garbage:
-    """What only the garbage collector finds, and calls the manager wherever it is found."""
+    """A cycle whose finalizer calls the manager during garbage collection."""
 
     def __init__(self, by: Hostile) -> None:
         self.me, self.by = self, by
 
     def __del__(self) -> None:
         try:
-            self.by.manager.take_remaps()  # computes no digest, which would make more of this
+            self.by.manager.take_remaps()  # computes no digest, which would create more of these
         except ReentrancyError:
             self.by.refused += 1
 
@@ -337,7 +337,9 @@ def test_threads_whose_arguments_and_garbage_call_back_leave_books_that_agree(se
     manager.check_invariants()
     assert manager.handles() == []
     assert manager.num_available == 40
-    assert sum(caller.refused for caller in callers), "no call met another: this proves nothing"
+    assert sum(caller.refused for caller in callers), (
+        "no calls overlapped, so the test proves nothing"
+    )
 
 
 # Linearizability on short histories: Wing and Gong, "Testing and Verifying Concurrent Objects",
@@ -346,7 +348,7 @@ def test_threads_whose_arguments_and_garbage_call_back_leave_books_that_agree(se
 
 @dataclass(slots=True)
 class Call:
-    """One call: who made it, what it was, what came of it, and when it began and ended."""
+    """One call: its thread, its name and arguments, its result, and when it began and ended."""
 
     thread: int
     name: str
@@ -400,7 +402,7 @@ def recorded(seed: int) -> list[Call]:
         for t in range(THREADS)
     ]
     manager = BlockManager(**TINY, digest=yielding_digest)
-    clock = iter(range(10**6))  # taking the next number is one step of the interpreter
+    clock = iter(range(10**6))  # taking the next number is atomic in the interpreter
 
     def run(program: list[Call]) -> None:
         caller = Caller(manager)
@@ -415,7 +417,7 @@ def recorded(seed: int) -> list[Call]:
 
 
 def is_linearizable(history: list[Call], order: tuple[Call, ...] = ()) -> bool:
-    """Whether the calls give these results one by one, in some order that time allows."""
+    """Whether some sequential order that respects time gives the same results."""
     model = ModelManager(**TINY)
     callers = [Caller(model) for _ in range(THREADS)]
     if any(callers[call.thread].make(call) != call.result for call in order):
@@ -434,7 +436,7 @@ def test_short_histories_are_linearizable() -> None:
         ordered = sorted(history, key=lambda call: call.begin)
         overlapping += any(a.end > b.begin for a, b in itertools.pairwise(ordered))
         assert is_linearizable(history), history
-    assert overlapping, "the threads never met: this proves nothing"
+    assert overlapping, "the threads never overlapped, so the test proves nothing"
 
 
 def test_a_wrong_result_is_not_linearizable() -> None:

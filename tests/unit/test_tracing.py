@@ -1,4 +1,4 @@
-"""Spans: what they say, and what they must not."""
+"""Spans: what they contain, and what they must not contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has no copy that means anything refuses to be copied or pickled, and says what to do."""
+"""Objects without a meaningful copy refuse copies and pickles, with advice."""
 
 from __future__ import annotations
 

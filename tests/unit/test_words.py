@@ -13,7 +13,7 @@ SUSPECT = re.compile("|".join(map(re.escape, retired())), flags=re.IGNORECASE)
 def test_no_retired_word_is_left_in_the_tree() -> None:
     found = []
     for path in all_files():
-        # What is a word to a reader is looked at only where one of the phrases could be.
+        # The text is extracted only if one of the phrases may be in the file.
         if not SUSPECT.search(re.sub(r"\W+", " ", path.read_text(encoding="utf-8"))):
             continue
         text = words(path)

@@ -1,4 +1,4 @@
-"""The index: what it says each worker has, and the reports of users that it must not repeat."""
+"""The index: the blocks of each worker, and defects that users reported elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def index_of(*workers: str, **options: Any) -> WorkerIndex:
 
 
 def told(index: WorkerIndex, worker: str, manager: BlockManager) -> None:
-    """Everything on the way of a real publisher but the sockets."""
+    """The whole path of a real publisher except the sockets."""
     for payload in Encoder(manager.config.block_size).batches(manager.take_events(), 0.0):
         index.apply(worker, decode_hashes(payload))
 
@@ -164,7 +164,7 @@ def test_a_prompt_without_a_whole_block_goes_by_load() -> None:
     assert index.place([])[0].worker == "idle"
 
 
-# What users of such systems report, rebuilt.
+# Reproductions of users' reports about such systems.
 
 
 def test_report_1_a_block_with_another_copy_stays() -> None:
@@ -200,7 +200,7 @@ def test_report_3_a_reset_of_the_device_leaves_other_tiers() -> None:
 
 
 def test_report_4_a_block_that_is_used_again_and_again_stays() -> None:
-    """Only what changes is told, and the index forgets nothing by itself."""
+    """Events report only changes, and the index forgets nothing by itself."""
     index, manager = index_of("w"), BlockManager(16, 2, events=True)
     for _ in range(50):
         cache(manager, [1, 2, 3, 4, 5])
@@ -228,11 +228,11 @@ def test_report_6_groups_that_are_no_whole_prefix_do_not_count() -> None:
     full = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
     index.apply("w", batch(stored([1, 2], **full), stored([1, 2, 3], **window)))
     assert index.found([1, 2, 3])[0, 0] == 2
-    index.apply("w", batch(removed([1], group_idx=1)))  # the window has gone on
+    index.apply("w", batch(removed([1], group_idx=1)))  # the window has moved on
     assert index.found([1, 2, 3])[0, 0] == 2
     index.apply("w", batch(removed([2], group_idx=0)))
     assert index.found([1, 2, 3])[0, 0] == 1
-    assert index.counts["other_group"] == 2  # its width is not known, nor its blocks
+    assert index.counts["other_group"] == 2  # neither its width nor its blocks are known
 
 
 def test_a_prefix_counts_as_far_as_all_groups_serve_it() -> None:
@@ -242,7 +242,7 @@ def test_a_prefix_counts_as_far_as_all_groups_serve_it() -> None:
     window |= {"kv_cache_spec_sliding_window": 6}  # from 12 on it reads 7 to 11, 2 blocks
     state = {"group_idx": 2, "kv_cache_spec_kind": "mamba", "block_size": 4}
     index.apply("w", batch(stored([1, 2, 3, 4], **names)))
-    assert index.found([1, 2, 3, 4])[0, 0] == 4  # nobody has named another group
+    assert index.found([1, 2, 3, 4])[0, 0] == 4  # no other group is known
     index.apply("w", batch(stored([2, 3, 4], **window)))
     assert index.found([1, 2, 3, 4])[0, 0] == 4
     assert index.found([1, 2])[0, 0] == 0
@@ -253,13 +253,13 @@ def test_a_prefix_counts_as_far_as_all_groups_serve_it() -> None:
     index.apply("w", batch({"type": "AllBlocksCleared", "medium": "GPU"}))
     assert index.num_entries == 0
     index.apply("w", batch(stored([1, 2], **names), stored([1, 2], **window)))
-    assert index.found([1, 2])[0, 0] == 0  # what was named once stays
+    assert index.found([1, 2])[0, 0] == 0  # known groups stay known
     index.apply("w", batch(stored([2], **state)))
     assert index.found([1, 2])[0].tolist() == [2, 0, 0, 0]
 
 
 def test_blocks_of_another_size_do_not_limit_a_prefix() -> None:
-    """A page of a state may hold many blocks: their digests say nothing of single ones."""
+    """A page of a state may span many blocks, so its digest does not name a single block."""
     index = index_of("w")
     index.apply("w", batch(stored([1, 2], group_idx=0, block_size=4)))
     index.apply("w", batch(stored([9], group_idx=1, kv_cache_spec_kind="mamba", block_size=64)))
@@ -267,7 +267,7 @@ def test_blocks_of_another_size_do_not_limit_a_prefix() -> None:
 
 
 def test_a_removal_of_a_group_that_is_unknown_yet_takes_nothing() -> None:
-    """An index that came late has not heard what it is; its own blocks are of another group."""
+    """An index that started late does not know the group; its blocks are of another one."""
     index = index_of("w")
     index.apply("w", batch(stored([1, 2], group_idx=0, kv_cache_spec_kind="full_attention")))
     index.apply("w", batch(removed([1], group_idx=1)))
@@ -277,7 +277,7 @@ def test_a_removal_of_a_group_that_is_unknown_yet_takes_nothing() -> None:
 
 @pytest.mark.parametrize("group", [-1, 256, 2**63])
 def test_a_group_with_a_number_out_of_bounds_is_not_believed(group: int) -> None:
-    """Nor remembered: a sender could count up forever."""
+    """The group is not stored either: a sender could use endless numbers."""
     index = index_of("w")
     index.apply("w", batch(stored([1], group_idx=group), removed([1], group_idx=group)))
     assert (index.counts["other_group"], index.num_entries) == (2, 0)
@@ -285,7 +285,7 @@ def test_a_group_with_a_number_out_of_bounds_is_not_believed(group: int) -> None
 
 
 def test_a_copy_on_disk_goes_and_the_one_elsewhere_stays() -> None:
-    """One medium to vLLM; the locality tells them apart."""
+    """In vLLM both have the same medium; the locality distinguishes them."""
     index = index_of("w")
     for where in ("LOCAL", "REMOTE"):
         index.apply("w", batch(stored([1, 2], medium="STORAGE", locality=where)))
@@ -300,7 +300,7 @@ Told = tuple[str, int, int, list[int]]
 told_events = st.lists(
     st.tuples(
         st.sampled_from(["STORED", "STORED", "REMOVED", "CLEARED"]),
-        st.integers(0, 3),  # full attention, a window, a state, one that nobody has named
+        st.integers(0, 3),  # full attention, a window, a state, an unknown group
         st.integers(0, 3),
         st.lists(st.integers(1, 5), min_size=1, max_size=4, unique=True),
     ),
@@ -312,7 +312,7 @@ told_events = st.lists(
 def test_an_index_has_what_each_tier_has_as_far_as_all_groups_do(
     told_events: list[Told], layout: Any, batches: bool
 ) -> None:
-    """Those that it has heard of and knows; arrays have full attention alone."""
+    """Only groups that were reported and are known; arrays have only full attention."""
     index = index_of("w")
     encoder = Encoder(1, layout=layout, groups=("full_attention", ("sliding_window", 8), "mamba"))
     models = [{tier: set[int]() for tier in range(4)} for _ in range(3)]
@@ -385,7 +385,7 @@ def test_an_event_without_blocks_says_nothing_of_their_length() -> None:
 
 
 def test_a_reader_decodes_for_an_index_what_an_index_wants() -> None:
-    """Tokens take most of the time of decoding, and it has no use for them."""
+    """Decoding tokens takes most of the time, and an index does not need them."""
     index = index_of("w")
     seen: list[Any] = []
     apply = index.apply

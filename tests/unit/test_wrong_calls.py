@@ -1,7 +1,7 @@
 """Every wrong call, row by row: the exception, the argument it names, and nothing changed.
 
-One table, so that a reader sees at once what is refused and how. What kinds of values count as
-tokens, handles or options is spelled out in ``test_bad_input``.
+One table, so that a reader sees what is refused and how. ``test_bad_input`` tests which kinds of
+values count as tokens, handles or options.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PROMPT: Final = [1, 2, 3, 4, 5, 6]
 
 @dataclass
 class World:
-    """A manager with some of everything, and names for what wrong calls are made with."""
+    """A manager with objects of every kind, and names for arguments of wrong calls."""
 
     manager: BlockManager
     running: int
@@ -84,12 +84,12 @@ def world(make_manager: MakeManager) -> World:
 
 
 def retain(world: World, start: Any = 0, stop: Any = 4, **said: Any) -> int:
-    """A word on the running sequence, which has 6 tokens, but for what is wrong with it."""
+    """A valid retain of the running sequence of 6 tokens, except for the given arguments."""
     return world.manager.retain(world.running, start, stop, **{"priority": Priority.HIGH, **said})
 
 
 def retain_prefix(world: World, tokens: Any = PROMPT, **said: Any) -> int:
-    """A word on a prompt of which one block is cached, but for what is wrong with it."""
+    """A valid retain of a prompt with one cached block, except for the given arguments."""
     return world.manager.retain_prefix(tokens, **{"priority": Priority.HIGH, **said})
 
 
@@ -98,13 +98,13 @@ def uncached() -> BlockManager:
 
 
 def forked_around_a_call() -> None:
-    """Forks while another thread is inside a call; raises what the child's own call ends in."""
+    """Forks while another thread is inside a call; raises the error of the child's call."""
     if not hasattr(os, "fork"):
         pytest.skip("only POSIX systems fork")
     inside, go = threading.Event(), threading.Event()
 
     def digest(message: bytes) -> bytes:
-        if b"tenant" in message:  # not the one that asks how long digests are
+        if b"tenant" in message:  # not the call that determines the length of digests
             inside.set()
             go.wait(60)
         return bytes(16)
@@ -137,7 +137,7 @@ def forked_around_a_call() -> None:
 
 
 def register(**wrong: int) -> object:
-    """One segment of four blocks of sixteen bytes, but for what is wrong with it."""
+    """One segment of four blocks of sixteen bytes, except for the given arguments."""
     torch = pytest.importorskip("torch", reason="blockmgr.kv needs torch")
     from blockmgr.kv import KVBlocks, Segment
 
@@ -147,7 +147,7 @@ def register(**wrong: int) -> object:
 
 
 class Odd(list[int]):
-    """A list that yields more than it holds; its own items are what it holds."""
+    """A list whose iterator yields more than its items; only its items count."""
 
     def __iter__(self) -> Any:
         return iter([0] * 100_000)
@@ -171,7 +171,7 @@ class Interrupted(Short):
 
 
 def pack(start: int, num_rows: int) -> int:
-    """The rest of a list of one copy, from a place on, into so many rows."""
+    """Packs the rest of a list of one copy, from an index on, into a number of rows."""
     checker = _core.CopyChecker(4, 4)
     checker.check([1], [2], None, np.zeros((2, 3), np.int32))
     return checker.pack(start, np.zeros((num_rows, 3), np.int32))
@@ -212,7 +212,7 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
         ValueError,
         "extras",
     ),
-    # Containers that are not what they say; tests/arguments has every kind of them.
+    # Containers that misbehave; tests/arguments has every kind of them.
     (
         "admit: odd list",
         lambda w: w.manager.admit(Odd(range(49))),
@@ -225,7 +225,7 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("decode: short", lambda w: w.manager.decode(Short(), [1]), ValueError, "handles"),
     ("admit: interrupted", lambda w: w.manager.admit(Interrupted()), KeyboardInterrupt, ""),
     ("pool: odd list", lambda _: BlockPool(4, 4).release(Odd([0])), BlockStateError, "0"),
-    # Lengths come first, so a wrong number at the end is not even seen.
+    # Lengths are checked first, so an invalid number at the end is not read.
     ("admit: huge", lambda w: w.manager.admit(range(-1, 10**12)), NeverFitsError, "slots for 1000"),
     (
         "append: huge",
@@ -413,7 +413,7 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ),
     ("common: int", lambda w: w.manager.num_common_prefix_blocks(1), TypeError, "handles"),
     ("common: float", lambda w: w.manager.num_common_prefix_blocks([1.0]), TypeError, "handles"),
-    # What is shown is for reading.
+    # Shown arrays are read-only.
     ("tables: written", lambda w: w.manager.block_tables.fill(1), ValueError, "read-only"),
     ("lengths: written", lambda w: w.manager.seq_lens.fill(1), ValueError, "read-only"),
     # Processes.
@@ -436,7 +436,7 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("row: freed", lambda w: w.manager.row(w.freed), UnknownSequenceError, "handle"),
     ("sequence: freed", lambda w: w.manager.sequence(w.freed), UnknownSequenceError, "handle"),
     ("debug: 3", lambda w: setattr(w.manager, "debug", 3), ValueError, "debug"),
-    # Other objects, which must leave this manager alone as well.
+    # Other objects, which must also leave this manager unchanged.
     ("manager: no blocks", lambda _: BlockManager(0, 4), ValueError, "num_blocks"),
     ("manager: bool", lambda _: BlockManager(True, 4), TypeError, "num_blocks"),
     ("manager: float", lambda _: BlockManager(8.0, 4), TypeError, "num_blocks"),

@@ -1,4 +1,4 @@
-"""The ports that obey the suite of ``tests/conformance/test_ports.py``."""
+"""Adapters of the ports for the suite in ``tests/conformance/test_ports.py``."""
 
 from __future__ import annotations
 

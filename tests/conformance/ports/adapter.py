@@ -1,4 +1,4 @@
-"""What the conformance suite asks of a port, whatever its own calls look like."""
+"""The interface through which the conformance suite drives every port."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ FEATURES = frozenset(
     {
         "append",  # a sequence can grow by a token
         "fork",  # a sequence can be forked
-        "copy_on_write",  # a fork moves to a copy when it writes; else forks never write
-        "shares",  # equal prefixes of running sequences lie in equal slots
-        "caches",  # a finished prompt is found again
-        "evicts",  # what is cached makes room for what is needed
+        "copy_on_write",  # a fork copies a shared block when it writes; otherwise forks never write
+        "shares",  # running sequences with a common prefix share its slots
+        "caches",  # a finished prompt can be found
+        "evicts",  # cached blocks are evicted when blocks are needed
         "tail_first",  # the end of a finished prompt is evicted before its start
     }
 )
@@ -22,8 +22,8 @@ FEATURES = frozenset(
 class Adapter(Protocol):
     """One port, driven by sequences of tokens.
 
-    ``computed`` is called after every ``start`` and ``append``, once the suite has run the copies
-    and written what was not cached.
+    The suite calls ``computed`` after every ``start`` and ``append``, once it has run the copies
+    and written the tokens that were not cached.
     """
 
     features: ClassVar[frozenset[str]]
@@ -34,13 +34,13 @@ class Adapter(Protocol):
     def __init__(self, num_blocks: int, block_size: int) -> None: ...
 
     def start(self, tokens: list[int]) -> Any:
-        """Takes a prompt in, or raises ``shortage`` with nothing changed."""
+        """Admits a prompt, or raises ``shortage`` with nothing changed."""
 
     def computed(self, sequence: Any) -> None:
-        """K/V of all present tokens of the sequence is written."""
+        """Reports that K/V of all tokens of the sequence is written."""
 
     def append(self, sequence: Any, token: int) -> None:
-        """One more token with a slot, or ``shortage`` with nothing changed."""
+        """Appends a token with a slot, or raises ``shortage`` with nothing changed."""
 
     def fork(self, sequence: Any) -> Any:
         """A sequence with the same tokens."""
@@ -49,16 +49,16 @@ class Adapter(Protocol):
         """Ends a sequence; raises ``misuse`` for one that has ended."""
 
     def slots(self, sequence: Any) -> list[int]:
-        """The slot of each present token."""
+        """The slot of each token."""
 
     def num_cached(self, sequence: Any) -> int:
-        """Tokens that were found when the sequence was started."""
+        """Tokens found in the cache when the sequence started."""
 
     def take_copies(self) -> list[tuple[int, int]]:
         """(from, to) slots to copy before the next write; counted as applied."""
 
     def num_available(self) -> int:
-        """Blocks that could be handed out."""
+        """Blocks that are available."""
 
     def check(self) -> None:
-        """The port's own invariants and the core's."""
+        """Checks the invariants of the port and of the core."""

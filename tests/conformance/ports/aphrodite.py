@@ -72,7 +72,7 @@ class Naive(_Tables):
 
 
 class PrefixCaching(_Tables):
-    """With it."""
+    """With prefix caching."""
 
     kind = "prefix_caching"
     features: ClassVar[frozenset[str]] = frozenset(

@@ -1,4 +1,4 @@
-"""Both generations of nano-vllm's block manager, driven as its scheduler does."""
+"""Both generations of nano-vllm's block manager, driven as by its scheduler."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Present(Common):
 
     def allocate(self, seq: Seq) -> None:
         found = self.blocks.can_allocate(seq)
-        if found == -1:  # as allocate will say
+        if found == -1:  # allocate will return this
             found = len(self.blocks.manager.match(seq.token_ids).block_ids)
         self.blocks.allocate(seq, found)
 

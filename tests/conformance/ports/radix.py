@@ -1,4 +1,4 @@
-"""The radix cache, driven as a scheduler that shares what it has computed after every forward."""
+"""The radix cache, driven by a scheduler that shares computed tokens after every forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots for the conformance suite, which is about blocks: a slot for each of a sequence."""
+"""Slots for the conformance suite, which tests blocks: one slot for each block of a sequence."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from blockmgr.ports.slots import SlotAllocator
 
 
 class NoSlot(Exception):
-    """``alloc`` answered -1."""
+    """``alloc`` returned -1."""
 
 
 @dataclass(eq=False)
 class Held:
-    """The slots of one sequence, with the versions that tell whether they still are."""
+    """The slots of one sequence, with versions that tell whether it still owns them."""
 
     num_tokens: int
     slots: list[int] = field(default_factory=list)
@@ -22,7 +22,7 @@ class Held:
 
 
 class Slots:
-    """Hands out, takes back, and nothing else: prefixes are the prefix cache's, slot by slot."""
+    """Only allocates and frees slots; the prefix cache handles prefixes, one slot at a time."""
 
     features = frozenset()
     shortage = NoSlot

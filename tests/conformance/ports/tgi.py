@@ -8,7 +8,7 @@ from tests.ports.tgi_engine import now
 
 
 class NoRoom(Exception):
-    """``allocate`` answered None, or that it never fits."""
+    """``allocate`` returned None, or an error that the request never fits."""
 
 
 class Tgi:
@@ -66,7 +66,7 @@ class Tgi:
 
 
 class TgiSimple(Tgi):
-    """The kind that shares nothing."""
+    """The allocator without sharing."""
 
     features = frozenset()
     prefix_caching = False

@@ -1,9 +1,9 @@
 """``python -m tests.engines.own FOLDER MODEL``: vLLM's own tests, on its manager and on ours.
 
-FOLDER has ``tests`` of the source of the vLLM that is installed: ``tests/engines/run`` fetches it.
-What passes with vLLM's manager has to pass on blockmgr; what does not is listed in
-``verdicts.toml`` with the reason. Exit code 1 for a test that is not listed, or needs not be.
-Some fail with either manager, for one tiny model stands for all that they name.
+FOLDER has ``tests`` from the source of the installed vLLM, which ``tests/engines/run`` fetches. A
+test that passes with vLLM's manager must pass on blockmgr, or be listed in ``verdicts.toml`` with
+the reason. Exit code 1 if a failing test is not listed, or a listed test passes. Some tests fail
+with either manager, because one tiny model replaces every model that they name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FILES = (
 
 
 def failures(folder: Path, model: Path, arm: str) -> dict[str, str]:
-    """What each test says for which it does not pass; nothing for one that does."""
+    """The failure message of each test; empty for a test that passes."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "vllm_arm"]
@@ -61,7 +61,7 @@ def failures(folder: Path, model: Path, arm: str) -> dict[str, str]:
 
 
 def compare(stock: dict[str, str], ours: dict[str, str], verdicts: dict[str, str]) -> list[str]:
-    """What is not as it is listed. A listed test has to fail with the words that are listed."""
+    """Differences from the list. A listed test must fail with the listed words."""
     found = []
     for name, said in stock.items():
         if said:

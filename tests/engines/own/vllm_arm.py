@@ -1,7 +1,8 @@
-"""A pytest plugin for vLLM's own tests: its schedulers on blockmgr, and no model from the network.
+"""A pytest plugin for vLLM's tests: runs its schedulers on blockmgr, without the network.
 
-``BLOCKMGR_ARM`` is ``stock`` or ``blockmgr``. On blockmgr, what it does not support is left to
-vLLM's own manager. ``BLOCKMGR_TINY_MODEL`` is a folder that stands for every model by name.
+``BLOCKMGR_ARM`` is ``stock`` or ``blockmgr``. With ``blockmgr``, configurations that it does not
+support use vLLM's own manager. ``BLOCKMGR_TINY_MODEL`` is a folder with a model that replaces every
+model name.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _on_blockmgr(make: Any) -> Any:
         vllm_config.additional_config = {"blockmgr": {"fallback": "stock"}}
         caching = vllm_config.cache_config.enable_prefix_caching
         make(self, vllm_config, *arguments, **named)
-        # The tests read it afterwards, and hash their requests themselves.
+        # The tests read this setting afterwards, and hash their requests themselves.
         vllm_config.cache_config.enable_prefix_caching = caching
 
     return __init__

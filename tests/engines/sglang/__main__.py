@@ -1,10 +1,10 @@
-"""Requests through SGLang's scheduler, on its own tree and on ours, compared.
+"""Compares requests through SGLang's scheduler on its own tree and on ours.
 
     python -m tests.engines.sglang --seeds 5
 
-Each setting runs in a process of its own, since SGLang keeps its configuration in globals. Exit
-code 1 if ours ever has wrong K/V read, says anything else, fails a check of SGLang's, or finds less
-than 99 % of what SGLang's own tree finds.
+Each setting runs in its own process, because SGLang keeps its configuration in globals. Exit code 1
+if a request on ours reads wrong K/V or generates other tokens, if a check of SGLang fails, or if
+ours finds less than 99 % of what SGLang's own tree finds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def child(text: str) -> int:
 
 
 def served(cache: str, setting: dict[str, Any], options: argparse.Namespace) -> list[Any]:
-    """What became of each workload, on one cache."""
+    """The results of each workload on one cache."""
     wanted = {
         "setting": {"cache": cache, **setting},
         "seeds": list(range(options.seed, options.seed + options.seeds)),
@@ -63,7 +63,7 @@ def served(cache: str, setting: dict[str, Any], options: argparse.Namespace) -> 
 
 
 def faults(ours: Any, own: Any) -> list[str]:
-    """What is wrong with ours, given what SGLang's own made of it."""
+    """The faults of ours, compared with the result of SGLang's own tree."""
     found = [*ours["faults"]]
     if wrong := ours["counts"]["slots read with wrong K/V"]:
         found.append(f"{wrong} slots read with wrong K/V")
@@ -77,8 +77,8 @@ def main() -> int:
     """Serve and compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="workloads of each setting")
-    parser.add_argument("--seed", type=int, default=0, help="of the first workload")
-    parser.add_argument("--requests", type=int, default=120, help="of a workload")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first workload")
+    parser.add_argument("--requests", type=int, default=120, help="requests of a workload")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

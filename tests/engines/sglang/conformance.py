@@ -1,6 +1,7 @@
-"""``python -m tests.engines.sglang.conformance``: the installed SGLang against what is known of it.
+"""Compares the installed SGLang with the interface that blockmgr expects.
 
-Exit code 1 if something differs in a version that was tried, or cannot work in any.
+Run ``python -m tests.engines.sglang.conformance``. Exit code 1 if something differs in a tested
+version, or cannot work in any version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from blockmgr.ports.sglang.interface import INTERFACE
 
 
 def lacking() -> list[str]:
-    """Methods that take other parameters here than SGLang passes."""
+    """Methods whose parameters differ from those that SGLang passes."""
     found = []
     for path, expected in METHODS.items():
         kind, _, name = path.rpartition(".")
@@ -31,7 +32,7 @@ def lacking() -> list[str]:
 
 
 def main() -> int:
-    """Compare and say what was found."""
+    """Compares and prints the differences."""
     found = lacking()
     print(INTERFACE.report())
     print("\n".join(f"LACKING  {line}" for line in found) or "nothing is lacking here")

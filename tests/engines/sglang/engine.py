@@ -1,8 +1,8 @@
-"""SGLang's scheduler in one process, without a model: K/V is what the oracle keeps for each slot.
+"""SGLang's scheduler in one process, without a model: an oracle keeps the K/V of each slot.
 
-The worker writes, for each token it is given to compute, a number that stands for the token and all
-before it into the token's slot; before that it reads the slots of everything before. A token is
-drawn from that number, so wrong K/V shows in the output, too.
+For each token to compute, the worker first reads the slots of all earlier tokens, then writes into
+the token's slot a number that stands for this token and all before it. The next token is drawn from
+that number, so wrong K/V also shows in the output.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ MODEL = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a process is started with."""
+    """The settings of a process."""
 
     cache: str
-    """A name of ``--radix-cache-backend``; empty: SGLang's own tree."""
+    """A value of ``--radix-cache-backend``; empty: SGLang's own tree."""
 
     page_size: int = 1
     num_slots: int = 8192
     policy: str = "lpm"
-    """Of ``--schedule-policy``."""
+    """A value of ``--schedule-policy``."""
 
     eviction: str = "lru"
 
 
 class Anything:
-    """None for whatever nobody needs."""
+    """An object whose missing attributes are None."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -116,7 +116,7 @@ class Runner(Anything):
 
 
 class Worker(Anything):
-    """Keeps in each slot what K/V was computed from, and checks it at every read."""
+    """Keeps for each slot what its K/V was computed from, and checks it at every read."""
 
     is_hybrid_swa = False
     sliding_window_size = None
@@ -132,7 +132,7 @@ class Worker(Anything):
         return runner.req_to_token_pool, runner.token_to_kv_pool_allocator
 
     def get_pad_input_ids_func(self) -> None:
-        """Nothing is padded."""
+        """SGLang then pads nothing."""
 
     def forward_batch_generation(self, batch: Any, **_: Any) -> GenerationBatchResult:
         drawn = [self._computed(batch, i) for i in range(len(batch.reqs))]
@@ -140,7 +140,7 @@ class Worker(Anything):
         return GenerationBatchResult(next_token_ids=tokens, can_run_cuda_graph=False)
 
     def _computed(self, batch: Any, index: int) -> int:
-        """Reads and writes the slots of one request; the token that follows."""
+        """Reads and writes the slots of one request; returns the next token."""
         request = batch.reqs[index]
         length = int(batch.seq_lens_cpu[index])
         tokens = (request.origin_input_ids + request.output_ids)[:length]
@@ -153,13 +153,13 @@ class Worker(Anything):
         self.reads += start
         self.wrong += int((read != right[:start]).sum())
         self.contents[slots[start:]] = right[start:]
-        # What was read decides, not what should have been.
+        # The next token depends on what was read, not on what should have been read.
         last = int(self.contents[slots[length - 1]]) + int(read.sum()) - int(right[:start].sum())
         return 5 + last % VOCABULARY
 
 
 def prefixes(tokens: Any, extra_key: str | None, cache_salt: str | None) -> Any:
-    """``int64[n]``: a number for each token and all before it."""
+    """``int64[n]``: for each token, a number that stands for it and all tokens before it."""
     state = zlib.crc32(repr((extra_key, cache_salt)).encode())
     found = []
     for token in tokens:
@@ -169,7 +169,7 @@ def prefixes(tokens: Any, extra_key: str | None, cache_salt: str | None) -> Any:
 
 
 class Scheduler(scheduler.Scheduler):  # type: ignore[misc]
-    """SGLang's, with such a worker."""
+    """SGLang's scheduler with this worker."""
 
     setting: Setting
 
@@ -200,23 +200,23 @@ class Scheduler(scheduler.Scheduler):  # type: ignore[misc]
 
 @dataclass(slots=True)
 class Served:
-    """What became of a workload."""
+    """The results of a workload."""
 
     said: dict[str, list[int]] = field(default_factory=dict)
-    """Tokens by request that was not aborted."""
+    """Generated tokens by request, without aborted requests."""
 
     counts: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
 
 class Engine:
-    """A scheduler, and all that arrives at it."""
+    """A scheduler and the requests that arrive."""
 
     def __init__(self, setting: Setting, folder: Path) -> None:
         self.setting = setting
         (folder / "config.json").write_text(json.dumps(MODEL))
         load_plugins()
-        # It would bind threads to processors, which are not ours alone.
+        # Otherwise SGLang binds threads to processors, which other processes use too.
         bootstrap._bind_threads_if_cpu = bootstrap._init_cpu_threads_env = lambda **named: None
         arguments = ServerArgs(
             model_path=str(folder),
@@ -238,7 +238,7 @@ class Engine:
         self.scheduler = Scheduler(arguments, PortArgs.init_new(arguments))
         self.worker: Worker = self.scheduler.tp_worker
         self._finished: dict[str, Any] = {}
-        # Its instances take no attributes.
+        # Attributes of its instances cannot be set.
         kind = type(self.scheduler.output_streamer)
         kind.stream_output = lambda _, requests, *args, **named: self._stream(requests)
 
@@ -246,7 +246,7 @@ class Engine:
         self._finished.update((one.rid, one) for one in requests if one.finished())
 
     def serve(self, seed: int, num_requests: int) -> Served:
-        """Serves one drawn workload to its end, and empties the cache."""
+        """Serves one random workload to its end, and empties the cache."""
         draw = random.Random(seed)
         waiting = drawn(draw, seed, num_requests)
         served = Served()
@@ -308,7 +308,7 @@ class Engine:
 
 
 def drawn(draw: random.Random, seed: int, count: int) -> list[TokenizedGenerateReqInput]:
-    """Requests that share beginnings, tenants and images."""
+    """Requests with common prefixes, tenants and images."""
 
     def text(length: int) -> list[int]:
         return [draw.randrange(5, VOCABULARY) for _ in range(length)]
@@ -327,7 +327,8 @@ def drawn(draw: random.Random, seed: int, count: int) -> list[TokenizedGenerateR
         sampling.normalize(None)
         made.append(
             TokenizedGenerateReqInput(
-                # Of one length: aborting a name aborts all that begin with it.
+                # All names have the same length, because an abort affects every name with that
+                # prefix.
                 rid=f"{seed}-{number:05}",
                 input_text="",
                 input_ids=array("q", tokens),

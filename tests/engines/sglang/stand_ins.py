@@ -1,7 +1,7 @@
 """Stand-ins for packages that SGLang imports and its scheduler does not use on a CPU.
 
-Import this before anything of SGLang: kernels, image codecs and grammars then are modules in which
-every name is a class of nothing.
+Import this before any module of SGLang: kernels, image codecs and grammars are then modules in
+which every name is an empty class.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AnyName(type):
 
 
 class StandIn(ModuleType):
-    """A module: names with a small letter are modules in it, all others classes of nothing."""
+    """A module: lower-case names are submodules, all others are empty classes."""
 
     __path__: ClassVar[list[str]] = []  # type: ignore[misc]
 
@@ -52,7 +52,7 @@ class StandIn(ModuleType):
         return value
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """As a decorator it does nothing, with options and without."""
+        """Used as a decorator, it does nothing, with or without options."""
         is_decorator = len(arguments) == 1 and callable(arguments[0]) and not named
         return arguments[0] if is_decorator else self
 

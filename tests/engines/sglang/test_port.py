@@ -1,4 +1,4 @@
-"""The port inside SGLang: what it refuses, and that bugs planted in it are found.
+"""The port inside SGLang: refusals, and planted bugs that a workload must find.
 
 Run where SGLang is installed (``tests/engines/sglang/run``); elsewhere it is skipped.
 """
@@ -48,7 +48,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture
 def prefix_cache(engine: Engine) -> Iterator[Any]:
-    """The engine's own, which is empty before and after."""
+    """The engine's own cache, empty before and after a test."""
     tree = engine.scheduler.tree_cache
     tree.reset()
     yield tree
@@ -56,7 +56,7 @@ def prefix_cache(engine: Engine) -> Iterator[Any]:
 
 
 def is_wrong(engine: Engine) -> bool:
-    """Whether a short workload shows that something is wrong; the engine is mended after it."""
+    """Whether a short workload shows a fault."""
     try:
         served = engine.serve(3, REQUESTS)
     except Exception:
@@ -80,7 +80,7 @@ def key(tokens: list[int], **namespace: str) -> RadixKey:
 
 
 def context(engine: Engine, **changes: Any) -> SimpleNamespace:
-    """Of a configuration that is supported, but for the changes."""
+    """The context of a supported configuration, with these changes."""
     scheduler = engine.scheduler
     params = {
         "disable": False,
@@ -228,7 +228,7 @@ def test_a_tenant_that_is_passed_over_is_noticed(
 
 
 def test_an_image_that_is_cut_to_32_bits_is_noticed(prefix_cache: Any) -> None:
-    # Two whose low halves agree are too rare to be drawn.
+    # Random images whose low halves are equal are too rare.
     real = keys.prompt_of
     one, other = (1 << 40) + 77, (1 << 41) + 77
 

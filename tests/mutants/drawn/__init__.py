@@ -1,1 +1,1 @@
-"""Mutants that nobody chose: drawn at random by line and operator, in C++ and in Python."""
+"""Random mutants: drawn by line and operator, in C++ and in Python."""

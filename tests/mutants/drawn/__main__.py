@@ -1,9 +1,9 @@
-"""Draws mutants at random and hunts each: ``python -m tests.mutants.drawn``.
+"""Draws mutants at random and runs tests on each: ``python -m tests.mutants.drawn``.
 
-A line of the code is drawn, then an operator that can change it, then a change; nobody chooses
-which. Of those that compile, and to other code, the tests have to kill 95 in 100. Each that
-survives needs a verdict in ``survivors.toml``: it is equivalent, and why, or it is missed so far.
-The exit code is 1 below that rate, or if a survivor has no verdict, or a verdict is refuted.
+A line of the code is drawn, then an operator that can change it, then a change. Of the mutants that
+compile to different code, the tests must kill 95 in 100. Each survivor needs a verdict in
+``survivors.toml``: it is equivalent, with the reason, or it is missed so far. The exit code is 1 if
+the rate is lower, if a survivor has no verdict, or if a verdict is refuted.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tests.mutants.drawn.verdicts import (
 
 COUNTS = {"core": 280, "bindings": 40, "python": 100}
 QUICK = 12  # mutants
-QUICK_RATE = 0.5  # of them, that the core's own programs find without a test in Python
+QUICK_RATE = 0.5  # share that the core's own programs must find without tests in Python
 
 
 def known(report: Path | None) -> dict[str, Result]:
-    """Results of a run that was cut short."""
+    """Results of an interrupted run."""
     if report is None or not report.exists():
         return {}
     results = (Result(**json.loads(line)) for line in report.read_text().splitlines())
@@ -47,7 +47,7 @@ def known(report: Path | None) -> dict[str, Result]:
 def believed(
     half: str, sites: Iterable[Site], verdicts: Mapping[str, Verdict]
 ) -> dict[str, Result]:
-    """Survivors by their verdicts, which are not hunted: each would take every test there is."""
+    """Results of known survivors, which are not tested: each would need every test."""
     return {
         site.name: Result(site.name, half, site.operator, site.line, SURVIVED, "by its verdict")
         for site in sites
@@ -64,7 +64,7 @@ def results(
     report: Path | None = None,
     before: Mapping[str, Result] = MappingProxyType({}),
 ) -> Iterator[Result]:
-    """Results in the order drawn, until so many count; each goes to the report at once."""
+    """Results in the order drawn, until enough count; writes each to the report immediately."""
     counted = 0
     for site in sites:
         if counted == count:
@@ -90,7 +90,7 @@ def summary(half: str, of_half: Balance) -> None:
 
 
 def exit_code(all_of_them: Balance, least: float) -> int:
-    """What is wrong, in words and as a number."""
+    """Prints what is wrong; returns the exit code."""
     wrongs = {
         "survived, and has no verdict": all_of_them.unjudged,
         "survived, and no test finds it so far": all_of_them.missed,
@@ -107,8 +107,8 @@ def exit_code(all_of_them: Balance, least: float) -> int:
 
 
 def quick(args: argparse.Namespace, folder: Path) -> int:
-    """A few mutants of the core, with its own programs alone."""
-    hunt = Hunt(folder, args.cxx, args.jobs, LONG[:-1])  # without the run that takes longest
+    """Tests a few mutants of the core with its own programs alone."""
+    hunt = Hunt(folder, args.cxx, args.jobs, LONG[:-1])  # without the longest run
     sites = (site for site in drawn(all_sites("core"), args.seed) if site.file.endswith(".cc"))
     of_core = balance(results(hunt, "harness", sites, QUICK), read())
     summary("core", of_core)
@@ -118,24 +118,28 @@ def quick(args: argparse.Namespace, folder: Path) -> int:
 
 
 def main() -> int:
-    """Draw, hunt, and compare with the verdicts."""
+    """Draws and tests mutants, and compares the results with the verdicts."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.drawn", description=__doc__)
     for half in HALVES:
         parser.add_argument(
-            f"--{half}", type=int, help="how many that count (all: 0 if one is given)"
+            f"--{half}", type=int, help="mutants to test; a kind that is not given then has 0"
         )
-    parser.add_argument("--seed", type=int, default=1, help="which are drawn")
-    parser.add_argument("--least", type=float, default=0.95, help="rate that has to be killed")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random order")
     parser.add_argument(
-        "--report", type=Path, help="JSON lines; a run cut short goes on from there"
+        "--least", type=float, default=0.95, help="share of mutants that must be killed"
+    )
+    parser.add_argument(
+        "--report", type=Path, help="JSON lines; an interrupted run continues there"
     )
     parser.add_argument(
         "--believe",
         action="store_true",
-        help="do not hunt what has a verdict, which says that it survives",
+        help="do not test mutants with a verdict: count them as survivors",
     )
-    parser.add_argument("--quick", action="store_true", help="a dozen of the core, without Python")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
+    parser.add_argument(
+        "--quick", action="store_true", help="only a dozen of the core, without Python"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel compilers")
     parser.add_argument("--cxx", default=os.environ.get("CXX", "g++"))
     args = parser.parse_args()
     given = {half: getattr(args, half) for half in HALVES}

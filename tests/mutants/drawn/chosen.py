@@ -1,6 +1,6 @@
-"""Which tests are to find a bug of a file: the quickest that ought to first.
+"""The tests that must find a bug of a file, the quickest first.
 
-Each entry is what one run of pytest gets. A file of no entry here has those of ``REST``.
+Each entry has the arguments of one run of pytest. A file without an entry uses ``REST``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
 REST = (CORE, INPUT)
 CONFORMANCE = "tests/conformance/test_manager.py"
-# Under sanitizers: what is read of arguments and written into arrays.
+# Under sanitizers: tests that read arguments and write arrays.
 MISREAD = (ARGUMENTS, f"{INPUT} {UNIT}/test_cache_calls.py tests/kv/test_copy_checker.py")
 
 BY_FILE: dict[str, tuple[str, ...]] = {
@@ -186,7 +186,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
 
 
 def tests_of(file: str) -> tuple[str, ...]:
-    """What is run to find a bug of this file, in this order."""
+    """The test runs for a bug of this file, in order."""
     name = file.removeprefix("blockmgr/")
     stem = name.rsplit("/", 1)[-1].removesuffix(".py")
     for pattern, tests in BY_FILE.items():
@@ -196,6 +196,6 @@ def tests_of(file: str) -> tuple[str, ...]:
 
 
 def there(entry: str) -> str:
-    """Without files that there are not: not every module has one of its own."""
+    """Drops missing files, because not every module has its own test file."""
     words = [w for w in entry.split() if w.startswith("-") or (ROOT / w).exists()]
     return " ".join(words) if any(not word.startswith("-") for word in words) else ""

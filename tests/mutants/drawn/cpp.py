@@ -1,8 +1,8 @@
-"""Where a C++ file can be mutated, by what its grammar says of it.
+"""The places in a C++ file that can be mutated, according to its grammar.
 
-A file is parsed by tree-sitter. Left out: comments, texts, what a ``throw`` says, static
-assertions, lines for the preprocessor, and what the parser does not understand (macros between
-texts, widths of fields with a default); ``not_understood`` counts the lines of the last.
+tree-sitter parses the file. Left out: comments, string literals, the argument of a ``throw``,
+static assertions, preprocessor lines, and code that the parser does not understand (macros between
+string literals, bit-fields with a default); ``not_understood`` counts those lines.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def step(node: Node) -> Iterator[Change]:
 
 
 def constant(node: Node) -> Iterator[Change]:
-    """One more and one less than a number."""
+    """Replaces a number by one more and by one less."""
     if node.type == "number_literal":
         yield replaced(node, b"(" + text(node) + b" + 1)")
         yield replaced(node, b"(" + text(node) + b" - 1)")
 
 
 def bound(node: Node) -> Iterator[Change]:
-    """One more and one less than what something is compared with, unless that is a number."""
+    """Changes the right side of a comparison by one, unless it is a number."""
     operator = node.child_by_field_name("operator")
     right = node.child_by_field_name("right")
     if node.type != "binary_expression" or operator is None or right is None:
@@ -96,7 +96,7 @@ def bound(node: Node) -> Iterator[Change]:
 
 
 def condition(node: Node) -> Iterator[Change]:
-    """A condition, turned round."""
+    """Negates a condition."""
     if node.type in ("for_statement", "conditional_expression"):
         value = node.child_by_field_name("condition")
     elif node.type == "condition_clause":
@@ -108,7 +108,7 @@ def condition(node: Node) -> Iterator[Change]:
 
 
 def statement(node: Node) -> Iterator[Change]:
-    """A call, an assignment, a step or a throw, dropped."""
+    """Drops a call, an assignment, an increment or a throw."""
     if node.type == "throw_statement" or (
         node.type == "expression_statement"
         and node.named_child_count
@@ -119,7 +119,7 @@ def statement(node: Node) -> Iterator[Change]:
 
 
 def jump(node: Node) -> Iterator[Change]:
-    """A break, a continue, or a return after which there is more of the function, dropped."""
+    """Drops a break, a continue, or a return that is followed by more of the function."""
     leaves = node.type in ("break_statement", "continue_statement")
     if leaves or (node.type == "return_statement" and followed(node)):
         yield replaced(node, b";")
@@ -144,9 +144,9 @@ def boolean(node: Node) -> Iterator[Change]:
 
 
 def arguments(node: Node) -> Iterator[Change]:
-    """Two neighbours among a call's arguments; the compiler refuses those of types that differ.
+    """Swaps two adjacent arguments of a call; the compiler refuses different types.
 
-    What annotates a function of the extension has no order: the signature may stand anywhere.
+    Annotations of the extension's functions are left out, because their order is irrelevant.
     """
     if node.type != "argument_list":
         return
@@ -174,7 +174,7 @@ OPERATORS: dict[str, Callable[[Node], Iterator[Change]]] = {
 
 
 def function_of(node: Node) -> str:
-    """Names of the classes and functions around a node, as far as the file gives them."""
+    """Names of the classes and functions around a node, as far as the file has them."""
     names: list[str] = []
     above: Node | None = node
     while above is not None:
@@ -192,7 +192,7 @@ def function_of(node: Node) -> str:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Every node in which there may be sites, outer ones first."""
+    """Every node that may contain sites, outer ones first."""
     if node.is_missing:
         return
     yield node
@@ -205,7 +205,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def sites(path: Path, root: Path) -> list[Site]:
-    """All of one file, in its order."""
+    """All sites of a file, in order."""
     source = path.read_bytes()
     file = str(path.relative_to(root))
     found = [

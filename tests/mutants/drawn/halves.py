@@ -27,11 +27,11 @@ from tests.mutants.python import ROOT
 
 CULPRIT = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 HALVES = ("core", "bindings", "python")
-State = tuple[str, str]  # and by what
+State = tuple[str, str]  # and the run that killed it
 
 
 def all_sites(half: str) -> list[Site]:
-    """Everywhere a mutant of this half can be."""
+    """All sites for mutants of this kind."""
     if half == "python":
         return [
             one for path in python.modules(ROOT / "blockmgr") for one in python.sites(path, ROOT)
@@ -42,7 +42,7 @@ def all_sites(half: str) -> list[Site]:
 
 
 class Hunt:
-    """Builds mutants in a folder, and runs what is to find them."""
+    """Builds mutants in a folder and runs the tests that must find them."""
 
     def __init__(self, folder: Path, cxx: str, jobs: int, checks: Iterable[Check] = LONG) -> None:
         self._folder = folder
@@ -54,7 +54,7 @@ class Hunt:
         self._prepared: set[str] = set()
 
     def result(self, site: Site, half: str) -> Result:
-        """What becomes of a mutant."""
+        """Builds and tests a mutant; returns the result."""
         started = time.monotonic()
         folder = self._folder / "mutant"
         folder.mkdir()
@@ -114,7 +114,7 @@ class Hunt:
         return self._with_sanitized_tests(site, folder / "sanitized")
 
     def _with_sanitized_tests(self, site: Site, folder: Path) -> State:
-        """Bytes read or written beyond an argument are no test's, but a sanitizer's to notice."""
+        """Runs tests under sanitizers, which notice accesses beyond an argument."""
         self._once("sanitized package", self._prepare_sanitized_package)
         folder.mkdir()
         package = self._sanitized_package
@@ -154,7 +154,7 @@ class Hunt:
         package = self._sanitized_package
         package.prepare()
         package.prepare_extension(self._sanitized.core)
-        # The extension as it is has no sanitizers in it: one is linked to be tested as it is.
+        # The installed extension has no sanitizers, so an unchanged one is built and tested first.
         package.replace_extension()
         package.check_clean(MISREAD)
 

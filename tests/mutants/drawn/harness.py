@@ -1,7 +1,7 @@
 """Mutants of the core: compiled into the programs of ``tests.core``, which need no Python.
 
-Everything is compiled once. Of a mutant in a ``.cc`` file only that file is compiled again; one in
-a header takes the core and the programs as one unit.
+Everything is compiled once. For a mutant in a ``.cc`` file, only that file is recompiled; for one
+in a header, the core and the programs are compiled as one unit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.mutants.drawn.site import Site
 
 FAST, QUICK, SHIPPED = "-O1", "-O0", "-O2"
 MOST_MEMORY = 1 << 30
-SLOWER = 12  # as many times the processor time of the core as it is, before a run is endless
+SLOWER = 12  # a run counts as endless after this multiple of the unchanged core's time
 OPTIONS = {
     "faults": ["-Wl,--wrap=calloc"],
     "exhaustive": ["-Wl,--wrap=calloc", "-fno-access-control"],
@@ -48,23 +48,23 @@ Check = tuple[str, str]
 
 
 class DoesNotCompile(Exception):
-    """A mutant the compiler refuses."""
+    """The compiler refuses the mutant."""
 
 
 @dataclass
 class Built:
-    """A mutant's folder, and what was built of it so far."""
+    """A mutant's folder, and its objects and programs built so far."""
 
     site: Site
     folder: Path
     objects: dict[Path, Path] = field(default_factory=dict)
-    """In place of those of the core as it is."""
+    """Replace those of the unchanged core."""
 
     programs: dict[str, Path] = field(default_factory=dict)
 
 
 def within(site: Site) -> Path:
-    """The file, from the folder of the core."""
+    """The path of the file relative to the folder of the core."""
     return Path(site.file).relative_to("blockmgr/csrc")
 
 
@@ -76,7 +76,7 @@ class Harness:
         self._cxx = cxx
         names = f"-DBLOCKMGR_POLICIES={policies()}"
         self._flags = ["-std=c++20", "-w", "-fPIC", names, *sanitizers]
-        # Sanitizers ask for more address space than there is memory.
+        # Sanitizers reserve more address space than there is memory.
         self._most_memory = resource.RLIM_INFINITY if sanitizers else MOST_MEMORY
         self.core: dict[Path, Path] = {}
         self._others: dict[Path, Path] = {}
@@ -86,7 +86,7 @@ class Harness:
         self._pool = ThreadPoolExecutor(jobs)
 
     def prepare(self, checks: Iterable[Check]) -> None:
-        """Compiles the core and the harness as they are, and sees that they pass these checks."""
+        """Compiles the unchanged core and harness, and checks that they pass these checks."""
         self.folder.mkdir(exist_ok=True)
         headers = core_files(".h")
         for level in (FAST, QUICK):
@@ -108,7 +108,7 @@ class Harness:
         self._check_clean(checks)
 
     def _check_clean(self, checks: Iterable[Check]) -> None:
-        """Raises unless the core as it is passes; and keeps how long that takes."""
+        """Raises unless the unchanged core passes; records how long that takes."""
         for check in checks:
             program = self.folder / f"clean-{check[0]}"
             if not program.exists():
@@ -136,14 +136,14 @@ class Harness:
         """The first check that finds the bug."""
         for check in checks:
             program = built.programs.get(check[0]) or self._build(built, check[0])
-            slower = SLOWER * (1 if built.objects else 8)  # nothing of it is optimised
+            slower = SLOWER * (1 if built.objects else 8)  # a unit without optimisation
             outcome = self._run(program, check, 3 + slower * self._seconds[check])
             if outcome.found:
                 return check, outcome
         return None
 
     def is_the_same(self, site: Site, folder: Path) -> bool:
-        """Whether the compiler makes the same code of it, as it is shipped."""
+        """Whether the compiler produces the same code for it, with the flags of a release."""
         name = within(site)
         if name not in self._shipped:
             self._shipped[name] = self._code(name, None, folder / "before")

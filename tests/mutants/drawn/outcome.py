@@ -1,4 +1,4 @@
-"""Runs a program that may have a bug, and says what came of it."""
+"""Runs a program that may have a bug, and classifies the outcome."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE, -signal.SIGILL}
-MOST_STALLED = 180  # seconds in which a process that waits forever has hardly used a processor
-LEAST_PROGRESS = 0.5  # seconds of processor time in these: looking whether to wait on takes some
-KEPT = 600  # characters of what a program said last
+MOST_STALLED = 180  # seconds with almost no processor time, after which a process is stuck
+LEAST_PROGRESS = 0.5  # processor seconds in that time: polling also takes some
+KEPT = 600  # last characters of a program's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ def run(
     variables: Mapping[str, str] | None = None,
     refusals: Sequence[int] = (1,),
 ) -> Outcome:
-    """Runs a command for at most so many seconds of processor time, in so many bytes.
+    """Runs a command within limits on processor seconds and on bytes of memory.
 
-    A run that uses up its time, or that stands still, is endless: the same without a bug takes a
-    small part of it.
+    A run that uses up its time, or that makes no progress, is endless: without a bug it takes a
+    small part of that time.
 
-    Raises ValueError if it ended as no failing test does.
+    Raises ValueError for an exit status that no failing test has.
     """
     limit = max(round(seconds), 1)
 
@@ -79,7 +79,7 @@ def run(
 
 
 def waited(process: subprocess.Popen[bytes]) -> tuple[bool, float]:
-    """Waits for its end, or ends it once it stands still; whether it did, and its time."""
+    """Waits for the process, or kills it if it is stuck; returns that and its time."""
     known, last, pause = 0.0, time.monotonic(), 0.005
     stalled = False
     while True:
@@ -98,7 +98,7 @@ def waited(process: subprocess.Popen[bytes]) -> tuple[bool, float]:
 
 
 def processor_time(pid: int) -> float:
-    """Of a process and of the children it has waited for; 0 once it is gone."""
+    """The time of a process and of children it has waited for; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:

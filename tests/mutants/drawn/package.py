@@ -1,8 +1,8 @@
-"""Mutants of the package: the tests of what they are part of, run over a copy of it.
+"""Mutants of the package: runs the tests of the changed file on a copy of the package.
 
-A mutant of a module replaces that module in the copy. One of the core or of the bindings replaces
-the extension, of which only the file with the bug is compiled again; one in a header takes every
-file that includes it.
+A mutant of a module replaces that module in the copy. A mutant of the core or of the bindings
+replaces the extension, for which only the file with the bug is recompiled, or every file that
+includes a changed header.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.mutants.drawn.outcome import Outcome, run
 from tests.mutants.drawn.site import Site
 from tests.mutants.python import BARE, ROOT
 
-MOST_MEMORY = 24 << 30  # torch asks for much more address space than it uses
-ANY_MEMORY = resource.RLIM_INFINITY  # sanitizers ask for more address space than there is memory
+MOST_MEMORY = 24 << 30  # torch reserves much more address space than it uses
+ANY_MEMORY = resource.RLIM_INFINITY  # sanitizers reserve more address space than there is memory
 SLOWER = 5
-SECONDS = 30  # of processor time any run of tests may take, however fast it is without a bug
-REFUSALS = (1, 2, 3, 4)  # of pytest: a test failed, or a module could not be imported
-# Programs that tests start find the copy too, and not the editable install that would come first.
+SECONDS = 30  # of processor time that every run of tests may take
+REFUSALS = (1, 2, 3, 4)  # exit codes of pytest: a test failed, or an import did
+# Programs that tests start must also find the copy, not the editable install, which comes first.
 FIRST = """
 import sys
 sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
@@ -41,7 +41,7 @@ class Package:
     """A folder with the package, in which a module or the extension can be replaced.
 
     Args:
-        folder: Where; it is made.
+        folder: Path of the copy, which is created.
         cxx: The compiler.
         sanitizers: Its options for them. With any, tests run in an interpreter that loads them.
     """
@@ -63,7 +63,7 @@ class Package:
         self._extension = folder / "blockmgr" / "_core.abi3.so"
 
     def prepare(self) -> None:
-        """Copies the package with the extension as it is installed."""
+        """Copies the package with the installed extension."""
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "csrc")
         self.folder.mkdir(exist_ok=True)
         shutil.copytree(ROOT / "blockmgr", self.folder / "blockmgr", ignore=ignored)
@@ -77,7 +77,7 @@ class Package:
         shutil.copy(blockmgr._core.__file__, self._extension)
 
     def prepare_extension(self, core: Mapping[Path, Path]) -> None:
-        """Compiles the bindings, for mutants of them and of the core below them."""
+        """Compiles the bindings, for mutants of the bindings and of the core."""
         common = self.folder / "objects" / "common.h"
         common.parent.mkdir()
         common.write_text(f'#include "{SOURCES / "bindings" / "bindings.h"}"\n')
@@ -88,7 +88,7 @@ class Package:
         self._objects.update(core)
 
     def replace_extension(self) -> None:
-        """Puts what was compiled in place of the extension as it is installed."""
+        """Replaces the installed extension by the compiled one."""
         self._extension.unlink()
         parts = [*map(str, self._objects.values()), "-o", str(self._extension)]
         subprocess.run([self._cxx, "-shared", *self._sanitizers, *parts], check=True)
@@ -115,7 +115,7 @@ class Package:
         return None
 
     def check_clean(self, tests: Iterable[str]) -> None:
-        """Raises unless these tests pass without a bug; and keeps how long they take."""
+        """Raises unless these tests pass without a bug; records how long they take."""
         for chosen in tests:
             if chosen in self._seconds:
                 continue
@@ -125,7 +125,7 @@ class Package:
             self._seconds[chosen] = outcome.seconds
 
     def extension(self, site: Site, folder: Path, changed: Path | None = None) -> Path:
-        """The extension with a bug in it, of the bindings or of an object already compiled."""
+        """Builds the extension with a bug, in the bindings or in an already compiled object."""
         original = SOURCES / within(site)
         objects = dict(self._objects)
         planted = site.planted(original.read_bytes())
@@ -151,7 +151,7 @@ class Package:
         return extension
 
     def is_the_same(self, site: Site, folder: Path) -> bool:
-        """Whether the compiler makes the same code of a mutant of the bindings."""
+        """Whether the compiler produces the same code for a mutant of the bindings."""
         name = within(site)
         users = (
             [name]
@@ -205,7 +205,7 @@ class Package:
 
 
 def included(source: Path) -> set[Path]:
-    """All headers of the core that a file includes, and that those include."""
+    """All headers of the core that a file includes directly or indirectly."""
     found: set[Path] = set()
     waiting = [source.relative_to(SOURCES)]
     while waiting:

@@ -1,8 +1,8 @@
-"""Where a Python module can be mutated: the operators are those of cosmic-ray.
+"""The places in a Python module that can be mutated, with the operators of cosmic-ray.
 
-Left out: annotations, docstrings, ``__all__``, what only a type checker reads, kernels, which no
-Python runs, what draws pictures, whose looks no test fixes, ports of engines that are not
-installed, and swaps of ``is`` with ``==``, which for ``None`` and enumerations are the same.
+Left out: annotations, docstrings, ``__all__``, code for type checkers only, kernels, which Python
+does not run, code that draws pictures, whose appearance no test fixes, ports of engines that are
+not installed, and swaps of ``is`` with ``==``, which are equal for ``None`` and enumerations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEFT_OUT = (
     "lab/plot.py",
     "stress/",
 )
-# Ports whose tests need the engine, but for those of these modules.
+# Ports whose tests need the engine, except for these modules.
 ENGINES = {
     "ports/vllm/": ("vllm", "ports/vllm/options.py"),
     "ports/sglang/": ("sglang", "ports/sglang/keys.py"),
@@ -40,7 +40,7 @@ FAMILY = re.compile(r"core/(Replace(?:Binary|Comparison|Unary)Operator)?(.*)")
 
 @cache
 def operators() -> dict[str, Operator]:
-    """By cosmic-ray's name; those that need arguments left out."""
+    """Operators by cosmic-ray's name, without those that need arguments."""
     found = {name: get_operator(name) for name in sorted(operator_names())}
     return {
         name: kind()
@@ -50,7 +50,7 @@ def operators() -> dict[str, Operator]:
 
 
 def modules(package: Path) -> list[Path]:
-    """All modules but kernels, pictures, the stress program, and ports of engines not installed."""
+    """All modules except kernels, pictures, the stress program and ports of missing engines."""
     found = {p.relative_to(package).as_posix(): p for p in sorted(package.rglob("*.py"))}
     return [p for name, p in found.items() if not name.startswith(LEFT_OUT) and has_engine(name)]
 
@@ -64,7 +64,7 @@ def has_engine(name: str) -> bool:
 
 
 def silent(tree: ast.Module) -> set[tuple[int, int]]:
-    """Starts of all expressions that no run reads, as lines and columns."""
+    """Starts of all expressions that are never evaluated, as lines and columns."""
     unread: list[ast.AST] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
@@ -114,7 +114,7 @@ def functions(tree: ast.Module) -> dict[int, str]:
 
 
 def sites(path: Path, root: Path) -> list[Site]:
-    """All of one module, in its order."""
+    """All sites of a module, in order."""
     source = path.read_text()
     lines = source.splitlines()
     tree = ast.parse(source)
@@ -128,7 +128,7 @@ def sites(path: Path, root: Path) -> list[Site]:
         family = match[1] or match[2]
         places = (place for node in nodes for place in operator.mutation_positions(node))
         for occurrence, (start, _) in enumerate(places):
-            # A decorator's place is its at sign, one before what the syntax tree has.
+            # The position of a decorator is its at sign, one column before that in the syntax tree.
             if start in unread or (name.endswith("RemoveDecorator") and below(start) in unread):
                 continue
             line = start[0]
@@ -156,7 +156,7 @@ def sites(path: Path, root: Path) -> list[Site]:
 
 
 def planted(site: Site, source: str) -> str:
-    """The module with the change in it."""
+    """The module with the change."""
     changed = mutate_code(source, operators()[site.text.decode()], site.start)
     if changed is None:
         raise ValueError(f"{site.name}: no such place")

@@ -1,4 +1,4 @@
-"""Where a mutant can be, what it is called, and which of them are drawn."""
+"""Sites of mutants, their names, and the random order in which they are drawn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WIDEST = 160  # characters of a line in a name
 class Site:
     """One change of one file, by an operator.
 
-    Its name has no line number: a verdict on it holds for as long as its function and its line
-    stay as they are.
+    Its name has no line number, so that a verdict on it is valid as long as its function and its
+    line do not change.
     """
 
     file: str
@@ -40,7 +40,7 @@ class Site:
     """The lines it touches, without and with the change, each run of white space as one space."""
 
     nth: int = 0
-    """Of those which are the same in all of the above but the place."""
+    """Number among sites that differ from it only in their position."""
 
     @property
     def place(self) -> str:
@@ -54,7 +54,7 @@ class Site:
         )
 
     def planted(self, source: bytes) -> bytes:
-        """The file with the change in it, and with as many lines as before."""
+        """The file with the change and with the same number of lines."""
         lost = source[self.start : self.end].count(b"\n") - self.text.count(b"\n")
         return source[: self.start] + self.text + b"\n" * max(lost, 0) + source[self.end :]
 
@@ -76,7 +76,7 @@ def site(
 
 
 def on_one_line(text: bytes) -> str:
-    """Shortened in the middle, with a hash of what is left out, if it is long."""
+    """A long text with its middle replaced by a hash."""
     line = " ".join(text.decode().split())
     if len(line) <= WIDEST:
         return line
@@ -85,7 +85,7 @@ def on_one_line(text: bytes) -> str:
 
 
 def numbered(sites: Iterable[Site]) -> list[Site]:
-    """Sites whose names would be the same get numbers, in the order of the file."""
+    """Numbers sites that would have the same name, in the order of the file."""
     times: dict[str, int] = defaultdict(int)
     result = []
     for one in sites:
@@ -101,8 +101,8 @@ def rank(seed: int, words: str) -> bytes:
 def drawn(sites: Iterable[Site], seed: int) -> Iterator[Site]:
     """All sites in a random order: a line, then an operator that has a site on it, then a site.
 
-    The order comes from hashes of their names, so a change of one function leaves the order of all
-    other sites as it was. A line comes up again only after every other one.
+    The order comes from hashes of their names, so a change in one function does not change the
+    order of other sites. A line is drawn again only after every other line.
     """
     lines: dict[tuple[str, int], list[Site]] = defaultdict(list)
     for one in sites:

@@ -1,4 +1,4 @@
-"""What was found out about mutants that survived, and what a run of many comes to."""
+"""Verdicts on mutants that survived, and the totals of a run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ REFUSED, SAME, KILLED, SURVIVED = "refused", "same", "killed", "survived"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one mutant."""
+    """The result of one mutant."""
 
     name: str
     half: str
     operator: str
     line: int
     state: str
-    """``refused`` by the compiler, the ``same`` code, ``killed`` or ``survived``."""
+    """``refused`` by the compiler, compiled to the ``same`` code, ``killed`` or ``survived``."""
 
     by: str = ""
-    """Which run killed it, and how."""
+    """The run that killed it, and how."""
 
     seconds: float = 0.0
 
@@ -36,14 +36,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On a survivor: no input can tell it from the code as it is, or no test does yet."""
+    """On a survivor: no input distinguishes it from the unchanged code, or no test does so far."""
 
     kind: str
     why: str
 
 
 def read(file: Path = FILE) -> dict[str, Verdict]:
-    """The verdicts by name. Raises ValueError on one that says nothing, or that is there twice."""
+    """The verdicts by name. Raises ValueError for an incomplete or duplicate one."""
     verdicts: dict[str, Verdict] = {}
     for entry in tomllib.loads(file.read_text()).get("survivor", []):
         if set(entry) != {"name", "verdict", "why"} or not entry["why"].strip():
@@ -58,14 +58,14 @@ def read(file: Path = FILE) -> dict[str, Verdict]:
 
 @dataclass
 class Balance:
-    """Results against verdicts."""
+    """Results compared with verdicts."""
 
     states: Counter[str] = field(default_factory=Counter)
     equivalent: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
     misjudged: list[str] = field(default_factory=list)
-    """Killed, though a verdict says that nothing can."""
+    """Killed although a verdict says that no test can."""
 
     @property
     def killed(self) -> int:
@@ -73,7 +73,7 @@ class Balance:
 
     @property
     def counted(self) -> int:
-        """Mutants of which a test could find each."""
+        """The number of mutants that a test could find."""
         return self.killed + len(self.missed) + len(self.unjudged)
 
     @property
