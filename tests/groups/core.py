@@ -292,14 +292,16 @@ class CoreManager:
         return not seq.preempted and seq.computed > seq.settled
 
     def held_ids(self) -> set[int]:
-        ends = itertools.chain.from_iterable((c.source, c.destination) for c in self.flight)
-        tables = [
-            table
-            for handle, seq in self.seqs.items()
-            if not seq.preempted
-            for table in self.tables(handle)
-        ]
-        return {block for table in tables for block in table if block} | set(ends)
+        """The blocks that a sequence or a copy holds."""
+        held = set(itertools.chain.from_iterable((c.source, c.destination) for c in self.flight))
+        for handle, seq in self.seqs.items():
+            if seq.preempted:
+                continue
+            row = self.core.row(handle)
+            held.update(itertools.chain.from_iterable(self.tables(handle)))
+            # A sequence without slots keeps the blocks that its states are in.
+            held.update(int(self.core.group_table(group)[row, 0]) for group in self.recurrent())
+        return held - {0}
 
     def fingerprint(self) -> tuple[object, ...]:
         return (tuple(self.tables(h) for h, s in self.seqs.items() if not s.preempted),)
