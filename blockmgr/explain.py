@@ -1,4 +1,4 @@
-"""Why a prompt is not found in the cache any further than it is: what ``explain`` answers."""
+"""Why the rest of a prompt is not in the cache: the result of ``explain``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Explanation", "Miss", "MissReason"]
 class MissReason(enum.Enum):
     """Why tokens of a prompt have to be computed.
 
-    Exactly one holds for each token that is not found. Of several, the one that stands first here.
+    Each token that is not found has one reason: the first one here that applies.
     """
 
     CACHING_OFF = "prefix caching is off"
@@ -67,18 +67,17 @@ class MissReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """A run of prompt tokens that have to be computed, all for one reason.
+    """A run of prompt tokens that have to be computed for one reason.
 
     Attributes:
         reason: Why.
         start: Position of the first of them.
         stop: Position after the last of them.
-        more_blocks: If evicted: for each block of the run, by how many blocks the pool is too small
-            to have kept it in order of last use; 0 if that order would have kept it as it is. Else
-            empty.
+        more_blocks: If evicted: for each block of the run, how many more blocks the pool would need
+            for LRU to keep it; 0 if LRU would have kept it in this pool. Else empty.
         evicted_ago: If evicted: blocks handed out since the first block of the run was evicted.
-        diverges_at: If it diverges: position of the first token that differs.
-        group: If a group refused: which one, by its position in ``ManagerConfig.groups``.
+        diverges_at: If the run diverges: position of the first token that differs.
+        group: If a group refused: its position in ``ManagerConfig.groups``.
     """
 
     reason: MissReason
@@ -96,7 +95,7 @@ class Miss:
 
     @property
     def why(self) -> str:
-        """The reason, for people: a phrase that continues "these tokens"."""
+        """The reason as text: a phrase that continues "these tokens"."""
         match self.reason:
             case MissReason.EVICTED:
                 return f"were evicted{self._evicted()}"
@@ -123,7 +122,7 @@ class Explanation:
     Attributes:
         num_tokens: Tokens in the prompt.
         num_cached_tokens: Leading tokens that would be found.
-        num_partial_tokens: Of those, tokens that would come from a part of a block.
+        num_partial_tokens: Of those, tokens that would come from part of a block.
         misses: The other tokens in order, from ``num_cached_tokens`` to ``num_tokens``; never
             empty, because the last token is always missed.
     """
@@ -139,7 +138,7 @@ class Explanation:
         return self.misses[0].reason
 
     def missed_tokens(self, reason: MissReason) -> int:
-        """Tokens that are missed for this reason."""
+        """Number of tokens missed for this reason."""
         return sum(miss.num_tokens for miss in self.misses if miss.reason is reason)
 
     def __str__(self) -> str:
@@ -170,7 +169,7 @@ _REASONS = tuple(MissReason)
 
 
 def explanation(report: Report) -> Explanation:
-    """What the core says of each missed block, in runs of one reason."""
+    """The core's reasons for single blocks, joined into runs of one reason."""
     num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago, groups = report
     changes = np.flatnonzero((np.diff(reasons) != 0) | (np.diff(groups) != 0))
     ends = np.append(changes + 1, len(reasons)).tolist()

@@ -1,4 +1,4 @@
-"""What a prompt is given as: its tokens, and the extra keys of its blocks."""
+"""The types in which callers pass a prompt: its tokens, and the extra keys of its blocks."""
 
 from __future__ import annotations
 
