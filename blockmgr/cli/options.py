@@ -150,7 +150,7 @@ def chosen_jobs(jobs: int | None, ray_address: str | None, most: int) -> int | R
         most: How much there is to do; more processes would only start and stop.
 
     Raises:
-        ValueError: The address is none, or ``jobs`` does not go with it.
+        ValueError: The address is invalid, or ``jobs`` does not go with it.
     """
     if ray_address is not None:
         return RayCluster(address=ray_address, num_cpus=jobs)

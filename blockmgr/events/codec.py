@@ -270,7 +270,7 @@ def decode(payload: bytes) -> AnyBatch:
     """The batch behind what was published, in the layout of today or the older one.
 
     Raises:
-        ValueError: These bytes are no batch of events.
+        ValueError: These bytes are not a batch of events.
     """
     return _decode(_maps, payload)
 
@@ -279,7 +279,7 @@ def decode_hashes(payload: bytes) -> AnyBatch:
     """Likewise, without the tokens of today's layout: for an index, which knows digests only.
 
     Raises:
-        ValueError: These bytes are no batch of events.
+        ValueError: These bytes are not a batch of events.
     """
     return _decode(_hashes, payload)
 

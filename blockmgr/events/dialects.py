@@ -108,7 +108,7 @@ class DynamoEncoder:
         """One document an event, in order; none for the clearing of an empty tier.
 
         Raises:
-            ValueError: A namespace is no UTF-8 text. No number was given to that event.
+            ValueError: A namespace is not UTF-8 text. No number was given to that event.
         """
         for event in events:
             if not _is_of(self._group, event):

@@ -58,7 +58,7 @@ def connect(socket: zmq.Socket[bytes], name: str, endpoint: str) -> None:
     """Connects a socket; the other end may come later.
 
     Raises:
-        ValueError: This is no address.
+        ValueError: Not an address.
     """
     try:
         _check_port(endpoint)

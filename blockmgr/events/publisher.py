@@ -70,9 +70,9 @@ class Publisher:
         replay_endpoint: Where to answer requests, likewise; None answers none.
         topic: First frame of each message.
         rank: Data-parallel rank; None for an engine without ranks.
-        hashes: As ``Encoder`` has it.
-        layout: As ``Encoder`` has it.
-        groups: As ``Encoder`` has it; None for those of the manager's config.
+        hashes: As in ``Encoder``.
+        layout: As in ``Encoder``.
+        groups: As in ``Encoder``; None for those of the manager's config.
         buffer_batches: Batches that are kept for replay.
         max_queued: Batches that wait for a slow reader, before it misses some.
         flush_s: Longest time that events wait without a call of ``publish``.

@@ -54,7 +54,7 @@ class Subscriber:
         clock: Monotonic time in seconds.
 
     Raises:
-        ValueError: An address is none, or a time is not above 0.
+        ValueError: An address is invalid, or a time is not above 0.
         TypeError: A value is of the wrong type.
     """
 
@@ -144,7 +144,7 @@ class Subscriber:
 
         Raises:
             ValueError: The wait is negative or not finite, or the subscriber is closed.
-            TypeError: It is no number.
+            TypeError: It is not a number.
         """
         if timeout_s:
             milliseconds("timeout_s", timeout_s)

@@ -62,7 +62,7 @@ class Feeds:
         """Announces a worker and follows its events. If it is followed already, it starts again.
 
         Raises:
-            ValueError: An address is none, or the index has no room for another worker.
+            ValueError: An address is invalid, or the index has no room for another worker.
         """
         self._add({worker: (endpoint, replay_endpoint)})
 
@@ -81,7 +81,7 @@ class Feeds:
             The names of the workers.
 
         Raises:
-            ValueError: An address is none, or the index has no room for all of them. None is
+            ValueError: An address is invalid, or the index has no room for all of them. None is
                 followed then that was not before.
         """
         count = whole("ranks", ranks, 1, 2**16)

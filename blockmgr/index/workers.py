@@ -143,7 +143,7 @@ class WorkerIndex:
 
         Raises:
             ValueError: There are ``max_workers`` already.
-            TypeError: The name is no text.
+            TypeError: The name is not a str.
         """
         text("worker", worker)
         with self._lock:
@@ -184,7 +184,7 @@ class WorkerIndex:
         Raises:
             KeyError: It was never announced.
             ValueError: The load is not finite.
-            TypeError: It is no number.
+            TypeError: It is not a number.
         """
         _finite("load", load)
         with self._lock:

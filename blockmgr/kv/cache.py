@@ -39,7 +39,7 @@ class PagedKVCache(Swaps):
 
     Args:
         num_blocks: Physical blocks; ``num_blocks_for`` tells how many fit into a budget.
-        block_size: Tokens a block, ``1 … 65535``.
+        block_size: Tokens per block, ``1 … 65535``.
         shape: The model.
         layout: A name out of ``PRESETS``; None for NHD, or for MLA if the shape has a
             ``latent_dim``.
@@ -113,7 +113,7 @@ class PagedKVCache(Swaps):
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return self._pool.block_size
 
     @property

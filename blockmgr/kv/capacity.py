@@ -16,7 +16,7 @@ def num_blocks_for(num_bytes: int, shape: ModelShape | HybridShape, block_size: 
         num_bytes: Bytes to fill with K/V.
         shape: The model. Of a hybrid one, a block is a page in each of ``group_size`` tensors,
             whichever group has it.
-        block_size: Tokens a block, at least 1.
+        block_size: Tokens per block, at least 1.
 
     Raises:
         ValueError: Not even one block fits.

@@ -72,12 +72,12 @@ class KVBlocks(NotCopied):
     Args:
         segments: Out of ``segments_from``, of all tensors that belong to a block, in any order.
             Bytes that two of them name are copied once.
-        block_size: Tokens a block, as the manager has it.
+        block_size: Tokens per block, as the manager has it.
         backend: None for ``"triton"`` on CUDA and ROCm if it can be imported, else
             ``"torch"``. ``"triton"`` on a CPU is Triton's interpreter, for tests.
         access_bytes: Demand accesses of 16, 8, 4, 2 or 1 bytes; None for the widest that
             all segments allow.
-        max_pairs: Pairs a launch, at least 1. A longer plan takes several.
+        max_pairs: Pairs per launch, at least 1. A longer plan takes several.
 
     Raises:
         LayoutError: Names the segment: mixed devices or numbers of blocks, rows that do not
@@ -128,7 +128,7 @@ class KVBlocks(NotCopied):
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return self._registered.block_size
 
     @property
@@ -163,7 +163,7 @@ class KVBlocks(NotCopied):
 
     @property
     def max_pairs(self) -> int:
-        """Pairs a launch."""
+        """Pairs per launch."""
         return self._max_pairs
 
     def copy(self, plan: CopyPlan) -> None:
@@ -355,7 +355,7 @@ class KVBlocks(NotCopied):
 
         Raises:
             ValueError: A tensor is of another shape, type or device.
-            TypeError: An argument is no tensor.
+            TypeError: An argument is not a tensor.
         """
         num_pairs = len(pairs) if isinstance(pairs, torch.Tensor) and pairs.ndim else 0
         check_list(pairs, (num_pairs, 3), "pairs", self.device)

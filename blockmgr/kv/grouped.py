@@ -39,7 +39,7 @@ class GroupedKVCache(Swaps):
 
     Args:
         num_blocks: Physical blocks; ``num_blocks_for`` tells how many fit into a budget.
-        block_size: Tokens a block; ``shape.block_size_for()`` has one that holds the states.
+        block_size: Tokens per block; ``shape.block_size_for()`` has one that holds the states.
         shape: The model.
         layout: A name out of ``PRESETS``. None for ``"NHD"``, or with states ``"BLOCK_KV_NHD"``, or
             for ``"MLA"``. States need pages of one piece, which are those of ``"BLOCK_KV_NHD"``,
@@ -110,7 +110,7 @@ class GroupedKVCache(Swaps):
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return self._pages.block_size
 
     @property

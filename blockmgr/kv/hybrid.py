@@ -280,7 +280,7 @@ class HybridShape:
         """Bytes of a block in one tensor.
 
         Args:
-            block_size: Tokens a block, at least 1.
+            block_size: Tokens per block, at least 1.
 
         Raises:
             PageSizeError: The state of a group does not fit.
@@ -309,7 +309,7 @@ class HybridShape:
         """Bytes of one block in all tensors, whichever group has it.
 
         Args:
-            block_size: Tokens a block, at least 1.
+            block_size: Tokens per block, at least 1.
 
         Raises:
             PageSizeError: The state of a group does not fit.

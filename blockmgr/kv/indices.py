@@ -40,7 +40,7 @@ class Pool:
 
     Attributes:
         num_blocks: Blocks.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         device: Where the tensors live.
         takes_mapping: Whether tokens are written by a kernel that takes slots as they are.
     """

@@ -38,7 +38,7 @@ def check_segments(segments: Sequence[Segment], block_size: int) -> list[Segment
     Args:
         segments: Of one pool. Those that name the same bytes, as layers that share their K/V do,
             are kept once; if only one of them can be split after any token, rows are whole.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
 
     Returns:
         Segments in canonical form, in their order: rows that touch are one row where no token
@@ -46,7 +46,7 @@ def check_segments(segments: Sequence[Segment], block_size: int) -> list[Segment
 
     Raises:
         LayoutError: Names the segment: it is on another device, has another number of blocks or
-            of tokens a block, overlaps itself, or shares some but not all bytes with another.
+            of tokens per block, overlaps itself, or shares some but not all bytes with another.
         ValueError: ``segments`` is empty, or ``block_size`` is below 1.
         TypeError: An argument is of the wrong type.
     """

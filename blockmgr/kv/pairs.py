@@ -212,7 +212,7 @@ def check_list(
 
     Raises:
         ValueError: A tensor of another shape, type or device.
-        TypeError: No tensor.
+        TypeError: Not a tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")

@@ -53,7 +53,7 @@ class Registration:
     Attributes:
         segments: Each byte of a block once.
         num_blocks: Blocks.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         access_bytes: Width that every address, stride and length of a copy is a multiple of.
         tensors: What the segments lie in, one tensor for each storage.
         table: ``int64[num_segments, COLUMNS]`` on the host.
@@ -134,7 +134,7 @@ def register(
 
     Args:
         segments: Of one pool.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         access_bytes: Width to use; None for the widest possible.
 
     Raises:

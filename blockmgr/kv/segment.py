@@ -44,7 +44,7 @@ class Segment:
         num_blocks: Blocks, ids ``[0, num_blocks)``.
         offset: From ``tensor.data_ptr()`` to block 0. May point anywhere in the storage.
         token_bytes: From a token to the next within a row; 0 if rows are never split.
-        block_tokens: Tokens a block; 0 if the layout does not say.
+        block_tokens: Tokens per block; 0 if the layout does not say.
 
     Raises:
         LayoutError: A size is below 1, rows overlap, tokens do not divide a row or are not

@@ -82,7 +82,7 @@ class ModelShape:
         """Bytes of one block in all layers.
 
         Args:
-            block_size: Tokens a block, at least 1.
+            block_size: Tokens per block, at least 1.
         """
         return whole("block_size", block_size, 1) * self.bytes_per_token
 

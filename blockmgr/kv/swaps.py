@@ -27,7 +27,7 @@ class Swaps(NotCopied, ABC):
     @property
     @abstractmethod
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ the block size::
     B  a0 a1 b2 b3                                     run 2: b2 b3
     C  a0 a1 a2 a3 a4 c5                                        run 3: c5, below run 1
 
-Three rules say which blocks a prompt of ``n`` tokens refers to, at ``b`` tokens a block:
+Three rules say which blocks a prompt of ``n`` tokens refers to, at ``b`` tokens per block:
 
 ========= ====================== ========================== ====================================
 rule      cached                 may hit                    for

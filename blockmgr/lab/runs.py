@@ -93,7 +93,7 @@ class References:
     """The blocks of a trace at one block size.
 
     Attributes:
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         runs: The forest.
         requests: One record a request, in order of arrival.
     """
@@ -155,7 +155,7 @@ class RunColumns:
     """References as columns of ``int64``, which the core takes.
 
     Attributes:
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         parent: As ``Runs`` has it, and so are the next two.
         length: Blocks of each run.
         end: Blocks from the root to the end of each run.

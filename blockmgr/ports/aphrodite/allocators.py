@@ -21,7 +21,7 @@ class NaiveBlockAllocator(PoolAllocator):
     Args:
         create_block: The kind of block, ``NaiveBlock`` or a subclass of it.
         num_blocks: Blocks of the pool.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         block_ids: The ids of the blocks, distinct and not negative; ``0 … num_blocks - 1`` if not
             given.
 
@@ -52,7 +52,7 @@ class PrefixCachingBlockAllocator(PoolAllocator):
 
     Args:
         num_blocks: Blocks of the pool.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         block_ids: The ids of the blocks, distinct and not negative; ``0 … num_blocks - 1`` if not
             given.
         eviction: As in ``ManagerConfig``.

@@ -21,7 +21,7 @@ class BlockIds:
 
     Raises:
         ValueError: Another number of ids, one twice, or a negative one.
-        TypeError: An id that is no int.
+        TypeError: An id that is not an int.
     """
 
     __slots__ = ("_blocks", "_ids")
@@ -59,7 +59,7 @@ class BlockIds:
 
         Raises:
             ValueError: No block has it.
-            TypeError: No int.
+            TypeError: Not an int.
         """
         block_id = integer("block_id", block_id)
         try:

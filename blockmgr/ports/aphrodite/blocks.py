@@ -49,7 +49,7 @@ class Run:
 
     Attributes:
         allocator: Whose blocks they are.
-        size: Tokens a block.
+        size: Tokens per block.
         before: The block that the first one follows.
         blocks: Blocks of the pool; ``FREED`` where one was given back.
         may_have_freed: Whether any may be. Set before the first is given back, and never unset.
@@ -221,7 +221,7 @@ class PoolBlock(Block):
             NoFreeBlocksError: The block is shared, and none is free to copy it to.
             BlockStateError: The block was freed.
             ValueError: No tokens, too many, or one out of ``[0, 2**32)``.
-            TypeError: A token that is no int.
+            TypeError: A token that is not an int.
 
         Leaves:
             A copy, for ``clear_copy_on_writes``.
@@ -347,7 +347,7 @@ class PrefixCachingBlock(PoolBlock):
         Raises:
             ValueError: A previous hash for a first block, or none for a later one; a token out of
                 bounds.
-            TypeError: A token, a hash or an extra hash that is no int.
+            TypeError: A token, a hash or an extra hash that is not an int.
         """
         if (prev_block_hash is None) is not is_first_block:
             raise ValueError(

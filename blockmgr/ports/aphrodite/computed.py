@@ -28,7 +28,7 @@ class ComputedBlocksTracker:
 
     Args:
         allocator: Where its blocks are, or would be found.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         enable_caching: Off, every answer is 0.
 
     Raises:
@@ -72,7 +72,7 @@ class ComputedBlocksTracker:
 
         Raises:
             ValueError: A token out of ``[0, 2**32)``.
-            TypeError: No sequence, or a token that is no int.
+            TypeError: Not a sequence, or a token that is not an int.
         """
         name, tokens, extra = id_of(seq), tokens_of(seq), extra_hash_of(seq)
         if not self._enable_caching:

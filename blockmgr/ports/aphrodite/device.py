@@ -38,7 +38,7 @@ class CpuGpuBlockAllocator:
 
     Raises:
         ValueError: Different block sizes, or ids in common.
-        TypeError: No allocator.
+        TypeError: Not an allocator.
     """
 
     __slots__ = ("_allocators", "_null", "block_size", "caches")
@@ -76,7 +76,7 @@ class CpuGpuBlockAllocator:
             allocator_type: ``"naive"`` or ``"prefix_caching"``.
             num_gpu_blocks: Blocks of the device.
             num_cpu_blocks: Blocks of the host; 0 for none.
-            block_size: Tokens a block.
+            block_size: Tokens per block.
             eviction: As in ``ManagerConfig``, for pools that cache prefixes.
 
         Raises:
@@ -105,7 +105,7 @@ class CpuGpuBlockAllocator:
 
         Raises:
             ValueError: There are no blocks on that device.
-            TypeError: No ``Device``.
+            TypeError: Not a ``Device``.
         """
         allocator = self._known(device)
         if allocator is None:
@@ -192,7 +192,7 @@ class CpuGpuBlockAllocator:
         """The number of a block within the pool of its device.
 
         Raises:
-            ValueError: No block of that device.
+            ValueError: Not a block of that device.
         """
         return self.pool_of(device).pool_block(absolute_id)
 
@@ -208,7 +208,7 @@ class CpuGpuBlockAllocator:
 
         Raises:
             BlockStateError: The block was freed before.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         if self._null is None or block is not self._null:
@@ -219,7 +219,7 @@ class CpuGpuBlockAllocator:
 
         Raises:
             BlockStateError: A block of the sequence was freed.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         return self._allocator_of(last_block).fork(last_block)
@@ -300,7 +300,7 @@ class CpuGpuBlockAllocator:
             NoFreeBlocksError: The destination has too few blocks available.
             BlockStateError: A block was freed, or waits for a copy.
             ValueError: Not a whole sequence, or not of ``src_device``; no other device.
-            TypeError: No block of an allocator.
+            TypeError: Not a block of an allocator.
         """
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         return self.swap_all(
@@ -344,7 +344,7 @@ class CpuGpuBlockAllocator:
         Raises:
             BlockStateError: A block waits for a copy.
             ValueError: No whole sequence of the other device.
-            TypeError: No block of an allocator.
+            TypeError: Not a block of an allocator.
         """
         destination = self.pool_of(device)
         source = next((a for a in self._allocators.values() if a is not destination), destination)

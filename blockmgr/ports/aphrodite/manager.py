@@ -40,7 +40,7 @@ class BlockSpaceManager:
     thread may change the answer.
 
     Args:
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         num_gpu_blocks: Blocks of the device.
         num_cpu_blocks: Blocks of the host; 0 without swapping.
         watermark: Share of the device's blocks held back from new work, in ``[0, 1)``.
@@ -229,7 +229,7 @@ class BlockSpaceManager:
         """Nothing to do: a group with an encoder never gets blocks here.
 
         Raises:
-            TypeError: No group.
+            TypeError: Not a group.
         """
         distinct_sequences(seq_group)
 
@@ -239,7 +239,7 @@ class BlockSpaceManager:
         Raises:
             EncoderDecoderError: The group has an encoder.
             SequenceStateError: It has none.
-            TypeError: No group.
+            TypeError: Not a group.
         """
         distinct_sequences(seq_group)
         refuse_encoder(seq_group)
@@ -274,7 +274,7 @@ class BlockSpaceManager:
 
         Raises:
             ValueError: A token out of ``[0, 2**32)``.
-            TypeError: No sequence, or a token that is no int.
+            TypeError: Not a sequence, or a token that is not an int.
         """
         return self._computed.get_num_cached_tokens(seq)
 
@@ -299,7 +299,7 @@ class BlockSpaceManager:
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.
             ValueError: A negative ``token_chunk_size``; the group is on the host.
-            TypeError: ``token_chunk_size`` is no int.
+            TypeError: ``token_chunk_size`` is not an int.
         """
         if token_chunk_size is not None:
             token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)

@@ -80,7 +80,7 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             NoFreeBlocksError: None is available.
-            TypeError: ``prev_block`` is no block of this kind.
+            TypeError: ``prev_block`` is not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         run = self._run_after(prev_block)
@@ -119,7 +119,7 @@ class PoolAllocator(BlockAllocator):
         Raises:
             NoFreeBlocksError: Too few are available; nothing is allocated.
             BlockStateError: ``prev_block`` is not full.
-            TypeError: ``prev_block`` is no block of this kind, or a token no int.
+            TypeError: ``prev_block`` is not a block of this kind, or a token is not an int.
             ValueError: It belongs to another allocator; or blocks without the right number of
                 tokens; or a token out of ``[0, 2**32)``.
         """
@@ -183,7 +183,7 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             NoFreeBlocksError: None is available; the block keeps what it has.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
 
         Leaves:
@@ -219,7 +219,7 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             BlockStateError: The block was freed, or is not full.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
@@ -242,7 +242,7 @@ class PoolAllocator(BlockAllocator):
                 are passed over.
 
         Raises:
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         self.prefix_cache.mark_computed(
             None if block_ids is None else [self.ids.block(name) for name in block_ids]
@@ -257,7 +257,7 @@ class PoolAllocator(BlockAllocator):
             seq_block_ids: The physical blocks of each sequence, in order.
 
         Raises:
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         places = [[self.ids.block(name) for name in names] for names in seq_block_ids]
         computed = [
@@ -271,7 +271,7 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             BlockStateError: A block is not held, and it is not cached.
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         self.pool.touch([self.ids.block(name) for name in block_ids])
 
@@ -283,7 +283,7 @@ class PoolAllocator(BlockAllocator):
                 are not found by it; ``ComputedBlocksTracker`` asks by tokens, and finds them.
 
         Raises:
-            TypeError: A hash that is no int.
+            TypeError: A hash that is not an int.
 
         Cost: O(blocks that continue the ones found), a digest for each.
         """
@@ -307,7 +307,7 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             BlockStateError: A block of the sequence was freed.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
 
         Cost: O(blocks), without recursion and without an object a block.
@@ -323,7 +323,7 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             BlockStateError: The block was freed before.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
@@ -368,8 +368,8 @@ class PoolAllocator(BlockAllocator):
         """The block of the pool with this id; also ``get_physical_block_id``.
 
         Raises:
-            ValueError: No block of this allocator.
-            TypeError: No int.
+            ValueError: Not a block of this allocator.
+            TypeError: Not an int.
         """
         return self.ids.block(block_id)
 

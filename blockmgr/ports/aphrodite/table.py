@@ -26,7 +26,7 @@ class BlockTable:
     """The blocks of a sequence, growing with its tokens; for one thread at a time.
 
     Args:
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         block_allocator: Where blocks come from.
         max_block_sliding_window: Blocks that attention reaches back, the one being written
             included; older ones are given back and the null block stands for them. Only without
@@ -42,7 +42,7 @@ class BlockTable:
     __slots__ = ("_allocator", "_dropped", "_run", "_window", "block_size", "num_computed_slots")
 
     block_size: int
-    """Tokens a block."""
+    """Tokens per block."""
 
     num_computed_slots: int
     """Leading slots whose K/V is known to be written; ``BlockSpaceManager`` keeps count."""
@@ -90,7 +90,7 @@ class BlockTable:
 
         Raises:
             ValueError: A negative number of slots, or ``block_size`` below 1.
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
         """
         slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         return -(-(len(token_ids) + slots) // whole("block_size", block_size, 1))
@@ -107,7 +107,7 @@ class BlockTable:
             NoFreeBlocksError: Too few are available; nothing is allocated.
             SequenceStateError: The table has blocks already.
             ValueError: No tokens, or one out of ``[0, 2**32)``.
-            TypeError: A token that is no int.
+            TypeError: A token that is not an int.
         """
         self.allocate_and(token_ids, device, extra_hash, lambda _: [])
 
@@ -154,7 +154,7 @@ class BlockTable:
             ValueError: No tokens, a token out of ``[0, 2**32)``, a negative number of slots, more
                 computed ones than there are tokens, or no ``num_computed_slots`` for a sliding
                 window.
-            TypeError: A token that is no int.
+            TypeError: A token that is not an int.
 
         Leaves:
             Copies, for ``clear_copy_on_writes``, where blocks to be written are shared.
@@ -287,7 +287,7 @@ class BlockTable:
 
         Raises:
             ValueError: A negative number of slots.
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
         """
         slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         start = self.num_full_slots

@@ -45,7 +45,7 @@ def check_sizes(
 
 
 def checked_extra(extra_hash: int | None) -> None:
-    """Refuses an extra hash that is no int."""
+    """Refuses an extra hash that is not an int."""
     is_int = isinstance(extra_hash, int) and not isinstance(extra_hash, bool)
     if extra_hash is not None and not is_int:
         raise TypeError(f"extra_hash must be an int or None, got {type(extra_hash).__name__}")

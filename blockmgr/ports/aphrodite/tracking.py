@@ -32,7 +32,7 @@ class ReadOnlyRefCounter:
         """References to a physical block.
 
         Raises:
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         return self._allocator.pool.ref_count(self._allocator.pool_block(block_id))
 
@@ -55,7 +55,7 @@ class RefCounter(ReadOnlyRefCounter):
 
         Raises:
             BlockStateError: The block is not held, and it is not cached.
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) + 1
@@ -66,7 +66,7 @@ class RefCounter(ReadOnlyRefCounter):
 
         Raises:
             BlockStateError: The block is not held.
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) - 1

@@ -161,7 +161,7 @@ class _Alike:
         num_queries: Queries of each sequence.
         shortest: Smallest context length.
         longest: Largest context length.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         whole: No sequence has a context before its queries.
         masks: By window and chunk: ``bool[num_seqs, 1, num_queries, num_keys]``, made when first
             needed.

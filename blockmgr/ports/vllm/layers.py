@@ -40,7 +40,7 @@ class Layers:
     Attributes:
         spec: What vLLM says of them.
         group: What they read.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         most_blocks: Blocks that a request has at a time, however long it is; None for no limit.
     """
 
