@@ -81,10 +81,10 @@ def serve(  # noqa: PLR0917  (click passes them by name)
 ) -> None:
     """Serve the index over HTTP until interrupted.
 
-    POST /place with {"digests": [...]} answers which workers have a prompt, best first. Workers can
-    be announced and withdrawn at /workers while it runs. GET /metrics is for Prometheus.
+    POST /place with {"digests": [...]} returns the workers that have a prompt, best first. /workers
+    announces and withdraws workers at run time. GET /metrics is for Prometheus.
 
-    Every client that can reach the port can ask and announce: listen where only routers can.
+    Every client that can reach the port can query and announce, so use a network of routers only.
     """
     try:
         import uvicorn  # noqa: PLC0415  (an extra of its own)

@@ -57,7 +57,7 @@ def _hit_rates(
 
 
 def _model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``--model``, or the numbers that decide the size of its K/V in one group."""
+    """``--model``, or the numbers that determine the size of its K/V in one group."""
     positive = click.IntRange(min=1)
     for option in (
         dtype_option,
@@ -157,7 +157,7 @@ def _described(
     numbers: tuple[int | None, int | None, int | None],
     dtype: str | None,
 ) -> int | None:
-    """K/V bytes of a token in the layers of a group; None if no option describes the model."""
+    """K/V bytes per token in the layers of a group; None if no option describes the model."""
     layers, kv_heads, head_size = numbers
     if model is not None:
         return model.bytes_per_token

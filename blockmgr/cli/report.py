@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "policies", "block_size", "seed"})
-# Paths and numbers of processes are left out: the same report gives the same bytes.
+# Without paths and the number of processes: the same report gives the same bytes.
 NOT_SHOWN: Final = frozenset({"output", "png", "svg", "jobs", "json_wanted"})
 PLACES: Final = 6
 
