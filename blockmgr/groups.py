@@ -76,8 +76,8 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
     """The checked groups; ``block_tables`` belongs to the first one with full attention.
 
     Raises:
-        ValueError: None has full attention, or there are more than 64. TypeError: An entry is not a
-            group.
+        ValueError: None has full attention, or there are more than 64.
+        TypeError: An entry is not a group.
     """
     try:
         found = tuple(groups)
