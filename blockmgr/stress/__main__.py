@@ -1,4 +1,4 @@
-"""``python -m blockmgr.stress``: what ``blockmgr stress`` does, without an extra."""
+"""``python -m blockmgr.stress``: ``blockmgr stress`` without an extra."""
 
 from __future__ import annotations
 
