@@ -1,4 +1,4 @@
-"""The radix tree with the interfaces of two times: an earlier and a later one."""
+"""The radix tree with two interfaces: the earlier and the later one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["RadixCacheManager", "RadixPrefixCache"]
 class RadixCacheManager(RadixTree):
     """Keeps finished prefixes, finds the longest one again, and evicts pages by a policy.
 
-    Slot ``s`` lies in page ``s // page_size``. A page belongs either to the tree or to the caller.
-    By itself, the manager starts with all pages the caller's: ``insert_prefix`` hands pages to
-    the tree, ``evict`` takes them back. ``CacheManager`` keeps pages without an owner.
+    Slot ``s`` is in page ``s // page_size``. A page belongs either to the tree or to the caller.
+    Initially all pages belong to the caller: ``insert_prefix`` passes pages to the tree, and
+    ``evict`` returns them. ``CacheManager`` also has pages without an owner.
 
     Args:
         device: Where results go, as torch tensors; None for NumPy arrays on the host.

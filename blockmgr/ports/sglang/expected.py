@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 has, at the places where blockmgr stands in for it or relies on it."""
+"""The parts of SGLang 0.5.23's interface that blockmgr replaces or relies on."""
 
 from __future__ import annotations
 

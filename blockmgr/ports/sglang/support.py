@@ -1,4 +1,4 @@
-"""Which configurations of SGLang are supported, and what the others lack, by name."""
+"""Checks which configurations of SGLang are supported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_TOKENS = 65_535
 
 
 def reasons_against(context: Any) -> tuple[str, ...]:
-    """Why a configuration cannot run on blockmgr: a sentence for each; none if it can.
+    """The reasons why a configuration cannot run on blockmgr; empty if it can.
 
     Args:
         context: SGLang's ``TreeCacheBuildContext``.
