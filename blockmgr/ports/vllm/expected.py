@@ -1,7 +1,7 @@
-"""What vLLM has, at the places where blockmgr stands in for it or relies on it.
+"""The parts of vLLM's interface that blockmgr replaces or relies on.
 
-Methods by their parameters, in order; structures by their fields; attributes that are read of
-blocks, requests and settings. As of vLLM 0.32; ``CHANGED`` says what is otherwise in later ones.
+Parameters of methods, in order; fields of structures; attributes of blocks, requests and settings.
+They are those of vLLM 0.32; ``CHANGED`` has the differences in later versions.
 """
 
 from __future__ import annotations
