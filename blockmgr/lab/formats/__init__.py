@@ -1,4 +1,4 @@
-"""Formats of traces, each with one reader, told apart by what a file begins with.
+"""Formats of traces, detected by the first bytes of a file, with one reader each.
 
 ========================= ====================================== ====================
 format                    a prompt is known by                   read by
@@ -68,13 +68,13 @@ def read_rows(
     """The name of the format of a file, and its requests.
 
     Args:
-        file: What is read.
-        reading: What is known of the trace so far.
+        file: The file.
+        reading: State of the reading so far.
         most_bytes: Longest record to accept.
-        expected: Format and path of the file before, which has to be of the same format.
+        expected: Format and path of the previous file, which must have the same format.
 
     Raises:
-        TraceFormatError: It is of no known format, of another than expected, or malformed.
+        TraceFormatError: Its format is unknown or not the expected one, or it is malformed.
     """
     head = file.head.decode("utf-8", "replace").lstrip("\ufeff")
     if head and not head.lstrip().startswith(("{", "[")):
