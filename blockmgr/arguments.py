@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 MOST = 2**31 - 1
-"""Bound of numbers that nothing else bounds."""
+"""Bound of numbers without another bound."""
 
 
 def integer(name: str, value: object) -> int:

@@ -94,9 +94,9 @@ class Remap(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which means nothing here
     """Logical block, from 0."""
     old: int
-    """The block id before; -1 if it is not known any more."""
+    """The previous block id; -1 if it is unknown."""
     new: int
-    """The block id now, with the same content."""
+    """The current block id, with the same content."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +135,7 @@ class Priority(enum.IntEnum):
     """Its last user expects it to be used again (``free(handle, expect_reuse=True)``)."""
 
     HIGH = 3
-    """More important than expected blocks."""
+    """Kept longer than expected blocks."""
 
     PINNED = 4
     """Covered by a pin: evicted only when nothing else is left. Not for ``retain``."""
@@ -145,7 +145,7 @@ class Pin(NamedTuple):
     """The number of blocks of a pin."""
 
     num_blocks: int
-    """Leading full blocks of the prompt that were cached when it was made."""
+    """Leading full blocks of the prompt that were cached when the pin was made."""
     num_cached_blocks: int
     """Of those, blocks that are still cached; the others were evicted for running sequences."""
 
@@ -160,7 +160,7 @@ class BlockState(enum.IntEnum):
     """In use, and not cached."""
 
     CACHED = 2
-    """In use, and found by prompts with the same prefix."""
+    """In use, and findable by prompts with the same prefix."""
 
     IDLE = 3
     """Not in use, and cached: evicted in order when no block is free."""

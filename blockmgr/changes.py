@@ -30,7 +30,7 @@ __all__ = ["Change", "CompiledManagerCalls", "CompiledPoolCalls", "Loan", "at_on
 T = TypeVar("T")
 
 Change: TypeAlias = tuple[Callable[..., object], *tuple[Any, ...]]
-"""A change, ready to be made: a function of compiled code, and what to call it with."""
+"""A change to make: a function of compiled code, and its arguments."""
 
 
 def at_once(changes: Iterable[Change], result: T) -> T:

@@ -40,13 +40,13 @@ MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
 
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "adaptive")
-"""Names of the orders in which idle blocks can be evicted."""
+"""Names of the eviction orders for idle blocks."""
 
 REMOVED_POLICIES = {"sieve": "s3fifo", "slru": "adaptive"}
-"""Orders that were offered once, and what to use in their place."""
+"""Removed eviction orders, and their replacements."""
 
 DIGEST_NAMES = ("xxh3_128", "sha256", "sha256_cbor")
-"""Names of digests; ``blockmgr.digest`` has what is behind them."""
+"""Names of digests; ``blockmgr.digest`` has their functions."""
 
 
 def _most_columns(block_size: int) -> int:

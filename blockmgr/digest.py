@@ -45,7 +45,7 @@ def _sha256(message: bytes) -> bytes:
 DIGESTS: Mapping[str, DigestFunction] = MappingProxyType(
     {"xxh3_128": xxhash.xxh3_128_digest, "sha256": _sha256, "sha256_cbor": _sha256}
 )
-"""Named digest functions: bytes in, digest out. The core decides which bytes stand for a block."""
+"""Digest functions by name, from bytes to a digest. The core builds the bytes of a block."""
 
 _SHORTEST, _LONGEST = 8, 64
 _SHORTEST_KEY = 16

@@ -25,23 +25,23 @@ class EventKind(enum.IntEnum):
     """What happened to blocks."""
 
     STORED = 0
-    """They can be found."""
+    """The blocks became findable."""
 
     REMOVED = 1
-    """The last of their copies in the tier can be found no more."""
+    """The tier has no findable copy of the blocks any more."""
 
     CLEARED = 2
-    """Nothing that was found in the tier before can be found any more."""
+    """All blocks of the tier were removed."""
 
 
 class Tier(enum.IntEnum):
     """The kind of memory that holds K/V."""
 
     DEVICE = 0
-    """In the memory that the attention kernels read."""
+    """In the memory that attention kernels read."""
 
     HOST = 1
-    """In the memory of the same machine."""
+    """In the host memory of the same machine."""
 
     DISK = 2
     """In a file."""
@@ -58,20 +58,20 @@ class Event(NamedTuple):
 
     kind: EventKind
     digests: Sequence[bytes]
-    """Of its blocks; of stored ones, each the parent of the next. Empty if the tier is cleared."""
+    """Digests of its blocks; if stored, each is the parent of the next. Empty for a clearing."""
     parent: bytes | None
     """Digest of the block that the first one continues; None if it begins a prompt."""
     tokens: npt.NDArray[np.uint32]
-    """``uint32[blocks, block_size]`` on the host, of stored blocks; else empty."""
+    """``uint32[blocks, block_size]`` on the host: tokens of stored blocks; else empty."""
     extras: Mapping[int, bytes]
     """Extra keys of stored blocks that have any, by position in the run."""
     group: int
     """Position of the group of layers in ``ManagerConfig.groups``; 0 without."""
     tier: Tier
     namespace: bytes
-    """Of stored blocks."""
+    """Namespace of stored blocks."""
     step: int
-    """Steps whose copies had been applied."""
+    """Number of steps whose copies had been applied."""
 
     def __repr__(self) -> str:
         # No namespace and no extra keys: they may hold secrets.

@@ -27,25 +27,26 @@ class MissReason(enum.Enum):
     """The manager was built with ``prefix_caching=False``."""
 
     TOO_LARGE = "larger than the pool"
-    """The request fits no state of the pool. Only a replay says so: ``explain`` raises."""
+    """The request does not fit even an empty pool. Only a replay reports this: ``explain``
+    raises."""
 
     LAST_TOKEN = "last token"
-    """The last token is always left to compute, and with it the whole block that it ends, unless
+    """The last token is always left to compute, and so is the whole block that it completes, unless
     part of that block can be reused."""
 
     PARTIAL_BLOCK = "shorter than a block"
-    """The end of the prompt, which fills no block: only a cached part of a block could serve it."""
+    """The end of the prompt does not fill a block: only part of a cached block could serve it."""
 
     NOT_COMMITTED = "computed but not committed"
-    """A running sequence holds a block with these tokens that is not findable: ``commit`` has not
-    come yet, or the block still waits for a copy."""
+    """A running sequence holds a block with these tokens that is not findable: it is not committed
+    yet, or still waits for a copy."""
 
     GROUP = "not in every group"
-    """Full attention has the block cached, and another group of layers has not what the token after
+    """Full attention has the block cached, but another group of layers lacks what the token after
     it reads: a block of its window or chunk, or a state at exactly that token."""
 
     EVICTED = "evicted"
-    """It was cached and has been evicted."""
+    """It was cached and then evicted."""
 
     OTHER_EXTRAS = "cached under other extras"
     """The same tokens are cached in this namespace, with other extra keys."""
@@ -54,15 +55,15 @@ class MissReason(enum.Enum):
     """The same tokens are cached in another namespace: of another tenant, or another adapter."""
 
     DIVERGED = "diverges within a block"
-    """A cached block begins with the same tokens and goes on, or ends, differently. Said of that
-    block and of all after it."""
+    """A cached block begins with the same tokens and then differs, or is shorter. This block and
+    all after it have this reason."""
 
     NEVER_SEEN = "never seen"
     """It was never cached."""
 
     NOT_REMEMBERED = "never seen, or evicted and forgotten"
-    """It was never cached, was evicted so long ago that nothing remembers it (how long that is
-    depends on ``ghost_blocks``), or was forgotten by ``reset_prefix_cache``."""
+    """It was never cached, was evicted so long ago that it is not remembered (which depends on
+    ``ghost_blocks``), or was forgotten by ``reset_prefix_cache``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

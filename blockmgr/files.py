@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAX_LINE_BYTES: Final = 64 * 2**20
-"""Longest line that is read, its end included: some ten million tokens in full."""
+"""Longest line to read, including its end: about ten million tokens."""
 
 
 def bounded_lines(

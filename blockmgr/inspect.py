@@ -32,16 +32,16 @@ LETTERS: Final[Mapping[BlockState, str]] = {
     BlockState.FREE: ".",
     BlockState.NULL: "x",
 }
-"""One letter for each state, what is in use first."""
+"""One letter for each state, used ones first."""
 
 SAME: Final = '"'
-"""In the strip of a sequence: the same block as in the row above."""
+"""In the row of a sequence: the same block as in the row above."""
 
 NO_TOKENS: Final = "_"
-"""In the strip of a sequence: an owned block without tokens."""
+"""In the row of a sequence: an owned block without tokens."""
 
 NOTHING: Final = "-"
-"""In the strip of a sequence in a further group of layers: no block there."""
+"""In the row of a sequence in another group of layers: no block."""
 
 NAMES: Final = {state: state.name.lower() for state in BlockState}
 GRID_WIDTH: Final = 64
@@ -57,9 +57,9 @@ class Piece(NamedTuple):
     """A piece of the text of a manager."""
 
     text: str
-    """The text, line ends included."""
+    """The text, including line ends."""
     is_strip: bool = False
-    """Whether each character stands for a block, or for several of them."""
+    """Whether each character stands for one or more blocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

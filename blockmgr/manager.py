@@ -76,9 +76,9 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     block_tables: npt.NDArray[np.int32]
     """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live,
     zero-copy and read-only. Entries past a sequence's blocks are 0, so a kernel that reads ahead
-    stays inside the pool. ``torch.from_numpy`` wants writable memory: give it ``.base``. Never
-    write there: the manager has its own books and never reads this array back, but code that reads
-    the table of that sequence finds what was written."""
+    stays inside the pool. ``torch.from_numpy`` needs writable memory: pass ``.base``. Never write
+    to it: the manager has its own tables and never reads this array, but all readers of the array
+    would see the change."""
 
     seq_lens: npt.NDArray[np.int32]
     """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;

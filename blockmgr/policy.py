@@ -86,10 +86,9 @@ class EvictionPolicy(Protocol):
 
 
 PolicyFactory = Callable[[int], EvictionPolicy]
-"""Makes the policy of one pool, given its ``capacity`` in blocks; a class, most simply.
-
-With ``quotas`` it is called for each share with blocks, the common share first. The policy of a
-share is notified of the blocks of that share only.
+"""Makes the policy of one pool from its ``capacity`` in blocks; typically a class. With ``quotas``
+it is called for each share with blocks, the common share first. The policy of a share is notified
+only of the blocks of that share.
 """
 
 _METHODS = ("on_cached", "on_hit", "on_idle", "on_used", "on_uncached", "victim")

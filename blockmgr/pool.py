@@ -36,7 +36,7 @@ class _SupportsArray(Protocol):
 
 Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
 """Block ids or tokens: a list, a tuple, or a one-dimensional array of integers. For tokens an array
-of ``uint32`` is fastest. Of a subclass of ``list`` or ``tuple`` its own items count."""
+of ``uint32`` is fastest. Subclasses of ``list`` or ``tuple`` are read as plain lists or tuples."""
 
 
 class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
@@ -92,7 +92,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     _core: _core.PoolCore
 
     num_blocks: int
-    """Physical blocks, the null block included."""
+    """Physical blocks, including the null block."""
 
     block_size: int
     """Tokens per block."""

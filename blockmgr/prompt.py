@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Keys", "Prompt", "parts_of"]
 
 Keys: TypeAlias = tuple[tuple[int, bytes], ...] | None
-"""Extra keys as the core takes them."""
+"""Extra keys in the core's form."""
 
 
 @final

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Keys", "vllm_extras", "vllm_keys"]
 
 Keys: TypeAlias = tuple["str | bytes | int | Keys", ...]
-"""Extra keys of a block, each a tuple that begins with what it is: ``("lora", name)``."""
+"""Extra keys of a block, each a tuple that begins with its kind: ``("lora", name)``."""
 
 _MOST_TOKENS = 2**31 - 1
 

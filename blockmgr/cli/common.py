@@ -52,7 +52,7 @@ __all__ = [
 
 
 READING: Final = "blockmgr.reading"
-"""Where a context keeps how a trace is read."""
+"""Key of the options for reading a trace, in a context."""
 
 
 class WrongCommand(click.ClickException):

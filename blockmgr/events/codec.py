@@ -33,7 +33,7 @@ AnyBatch = wire.Batch | wire.OldBatch | wire.HashBatch
 Group: TypeAlias = (
     FullAttention | SlidingWindow | ChunkedAttention | RecurrentState | str | tuple[str, int]
 )
-"""A group of layers: as a manager has it, vLLM's word for it, or that and a window in tokens."""
+"""A group of layers: a group of a manager, vLLM's word, or that word and a window in tokens."""
 
 _WORDS: Mapping[type, str] = {
     FullAttention: wire.FULL_ATTENTION,
@@ -44,7 +44,7 @@ _WORDS: Mapping[type, str] = {
 
 LOW_BITS = 2**64 - 1
 MOST_BLOCKS = 8192
-"""Blocks of a batch, so that none takes long to encode or to apply."""
+"""Most blocks per batch, so that encoding and applying one is fast."""
 
 # Besides msgspec's own errors: text that is not UTF-8, and arrays nested too deeply.
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

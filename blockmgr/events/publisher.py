@@ -27,7 +27,7 @@ END: Final = (-1).to_bytes(8, "big", signed=True)
 """Number of the message that ends a replay."""
 
 SNAPSHOT: Final = b"blockmgr snapshot"
-"""What a client asks for in place of a number."""
+"""Requests of a client other than a number."""
 
 _MOST_BATCHES: Final = 2**24
 

@@ -11,19 +11,19 @@ class Verdict(enum.Enum):
     """What to do with a batch."""
 
     APPLY = "apply"
-    """It is the next one."""
+    """It is the next batch."""
 
     DUPLICATE = "duplicate"
-    """It has been applied."""
+    """It was applied already."""
 
     GAP = "gap"
-    """Others are missing before it."""
+    """Earlier batches are missing."""
 
     RESTARTED = "restarted"
-    """The publisher is another one than before: all that is known of it is wrong."""
+    """The publisher has restarted: the known state is wrong."""
 
     OUTDATED = "outdated"
-    """It is of a publisher before the present one."""
+    """It comes from a publisher before the current one."""
 
 
 class Stream:

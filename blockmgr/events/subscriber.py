@@ -25,7 +25,7 @@ __all__ = ["Sink", "Subscriber"]
 _MOST_QUEUED: Final = 100_000
 _MOST_AT_ONCE: Final = 1000
 _MOST_ANSWERED: Final = 2**30
-"""Bytes of an answer, so that a foreign one takes neither all memory nor all time."""
+"""Most bytes of an answer, which limits the memory and time for a foreign one."""
 
 
 class Subscriber:

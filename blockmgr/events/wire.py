@@ -45,14 +45,14 @@ BlockHash: TypeAlias = bytes | int
 """A digest, or the low 64 bits of one."""
 
 MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE", Tier.REMOTE: "STORAGE"}
-"""What vLLM calls each tier. It has one name for all storage, and tells it apart by locality."""
+"""vLLM's name of each tier. All storage has one name, and differs in locality."""
 
 REMOTE = "REMOTE"
 LOCALITIES = {Tier.DEVICE: None, Tier.HOST: None, Tier.DISK: "LOCAL", Tier.REMOTE: REMOTE}
-"""Where storage is, seen from the publisher."""
+"""Locality of storage, relative to the publisher."""
 
 OLD_MEDIA = {**MEDIA, Tier.REMOTE: "EXTERNAL"}
-"""Likewise, where there is no locality."""
+"""Likewise, for events without a locality."""
 
 TIERS = {
     "GPU": Tier.DEVICE,
@@ -62,7 +62,7 @@ TIERS = {
     "DISK": Tier.DISK,
     "EXTERNAL": Tier.REMOTE,
 }
-"""The tier behind each name that vLLM and SGLang use."""
+"""The tier for each name in vLLM and SGLang."""
 
 FULL_ATTENTION = "full_attention"
 UNKNOWN = "unknown"
@@ -78,7 +78,7 @@ KINDS = WHOLE_PREFIX | {
     "cross_attention",
     UNKNOWN,
 }
-"""What a group of layers can be, as vLLM names it."""
+"""Kinds of groups of layers, under vLLM's names."""
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):

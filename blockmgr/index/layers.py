@@ -92,9 +92,9 @@ class Groups:
     def __init__(self) -> None:
         self.known: dict[int, Layers | None] = {}
         self.first: int | None = None
-        """The one of full attention whose blocks are counted; the others limit how many."""
+        """The group of full attention whose blocks are counted; the others limit the number."""
         self.further: dict[int, Layers] = {}
-        """The other groups whose blocks have as many tokens."""
+        """The other groups whose blocks have the same number of tokens."""
 
     def note(self, group: int, layers: Layers | None) -> None:
         """Records the kind of a group, unless it is known."""

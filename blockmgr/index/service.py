@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Feeds", "application"]
 
 MOST_BYTES: Final = 2**24
-"""Of the body of a request: a prompt of half a million blocks."""
+"""Most bytes of a request body: a prompt of half a million blocks."""
 
 _WAIT_S: Final = 0.25
 _LOG = logging.getLogger(__name__)

@@ -47,7 +47,7 @@ _KINDS: Final[Mapping[type, EventKind]] = {
 TIER_WEIGHTS: Mapping[Tier, float] = MappingProxyType(
     {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.5, Tier.REMOTE: 0.4}
 )
-"""What a block is worth in each tier, beside one that need not be loaded."""
+"""Weight of a block in each tier, relative to one that need not be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class WorkerIndex:
     """
 
     decode_batch = staticmethod(decode_hashes)
-    """How a ``Subscriber`` decodes batches for an index: without their tokens."""
+    """Decoder of batches for a ``Subscriber``, which skips tokens."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class WorkerIndex:
         self._logged: set[str] = set()
         self._lock = threading.RLock()
         self.counts: Counter[str] = Counter()
-        """What was not believed: ``unannounced``, ``other_length``, ``other_group``,
+        """Counts of ignored items: ``unannounced``, ``other_length``, ``other_group``,
         ``other_medium`` (events) and ``refused`` (blocks beyond ``max_blocks``)."""
 
     # Workers.

@@ -39,9 +39,9 @@ class Copier(Protocol):
     """The interface of a backend. A list is staged and checked on the host, then launched."""
 
     chunks: list[torch.Tensor]
-    """For ``ops.copy_blocks``: how the kernels cut a block; empty where there are none."""
+    """For ``ops.copy_blocks``: the chunks of a block for the kernels; empty without kernels."""
     table: torch.Tensor
-    """``int64[num_segments, COLUMNS]``, where ``ops.copy_blocks`` reads it."""
+    """``int64[num_segments, COLUMNS]``, on the device that ``ops.copy_blocks`` reads."""
 
     def stage(self) -> Ints:
         """``int32[1 + max_pairs, 3]`` to pack a list into; valid until the next launch."""

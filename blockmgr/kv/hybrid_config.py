@@ -231,4 +231,4 @@ FAMILIES: tuple[tuple[Names, Callable[[ConfigFields], Sizes]], ...] = (
     ((("mamba_d_state",), ("mamba_expand",)), _mamba_1),
     ((("conv_L_cache",),), _convolution),
 )
-"""Fields that tell a family of recurrent layers, each under any of its names, and its reader."""
+"""Fields that identify a family of recurrent layers, under any of their names, with its reader."""

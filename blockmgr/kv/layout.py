@@ -36,7 +36,7 @@ KVTensors: TypeAlias = (
     | Sequence[torch.Tensor | Sequence[torch.Tensor]]
     | Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 )
-"""One tensor, one entry a layer, or entries by name; an entry is a tensor or a (K, V) pair."""
+"""One tensor, one entry per layer, or entries by name; an entry is a tensor or (K, V)."""
 
 WIDEST_ACCESS = 16
 
@@ -168,7 +168,7 @@ class Axis(NamedTuple):
     name: str
     size: int
     stride: int
-    """In bytes."""
+    """Stride in bytes."""
 
 
 class Rows(NamedTuple):
@@ -177,7 +177,7 @@ class Rows(NamedTuple):
     row_bytes: int
     token_bytes: int
     outer: tuple[Axis, ...]
-    """Where the runs stand, smallest stride first; merged as far as they merge."""
+    """The axes of the runs, smallest stride first, merged if possible."""
 
     def access_bytes(self, address: int, block_stride: int) -> int:
         """The widest access to which the start and the end of every copy are aligned."""

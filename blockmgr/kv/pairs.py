@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 RING_SIZE = 8
-"""Lists on their way at a time, before the next one waits for the oldest."""
+"""Most lists in flight; the next one waits for the oldest."""
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -30,17 +30,17 @@ class Column(enum.IntEnum):
     """
 
     ADDRESS = 0
-    """Of row 0 of block 0."""
+    """Address of row 0 of block 0."""
     BLOCK_STRIDE = 1
     NUM_ROWS = 2
     ROW_STRIDE = 3
     ROW_LENGTH = 4
     TOKEN_LENGTH = 5
-    """0: a row is never split."""
+    """0 if a row is never split."""
     TENSOR = 6
-    """Which of the registered tensors the segment lies in."""
+    """Index of the segment's tensor among the registered ones."""
     OFFSET = 7
-    """From that tensor's ``data_ptr()`` to ``ADDRESS``."""
+    """Bytes from that tensor's ``data_ptr()`` to ``ADDRESS``."""
 
 
 COLUMNS = len(Column)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["KVPair", "LayerTensors", "PagedTensors", "as_words", "layout_for"]
 
 LayerTensors: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""What a layer's kernels take: one tensor, or K and V."""
+"""The input of a layer's kernels: one tensor, or K and V."""
 
 KVPair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """K and V; no V for MLA."""

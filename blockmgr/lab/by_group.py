@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ByGroup", "GroupCounts", "GroupWatch", "refusing"]
 
 MOMENTS: Final = 16
-"""Snapshots of a replay: each takes as long as the pool has blocks."""
+"""Number of snapshots of a replay; each takes O(blocks) time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,13 +41,13 @@ __all__ = ["IdColumns", "IdReplays", "id_columns", "id_replays"]
 Numbers = npt.NDArray[np.int64]
 
 AT_ONCE: Final = 1024
-"""Requests between two looks at signals: a few milliseconds of a replay."""
+"""Requests between two checks for signals: a few milliseconds of a replay."""
 
 MOST_IDS: Final = 1 << 28
-"""Ids of a trace, beyond which its requests are looked at one by one, in less memory."""
+"""Number of ids above which the requests of a trace are read one by one, to save memory."""
 
 MOST_NAMES: Final = OUTPUT_TOKEN
-"""Blocks of a trace that have a name each."""
+"""Most blocks of a trace that can be numbered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "REPAIRS", "Delivery", "Repair", "deliveries"]
 
 Repair = Literal["replay", "forget", "none"]
-"""What a reader does about a batch that did not come.
-
-``replay`` asks the replica for it, which takes two more delays. ``forget`` has no replay endpoint
-and forgets what that replica has. ``none`` ignores the numbers of batches and goes on.
+"""A reader's reaction to a lost batch. ``replay`` asks the replica for it, which takes two more
+delays. ``forget`` has no replay endpoint and forgets the replica's blocks. ``none`` ignores the
+numbers of batches and continues.
 """
 
 REPAIRS: Final[tuple[Repair, ...]] = get_args(Repair)
@@ -63,7 +62,7 @@ class Delivery:
 
 
 AT_ONCE: Final = Delivery()
-"""All events, and no later than they happen."""
+"""All events, without delay."""
 
 
 def deliveries(

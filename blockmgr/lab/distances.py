@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "Hits", "StackPass"]
 
 Counts = npt.NDArray[np.int64]
-"""One number a capacity: ``int64[n]`` on the host."""
+"""One number per capacity: ``int64[n]`` on the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

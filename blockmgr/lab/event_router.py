@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["EventRouter"]
 
 SILENCE_MS: Final = 5_000
-"""How long a reader waits for the next batch before it asks whether one was lost."""
+"""Time without a batch after which a reader asks whether one was lost."""
 
 
 class EventRouter:

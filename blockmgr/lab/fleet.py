@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 FirstToken = Callable[[int, int], float]
-"""Milliseconds to the first token, from those a request waited and the tokens it computes."""
+"""Milliseconds to the first token, from the request's wait and its computed tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,16 +31,16 @@ class Split(NamedTuple):
     """A fleet whose replicas prefill or decode (``blockmgr.lab.pools_apart``)."""
 
     prefill: int
-    """How many prefill."""
+    """Number of prefill replicas."""
     decode: int
-    """How many decode."""
+    """Number of decode replicas."""
 
     def __str__(self) -> str:
         return f"{self.prefill}+{self.decode}"
 
 
 Size = int | Split
-"""Replicas of a fleet: so many, or so many of each kind."""
+"""Replicas of a fleet: their number, or the number of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

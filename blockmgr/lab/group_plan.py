@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PoolSearch"]
 
 STEPS: Final = 100
-"""Pool sizes are told apart to this share of the working set."""
+"""Resolution of pool sizes, as a fraction of the working set."""
 
 
 class PoolSearch:

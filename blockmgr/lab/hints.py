@@ -120,7 +120,7 @@ class Traits:
 
 
 Hints = Callable[[Traits], bool | None]
-"""Says of a request that ends whether its conversation will go on; None says nothing."""
+"""Predicts whether the conversation of an ending request will continue; None for no hint."""
 
 
 class TraitsOf:

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["RayWorkers"]
 
 POLL_S: Final = 1.0
-"""How often a driver gives a sign of life."""
+"""Interval between a driver's signs of life."""
 
 STOP_S: Final = 20.0
-"""How long a driver may take to stop before it is killed."""
+"""Time for a driver to stop before it is killed."""
 
 
 class RayWorkers:
@@ -212,7 +212,7 @@ def _collect(ray: Any, pipe: Connection, references: list[Any], cluster: RayClus
 
 
 _replays: dict[bytes, Replays] = {}
-"""In a worker, those of the one trace that it works on."""
+"""In a worker, the replays of its trace."""
 
 
 def run_there(kept: list[Any], version: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -32,7 +32,7 @@ ELEMENT_BYTES: Final = {
     "float8_e5m2": 1,
     "int8": 1,
 }
-"""Bytes of an element of the cache, by the name torch has for its type."""
+"""Bytes per element of the cache, by the torch name of its type."""
 
 GIB: Final = 2**30
 

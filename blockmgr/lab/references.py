@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 Rule = Literal["manager", "served", "ids"]
-"""Which blocks a prompt refers to: see the table of the module."""
+"""Rule for the blocks of a prompt; see the table of the module."""
 
 
 def check_rule(rule: str) -> None:
@@ -125,8 +125,8 @@ def run_columns(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> R
 
 
 Sample = Callable[[bytes, bytes], tuple[bytes, bool]]
-"""From the digest of a prefix and the bytes that follow: the digest of both, and whether what
-ends there is looked at."""
+"""Maps the digest of a prefix and the bytes after it to the digest of both, and to whether the
+block that ends there is in the sample."""
 
 
 def _everything(before: bytes, key: bytes) -> tuple[bytes, bool]:
@@ -136,7 +136,7 @@ def _everything(before: bytes, key: bytes) -> tuple[bytes, bool]:
 
 
 _Cut = tuple[int, int]
-"""A place where a path ends: a segment, and how many of its blocks come before."""
+"""The end of a path: a segment, and the number of its blocks before the end."""
 
 EMPTY: Final[_Cut] = (-1, 0)
 

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 Clock = Callable[[], float]
-"""Seconds that only grow, such as ``time.thread_time``, the processor's for this thread alone."""
+"""A clock in seconds that never goes back, such as ``time.thread_time``."""
 
 Progress = Callable[[], None]
 """Called once for each request, when it is admitted or rejected."""

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["BusyTime", "Replica", "Served", "event_bytes"]
 
 BusyTime = Callable[["Request", int], int]
-"""How long a request holds its blocks, in milliseconds: from it and the tokens it computes."""
+"""Milliseconds for which a request holds its blocks, from the request and its computed tokens."""
 
 
 class Served(NamedTuple):
     """An admitted request."""
 
     number: int
-    """In the trace, from 1."""
+    """Its number in the trace, from 1."""
     now_ms: int
-    """When, in simulated milliseconds."""
+    """Time in simulated milliseconds."""
     wait_ms: int
-    """How long it had waited."""
+    """Time that it waited."""
     num_computed_tokens: int
     """Tokens of its prompt that were not cached."""
 

@@ -29,14 +29,14 @@ Tokens = npt.NDArray[np.uint32]
 """Token ids in prompt order: ``uint32[num_tokens]`` on the host."""
 
 TOKENS_PER_HASH_ID: Final = 512
-"""Tokens that one id of a Mooncake trace stands for, if the trace does not say otherwise."""
+"""Tokens per id of a Mooncake trace, unless the trace shows another number."""
 
 ID_BITS: Final = 64
-"""Bits of the widest id that is kept as it is."""
+"""Bits of the widest id that is stored directly."""
 
 WORD_BITS: Final = 31
 OUTPUT_TOKEN: Final = 1 << WORD_BITS
-"""Tokens from here on are no words of ids: those of outputs that are made up."""
+"""Tokens from here on are never words of ids, but made-up tokens of outputs."""
 
 
 def words_of(largest_id: int) -> int:
@@ -118,7 +118,7 @@ class Request:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens in the prompt."""
+        """Number of tokens in the prompt."""
         if isinstance(self.prompt, HashedPrompt):
             return self.prompt.num_tokens
         return len(self.prompt)

@@ -71,7 +71,7 @@ class Arrival:
 
 
 Router = Callable[[Arrival, "Sequence[View]"], int]
-"""Chooses a replica, by its place in the sequence."""
+"""Chooses a replica, by its index."""
 
 
 @runtime_checkable

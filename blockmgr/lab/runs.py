@@ -16,7 +16,7 @@ __all__ = ["NO_RUN", "References", "RequestReferences", "RunColumns", "Runs"]
 Numbers = npt.NDArray[np.int64]
 
 NO_RUN: Final = -1
-"""In place of a run: the empty prefix."""
+"""The number of the empty prefix, instead of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class References:
 
 
 COLUMNS: Final = tuple(name for name in RequestReferences.__slots__ if name != "ends")
-"""The numbers of a request, which the core takes in this order."""
+"""The numbers of a request, in the order of the core."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

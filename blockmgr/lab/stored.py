@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["RequestStore", "Row", "StoredRequests"]
 
 IN_MEMORY: Final = 64 * 2**20
-"""Bytes of the contents, or of the index, from which on they go into a file."""
+"""Bytes of the contents, or of the index, above which they go to a file."""
 
 AT_ONCE: Final = 4096
 """Requests whose index records are read together."""

@@ -41,7 +41,7 @@ COUNTED: Final = (
     "partial_hit_tokens",
     "evictions",
 )
-"""Counts of a replay that belong to one request each."""
+"""Counts of a replay that are sums over requests."""
 
 
 def warmup_requests(trace: Trace, share: Fraction) -> int:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["Advance", "RayCluster", "Task", "Workers", "uninterrupted", "workers_on"]
 
 Advance = Callable[[], None]
-"""Called once for each piece of work that is done."""
+"""Called once for each finished piece of work."""
 
 Task = tuple[Any, ...]
-"""A function, and what it takes after the replays. Workers elsewhere get it pickled."""
+"""A function, and its arguments after the replays. Other processes get it pickled."""
 
 
 LOSSES: Final = 3
-"""How often in a row a process is killed before the work ends."""
+"""How often in a row a process may be killed before the work fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 _replays: list[Replays] = []
-"""In a spawned process, those of the one trace that it works on."""
+"""In a spawned process, the replays of its trace."""
 
 
 def _take_trace(trace: Trace, warmup: int) -> None:

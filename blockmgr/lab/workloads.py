@@ -363,7 +363,7 @@ WORKLOADS: Final[Mapping[str, Workload[Any]]] = MappingProxyType(
         "parallel-sampling": Workload(ParallelSampling(), _parallel_sampling),
     }
 )
-"""Every generator by name: with its default parameters, the workload of that name."""
+"""Every generator by name, with its default parameters."""
 
 VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = MappingProxyType(
     {
@@ -374,10 +374,10 @@ VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = MappingProxyTyp
         "agent-300": ("agent", {"agents": 300}),
     }
 )
-"""Workloads with other parameters that pages refer to: name, generator, and what is changed."""
+"""Workloads with other parameters, for the documentation: name, generator, changes."""
 
 NAMES: Final = (*WORKLOADS, *VARIANTS)
-"""What ``generate`` takes."""
+"""The names that ``generate`` accepts."""
 
 
 def generate(name: str, seed: int, **changes: float) -> Trace:

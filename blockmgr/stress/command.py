@@ -54,7 +54,7 @@ class Command:
     """A run of the program, or a repeated failing run."""
 
     program: str
-    """How the user calls it, for the line that says how to run a failure again."""
+    """The user's command, for the line on how to repeat a failure."""
 
     as_json: bool = False
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["HoldingEngine"]
 
 COUNTS = ("num_cached_tokens", "num_partial_tokens", "num_idle_blocks", "num_computing_tokens")
-"""What a match says in numbers."""
+"""The numeric fields of a match."""
 
 
 class HoldingEngine(RememberingEngine):

@@ -44,7 +44,7 @@ BALANCED = {
     "set_time": 0.5,
     "nonsense": 1,
 }
-"""How often each operation is drawn, unless a profile says otherwise."""
+"""Default weights of the operations."""
 
 
 def constant_digest(message: object) -> bytes:
@@ -57,7 +57,7 @@ DIGESTS: dict[str, Any] = {
     "sha256": "sha256",
     "constant": constant_digest,
 }
-"""Digests by the names that a kept run calls them by."""
+"""Digests by their names in saved runs."""
 
 
 @dataclass(frozen=True)

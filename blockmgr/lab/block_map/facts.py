@@ -30,7 +30,7 @@ STATES: Final[Mapping[BlockState, str]] = {
     BlockState.FREE: "holding nothing",
     BlockState.NULL: "target of padded writes",
 }
-"""Every state in the order in which maps show them, and what it means."""
+"""Every state with its meaning, in the order of maps."""
 
 MOST_HOLDERS: Final = 4
 MOST_RANGES: Final = 6

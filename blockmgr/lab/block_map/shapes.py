@@ -34,16 +34,16 @@ __all__ = [
 ]
 
 MOST_SHAPES: Final = 3072
-"""Shapes in a panel, about; beyond that, one shape stands for several blocks."""
+"""Approximate number of shapes in a panel; above it, one shape stands for several blocks."""
 
 SMALLEST_WITH_ID: Final = 24
-"""Width of a shape that has room for a block id, in user units."""
+"""Width of a shape with room for a block id, in user units."""
 
 LETTER: Final = 6.4
-"""Width of a letter on a shape, about."""
+"""Approximate width of a letter on a shape."""
 
 LINE_HEIGHT: Final = 13.5
-"""From one line of text on a shape to the next."""
+"""Distance of two lines of text on a shape."""
 
 # A file name may contain these characters, but they would make a document invalid.
 UNWRITABLE: Final = dict.fromkeys(

@@ -97,7 +97,7 @@ PALETTES: Final = {
         null_edge="#9ea7b1",
     ),
 }
-"""Palettes by the names that ``prefers-color-scheme`` has for them."""
+"""Palettes by their names in ``prefers-color-scheme``."""
 
 
 def patterns() -> ET.Element:

@@ -51,15 +51,15 @@ MARKS: Final[dict[str, tuple[set[str], ...]]] = {
     "vLLM's KV events": ({"events"},),
     "ShareGPT": ({"conversations"},),
 }
-"""Fields that tell formats apart, in the order in which they are looked for."""
+"""Fields that identify formats, in the order of the checks."""
 
 KNOWN: Final = f"a trace: {', '.join([*FORMATS, VLLM_LOG])}"
 
 FROM_ZERO: Final = frozenset({"vLLM's KV events", VLLM_LOG, "OpenAI-style chat log"})
-"""Formats with dates; their time is counted from the first request."""
+"""Formats with dates; time counts from the first request."""
 
 IN_ORDER: Final = frozenset({"blockmgr's own", "vLLM's KV events", VLLM_LOG})
-"""Formats in which a later line is later, so that a clock that goes back is an error."""
+"""Formats in chronological order, in which a clock that goes back is an error."""
 
 
 def read_rows(

@@ -20,7 +20,7 @@ __all__ = ["bailian", "mooncake"]
 BAILIAN_TOKENS_PER_ID: Final = 16
 MS_IN_SECOND: Final = 1000
 CHECKED_IDS: Final = 2**19
-"""Distinct ids that are known to have come after one other only: more take too much memory."""
+"""Most distinct ids whose predecessors are checked: more take too much memory."""
 
 
 def mooncake(records: Iterable[Record], reading: Reading) -> Iterator[Row]:

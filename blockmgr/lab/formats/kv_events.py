@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["kv_events"]
 
 PAUSE_MS: Final = 2000
-"""Longest time from one event of a request to its next: a block of 16 slow tokens, and some."""
+"""Longest time between two events of a request: more than a block of 16 slow tokens."""
 
 MS_IN_SECOND: Final = 1000
 FIELDS: Final = {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["STDIN", "Opened", "opened", "parts"]
 
 STDIN: Final = "-"
-"""Names standard input wherever a trace file is named."""
+"""The name of standard input as a trace file."""
 
 SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson", ".log", ".csv", ".txt"})
 COMPRESSED: Final = frozenset({".gz", ".zst", ".zstd"})

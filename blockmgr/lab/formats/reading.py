@@ -29,7 +29,7 @@ NEGATIVE: Final = "negative numbers"
 WIDE: Final = "numbers of more than 64 bits"
 TEXT: Final = "strings"
 ALIKE: Final = ({SMALL, LARGE}, {SMALL, NEGATIVE}, {TEXT, WIDE})
-"""Kinds of ids that can be told from each other in 64 bits."""
+"""Kinds of ids that can be distinguished in 64 bits."""
 
 
 class Clock:

@@ -36,7 +36,7 @@ ANSWERED: Final = re.compile(r"Generated response (\S+?)( \(streaming \w+\))?: "
 OUTPUT: Final = re.compile(r".*\boutput_token_ids: (\[[^]]*\]|None), finish_reason: ")
 MS_IN_SECOND: Final = 1000
 UNANSWERED: Final = 8192
-"""Requests that wait for the line of their output; the oldest goes on without one."""
+"""Most requests that wait for the line of their output; the oldest continues without it."""
 
 
 def is_vllm_log(head: str) -> bool:

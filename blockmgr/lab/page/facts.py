@@ -40,7 +40,7 @@ MEANINGS: Final = MappingProxyType(
         MissReason.NOT_REMEMBERED: "nothing remembers so far back",
     }
 )
-"""What each reason to be missed means, in a few words."""
+"""The meaning of each reason for a miss in a few words."""
 
 
 @dataclass(frozen=True, slots=True)

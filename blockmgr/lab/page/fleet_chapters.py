@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_fleet_balance", "draw_fleet_hits", "fleet_chapters", "fleet_data"]
 
 MARKERS: Final = "osD^vPX"
-"""One a router, so that colour is not all that tells them apart."""
+"""One marker per router, so that they differ in more than colour."""
 HIT_HEADINGS: Final = ("replicas", "router", "blocks each", "hit rate", "no more than")
 BALANCE_HEADINGS: Final = (
     "replicas",

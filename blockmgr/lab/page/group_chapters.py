@@ -21,7 +21,7 @@ __all__ = ["draw_groups", "group_bands", "group_chapters", "groups_data"]
 
 FRAMES_IN_TABLE: Final = 24
 COLOURED: Final = 4
-"""Groups that have a colour of their own."""
+"""Number of groups with a separate colour."""
 MIB: Final = 1 << 20
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Placed", "bar_label", "dress", "folded", "label", "log_blocks", "percent_axis"]
 
 Placed = list[tuple[Any, float, float, str]]
-"""Places that speak: axes, x, y and words."""
+"""Places with notes: axes, x, y and text."""
 
 # Fractions of a drawing's width for the name of a bar: in the wide drawing, and at most on a phone,
 # where names to the right are wrapped.

@@ -47,7 +47,7 @@ BINS_MS: Final = (
     12 * HOUR,
     DAY,
 )
-"""Edges of the bins of times, half open; whatever is longer counts into the last."""
+"""Edges of the half-open bins of times; longer times count in the last bin."""
 
 
 def binned(times_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -37,7 +37,7 @@ __all__ = [
 
 FREED = -1
 freed_after = {None: FREED}.__getitem__
-"""What stands in a place of a run after the ``release`` of its block has returned nothing."""
+"""The entry of a run after the ``release`` of its block."""
 
 _DIGEST_BYTES = 16
 
@@ -167,10 +167,10 @@ class BlockView(Sequence[Block]):
     __slots__ = ("_stop", "run", "start")
 
     run: Run
-    """The columns behind it."""
+    """The run with its columns."""
 
     start: int
-    """Where the first of the blocks is in the run."""
+    """Index of the first block in the run."""
 
     def __init__(self, run: Run, start: int, stop: int) -> None:
         self.run, self.start, self._stop = run, start, stop

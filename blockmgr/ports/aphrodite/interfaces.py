@@ -52,20 +52,20 @@ class Device(_Shared):
     """The device that computes."""
 
     CPU = "cpu"
-    """The host, where blocks are swapped to."""
+    """The host, to which blocks are swapped."""
 
 
 class AllocStatus(_Shared):
     """Whether a group of sequences can get its blocks."""
 
     OK = "ok"
-    """They can be allocated at once."""
+    """They can be allocated immediately."""
 
     LATER = "later"
-    """Not at the moment, but once others are freed."""
+    """They can be allocated after others are freed."""
 
     NEVER = "never"
-    """More than the pool can ever hold."""
+    """They are more than the pool can ever hold."""
 
 
 class Block(ABC):

@@ -28,15 +28,15 @@ class _Arrival(NamedTuple):
 
     runs: list[Run]
     olds: list[int]
-    """Its blocks where it is."""
+    """Its run at the source."""
     held: list[int]
-    """Those that were not given back."""
+    """Its blocks that are not released."""
     num_cached: int
-    """How many of them, from the first one on, are cached."""
+    """Number of leading blocks that are cached."""
     found: list[int]
-    """The blocks cached there already."""
+    """The blocks cached at the destination already."""
     shared: list[int]
-    """After these, what a sequence before it brings there."""
+    """Number of blocks after these that an earlier sequence brings there."""
 
     @property
     def num_fresh(self) -> int:
@@ -61,10 +61,10 @@ class Move:
     """
 
     num_taken: int
-    """Blocks that it takes from those the destination has available."""
+    """Number of available blocks that it takes at the destination."""
 
     num_held: int
-    """Different blocks that the sequences hold there then."""
+    """Number of different blocks that the sequences hold there afterwards."""
 
     def __init__(
         self, source: PoolAllocator, destination: PoolAllocator, sequences: list[list[Run]]

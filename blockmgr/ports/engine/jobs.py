@@ -107,13 +107,13 @@ class Job(Protocol):
     """A unit of admission and preemption: a sample, or all beams of a search."""
 
     order: tuple[int, int]
-    """Age: the lower is served first, the highest is preempted first."""
+    """Age: the lowest is served first, the highest is preempted first."""
     rows: int
-    """Sequences of the manager that it needs at most."""
+    """Most sequences of the manager that it needs."""
     tracks: list[Track]
-    """Its sequences. The first one is there from the start and carries the prompt."""
+    """Its sequences. The first one exists from the start and has the prompt."""
     num_cached_tokens: int | None
-    """Tokens of the prompt that the cache held; None before it is admitted first."""
+    """Tokens of the prompt that the cache held; None before its first admission."""
 
     def regrow(self, manager: BlockManager) -> None:
         """Forks again what a preemption has reduced to the prompt.

@@ -30,7 +30,7 @@ class NanoSequence(Protocol):
     """The attributes of nano-vllm's ``Sequence`` that the port reads and writes."""
 
     token_ids: list[int]
-    """Prompt and sampled tokens. May grow between calls, and only at its end."""
+    """Prompt and sampled tokens. May grow between calls, but only at the end."""
     block_table: list[int]
     """Block ids in logical order; written here, empty while the sequence holds no blocks."""
     num_cached_tokens: int
@@ -74,7 +74,7 @@ class Tables:
     __slots__ = ("_holders", "_lengths", "_most_blocks", "_mutex", "block_size", "manager")
 
     manager: blockmgr.BlockManager
-    """The manager that does the work, for its statistics. Its sequences belong to the port."""
+    """The underlying manager, for its statistics. Its sequences belong to the port."""
 
     block_size: int
     """Tokens per block."""

@@ -24,11 +24,11 @@ class _HandOver(NamedTuple):
     """A plan to put the pages of a request into the tree."""
 
     promote: Change
-    """Puts them there."""
+    """Inserts them."""
     chain: Pages
-    """What stands for them there then."""
+    """Their pages in the tree afterwards."""
     done: Pages
-    """Of its own, those to release: computed twice, or handed over."""
+    """Its own pages to release: computed twice, or passed to the tree."""
     unfinished: Pages
     """Its unfinished page, if any."""
 
@@ -42,7 +42,7 @@ class PageKeeper:
     """Pages of the KV cache."""
 
     page_size: int
-    """Token slots a page."""
+    """Token slots per page."""
 
     def __init__(self, pool: BlockPool, tree: RadixTree) -> None:
         self._pool = pool

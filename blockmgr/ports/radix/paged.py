@@ -38,9 +38,9 @@ class PagedRequest(Protocol):
     cached_len: int
     """Leading tokens whose K/V is written."""
     device_len: int
-    """Leading tokens that the next forward leaves with K/V."""
+    """Leading tokens with K/V after the next forward."""
     cache_handle: RadixCacheHandle
-    """The prefix it has locked; ``cache_req`` puts another in its place."""
+    """The locked prefix; ``cache_req`` replaces it."""
 
 
 class PagedCacheManager(PageKeeper):
@@ -86,7 +86,7 @@ class PagedCacheManager(PageKeeper):
     """The radix cache."""
 
     page_table: Any
-    """``int32[rows, columns]``, as it was given."""
+    """``int32[rows, columns]``, the caller's object."""
 
     def __init__(
         self,

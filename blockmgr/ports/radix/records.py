@@ -98,7 +98,7 @@ class MatchResult(NamedTuple):
     """The result of ``match_prefix``."""
 
     handle: RadixCacheHandle
-    """To lock before the indices are used."""
+    """Lock it before using the indices."""
     indices: Any
     """``int32[cached_len]``: the slots of the prefix, in token order."""
 
@@ -107,15 +107,15 @@ class PrefixMatch(NamedTuple):
     """The result of ``RadixPrefixCache.match_prefix``."""
 
     cuda_handle: RadixCacheHandle
-    """To lock before its ``get_matched_indices()`` are used."""
+    """Lock it before using its ``get_matched_indices()``."""
     host_handle: None = None
-    """There is no second level of memory here."""
+    """Always None: there is no second memory level."""
 
 
 class InsertResult(NamedTuple):
     """The result of ``RadixPrefixCache.insert_prefix``."""
 
     cached_len: int
-    """Leading tokens that the tree had already; slots given for them stay the caller's to free."""
+    """Leading tokens that the tree had already; the caller frees the slots given for them."""
     handle: RadixCacheHandle
-    """The whole prefix as it is in the tree, not locked."""
+    """The whole prefix in the tree, not locked."""

@@ -57,13 +57,13 @@ class RadixTree:
     )
 
     pool: BlockPool
-    """The pool that does the work, for its statistics. A page is a block."""
+    """The underlying pool, for its statistics. A page is a block."""
 
     page_size: int
-    """Token slots a page."""
+    """Token slots per page."""
 
     root_node: RadixNode
-    """Where a prefix of no tokens ends: ``RadixCacheHandle(0, root_node)`` matches nothing."""
+    """The end of the empty prefix: ``RadixCacheHandle(0, root_node)`` matches nothing."""
 
     def __init__(
         self,

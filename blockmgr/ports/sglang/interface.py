@@ -14,7 +14,7 @@ from blockmgr.ports.sglang.expected import ATTRIBUTES, CALLERS, ELSEWHERE, METHO
 __all__ = ["INTERFACE"]
 
 MADE = ("page_size", "req_to_token_pool", "sliding_window_size", "token_to_kv_pool_allocator")
-"""Attributes that the cache's constructor makes."""
+"""Attributes that the cache's constructor creates."""
 
 INTERFACE = Interface(
     engine="SGLang",

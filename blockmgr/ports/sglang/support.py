@@ -11,7 +11,7 @@ __all__ = ["reasons_against"]
 
 POLICIES = ("lru",)
 MOST_TOKENS = 65_535
-"""Of a page: what a block of the pool can hold."""
+"""Most tokens per page, which is the limit of a block."""
 
 
 def reasons_against(context: Any) -> tuple[str, ...]:

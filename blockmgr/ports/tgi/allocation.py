@@ -34,13 +34,13 @@ class BlockAllocation:
     )
 
     allocation_id: int
-    """Names the allocation. Its allocator does not give it out again."""
+    """Id of the allocation, which its allocator never reuses."""
 
     blocks: npt.NDArray[np.int32]
     """``int32[num_blocks]`` on the host: block ids in logical order. They never change."""
 
     slots: npt.NDArray[np.int64]
-    """``int64[tokens]`` on the host: the slot of each token. With a window they wrap."""
+    """``int64[tokens]`` on the host: the slot of each token; cyclic with a window."""
 
     prefix_len: int
     """Leading tokens of the prompt whose K/V need not be computed: at most all but one."""

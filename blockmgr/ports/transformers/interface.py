@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["ATTENTION", "TRIAL", "Attends", "AttentionConfigs", "attending", "mask_rule"]
 
 ATTENTION: Final = "blockmgr"
-"""Name under which a forward over a paged cache attends. No mask is made for it."""
+"""Name of the attention function for a forward over a paged cache, without a mask."""
 
 TRIAL: Final = "blockmgr_trial"
-"""Name for a forward without weights. A mask is made for it, and ``mask_rule`` tells by what."""
+"""Name for a forward without weights, with a mask for which ``mask_rule`` has the rule."""
 
 
 class Attends(Protocol):

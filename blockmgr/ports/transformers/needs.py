@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Needs", "Windows"]
 
 Windows: TypeAlias = Literal["groups", "masks"]
-"""Layers with a window or chunk keep what they read, in groups; or all, and a mask hides the rest.
+"""Whether layers with a window or chunk keep only what they read, or all with a mask.
 """
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["HALF", "SINKS", "TryOut"]
 
 SINKS: Final = "s_aux"
-"""Under which a layer hands over its attention sinks, a score a head."""
+"""Name of the argument with the attention sinks, one score per head."""
 
 # Arguments that an attention layer may pass besides the tensors. Any other argument could change
 # the result in an unknown way.
@@ -58,10 +58,10 @@ KNOWN_ARGUMENTS: Final = frozenset(
 EMPTY_LAYERS: Final = frozenset({"moe", "mlp"})
 
 HALF: Final = torch.bfloat16
-"""Of a trial, because the grouped products of expert layers know nothing else there."""
+"""Element type of a trial: grouped products of expert layers support no other one there."""
 
 FARTHEST: Final = 2**20
-"""A mask is looked at up to this distance, and around every number in the config."""
+"""Masks are checked up to this distance, and around every number in the config."""
 
 
 class TryOut:
