@@ -86,9 +86,10 @@ class EvictionPolicy(Protocol):
 
 
 PolicyFactory = Callable[[int], EvictionPolicy]
-"""Makes the policy of one pool from its ``capacity`` in blocks; typically a class. With ``quotas``
-it is called for each share with blocks, the common share first. The policy of a share is notified
-only of the blocks of that share.
+"""Makes the policy of one pool from its ``capacity`` in blocks; typically a class.
+
+With ``quotas`` it is called for each share with blocks, the common share first. The policy of a
+share is notified only of the blocks of that share.
 """
 
 _METHODS = ("on_cached", "on_hit", "on_idle", "on_used", "on_uncached", "victim")

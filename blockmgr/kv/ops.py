@@ -81,5 +81,6 @@ def _no_output(*_arguments: object) -> None:
 
 copy_blocks = torch.ops.blockmgr.copy_blocks
 """Copies the first ``count`` of ``pairs`` between blocks of ``tensors``, in any order.
+
 ``KVBlocks.copy_pairs`` calls it with all arguments except the pairs.
 """

@@ -4,10 +4,10 @@ A manager's decisions depend on which full blocks are equal and on their number,
 number of tokens in each. An id identifies all of its blocks, so prompts are not expanded into
 tokens here:
 
-* the blocks of a trace are numbered once, in a forest of prefixes (``_core.IdTrace``); * a replay
-hands these names, as blocks of one token, to the store and the eviction policies that a
-  ``BlockManager`` stands on, and each block has the digest it would have with all its tokens, since
-  policies remember blocks by it (``_core.IdReplay``).
+* the blocks of a trace are numbered once, in a forest of prefixes (``_core.IdTrace``);
+* a replay passes these numbers, as blocks of one token, to the store and the eviction policies that
+  ``BlockManager`` uses; each block has the digest of all its tokens, because policies remember
+  blocks by digest (``_core.IdReplay``).
 
 So the cache and the policies are the same; only the input differs. This works for traces known by
 ids alone, block sizes that divide the tokens of an id, and reuse of whole blocks. A replay also

@@ -8,13 +8,15 @@ required size is the *stack distance* of the look-up: a look-up with distance ``
 pool of at least ``d`` blocks, so the hits at a capacity are the look-ups with distances up to it.
 
 * The curve is exact for a replay through ``BlockManager`` at every capacity at which no request
-waits for blocks: from ``Curve.exact_from`` on. With a service time of 0 that is every capacity that
-holds the longest request. Below it, waiting requests see another pool, and the curve is an
-estimate. * Blocks that a request holds only for a time count: its partial last block, the block
-with its last token, which it computes again although it is cached, and blocks for its output. They
-evict idle blocks and are then released, so the pool acts as if it were smaller for that time. * A
-release is one entry of the list. It owns a segment of one path, whose distances are consecutive, so
-the cost of a request depends on the releases and runs it crosses, not on its blocks.
+  waits for blocks: from ``Curve.exact_from`` on. With a service time of 0 that is every capacity
+  that holds the longest request. Below it, waiting requests see another pool, and the curve is an
+  estimate.
+* Blocks that a request holds only for a time count: its partial last block, the block with its last
+  token, which it computes again although it is cached, and blocks for its output. They evict idle
+  blocks and are then released, so the pool acts as if it were smaller for that time.
+* A release is one entry of the list. It owns a segment of one path, whose distances are
+  consecutive, so the cost of a request depends on the releases and runs it crosses, not on its
+  blocks.
 
 Source: Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2),
 1970.

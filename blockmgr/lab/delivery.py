@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "REPAIRS", "Delivery", "Repair", "deliveries"]
 
 Repair = Literal["replay", "forget", "none"]
-"""A reader's reaction to a lost batch. ``replay`` asks the replica for it, which takes two more
-delays. ``forget`` has no replay endpoint and forgets the replica's blocks. ``none`` ignores the
-numbers of batches and continues.
+"""A reader's reaction to a lost batch.
+
+``replay`` asks the replica for it, which takes two more delays. ``forget`` has no replay endpoint
+and forgets the replica's blocks. ``none`` ignores the numbers of batches and continues.
 """
 
 REPAIRS: Final[tuple[Repair, ...]] = get_args(Repair)

@@ -5,12 +5,13 @@ always be a leaf: a use of a block is also a use of its parent, so a parent's ne
 later than its child's, and ties go to the deeper block.
 
 * One request at a time, in order of arrival. A request's own blocks cannot be evicted while it
-runs. * A hit needs its block to be in the pool at every admission since its last use. Concurrent
-requests only leave less room for that. So no replay with the same admission order finds more,
-however long its requests run and whatever it evicts. * If a prompt ends exactly at the end of a
-block, that block never hits, because its last token is computed again. The bound may evict such a
-block until then and keep the blocks after it, which no pool does: only in this case can the bound
-exceed the reachable optimum.
+  runs.
+* A hit needs its block to be in the pool at every admission since its last use. Concurrent requests
+  only leave less room for that. So no replay with the same admission order finds more, however long
+  its requests run and whatever it evicts.
+* If a prompt ends exactly at the end of a block, that block never hits, because its last token is
+  computed again. The bound may evict such a block until then and keep the blocks after it, which no
+  pool does: only in this case can the bound exceed the reachable optimum.
 
 Source: Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
 Journal 5(2), 1966; Mattson et al., IBM Systems Journal 9(2), 1970.

@@ -8,11 +8,11 @@
                            not cached there                      not cached there, generates
 
 * A prefill replica holds the blocks of a prompt while it computes, for the time of the first-token
-model without waiting. Then they stay cached there. It has no outputs, so the next turn of a
-conversation computes the previous answer. * A decode replica holds blocks of the prompt and of the
-outputs during the transfer of K/V and for the service time after that. Its cached part of a prompt
-needs no transfer. * A prefill replica does not wait for a decode replica without room: no block is
-held in between.
+  model without waiting. Then they stay cached there. It has no outputs, so the next turn of a
+  conversation computes the previous answer.
+* A decode replica holds blocks of the prompt and of the outputs during the transfer of K/V and for
+  the service time after that. Its cached part of a prompt needs no transfer.
+* A prefill replica does not wait for a decode replica without room: no block is held in between.
 
 Each half is a separate fleet: the second half does not affect the first.
 """

@@ -7,15 +7,16 @@ Time is simulated, in whole milliseconds; the replay never waits for a real cloc
                                                      outputs appended at the end
 
 * A running request holds blocks for its prompt and its outputs from admission to end. It does not
-grow and is not preempted, so waiting is the only effect of a full pool besides eviction. * If only
-the length of an output is known, its tokens are made up, and no prompt repeats them: it takes
-blocks, and no prompt finds it. With ``outputs="none"`` there are no such outputs. * At each
-instant, requests end before others are admitted; simultaneous arrivals keep the order of the trace.
-So a service time of 0 replays one request at a time. * As in an engine, the KV of the last output
-token is never computed, because no token follows it. * With several samples, the prompt is admitted
-once and forked, and every fork immediately gets its own tail through the manager's copy plan. * A
-request that does not fit even an empty pool is rejected: its whole prompt counts as missed. * With
-groups of layers, prompts are computed in chunks that end where a state can be kept
+  grow and is not preempted, so waiting is the only effect of a full pool besides eviction.
+* If only the length of an output is known, its tokens are made up, and no prompt repeats them: it
+  takes blocks, and no prompt finds it. With ``outputs="none"`` there are no such outputs.
+* At each instant, requests end before others are admitted; simultaneous arrivals keep the order of
+  the trace. So a service time of 0 replays one request at a time.
+* As in an engine, the KV of the last output token is never computed, because no token follows it.
+* With several samples, the prompt is admitted once and forked, and every fork immediately gets its
+  own tail through the manager's copy plan.
+* A request that does not fit even an empty pool is rejected: its whole prompt counts as missed.
+* With groups of layers, prompts are computed in chunks that end where a state can be kept
   (``blockmgr.lab.grouped``).
 """
 

@@ -1,8 +1,8 @@
 """A replay that records when each block was filled, found and evicted.
 
 * A *reuse gap* is the time from one use of a block's content, such as its computation, to the next
-request for it, whether or not it is still cached. * A *lifetime* is the time from a block's
-promotion to its eviction.
+  request for it, whether or not it is still cached.
+* A *lifetime* is the time from a block's promotion to its eviction.
 
 Times are simulated. All data come from the block tables, so the counts are those of a replay that
 is not watched.
