@@ -39,7 +39,7 @@ def _check_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if closed:
-        sys.exit(_refuse("stdout is closed, and results go there", 3))
+        sys.exit(_refuse("stdout is closed, but results are written to it", 3))
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Escape characters that a terminal cannot show, instead of failing.
         sys.stdout.reconfigure(errors="backslashreplace")

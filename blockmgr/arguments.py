@@ -95,10 +95,10 @@ def extras_pairs(extras: Mapping[int, bytes] | None) -> tuple[tuple[int, bytes],
     pairs: list[tuple[int, bytes]] = []
     for key in extras:
         if len(pairs) == size:
-            raise ValueError(f"extras must yield as many keys as it has, {size}, but it goes on")
+            raise ValueError(f"extras must yield as many keys as its length, {size}, got more")
         pairs.append((_block_index(key), extras[key]))
     if len(pairs) < size:
-        raise ValueError(f"extras must yield as many keys as it has, {size}, got {len(pairs)}")
+        raise ValueError(f"extras must yield as many keys as its length, {size}, got {len(pairs)}")
     return tuple(pairs)
 
 

@@ -118,7 +118,7 @@ class UnknownSequenceError(BlockMgrError, KeyError):
     def __init__(self, handle: int) -> None:
         self.handle = handle
         super().__init__(
-            f"handle {_brief(handle)} names no live sequence; it was freed, or never given out"
+            f"handle {_brief(handle)} names no live sequence; it was freed, or never issued"
         )
 
     def __str__(self) -> str:
@@ -178,7 +178,7 @@ class UnknownPinError(BlockMgrError, KeyError):
 
     def __init__(self, pin: int) -> None:
         self.pin = pin
-        super().__init__(f"pin {_brief(pin)} is not held; it was given back, or never made")
+        super().__init__(f"pin {_brief(pin)} is not held; it was released, or never made")
 
     def __str__(self) -> str:
         # KeyError would print the repr of the message.

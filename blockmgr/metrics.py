@@ -135,14 +135,14 @@ _METRICS = (
     _counter("expired_blocks", "Blocks whose retention ran out.", "expired_blocks"),
     _counter(
         "evicted_pinned_blocks",
-        "Pinned blocks that running work had to take.",
+        "Pinned blocks evicted for running sequences.",
         "evicted_pinned_blocks",
     ),
     _counter(
         "touched_blocks", "Idle blocks moved to the end of the eviction order.", "touched_blocks"
     ),
     _counter("planned_copies", "Block copies recorded.", "planned_copies"),
-    _counter("cancelled_copies", "Of those, copies dropped because unneeded.", "cancelled_copies"),
+    _counter("cancelled_copies", "Of those, copies dropped as unneeded.", "cancelled_copies"),
     _counter("forks", "Sequences made by fork.", "forks"),
 )
 

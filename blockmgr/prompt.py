@@ -56,7 +56,7 @@ class Prompt:
         self._namespace = namespace
 
     def __init_subclass__(cls) -> NoReturn:
-        raise TypeError("Prompt cannot be subclassed: calls read its parts without asking it")
+        raise TypeError("Prompt cannot be subclassed: calls read its fields directly")
 
     def __len__(self) -> int:
         return len(self._tokens)

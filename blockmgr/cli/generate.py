@@ -244,7 +244,7 @@ def _say_what_is_ignored(engine: Engine, settings: dict[str, Any], *, check: boo
     names = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
     said = f"the model's generation config sets {names}, which is not applied here"
     if check:
-        raise WrongInput(f"{said} but by model.generate: --check cannot hold")
+        raise WrongInput(f"{said}, but model.generate applies it, so --check cannot succeed")
     click.echo(f"warning: {said}", err=True)
 
 

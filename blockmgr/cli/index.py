@@ -60,15 +60,15 @@ def _worker(
 )  # fmt: skip
 @click.option(
     "--max-workers", type=click.IntRange(1, 65536), default=64, show_default=True,
-    help="Workers at a time.",
+    help="Most workers at a time.",
 )  # fmt: skip
 @click.option(
     "--max-blocks", type=click.IntRange(1, 2**40), default=2**26, show_default=True,
-    help="Different blocks at a time.",
+    help="Most different blocks at a time.",
 )  # fmt: skip
 @click.option(
     "--load-weight", type=float, default=1.0, show_default=True,
-    help="How much of a score a load of 1 takes.",
+    help="Amount that a load of 1 subtracts from a score.",
 )  # fmt: skip
 def serve(  # noqa: PLR0917  (click passes them by name)
     host: str,

@@ -165,7 +165,7 @@ def _described(
         return None
     if layers is None or kv_heads is None or head_size is None or dtype is None:
         wanted = ", ".join("--" + name.replace("_", "-") for name in SHAPE)
-        raise click.UsageError(f"the size of a block takes all of {wanted}; or --model", ctx)
+        raise click.UsageError(f"the size of a block needs all of {wanted}, or --model", ctx)
     return kv_bytes_per_token(layers, kv_heads, head_size, dtype)
 
 

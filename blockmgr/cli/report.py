@@ -78,7 +78,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     "--capacities",
     callback=_sizes,
     metavar="SIZES",
-    help="Pool sizes to compare policies at.  [default: of 1%,2%,5%,10%,20%,50% what fits]",
+    help="Pool sizes to compare policies at.  [default: those of 1%,2%,5%,10%,20%,50% that fit]",
 )
 @click.option(
     "--policies",

@@ -37,7 +37,7 @@ MEANINGS: Final = MappingProxyType(
         MissReason.OTHER_NAMESPACE: "cached for another tenant or adapter",
         MissReason.DIVERGED: "a cached block has the same first tokens, then differs",
         MissReason.NEVER_SEEN: "no earlier prompt had this prefix",
-        MissReason.NOT_REMEMBERED: "nothing remembers so far back",
+        MissReason.NOT_REMEMBERED: "never cached, or evicted too long ago",
     }
 )
 """The meaning of each reason for a miss in a few words."""

@@ -169,7 +169,7 @@ class CacheManager(PageKeeper):
         pages = self.manager._page_slots.pages(indices)
         in_tree = self._pool.is_cached(pages)
         if 1 in in_tree.tobytes():
-            raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict gives it up")
+            raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict releases it")
         self._pool.release(pages)
 
     @exclusive

@@ -36,7 +36,7 @@ def make_cache(context: Any) -> Any:
     from blockmgr.ports.sglang.interface import INTERFACE  # noqa: PLC0415
 
     differences = INTERFACE.differences()
-    lacking = [f"this SGLang is not one it knows: {d}" for d in differences if d.is_fatal]
+    lacking = [f"this version of SGLang is unknown: {d}" for d in differences if d.is_fatal]
     reasons = (*lacking, *support.reasons_against(context))
     if reasons:
         raise UnsupportedConfigError(reasons, INSTEAD)

@@ -33,7 +33,7 @@ def _of_model(context: Any) -> Iterator[str]:
         yield "EAGLE (--speculative-algorithm) finds prefixes by pairs of tokens"
     if params.component_registry_override:
         names = ", ".join(sorted(str(name) for name in params.component_registry_override))
-        yield f"components of SGLang's own tree ({names}) have no place here"
+        yield f"components of SGLang's own tree ({names}) are not supported"
 
 
 def _of_tiers(context: Any) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _of_tiers(context: Any) -> Iterator[str]:
     memory = get_memory()
     for option in ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker"):
         if getattr(memory, option, False):
-            yield f"--{option.replace('_', '-')} brings a cache of its own"
+            yield f"--{option.replace('_', '-')} uses its own cache"
     if get_disagg().disaggregation_mode != "null":
         yield "prefill and decode on different servers (--disaggregation-mode) is not supported"
 

@@ -139,7 +139,7 @@ def _paged_attention(
         )
     if attention_mask is not None:
         raise UnsupportedModelError(
-            type(module).__name__, "it masks its attention in a way of its own"
+            type(module).__name__, "it uses an attention mask of its own"
         )
     attended = paged_batch.attend(module, query, key, value, **options)
     return attended.unflatten(0, (query.shape[0], -1)), None

@@ -50,7 +50,7 @@ def latents_of(module: torch.nn.Module, past: Past) -> tuple[torch.Tensor, Expan
     handed = past.handed(layer)
     if handed is None or any(each.ndim != 4 or each.shape[1] != 1 for each in handed):
         raise UnsupportedModelError(
-            type(module).__name__, f"layer {layer} hands over no latents of its tokens"
+            type(module).__name__, f"layer {layer} passes no latents of its tokens"
         )
     sizes = [each.shape[-1] for each in handed]
     make: Any = module.expand_kv

@@ -155,7 +155,7 @@ class TryOut:
         """Refuses a mask that differs from the one a paged forward applies in this layer."""
         rule = mask_rule(mask)
         if rule is None:
-            self.refuse("it masks its attention in a way of its own")
+            self.refuse("it uses an attention mask of its own")
         queries, keys = self._places[:, None], self._places[None, :]
         zero = torch.zeros((), dtype=torch.int64)
         try:
@@ -163,7 +163,7 @@ class TryOut:
                 seen = torch.as_tensor(rule(zero, zero, queries, keys))
             seen = seen.expand(len(queries), len(self._places))
         except Exception as error:
-            self.refuse(f"it masks its attention in a way of its own ({error})")
+            self.refuse(f"it uses an attention mask of its own ({error})")
         expected = keys <= queries
         if isinstance(kind, SlidingWindow):
             expected = expected & (queries - keys < kind.width)

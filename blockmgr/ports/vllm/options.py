@@ -23,16 +23,16 @@ WHOLE_NUMBERS = (
 )
 # Fields of ManagerConfig that vLLM decides, with the source of the decision.
 DECIDED_BY_VLLM = {
-    "num_blocks": "--num-gpu-blocks-override or the memory there is",
+    "num_blocks": "--num-gpu-blocks-override or the available memory",
     "block_size": "--block-size",
     "max_seqs": "--max-num-seqs",
     "max_blocks_per_seq": "--max-model-len",
     "prefix_caching": "--enable-prefix-caching",
     "watermark_blocks": "--watermark",
     "steps_in_flight": "--async-scheduling",
-    "dedup": "its workers, whose tables only grow",
+    "dedup": "its workers only append to block tables",
     "early_commit": "its order of steps",
-    "null_block": "its workers, which keep block 0",
+    "null_block": "its workers reserve block 0",
 }
 
 
@@ -99,7 +99,7 @@ class Options:
         known = {option.name for option in fields(cls)}
         for name in values:
             if name in DECIDED_BY_VLLM:
-                raise OptionError(f"blockmgr.{name} is for vLLM to say: {DECIDED_BY_VLLM[name]}")
+                raise OptionError(f"vLLM decides blockmgr.{name}: {DECIDED_BY_VLLM[name]}")
             if name not in known:
                 near = get_close_matches(str(name), known, 1)
                 raise OptionError(
@@ -116,7 +116,7 @@ class Options:
         for name in WHOLE_NUMBERS:
             value = getattr(self, name)
             is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            self._require(name, is_whole, "a whole number from 0 on")
+            self._require(name, is_whole, "a whole number, at least 0")
         port = self.metrics_port
         is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= MAX_PORT
         self._require("metrics_port", is_port, f"a port from 0 to {MAX_PORT}")
@@ -124,7 +124,7 @@ class Options:
         self._require("metrics_host", is_host, "an address")
         is_number = isinstance(self.report_every, int | float)
         is_number = is_number and not isinstance(self.report_every, bool)
-        self._require("report_every", is_number and self.report_every >= 0, "seconds from 0 on")
+        self._require("report_every", is_number and self.report_every >= 0, "seconds, at least 0")
         self._require("fallback", self.fallback in ("refuse", "stock"), '"refuse" or "stock"')
         self._require(
             "eviction", self.eviction in EVICTION_POLICIES, f"one of {list(EVICTION_POLICIES)}"

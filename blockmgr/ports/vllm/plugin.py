@@ -56,7 +56,7 @@ def Scheduler(vllm_config: Any, *arguments: Any, **named: Any) -> Any:
     additional.setdefault(NAME, {})
     if not Options.read(additional[NAME]).enabled:
         raise OptionError(
-            "blockmgr.enabled is false, and --scheduler-cls asks for blockmgr: leave out one"
+            "blockmgr.enabled is false, and --scheduler-cls asks for blockmgr: remove one of them"
         )
     vllm_config.additional_config = additional
     register()
@@ -101,7 +101,7 @@ def _manager(
     from blockmgr.ports.vllm.interface import INTERFACE  # noqa: PLC0415
 
     differences = INTERFACE.differences()
-    lacking = [f"this vLLM is not one it knows: {d}" for d in differences if d.is_fatal]
+    lacking = [f"this version of vLLM is unknown: {d}" for d in differences if d.is_fatal]
     reasons = lacking + support.reasons_against(options, vllm_config, arguments)
     if reasons and options.fallback == "refuse":
         raise UnsupportedConfigError(tuple(reasons), INSTEAD)
