@@ -25,8 +25,8 @@ def integer(name: str, value: object) -> int:
     """The value as an int; NumPy integers are accepted, bools are not.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
 
     Raises:
         TypeError: Not an int.
@@ -60,8 +60,8 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
     """The value as an int within these bounds.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
         low: Smallest value allowed.
         high: Largest value allowed; None for no bound.
 
@@ -80,7 +80,7 @@ def extras_pairs(extras: Mapping[int, bytes] | None) -> tuple[tuple[int, bytes],
     """Extra keys by block in the core's form: a tuple, so no other thread can change it.
 
     Args:
-        extras: What was given.
+        extras: The given value.
 
     Raises:
         ValueError: The mapping yields more or fewer keys than its length.
@@ -117,8 +117,8 @@ def real(name: str, value: float) -> float:
     """The value, which must be a number.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
 
     Raises:
         TypeError: It is not.
@@ -132,8 +132,8 @@ def positive(name: str, value: float) -> float:
     """The value, which must be a finite number above 0.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
 
     Raises:
         ValueError: It is not above 0, or not finite.
@@ -148,8 +148,8 @@ def milliseconds(name: str, seconds: float) -> int:
     """A wait in whole milliseconds: at least 1, at most a few weeks.
 
     Args:
-        name: Of the argument, for the error.
-        seconds: What was given.
+        name: Name of the argument, for the error.
+        seconds: The given value.
 
     Raises:
         ValueError: It is not above 0, or not finite.
@@ -162,8 +162,8 @@ def text(name: str, value: object) -> str:
     """The value, which must be a str.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
 
     Raises:
         TypeError: It is not.

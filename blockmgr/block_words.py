@@ -28,7 +28,7 @@ class GroupBlocks:
 
     Attributes:
         place: Its position in ``ManagerConfig.groups``.
-        group: What its layers read.
+        group: The kind of its layers.
         used: Blocks in use.
         cached: Blocks not in use that a prompt can find.
     """
@@ -61,7 +61,7 @@ def further_tables(manager: BlockManager, view: Sequence) -> list[tuple[int, Ids
     """A sequence's block tables in all groups except that of ``BlockManager.block_tables``.
 
     Args:
-        manager: Whose sequence it is.
+        manager: The manager of the sequence.
         view: The sequence.
 
     Returns:

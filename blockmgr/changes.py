@@ -42,7 +42,7 @@ def at_once(changes: Iterable[Change], result: T) -> T:
     Args:
         changes: In order. Each function is one of ``BlockPool.compiled``, or of a built-in
             container: ``(table.append, block)``. Functions written in Python can be interrupted.
-        result: What to return.
+        result: The value to return.
 
     Returns:
         The ``result``.
@@ -187,7 +187,7 @@ class Loan:
     ``give_back`` returns them; after ``keep`` it does nothing.
 
     Args:
-        pool: Whose blocks they are.
+        pool: The pool to take blocks from.
 
     >>> from blockmgr.pool import BlockPool
     >>> pool, table = BlockPool(num_blocks=4, block_size=2), []

@@ -176,7 +176,7 @@ class ManagerConfig:
         digest: ``"xxh3_128"``, ``"sha256"``, ``"sha256_cbor"`` (the digests that vLLM makes of the
             same tokens; see ``vllm_extras``), a ``VllmDigest``, a ``KeyedDigest``, or any function
             from the bytes of a block to a digest of constant length, 8 to 64 bytes.
-        dedup: What ``commit`` does when an equal block is cached already. ``"remap"`` puts that
+        dedup: The action of ``commit`` if an equal block is cached already. ``"remap"`` puts that
             block into the block table; ``"append_only"`` never changes a block table.
         min_partial_tokens: Fewest tokens to reuse from part of a block; 0 turns token-granular
             reuse off.

@@ -253,8 +253,8 @@ class TraceFormatError(BlockMgrError, ValueError):
         path: The file.
         line: Line number, from 1.
         column: Column of the offending value or character, from 1.
-        found: What the file has there.
-        expected: What the format allows there.
+        found: The text in the file.
+        expected: The text that the format allows.
     """
 
     def __init__(self, path: str, line: int, column: int, found: str, expected: str) -> None:
@@ -274,7 +274,7 @@ class EndpointError(BlockMgrError, OSError):
 
     Attributes:
         endpoint: The address.
-        problem: What the system says.
+        problem: The system's message.
     """
 
     def __init__(self, endpoint: str, problem: str) -> None:
@@ -290,7 +290,7 @@ class ClusterLostError(BlockMgrError, ConnectionError):
     """A cluster does not answer, or has stopped answering.
 
     Attributes:
-        address: Where it is.
+        address: Address of the cluster.
         problem: What happened, as far as is known.
     """
 
@@ -308,7 +308,7 @@ class MissingExtraError(BlockMgrError, ImportError):
 
     Attributes:
         extra: The extra that brings it, as in ``pip install '.[extra]'`` in a clone of blockmgr.
-        feature: What needs it.
+        feature: The feature that needs it.
     """
 
     def __init__(self, extra: str, feature: str) -> None:
@@ -392,7 +392,7 @@ class UnsupportedModelError(BlockMgrError, ValueError):
 
     Attributes:
         model: The model type, as its configuration names it.
-        missing: What is missing.
+        missing: The missing feature.
     """
 
     def __init__(self, model: str, missing: str) -> None:

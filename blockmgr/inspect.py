@@ -67,7 +67,7 @@ class Row:
     """One live sequence and the blocks it holds.
 
     Attributes:
-        name: What to call it.
+        name: Name for display.
         view: The sequence.
         block_ids: ``int32[num_blocks]`` on the host: its block table.
         same: ``bool[num_blocks]`` on the host: whether the row above has the same block at that
@@ -87,7 +87,7 @@ def rows(manager: BlockManager, names: Mapping[int, str] | None = None) -> list[
     """All live sequences; those with the same first blocks are neighbours.
 
     Args:
-        manager: Whose sequences.
+        manager: The manager.
         names: Names by handle, in the order in which sequences should appear; sharing takes
             precedence. A sequence without a name is called by its row.
 

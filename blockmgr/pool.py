@@ -171,8 +171,8 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         Takes free blocks first, the last freed first, and then evicts idle blocks in order.
 
         Args:
-            n: How many.
-            namespace: Whose share to take from, with ``quotas``.
+            n: Number of blocks.
+            namespace: Selects the share to take from, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host, owned by the caller.
@@ -213,7 +213,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
 
         Args:
             tokens: A prompt, from its beginning; all of its tokens count as looked up.
-            namespace: Whose cache.
+            namespace: The namespace.
             extras: Further keys, 1 to 1024 bytes each, by block.
 
         Returns:
@@ -268,7 +268,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         Args:
             tokens: The tokens to find; those after the last full block are ignored.
             parent: The cached block that the tokens continue; -1 if they begin a prompt.
-            namespace: Whose cache, for tokens that begin a prompt.
+            namespace: The namespace, for tokens that begin a prompt.
             extras: Further keys, 1 to 1024 bytes each, by block of the chain.
 
         Returns:
@@ -322,7 +322,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
                 copy.
             tokens: ``[n * block_size]``: the tokens in these blocks.
             parent: The cached block that the first one continues; -1 if it begins a prompt.
-            namespace: Whose cache, if the first one begins a prompt.
+            namespace: The namespace, if the first block begins a prompt.
             extras: Bytes, 1 to 1024, that change K/V besides the tokens: for one block, its bytes;
                 for several, a mapping from the index in ``blocks``.
 
@@ -357,8 +357,8 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         """Takes the next ``n`` idle blocks in the eviction order, even if blocks are free.
 
         Args:
-            n: How many.
-            namespace: Of whose share, with ``quotas``.
+            n: Number of blocks.
+            namespace: Selects the share, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host, owned by the caller, with one reference each.
@@ -374,8 +374,8 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         """Frees the next ``n`` idle blocks in the eviction order.
 
         Args:
-            n: How many.
-            namespace: Of whose share, with ``quotas``.
+            n: Number of blocks.
+            namespace: Selects the share, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host: the blocks, which are no longer held.

@@ -167,7 +167,7 @@ def progress_bar(what: str, unit: str, total: int) -> Iterator[Callable[[], None
     Args:
         what: The activity, such as ``"replaying"``. The bar appears only if stderr is a terminal.
         unit: The unit of the count, such as ``"requests"``.
-        total: How many there are.
+        total: The final count.
     """
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -187,7 +187,7 @@ def repeat_command(
     """The command line that repeats this run, with all parameters that decide the result.
 
     Args:
-        ctx: Of the command that runs.
+        ctx: Context of the command.
         always: Parameters to include even if they were not given, unless they are None.
         values: Values of parameters that the command chose itself, by parameter name.
         leave_out: Parameters to omit.

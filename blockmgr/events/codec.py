@@ -125,7 +125,7 @@ class Encoder:
         """Encodes events as batches of a bounded number of blocks.
 
         Args:
-            events: What to encode, in order.
+            events: Events to encode, in order.
             ts: Time of the events, in seconds.
         """
         for made in self._parts(events):

@@ -338,7 +338,7 @@ class SglangEncoder:
         """Encoded batches, each of a bounded number of blocks.
 
         Args:
-            events: What to encode, in order.
+            events: Events to encode, in order.
             ts: Time of the events, in seconds.
         """
         part: list[Any] = []

@@ -138,8 +138,8 @@ def copy_pairs(sources: Sequence[BlockView], destinations: Sequence[BlockView], 
     """Copies blocks between pools of equal segments; the order of the pairs does not matter.
 
     Args:
-        sources: Where to read.
-        destinations: Where to write; segment by segment as long as ``sources``.
+        sources: Segments to read.
+        destinations: Segments to write, in the order of ``sources``.
         rows: ``int32[num_pairs, 3]`` of source, destination, and tokens; source -1 fills the
             tokens with zeros. All in range.
     """

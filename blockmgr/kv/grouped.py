@@ -164,7 +164,7 @@ class GroupedKVCache(Swaps):
         """The states of a recurrent layer, by block.
 
         Args:
-            layer: Of the model.
+            layer: Index of the layer in the model.
 
         Returns:
             Views ``[num_blocks, *shape]`` of the pages, in the order of ``LayerShape.states``. The
@@ -183,7 +183,7 @@ class GroupedKVCache(Swaps):
         """K of a layer with attention, as ``PagedKVCache.keys``.
 
         Args:
-            layer: Of the model.
+            layer: Index of the layer in the model.
 
         Raises:
             ValueError: There is no such layer, or it is recurrent.
@@ -209,10 +209,10 @@ class GroupedKVCache(Swaps):
         """Writes K/V of some tokens of a layer with attention; see ``PagedKVCache.write``.
 
         Args:
-            layer: Of the model.
+            layer: Index of the layer in the model.
             k: ``[num_tokens, num_kv_heads, head_dim]``.
             v: Likewise; None for MLA.
-            slot_mapping: Of the layer's group.
+            slot_mapping: Slot mapping of the layer's group.
 
         Raises:
             ValueError: A shape, device, layer or slot is wrong, or the layer is recurrent. Nothing

@@ -131,7 +131,7 @@ class HybridShape:
             such layers follow after the last layer.
         group_size: Layers per group. None for the number of layers of the rarest kind, or of the
             most frequent kind if that has less than a quarter more.
-        groups: What to pass to ``BlockManager(groups=...)``.
+        groups: The value for ``BlockManager(groups=...)``.
         members: The layers of each group.
 
     Raises:

@@ -133,7 +133,7 @@ def register(
     """Checks segments against each other and builds their table.
 
     Args:
-        segments: Of one pool.
+        segments: The segments of one pool.
         block_size: Tokens per block.
         access_bytes: Width to use; None for the widest possible.
 

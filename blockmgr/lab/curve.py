@@ -178,7 +178,7 @@ def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -
 
     Args:
         trace: The requests.
-        config: How they would be replayed.
+        config: Config of the replay.
         rule: Which blocks a prompt refers to, see ``references``.
 
     Raises:
@@ -215,7 +215,7 @@ def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int 
 
     Args:
         trace: The requests.
-        config: How they would be replayed.
+        config: Config of the replay.
         rate: Fraction of the blocks in the sample, in ``(0, 1]``.
         salt: Selects another sample, in ``[0, 2**64)``.
 

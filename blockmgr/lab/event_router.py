@@ -63,7 +63,7 @@ class EventRouter:
         """Send the events of a replica.
 
         Args:
-            place: Of the replica.
+            place: Index of the replica.
             now_ms: Time of the events.
             events: At least one.
         """

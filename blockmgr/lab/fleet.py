@@ -134,9 +134,9 @@ def fleet(
         trace: The requests.
         replicas: Number of replicas, at least 1.
         num_blocks: Blocks in the pool of each.
-        config: How each replays what it gets.
+        config: Config of each replica's replay.
         router: Name of a router (``blockmgr.lab.routers``), or a factory.
-        seed: Of routers that draw.
+        seed: Seed of random routers.
         load_weight: Weight of the load in ``prefix-minus-load`` and ``events``, at least 0.
         delivery: Delivery of events to the router ``events``; None for immediate and complete.
         first_token: Model of the time to first token; ``PrefillModel()`` if None.
@@ -199,7 +199,7 @@ def serve(
     Args:
         setting: The trace, the number of replicas, and the inputs of routers.
         num_blocks: Blocks in the pool of each.
-        config: How each replays what it gets.
+        config: Config of each replica's replay.
         router: Name of a router, or a factory.
         busy_ms: Time for which a request holds its blocks; None for that of ``config``.
         options: As in ``EventLoop``.

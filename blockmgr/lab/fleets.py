@@ -111,8 +111,8 @@ def fleets(
         capacity: Total blocks of each fleet, split evenly and rounded down.
         config: Config of each replica's replay.
         routers: Names of routers.
-        seed: Of routers that draw.
-        load_weight: What ``prefix-minus-load`` and ``events`` make of the load.
+        seed: Seed of random routers.
+        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``.
         deliveries: Deliveries of events to the router ``events``, at least one.
         decode_router: Router of prefilled requests, if some replicas decode.
         send_ms_per_token: Transfer time of the K/V per token, likewise.

@@ -56,7 +56,7 @@ def extra_blocks(match: Match, config: ReplayConfig) -> int:
 
     Args:
         match: The match to reuse.
-        config: How the request is replayed.
+        config: Config of the replay.
     """
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
     attention = len(config.groups) - states

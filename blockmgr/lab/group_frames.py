@@ -47,7 +47,7 @@ def group_frames(
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay, with groups of layers.
+        config: Config of the replay, with groups of layers.
         frames: Number of samples, spread evenly over the trace, at least 1.
         progress: Called once for each request.
 

@@ -34,7 +34,7 @@ class GroupedSteps:
 
     Args:
         manager: A manager with the groups of ``config``.
-        config: How to replay.
+        config: Config of the replay.
         apply_copies: Takes the copy plan of a step and reports it done.
         taken: Called with a sequence and the tokens of its next forward, when it has their blocks.
         clock: Measures the time of these calls.

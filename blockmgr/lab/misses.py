@@ -30,7 +30,7 @@ class MissTable:
 
     Attributes:
         trace: Name of the trace.
-        config: How it was replayed.
+        config: Config of the replay.
         num_blocks: Blocks in the pool.
         query_tokens: Prompt tokens of all requests.
         hit_tokens: Of those, tokens found.
@@ -96,7 +96,7 @@ def misses(
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay.
+        config: Config of the replay.
         warmup: Requests at the start that fill the pool and are not counted.
         progress: Called once for each request.
 
@@ -137,7 +137,7 @@ def explain_request(
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay.
+        config: Config of the replay.
         number: Number of the request, in ``[1, len(trace.requests)]``.
         progress: Called once for each request up to this one.
 

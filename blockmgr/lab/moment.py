@@ -51,7 +51,7 @@ def replay_until(
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay.
+        config: Config of the replay.
         step: Number of the step, in ``[1, ReplayResult.steps]``.
         progress: Called once for each request reached.
 

@@ -50,7 +50,7 @@ class ApartResult:
 
     Attributes:
         router: Name of the router of prompts.
-        decode_router: Of what has been prefilled.
+        decode_router: Router of prefilled requests.
         prefill: The counts of each prefill replica: prompts without outputs.
         decode: The counts of each decode replica; its hit tokens were not transferred.
         first_token_ms: Time to first token of each prefilled request, in the order of admission:
@@ -141,12 +141,12 @@ def fleet_apart(
         prefill: Number of prefill replicas, at least 1.
         decode: Number of decode replicas, at least 1.
         num_blocks: Blocks in the pool of each prefill replica.
-        config: How each replays what it gets.
-        router: Of prompts.
-        decode_router: Of what has been prefilled.
+        config: Config of each replica's replay.
+        router: Router of prompts.
+        decode_router: Router of prefilled requests.
         decode_blocks: Blocks in the pool of each decode replica; None for ``num_blocks``.
         send_ms_per_token: Transfer time of K/V per token.
-        seed: Of routers that draw.
+        seed: Seed of random routers.
         load_weight: As in ``fleet``.
         delivery: As in ``fleet``, for both routers.
         first_token: Model of the time to first token; ``PrefillModel()`` if None.

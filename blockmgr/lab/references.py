@@ -84,8 +84,8 @@ def references(
 
     Args:
         trace: The requests.
-        config: How they would be replayed.
-        rule: Which blocks a prompt refers to.
+        config: Config of the replay.
+        rule: Rule for the blocks of a prompt.
         sample: Selects the blocks to include; None for all. The forest contains only the selected
             blocks, but the block counts of requests include all blocks.
 

@@ -76,7 +76,7 @@ def replay(
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay.
+        config: Config of the replay.
         progress: Called once for each request.
         clock: Measures the host cost; processor time by default.
 

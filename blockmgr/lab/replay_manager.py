@@ -58,7 +58,7 @@ def replay_manager(
 
     Args:
         num_blocks: Blocks in the pool. With groups of layers, the null block is additional.
-        config: How to replay.
+        config: Config of the replay.
         limits: Limits of the trace.
         eviction: The policy.
         ghost_blocks: Evicted blocks to remember.

@@ -41,8 +41,8 @@ class Replica(EventLoop):
     Args:
         trace: All requests of the fleet.
         num_blocks: Blocks in its pool.
-        config: How to replay.
-        limits: Of the trace.
+        config: Config of the replay.
+        limits: Limits of the trace.
         served: Called for each admitted request.
         busy_ms: Time for which a request holds its blocks; None for that of ``config``.
         told: Called with the time and the events of each step with events; None for a manager

@@ -96,7 +96,7 @@ def as_json(study: Study, provenance: Provenance, model: Model | None = None) ->
     """The study as JSON with sorted keys and no host times, so equal runs give equal bytes.
 
     Args:
-        study: What was replayed.
+        study: The study.
         provenance: The information needed to repeat it.
         model: The model with these groups; adds bytes to blocks.
     """

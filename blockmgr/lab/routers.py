@@ -61,7 +61,7 @@ class Arrival:
 
     Attributes:
         number: Its number in the trace, from 1.
-        request: What it is.
+        request: The request.
         tokens: Its prompt: ``uint32[num_prompt_tokens]`` on the host.
     """
 

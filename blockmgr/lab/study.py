@@ -162,7 +162,7 @@ def study(
     Args:
         trace: The requests.
         capacities: Pool sizes; fractions refer to ``Attainable.working_set_blocks``.
-        config: How to replay.
+        config: Config of the replay.
         ceiling: Whether to compute the attainable rate. It takes memory for every distinct prefix;
             a replay takes memory for its pool only.
         progress: Called once for each request of each replay.

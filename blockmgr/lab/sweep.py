@@ -254,7 +254,7 @@ def check_pool(trace: Trace, config: ReplayConfig, capacity: Capacity, working_s
 
     Args:
         trace: The requests.
-        config: How they are replayed.
+        config: Config of the replay.
         capacity: Pool size as it was asked for.
         working_set: Blocks to which a fraction refers.
 

@@ -64,8 +64,8 @@ def result_after(result: ReplayResult, first: ReplayResult) -> ReplayResult:
     """The counts of a replay without those of its first requests.
 
     Args:
-        result: Of the whole trace.
-        first: Of its first requests, in the same pool.
+        result: Counts of the whole trace.
+        first: Counts of its first requests, in the same pool.
 
     Returns:
         ``result`` with reduced counts of requests, tokens, waits and evictions. The other numbers,
@@ -88,7 +88,7 @@ def curve_after(whole: Curve, first: Curve) -> Curve:
     """A curve without the look-ups of the first requests.
 
     Args:
-        whole: Of the whole trace.
+        whole: Curve of the whole trace.
         first: Curve of its first requests, from all blocks or from the same sample as ``whole``.
 
     Returns:

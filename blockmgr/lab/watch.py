@@ -95,7 +95,7 @@ def watch(
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay, without reuse of parts of blocks.
+        config: Config of the replay, without reuse of parts of blocks.
         frames: Number of samples of the whole pool, spread evenly over the trace.
         age_bounds_ms: Bounds between the age bands of idle blocks, ascending.
         warmup: Requests at the start whose gaps are not recorded, nor evictions before the next

@@ -103,7 +103,7 @@ def workers_on(trace: Trace, jobs: int | RayCluster, warmup: int = 0) -> Workers
     """Workers for a trace.
 
     Args:
-        trace: What tasks are about.
+        trace: The trace for the tasks.
         jobs: Number of processes, at least 1; or a cluster.
         warmup: Requests at the start that replays do not count, fewer than there are.
 

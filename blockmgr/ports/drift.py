@@ -26,7 +26,7 @@ class Difference:
 
     Attributes:
         place: Location, such as ``KVCacheManager.free``.
-        what: What differs.
+        what: The difference.
         is_fatal: Whether it makes the port unusable.
     """
 

@@ -173,7 +173,7 @@ def stress(plan: Plan, report: Callable[[int], None] = lambda done: None) -> Out
     """Runs a plan.
 
     Args:
-        plan: What to run.
+        plan: The plan to run.
         report: Called with the number of operations so far, after each run.
 
     Returns:

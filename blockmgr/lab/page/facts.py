@@ -90,7 +90,7 @@ class Report:
         trace: Name of the trace.
         requests: Requests in it.
         span_ms: Simulated time from the first to the last arrival.
-        config: How it was replayed.
+        config: Config of the replay.
         capacity: The pool in detail, as requested.
         sweep: Every policy at every pool size.
         misses: Missed prompt tokens of the pool in detail, by reason.

@@ -43,7 +43,7 @@ def num_steps(
     Args:
         policies: Number of eviction policies, including LRU.
         capacities: Pool sizes.
-        hints: Of the replay.
+        hints: Hints of the replay.
         fleet_requests: Requests of all fleets together.
     """
     places = capacities + 1

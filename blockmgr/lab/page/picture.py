@@ -27,7 +27,7 @@ def save_picture(report: Report, path: str | Path) -> Path:
     """Draw all charts of a report, one below the other, in the light scheme.
 
     Args:
-        report: What to draw.
+        report: The report to draw.
         path: PNG or SVG, by its suffix.
 
     Raises:

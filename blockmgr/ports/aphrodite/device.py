@@ -289,8 +289,8 @@ class CpuGpuBlockAllocator:
 
         Args:
             blocks: Every block of one sequence, in order.
-            src_device: Where they are.
-            dst_device: Where to move them.
+            src_device: Their current device.
+            dst_device: Device to move them to.
 
         Returns:
             Destination by source: the copies to run before the next forward, and before those of
@@ -319,12 +319,12 @@ class CpuGpuBlockAllocator:
         dst_device: Device,
         form: Callable[[list[tuple[int, int]]], T],
     ) -> T:
-        """``swap`` for several sequences, all or nothing.
+        """``swap`` for several sequences, all or none.
 
         Args:
             sequences: The blocks of each.
-            src_device: Where they are.
-            dst_device: Where to move them.
+            src_device: Their current device.
+            dst_device: Device to move them to.
             form: Converts the copies, pairs of indices within the pools, to the return value.
         """
         return self.plan_swap(sequences, src_device, dst_device).carry_out(form)

@@ -51,8 +51,8 @@ class Move:
     sequences.
 
     Args:
-        source: Where they are.
-        destination: Where they go.
+        source: Their current allocator.
+        destination: Allocator to move them to.
         sequences: The runs of each sequence.
 
     Raises:

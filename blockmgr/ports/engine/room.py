@@ -21,7 +21,7 @@ def blocks_needed(config: ManagerConfig, prompt: int, written: int, apart: int) 
     """The most blocks that a prompt and its continuations hold at any time.
 
     Args:
-        config: Of the manager.
+        config: Config of the manager.
         prompt: Tokens of the prompt.
         written: Written tokens of the longest sequence.
         apart: Number of sequences, which share only the prompt.

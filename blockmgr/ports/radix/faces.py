@@ -22,7 +22,7 @@ class RadixCacheManager(RadixTree):
     ``evict`` returns them. ``CacheManager`` also has pages without an owner.
 
     Args:
-        device: Where results go, as torch tensors; None for NumPy arrays on the host.
+        device: Device of results, as torch tensors; None for NumPy arrays on the host.
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.
@@ -53,7 +53,7 @@ class RadixCacheManager(RadixTree):
 
         Args:
             input_ids: ``[n]``, tokens; none are a prefix too.
-            namespace: Whose cache, up to 1024 bytes: requests of another find nothing of it.
+            namespace: Namespace, up to 1024 bytes; different ones share nothing.
 
         Returns:
             A handle, and ``int32[cached_len]`` slots. They may be evicted until it is locked.
@@ -76,7 +76,7 @@ class RadixCacheManager(RadixTree):
         Args:
             input_ids: ``[n]``, tokens.
             indices: ``[n]``, the slot of each. Those of tokens that the tree has are not read.
-            namespace: Whose cache.
+            namespace: The namespace.
 
         Returns:
             How many leading tokens the tree had already. Slots given for them, if they are not the
@@ -97,7 +97,7 @@ class RadixPrefixCache(RadixTree):
     """The same tree with the later interface: a match is a handle, an insertion answers one.
 
     Args:
-        device: Where results go, as torch tensors; None for NumPy arrays on the host.
+        device: Device of results, as torch tensors; None for NumPy arrays on the host.
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.
@@ -124,7 +124,7 @@ class RadixPrefixCache(RadixTree):
 
         Args:
             input_ids: ``[n]``, tokens; none are a prefix too.
-            namespace: Whose cache, up to 1024 bytes: requests of another find nothing of it.
+            namespace: Namespace, up to 1024 bytes; different ones share nothing.
 
         Returns:
             A handle. What it stands for may be evicted until it is locked.
@@ -148,7 +148,7 @@ class RadixPrefixCache(RadixTree):
         Args:
             input_ids: ``[n]``, tokens.
             indices: ``[n]``, the slot of each. Those of tokens that the tree has are not read.
-            namespace: Whose cache.
+            namespace: The namespace.
 
         Returns:
             How many leading tokens the tree had already, and a handle for all of them. Slots given

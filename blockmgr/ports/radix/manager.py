@@ -62,7 +62,7 @@ class CacheManager(PageKeeper):
         compute, ``free_and_cache_finished_req``.
 
     Args:
-        device: Where results go, as torch tensors; None for NumPy arrays on the host.
+        device: Device of results, as torch tensors; None for NumPy arrays on the host.
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.

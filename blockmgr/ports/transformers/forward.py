@@ -118,7 +118,7 @@ class StateMemory:
 
     Args:
         cache: The cache with the states.
-        config: Of the model.
+        config: Config of the model.
         needs: The needs of each layer.
     """
 
@@ -196,7 +196,7 @@ def resumes(model: torch.nn.Module, needs: Needs, device: torch.device) -> bool:
     Args:
         model: The model with weights, which uses an attention function of ``interface``.
         needs: The needs of its layers.
-        device: Where it is.
+        device: Device of the model.
     """
     after = []
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)

@@ -138,9 +138,7 @@ def _paged_attention(
             "it was called again, by a hook, inside a forward over a paged cache",
         )
     if attention_mask is not None:
-        raise UnsupportedModelError(
-            type(module).__name__, "it uses an attention mask of its own"
-        )
+        raise UnsupportedModelError(type(module).__name__, "it uses an attention mask of its own")
     attended = paged_batch.attend(module, query, key, value, **options)
     return attended.unflatten(0, (query.shape[0], -1)), None
 

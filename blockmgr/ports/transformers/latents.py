@@ -95,7 +95,7 @@ def check_latents(model: torch.nn.Module, device: torch.device) -> None:
 
     Args:
         model: The model with weights, which uses an attention function of ``interface``.
-        device: Where it is.
+        device: Device of the model.
 
     Raises:
         UnsupportedModelError: A layer does.

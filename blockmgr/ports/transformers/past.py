@@ -98,7 +98,7 @@ class Past(Cache):
     """The cache of one forward.
 
     Args:
-        config: Of the model.
+        config: Config of the model.
         past: Number of tokens before the first one of the forward. For concatenated sequences, a
             tensor with one number per token: the difference between its position and its place.
     """

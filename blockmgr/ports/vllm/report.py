@@ -26,7 +26,7 @@ class Report:
     """Logs the hit rate periodically.
 
     Args:
-        manager: Whose cache.
+        manager: The manager.
         every: Seconds between log lines; 0 for none.
         misses: Counts of missed tokens by reason, if there are any.
     """
