@@ -24,7 +24,7 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBlocks:
-    """How many blocks a group of layers has.
+    """The blocks of a group of layers.
 
     Attributes:
         place: Its position in ``ManagerConfig.groups``.

@@ -123,7 +123,7 @@ class Match:
 
 
 class Priority(enum.IntEnum):
-    """How long a cached block is kept: idle blocks of a lower priority are evicted first."""
+    """Priority of a cached block: idle blocks of a lower priority are evicted first."""
 
     LOW = 0
     """Evicted before all others."""

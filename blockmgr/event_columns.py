@@ -22,7 +22,7 @@ __all__ = ["Event", "EventKind", "Events", "Tier", "events_of"]
 
 
 class EventKind(enum.IntEnum):
-    """What happened to blocks."""
+    """Kind of an event about blocks."""
 
     STORED = 0
     """The blocks became findable."""

@@ -84,7 +84,7 @@ class KVBlocks(NotCopied):
         LayoutError: Names the segment: devices or numbers of blocks differ, rows do not hold
             ``block_size`` tokens, two segments share some but not all bytes, or a segment does not
             allow ``access_bytes``.
-        MissingExtraError: ``"triton"`` is asked for and not installed.
+        MissingExtraError: ``"triton"`` is requested and not installed.
         ValueError: No segments, a number out of range, or no such backend here.
         TypeError: An argument is of the wrong type.
 

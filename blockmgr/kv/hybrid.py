@@ -264,7 +264,7 @@ class HybridShape:
         raise ValueError(f"layer {number} keeps nothing, so it is in no group")
 
     def group_layer(self, group: int) -> LayerShape:
-        """What each layer of a group reads and keeps.
+        """The layer shape that all layers of a group have.
 
         Args:
             group: Position in ``groups``.

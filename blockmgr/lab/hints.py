@@ -104,7 +104,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an engine knows about a request at its end.
+    """The traits of a request that an engine knows at its end.
 
     Attributes:
         arrival_ms: When it came, in milliseconds from the start of the trace.

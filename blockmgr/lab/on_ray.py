@@ -93,7 +93,7 @@ class RayWorkers:
         self._folder.cleanup()
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """As ``Workers`` has it.
+        """As in ``Workers``.
 
         Raises:
             ClusterLostError: The cluster is gone.

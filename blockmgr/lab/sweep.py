@@ -45,7 +45,7 @@ class SweepRow:
     Attributes:
         policy: Name of the eviction policy.
         block_size: Tokens per block.
-        capacity: Pool size as it was asked for.
+        capacity: Pool size as requested.
         result: The counts of the replay.
         optimum: Upper bound for any eviction order at this pool size, one request at a time; None
             with groups of layers, for which none is known.
@@ -92,7 +92,7 @@ class TooSmall:
 
     Attributes:
         block_size: Tokens per block.
-        capacity: Pool size as it was asked for.
+        capacity: Pool size as requested.
         num_blocks: Pool size in blocks.
         least_blocks: Blocks of the largest request.
     """
@@ -255,7 +255,7 @@ def check_pool(trace: Trace, config: ReplayConfig, capacity: Capacity, working_s
     Args:
         trace: The requests.
         config: Config of the replay.
-        capacity: Pool size as it was asked for.
+        capacity: Pool size as requested.
         working_set: Blocks to which a fraction refers.
 
     Raises:

@@ -157,7 +157,7 @@ class Processes:
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """As ``Workers`` has it.
+        """As in ``Workers``.
 
         Raises:
             ChildProcessError: Processes were killed repeatedly, and no task finished meanwhile.

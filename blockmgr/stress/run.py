@@ -33,7 +33,7 @@ VIOLATIONS = (AssertionError, InvariantError)
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run.
+    """The plan of a stress run.
 
     Attributes:
         ops: Operations in all.

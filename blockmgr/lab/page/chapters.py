@@ -221,7 +221,7 @@ def _gaps(report: Report) -> Chapter:
         "last used. The grey is all of it, the blue what this pool finds: what is only grey came "
         "too late."
     )
-    description = "Nothing was asked for twice."
+    description = "No block was requested twice."
     if len(wanted):
         middle = duration(int(np.median(wanted)))
         description = f"Half of the reuse gaps are shorter than {middle}."

@@ -129,7 +129,7 @@ class Job(Protocol):
 
     @property
     def num_done(self) -> int:
-        """Tokens generated, or all that were asked for once it has stopped."""
+        """Tokens generated; the requested number once it has stopped."""
         ...
 
     def result(self) -> list[Sample]:

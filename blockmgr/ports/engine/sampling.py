@@ -169,14 +169,14 @@ class SampleJob:
 
     @property
     def num_done(self) -> int:
-        """Tokens generated, or all that were asked for once it has stopped."""
+        """Tokens generated; the requested number once it has stopped."""
         [track] = self.tracks
         if self.finish_reason is not None:
             return self.sampling.max_new_tokens
         return len(track.tokens) - len(self.prompt)
 
     def result(self) -> list[Sample]:
-        """What was generated."""
+        """The generated sample."""
         assert self.finish_reason is not None
         return [
             Sample(

@@ -115,7 +115,7 @@ class CacheManager(PageKeeper):
 
         Raises:
             ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
-            TypeError: Tokens that are not integers, or an ``extra_key`` that is no str or bytes.
+            TypeError: Tokens that are not integers, or an ``extra_key`` that is not str or bytes.
         """
         if not hasattr(req, "input_ids"):
             raise TypeError(f"req must have input_ids, got {type(req).__name__}")

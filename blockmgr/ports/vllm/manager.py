@@ -158,7 +158,7 @@ class KVCacheManager(Lookups, Releases):
 
     # Growth.
 
-    def allocate_slots(  # noqa: PLR0917  as vLLM has it
+    def allocate_slots(  # noqa: PLR0917  the order of vLLM
         self,
         request: Request,
         num_new_tokens: int,
