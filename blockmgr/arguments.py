@@ -42,7 +42,7 @@ def integer(name: str, value: object) -> int:
 
 
 def is_number(value: object) -> bool:
-    """Whether the value is a single number; NumPy arrays have both methods as well.
+    """Whether the value is one number: ``__index__`` without the ``__len__`` of an array.
 
     Calls no method of the value, which may be a list subclass that overrides anything.
     """

@@ -217,7 +217,7 @@ class TicketError(BlockMgrError):
 
 
 class ReentrancyError(BlockMgrError):
-    """A callback inside a call of a manager or an engine called the same object again."""
+    """A manager was called from inside its own call, or an engine while another call ran."""
 
 
 class ForkError(BlockMgrError):

@@ -184,7 +184,7 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         return DecLockRefResult(delta=0)
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """Evicts whole pages, at least the requested number of tokens or all, to the allocator."""
+        """Evicts pages for at least this many tokens, or all idle ones, and frees their slots."""
         start = time.perf_counter()
         count = min(-(-params.num_tokens // self.page_size), self.pool.num_idle)
         if count <= 0:
