@@ -8,7 +8,7 @@ from importlib import import_module
 
 from blockmgr import interrupt
 
-# What is imported below takes long enough to be interrupted, and a command then says so in a line.
+# The imports below take long enough to be interrupted; a command then prints one line about it.
 if interrupt.is_command(sys.argv, sys.orig_argv):
     interrupt.end_at_once()
 
@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "blockmgr._core":
         raise
-    # These are the sources, in a clone; what was built from them lies elsewhere.
+    # In a clone, this folder has the sources only; the compiled core is installed elsewhere.
     from pathlib import Path
 
     from blockmgr.installed import folder_with_core

@@ -1,4 +1,4 @@
-"""``python -m blockmgr``, and what the ``blockmgr`` command runs."""
+"""The entry point of ``python -m blockmgr`` and of the ``blockmgr`` command."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def main() -> None:
 
 
 def _check_streams() -> None:
-    """Refuse a closed stdout, and see to it that no file is opened in the place of a stream."""
+    """Refuse a closed stdout, and make sure that no file gets the descriptor of a stream."""
     closed = sys.stdout is None
-    # The lowest free descriptor is taken: one of a trace must not be what stderr is written to.
+    # A file gets the lowest free descriptor: writes to stderr must not end up in a trace.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if closed:
-        sys.exit(_refuse("stdout is closed, and results go there", 3))
+        sys.exit(_refuse("stdout is closed, but results are written to it", 3))
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What a terminal cannot show is shown as an escape, rather than an error.
+        # Escape characters that a terminal cannot show, instead of failing.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

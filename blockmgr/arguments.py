@@ -18,15 +18,15 @@ __all__ = [
 ]
 
 MOST = 2**31 - 1
-"""Bound of numbers that nothing else bounds."""
+"""Bound of numbers without another bound."""
 
 
 def integer(name: str, value: object) -> int:
-    """The value as an int; NumPy's integers are some, too, and a bool is none.
+    """The value as an int; NumPy integers are accepted, bools are not.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
 
     Raises:
         TypeError: Not an int.
@@ -42,11 +42,11 @@ def integer(name: str, value: object) -> int:
 
 
 def is_number(value: object) -> bool:
-    """Whether it stands for one number, and not for several: NumPy's arrays have both methods.
+    """Whether the value is one number: ``__index__`` without the ``__len__`` of an array.
 
-    Runs nothing of the value's own, which may be a list that overrides anything.
+    Calls no method of the value, which may be a list subclass that overrides anything.
     """
-    # No generator: where there is no memory for its frame, CPython 3.12 and 3.13 can crash.
+    # No generator: CPython 3.12 and 3.13 can crash if there is no memory for its frame.
     found = False
     for kind in type(value).__mro__:
         names = vars(kind)
@@ -57,13 +57,13 @@ def is_number(value: object) -> bool:
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """The value as an int inside these bounds.
+    """The value as an int within these bounds.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
-        low: The least it may be.
-        high: The most; None for no bound.
+        name: Name of the argument, for the error.
+        value: The given value.
+        low: Smallest value allowed.
+        high: Largest value allowed; None for no bound.
 
     Raises:
         ValueError: Out of bounds.
@@ -77,15 +77,15 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
 
 
 def extras_pairs(extras: Mapping[int, bytes] | None) -> tuple[tuple[int, bytes], ...] | None:
-    """Extra keys by block, as the core takes them: a tuple, which nothing can change meanwhile.
+    """Extra keys by block in the core's form: a tuple, so no other thread can change it.
 
     Args:
-        extras: What was given.
+        extras: The given value.
 
     Raises:
-        ValueError: The mapping yields another number of keys than it says it has.
-        TypeError: No mapping, or a key that is no int. A key is not shown: in a mapping that is the
-            wrong way round, it is a secret.
+        ValueError: The mapping yields more or fewer keys than its length.
+        TypeError: Not a mapping, or a key is not an int. The message does not show the key: if keys
+            and values are swapped, it is a secret.
     """
     if extras is None:
         return None
@@ -95,10 +95,10 @@ def extras_pairs(extras: Mapping[int, bytes] | None) -> tuple[tuple[int, bytes],
     pairs: list[tuple[int, bytes]] = []
     for key in extras:
         if len(pairs) == size:
-            raise ValueError(f"extras must yield as many keys as it has, {size}, but it goes on")
+            raise ValueError(f"extras must yield as many keys as its length, {size}, got more")
         pairs.append((_block_index(key), extras[key]))
     if len(pairs) < size:
-        raise ValueError(f"extras must yield as many keys as it has, {size}, got {len(pairs)}")
+        raise ValueError(f"extras must yield as many keys as its length, {size}, got {len(pairs)}")
     return tuple(pairs)
 
 
@@ -117,8 +117,8 @@ def real(name: str, value: float) -> float:
     """The value, which must be a number.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
 
     Raises:
         TypeError: It is not.
@@ -132,12 +132,12 @@ def positive(name: str, value: float) -> float:
     """The value, which must be a finite number above 0.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
 
     Raises:
         ValueError: It is not above 0, or not finite.
-        TypeError: It is no number.
+        TypeError: It is not a number.
     """
     if not 0 < real(name, value) < float("inf"):
         raise ValueError(f"{name} must be above 0 and finite, got {value}")
@@ -145,15 +145,15 @@ def positive(name: str, value: float) -> float:
 
 
 def milliseconds(name: str, seconds: float) -> int:
-    """A wait in whole milliseconds, at least one, and at most some weeks.
+    """A wait in whole milliseconds: at least 1, at most a few weeks.
 
     Args:
-        name: Of the argument, for the error.
-        seconds: What was given.
+        name: Name of the argument, for the error.
+        seconds: The given value.
 
     Raises:
         ValueError: It is not above 0, or not finite.
-        TypeError: It is no number.
+        TypeError: It is not a number.
     """
     return max(1, min(MOST, round(positive(name, seconds) * 1000)))
 
@@ -162,8 +162,8 @@ def text(name: str, value: object) -> str:
     """The value, which must be a str.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
+        name: Name of the argument, for the error.
+        value: The given value.
 
     Raises:
         TypeError: It is not.

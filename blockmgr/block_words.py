@@ -1,4 +1,4 @@
-"""Words for blocks, and what each group of layers holds: what pictures of a manager start from."""
+"""Words for blocks and for the contents of each group of layers, shared by all displays."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBlocks:
-    """How many blocks a group of layers has.
+    """The blocks of a group of layers.
 
     Attributes:
         place: Its position in ``ManagerConfig.groups``.
-        group: What its layers read.
+        group: The kind of its layers.
         used: Blocks in use.
-        cached: Blocks in no use that a prompt can find.
+        cached: Blocks not in use that a prompt can find.
     """
 
     place: int
@@ -43,7 +43,7 @@ class GroupBlocks:
 
 
 def group_blocks(manager: BlockManager, blocks: BlockSnapshot) -> list[GroupBlocks]:
-    """The blocks of each group; nothing without groups."""
+    """The blocks of each group; empty without groups."""
     used = np.isin(blocks.state, (BlockState.OWNED, BlockState.CACHED))
     idle = blocks.state == BlockState.IDLE
     return [
@@ -58,10 +58,10 @@ def group_blocks(manager: BlockManager, blocks: BlockSnapshot) -> list[GroupBloc
 
 
 def further_tables(manager: BlockManager, view: Sequence) -> list[tuple[int, Ids]]:
-    """The block tables of a sequence in all groups but the one of ``BlockManager.block_tables``.
+    """A sequence's block tables in all groups except that of ``BlockManager.block_tables``.
 
     Args:
-        manager: Whose sequence it is.
+        manager: The manager of the sequence.
         view: The sequence.
 
     Returns:
@@ -83,7 +83,7 @@ def ranges(ids: Iterable[int], most: int | None = None) -> str:
 
     Args:
         ids: Block ids.
-        most: Ranges to write out before the rest is only counted.
+        most: Ranges to write out; the rest are only counted.
 
     >>> ranges([4, 5, 6, 9, 3, 2, 1, 7], most=3)
     '4-6, 9, 3-1 and 1 more'
@@ -91,7 +91,7 @@ def ranges(ids: Iterable[int], most: int | None = None) -> str:
     runs: list[list[int]] = []
     for block in ids:
         last = runs[-1] if runs else []
-        # Blocks are often handed out downwards: those freed last go first.
+        # Ids often run downwards, because the block freed last is handed out first.
         if last and abs(block - last[-1]) == 1 and (block - last[-1]) * (last[-1] - last[0]) >= 0:
             last[1:] = [block]
         else:
@@ -108,6 +108,6 @@ def count(number: int, noun: str) -> str:
 
 
 def listed(texts: list[str], of: int) -> str:
-    """The texts of the first few, and how many more there are."""
+    """The first few texts, and the number of the others."""
     more = f" and {of - len(texts):,} more" if of > len(texts) else ""
     return ", ".join(texts) + more

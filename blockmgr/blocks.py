@@ -1,4 +1,4 @@
-"""The vocabulary as types: what the manager hands out besides plain ints."""
+"""The types that a manager returns besides plain ints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PAD_SLOT: Final = -1
 
 
 class Admission(enum.Enum):
-    """Whether a prompt can be admitted, as ``can_admit`` answers."""
+    """Whether a prompt can be admitted: the result of ``can_admit``."""
 
     NOW = "now"
     """``admit`` with the same arguments would succeed."""
@@ -94,9 +94,9 @@ class Remap(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which means nothing here
     """Logical block, from 0."""
     old: int
-    """The block id before; -1 if it is not known any more."""
+    """The previous block id; -1 if it is unknown."""
     new: int
-    """The block id now, with the same content."""
+    """The current block id, with the same content."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,14 +105,14 @@ class Match:
 
     Attributes:
         num_cached_tokens: Leading tokens that need not be computed.
-        num_partial_tokens: Of those, tokens that would come from a part of a block.
+        num_partial_tokens: Of those, tokens that would come from part of a block.
         block_ids: ``int32[num_full_blocks]`` on the host: the whole blocks, in order.
-        num_idle_blocks: Idle blocks that admission takes into use for it, beside the fresh ones. So
-            it takes ``ceil(num_slots / block_size) - len(block_ids) + num_idle_blocks`` of those
-            that are available.
+        num_idle_blocks: Idle blocks that admission takes into use for it, besides the fresh ones.
+            So it takes ``ceil(num_slots / block_size) - len(block_ids) + num_idle_blocks`` of the
+            available blocks.
         num_computing_tokens: Tokens after the cached ones, in whole blocks, that a running sequence
-            of the same namespace has and has yet to commit. A request that waits for this commit
-            need not compute them.
+            of the same namespace has not committed yet. A request that waits for this commit need
+            not compute them.
     """
 
     num_cached_tokens: int
@@ -123,7 +123,7 @@ class Match:
 
 
 class Priority(enum.IntEnum):
-    """How long a cached block is kept: idle blocks of a lower priority are evicted first."""
+    """Priority of a cached block: idle blocks of a lower priority are evicted first."""
 
     LOW = 0
     """Evicted before all others."""
@@ -135,7 +135,7 @@ class Priority(enum.IntEnum):
     """Its last user expects it to be used again (``free(handle, expect_reuse=True)``)."""
 
     HIGH = 3
-    """More important than expected blocks."""
+    """Kept longer than expected blocks."""
 
     PINNED = 4
     """Covered by a pin: evicted only when nothing else is left. Not for ``retain``."""
@@ -145,7 +145,7 @@ class Pin(NamedTuple):
     """The number of blocks of a pin."""
 
     num_blocks: int
-    """Leading full blocks of the prompt that were cached when it was made."""
+    """Leading full blocks of the prompt that were cached when the pin was made."""
     num_cached_blocks: int
     """Of those, blocks that are still cached; the others were evicted for running sequences."""
 
@@ -160,7 +160,7 @@ class BlockState(enum.IntEnum):
     """In use, and not cached."""
 
     CACHED = 2
-    """In use, and found by prompts with the same prefix."""
+    """In use, and findable by prompts with the same prefix."""
 
     IDLE = 3
     """Not in use, and cached: evicted in order when no block is free."""
@@ -178,32 +178,31 @@ class BlockSnapshot:
 
     Attributes:
         state: ``uint8[num_blocks]``: a ``BlockState``.
-        priority: ``uint8[num_blocks]``: of a block that can be found, a ``Priority``, at least that
-            of the blocks that continue it; else ``Priority.NORMAL``.
+        priority: ``uint8[num_blocks]``: the ``Priority`` of a block that can be found, at least
+            that of the blocks that continue it; else ``Priority.NORMAL``.
         group: ``int32[num_blocks]``: group of layers that has the block, by its position in
             ``ManagerConfig.groups``; 0 without groups; ``-1`` for a free block and for the null
             block.
         ref_count: ``int32[num_blocks]``: block tables that name the block.
-        pins: ``int32[num_blocks]``: every other reason to keep it: copies, cached children in
-            use.
-        parent: ``int32[num_blocks]``: of a block that can be found, the block before it in its
-            prefix; ``-2`` or less if it begins a prompt, a number for each namespace. In a group
-            other than that of ``block_tables``, the block there that it is found with. Else
-            ``-1``.
-        twin: ``int32[num_blocks]``: the cached block with the same content that an owned block
-            stands beside, in use as well (``dedup="append_only"``), else ``-1``.
+        pins: ``int32[num_blocks]``: number of internal pins: copies, cached children in use.
+        parent: ``int32[num_blocks]``: for a block that can be found, the block before it in its
+            prefix; ``-2`` or less if it begins a prompt, one number for each namespace. In a group
+            other than that of ``block_tables``, the block of that table with which it is found.
+            Else ``-1``.
+        twin: ``int32[num_blocks]``: for an owned block, the cached block in use with the same
+            content (``dedup="append_only"``), else ``-1``.
         num_children: ``int32[num_blocks]``: findable blocks and tails that continue this one.
-        num_tokens: ``int32[num_blocks]``: tokens that it holds, in ``[0, block_size]``; 0 for a
+        num_tokens: ``int32[num_blocks]``: tokens in the block, in ``[0, block_size]``; 0 for a
             state.
-        num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, copies that
-            have not run counted as run.
-        eviction_rank: ``int32[num_blocks]``: of an idle block, the number of blocks that have been
-            idle longer, which LRU evicts before it; else ``-1``. With quotas, only blocks of the
-            same quota count, or those of no quota.
-        copy_source: ``int32[num_blocks]``: block that a copy into this one reads, pending or taken
-            and not resolved; else ``-1``.
-        copy_tokens: ``int32[num_blocks]``: leading tokens that this copy brings; else 0.
-        copy_taken: ``bool[num_blocks]``: whether the copy is in a plan that is not resolved.
+        num_computed_tokens: ``int32[num_blocks]``: of those, leading tokens with K/V, as if all
+            copies had run.
+        eviction_rank: ``int32[num_blocks]``: for an idle block, the number of blocks that LRU
+            evicts before it: those of a lower priority, then those that have been idle longer; else
+            ``-1``. With quotas, only blocks of the same share count.
+        copy_source: ``int32[num_blocks]``: source of a copy into this block that is pending, or
+            taken and not resolved; else ``-1``.
+        copy_tokens: ``int32[num_blocks]``: leading tokens that this copy copies; else 0.
+        copy_taken: ``bool[num_blocks]``: whether the copy is in an unresolved plan.
     """
 
     state: npt.NDArray[np.uint8]
@@ -234,7 +233,7 @@ class BlockSnapshot:
 
     @property
     def eviction_order(self) -> npt.NDArray[np.int32]:
-        """``int32[idle blocks]`` on the host: the idle blocks, the next to be evicted first.
+        """``int32[idle blocks]`` on the host: the idle blocks, the next one that LRU evicts first.
 
         With quotas, the next block of each share comes before the second of any.
         """

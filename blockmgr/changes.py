@@ -1,11 +1,11 @@
-"""How an adapter changes the core's books and its own together: plan first, then ``at_once``.
+"""How an adapter changes the core's state and its own together: plan, then ``at_once``.
 
 An exception can come from outside between any two instructions of Python code:
 ``KeyboardInterrupt``, or one that another thread sets. So a call of an adapter only plans in
 Python: it checks, counts and prepares every change, a function of compiled code with its
 arguments. ``at_once`` then makes all the changes within one instruction. The core's functions are
-``BlockPool.compiled`` and ``BlockManager.compiled``. Blocks that a plan has to take from a pool
-beforehand are a ``Loan``.
+``BlockPool.compiled`` and ``BlockManager.compiled``. A ``Loan`` holds the blocks that a plan takes
+from a pool beforehand.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ __all__ = ["Change", "CompiledManagerCalls", "CompiledPoolCalls", "Loan", "at_on
 T = TypeVar("T")
 
 Change: TypeAlias = tuple[Callable[..., object], *tuple[Any, ...]]
-"""A change, ready to be made: a function of compiled code, and what to call it with."""
+"""A change to make: a function of compiled code, and its arguments."""
 
 
 def at_once(changes: Iterable[Change], result: T) -> T:
-    """Makes all changes, without an instruction of Python code between them.
+    """Makes all changes with no instruction of Python code between them.
 
-    The first change may refuse, which leaves everything as it was. The plan has made sure that the
-    changes after it cannot.
+    The first change may raise, which leaves everything unchanged. The plan has made sure that the
+    changes after it cannot raise.
 
     Args:
         changes: In order. Each function is one of ``BlockPool.compiled``, or of a built-in
             container: ``(table.append, block)``. Functions written in Python can be interrupted.
-        result: What to return.
+        result: The value to return.
 
     Returns:
         The ``result``.
 
     Raises:
-        TypeError: A change is no tuple that begins with a function.
+        TypeError: A change is not a tuple that begins with a function.
 
     >>> from blockmgr.pool import BlockPool
     >>> pool, table = BlockPool(num_blocks=4, block_size=2), []
@@ -56,15 +56,15 @@ def at_once(changes: Iterable[Change], result: T) -> T:
     >>> at_once([(pool.compiled.acquire, [block]), (table.append, block)], "shared")
     'shared'
     """
-    # One line, so that no exception comes between the last change and the result either.
+    # One line, so that no exception can come between the last change and the result.
     return ([*starmap(call, changes)], result)[1]
 
 
 class CompiledPoolCalls:
     """Calls of one ``BlockPool`` as functions of compiled code, for ``at_once``.
 
-    Each does what the method of its name does and raises what it raises. Arguments are given by
-    position, all of them unless this page says otherwise, and are read when the call is made.
+    Each does what the method of its name does and raises what it raises. Arguments are positional
+    and all required, unless noted here; they are read when the call is made.
     """
 
     __slots__ = (
@@ -172,8 +172,8 @@ class CompiledManagerCalls:
 def _take_over(
     calls: CompiledPoolCalls | CompiledManagerCalls, core: _core.PoolCore | _core.Core
 ) -> None:
-    # A ``partial`` is called from compiled code as well. Unlike a bound method of the extension, it
-    # can be made while memory runs out, which is an error then.
+    # Compiled code calls a ``partial`` as well. Unlike a bound method of the extension, it raises
+    # an ordinary error if there is no memory to make it.
     functions = type(core)
     for name in calls.__slots__:
         setattr(calls, name, partial(getattr(functions, name), core))
@@ -181,13 +181,13 @@ def _take_over(
 
 
 class Loan:
-    """Blocks that a call has taken from a pool while it plans.
+    """Blocks that a call takes from a pool while it plans.
 
-    ``keep`` is the change that makes them the caller's. If the call does not get that far,
+    ``keep`` is the change that passes them to the caller. If the call fails before that,
     ``give_back`` returns them; after ``keep`` it does nothing.
 
     Args:
-        pool: Whose blocks they are.
+        pool: The pool to take blocks from.
 
     >>> from blockmgr.pool import BlockPool
     >>> pool, table = BlockPool(num_blocks=4, block_size=2), []
@@ -210,11 +210,11 @@ class Loan:
 
     @property
     def keep(self) -> Change:
-        """The change by which the blocks stop being lent."""
+        """The change that passes the blocks to the caller."""
         return (self._lent.clear,)
 
     def kept(self, result: T) -> T:
-        """Makes that change, the only one of a call, and gives the result."""
+        """Makes that change, if it is the only one of a call, and returns the result."""
         return ([*map(list.clear, (self._lent,))], result)[1]  # as at_once
 
     def take(self, n: int) -> npt.NDArray[np.int32]:
@@ -223,9 +223,9 @@ class Loan:
         Raises:
             OutOfBlocksError: Fewer than ``n`` are available.
             ValueError: ``n`` below 0.
-            TypeError: ``n`` is no int.
+            TypeError: ``n`` is not an int.
         """
-        # Noted down in the same instruction, as in ``acquire``.
+        # Recorded in the same instruction, as in ``acquire``.
         self._lent.extend(map(self._calls.take, (n,)))
         blocks: npt.NDArray[np.int32] = self._lent[-1]
         return blocks
@@ -236,12 +236,12 @@ class Loan:
         Raises:
             BlockStateError: A block that is not held and not cached.
             ValueError: A block out of range.
-            TypeError: ``found`` is no bool.
+            TypeError: ``found`` is not a bool.
         """
         at_once(((self._calls.acquire, blocks, found), (self._lent.append, blocks)), None)
 
     def give_back(self) -> None:
-        """Releases what is lent."""
+        """Releases the lent blocks."""
         while self._lent:
             blocks = list(self._lent[-1])[::-1]
             at_once(((self._calls.release, blocks), (self._lent.pop,)), None)

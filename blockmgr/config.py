@@ -1,4 +1,4 @@
-"""How a manager is set up: one frozen, validated record."""
+"""The configuration of a manager: one frozen, validated record."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
     "spells_options",
 ]
 
-# Ids of nodes are int32, and there are a fifth more of them than blocks. Token counts within a
-# block are uint16, fence queues uint8.
+# Node ids are int32, and there are a fifth more nodes than blocks. Token counts within a block are
+# uint16, fence queue numbers uint8.
 MAX_BLOCKS = (2**31 - 512) // 6 * 5
 MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
-# Ticks are uint32, and there are two for each place.
+# Ticks are uint32, and each place takes two.
 MAX_PLACES = 2**30
 MAX_DEBUG = 2
 MAX_WINDOW = 2**24
@@ -40,22 +40,22 @@ MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
 
 EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "adaptive")
-"""Names of the orders in which idle blocks can be evicted."""
+"""Names of the eviction orders for idle blocks."""
 
 REMOVED_POLICIES = {"sieve": "s3fifo", "slru": "adaptive"}
-"""Orders that were offered once, and what to use in their place."""
+"""Removed eviction orders, and their replacements."""
 
 DIGEST_NAMES = ("xxh3_128", "sha256", "sha256_cbor")
-"""Names of digests; ``blockmgr.digest`` has what is behind them."""
+"""Names of digests; ``blockmgr.digest`` has their functions."""
 
 
 def _most_columns(block_size: int) -> int:
-    """Blocks a sequence can have with its length still an int32."""
+    """Most blocks of a sequence whose length still fits an int32."""
     return (2**31 - 1) // block_size
 
 
 class Quotas(Mapping[bytes, int]):
-    """Blocks set apart, by namespace; immutable, and never printed.
+    """Blocks reserved for single namespaces; immutable, and never prints the namespaces.
 
     A namespace may hold a tenant's secret, so ``repr`` and ``str`` show only the numbers.
 
@@ -64,7 +64,7 @@ class Quotas(Mapping[bytes, int]):
 
     Raises:
         ValueError: A namespace is too long, a number too small, or there are too many of them.
-        TypeError: No mapping, a namespace is not bytes, or a number is not an int.
+        TypeError: Not a mapping, a namespace is not bytes, or a number is not an int.
 
     >>> Quotas({b"secret": 20, b"other": 5})
     <Quotas: 2 namespaces, 20 and 5 blocks>
@@ -96,7 +96,7 @@ class Quotas(Mapping[bytes, int]):
     def __getitem__(self, namespace: bytes) -> int:
         if namespace in self._blocks:
             return self._blocks[namespace]
-        raise KeyError("no quota for this namespace")  # a plain one would show it
+        raise KeyError("no quota for this namespace")  # hides the key
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._blocks)
@@ -120,7 +120,7 @@ class Quotas(Mapping[bytes, int]):
 
 
 class ManagerOptions(TypedDict, total=False):
-    """Keyword options of ``BlockManager``; meanings and defaults are ``ManagerConfig``'s."""
+    """Keyword options of ``BlockManager``; ``ManagerConfig`` has their meanings and defaults."""
 
     max_seqs: int
     max_blocks_per_seq: int | None
@@ -146,7 +146,7 @@ class ManagerOptions(TypedDict, total=False):
 
 
 def _blocks_of(value: object, position: int) -> int:
-    """A number of blocks. Shown only if it is one: a mapping the wrong way round holds secrets."""
+    """A checked number of blocks. Errors show only ints: a swapped mapping holds secrets."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(
             f"quotas must map to ints, got {type(value).__name__} at position {position}"
@@ -167,58 +167,60 @@ class ManagerConfig:
     Attributes:
         num_blocks: Physical blocks in the pool, the null block included.
         block_size: Tokens per block, ``1 … 65535``.
-        max_seqs: Rows of the block table array: sequences alive at once, preempted ones included.
-        max_blocks_per_seq: Columns of the block table array; ``None`` for as many as the pool
-            has. The array takes 4 bytes an entry; its unused pages take
-            address space and no memory.
-        prefix_caching: False matches, hashes and keeps nothing, behind the same interface.
+        max_seqs: Rows of the block table array: most sequences alive at a time, preempted ones
+            included.
+        max_blocks_per_seq: Columns of the block table array; ``None`` for the number of blocks in
+            the pool. The array takes 4 bytes an entry; its unused pages take address space but no
+            memory.
+        prefix_caching: False turns off matching, hashing and caching; the interface stays the same.
         digest: ``"xxh3_128"``, ``"sha256"``, ``"sha256_cbor"`` (the digests that vLLM makes of the
             same tokens; see ``vllm_extras``), a ``VllmDigest``, a ``KeyedDigest``, or any function
             from the bytes of a block to a digest of constant length, 8 to 64 bytes.
-        dedup: What ``commit`` does when an equal block is cached already. ``"remap"`` replaces the
-            sequence's block by it; ``"append_only"`` never changes a block table.
-        min_partial_tokens: Fewest tokens worth taking from a part of a block; 0 turns
-            token-granular reuse off.
+        dedup: The action of ``commit`` if an equal block is cached already. ``"remap"`` puts that
+            block into the block table; ``"append_only"`` never changes a block table.
+        min_partial_tokens: Fewest tokens to reuse from part of a block; 0 turns token-granular
+            reuse off.
         eviction: Order in which idle blocks are evicted: one of ``EVICTION_POLICIES``, or a
             function from the capacity to your own ``blockmgr.policy.EvictionPolicy``.
         retention: Whether blocks can be kept longer, or evicted sooner, than the order says:
             ``retain``, ``pin``, ``set_time`` and ``free(expect_reuse=...)``. Takes some 110 bytes
             a block, and time to free and admit.
         max_pinned_blocks: Most blocks that pins may cover at a time, and most pins; above 0 only
-            with ``retention``. With ``groups``, blocks of full attention count. With quotas, each
-            share gets its part of them, rounded down.
-        quotas: Blocks reserved for single namespaces. Each of these uses only its own blocks, with
-            a separate eviction policy, retention and remembered blocks; all other namespaces share
-            the rest.
-        groups: Groups of layers, for models whose layers do not all read everything, such as
-            ``(FullAttention(), SlidingWindow(1024))``; empty for one of full attention. One of
-            them has full attention: ``block_tables`` is that of the first such group, and
-            ``group_table`` gives the others. See docs/guides/hybrid-models.md. With more than one,
-            ``null_block`` must be set, and ``dedup`` and ``ghost_blocks`` must have their defaults.
-        max_rollback_tokens: With ``groups``, computed tokens that ``truncate`` may take back, as
-            after rejected drafts, without leaving a window: each window keeps that many more
+            with ``retention``. With ``groups``, only blocks of full attention count. With quotas,
+            each share gets a proportional part, rounded down.
+        quotas: Blocks reserved for single namespaces. Such a namespace uses only its own blocks,
+            with a separate eviction policy, retention and ghosts; all other namespaces share the
+            rest.
+        groups: Groups of layers, for models whose layers do not all read every token, such as
+            ``(FullAttention(), SlidingWindow(1024))``; empty for a single group with full
+            attention. At least one must have full attention: ``block_tables`` holds the tables of
+            the first such group, and ``group_table`` returns the others. See
+            docs/guides/hybrid-models.md. With more than one, ``null_block`` must be set, and
+            ``dedup`` and ``ghost_blocks`` must have their defaults.
+        max_rollback_tokens: With ``groups``, number of computed tokens that ``truncate`` may drop,
+            as after rejected drafts, without losing a window: each window keeps that many more
             tokens.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
-            quotas, each share holds back its part, in proportion to its size and rounded down.
-        steps_in_flight: Launched steps that may be incomplete at a time. Above 0, blocks freed
+            quotas, each share holds back a part in proportion to its size, rounded down.
+        steps_in_flight: Most launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
         null_block: Reserve block 0 as a target for padded writes.
-        ghost_blocks: Evicted blocks to remember, by digest and time of last use:
-            ``hit_rate_curve`` needs some, and ``explain`` gives more reasons with them. 0 costs
-            nothing. With ``num_blocks``, 2**30 at most. With quotas, each share remembers its part,
+        ghost_blocks: Evicted blocks to remember, by digest and time of last use. ``hit_rate_curve``
+            needs them, and ``explain`` gives more reasons with them. 0 costs nothing. The sum with
+            ``num_blocks`` is at most 2**30. With quotas, each share remembers a proportional part,
             rounded up.
-        hit_rate_window: Requests that ``recent_hits`` looks back on; 0 keeps none. Takes 16 bytes
-            each.
-        events: Whether what becomes findable, and what stops being so, is kept for
-            ``take_events``.
-        event_blocks: Blocks that may wait for ``take_events``, only with ``events``; what does not
-            fit is counted as lost. ``None`` for four times ``num_blocks``, at least 256 and at most
-            65,536. The memory, ``4 * block_size + 64`` bytes a block and two digests, is reserved
-            at once; its pages are used when events first fill them.
-        debug: How much each call checks: 0 its arguments and handles; 1 also every step it makes on
-            a block, with freed blocks overwritten; 2 also every invariant afterwards, at the
-            cost of ``check_invariants``. Can be changed at any time: ``BlockManager.debug``.
+        hit_rate_window: Number of requests that ``recent_hits`` covers; 0 for none. Each takes 16
+            bytes.
+        events: Whether to record, for ``take_events``, which blocks become findable and which stop
+            being findable.
+        event_blocks: Most blocks whose events may wait for ``take_events``; only with ``events``.
+            Those that do not fit are counted as lost. ``None`` for four times ``num_blocks``, at
+            least 256 and at most 65,536. The memory, ``4 * block_size + 64`` bytes a block and two
+            digests, is reserved at once; its pages are used when events first fill them.
+        debug: How much each call checks: 0 its arguments and handles; 1 also every change of a
+            block's state, and overwrites freed blocks; 2 also every invariant afterwards, at the
+            cost of ``check_invariants``. ``BlockManager.debug`` changes it at any time.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -291,7 +293,7 @@ class ManagerConfig:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Blocks that no quota sets apart, then those of each quota."""
+        """Blocks without a quota, then those of each quota."""
         quotas = self.quotas.values()
         return (self.capacity - sum(quotas), *quotas)
 
@@ -302,7 +304,7 @@ class ManagerConfig:
 
     @property
     def waiting_blocks(self) -> int:
-        """Blocks that may wait for ``take_events``; 0 without ``events``."""
+        """Most blocks whose events may wait for ``take_events``; 0 without ``events``."""
         if not self.events:
             return 0
         return self.event_blocks or min(65_536, max(256, 4 * self.num_blocks))
@@ -358,11 +360,11 @@ P = ParamSpec("P")
 
 
 def spells_options(call: Callable[P, None]) -> Callable[P, None]:
-    """An ``__init__`` that takes ``**options``, which says what these are.
+    """An ``__init__`` with ``**options``, given the signature of the options it takes.
 
     ``help`` and ``inspect.signature`` show each field of ``ManagerConfig`` that is not an argument
-    of its own, with type and default; an option that does not exist is refused in the name of the
-    class, with the nearest one that does.
+    already, with type and default. The error about an unknown option names the class and the
+    nearest option.
     """
     signature = inspect.signature(call)
     own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
@@ -385,11 +387,11 @@ def spells_options(call: Callable[P, None]) -> Callable[P, None]:
 def names_nearest(
     call: Callable[P, None], names: Collection[str] | None = None
 ) -> Callable[P, None]:
-    """An ``__init__`` that refuses an option that does not exist with the nearest one that does.
+    """An ``__init__`` whose error about an unknown option names the nearest known option.
 
     Args:
         call: The ``__init__``.
-        names: Of its options; those of its signature if None.
+        names: Names of its options; None for those of its signature.
     """
     known = list(inspect.signature(call).parameters if names is None else names)
 

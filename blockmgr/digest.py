@@ -4,12 +4,12 @@ The digest of a full block is::
 
     H( parent digest ‖ extra keys ‖ tokens as little-endian uint32 )
 
-where the parent of a first block is as many zero bytes as a digest has, or the digest of the
-namespace if there is one. ``sha256_cbor`` is laid out as vLLM has it instead: SHA-256 of the
-canonical CBOR of ``[parent digest, [tokens], extra keys]``, with vLLM's root; ``VllmDigest`` is the
-same with the root of another seed. A digest finds a
-candidate and is never trusted: a hit is proved on parent, tokens and extra keys, so the choice
-decides speed and who else can compute the same digests, not whether an answer is right.
+where the parent digest of a first block is the digest of the namespace, or zero bytes if there is
+no namespace. ``sha256_cbor`` has vLLM's layout instead: SHA-256 of the canonical CBOR of ``[parent
+digest, [tokens], extra keys]``, with vLLM's root; ``VllmDigest`` is the same with the root of
+another seed. A digest only finds a candidate: a comparison of parent, tokens and extra keys proves
+every hit. So the choice of digest affects speed, and which other systems can compute the same
+digests, but never whether a hit is right.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _sha256(message: bytes) -> bytes:
 DIGESTS: Mapping[str, DigestFunction] = MappingProxyType(
     {"xxh3_128": xxhash.xxh3_128_digest, "sha256": _sha256, "sha256_cbor": _sha256}
 )
-"""Named digest functions: bytes in, digest out. The core decides which bytes stand for a block."""
+"""Digest functions by name, from bytes to a digest. The core builds the bytes of a block."""
 
 _SHORTEST, _LONGEST = 8, 64
 _SHORTEST_KEY = 16
@@ -56,10 +56,11 @@ _SHA256_SIZE = 32
 class KeyedDigest:
     """A digest that cannot be computed without the key: for ``ManagerConfig.digest``.
 
-    Hits are proved whatever the digest is. A key keeps others from computing digests of prompts
-    they guess, where digests leave the process, and from making prompts whose digests collide.
+    Hits are proved whatever the digest is. A key matters where digests leave the process: without
+    it, others cannot compute the digests of prompts they guess, nor make prompts whose digests
+    collide.
 
-    BLAKE2b with 16-byte digests. The key shows in neither ``repr`` nor ``str``.
+    BLAKE2b with 16-byte digests. Neither ``repr`` nor ``str`` shows the key.
 
     Args:
         key: A secret, 16 to 64 bytes, the same in every process that must agree on digests.
@@ -99,18 +100,17 @@ class KeyedDigest:
 
 @dataclass(frozen=True, slots=True)
 class VllmDigest:
-    """vLLM's digests in a fleet that runs with a seed of its own: for ``ManagerConfig.digest``.
+    """vLLM's digests with a given ``PYTHONHASHSEED``: for ``ManagerConfig.digest``.
 
-    If ``PYTHONHASHSEED`` is set, vLLM takes the root of its digests from that, and from a fixed
-    text otherwise. ``digest="sha256_cbor"`` is the digest with the fixed text, whatever the
-    environment says.
+    vLLM derives the root of its digests from ``PYTHONHASHSEED``, or from a fixed text if that is
+    not set. ``digest="sha256_cbor"`` always uses the fixed text, whatever the environment says.
 
     Args:
         seed: The value of ``PYTHONHASHSEED`` in vLLM's processes.
 
     Raises:
         ValueError: UTF-8 cannot encode the seed.
-        TypeError: The seed is no text.
+        TypeError: The seed is not a str.
 
     Source: ``resolve_none_hash_seed`` in vLLM 0.33, ``v1/core/kv_cache_utils.py``.
 
@@ -134,12 +134,12 @@ class VllmDigest:
 
 
 def digest_function(digest: str | DigestFunction) -> DigestFunction:
-    """The function behind a name, or the function itself."""
+    """The digest function of this name, or the function itself."""
     return DIGESTS[digest] if isinstance(digest, str) else digest
 
 
 def digest_size(function: DigestFunction) -> int:
-    """Length in bytes of the results of a digest function, found by one call.
+    """Length in bytes of a function's digests, found by one call.
 
     Raises:
         TypeError: It does not return bytes.
@@ -161,10 +161,10 @@ class _Halves(ctypes.Structure):
 
 @functools.cache
 def _xxh3_address() -> int:
-    """Where the C function behind ``xxh3_128`` is, or 0 if this xxhash does not export it.
+    """Address of the C function of ``xxh3_128``, or 0 if this xxhash does not export it.
 
-    The core calls it without the interpreter. It is trusted only after it has given the same bytes
-    as the Python call for messages of each kind that the algorithm treats in a way of its own.
+    The core calls it without the interpreter. It is used only if it returns the same bytes as the
+    Python call for one message of each length class that the algorithm treats differently.
     """
     spec = importlib.util.find_spec("xxhash._xxhash")
     if spec is None or spec.origin is None:
@@ -194,11 +194,11 @@ _EVP = (
 
 @functools.cache
 def _evp_addresses() -> tuple[int, ...] | None:
-    """Where OpenSSL's EVP functions and its SHA-256 are, or None if they cannot be found.
+    """Addresses of OpenSSL's EVP functions and its SHA-256, or None if they cannot be found.
 
-    They are those of the library that ``hashlib`` itself stands on: the one that ``_hashlib`` was
-    linked with, or the interpreter. They are trusted only after they have given the same digests
-    as ``hashlib`` for messages of every number of blocks that matters.
+    They come from the library that ``hashlib`` itself uses: the one that ``_hashlib`` or the
+    interpreter is linked with. They are used only if they return the same digests as ``hashlib``
+    for messages of every relevant number of blocks.
     """
     spec = importlib.util.find_spec("_hashlib")
     if spec is None:
@@ -238,7 +238,7 @@ def _evp_addresses() -> tuple[int, ...] | None:
 
 
 def digest_options(digest: str | DigestFunction, prefix_caching: bool) -> dict[str, Any]:
-    """What the core has to know of a digest."""
+    """The core's description of a digest."""
     function = digest_function(digest)
     vllm = VllmDigest() if isinstance(digest, str) and digest == "sha256_cbor" else digest
     seed = vllm.seed.encode() if isinstance(vllm, VllmDigest) else None
@@ -253,7 +253,7 @@ def digest_options(digest: str | DigestFunction, prefix_caching: bool) -> dict[s
 
 
 def namespace_key(**parts: bytes) -> bytes:
-    """One namespace out of several named parts, such as a tenant's salt and an adapter.
+    """One namespace made of several named parts, such as a tenant's salt and an adapter.
 
     Names and lengths are part of the result, so an adapter called ``x`` and a salt of ``x``
     are different namespaces, and no part can imitate the end of another.

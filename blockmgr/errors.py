@@ -15,17 +15,16 @@
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
     ├── ReentrancyError                        a call from inside another call of the same manager
-    ├── ForkError                              a call, in a fork, that could never begin
-    ├── PolicyError                            an eviction policy in Python has failed
-    ├── LayoutError          (also ValueError)      KV tensors that cannot be registered
-    ├── PageSizeError        (also ValueError)      groups of layers whose pages are not equal
-    ├── CopyError            (also ValueError)      block copies that must not be launched
-    ├── UnsupportedModelError (also ValueError)     attention the paged cache cannot serve
-    ├── TraceFormatError     (also ValueError)      path:line:column, found and expected
-    ├── EndpointError        (also OSError)         an address that cannot be listened on
-    ├── ClusterLostError     (also ConnectionError) a cluster that does not answer any more
-    ├── MissingExtraError    (also ImportError)     names the extra to install
-    └── InvariantError       (also AssertionError)  only from check_invariants(): our bug
+    ├── ForkError                              forked while another thread was inside a call ├──
+    PolicyError                            an eviction policy in Python has failed ├── LayoutError
+    (also ValueError)      KV tensors that cannot be registered ├── PageSizeError        (also
+    ValueError)      groups of layers whose pages are not equal ├── CopyError            (also
+    ValueError)      block copies that must not be launched ├── UnsupportedModelError (also
+    ValueError)     attention the paged cache cannot serve ├── TraceFormatError     (also
+    ValueError)      path:line:column, found and expected ├── EndpointError        (also OSError)
+    cannot listen on an address ├── ClusterLostError     (also ConnectionError) a cluster that has
+    stopped answering ├── MissingExtraError    (also ImportError)     names the extra to install └──
+    InvariantError (also AssertionError)  only from check_invariants(): our bug
 
 Bad arguments are plain ``ValueError`` and ``TypeError`` that name the parameter, the value and
 its bound. Whatever a call raises, the manager is as it was before the call.
@@ -110,7 +109,7 @@ class NeverFitsError(BlockMgrError, ValueError):
 
 
 class UnknownSequenceError(BlockMgrError, KeyError):
-    """The handle was never given out, belongs to another manager, or was freed already.
+    """The handle was never issued, belongs to another manager, or was freed already.
 
     Attributes:
         handle: The handle as it was passed.
@@ -119,7 +118,7 @@ class UnknownSequenceError(BlockMgrError, KeyError):
     def __init__(self, handle: int) -> None:
         self.handle = handle
         super().__init__(
-            f"handle {_brief(handle)} names no live sequence; it was freed, or never given out"
+            f"handle {_brief(handle)} names no live sequence; it was freed, or never issued"
         )
 
     def __str__(self) -> str:
@@ -131,11 +130,11 @@ class UnknownSequenceError(BlockMgrError, KeyError):
 
 
 class StaleMatchError(BlockMgrError):
-    """The cache no longer has exactly what the ``match`` of an admission found. Match again.
+    """The cache no longer holds exactly what the ``match`` of an admission found. Match again.
 
     Attributes:
         expected: Tokens that the match found.
-        found: Tokens, up to that many, that admission finds now.
+        found: Tokens that admission finds, at most ``expected``.
     """
 
     def __init__(self, expected: int, found: int) -> None:
@@ -151,10 +150,10 @@ class PinBudgetError(BlockMgrError):
     """More pins than ``max_pinned_blocks`` allows. Unpin something, or pin less.
 
     Attributes:
-        needed: Blocks the call would have pinned that no pin covers yet; 1 if it is the number of
-            pins that is exhausted.
-        available: Blocks, or pins, that are left of the budget.
-        budget: ``max_pinned_blocks``, or the part of it that the share has.
+        needed: Blocks the call would have pinned that no pin covers yet; 1 if the number of pins is
+            exhausted.
+        available: Blocks, or pins, left in the budget.
+        budget: ``max_pinned_blocks``, or the share's part of it.
     """
 
     def __init__(self, needed: int, available: int, budget: int) -> None:
@@ -179,7 +178,7 @@ class UnknownPinError(BlockMgrError, KeyError):
 
     def __init__(self, pin: int) -> None:
         self.pin = pin
-        super().__init__(f"pin {_brief(pin)} is not held; it was given back, or never made")
+        super().__init__(f"pin {_brief(pin)} is not held; it was released, or never made")
 
     def __str__(self) -> str:
         # KeyError would print the repr of the message.
@@ -190,11 +189,11 @@ class UnknownPinError(BlockMgrError, KeyError):
 
 
 class SequenceStateError(BlockMgrError):
-    """The call needs the sequence running, preempted, or with slots for all its tokens."""
+    """The call needs the sequence to be running, preempted, or with slots for all its tokens."""
 
 
 class BlockStateError(BlockMgrError):
-    """A block is not in the state that the call needs: released more often than held, say.
+    """A block is not in the state that the call needs, such as a block that is not held.
 
     Attributes:
         block: The block id.
@@ -210,33 +209,33 @@ class BlockStateError(BlockMgrError):
 
 
 class StepError(BlockMgrError):
-    """A call came at the wrong place in the step contract."""
+    """A call broke the order of calls within a step."""
 
 
 class TicketError(BlockMgrError):
-    """The ticket was never given out, or its copy plan has been resolved already."""
+    """The ticket was never issued, or its copy plan has been resolved already."""
 
 
 class ReentrancyError(BlockMgrError):
-    """A manager was called from inside one of its own calls, by a digest function."""
+    """A manager was called from inside its own call, or an engine while another call ran."""
 
 
 class ForkError(BlockMgrError):
     """The process was forked while another thread was inside a call of this manager or pool.
 
-    That thread does not exist in the child, so its call never ends there. In the parent nothing has
-    changed. A manager with no call in progress at the fork works on in both.
+    That thread does not exist in the child, so its call never ends there. Nothing has changed in
+    the parent. A manager with no call in progress at the fork works in both.
     """
 
 
 class PolicyError(BlockMgrError):
-    """An eviction policy written in Python has raised, or named an impossible victim.
+    """An eviction policy written in Python raised, or named an impossible victim.
 
-    Raised by ``check_policy()`` and ``check_invariants()``, never by the call that met it: that one
-    has finished.
+    Raised by ``check_policy()`` and ``check_invariants()``, never by the call in which the policy
+    failed: that call has finished.
 
     Attributes:
-        error: What was raised first.
+        error: The first error.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -254,8 +253,8 @@ class TraceFormatError(BlockMgrError, ValueError):
         path: The file.
         line: Line number, from 1.
         column: Column of the offending value or character, from 1.
-        found: What the file has there.
-        expected: What the format allows there.
+        found: The text in the file.
+        expected: The text that the format allows.
     """
 
     def __init__(self, path: str, line: int, column: int, found: str, expected: str) -> None:
@@ -271,11 +270,11 @@ class TraceFormatError(BlockMgrError, ValueError):
 
 
 class EndpointError(BlockMgrError, OSError):
-    """An address that cannot be listened on: its port is taken, say.
+    """The program cannot listen on an address: its port is taken, say.
 
     Attributes:
         endpoint: The address.
-        problem: What the system says.
+        problem: The system's message.
     """
 
     def __init__(self, endpoint: str, problem: str) -> None:
@@ -288,11 +287,11 @@ class EndpointError(BlockMgrError, OSError):
 
 
 class ClusterLostError(BlockMgrError, ConnectionError):
-    """A cluster that does not answer, or not any more.
+    """A cluster does not answer, or has stopped answering.
 
     Attributes:
-        address: Where it is.
-        problem: What is known of it.
+        address: Address of the cluster.
+        problem: What happened, as far as is known.
     """
 
     def __init__(self, address: str, problem: str) -> None:
@@ -309,13 +308,13 @@ class MissingExtraError(BlockMgrError, ImportError):
 
     Attributes:
         extra: The extra that brings it, as in ``pip install '.[extra]'`` in a clone of blockmgr.
-        feature: What needs it.
+        feature: The feature that needs it.
     """
 
     def __init__(self, extra: str, feature: str) -> None:
         self.extra = extra
         self.feature = feature
-        # No index has this package under its name, and a stranger could register it.
+        # The package is in no index under this name, and a stranger could register the name.
         hint = f"in a clone of blockmgr: pip install '.[{extra}]'"
         super().__init__(f"{feature} needs an extra; {hint}")
 
@@ -339,7 +338,7 @@ class InvariantError(BlockMgrError, AssertionError):
 
 
 class LayoutError(BlockMgrError, ValueError):
-    """KV tensors that cannot be registered: a stride, an overlap, a device or a size is wrong.
+    """KV tensors cannot be registered: a stride, an overlap, a device or a size is wrong.
 
     Attributes:
         segment: Name of the segment at fault.
@@ -355,7 +354,7 @@ class LayoutError(BlockMgrError, ValueError):
 
 
 class PageSizeError(BlockMgrError, ValueError):
-    """Groups of layers whose pages cannot be made equal, so that they cannot share one pool.
+    """The pages of groups of layers cannot be made equal, so the groups cannot share a pool.
 
     Attributes:
         group: Position of the group at fault in the groups of the model.
@@ -373,10 +372,10 @@ class PageSizeError(BlockMgrError, ValueError):
 
 
 class CopyError(BlockMgrError, ValueError):
-    """A list of block copies that must not be launched. Nothing has been copied.
+    """A list of block copies must not be launched. Nothing has been copied.
 
     Attributes:
-        pair: Index in the list of the copy at fault; None if it is the list as a whole.
+        pair: Index in the list of the copy at fault; None if the whole list is at fault.
     """
 
     def __init__(self, pair: int | None, problem: str) -> None:
@@ -389,11 +388,11 @@ class CopyError(BlockMgrError, ValueError):
 
 
 class UnsupportedModelError(BlockMgrError, ValueError):
-    """A model whose attention the paged cache cannot serve. No weights have been loaded.
+    """The paged cache cannot serve the model's attention. No weights have been loaded.
 
     Attributes:
         model: The model type, as its configuration names it.
-        missing: What is missing.
+        missing: The missing feature.
     """
 
     def __init__(self, model: str, missing: str) -> None:
@@ -406,6 +405,6 @@ class UnsupportedModelError(BlockMgrError, ValueError):
 
 
 def _brief(number: int) -> str:
-    """Python refuses to write out an int of some thousand digits."""
+    """An int as text, or its size: Python refuses to print an int of thousands of digits."""
     bits = number.bit_length()
     return str(number) if bits <= 64 else f"of {bits} bits"

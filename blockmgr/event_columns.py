@@ -1,4 +1,4 @@
-"""What ``take_events`` returns: what became findable and what stopped being so, as columns."""
+"""The result of ``take_events``: blocks that became or stopped being findable, as columns."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    # The documentation would take the underscore of the type's own name for a link.
+    # Sphinx would read the trailing underscore of the type's own name as a link.
     _Flags = npt.NDArray[np.bool_]
 
 __all__ = ["Event", "EventKind", "Events", "Tier", "events_of"]
 
 
 class EventKind(enum.IntEnum):
-    """What happened to blocks."""
+    """Kind of an event about blocks."""
 
     STORED = 0
-    """They can be found."""
+    """The blocks became findable."""
 
     REMOVED = 1
-    """The last of their copies in the tier can be found no more."""
+    """The tier has no findable copy of the blocks any more."""
 
     CLEARED = 2
-    """Nothing that was found in the tier before can be found any more."""
+    """All blocks of the tier were removed."""
 
 
 class Tier(enum.IntEnum):
-    """Where K/V lies."""
+    """The kind of memory that holds K/V."""
 
     DEVICE = 0
-    """In the memory that the attention kernels read."""
+    """In the memory that attention kernels read."""
 
     HOST = 1
-    """In the memory of the same machine."""
+    """In the host memory of the same machine."""
 
     DISK = 2
     """In a file."""
@@ -50,7 +50,7 @@ class Tier(enum.IntEnum):
     """On another machine."""
 
 
-_KINDS, _TIERS = tuple(EventKind), tuple(Tier)  # by number, faster than a call
+_KINDS, _TIERS = tuple(EventKind), tuple(Tier)  # by number: faster than calling the enum
 
 
 class Event(NamedTuple):
@@ -58,47 +58,47 @@ class Event(NamedTuple):
 
     kind: EventKind
     digests: Sequence[bytes]
-    """Of its blocks; of stored ones, each the parent of the next. Empty if the tier is cleared."""
+    """Digests of its blocks; if stored, each is the parent of the next. Empty for a clearing."""
     parent: bytes | None
     """Digest of the block that the first one continues; None if it begins a prompt."""
     tokens: npt.NDArray[np.uint32]
-    """``uint32[blocks, block_size]`` on the host, of stored blocks; else empty."""
+    """``uint32[blocks, block_size]`` on the host: tokens of stored blocks; else empty."""
     extras: Mapping[int, bytes]
     """Extra keys of stored blocks that have any, by position in the run."""
     group: int
     """Position of the group of layers in ``ManagerConfig.groups``; 0 without."""
     tier: Tier
     namespace: bytes
-    """Of stored blocks."""
+    """Namespace of stored blocks."""
     step: int
-    """Steps whose copies had been applied."""
+    """Number of steps whose copies had been applied."""
 
     def __repr__(self) -> str:
-        # Neither namespace nor extra keys, which may hold secrets.
+        # No namespace and no extra keys: they may hold secrets.
         return f"<Event: {self.kind.name}, {len(self.digests)} blocks, step {self.step}>"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Events:
-    """Events in order, as columns: one row an event, and one row a block. All on the host.
+    """Events in order, as columns: one row per event, and one row per block. All on the host.
 
-    Blocks that are stored one after the other, each the parent of the next, are one event; so are
-    blocks that are removed one after the other.
+    A run of stored blocks, each the parent of the next, is one event; so is a run of removed
+    blocks.
 
     Attributes:
         kind: ``uint8[events]``: an ``EventKind``.
         start: ``int64[events + 1]``: where the blocks of each event begin among all blocks.
-        digests: ``uint8[blocks, digest_size]``: of the blocks of all events.
+        digests: ``uint8[blocks, digest_size]``: digests of the blocks of all events.
         has_parent: ``bool[events]``: whether stored blocks continue another block.
-        parent: ``uint8[events, digest_size]``: its digest, or zeros.
-        tokens: ``uint32[stored blocks, block_size]``: of the blocks of all stored events.
+        parent: ``uint8[events, digest_size]``: digest of that block, or zeros.
+        tokens: ``uint32[stored blocks, block_size]``: tokens of the blocks of all stored events.
         extras: Extra keys of stored blocks that have any, by row of ``tokens``.
         group: ``uint8[events]``: position of the group of layers in ``ManagerConfig.groups``.
         tier: ``uint8[events]``: a ``Tier``.
-        namespace: Of the blocks of each stored event, else empty.
-        step: ``int64[events]``: steps whose copies had been applied.
-        num_lost: Blocks whose events did not fit. If there are any, they came after all events
-            here, and only ``take_snapshot`` tells what can be found.
+        namespace: Namespace of the blocks of each stored event, else empty.
+        step: ``int64[events]``: number of steps whose copies had been applied at the event.
+        num_lost: Blocks whose events did not fit. Lost events came after all events here. If there
+            are any, only ``take_snapshot`` gives the findable blocks.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -107,7 +107,7 @@ class Events:
     has_parent: _Flags
     parent: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.uint32]
-    extras: Mapping[int, bytes] = field(repr=False)  # may hold secrets, as the namespace may
+    extras: Mapping[int, bytes] = field(repr=False)  # may hold secrets, like the namespace
     group: npt.NDArray[np.uint8]
     tier: npt.NDArray[np.uint8]
     namespace: Sequence[bytes] = field(repr=False)
@@ -157,7 +157,7 @@ class Events:
 
 @functools.cache
 def _no_events(block_size: int, digest_size: int) -> Events:
-    """What most steps have: always the same, and without a place that could be written to."""
+    """No events, as after most steps: one shared object without writable memory."""
     none = np.zeros(0, np.uint8)
     start = np.zeros(1, np.int64)
     start.flags.writeable = False
@@ -193,7 +193,7 @@ def events_of(  # noqa: PLR0917  (the core calls it)
     num_lost: int,
     /,
 ) -> Events:
-    """The events that the core hands over.
+    """Events from the columns that the core returns.
 
     Args:
         block_size: Tokens per block.

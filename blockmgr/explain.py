@@ -1,4 +1,4 @@
-"""Why a prompt is not found in the cache any further than it is: what ``explain`` answers."""
+"""Why the rest of a prompt is not in the cache: the result of ``explain``."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ __all__ = ["Explanation", "Miss", "MissReason"]
 class MissReason(enum.Enum):
     """Why tokens of a prompt have to be computed.
 
-    Exactly one holds for each token that is not found. Of several, the one that stands first here.
+    Each token that is not found has one reason: the first one here that applies.
     """
 
     CACHING_OFF = "prefix caching is off"
     """The manager was built with ``prefix_caching=False``."""
 
     TOO_LARGE = "larger than the pool"
-    """The request fits no state of the pool. Only a replay says so: ``explain`` raises."""
+    """The request does not fit even an empty pool. Only a replay reports this: ``explain``
+    raises."""
 
     LAST_TOKEN = "last token"
-    """The last token is always left to compute, and with it the whole block that it ends, unless
+    """The last token is always left to compute, and so is the whole block that it completes, unless
     part of that block can be reused."""
 
     PARTIAL_BLOCK = "shorter than a block"
-    """The end of the prompt, which fills no block: only a cached part of a block could serve it."""
+    """The end of the prompt does not fill a block: only part of a cached block could serve it."""
 
     NOT_COMMITTED = "computed but not committed"
-    """A running sequence holds a block with these tokens that is not findable: ``commit`` has not
-    come yet, or the block still waits for a copy."""
+    """A running sequence holds a block with these tokens that is not findable: it is not committed
+    yet, or still waits for a copy."""
 
     GROUP = "not in every group"
-    """Full attention has the block cached, and another group of layers has not what the token after
+    """Full attention has the block cached, but another group of layers lacks what the token after
     it reads: a block of its window or chunk, or a state at exactly that token."""
 
     EVICTED = "evicted"
-    """It was cached and has been evicted."""
+    """It was cached and then evicted."""
 
     OTHER_EXTRAS = "cached under other extras"
     """The same tokens are cached in this namespace, with other extra keys."""
@@ -54,31 +55,30 @@ class MissReason(enum.Enum):
     """The same tokens are cached in another namespace: of another tenant, or another adapter."""
 
     DIVERGED = "diverges within a block"
-    """A cached block begins with the same tokens and goes on, or ends, differently. Said of that
-    block and of all after it."""
+    """A cached block begins with the same tokens and then differs, or is shorter. This block and
+    all after it have this reason."""
 
     NEVER_SEEN = "never seen"
     """It was never cached."""
 
     NOT_REMEMBERED = "never seen, or evicted and forgotten"
-    """It was never cached, was evicted so long ago that nothing remembers it (how long that is
-    depends on ``ghost_blocks``), or was forgotten by ``reset_prefix_cache``."""
+    """It was never cached, was evicted so long ago that it is not remembered (which depends on
+    ``ghost_blocks``), or was forgotten by ``reset_prefix_cache``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """A run of prompt tokens that have to be computed, all for one reason.
+    """A run of prompt tokens that have to be computed for one reason.
 
     Attributes:
         reason: Why.
         start: Position of the first of them.
         stop: Position after the last of them.
-        more_blocks: If evicted: for each block of the run, by how many blocks the pool is too small
-            to have kept it in order of last use; 0 if that order would have kept it as it is. Else
-            empty.
+        more_blocks: If evicted: for each block of the run, how many more blocks the pool would need
+            for LRU to keep it; 0 if LRU would have kept it in this pool. Else empty.
         evicted_ago: If evicted: blocks handed out since the first block of the run was evicted.
-        diverges_at: If it diverges: position of the first token that differs.
-        group: If a group refused: which one, by its position in ``ManagerConfig.groups``.
+        diverges_at: If the run diverges: position of the first token that differs.
+        group: If a group refused: its position in ``ManagerConfig.groups``.
     """
 
     reason: MissReason
@@ -96,7 +96,7 @@ class Miss:
 
     @property
     def why(self) -> str:
-        """The reason, for people: a phrase that continues "these tokens"."""
+        """The reason as text: a phrase that continues "these tokens"."""
         match self.reason:
             case MissReason.EVICTED:
                 return f"were evicted{self._evicted()}"
@@ -123,7 +123,7 @@ class Explanation:
     Attributes:
         num_tokens: Tokens in the prompt.
         num_cached_tokens: Leading tokens that would be found.
-        num_partial_tokens: Of those, tokens that would come from a part of a block.
+        num_partial_tokens: Of those, tokens that would come from part of a block.
         misses: The other tokens in order, from ``num_cached_tokens`` to ``num_tokens``; never
             empty, because the last token is always missed.
     """
@@ -139,7 +139,7 @@ class Explanation:
         return self.misses[0].reason
 
     def missed_tokens(self, reason: MissReason) -> int:
-        """Tokens that are missed for this reason."""
+        """Number of tokens missed for this reason."""
         return sum(miss.num_tokens for miss in self.misses if miss.reason is reason)
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ _REASONS = tuple(MissReason)
 
 
 def explanation(report: Report) -> Explanation:
-    """What the core says of each missed block, in runs of one reason."""
+    """The core's reasons for single blocks, joined into runs of one reason."""
     num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago, groups = report
     changes = np.flatnonzero((np.diff(reasons) != 0) | (np.diff(groups) != 0))
     ends = np.append(changes + 1, len(reasons)).tolist()

@@ -1,9 +1,9 @@
-"""Files as this package reads and writes them: bounded lines in, whole files out.
+"""Reading bounded lines, and writing whole files or nothing.
 
-An output is written beside its target and renamed, so a run that fails, is interrupted or finds
-the disk full leaves the file that was there as it was. A symbolic link is refused as an output:
-following it would change a file that was not named, and replacing it would break whatever reads
-the file it points to.
+An output is written beside its target and then renamed, so a run that fails, is interrupted or
+fills the disk leaves the existing file unchanged. A symbolic link is refused as an output:
+following it would change a file that was not named, and replacing it would break whatever reads the
+file it points to.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = [
 ]
 
 MAX_LINE_BYTES: Final = 64 * 2**20
-"""Longest line that is read, its end included: some ten million tokens in full."""
+"""Longest line to read, including its end: about ten million tokens."""
 
 
 def bounded_lines(
     path: str | Path, most_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file with their numbers, from 1, each with its end.
+    """The lines of a file, numbered from 1, with their line ends.
 
     Args:
         path: File to read.
-        most_bytes: Longest line to accept. No more than that of a line is ever held.
+        most_bytes: Longest line to accept. The reader never holds more of a line.
 
     Raises:
-        TraceFormatError: A line is longer; names it, and has not read it to its end.
+        TraceFormatError: A line is longer. The error names the line, which was not read to its end.
         OSError: The file cannot be read.
     """
     with Path(path).open("rb") as file:
@@ -51,7 +51,7 @@ def bounded_lines(
 
 
 def bounded_lines_of(file: BinaryIO, path: str, most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """``bounded_lines`` of a file that is open, called ``path`` in messages.
+    """``bounded_lines`` of an open file, which messages call ``path``.
 
     Raises:
         TraceFormatError: As ``bounded_lines`` does.
@@ -74,17 +74,17 @@ def check_output(
     inputs: Iterable[str | Path | None] = (),
     name: str = "output",
 ) -> Path:
-    """``path`` if a file can be put there without harm to another one.
+    """``path``, if writing there harms no other file.
 
     Args:
         path: File to write.
         suffixes: Allowed ends of its name; empty for any.
-        inputs: Files that are read, which must not be replaced; None stands for no file.
+        inputs: Files that are read and must not be replaced; a None is no file.
         name: Name of the file in messages.
 
     Raises:
         ValueError: It has none of ``suffixes``, its folder does not exist, it is a folder or a
-            symbolic link, or it is one of ``inputs`` by this name or another.
+            symbolic link, or it is one of ``inputs``, under any name.
     """
     target = Path(path)
     if suffixes and target.suffix.lower() not in suffixes:
@@ -111,15 +111,14 @@ def check_output(
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file to write into that takes the place of ``path`` once the block ends without an error.
+    """A file to write to; it replaces ``path`` once the block ends without an error.
 
-    Until then it lies beside ``path`` under another name, and an error removes it. It has the
-    permissions of the file it replaces. Where ``path`` is a device or a pipe, it is written
-    directly.
+    Until then it has another name in the same folder, and an error removes it. It has the
+    permissions of the file it replaces. A device or a pipe is written directly.
 
     Raises:
         ValueError: ``path`` is a symbolic link or a folder, or its folder does not exist.
-        OSError: The file cannot be written; an old file is unchanged.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     target = check_output(path)
     if target.exists() and not target.is_file():
@@ -129,7 +128,7 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
     before = target.stat() if target.exists() else None
     if before is not None and not os.access(target, os.W_OK):
         raise PermissionError(f"{str(target)!r} is read-only")
-    # A name of its own length: the target's may already be the longest there is.
+    # Not the target's name and a suffix: that name may have the maximum length already.
     beside = target.with_name(f".blockmgr-{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
@@ -146,9 +145,10 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def printable(text: str) -> str:
-    r"""``text`` with what cannot be shown, or written as UTF-8, as escapes.
+    r"""``text`` with escapes for what cannot be printed or encoded as UTF-8.
 
-    A file name may hold any byte but two, also such as a terminal or an XML parser acts on.
+    A file name may hold any byte except two, including control characters for terminals and XML
+    parsers.
 
     >>> print(printable("a\x1b[2J\udcff"))
     a\x1b[2J\xff
@@ -157,7 +157,7 @@ def printable(text: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    # Bytes that are not UTF-8 come out of file names as these.
+    # Python decodes the bytes of a file name that are not UTF-8 as these.
     if "\udc80" <= char <= "\udcff":
         return f"\\x{ord(char) - 0xDC00:02x}"
     return char.encode("unicode_escape").decode("ascii")

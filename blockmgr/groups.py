@@ -1,8 +1,9 @@
 """Groups of layers: what the query at a position reads.
 
-Models mix layers that read everything with layers that read a window, a chunk, or a state. Layers
-that read alike are one group, which has one block table. All groups have blocks of as many tokens
-and as many bytes, from one pool; a group of states has one block a sequence.
+Models mix layers that read all tokens with layers that read a window, a chunk, or a state. Layers
+that read the same tokens form one group, which has one block table. The blocks of all groups come
+from one pool and have the same number of tokens and bytes; a group of states has one block per
+sequence.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class FullAttention:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """A query reads the last ``width`` positions, its own among them.
+    """A query reads the last ``width`` positions, including its own.
 
     Attributes:
         width: In tokens, at least 1.
@@ -49,10 +50,10 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedAttention:
-    """A query reads the positions of its own chunk, up to its own.
+    """A query reads the positions of its chunk, up to its own.
 
     Attributes:
-        width: Tokens a chunk, at least 1; chunks begin at its multiples.
+        width: Tokens per chunk, at least 1; chunks begin at its multiples.
     """
 
     width: int
@@ -63,7 +64,7 @@ class ChunkedAttention:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """A query reads the state after the position before it, which its forward replaces."""
+    """A query reads the state after the previous position; its forward replaces that state."""
 
 
 Group = FullAttention | SlidingWindow | ChunkedAttention | RecurrentState
@@ -72,11 +73,11 @@ _KINDS = (FullAttention, SlidingWindow, ChunkedAttention, RecurrentState)
 
 
 def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
-    """The groups, of which the first with full attention has the block table of the manager.
+    """The checked groups; ``block_tables`` belongs to the first one with full attention.
 
     Raises:
         ValueError: None has full attention, or there are more than 64.
-        TypeError: One is no group.
+        TypeError: An entry is not a group.
     """
     try:
         found = tuple(groups)

@@ -1,7 +1,7 @@
-"""What a manager holds, as text that a person reads in a terminal.
+"""The contents of a manager as text for a terminal.
 
-``describe`` prints a manager or a sequence. ``rows`` and ``ranges`` are what other pictures of a
-manager start from.
+``describe`` prints a manager or a sequence. Other displays of a manager start from ``rows`` and
+``ranges``.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ LETTERS: Final[Mapping[BlockState, str]] = {
     BlockState.FREE: ".",
     BlockState.NULL: "x",
 }
-"""One letter for each state, what is in use first."""
+"""One letter for each state, used ones first."""
 
 SAME: Final = '"'
-"""In the strip of a sequence: the same block as in the row above."""
+"""In the row of a sequence: the same block as in the row above."""
 
 NO_TOKENS: Final = "_"
-"""In the strip of a sequence: an owned block without tokens."""
+"""In the row of a sequence: an owned block without tokens."""
 
 NOTHING: Final = "-"
-"""In the strip of a sequence in a further group of layers: no block there."""
+"""In the row of a sequence in another group of layers: no block."""
 
 NAMES: Final = {state: state.name.lower() for state in BlockState}
 GRID_WIDTH: Final = 64
@@ -57,9 +57,9 @@ class Piece(NamedTuple):
     """A piece of the text of a manager."""
 
     text: str
-    """The text, line ends included."""
+    """The text, including line ends."""
     is_strip: bool = False
-    """Whether each character stands for a block, or for several of them."""
+    """Whether each character stands for one or more blocks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +67,11 @@ class Row:
     """One live sequence and the blocks it holds.
 
     Attributes:
-        name: What to call it.
+        name: Name for display.
         view: The sequence.
         block_ids: ``int32[num_blocks]`` on the host: its block table.
-        same: ``bool[num_blocks]`` on the host: whether the row above has the same block there.
+        same: ``bool[num_blocks]`` on the host: whether the row above has the same block at that
+            place.
         further: With groups of layers, its other block tables: positions of groups, and
             ``int32[n]`` each, the null block where a group holds nothing.
     """
@@ -83,12 +84,12 @@ class Row:
 
 
 def rows(manager: BlockManager, names: Mapping[int, str] | None = None) -> list[Row]:
-    """All live sequences; those with the same first blocks stand next to each other.
+    """All live sequences; those with the same first blocks are neighbours.
 
     Args:
-        manager: Whose sequences.
-        names: What to call them, by handle, in the order in which they should appear as far as
-            sharing lets them. A sequence without a name is called by its row.
+        manager: The manager.
+        names: Names by handle, in the order in which sequences should appear; sharing takes
+            precedence. A sequence without a name is called by its row.
 
     Cost: O(entries of all block tables), and a sort of the sequences.
     """
@@ -123,8 +124,8 @@ def describe(
 
     Args:
         what: A manager or one of its live sequences.
-        names: What to call sequences, by handle; others are called by their row.
-        max_lines: Sequences, runs of blocks or copies to list, each, before the rest is counted.
+        names: Names of sequences by handle; others are called by their row.
+        max_lines: Most sequences, runs of blocks or copies to list; the rest are only counted.
 
     Raises:
         UnknownSequenceError: The sequence is not live.
@@ -193,7 +194,7 @@ def pieces(
 
 
 def _by_prefix(tables: list[Ids], num_blocks: int) -> list[int]:
-    """An order in which tables with a common prefix are neighbours, else as they come."""
+    """An order that puts tables with a common prefix together, and keeps the given order else."""
     first_seen = np.full(num_blocks, -1, dtype=np.int64)
     seen = 0
     keys = []
@@ -201,14 +202,14 @@ def _by_prefix(tables: list[Ids], num_blocks: int) -> list[int]:
         fresh = table[first_seen[table] < 0]
         first_seen[fresh] = np.arange(seen, seen + len(fresh))
         seen += len(fresh)
-        # Big-endian bytes compare as the numbers do, one after the other.
+        # Big-endian bytes compare in the same order as the numbers.
         keys.append(first_seen[table].astype(">i8").tobytes())
-    # Sequences without blocks stay where they are, behind all others.
+    # Sequences without blocks keep their order, after all others.
     return sorted(range(len(tables)), key=lambda index: (not keys[index], keys[index]))
 
 
 def _grid(blocks: BlockSnapshot) -> Iterator[Piece]:
-    """Every block by id, a letter each; in a large pool a letter stands for several blocks."""
+    """A letter for each block, by id; in a large pool a letter stands for several blocks."""
     each = 1
     while len(blocks) > each * MOST_LETTERS:
         each *= 2
@@ -227,7 +228,7 @@ def _grid(blocks: BlockSnapshot) -> Iterator[Piece]:
 
 def _most_common(states: npt.NDArray[np.uint8], each: int) -> list[BlockState]:
     starts = np.arange(0, len(states), each)
-    order = list(LETTERS)  # what comes first wins a tie
+    order = list(LETTERS)  # the first one wins a tie
     counts = [np.add.reduceat(states == state, starts, dtype=np.int64) for state in order]
     return [order[winner] for winner in np.argmax(counts, axis=0)]
 
@@ -251,7 +252,7 @@ def _idle(blocks: BlockSnapshot, idle: Ids, block_size: int) -> str:
 def _strips(
     sequences: list[Row], blocks: BlockSnapshot, block_size: int, max_lines: int
 ) -> Iterator[Piece]:
-    """Each sequence as a strip of letters, aligned, so that shared blocks stand in columns."""
+    """Each sequence as a row of letters, aligned so that shared blocks form columns."""
     shown = sequences[:max_lines]
     longest = max(len(row.block_ids) for row in shown)
     each = max(1, -(-longest // STRIP_WIDTH))
@@ -295,7 +296,7 @@ def _strip(row: Row, blocks: BlockSnapshot) -> str:
 
 
 def _letter(blocks: BlockSnapshot, block: int) -> str:
-    """A block of a further group, which has the null block where it holds nothing."""
+    """A block of another group, or the null block where the group holds nothing."""
     state = BlockState(blocks.state[block])
     return NOTHING if state is BlockState.NULL else LETTERS[state]
 
@@ -371,7 +372,7 @@ def _facts(blocks: BlockSnapshot, block: int, block_size: int) -> tuple[str, ...
 
 
 def _holders(manager: BlockManager, sequence: Sequence, names: Mapping[int, str]) -> list[str]:
-    """For each block of a sequence, which others hold it."""
+    """The other sequences that hold each block of a sequence."""
     sharers: dict[int, list[str]] = {block: [] for block in sequence.block_ids.tolist()}
     for handle in manager.handles():
         if handle != sequence.handle:

@@ -1,8 +1,7 @@
-"""Where the compiled core is when this package is imported from its sources.
+"""Finds the compiled core when this package is imported from its sources.
 
-``pip install .`` puts the package, with its core, among the installed ones. A program that is
-started in the clone finds the sources first, which have no core of their own; the one that was
-built from them is then taken from where it was installed.
+``pip install .`` installs the package with its core. A program started in the clone imports the
+sources instead, which have no core; it then uses the installed core that was built from them.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ STUB = "_core.pyi"
 
 
 def folder_with_core(sources: Path) -> Path:
-    """The installed package whose ``_core`` fits these sources.
+    """The installed package whose ``_core`` matches these sources.
 
     Args:
         sources: The folder ``blockmgr`` that is being imported.
 
     Raises:
-        ImportError: None is installed, or it was built from other sources.
+        ImportError: There is none, or it was built from other sources.
     """
     again = f"{sys.executable} -m pip install {str(sources.parent)!r}"
     try:
@@ -51,7 +50,7 @@ def folder_with_core(sources: Path) -> Path:
 
 
 def _version_of(sources: Path) -> str | None:
-    """The version that a clone gives its package; None if this is no clone."""
+    """The version in the clone's ``pyproject.toml``; None if this is not a clone."""
     try:
         project = tomllib.loads((sources.parent / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):

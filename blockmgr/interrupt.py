@@ -1,12 +1,12 @@
 """How the ``blockmgr`` command ends when it is interrupted: one line on stderr, exit code 130.
 
-Importing the library takes most of a tenth of a second, and an exception that is raised inside an
-import may be printed and lost there. So a command that is still starting ends at once: it has
-nothing to clean up. A command at work gets a ``KeyboardInterrupt``, like any program, and can
-remove what it was writing; if it is interrupted again, it ends at once.
+Importing the library takes almost a tenth of a second, and an exception raised inside an import may
+be printed and swallowed there. So a command that is still starting ends at once: it has nothing to
+clean up. A running command gets a ``KeyboardInterrupt``, like any program, and can remove what it
+was writing; a second interrupt ends it at once.
 
-Until ``end_at_once`` is called, an interrupt ends in a traceback. So this module imports nothing
-that the interpreter has not loaded by itself, but for ``signal``.
+Until ``end_at_once`` is called, an interrupt ends in a traceback. So this module imports only
+``signal``, and modules that the interpreter has loaded already.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # typing's own would have to be imported
+TYPE_CHECKING = False  # avoids the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
@@ -28,7 +28,7 @@ LINE: Final = "error: interrupted"
 
 
 def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
-    """Whether this process is ``blockmgr`` or ``python -m blockmgr``, and no other program.
+    """Whether this process is ``blockmgr`` or ``python -m blockmgr``.
 
     Args:
         argv: ``sys.argv``; its first item is ``-m`` while the packages of a module are imported.
@@ -47,16 +47,16 @@ def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
 
 
 def end_at_once() -> None:
-    """From here on SIGINT ends this process at once: nothing has begun, or all is done.
+    """Makes SIGINT end this process at once: work has not begun, or is done.
 
-    Leaves SIGINT alone where it is ignored, as in what a shell runs in the background, and outside
-    the main thread, which alone may change it.
+    Leaves SIGINT alone if it is ignored, as in background jobs of a shell, and in any thread but
+    the main one, since only that one may set a handler.
     """
     _handle(_end)
 
 
 def raise_once() -> None:
-    """From here on the first SIGINT raises ``KeyboardInterrupt``, and the next ends the process."""
+    """Makes the first SIGINT raise ``KeyboardInterrupt``, and the second end the process."""
     _handle(_raise)
 
 
@@ -66,11 +66,11 @@ def _handle(handler: object) -> None:
     try:
         signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
     except ValueError:
-        return  # not the main thread, whose owner decides
+        return  # not the main thread: only that may set a handler
 
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:
-    # Nothing of Python may run any more: it could be in the middle of anything.
+    # No Python code may run from here on: the interrupted code could be in any state.
     os.write(2, f"{LINE}\n".encode())
     os._exit(EXIT_CODE)
 
@@ -81,7 +81,7 @@ def _raise(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _end_with_children(number: int, frame: FrameType | None) -> NoReturn:
-    """End, and whatever processes were started for the work as well."""
+    """Ends this process and the worker processes that it started."""
     if "multiprocessing" in sys.modules:
         for child in sys.modules["multiprocessing"].active_children():
             child.terminate()

@@ -1,7 +1,7 @@
-"""What an engine calls: ``BlockManager``.
+"""``BlockManager``: the calls that an engine makes.
 
-Longer than other modules, because most of it is what the calls promise; what they do is in
-``csrc``. Calls about the cache as a whole and about retention are in modules of their own.
+Longer than other modules, because most of it documents the calls; ``csrc`` implements them. Calls
+about the cache as a whole and about retention are in separate modules.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when
     a sharer writes, keeps the blocks of finished sequences in the cache, and evicts them by a
-    policy. It works on integers alone and needs no tensors.
+    policy. It works on integers only and needs no tensors.
 
     A sequence is named by a *handle*, an int whose low 32 bits are its row in ``block_tables``.
     Every call either finishes or raises with nothing changed. Calls may come from several threads:
@@ -76,9 +76,9 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     block_tables: npt.NDArray[np.int32]
     """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live,
     zero-copy and read-only. Entries past a sequence's blocks are 0, so a kernel that reads ahead
-    stays inside the pool. ``torch.from_numpy`` wants writable memory: give it ``.base``. Never
-    write there: the manager has its own books and never reads this array back, but code that reads
-    the table of that sequence finds what was written."""
+    stays inside the pool. ``torch.from_numpy`` needs writable memory: pass ``.base``. Never write
+    to it: the manager has its own tables and never reads this array, but all readers of the array
+    would see the change."""
 
     seq_lens: npt.NDArray[np.int32]
     """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;
@@ -169,25 +169,24 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         The last token is never served from the cache, so one is always left to compute.
 
         Args:
-            tokens: The prompt, at least one token; or a ``Prompt``, which has its namespace and
-                extras.
-            namespace: Whose cache: prompts in different namespaces never share (a tenant's salt,
-                an adapter; see ``namespace_key``). At most 1024 bytes.
-            extras: Further keys of single blocks, by logical block: the hash of an image that
-                lies in it, say.
-            num_slots: Take blocks for this many tokens instead of all: the first chunk of a
-                chunked prefill, or some look-ahead beyond the prompt.
-            read_cache: False finds nothing, so that all of the prompt is computed, as
-                log-probabilities of its tokens require. It does not count as a look-up. What is
-                computed becomes findable as before; where its twin is cached already, ``commit``
-                merges them as ``dedup`` says.
-            match: Result of ``match`` for this prompt. Exactly its ``num_cached_tokens`` are taken
-                from the cache, or nothing is done: a caller that planned with that number can rely
-                on it.
+            tokens: The prompt, at least one token; or a ``Prompt``, which includes its namespace
+                and extras.
+            namespace: Prompts in different namespaces never share blocks: a tenant's salt, an
+                adapter (see ``namespace_key``). At most 1024 bytes.
+            extras: Extra keys of single blocks, by logical block: the hash of an image in it, say.
+            num_slots: Take blocks for this many tokens instead of all of them: the first chunk of a
+                chunked prefill, or look-ahead beyond the prompt.
+            read_cache: False skips the look-up, so that the whole prompt is computed, as
+                log-probabilities of its tokens require. It does not count as a look-up. Computed
+                blocks still become findable; if an equal block is cached already, ``commit``
+                handles it as ``dedup`` says.
+            match: Result of ``match`` for this prompt. The call takes exactly its
+                ``num_cached_tokens`` from the cache, or raises: a caller that planned with that
+                number can rely on it.
             max_cached_tokens: Take at most this many tokens from the cache.
-            watermark_blocks: Blocks to hold back from this call, in place of the config's: 0 for
-                one that may take the last block, more to leave room for work that is to come. With
-                ``quotas``, a namespace holds back its share of them.
+            watermark_blocks: Blocks to hold back from this call, instead of the config's number: 0
+                lets it take the last block, more leaves room for later work. With ``quotas``, a
+                namespace holds back its share of them.
 
         Returns:
             The handle of a running sequence. Its ``num_computed_tokens`` came from the cache.
@@ -195,7 +194,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         Raises:
             OutOfBlocksError: Too few blocks at the moment, the watermark counted.
             OutOfSequencesError: All ``max_seqs`` rows are taken.
-            NeverFitsError: It cannot fit even an empty pool, the watermark counted.
+            NeverFitsError: The prompt does not fit even an empty pool, the watermark counted.
             StaleMatchError: Fewer tokens are cached than ``match`` found.
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
@@ -203,10 +202,11 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         Leaves:
             A planned copy, if part of a cached block is reused (``min_partial_tokens``).
 
-        Cost: O(blocks): comparing tokens on cached blocks, one digest where prompts diverge.
+        Cost: O(blocks): a comparison of tokens for each cached block, one digest where prompts
+        diverge.
         """
-        # Tested here, because calling a function takes as long as all that the core does for a
-        # short prompt.
+        # Checked inline: calling a function would take as long as the core's work for a short
+        # prompt.
         if type(tokens) is Prompt:
             tokens, namespace, keys = tokens.parts(namespace, extras)
         else:
@@ -236,7 +236,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     ) -> Admission:
         """Whether ``admit`` with these arguments would succeed; changes nothing.
 
-        Blocks it would share are counted once, and the watermark applies.
+        Shared blocks are counted once, and the watermark applies.
 
         Raises:
             StaleMatchError: Fewer tokens are cached than ``match`` found.
@@ -264,8 +264,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     def reserve(self, handle: int, num_slots: int) -> None:
         """Takes slots for the first ``num_slots`` tokens: the next chunk, or look-ahead.
 
-        Never takes slots away. Slots beyond the present tokens are private to the sequence until it
-        is forked.
+        Never takes slots away. Slots beyond ``num_tokens`` are private to the sequence until it is
+        forked.
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment.
@@ -287,8 +287,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
             NeverFitsError: More than the pool or a block table row holds.
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted.
-            StepError: With ``early_commit``, the block the tokens go to is shared, and what a copy
-                has to bring is written by this step's forward.
+            StepError: With ``early_commit``, the block to be written is shared, and the tokens to
+                copy from it are written only by this step's forward.
             ValueError: No tokens, or a token out of bounds.
             TypeError: Tokens of the wrong type.
 
@@ -300,12 +300,12 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     def commit(self, handle: int, num_computed_tokens: int) -> None:
         """Declares the K/V of the first ``num_computed_tokens`` tokens written.
 
-        Every block that is full and computed becomes findable. One whose twin is cached already
-        is merged with it, as ``dedup`` says.
+        Every full, computed block becomes findable. If an equal block is cached already, the two
+        are deduplicated as ``dedup`` says.
 
         Args:
             handle: A running sequence.
-            num_computed_tokens: From the present value up to ``min(num_tokens, num_slots)``.
+            num_computed_tokens: From the current value up to ``min(num_tokens, num_slots)``.
 
         Raises:
             UnknownSequenceError: The handle is not live.
@@ -323,15 +323,15 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     def decode(
         self, handles: IntSequence[int] | npt.NDArray[np.int64], tokens: Tokens
     ) -> npt.NDArray[np.int64]:
-        """One decode step for a batch: commits all present tokens, then appends one each.
+        """One decode step for a batch: commits all tokens, then appends one to each sequence.
 
-        The forward before has computed every token present, so that afterwards
-        ``num_computed_tokens == num_tokens - 1`` for each sequence, always: an engine writes the
-        slots it is given here, and nothing else of these sequences.
+        The call assumes that the previous forward has computed every token. So afterwards
+        ``num_computed_tokens == num_tokens - 1`` for each sequence, and the engine writes only the
+        returned slots of these sequences.
 
-        The whole batch succeeds or nothing changes, also with sequences of several namespaces. With
-        ``quotas``, the numbers of a shortage are those of one namespace that lacks blocks; with a
-        call for each namespace, a shortage in one does not refuse the others.
+        The whole batch succeeds or nothing changes, even if it has sequences of several namespaces.
+        With ``quotas``, an ``OutOfBlocksError`` has the numbers of one namespace that lacks blocks;
+        use one call per namespace if a shortage in one should not affect the others.
 
         Args:
             handles: ``int64[batch]``, distinct, running, with slots for all their tokens.
@@ -345,10 +345,9 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
             NeverFitsError: A sequence fills the pool, or its block table row.
             UnknownSequenceError: A handle is not live.
             SequenceStateError: A sequence is preempted, or lacks slots for its tokens.
-            StepError: Not all present tokens can be in memory before this step's forward: a
-                sequence was committed ahead of it, or shares a block that it writes, or one that
-                waits for a copy of fewer tokens. Or, with ``early_commit``, a copy plan is not
-                resolved.
+            StepError: Some tokens cannot be in memory before this step's forward: a sequence was
+                committed ahead of it, or shares a block that it writes, or a block that waits for a
+                copy of fewer tokens. Or, with ``early_commit``, a copy plan is not resolved.
             ValueError: Handles repeated, or not as many tokens as handles.
 
         Leaves:
@@ -361,15 +360,15 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     def truncate(self, handle: int, num_tokens: int) -> int:
         """Drops the tokens from ``num_tokens`` on: rejected drafts, an edited prompt.
 
-        Look-ahead blocks go too. A later ``append`` copies the block it cuts into if it must.
+        Releases look-ahead blocks too. A later ``append`` copies the last block if it is shared.
 
-        With several groups of layers, the sequence goes on from the deepest place at which each
-        group still has what it reads: a window that is gone, or a state that has consumed what is
-        dropped, takes computed tokens back, if necessary all of them. Slots behind a gap in a
-        window go as well; ``reserve`` or ``append`` takes them again.
+        With several groups of layers, the sequence continues from the deepest position for which
+        each group still has everything it reads. If a window is gone, or a state includes dropped
+        tokens, computed tokens are lost as well, if necessary all of them. So are slots behind a
+        gap in a window; ``reserve`` or ``append`` takes them again.
 
         Returns:
-            ``num_computed_tokens`` from here on: where the next forward begins.
+            The new ``num_computed_tokens``: where the next forward begins.
 
         Raises:
             UnknownSequenceError: The handle is not live.
@@ -382,7 +381,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     # Families of sequences.
 
     def fork(self, handle: int, n: int = 1) -> list[int]:
-        """Makes ``n`` sequences that share every block of this one; copies nothing.
+        """Creates ``n`` sequences that share every block of this one; copies nothing.
 
         Returns:
             The handles of the children.
@@ -406,7 +405,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     ) -> None:
         """Beam search: ``handles[i]`` becomes a fork of what ``handles[parents[i]]`` was.
 
-        All at once, so parents may be permuted and repeated. Handles keep their rows.
+        The change is simultaneous, so parents may be permuted and repeated. Handles keep their
+        rows.
 
         Args:
             handles: ``int64[beams]``, distinct and running.
@@ -428,26 +428,26 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     def free(
         self, handle: int, *, expect_reuse: bool | None = None, withdraw: bool = False
     ) -> None:
-        """Ends a sequence and releases its blocks, the last first.
+        """Ends a sequence and releases its blocks, the last block first.
 
         Full computed blocks stay findable until evicted; so does the partial tail, with
         ``min_partial_tokens``.
 
         Args:
             handle: A live sequence.
-            expect_reuse: Whether the conversation will go on. True moves its blocks to
-                ``Priority.EXPECTED``; False moves those at its end that no other one uses,
-                continues or expects to ``Priority.LOW``; None says nothing. The next admission
-                that finds a block, the whole of it, consumes its hint.
-            withdraw: Whether to take back first what the sequence committed ahead of this step's
-                forward (``early_commit``), which will not write it after all.
+            expect_reuse: Whether the conversation will continue. True moves its blocks to
+                ``Priority.EXPECTED``; False moves its last blocks to ``Priority.LOW``, if no other
+                sequence uses, continues or expects them; None gives no hint. The next admission
+                that finds a whole block consumes its hint.
+            withdraw: Whether to undo first what the sequence committed ahead of this step's forward
+                (``early_commit``), because the forward will not write it.
 
         Raises:
-            UnknownSequenceError: The handle is not live (freeing twice ends here).
+            UnknownSequenceError: The handle is not live, as on a double free.
             StepError: The sequence was committed ahead of this step's forward; with ``withdraw``,
                 only if others share what it committed, or the copies of the step are taken.
             ValueError: ``expect_reuse`` without ``retention``.
-            TypeError: ``expect_reuse`` or ``withdraw`` is no bool.
+            TypeError: ``expect_reuse`` or ``withdraw`` is not a bool.
 
         Cost: O(blocks); about twice that with ``expect_reuse``.
         """
@@ -463,7 +463,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
 
         Args:
             handle: A running sequence.
-            withdraw: As ``free`` has it: for a scheduler that preempts what it scheduled earlier
+            withdraw: As in ``free``: for a scheduler that preempts a sequence it scheduled earlier
                 in the same step.
 
         Raises:
@@ -471,17 +471,16 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
             SequenceStateError: The sequence is preempted already.
             StepError: The sequence was committed ahead of this step's forward; with ``withdraw``,
                 only if others share what it committed, or the copies of the step are taken.
-            TypeError: ``withdraw`` is no bool.
+            TypeError: ``withdraw`` is not a bool.
         """
         self._core.preempt(handle, withdraw)
 
     def resume(self, handle: int, *, num_slots: int | None = None, read_cache: bool = True) -> None:
         """Admits a preempted sequence again, under the same handle.
 
-        What it finds of its own blocks counts as ``resumed_hit_tokens``, not as ``hit_tokens``. The
-        watermark applies as far as the sequence leaves room for it, so that one that has grown
-        past it can come back to an empty pool. With ``read_cache=False`` it finds nothing, as with
-        ``admit``.
+        Tokens that it finds count as ``resumed_hit_tokens``, not as ``hit_tokens``. The watermark
+        is lowered if the sequence would not fit an empty pool with it, so a sequence that has grown
+        past it can still resume. ``read_cache=False`` skips the look-up, as in ``admit``.
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment, the watermark counted.
@@ -498,10 +497,10 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     # A step.
 
     def take_copies(self) -> CopyPlan:
-        """The block copies to run before this step's forward; closes the planning of the step.
+        """The block copies to run before this step's forward; ends the planning of the step.
 
         Raises:
-            StepError: The ticket before is not resolved, or ``steps_in_flight`` steps are
+            StepError: The previous ticket is not resolved, or ``steps_in_flight`` steps are
                 launched and not complete.
 
         Leaves:
@@ -518,7 +517,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         self._core.copies_applied(ticket)
 
     def copies_aborted(self, ticket: int) -> None:
-        """Returns a plan's copies to the pending ones; the step counts as not launched.
+        """Makes a plan's copies pending again; the step counts as not launched.
 
         Raises:
             TicketError: The ticket was never taken, or is resolved.
@@ -526,12 +525,12 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         self._core.copies_aborted(ticket)
 
     def complete(self, ticket: int) -> None:
-        """Declares the step of this ticket, and those before, complete on the device.
+        """Declares the step of this ticket, and all earlier ones, complete on the device.
 
         Blocks freed while they ran can be handed out again.
 
         Raises:
-            StepError: The step is complete already, was aborted or never taken, or
+            StepError: The step is complete already, was aborted or never launched, or
                 ``steps_in_flight`` is 0.
         """
         self._core.complete(ticket)
@@ -539,9 +538,9 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     def take_remaps(self) -> list[Remap]:
         """The block table entries that deduplication changed since the last call.
 
-        Only for engines that keep tables of their own; ``block_tables`` is right already. The log
+        Only for engines that keep their own tables; ``block_tables`` is up to date already. The log
         is bounded. If it overflowed since the last call, this returns every entry of every running
-        sequence instead, with an ``old`` of -1: applying all of them makes any table right.
+        sequence instead, with an ``old`` of -1: applying all of them updates any table.
         """
         return self._core.take_remaps(Remap)
 
@@ -573,7 +572,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be handed out now: free and idle. With quotas, of all namespaces."""
+        """Blocks that can be handed out: free and idle. With quotas, those of all shares."""
         return self._core.num_available()
 
     def stats(self) -> Stats:
@@ -586,8 +585,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         Returns:
             Columns indexed by block id, owned by the caller.
 
-        Cost: O(blocks + entries of all block tables). For people and tools: ``blockmgr.inspect``
-        prints it, ``blockmgr.lab.block_map`` draws it.
+        Cost: O(blocks + entries of all block tables). For debugging: ``blockmgr.inspect`` prints
+        it, ``blockmgr.lab.block_map`` draws it.
 
         >>> manager = BlockManager(num_blocks=4, block_size=2)
         >>> handle = manager.admit([1, 2, 3])
@@ -597,7 +596,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         return BlockSnapshot(**self._core.blocks())
 
     def memory_usage(self) -> int:
-        """Bytes that the manager holds on the host, including address space of unused rows.
+        """Bytes that the manager holds on the host, including the address space of unused rows.
 
         Cost: O(max_seqs).
         """
@@ -607,8 +606,8 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     def debug(self) -> int:
         """How much each call checks: see ``ManagerConfig.debug``.
 
-        Set it at any time. Above 0, a call that finds the books wrong raises ``InvariantError``
-        when it is done, in place of any other error.
+        Set it at any time. Above 0, a call that finds an invariant violated raises
+        ``InvariantError`` when it is done, instead of any other error.
 
         Raises:
             ValueError: Not in ``0 … 2``.
@@ -621,11 +620,11 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         self._core.set_debug(replace(self._config, debug=level).debug)
 
     def check_invariants(self) -> None:
-        """Recomputes every count, link and promise from scratch.
+        """Recomputes and checks every count, link and invariant.
 
         Raises:
-            InvariantError: Something does not hold, which is a bug here.
-            PolicyError: As ``check_policy`` does.
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
+            PolicyError: As in ``check_policy``.
 
         Cost: O(blocks + entries of all block tables). For tests and debugging.
         """
@@ -637,16 +636,17 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         """Raises the first error of an eviction policy written in Python, if there was one.
 
         Raises:
-            PolicyError: It has raised, or named a victim that cannot be evicted. The call inside
-                which it happened has finished, and so has every one since, with the least recently
-                used block evicted first.
+            PolicyError: The policy raised, or named a victim that cannot be evicted. The call in
+                which that happened has finished, as have all later calls, which evict the least
+                recently used block first.
         """
         if error := self._core.policy_error():
             raise PolicyError(error) from error
 
 
 def _read_only(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    # Only written here: the core keeps books of its own. Kernels find K/V by these numbers.
+    # The core only writes to these arrays and has its own tables. Kernels find K/V by these
+    # numbers.
     view = array.view()
     view.setflags(write=False)
     return view

@@ -1,4 +1,4 @@
-"""The calls of ``BlockManager`` that name blocks by their ids."""
+"""The calls of ``BlockManager`` on single blocks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ __all__ = ["BlockCalls"]
 
 
 class BlockCalls:
-    """Holds on single blocks, and forgetting them: a part of ``BlockManager``."""
+    """Holds, touches and removal of single blocks: a part of ``BlockManager``."""
 
     __slots__ = ()
 
     _core: _core.Core
 
     def acquire(self, blocks: Blocks) -> None:
-        """Holds blocks by their ids, independent of the sequences that name them.
+        """Holds blocks independently of the sequences whose tables name them.
 
         For callers that move K/V out of blocks or into them while sequences come and go. A held
-        block is not handed out. It stays as findable as it was, and so do the blocks that it
+        block is not handed out. If it can be found, it stays findable, and so do the blocks that it
         continues. If deduplication passes its key to a block with the same content, its own K/V
-        stays. A hold is not the reference of a table: a sequence still writes in place into a
-        private block that is held. So hold cached blocks if their K/V must not change.
+        stays. A hold is not a reference of a block table: a sequence still writes in place to a
+        private block that is held. So hold only cached blocks if their K/V must not change.
 
-        To give the blocks of a sequence back later than the sequence ends: ``acquire`` them,
-        ``free`` the sequence, and ``release`` them in the order in which they are to be evicted.
+        To keep the blocks of a sequence after its end: ``acquire`` them, ``free`` the sequence, and
+        later ``release`` them in the order in which they should be evicted.
 
         Args:
             blocks: ``int[n]``, each named by a block table, cached, or held already. A block that
@@ -45,7 +45,7 @@ class BlockCalls:
             ValueError: A block out of bounds.
             TypeError: Blocks of the wrong type.
 
-        Cost: O(blocks), and O(1) for each block of a prefix that was idle.
+        Cost: O(blocks), and O(1) for each idle block that they continue.
 
         >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=4, block_size=2)
@@ -69,7 +69,7 @@ class BlockCalls:
         """Releases holds on blocks, in this order: the first is evicted first.
 
         Args:
-            blocks: ``int[n]``, each as often as the call should release it.
+            blocks: ``int[n]``; a block that is listed twice is released twice.
 
         Raises:
             BlockStateError: A block is released more often than it is held.
@@ -81,8 +81,8 @@ class BlockCalls:
     def touch_blocks(self, blocks: Blocks) -> None:
         """Marks blocks and their ancestors as just used.
 
-        Of several, the last is evicted last. Blocks in use do not change. Counted as
-        ``touched_blocks``, each as often as it is touched.
+        The last block in the list is evicted last. Blocks in use do not change. ``touched_blocks``
+        counts every touch.
 
         Args:
             blocks: ``int[n]``, each named by a block table, cached, or held.
@@ -97,22 +97,21 @@ class BlockCalls:
         self._core.touch_blocks(blocks)
 
     def forget(self, blocks: Blocks) -> int:
-        """Takes these blocks, and all that continue them, out of the cache.
+        """Removes these blocks, and all that continue them, from the cache.
 
-        For K/V that turns out to be wrong: a load that failed, say. Idle blocks become free. Blocks
-        in use stay with their sequences, which continue with them. Whatever those sequences hold
-        from the first of these blocks on, and whatever they compute later, is no longer cached
-        until the sequence is preempted and resumed, which computes it again. Copies that were made
-        earlier of a part of a block stay. With ``append_only``, a sequence may have a twin of a
-        forgotten block; its next commit caches the twin. Holds stay. The retention of the blocks is
-        forgotten.
+        For K/V that turns out to be wrong, as after a failed load. Idle blocks become free. Blocks
+        in use stay with their sequences, which continue to use them. What those sequences hold from
+        the first of these blocks on, and what they compute later, is not cached until the sequence
+        is preempted and resumed, which computes it again. Earlier copies of part of a block stay.
+        With ``append_only``, a sequence may have a twin of a forgotten block; its next commit
+        caches the twin. Holds stay. The retention of the blocks is forgotten.
 
         Args:
             blocks: ``int[n]``, in use or not. A block that is neither cached nor in use has nothing
                 to forget.
 
         Returns:
-            The number of blocks that could be found until now, those that continue them included.
+            The number of blocks removed from the cache, including those that continue them.
 
         Raises:
             StepError: With ``early_commit``, while a sequence is committed ahead of this step's
@@ -120,8 +119,8 @@ class BlockCalls:
             ValueError: A block out of bounds.
             TypeError: Blocks of the wrong type.
 
-        Cost: O(entries of all block tables), a few times where sequences with ``append_only`` name
-        blocks of one another; O(1) for each block forgotten.
+        Cost: O(entries of all block tables), a few times that if sequences with ``append_only``
+        hold each other's blocks; O(1) for each block forgotten.
 
         >>> from blockmgr import BlockManager
         >>> manager = BlockManager(num_blocks=8, block_size=2)
@@ -142,7 +141,7 @@ class BlockCalls:
         return self._core.is_cached(block)
 
     def ref_count(self, block: int) -> int:
-        """The number of block tables that name this block, plus its holds.
+        """The number of block tables that name this block, plus the number of its holds.
 
         Raises:
             ValueError: The block is out of bounds.
@@ -151,14 +150,14 @@ class BlockCalls:
         return self._core.ref_count(block)
 
     def block_ids(self, handle: int, start: int = 0) -> list[int]:
-        """The blocks of a sequence from a logical block on: those added since it had ``start``.
+        """The blocks of a sequence from a logical block on.
 
         Args:
             handle: A live sequence.
-            start: Logical block to begin with. From the number of blocks on, there are none.
+            start: First logical block. The list is empty from the number of blocks on.
 
         Returns:
-            Block ids as plain ints. ``block_tables`` has the same as an array.
+            Block ids as plain ints. ``block_tables`` holds the same ids as an array.
 
         Raises:
             UnknownSequenceError: The handle is not live.

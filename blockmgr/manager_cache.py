@@ -1,4 +1,4 @@
-"""The calls of ``BlockManager`` about its cache: what it holds, how well it serves, forgetting."""
+"""The calls of ``BlockManager`` about its cache: look-ups, hit rates, reset."""
 
 from __future__ import annotations
 
@@ -44,19 +44,18 @@ class CacheCalls:
     ) -> Match:
         """Finds what ``admit`` would find; changes nothing, not even recency.
 
-        If that admission succeeds, it has exactly ``num_cached_tokens`` in the cache, in these
-        blocks. Both leave out a part of a block where blocks are so few that copying it would take
-        one too many, or where ``num_slots`` ends before it. ``admit(match=...)`` takes this and
-        nothing else, whatever happens in between. The prompt may be longer than anything the
-        manager could admit.
+        If that admission succeeds, it takes exactly ``num_cached_tokens`` from the cache, in these
+        blocks. Neither call reuses part of a block if no block is left for the copy, or if
+        ``num_slots`` ends before it. ``admit(match=...)`` takes exactly this match or raises,
+        whatever happens in between. The prompt may be longer than any that the manager could admit.
 
         Args:
             tokens: The prompt, at least one token.
-            namespace: As ``admit`` has it.
-            extras: As ``admit`` has it.
-            num_slots: As ``admit`` has it.
-            max_cached_tokens: As ``admit`` has it.
-            watermark_blocks: As ``admit`` has it.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
+            num_slots: As in ``admit``.
+            max_cached_tokens: As in ``admit``.
+            watermark_blocks: As in ``admit``.
 
         Raises:
             ValueError: A value out of its bounds.
@@ -75,20 +74,20 @@ class CacheCalls:
     ) -> list[bytes]:
         """The digests of the whole blocks of a prompt, cached or not.
 
-        Each stands for its block and all before it. They are what ``digest`` makes of them, so two
-        managers with the same ``digest`` and ``block_size`` agree on them. Tokens after the last
-        whole block have none; a last token that fills its block does.
+        Each digest covers its block and all blocks before it. It depends on ``digest`` and
+        ``block_size`` only, so two managers with the same settings agree. Tokens after the last
+        whole block have no digest. A block that the last token fills is a whole block.
 
         Args:
             tokens: The prompt, at least one token, of any length.
-            namespace: As ``admit`` has it.
-            extras: As ``admit`` has it.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
 
         Returns:
             ``len(tokens) // block_size`` digests, in order.
 
         Raises:
-            ValueError: A value out of its bounds, or no ``prefix_caching``.
+            ValueError: A value out of its bounds, or ``prefix_caching`` is off.
             TypeError: A value of the wrong type.
 
         Cost: One digest for each block.
@@ -101,22 +100,22 @@ class CacheCalls:
     ) -> Explanation:
         """Explains how much of a prompt is cached, and why the rest is not.
 
-        That is what ``admit`` finds where there is room enough to copy a part of a block.
+        The answer assumes that there is a block left to copy part of a block to.
 
-        Changes nothing, not even recency. With ``ghost_blocks`` it tells an evicted block from one
-        that was never cached, and by how many blocks the pool is too small to have kept it. With
-        several groups of layers it names the group that refused what full attention has cached. It
-        reports that the same tokens are cached in another namespace, but neither which namespace
-        nor which extra keys. Tenants should not learn even that of each other, so this call is for
-        the operator of the engine.
+        Changes nothing, not even recency. With ``ghost_blocks``, it distinguishes evicted blocks
+        from blocks that were never cached, and says how many more blocks the pool would need to
+        keep them. With several groups of layers, it names the group that lacks what full attention
+        has cached. It reports that the same tokens are cached in another namespace, but neither
+        which namespace nor which extra keys. Even that should stay hidden from other tenants, so
+        this call is for the operator of the engine.
 
         Raises:
             NeverFitsError: The prompt is longer than a block table row.
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
 
-        Cost: One digest for each whole block that is not found, with ``ghost_blocks``; and if there
-        is such a block, O(cached blocks + blocks of running sequences) comparisons, most of which
+        Cost: With ``ghost_blocks``, one digest for each whole block that is not found. If there is
+        such a block, also O(cached blocks + blocks of running sequences) comparisons, most of which
         end at the first token.
 
         >>> from blockmgr import BlockManager
@@ -129,25 +128,23 @@ class CacheCalls:
         return explanation(self._core.explain(tokens, namespace, keys))
 
     def hit_rate_curve(self, namespace: bytes = b"") -> HitRateCurve:
-        """The hits of pools of other sizes, up to ``num_blocks + ghost_blocks``.
+        """The hits that pools of other sizes would have had, up to ``num_blocks + ghost_blocks``.
 
-        With ``quotas``, this is the curve of the namespace's share: only the requests of that share
-        count.
+        With ``quotas``, the curve is that of the namespace's share and its requests.
 
-        Exact for requests that come one after another, and under any load for the size the pool
-        has, if it evicts the least recently used block and reuses whole blocks only. Where requests
-        overlap, blocks that several compute at once after an eviction count as missed by larger
-        pools as well.
+        For a pool that evicts the least recently used block and reuses whole blocks only, the curve
+        is exact if requests do not overlap; at the pool's own size it is exact under any load. If
+        requests overlap, blocks that several of them compute at once after an eviction count as
+        missed by larger pools as well.
 
         Args:
-            namespace: Whose share; namespaces without a quota have one in common.
+            namespace: Selects the share; all namespaces without a quota have one in common.
 
         Raises:
-            ValueError: The manager has groups of layers: a hit then ends where any group lacks a
-                block, so hits at other sizes do not follow from one order of blocks, and
-                ``blockmgr sweep --model`` replays pools of several sizes instead. Or it was built
-                without ``ghost_blocks``, or without prefix caching; the namespace is too long, or
-                the quotas leave it no block.
+            ValueError: The manager has groups of layers, in which case no single order of blocks
+                determines the hits at other sizes (use ``blockmgr sweep --model``). Or it was built
+                without ``ghost_blocks`` or prefix caching, the namespace is too long, or the quotas
+                leave it no block.
             TypeError: It is not bytes.
 
         Cost: O(num_blocks + ghost_blocks).
@@ -173,7 +170,7 @@ class CacheCalls:
                 "the quotas leave blocks"
             )
         capacity, query_tokens, found = counts
-        # Not numpy.cumsum: where memory runs out, that loses what it has made so far.
+        # Not numpy.cumsum: it leaks memory if it runs out of memory.
         hit_tokens = np.add.accumulate(found) * self._config.block_size
         return HitRateCurve(capacity, query_tokens, hit_tokens)
 
@@ -182,11 +179,11 @@ class CacheCalls:
     ) -> int:
         """The number of leading blocks that all these sequences share, for cascade attention.
 
-        Only whole blocks count whose K/V each of them has: what a forward may read for the whole
-        batch at once, without a mask. One sequence alone has all of its computed blocks in common.
+        Only whole, computed blocks count, which a forward may read for the whole batch at once,
+        without a mask. For a single sequence, these are all of its computed blocks.
 
         Args:
-            handles: ``int64[batch]``, running; None for all sequences that run.
+            handles: ``int64[batch]``, running; None for all running sequences.
 
         Returns:
             The number of blocks; 0 without any sequence.
@@ -209,28 +206,28 @@ class CacheCalls:
         return self._core.num_common_prefix_blocks(handles)
 
     def reset_prefix_cache(self, *, reset_hit_rate: bool = True) -> int:
-        """Forgets all cached blocks, as new weights require; running sequences continue.
+        """Forgets all cached blocks, as after a change of weights; running sequences continue.
 
-        Nothing that was computed before this call is found after it. Idle blocks become free.
-        Blocks in use stay with their sequences and are private from here on. All that those
-        sequences, and forks of them, compute later continues old K/V, so it is not cached either,
-        until the sequence is preempted and resumed: that computes everything again.
+        Prompts find nothing that was computed before this call. Idle blocks become free. Blocks in
+        use stay with their sequences and become private. What those sequences and their forks
+        compute later depends on K/V from before the call, so it is not cached until the sequence is
+        preempted and resumed, which computes everything again.
 
-        Planned copies stay planned. Pins stay held, and cover nothing (``pinned`` says so);
-        retention and hints of cached blocks are forgotten. With ``ghost_blocks``, the evicted
-        blocks are forgotten as well; the counters of ``stats`` and ``hit_rate_curve`` go on. An
-        eviction policy keeps what it has learned.
+        Planned copies stay planned. Pins stay held but cover no blocks, as ``pinned`` shows;
+        retention and hints of cached blocks are forgotten. With ``ghost_blocks``, the ghosts are
+        forgotten as well. The counters of ``stats`` and ``hit_rate_curve`` continue. An eviction
+        policy keeps what it has learned.
 
         Args:
-            reset_hit_rate: Whether ``recent_hits`` also starts again.
+            reset_hit_rate: Whether to reset ``recent_hits`` as well.
 
         Returns:
-            The number of blocks that could be found until now.
+            The number of blocks removed from the cache.
 
         Raises:
             StepError: With ``early_commit``, while a sequence is committed ahead of this step's
                 forward.
-            TypeError: ``reset_hit_rate`` is no bool.
+            TypeError: ``reset_hit_rate`` is not a bool.
 
         Cost: O(num_blocks + entries of all block tables).
 
@@ -262,17 +259,17 @@ class CacheCalls:
         return RecentHits(requests=requests, query_tokens=query_tokens, hit_tokens=hit_tokens)
 
     def reset_hit_rate(self) -> None:
-        """Starts ``recent_hits`` again. The counters of ``stats`` continue."""
+        """Resets ``recent_hits``. The counters of ``stats`` continue."""
         self._core.reset_hit_rate()
 
     def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
-        """The limit of the blocks of a namespace, and their use.
+        """How many blocks a namespace may use, and how many it uses.
 
-        For the operator. A namespace without a quota shares with all others that have none, so for
-        it these are the blocks that no quota sets apart: without ``quotas``, the whole pool.
+        For the operator. Namespaces without a quota share one part of the pool, so the numbers are
+        those of this part: without ``quotas``, the whole pool.
 
         Args:
-            namespace: As ``admit`` has it.
+            namespace: As in ``admit``.
 
         Raises:
             ValueError: A value out of its bounds.

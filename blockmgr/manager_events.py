@@ -14,7 +14,7 @@ __all__ = ["EventCalls"]
 
 
 class EventCalls:
-    """What became findable and what stopped being so, for routers and other mirrors."""
+    """Events about findable blocks, for routers and other mirrors."""
 
     __slots__ = ()
 
@@ -22,15 +22,15 @@ class EventCalls:
     _config: ManagerConfig
 
     def take_events(self) -> Events:
-        """What became findable, and what stopped being so, since the last call.
+        """The blocks that became findable or stopped being findable since the last call.
 
-        A mirror that applies them in order has, after each call, exactly the digests of the full
-        blocks that can be found; with several groups of layers, those of each group. A partial tail
-        has no digest and no events. A block counts as stored when it is committed, with
-        ``early_commit`` before its K/V is written; if it is taken back, it is removed. A state
-        counts as stored when the copy that keeps it is applied.
+        A mirror that applies the events in order has, after each call, exactly the digests of the
+        findable full blocks; with several groups of layers, those of each group. A partial tail has
+        no digest and no events. A block counts as stored when it is committed, which is before its
+        K/V is written with ``early_commit``; a withdrawn commit counts as a removal. A state counts
+        as stored when the copy that keeps it is applied.
 
-        With ``num_lost`` above 0 the mirror is stale: ``take_snapshot`` mends it.
+        If ``num_lost`` is above 0, the mirror is stale; ``take_snapshot`` repairs it.
 
         Raises:
             ValueError: The manager or pool was built without ``events``.
@@ -51,11 +51,11 @@ class EventCalls:
         return events
 
     def take_snapshot(self) -> Events:
-        """All that can be found, for a mirror that knows nothing or has lost events.
+        """All findable blocks, to fill an empty mirror or repair one that lost events.
 
         The first event clears the device's tier; then come the blocks, parents before children.
-        Events that waited for ``take_events`` are dropped: the snapshot has their outcome, and what
-        happens after it comes with the next ``take_events``.
+        Events that waited for ``take_events`` are dropped, because the snapshot includes their
+        effect; later events come with the next ``take_events``.
 
         Raises:
             ValueError: The manager or pool was built without ``events``.
@@ -66,10 +66,10 @@ class EventCalls:
         return events
 
     def resident_events(self) -> Events:
-        """All that can be found, as ``take_snapshot`` says it; changes nothing.
+        """All findable blocks, in the form of ``take_snapshot``; changes nothing.
 
-        For one mirror among several. Events that wait for ``take_events`` are part of it and come
-        again; a mirror that applies both ends right.
+        For one mirror among several. It includes the effect of events that wait for
+        ``take_events``. A mirror that applies both is still correct.
 
         Raises:
             ValueError: The manager or pool was built without ``events``.

@@ -19,7 +19,7 @@ __all__ = ["GroupCalls"]
 
 
 class GroupCalls:
-    """What an engine asks for each group of layers: tables, slots, and where a forward stops."""
+    """Block tables, slots and stops of each group of layers: a part of ``BlockManager``."""
 
     _core: _core.Core
     _config: ManagerConfig
@@ -34,9 +34,10 @@ class GroupCalls:
 
         Returns:
             ``int32[max_seqs, max_blocks_per_seq]`` on the host, read-only and never reallocated:
-            entry ``i`` of a row is the block with tokens ``[i * block_size, (i + 1) *
-            block_size)``, or 0, the null block, where the group holds nothing. For a group of
-            states ``int32[max_seqs, 1]``: the block in which the sequence's state is.
+            entry ``i`` of a row is the block with tokens
+            ``[i * block_size, (i + 1) * block_size)``, or 0, the null block, where the group holds
+            nothing. For a group of states, ``int32[max_seqs, 1]``: the block that holds the
+            sequence's state.
 
         Raises:
             ValueError: There is no such group.
@@ -51,7 +52,7 @@ class GroupCalls:
     def slot_mapping(
         self, handle: int, start: int, stop: int, *, group: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """Where the K/V of each token position in ``[start, stop)`` lives, in token order.
+        """The slot of each token position in ``[start, stop)``, in token order.
 
         A slot is ``block_id * block_size + offset``. Look-ahead positions have slots too.
 
@@ -59,16 +60,16 @@ class GroupCalls:
             handle: The sequence.
             start: First position.
             stop: Position after the last one.
-            group: Of attention, by its position in ``ManagerConfig.groups``; ``None`` for the one
-                that ``block_tables`` is of.
+            group: Position of an attention group in ``ManagerConfig.groups``; ``None`` for the
+                group of ``block_tables``.
 
         Returns:
             ``int64[stop - start]`` on the host, owned by the caller. Never ``PAD_SLOT``.
 
         Raises:
             UnknownSequenceError: The handle is not live.
-            ValueError: The range is not inside ``[0, num_slots]`` or begins before the window of
-                the group, there is no such group, or it is one of states.
+            ValueError: The range is not inside ``[0, num_slots]`` or begins before the group's
+                window, there is no such group, or it is a group of states.
             TypeError: An argument is not an int.
         """
         if group is None:
@@ -81,16 +82,16 @@ class GroupCalls:
         return self._core.group_slots(handle, start, stop, position)
 
     def stops(self, handle: int) -> tuple[int, ...]:
-        """Where forwards of this sequence should end, so that its states can be found later.
+        """Token counts at which forwards should end, so that the states can be found later.
 
-        A state is findable only at a token where a forward has stopped and which ``commit`` named.
-        So let a chunk end at each of these, and commit it before the next one is launched.
+        A state is findable only at a position where a forward ended and ``commit`` was called. So
+        end a chunk at each of these positions, and commit it before launching the next one.
 
         Returns:
-            Numbers of tokens, rising and above those computed. One is the last block boundary that
-            another prompt can use, and one the end of the tokens it shares with what is cached,
-            which may be within a block with ``min_partial_tokens``; a third is the end of what
-            ``retain`` keeps longer. Empty without groups of states.
+            Numbers of tokens, ascending and above ``num_computed_tokens``: the last block boundary
+            that another prompt can use; the end of the prefix shared with cached blocks, which may
+            be inside a block with ``min_partial_tokens``; and the end of a range that ``retain``
+            keeps longer. Empty without groups of states.
 
         Raises:
             UnknownSequenceError: The handle is not live.
@@ -100,7 +101,7 @@ class GroupCalls:
         return tuple(sorted({s for s in self._core.view_groups(number)[1] if s > computed}))
 
     def _group(self, group: int) -> tuple[Group, int]:
-        """A group, and its number in the core; -1 for that of the block tables."""
+        """A group, and its number in the core; -1 for the group of ``block_tables``."""
         groups = self._config.groups or (FullAttention(),)
         index = whole("group", group, 0, len(groups) - 1)
         full = first_full(groups)

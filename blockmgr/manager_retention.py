@@ -1,4 +1,4 @@
-"""The calls of ``BlockManager`` that say which blocks will be used again, and which will not."""
+"""The calls of ``BlockManager`` that set how long blocks are kept."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ class RetentionCalls:
     ) -> int:
         """Sets how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
 
-        Each block that lies wholly or partly in the range remembers it, until it loses its content
-        or is retained again: the last call wins. Blocks that are not cached yet get it when they
-        are. A block is not evicted before the blocks that continue it, and when two with equal
-        content are merged the higher priority wins. A copy made for a writer starts with nothing.
+        The retention applies to each block that lies wholly or partly in the range, until the block
+        loses its content or is retained again: the last call wins. On blocks that are not cached
+        yet, it takes effect when they are. A block is not evicted before the blocks that continue
+        it, and when two blocks with equal content are merged, the higher priority wins. A copy made
+        for a writer has no retention.
 
         With several groups of layers, prompts continue only from a boundary. Above ``NORMAL``, the
         end of the range becomes one of ``stops`` if it is not computed yet, and the windows there
-        are kept. Of several such ranges, the last one has a stop.
+        are kept. If there are several such ranges, only the last one has a stop.
 
         Args:
             handle: A running sequence.
             start: First token position.
-            stop: Position after the last, up to ``min(num_tokens, num_slots)``.
-            priority: From ``LOW`` to ``HIGH``; ``NORMAL`` overrules a hint. None withdraws
-                the retention.
-            ttl: Seconds, by ``set_time``, after which the call has no effect any more; None
-                for no end.
+            stop: Position after the last one, up to ``min(num_tokens, num_slots)``.
+            priority: From ``LOW`` to ``HIGH``; ``NORMAL`` overrules a hint. None removes the
+                retention.
+            ttl: Seconds, measured by ``set_time``, after which the retention expires; None for
+                never.
 
         Returns:
             The number of blocks in the range.
@@ -60,7 +61,7 @@ class RetentionCalls:
         Raises:
             UnknownSequenceError: The handle is not live.
             SequenceStateError: The sequence is preempted.
-            ValueError: The range, ``priority`` or ``ttl`` out of bounds, or no ``retention``.
+            ValueError: The range, ``priority`` or ``ttl`` out of bounds, or ``retention`` is off.
             TypeError: A value of the wrong type.
 
         Cost: O(blocks in the range and before it), each O(log blocks) if it is idle.
@@ -79,22 +80,22 @@ class RetentionCalls:
     ) -> int:
         """``retain`` for the full blocks of a prompt that are cached at the moment.
 
-        With several groups of layers, those are the blocks up to the deepest place from which a
+        With several groups of layers, those are the blocks up to the deepest boundary from which a
         prompt can continue.
 
         Args:
             tokens: The prompt, at least one token.
-            priority: As ``retain`` has it.
-            ttl: As ``retain`` has it.
-            namespace: As ``admit`` has it.
-            extras: As ``admit`` has it.
+            priority: As in ``retain``.
+            ttl: As in ``retain``.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
 
         Returns:
-            The number of leading blocks that are cached; nothing is remembered of the rest.
+            The number of leading blocks that are cached; the call has no effect on the others.
 
         Raises:
             NeverFitsError: The prompt is longer than a block table row.
-            ValueError: A value out of its bounds, or no ``retention``.
+            ValueError: A value out of its bounds, or ``retention`` is off.
             TypeError: A value of the wrong type.
         """
         level, seconds = retention(priority, ttl)
@@ -104,17 +105,17 @@ class RetentionCalls:
     def pin(
         self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> int:
-        """Keeps the cached full blocks of a prompt before all others.
+        """Pins the cached full blocks of a prompt: they are evicted after all others.
 
         A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
         running sequences get them if no other block is left, the deepest and least recently used
-        first. ``evicted_pinned_blocks`` counts such blocks, and ``pinned`` shows them. Blocks
-        cached later are not covered; pin the prompt again for those.
+        first. ``evicted_pinned_blocks`` counts these evictions, and ``pinned`` shows them. A pin
+        does not cover blocks that are cached later; pin the prompt again for those.
 
         Args:
             tokens: The prompt, at least one token.
-            namespace: As ``admit`` has it.
-            extras: As ``admit`` has it.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
 
         Returns:
             The pin, for ``unpin``. Pins may overlap: a block that several pins cover counts once
@@ -124,7 +125,7 @@ class RetentionCalls:
             PinBudgetError: More blocks, or pins, than ``max_pinned_blocks``; with ``quotas``, than
                 the namespace's share of them.
             NeverFitsError: The prompt is longer than a block table row.
-            ValueError: A value out of its bounds, or no ``retention``.
+            ValueError: A value out of its bounds, or ``retention`` is off.
             TypeError: A value of the wrong type.
         """
         tokens, namespace, keys = parts_of(tokens, namespace, extras)
@@ -134,8 +135,8 @@ class RetentionCalls:
         """Releases a pin. Its blocks stay cached, as if they had never been pinned.
 
         Raises:
-            UnknownPinError: It was given back already, or never made.
-            ValueError: No ``retention``.
+            UnknownPinError: The pin was released already, or never made.
+            ValueError: ``retention`` is off.
         """
         self._core.unpin(pin)
 
@@ -143,27 +144,27 @@ class RetentionCalls:
         """The number of blocks of a pin, and how many of them are still cached.
 
         Raises:
-            UnknownPinError: It was given back already, or never made.
-            ValueError: No ``retention``.
+            UnknownPinError: The pin was released already, or never made.
+            ValueError: ``retention`` is off.
         """
         return Pin(*self._core.view_pin(pin))
 
     def touch(
         self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> int:
-        """Makes the cached blocks of a waiting prompt the last of their priority to be evicted.
+        """Moves a waiting prompt's cached blocks to the end of their priority's eviction order.
 
-        The blocks count as just used, but not as looked up or found, so policies that only count
-        hits ignore it. Blocks that wait for a step in flight are in use until the step completes,
-        and are evicted after it. Works without ``retention``.
+        The blocks count as just used, but not as looked up or found, so a policy that only counts
+        hits ignores the call. Blocks that wait for a step in flight count as in use until the step
+        completes. Works without ``retention``.
 
         Args:
             tokens: The prompt, at least one token.
-            namespace: As ``admit`` has it.
-            extras: As ``admit`` has it.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
 
         Returns:
-            The number of blocks moved: those that are idle.
+            The number of blocks moved, which are the idle ones.
 
         Raises:
             NeverFitsError: The prompt is longer than a block table row.
@@ -177,36 +178,36 @@ class RetentionCalls:
 
     @property
     def time(self) -> float:
-        """The time set last, in seconds; 0 before the first.
+        """The time set last, in seconds; 0 before the first call of ``set_time``.
 
         Raises:
-            ValueError: No ``retention``.
+            ValueError: ``retention`` is off.
         """
         return self._core.time()
 
     def set_time(self, seconds: float) -> None:
         """Sets the time for ``ttl``; the manager has no clock.
 
-        Any clock that never goes back will do, such as ``time.monotonic`` once a step. Retention
-        that has expired by then ends in this call.
+        Any clock that never goes back works, such as ``time.monotonic`` read once per step. This
+        call ends the retention that has expired.
 
         Args:
             seconds: Finite, and no less than the time set last.
 
         Raises:
-            ValueError: Out of that range, or no ``retention``.
-            TypeError: No number.
+            ValueError: Out of that range, or ``retention`` is off.
+            TypeError: Not a number.
 
-        Cost: O(shares), and that of ``retain`` for each block that has expired.
+        Cost: O(shares), and that of ``retain`` for each block whose retention has expired.
         """
         self._core.set_time(number(seconds, "seconds"))
 
 
 def number(value: float, name: str) -> float:
-    """The value as a float, NumPy's numbers among them.
+    """The value, a number of Python or NumPy, as a float.
 
     Raises:
-        TypeError: No number.
+        TypeError: Not a number.
         ValueError: Too large an int.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
@@ -218,11 +219,11 @@ def number(value: float, name: str) -> float:
 
 
 def retention(priority: Priority | None, ttl: float | None) -> tuple[int, float]:
-    """A priority and its time as the core takes them: -1 for none, infinity for no end.
+    """A priority and its ttl in the core's form: -1 for no priority, infinity for no end.
 
     Raises:
         TypeError: A value of the wrong type.
-        ValueError: One out of its bounds, or a time beside no priority.
+        ValueError: A value out of its bounds, or a ttl without a priority.
     """
     if priority is not None and not isinstance(priority, Priority):
         raise TypeError(f"priority must be a Priority or None, got {priority!r}")

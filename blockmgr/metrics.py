@@ -1,11 +1,11 @@
-"""What managers count, for Prometheus.
+"""The statistics of managers as Prometheus metrics.
 
-A ``ManagerCollector`` reads ``stats()`` of each manager whenever Prometheus asks. Between two
-scrapes it costs nothing. Names are those of vLLM where a figure means the same, with ``blockmgr_``
-in front; ratios over any window are left to the query, as in
+A ``ManagerCollector`` reads ``stats()`` of each manager at each scrape, and costs nothing between
+scrapes. A metric that means the same as one of vLLM has its name, with the prefix ``blockmgr_``.
+Queries compute ratios over any window, as in
 ``rate(blockmgr_prefix_cache_hits_total[5m]) / rate(blockmgr_prefix_cache_queries_total[5m])``.
 
-Source: ``vllm/v1/metrics/loggers.py`` of vLLM 0.33.0 for the names and meanings that are shared.
+Source: ``vllm/v1/metrics/loggers.py`` of vLLM 0.33.0 for the shared names and meanings.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class _Metric:
     """One metric family: its name after ``blockmgr_``, and the fields of ``Stats`` it shows.
 
     Attributes:
-        name: Without prefix, and of a counter without ``_total``.
+        name: Without the prefix, and without the ``_total`` of a counter.
         help: Its meaning and unit.
-        fields: Attribute of ``Stats`` by value of ``label``.
-        label: The label that tells the fields apart; empty for a metric of one field.
-        is_counter: Whether it only grows.
+        fields: Attributes of ``Stats``, by value of ``label``.
+        label: The label that distinguishes the fields; empty for a metric of one field.
+        is_counter: Whether the value only grows.
     """
 
     name: str
@@ -76,12 +76,12 @@ def _counter(name: str, help_text: str, field: str) -> _Metric:
 
 
 _METRICS = (
-    # As vLLM names and counts them.
+    # Names and meanings of vLLM.
     _gauge("kv_cache_usage_perc", "Used blocks over capacity; 1 means all.", "usage"),
     _counter("prefix_cache_queries", "Prompt tokens looked up at admission.", "query_tokens"),
     _counter("prefix_cache_hits", "Of those, tokens found in the cache.", "hit_tokens"),
     _counter("num_preemptions", "Sequences preempted.", "preemptions"),
-    # What vLLM does not count, or counts in another way.
+    # Metrics that vLLM does not have, or counts differently.
     _Metric(
         "blocks",
         "Blocks by state; the sum is the capacity.",
@@ -135,26 +135,26 @@ _METRICS = (
     _counter("expired_blocks", "Blocks whose retention ran out.", "expired_blocks"),
     _counter(
         "evicted_pinned_blocks",
-        "Pinned blocks that running work had to take.",
+        "Pinned blocks evicted for running sequences.",
         "evicted_pinned_blocks",
     ),
     _counter(
         "touched_blocks", "Idle blocks moved to the end of the eviction order.", "touched_blocks"
     ),
     _counter("planned_copies", "Block copies recorded.", "planned_copies"),
-    _counter("cancelled_copies", "Of those, copies dropped because unneeded.", "cancelled_copies"),
+    _counter("cancelled_copies", "Of those, copies dropped as unneeded.", "cancelled_copies"),
     _counter("forks", "Sequences made by fork.", "forks"),
 )
 
 
 class ManagerCollector(Collector):
-    """Shows the statistics of any number of managers to Prometheus.
+    """Exports the statistics of any number of managers to Prometheus.
 
-    Managers are told apart by labels. The collector keeps none of them alive: one that is gone has
-    no samples any more. Managers may be added and collected in different threads.
+    Labels distinguish the managers. The collector keeps no manager alive; a deleted manager has no
+    samples. Managers may be added and collected in different threads.
 
     Args:
-        label_names: Names of the labels that each manager gets values for.
+        label_names: Names of the labels; each manager has a value for every one.
 
     >>> from blockmgr import BlockManager
     >>> from prometheus_client import CollectorRegistry, generate_latest
@@ -183,12 +183,12 @@ class ManagerCollector(Collector):
         """Adds a manager.
 
         Args:
-            manager: Anything with ``stats()`` that can be referred to weakly.
+            manager: Any object with ``stats()`` that supports weak references.
             **labels: A value for each of ``label_names``.
 
         Raises:
-            ValueError: The labels are not those of ``label_names``, or a manager that is alive has
-                the same values.
+            ValueError: The labels are not those of ``label_names``, or another live manager has the
+                same values.
         """
         if set(labels) != set(self._label_names):
             raise ValueError(
@@ -216,7 +216,7 @@ class ManagerCollector(Collector):
                 del self._managers[key]
 
     def describe(self) -> Iterator[_Family]:
-        """The metric families without samples, so that registering asks no manager."""
+        """The metric families without samples, so that registration reads no manager."""
         return (metric.family(self._label_names) for metric in _METRICS)
 
     def collect(self) -> Iterator[_Family]:

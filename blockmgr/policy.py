@@ -1,14 +1,14 @@
-"""Eviction policies written in Python: for research, replayed without touching the core.
+"""Eviction policies written in Python: for research, without changes to the core.
 
-A policy is told what happens to cached blocks and asked for victims. ::
+The manager tells a policy what happens to cached blocks, and asks it for victims. ::
 
     on_cached ──► (used) ──► on_idle ──► on_used ──► ... ──► on_idle ──► on_uncached
 
-A block is cached while it is used, idle each time its last use ends, and a victim only while it is
-idle. A block becomes idle after its cached children. A sequence uses it again before them;
-``touch``, ``retain``, and a ``BlockPool`` that acquires the end of a chain, begin with the deepest:
-a touched block is used and idle again, and one above ``Priority.NORMAL`` counts as used for as long
-as it stands there.
+A block is in use when it becomes cached, is idle whenever its last use ends, and can be a victim
+only while it is idle. A block becomes idle after its cached children. A sequence uses a block again
+before its children; ``touch``, ``retain``, and a ``BlockPool`` that acquires the end of a chain
+begin with the deepest block. A touched block becomes used and then idle again; a block above
+``Priority.NORMAL`` counts as used while it has that priority.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ __all__ = ["EvictionPolicy", "PolicyFactory", "policies_of"]
 
 
 class EvictionPolicy(Protocol):
-    """The calls of a manager. Block ids are ints; they name other content once uncached.
+    """The calls that a manager makes. A block id names other content after ``on_uncached``.
 
-    The methods run inside a call of the manager, which finishes whatever they do: an exception, or
-    a victim that cannot be evicted, is remembered and raised as ``PolicyError`` by
-    ``check_policy`` and ``check_invariants``. From there on the policy is left alone and the least
-    recently used block goes first. A policy must not call its manager: that is refused with
-    ``ReentrancyError``.
+    The methods run inside a call of the manager, which finishes even if they fail: ``check_policy``
+    and ``check_invariants`` raise a ``PolicyError`` later for an exception or a victim that cannot
+    be evicted. After such a failure the policy gets no more calls, and the manager evicts the least
+    recently used block first. A policy must not call its manager, which raises ``ReentrancyError``.
 
     With ``dedup="append_only"`` a policy needs one more method, ``on_moved(block, to)``: the key of
-    the used ``block`` has passed to ``to``, a used block that was not cached, together with the
-    blocks that continue it. All that is known of ``block`` is now to be known of ``to``.
+    the used ``block``, and the blocks that continue it, have passed to ``to``, a used block that
+    was not cached. The policy must move what it knows about ``block`` to ``to``.
 
     Every call costs about as much as a Python function call, and each prompt makes one for each of
-    its blocks: good for replays, not for serving.
+    its blocks: fast enough for replays, too slow for serving.
 
     >>> class FirstIn:
     ...     def __init__(self, num_blocks):
@@ -67,8 +66,7 @@ class EvictionPolicy(Protocol):
         Args:
             block: Its id.
             parent: The cached block it continues, or -1 if it is the first of a prompt.
-            digest: What it and everything before it hash to, the same whenever it is cached;
-                empty for the tail of a sequence that ended.
+            digest: Digest of its prefix, the same whenever it is cached; empty for a cached tail.
         """
 
     def on_hit(self, block: int) -> None:
@@ -84,14 +82,14 @@ class EvictionPolicy(Protocol):
         """The block is no longer cached: it was evicted, forgotten or taken over."""
 
     def victim(self) -> int:
-        """An idle block without cached children, which is evicted next. There is one."""
+        """Chooses the idle block without cached children to evict next; there is at least one."""
 
 
 PolicyFactory = Callable[[int], EvictionPolicy]
-"""Makes the policy of one pool, given its ``capacity`` in blocks; a class, most simply.
+"""Makes the policy of one pool from its ``capacity`` in blocks; typically a class.
 
 With ``quotas`` it is called for each share with blocks, the common share first. The policy of a
-share is notified of the blocks of that share only.
+share is notified only of the blocks of that share.
 """
 
 _METHODS = ("on_cached", "on_hit", "on_idle", "on_used", "on_uncached", "victim")
@@ -100,7 +98,7 @@ _METHODS = ("on_cached", "on_hit", "on_idle", "on_used", "on_uncached", "victim"
 def policies_of(
     eviction: str | PolicyFactory, shares: Iterable[int], *, keys_move: bool = False
 ) -> list[EvictionPolicy]:
-    """The policies a factory makes, one for each share that has blocks; none for a name.
+    """The policies that a factory makes, one for each share with blocks; none for a name.
 
     Args:
         eviction: A name, or a factory.
@@ -108,7 +106,7 @@ def policies_of(
         keys_move: Whether the policies need ``on_moved``.
 
     Raises:
-        TypeError: What it makes lacks a method of ``EvictionPolicy``.
+        TypeError: A policy lacks a method of ``EvictionPolicy``.
     """
     if isinstance(eviction, str):
         return []

@@ -1,7 +1,6 @@
-"""``BlockPool``: blocks held one at a time or in chains, for adapters with tables of their own.
+"""``BlockPool``: blocks held singly or in chains, for adapters with their own tables.
 
-Longer than other modules, because most of it is what the calls promise; what they do is in
-``csrc``.
+Longer than other modules, because most of it documents the calls; ``csrc`` implements them.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ class _SupportsArray(Protocol):
 
 Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
 """Block ids or tokens: a list, a tuple, or a one-dimensional array of integers. For tokens an array
-of ``uint32`` is fastest. Of a subclass of ``list`` or ``tuple`` its own items count."""
+of ``uint32`` is fastest. Subclasses of ``list`` or ``tuple`` are read as plain lists or tuples."""
 
 
 class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     """Blocks, references to them, and the prefixes they are cached for; no sequences.
 
-    ``BlockManager`` is what an engine calls. This is for adapters that keep block tables of their
-    own: the same pool, prefix index, eviction order and copy tracker, with the references left to
-    the caller, who acquires and releases blocks by id.
+    For adapters that keep their own block tables; engines use ``BlockManager``. Both have the same
+    pool, prefix index, eviction order and copy tracker, but here the caller manages the references:
+    it acquires and releases blocks by id.
 
     Every call either finishes or raises with nothing changed. Calls may come from several threads:
     each waits for the one before it.
@@ -53,18 +52,18 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     Args:
         num_blocks: Physical blocks in the pool, the null block included.
         block_size: Tokens per block, ``1 … 65535``.
-        prefix_caching: False finds, hashes and keeps nothing, behind the same interface.
+        prefix_caching: False turns off look-ups, hashing and caching; the interface stays the same.
         digest: As in ``ManagerConfig``.
-        null_block: Keep block 0 back as a target for padded writes.
+        null_block: Reserve block 0 as a target for padded writes.
         events: As in ``ManagerConfig``.
         event_blocks: As in ``ManagerConfig``.
-        eviction: As in ``ManagerConfig``. A policy is notified of the requests that
-            ``acquire`` and ``acquire_prefix`` find blocks for.
-        retention: Whether ``retain`` and ``pin`` can be used, as in ``ManagerConfig``.
+        eviction: As in ``ManagerConfig``. ``acquire`` and ``acquire_prefix`` notify the policy of a
+            request that found blocks.
+        retention: Whether ``retain`` and ``pin`` work, as in ``ManagerConfig``.
         max_pinned_blocks: As in ``ManagerConfig``.
-        quotas: Blocks reserved for single namespaces, as in ``ManagerConfig``. ``take`` names the
-            namespace whose share it takes from, and a block can be promoted under a namespace of
-            that share only.
+        quotas: Blocks reserved for single namespaces, as in ``ManagerConfig``. ``take`` gets the
+            namespace from whose share it takes blocks; a block can be promoted only under a
+            namespace of that share.
         ghost_blocks: Evicted blocks to remember, for ``hit_rate_curve``; as in ``ManagerConfig``.
 
     Raises:
@@ -93,7 +92,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     _core: _core.PoolCore
 
     num_blocks: int
-    """Physical blocks, the null block included."""
+    """Physical blocks, including the null block."""
 
     block_size: int
     """Tokens per block."""
@@ -169,11 +168,11 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     def take(self, n: int = 1, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
         """Hands out blocks for new content, with one reference each.
 
-        Free blocks first, the last freed first; then idle ones are evicted, in order.
+        Takes free blocks first, the last freed first, and then evicts idle blocks in order.
 
         Args:
-            n: How many.
-            namespace: Whose share to take from, with ``quotas``.
+            n: Number of blocks.
+            namespace: Selects the share to take from, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host, owned by the caller.
@@ -193,13 +192,13 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
 
         Args:
             blocks: Held or cached, of any share.
-            found: Whether a request has found those that are cached, which eviction policies
-                count; False for one more reference to what a request has already, as a fork takes.
+            found: Whether a request found the cached blocks, which eviction policies count as hits;
+                False for another reference to blocks that a request has already, as in a fork.
 
         Raises:
             BlockStateError: A block that is not held and not cached.
             ValueError: A block out of range.
-            TypeError: ``found`` is no bool.
+            TypeError: ``found`` is not a bool.
         """
         self._core.acquire(blocks, found)
 
@@ -213,8 +212,8 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         """``find``, then ``acquire``, as one request that ``hit_rate_curve`` counts.
 
         Args:
-            tokens: A prompt, from its beginning; it counts as looked up whole.
-            namespace: Whose cache.
+            tokens: A prompt, from its beginning; all of its tokens count as looked up.
+            namespace: The namespace.
             extras: Further keys, 1 to 1024 bytes each, by block.
 
         Returns:
@@ -230,9 +229,9 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     def release(self, blocks: Ints) -> None:
         """Drops a reference to each block, in this order, as often as it is in the list.
 
-        A block that loses its last one becomes free, or idle if it is cached; a copy that is
-        planned into it is dropped. A cached block stays used as long as a used one continues it,
-        so no order of releases can have a block evicted before its children.
+        A block that loses its last reference becomes free, or idle if it is cached; a copy that is
+        planned into it is dropped. A cached block stays in use as long as a used block continues
+        it, so a block is never evicted before its children, in whatever order they are released.
 
         Raises:
             BlockStateError: A block is listed more often than it is held.
@@ -243,7 +242,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     def touch(self, blocks: Ints) -> None:
         """Moves idle blocks and their ancestors to the end of the eviction order.
 
-        Blocks in use become so anyway when they are released, and are left alone.
+        Blocks in use do not change, because they move there anyway when they are released.
 
         Raises:
             BlockStateError: A block that is not held and not cached.
@@ -261,15 +260,15 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         namespace: bytes = b"",
         extras: Mapping[int, bytes] | None = None,
     ) -> npt.NDArray[np.int32]:
-        """The longest chain of cached blocks that holds these tokens.
+        """The longest chain of cached blocks that match these tokens.
 
-        Changes nothing: no reference is taken, and recency stays as it is. Unlike
-        ``BlockManager.match`` it may cover all tokens.
+        Changes nothing: it takes no references and leaves the eviction order as it is. Unlike
+            ``BlockManager.match`` it may find all tokens.
 
         Args:
-            tokens: What to look for. Those past the last full block are not looked at.
+            tokens: The tokens to find; those after the last full block are ignored.
             parent: The cached block that the tokens continue; -1 if they begin a prompt.
-            namespace: Whose cache, for tokens that begin a prompt.
+            namespace: The namespace, for tokens that begin a prompt.
             extras: Further keys, 1 to 1024 bytes each, by block of the chain.
 
         Returns:
@@ -313,29 +312,29 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         namespace: bytes = b"",
         extras: bytes | Mapping[int, bytes] | None = None,
     ) -> int | npt.NDArray[np.int32]:
-        """Makes held blocks findable: their K/V is written, or will be before it is read.
+        """Makes held blocks findable; their K/V must be written before it is read.
 
-        Takes one block, or several that continue one another: all or nothing. Where an identical
-        block is cached, in use or idle, the caller's reference moves to that one.
+        Takes one block, or a chain of blocks: all or nothing. If an equal block is cached, in use
+        or idle, the caller's reference moves to that block.
 
         Args:
-            blocks: A block, or ``[n]`` distinct ones, each with a reference of the caller's and not
-                waiting for a copy.
-            tokens: ``[n * block_size]``: what they hold.
+            blocks: A block, or ``[n]`` distinct ones, each held by the caller and not waiting for a
+                copy.
+            tokens: ``[n * block_size]``: the tokens in these blocks.
             parent: The cached block that the first one continues; -1 if it begins a prompt.
-            namespace: Whose cache, if the first one begins a prompt.
-            extras: Bytes, 1 to 1024, that change K/V beyond the tokens: those of the one block, or
-                of several by their place among them.
+            namespace: The namespace, if the first block begins a prompt.
+            extras: Bytes, 1 to 1024, that change K/V besides the tokens: for one block, its bytes;
+                for several, a mapping from the index in ``blocks``.
 
         Returns:
-            The block to use from here on: the same, or its twin. For several, ``int32[n]`` on the
-            host, owned by the caller.
+            The block to use from here on: the same one, or the equal block cached before. For
+                several, ``int32[n]`` on the host, owned by the caller.
 
         Raises:
-            BlockStateError: A block is not held; it is cached with another content, or waits
-                for a copy; or the parent is not cached.
-            ValueError: Blocks repeated, as many tokens as do not fill them, a value out of its
-                bounds, a namespace beside a parent, or a block of another share than the
+            BlockStateError: A block is not held, is cached with other content, or waits for a copy;
+                or the parent is not cached.
+            ValueError: Blocks repeated, a number of tokens that does not fill them exactly, a value
+                out of its bounds, a namespace beside a parent, or a block of another share than the
                 namespace's or the parent's.
             TypeError: A value of the wrong type.
 
@@ -355,11 +354,11 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         return self._core.promote_chain(blocks, tokens, parent, namespace, pairs)
 
     def evict(self, n: int, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
-        """Takes the next ``n`` idle blocks in the eviction order, whether or not any are free.
+        """Takes the next ``n`` idle blocks in the eviction order, even if blocks are free.
 
         Args:
-            n: How many.
-            namespace: Of whose share, with ``quotas``.
+            n: Number of blocks.
+            namespace: Selects the share, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host, owned by the caller, with one reference each.
@@ -375,8 +374,8 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         """Frees the next ``n`` idle blocks in the eviction order.
 
         Args:
-            n: How many.
-            namespace: Of whose share, with ``quotas``.
+            n: Number of blocks.
+            namespace: Selects the share, with ``quotas``.
 
         Returns:
             ``int32[n]`` on the host: the blocks, which are no longer held.
@@ -401,14 +400,14 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     def make_writable(self, block: int, num_tokens: int) -> int:
         """A private block for the caller to write from token ``num_tokens`` on.
 
-        The block itself, if only the caller holds it and it cannot be found. Otherwise a fresh one
-        to which the caller's reference moves, with a copy of the leading tokens planned.
+        Returns the block itself if only the caller holds it and it is not cached. Otherwise the
+        caller's reference moves to a fresh block, and a copy of the leading tokens is planned.
 
         Args:
             block: A block with a reference of the caller's.
-            num_tokens: Leading tokens that hold K/V; 0 if nothing is to be copied. From a block
-                that waits for a shorter copy itself no more is copied than that brings: the rest
-                has no K/V yet, and every sharer computes it.
+            num_tokens: Leading tokens with K/V to copy; 0 for none. If the block itself waits for a
+                shorter copy, only that many tokens are copied: the others have no K/V yet, and
+                every sharer computes them.
 
         Returns:
             The block to write to.
@@ -424,10 +423,10 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         return self._core.make_writable(block, num_tokens)
 
     def take_copies(self) -> CopyPlan:
-        """The block copies to run before the next forward; as ``BlockManager.take_copies``.
+        """The block copies to run before the next forward, as in ``BlockManager.take_copies``.
 
         Raises:
-            StepError: The ticket before is not resolved.
+            StepError: The previous ticket is not resolved.
 
         Leaves:
             Sources and destinations pinned until the ticket is resolved.
@@ -443,7 +442,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         self._core.copies_applied(ticket)
 
     def copies_aborted(self, ticket: int) -> None:
-        """Returns a plan's copies to the pending ones.
+        """Makes a plan's copies pending again.
 
         Raises:
             TicketError: The ticket was never taken, or is resolved.
@@ -454,22 +453,22 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
 
     @property
     def num_free(self) -> int:
-        """Blocks not in use, without content."""
+        """Free blocks: not in use, without content."""
         return self._core.num_free()
 
     @property
     def num_idle(self) -> int:
-        """Blocks not in use, cached."""
+        """Idle blocks: not in use, cached."""
         return self._core.num_idle()
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be handed out: free and idle."""
+        """Blocks that can be handed out: free and idle."""
         return self._core.num_available()
 
     @property
     def num_used(self) -> int:
-        """Blocks with a reference, or kept by a copy or by a used block that continues them."""
+        """Blocks with a reference or an internal pin."""
         return self._core.num_used()
 
     @property
@@ -479,7 +478,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
 
     @property
     def num_pending_copies(self) -> int:
-        """Copies planned and not taken."""
+        """Copies that are planned and not taken."""
         return self._core.num_pending_copies()
 
     @overload
@@ -487,7 +486,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     @overload
     def ref_count(self, blocks: Ints) -> npt.NDArray[np.int64]: ...
     def ref_count(self, blocks: int | Ints) -> int | npt.NDArray[np.int64]:
-        """References to a block, or to each of several.
+        """The number of references to a block, or to each of several.
 
         Args:
             blocks: A block, or several.
@@ -561,10 +560,10 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         return self._core.waits_for_copy(block)
 
     def generation(self, block: int) -> int:
-        """A number that grows whenever the block loses its content.
+        """A counter that grows whenever the block loses its content.
 
-        Together with the block id it names the content, for a caller that remembers blocks it does
-        not hold.
+        The pair of block id and generation names the content, for a caller that remembers blocks it
+        does not hold.
 
         Raises:
             ValueError: The block is out of range.
@@ -581,18 +580,18 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         return self._core.parent(block)
 
     def children(self, parent: int = -1, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
-        """The cached blocks that continue one, the last promoted first.
+        """The cached blocks that continue a block, the last promoted first.
 
         Args:
             parent: A cached block; -1 for blocks that begin a prompt.
-            namespace: Whose, for blocks that begin a prompt.
+            namespace: Namespace of the blocks that begin a prompt.
 
         Returns:
             ``int32[k]`` on the host, owned by the caller.
 
         Raises:
             BlockStateError: The parent is not cached.
-            ValueError: The parent is out of range, or a namespace stands beside it.
+            ValueError: The parent is out of range, or a namespace is given with it.
         """
         return self._core.children(parent, namespace)
 
@@ -608,11 +607,11 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
     def idle_blocks(self, most: int | None = None) -> npt.NDArray[np.int32]:
         """The idle blocks, the least recently used first: ``int32[num_idle]`` on the host, a copy.
 
-        The order of eviction, unless a policy or retention has another. With ``quotas``, share by
-        share.
+        This is the eviction order, unless a policy or retention changes it. With ``quotas``, one
+        share after the other.
 
         Args:
-            most: No more than these first ones; ``None`` for all.
+            most: Most blocks to return; ``None`` for all.
 
         Raises:
             ValueError: ``most`` below 0.
@@ -626,11 +625,11 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         return self._core.memory_usage()
 
     def check_invariants(self) -> None:
-        """Recomputes every count, link and promise from scratch, but for the references held.
+        """Recomputes and checks every count, link and invariant, except the references held.
 
         Raises:
-            InvariantError: Something does not hold, which is a bug here.
-            PolicyError: As ``check_policy`` does.
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
+            PolicyError: As in ``check_policy``.
 
         Cost: O(blocks). For tests and debugging.
         """

@@ -1,4 +1,4 @@
-"""The calls of ``BlockPool`` that say which blocks will be used again, and ask about shares."""
+"""The calls of ``BlockPool`` about retention, shares and hit rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["PoolRetentionCalls"]
 
 
 class PoolRetentionCalls:
-    """Retention, pins, shares and what is remembered: a part of ``BlockPool``."""
+    """Retention, pins, shares and the hit rate curve: a part of ``BlockPool``."""
 
     __slots__ = ()
 
@@ -27,17 +27,18 @@ class PoolRetentionCalls:
     block_size: int
 
     def retain(self, blocks: Ints, *, priority: Priority | None, ttl: float | None = None) -> None:
-        """Says how long to keep these blocks.
+        """Sets how long to keep these blocks.
 
-        Each block remembers it until it loses its content or is retained again: the last call wins.
-        Blocks that are not cached yet get it when they are. A block is not evicted before the
-        blocks that continue it, and when ``promote`` merges two blocks the higher priority wins.
+        The retention of a block lasts until it loses its content or is retained again: the last
+        call wins. On blocks that are not cached yet, it takes effect when they are. A block is not
+        evicted before the blocks that continue it, and when ``promote`` merges two blocks, the
+        higher priority wins.
 
         Args:
             blocks: Held or cached.
-            priority: From ``LOW`` to ``HIGH``. None withdraws the retention.
-            ttl: Seconds, by ``set_time``, after which the call has no effect any more; None for no
-                end.
+            priority: From ``LOW`` to ``HIGH``. None removes the retention.
+            ttl: Seconds, measured by ``set_time``, after which the retention expires; None for
+                never.
 
         Raises:
             BlockStateError: A block that is not held and not cached.
@@ -49,10 +50,10 @@ class PoolRetentionCalls:
         self._core.retain(blocks, level, seconds)
 
     def pin(self, block: int) -> int:
-        """Keeps a cached block, and all that it continues, before all else.
+        """Pins a cached block and all blocks it continues: they are evicted after all others.
 
         A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
-        they are handed out where nothing else is left. ``BlockManager.pin`` has the details.
+        they are handed out if no other block is left. ``BlockManager.pin`` has the details.
 
         Args:
             block: The deepest block of a chain.
@@ -64,7 +65,7 @@ class PoolRetentionCalls:
             PinBudgetError: More blocks, or pins, than the block's share has of
                 ``max_pinned_blocks``.
             BlockStateError: The block is not cached.
-            ValueError: The block is out of range, or no ``retention``.
+            ValueError: The block is out of range, or ``retention`` is off.
         """
         return self._core.pin(block)
 
@@ -72,8 +73,8 @@ class PoolRetentionCalls:
         """Releases a pin. Its blocks stay cached, as if they had never been pinned.
 
         Raises:
-            UnknownPinError: It was given back already, or never made.
-            ValueError: No ``retention``.
+            UnknownPinError: The pin was released already, or never made.
+            ValueError: ``retention`` is off.
         """
         self._core.unpin(pin)
 
@@ -81,8 +82,8 @@ class PoolRetentionCalls:
         """The number of blocks of a pin, and how many of them are still cached.
 
         Raises:
-            UnknownPinError: It was given back already, or never made.
-            ValueError: No ``retention``.
+            UnknownPinError: The pin was released already, or never made.
+            ValueError: ``retention`` is off.
         """
         return Pin(*self._core.view_pin(pin))
 
@@ -97,27 +98,27 @@ class PoolRetentionCalls:
 
     @property
     def time(self) -> float:
-        """The time set last, in seconds; 0 before the first.
+        """The time set last, in seconds; 0 before the first call of ``set_time``.
 
         Raises:
-            ValueError: No ``retention``.
+            ValueError: ``retention`` is off.
         """
         return self._core.time()
 
     def set_time(self, seconds: float) -> None:
-        """Tells the pool the time, for ``ttl``, as ``BlockManager.set_time`` does.
+        """Sets the time for ``ttl``, as ``BlockManager.set_time`` does.
 
         Raises:
-            ValueError: Not finite, before the time set last, or no ``retention``.
-            TypeError: No number.
+            ValueError: Not finite, before the time set last, or ``retention`` is off.
+            TypeError: Not a number.
         """
         self._core.set_time(number(seconds, "seconds"))
 
     def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
-        """The limit of the blocks of a namespace, and their use.
+        """How many blocks a namespace may use, and how many it uses.
 
         Args:
-            namespace: One without a quota shares with all others that have none.
+            namespace: All namespaces without a quota share one part of the pool.
 
         Raises:
             ValueError: The namespace is too long.
@@ -126,10 +127,10 @@ class PoolRetentionCalls:
         return QuotaUsage(**self._core.quota_usage(namespace))
 
     def hit_rate_curve(self, namespace: bytes = b"") -> HitRateCurve:
-        """What pools of other sizes would have found of all that ``acquire_prefix`` looked up.
+        """The hits of ``acquire_prefix`` that pools of other sizes would have had.
 
         Args:
-            namespace: Whose share.
+            namespace: Selects the share.
 
         Raises:
             ValueError: The pool was built without ``ghost_blocks``, or without prefix caching; the
@@ -150,7 +151,7 @@ class PoolRetentionCalls:
         """Raises the first error of an eviction policy written in Python, if there was one.
 
         Raises:
-            PolicyError: As ``BlockManager.check_policy`` does.
+            PolicyError: As in ``BlockManager.check_policy``.
         """
         if error := self._core.policy_error():
             raise PolicyError(error) from error

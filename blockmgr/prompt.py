@@ -1,4 +1,4 @@
-"""``Prompt``: a prompt that is converted and checked once, for several calls."""
+"""``Prompt``: a prompt converted and checked once, for several calls."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ if TYPE_CHECKING:
 __all__ = ["Keys", "Prompt", "parts_of"]
 
 Keys: TypeAlias = tuple[tuple[int, bytes], ...] | None
-"""Extra keys as the core takes them."""
+"""Extra keys in the core's form."""
 
 
 @final
 class Prompt:
     """The tokens of a prompt, its namespace and its extra keys, converted and checked once.
 
-    Calls that look a prompt up take it in place of tokens: ``match``, ``can_admit``, ``admit``,
-    ``explain``, ``pin`` and others. A list of tokens is converted by every call it is given to; the
-    tokens of a ``Prompt`` are read where they are. It never changes, and any manager takes it.
+    Calls that look a prompt up take it instead of tokens: ``match``, ``can_admit``, ``admit``,
+    ``explain``, ``pin`` and others. Each of these calls would convert a list of tokens again, but
+    reads the tokens of a ``Prompt`` in place. A ``Prompt`` is immutable, and works with any
+    manager.
 
     Args:
-        tokens: As ``BlockManager.admit`` has it; of a list or an array a copy is kept.
-        namespace: As ``BlockManager.admit`` has it.
-        extras: As ``BlockManager.admit`` has it.
+        tokens: As in ``BlockManager.admit``; a list or an array is copied.
+        namespace: As in ``BlockManager.admit``.
+        extras: As in ``BlockManager.admit``.
 
     Raises:
         ValueError: No tokens, or a value out of its bounds.
@@ -55,7 +56,7 @@ class Prompt:
         self._namespace = namespace
 
     def __init_subclass__(cls) -> NoReturn:
-        raise TypeError("Prompt cannot be subclassed: calls read its parts without asking it")
+        raise TypeError("Prompt cannot be subclassed: calls read its fields directly")
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -80,7 +81,7 @@ class Prompt:
 
     @property
     def namespace(self) -> bytes:
-        """Whose cache."""
+        """The namespace."""
         return self._namespace
 
     @property
@@ -91,10 +92,10 @@ class Prompt:
     def parts(
         self, namespace: bytes, extras: Extras | None
     ) -> tuple[npt.NDArray[np.uint32], bytes, Keys]:
-        """What the core takes, given what a call was given beside the prompt.
+        """The arguments of the core for this prompt and the other arguments of a call.
 
         Raises:
-            ValueError: A namespace or extra keys, which the prompt has.
+            ValueError: The call has a namespace or extra keys as well.
         """
         if namespace != b"" or extras is not None:
             raise ValueError("namespace and extras must be left out: the Prompt has its own")
@@ -108,7 +109,7 @@ def _made(tokens: Tokens, namespace: bytes, extras: Extras) -> Prompt:
 def parts_of(
     tokens: Tokens | Prompt, namespace: bytes, extras: Extras | None
 ) -> tuple[Tokens, bytes, Keys]:
-    """Tokens, namespace and extra keys as the core takes them, of what a call was given."""
+    """Tokens, namespace and extra keys in the core's form, from the arguments of a call."""
     if type(tokens) is Prompt:
         return tokens.parts(namespace, extras)
     return tokens, namespace, extras_pairs(extras)

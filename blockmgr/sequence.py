@@ -24,8 +24,8 @@ __all__ = ["Sequence"]
 class Sequence(NotCopied):
     """A readable view of one sequence. It stores only the handle.
 
-    As a context manager it frees the sequence at the end, unless that has happened already. Two
-    views are equal if they name the same sequence of the same manager.
+    As a context manager it frees the sequence at the end, unless it is freed already. Two views are
+    equal if they name the same sequence of the same manager.
     """
 
     __slots__ = ("_manager", "handle")
@@ -92,7 +92,7 @@ class Sequence(NotCopied):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks held."""
+        """Number of blocks held."""
         return self._manager._core.view(self.handle)[3]
 
     @property

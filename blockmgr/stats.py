@@ -1,4 +1,4 @@
-"""Counters as a frozen snapshot; other modules export them."""
+"""Frozen snapshots of gauges and counters; other modules export them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Stats:
         peak_used_blocks: Largest ``used_blocks`` so far.
         num_sequences: Sequences alive, running or preempted.
         pending_copies: Copies recorded and not taken.
-        query_tokens: Prompt tokens looked up, first admissions only; none where ``read_cache`` is
+        query_tokens: Prompt tokens looked up, at first admissions only; none if ``read_cache`` is
             False.
         hit_tokens: Of those, tokens found.
-        partial_hit_tokens: Of those, tokens found in a part of a block.
-        resumed_query_tokens: Tokens looked up by ``resume``, which the hit rate leaves out.
+        partial_hit_tokens: Of those, tokens found in part of a block.
+        resumed_query_tokens: Tokens looked up by ``resume``; they do not count in the hit rate.
         resumed_hit_tokens: Of those, tokens found.
         promoted_blocks: Blocks that became findable.
         deduplicated_blocks: Full blocks found to be cached already.
@@ -47,9 +47,10 @@ class Stats:
         expected_blocks: Cached blocks at ``Priority.EXPECTED``; a gauge.
         high_priority_blocks: Cached blocks at ``Priority.HIGH``; a gauge.
         pinned_blocks: Cached blocks that pins cover, each counted once; a gauge.
-        pins: Pins held; a gauge.
+        pins: Number of pins held; a gauge.
         expired_blocks: Blocks whose retention ran out.
-        evicted_pinned_blocks: Pinned blocks evicted for a running sequence, with no other left.
+        evicted_pinned_blocks: Pinned blocks evicted for a running sequence because no other was
+            left.
         touched_blocks: Idle blocks that ``touch`` moved to the end of the eviction order.
         forgotten_blocks: Cached blocks that ``reset_prefix_cache`` took out of the cache.
     """
@@ -104,9 +105,9 @@ class Stats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentHits:
-    """The hits of the last requests: ``hit_rate_window`` of them at most.
+    """The hits of the last requests, at most ``hit_rate_window``.
 
-    First admissions that read the cache count, one request each.
+    Each first admission that reads the cache counts as one request.
 
     Attributes:
         requests: Number of requests.
@@ -126,7 +127,7 @@ class RecentHits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaUsage:
-    """The limit and the use of one share of the pool, in blocks.
+    """The limit of one share of the pool, and its blocks by state.
 
     ``limit`` = ``free_blocks`` + ``idle_blocks`` + ``fenced_blocks`` + ``used_blocks``. It names
     neither its namespace nor any token.
@@ -155,18 +156,18 @@ class QuotaUsage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HitRateCurve:
-    """What pools of other sizes would have found of everything that was looked up so far.
+    """The hits that pools of other sizes would have had in all look-ups so far.
 
     Whole blocks only, at first admissions, in pools that evict the least recently used block. Like
-    the counters of ``Stats`` these only grow, so that the difference of two snapshots is the curve
-    of the time between.
+    the counters of ``Stats`` these only grow, so the difference of two snapshots is the curve of
+    the time between them.
 
     Attributes:
-        num_blocks: Blocks of the share that was asked, without the null block.
+        num_blocks: Blocks of the share, without the null block.
         query_tokens: Prompt tokens looked up.
-        hit_tokens: ``int64[max_blocks + 1]`` on the host: of those, tokens that a pool of so many
-            blocks would have found, by number of blocks. A pool too small for what
-            was in use at a time would have made requests wait; that is left out.
+        hit_tokens: ``int64[max_blocks + 1]`` on the host: of those, tokens that a pool would have
+            found, by its number of blocks. The curve ignores that requests would have had to wait
+            for blocks in a small pool.
     """
 
     num_blocks: int
@@ -179,7 +180,7 @@ class HitRateCurve:
         return len(self.hit_tokens) - 1
 
     def hit_rate_at(self, num_blocks: int) -> float:
-        """Hit tokens over query tokens of a pool of this size; 0 before the first admission.
+        """Hit tokens over query tokens in a pool of this size; 0 before the first admission.
 
         Args:
             num_blocks: In ``[0, max_blocks]``.
@@ -193,7 +194,7 @@ class HitRateCurve:
         return int(self.hit_tokens[num_blocks]) / self.query_tokens if self.query_tokens else 0.0
 
     def __sub__(self, earlier: HitRateCurve) -> HitRateCurve:
-        """The curve of what was looked up since ``earlier``, a snapshot of the same manager.
+        """The curve of all look-ups since ``earlier``, a snapshot of the same manager.
 
         Raises:
             ValueError: ``earlier`` is of a manager of another size, or later than this one.

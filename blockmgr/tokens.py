@@ -1,4 +1,4 @@
-"""What a prompt is given as: its tokens, and the extra keys of its blocks."""
+"""The types in which callers pass a prompt: its tokens, and the extra keys of its blocks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _SupportsArray(Protocol):
 Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
 """Token ids, each in ``[0, 2**32)``: a list, tuple or range of ints, or a one-dimensional
 array of integers: NumPy (a slice or a column too), ``array.array``, anything with the buffer
-protocol or ``__array__``. ``bytes`` and ``bytearray`` are refused: they hold text. Fastest is a
-contiguous array of ``uint32`` (or of ``int32``): it is read in place, and must not change during
-the call. A list is converted, a number at a time, by every call it is given to. Of a subclass of
-``list`` or ``tuple`` its own items count, whatever methods it overrides."""
+protocol or ``__array__``. ``bytes`` and ``bytearray`` are refused, because they hold text. A
+contiguous array of ``uint32`` (or of ``int32``) is fastest: it is read in place, and must not
+change during the call. Every call converts a list number by number. Subclasses of ``list`` or
+``tuple`` are read as plain lists or tuples, whatever methods they override."""
 
 Extras: TypeAlias = Mapping[int, bytes]
 """Extra keys by logical block: bytes, 1 to 1024 long, that change the K/V of that block."""

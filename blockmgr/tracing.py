@@ -1,7 +1,7 @@
-"""OpenTelemetry spans around what a request waits for: admission, resumption, loads.
+"""OpenTelemetry spans around the waits of a request: admission, resumption, loads.
 
-The extra ``tracing`` installs OpenTelemetry's interface. Without an SDK that records, a span costs
-a function call or two.
+The extra ``tracing`` installs OpenTelemetry's API. Without an SDK, a span costs one or two function
+calls.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["TracedManager"]
 
 
 class TracedManager:
-    """A manager whose admissions are spans; all else is the manager's own.
+    """A manager whose admissions are spans; all other attributes are the manager's own.
 
-    A span has the number of tokens of a prompt and of those found, and the error that refused it.
-    It has neither tokens nor namespaces, which may be secrets.
+    A span has the number of tokens of the prompt, the number found, and the error if the call
+    raised one. It has neither tokens nor namespaces, which may be secrets.
 
     Args:
-        manager: What does the work.
-        tracer: Where spans begin; None for the global tracer provider's.
+        manager: The manager to wrap.
+        tracer: Creates the spans; None for the tracer of the global provider.
 
     >>> from blockmgr import BlockManager
     >>> traced = TracedManager(BlockManager(num_blocks=8, block_size=4))
@@ -65,13 +65,13 @@ class TracedManager:
 
     @contextmanager
     def span(self, name: str, **attributes: str | int | float | bool) -> Iterator[trace.Span]:
-        """A span of the caller's own: around the load of K/V from another tier, say.
+        """A span for the caller's own work, such as a load of K/V from another tier.
 
-        An exception within it is recorded by the name of its type only, because its message may
-        contain what should not leave the process.
+        The span records only the type of an exception, because its message may contain data that
+        should not leave the process.
 
         Args:
-            name: What is done; the span is called ``blockmgr.NAME``.
+            name: The kind of work; the span is called ``blockmgr.NAME``.
             **attributes: Recorded as ``blockmgr.ATTRIBUTE``.
         """
         with self._tracer.start_as_current_span(

@@ -1,4 +1,4 @@
-"""What names memory, threads or other objects, and so has no copy that means anything."""
+"""A base for objects that cannot be copied, because they own memory, threads or blocks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ __all__ = ["NotCopied"]
 class NotCopied:
     """Refuses ``copy.copy``, ``copy.deepcopy`` and ``pickle``, and says what to do instead.
 
-    A shallow copy would name the same blocks as the original, each thinking that they are its own;
-    a deep one would name blocks without K/V.
+    A shallow copy would own the same blocks as the original; a deep copy would have blocks without
+    K/V.
     """
 
     __slots__ = ()

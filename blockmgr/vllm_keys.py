@@ -1,4 +1,4 @@
-"""What besides its tokens makes a block's K/V, as vLLM digests it: for ``digest="sha256_cbor"``."""
+"""vLLM's extra keys of blocks: for ``digest="sha256_cbor"``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Keys", "vllm_extras", "vllm_keys"]
 
 Keys: TypeAlias = tuple["str | bytes | int | Keys", ...]
-"""Extra keys of a block, each a tuple that begins with what it is: ``("lora", name)``."""
+"""Extra keys of a block, each a tuple that begins with its kind: ``("lora", name)``."""
 
 _MOST_TOKENS = 2**31 - 1
 
@@ -28,24 +28,25 @@ def vllm_extras(
     multimodal: Sequence[tuple[str, int, int]] = (),
     embeds: Mapping[int, bytes] | None = None,
 ) -> dict[int, bytes]:
-    """Extra keys of a prompt's blocks, for ``extras``, so that their digests are vLLM's.
+    """Extra keys of a prompt's blocks, for ``extras``, that give them vLLM's digests.
 
-    With ``digest="sha256_cbor"``. vLLM has no namespaces: a salt is part of the first block, and an
-    adapter of each one, so leave ``namespace`` empty where vLLM must agree. These keys keep
-    prompts apart.
+    For ``digest="sha256_cbor"``. vLLM has no namespaces: a salt is an extra key of the first block,
+    and an adapter one of every block. So leave ``namespace`` empty if digests must equal vLLM's;
+    these keys separate the prompts.
 
     Args:
-        num_tokens: Length of the prompt and of what will follow it: blocks that the adapter covers.
-        block_size: Tokens per block, as the manager has it.
+        num_tokens: Length of the prompt and its output, which sets the number of blocks with the
+            adapter.
+        block_size: Tokens per block of the manager.
         lora: Name of the adapter.
-        lora_path: Its path, which vLLM 0.32 digests as well; None for versions that do not.
+        lora_path: Its path, which vLLM 0.32 digests as well; None for other versions.
         salt: The request's ``cache_salt``.
         multimodal: (identifier, offset, length) of each image or other item, in tokens of the
             prompt, in order of their offsets.
         embeds: SHA-256 of the prompt embeddings of single blocks, by block.
 
     Returns:
-        The keys of each block that has any, as the bytes that are digested.
+        The keys of each block that has any, as the bytes to digest.
 
     Raises:
         ValueError: A value is out of its bounds, or a path is given without its adapter.
@@ -94,11 +95,11 @@ def vllm_extras(
 
 
 def vllm_keys(extras: bytes) -> Keys:
-    """The keys behind the extras of one block.
+    """The keys that the extras of one block encode.
 
     Raises:
-        ValueError: These are not bytes that ``vllm_extras`` has made.
-        TypeError: They are no bytes.
+        ValueError: ``vllm_extras`` did not make these bytes.
+        TypeError: They are not bytes.
 
     >>> vllm_keys(vllm_extras(2, 2, salt="tenant")[0])
     (('cache_salt', 'tenant'),)

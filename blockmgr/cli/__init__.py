@@ -1,9 +1,9 @@
 """The command line: parses, calls the lab, prints.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the result says no, 2 the
-command is wrong, 3 a file is (stdout too), 130 interrupted.
+Data goes to stdout, everything else to stderr. Exit codes: 0 success, 1 a negative result, 2 a
+wrong command, 3 a file error (stdout is a file, too), 130 interrupted.
 
-One module a command; ``common`` and ``options`` hold what commands share.
+Each command has one module; ``common`` and ``options`` hold shared code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from blockmgr.errors import MissingExtraError
 
 try:
     import click
-    import rich  # noqa: F401  (for the modules below, which could not say what is missing)
+    import rich  # noqa: F401  (fails here, so that the error names the missing extra)
 except ImportError as error:
     raise MissingExtraError("cli", "the command line") from error
 

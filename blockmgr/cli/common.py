@@ -1,4 +1,4 @@
-"""What commands share: how they end, how progress is shown, and how a run is repeated."""
+"""Shared by all commands: exit codes and errors, progress bars, commands to repeat runs."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ __all__ = [
 
 
 READING: Final = "blockmgr.reading"
-"""Where a context keeps how a trace is read."""
+"""Key of the options for reading a trace, in a context."""
 
 
 class WrongCommand(click.ClickException):
-    """The command cannot be carried out as given; asking for help would not tell why."""
+    """The command cannot run as given, for a reason that ``--help`` does not explain."""
 
     exit_code = 2
 
 
 class WrongInput(click.ClickException):
-    """A file is not what it should be, or cannot be read or written; stdout is such a file."""
+    """A file is malformed, or cannot be read or written; stdout is such a file."""
 
     exit_code = 3
 
@@ -77,13 +77,13 @@ class Interrupted(click.ClickException):
 
 
 class Group(click.Group):
-    """A group that ends in one way: with a code, and with one line on stderr if it is not 0.
+    """A group that always ends with an exit code, and with one line on stderr if it is not 0.
 
-    Whatever a command does, stdout is flushed here, so that what it could not say is known.
+    It flushes stdout after every command, so that a failed write becomes an error.
     """
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
-        """Run, and leave with an exit code; every error is one line on stderr."""
+        """Run a command and exit with a code; every error is one line on stderr."""
         options["standalone_mode"] = False
         code: object = 0
         message = ""
@@ -104,19 +104,19 @@ class Group(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        """As click does; ``--help`` prints here."""
+        """As in click; ``--help`` prints here."""
         with _ending():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does."""
+        """As in click."""
         with _ending():
             return super().invoke(ctx)
 
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Turn what ends any command into what ``Group.main`` shows, before click has its own way."""
+    """Convert the errors of any command for ``Group.main`` before click handles them itself."""
     try:
         yield
     except KeyboardInterrupt:
@@ -128,25 +128,25 @@ def _ending() -> Iterator[None]:
 
 
 def _say_at_the_end(message: str) -> None:
-    """Print the last line, after flushing stdout as far as possible."""
+    """Flush stdout as far as possible, then print the last line."""
     try:
         sys.stdout.flush()
     except OSError:
-        # At its own end the interpreter would try again, and complain in words of its own.
+        # The interpreter would flush again at exit and print its own error.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-    with suppress(OSError):  # no stream is left for a message
+    with suppress(OSError):  # there is no stream for a message
         click.echo(f"error: {printable(message)}", err=True)
 
 
 @contextmanager
 def one_line_errors(ctx: click.Context, *, show_traceback: bool) -> Iterator[None]:
-    """Turn what the lab raises into a line on stderr and an exit code."""
+    """Convert the errors of the lab into a line on stderr and an exit code."""
     try:
         yield
     except BrokenPipeError:
-        raise  # all of stdout's troubles are told in one place
+        raise  # only Group.main reports errors of stdout
     except (TraceFormatError, MissingExtraError, OSError, ValueError, MemoryError) as error:
         if show_traceback:
             traceback.print_exc()
@@ -162,12 +162,12 @@ def one_line_errors(ctx: click.Context, *, show_traceback: bool) -> Iterator[Non
 
 @contextmanager
 def progress_bar(what: str, unit: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while the block runs, if that is a terminal; yields what advances it by 1.
+    """Show a progress bar while the block runs; yields a function that advances it by 1.
 
     Args:
-        what: What is being done, such as ``"replaying"``.
-        unit: What is counted, such as ``"requests"``.
-        total: How many there are.
+        what: The activity, such as ``"replaying"``. The bar appears only if stderr is a terminal.
+        unit: The unit of the count, such as ``"requests"``.
+        total: The final count.
     """
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -184,13 +184,13 @@ def repeat_command(
     *,
     leave_out: Collection[str] = (),
 ) -> str:
-    """The command line that repeats this run: what decides the result, and what was asked for.
+    """The command line that repeats this run, with all parameters that decide the result.
 
     Args:
-        ctx: Of the command that runs.
-        always: Parameters to spell out even when they were not given, unless they are None.
-        values: What stands for parameters that were left to the command, by parameter name.
-        leave_out: Parameters to say nothing of.
+        ctx: Context of the command.
+        always: Parameters to include even if they were not given, unless they are None.
+        values: Values of parameters that the command chose itself, by parameter name.
+        leave_out: Parameters to omit.
     """
     words = ["blockmgr", ctx.info_name or ""]
     for parameter in ctx.command.params:
@@ -212,7 +212,7 @@ def repeat_command(
 
 
 def shell_word(text: str) -> str:
-    r"""``text`` as one word of a shell's command line, on one line, whatever bytes it stands for.
+    r"""``text`` quoted as one word of a shell command on one line, whatever bytes it contains.
 
     >>> print(shell_word("a trace.jsonl"), shell_word("a\udcff\n"))
     'a trace.jsonl' $'a\xff\n'
@@ -233,7 +233,7 @@ def shell_word(text: str) -> str:
 
 
 def _apart(letters: list[str]) -> str:
-    """Letters of a ``$'...'``, with a break where a hexadecimal digit follows an escape."""
+    """The contents of a ``$'...'``, with a break if a hexadecimal digit follows an escape."""
     text = ""
     for before, letter in zip(["", *letters], letters, strict=False):
         follows = before.startswith("\\x") and letter in string.hexdigits
@@ -243,7 +243,7 @@ def _apart(letters: list[str]) -> str:
 
 @contextmanager
 def telling(*paths: Path) -> Iterator[None]:
-    """Say on stderr what the block has written, and whether a file was there before.
+    """Report on stderr which files the block wrote, and which of them it replaced.
 
     Args:
         paths: Files that the block writes.
@@ -255,7 +255,7 @@ def telling(*paths: Path) -> Iterator[None]:
 
 
 def tell_rejected(trace: Trace, config: ReplayConfig, num_blocks: int) -> None:
-    """Say on stderr how many requests a pool was too small for, and the smallest that is not."""
+    """Report on stderr how many requests did not fit a pool, and the pool size that fits all."""
     least = largest_request_blocks(trace, config)
     if least > num_blocks:
         rejected = sum(held_blocks(request, config) > num_blocks for request in trace.requests)
@@ -267,7 +267,7 @@ def tell_rejected(trace: Trace, config: ReplayConfig, num_blocks: int) -> None:
 
 
 def percent(share: Fraction) -> str:
-    """A share as people write it, or exactly where that would be another one."""
+    """A share as a percentage, or exactly if rounding would change it."""
     text = f"{float(100 * share):g}%"
     return text if parse_share(text) == share else str(share)
 

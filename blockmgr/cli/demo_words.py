@@ -1,4 +1,4 @@
-"""The words that the model of ``blockmgr generate --demo`` says: one for each of its 256 tokens."""
+"""The words of the 256 tokens of the model in ``blockmgr generate --demo``."""
 
 from __future__ import annotations
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
-# Defaults that shape the result, and so are part of the printed command.
+# Defaults that affect the result; the printed command includes them.
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "block_size", "seed"})
-# Shares of the missed tokens of evicted blocks for which the table says how many blocks it takes.
+# The table shows how many more blocks would keep these shares of the evicted tokens.
 SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 

@@ -31,7 +31,7 @@ __all__ = ["generate"]
 RESULT_SAYS_NO: Final = 1
 PLAIN_WIDTH: Final = 500
 
-# One beginning and several ends: what shared blocks are for.
+# Prompts with a common prefix, so that they share blocks.
 DEMO_PROMPTS: Final = tuple(
     "You are a helpful assistant. Answer in one short sentence. " + question
     for question in ("What is a block?", "What is a block table?", "Who may write to a block?")
@@ -122,7 +122,7 @@ def generate(
     if checked:
         click.echo(f"equal to model.generate: {'no' if differing else 'yes'}", err=True)
     command = repeat_command(ctx, ("seed",), {}, leave_out=("words", "debug"))
-    # A prompt may begin with a dash; what follows the two dashes is no option.
+    # A prompt may begin with a dash; arguments after the two dashes are not options.
     command = " ".join([command, *["--"][: len(words)], *map(shlex.quote, words)])
     seed = settings["seed"]
     click.echo(f"blockmgr {__version__}, seed {seed}, repeat with: {command}", err=True)
@@ -132,7 +132,7 @@ def generate(
 
 def _engine_options(settings: dict[str, Any]) -> dict[str, Any]:
     names = ("block_size", "num_blocks", "chunk_size", "min_partial_tokens", "dedup")
-    # Prompts of one step find each other: this engine's attention writes before it reads.
+    # Prompts of one step can share blocks, because this engine's attention writes before it reads.
     return {"early_commit": True, **{name: settings[name] for name in names}}
 
 
@@ -166,7 +166,7 @@ def _load(
     tokenizer = _tokenizer(model_dir)
     try:
         with warnings.catch_warnings():
-            # Said in one line of ours, see _say_what_is_ignored.
+            # _say_what_is_ignored prints it in one line.
             warnings.filterwarnings("ignore", "the model's generation config", UserWarning)
             engine = Engine.from_pretrained(
                 model_dir, device=_device(settings), **_engine_options(settings)
@@ -175,7 +175,7 @@ def _load(
         raise WrongInput(str(error)) from error
     except (BlockMgrError, ValueError, TypeError, OSError):
         raise
-    except Exception as error:  # whatever a library makes of damaged files
+    except Exception as error:  # libraries raise anything for damaged files
         raise WrongInput(f"cannot load {model_dir!r}: {_first_line(error)}") from error
     return (
         engine,
@@ -185,14 +185,14 @@ def _load(
 
 
 def _tokenizer(model_dir: str) -> Any:
-    """Before the weights: it loads in no time, and is missing more often."""
+    """Load the tokenizer before the weights: it is faster to load, and missing more often."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     if not (Path(model_dir) / "config.json").is_file():
         raise WrongInput(f"no config.json in {model_dir!r}, so it is no model directory")
     try:
         return AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    except Exception as error:  # whatever a library makes of a folder that is none
+    except Exception as error:  # libraries raise anything for a folder without a tokenizer
         raise WrongInput(f"no tokenizer in {model_dir!r}: {_first_line(error)}") from error
 
 
@@ -209,7 +209,7 @@ def _demo(
 
     from blockmgr.ports.engine import Engine  # noqa: PLC0415
 
-    torch.manual_seed(0)  # the model's; --seed is of the samples
+    torch.manual_seed(0)  # seed of the model; --seed is for the samples
     config = LlamaConfig(
         vocab_size=256,
         hidden_size=64,
@@ -244,7 +244,7 @@ def _say_what_is_ignored(engine: Engine, settings: dict[str, Any], *, check: boo
     names = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
     said = f"the model's generation config sets {names}, which is not applied here"
     if check:
-        raise WrongInput(f"{said} but by model.generate: --check cannot hold")
+        raise WrongInput(f"{said}, but model.generate applies it, so --check cannot succeed")
     click.echo(f"warning: {said}", err=True)
 
 
@@ -268,7 +268,7 @@ def _run(engine: Engine, tokens: list[list[int]], settings: dict[str, Any]) -> l
 def _differing(
     engine: Engine, tokens: list[list[int]], found: list[Generation], settings: dict[str, Any]
 ) -> list[int]:
-    """Indices of the prompts that ``model.generate`` continues in another way, in any sample."""
+    """Indices of the prompts for which ``model.generate`` gives other tokens in any sample."""
     return [
         i
         for i, (prompt, generation) in enumerate(zip(tokens, found, strict=True))
@@ -277,7 +277,7 @@ def _differing(
 
 
 def _said(engine: Engine, prompt: list[int], settings: dict[str, Any]) -> list[list[int]]:
-    """The tokens of each sample or beam by ``model.generate``, up to the one that ends it."""
+    """The tokens of each sample or beam by ``model.generate``, up to its stop token."""
     import torch  # noqa: PLC0415
 
     arguments: dict[str, Any] = {
@@ -295,7 +295,7 @@ def _said(engine: Engine, prompt: list[int], settings: dict[str, Any]) -> list[l
     elif settings["temperature"] > 0:
         names = ("temperature", "top_k", "top_p")
         arguments |= {"do_sample": True, **{name: settings[name] for name in names}}
-        # Each sample has a generator of its own, so each is a call of its own.
+        # Each sample has its own random generator, so each needs a separate call.
         seeds = [settings["seed"] + i for i in range(settings["n"])]
     model: Any = engine.model.model
     row = torch.tensor([prompt], device=engine.model.device)
@@ -324,7 +324,7 @@ def _print_text(
 
 
 def _print_report(report: EngineReport, file: TextIO) -> None:
-    """What sharing saved, as a table on a terminal and plain aligned lines anywhere else."""
+    """Print what sharing saved: a table on a terminal, plain aligned lines elsewhere."""
     console = Console(file=file)
     plain = not console.is_terminal
     frame = None if plain else box.SIMPLE

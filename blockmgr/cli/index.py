@@ -60,15 +60,15 @@ def _worker(
 )  # fmt: skip
 @click.option(
     "--max-workers", type=click.IntRange(1, 65536), default=64, show_default=True,
-    help="Workers at a time.",
+    help="Most workers at a time.",
 )  # fmt: skip
 @click.option(
     "--max-blocks", type=click.IntRange(1, 2**40), default=2**26, show_default=True,
-    help="Different blocks at a time.",
+    help="Most different blocks at a time.",
 )  # fmt: skip
 @click.option(
     "--load-weight", type=float, default=1.0, show_default=True,
-    help="How much of a score a load of 1 takes.",
+    help="Amount that a load of 1 subtracts from a score.",
 )  # fmt: skip
 def serve(  # noqa: PLR0917  (click passes them by name)
     host: str,
@@ -81,10 +81,10 @@ def serve(  # noqa: PLR0917  (click passes them by name)
 ) -> None:
     """Serve the index over HTTP until interrupted.
 
-    POST /place with {"digests": [...]} answers which workers have a prompt, best first. Workers can
-    be announced and withdrawn at /workers while it runs. GET /metrics is for Prometheus.
+    POST /place with {"digests": [...]} returns the workers that have a prompt, best first. /workers
+    announces and withdraws workers at run time. GET /metrics is for Prometheus.
 
-    Every client that can reach the port can ask and announce: listen where only routers can.
+    Every client that can reach the port can query and announce, so use a network of routers only.
     """
     try:
         import uvicorn  # noqa: PLC0415  (an extra of its own)

@@ -27,7 +27,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def model_option(command: F) -> F:
-    """``--model``, as the text that was given."""
+    """``--model``, as the text given."""
     return click.option(
         "--model",
         callback=_model,
@@ -75,10 +75,10 @@ def _dtype(_ctx: click.Context, _param: click.Parameter, name: str | None) -> st
 
 
 def chosen_model(text: str | None, dtype: str | None) -> Model | None:
-    """The model that ``--model`` and ``--dtype`` describe; None without.
+    """The model that ``--model`` and ``--dtype`` describe; None without them.
 
     Raises:
-        ValueError: A config that describes no model, or a type for a model with a name.
+        ValueError: The config describes no model, or a named model was given a dtype.
         OSError: The file cannot be read.
         MissingExtraError: It is a config, and torch is not installed.
     """
@@ -92,8 +92,8 @@ def chosen_model(text: str | None, dtype: str | None) -> Model | None:
 
 
 def _of_config(path: Path, dtype: str | None) -> Model:
-    # This import takes seconds and an extra that nothing else here needs. It comes first because it
-    # names what is missing.
+    # This import takes seconds, and an extra that nothing else here needs. It comes first because
+    # its error names the missing extra.
     from blockmgr.kv import HybridShape, ModelShape  # noqa: I001, PLC0415
     import torch  # noqa: PLC0415
 
@@ -102,7 +102,7 @@ def _of_config(path: Path, dtype: str | None) -> Model:
     try:
         shape = HybridShape.from_config(path, chosen)
     except ValueError as error:
-        # Raises an error of the config that has nothing to do with groups.
+        # Raises if the config is wrong for a reason unrelated to groups.
         whole = ModelShape.from_config(path, chosen)
         click.echo(f"taken as one group of full attention: {error}", err=True)
     else:
@@ -120,16 +120,16 @@ def _of_config(path: Path, dtype: str | None) -> Model:
 def chosen_block_sizes(
     ctx: click.Context, parameter: str, sizes: tuple[int, ...], model: Model | None
 ) -> tuple[int, ...]:
-    """The block sizes that were given, or the one of the model.
+    """The given block sizes, or the model's own.
 
     Args:
-        ctx: Of the command.
-        parameter: Name of the option that has them.
+        ctx: Context of the command.
+        parameter: Name of the option with the block sizes.
         sizes: Its value.
-        model: Of ``--model``.
+        model: The model of ``--model``.
 
     Raises:
-        ValueError: A block of such a size holds no state of the model.
+        ValueError: A block of such a size cannot hold a state of the model.
     """
     if model is None or model.block_size is None:
         return sizes

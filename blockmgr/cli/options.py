@@ -56,7 +56,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 def trace_options(command: F) -> F:
     """``--trace`` and ``--workload``, as ``trace_path`` and ``workload``; how a trace is read.
 
-    What says how is left in the context, for ``chosen_trace``.
+    The options for reading are kept in the context, for ``chosen_trace``.
     """
     for option in (
         click.option(
@@ -112,7 +112,7 @@ def how_options(command: F) -> F:
 
 
 def how_options_without(*names: str) -> Callable[[F], F]:
-    """``how_options`` but for some, for commands that take several of them at once."""
+    """``how_options`` without some, for commands that take several values of those."""
 
     def add(command: F) -> F:
         for name, option in reversed(_HOW.items()):
@@ -156,15 +156,15 @@ def jobs_options(command: F) -> F:
 
 
 def chosen_jobs(jobs: int | None, ray_address: str | None, most: int) -> int | RayCluster:
-    """Who works, of what ``jobs_options`` leaves.
+    """The workers that ``jobs_options`` selects.
 
     Args:
-        jobs: As it was asked for.
-        ray_address: Likewise.
-        most: How much there is to do; more processes would only start and stop.
+        jobs: The value of ``--jobs``.
+        ray_address: The value of ``--ray``.
+        most: Number of tasks; more processes than that would have no work.
 
     Raises:
-        ValueError: The address is none, or ``jobs`` does not go with it.
+        ValueError: The address is invalid, or ``jobs`` cannot be combined with it.
     """
     if ray_address is not None:
         return RayCluster(address=ray_address, num_cpus=jobs)
@@ -273,7 +273,7 @@ def check_one_source(ctx: click.Context, trace_path: Path | None, workload: str 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a command works on.
+    """The input of a command.
 
     Attributes:
         trace_path: The file, or None.
@@ -285,7 +285,7 @@ class Source:
 
     @property
     def files(self) -> list[str]:
-        """The files that are read; raises ``ValueError`` for a folder without any."""
+        """The files to read; raises ``ValueError`` for a folder without any."""
         return [] if self.trace_path is None else parts(self.trace_path)
 
     def trace(self, seed: int) -> Trace:
@@ -294,7 +294,7 @@ class Source:
 
     @property
     def repeated(self) -> dict[str, object]:
-        """Parameters of ``source_options`` as a repeated command spells them out."""
+        """Parameters of ``source_options`` for the command that repeats a run."""
         found = self.workload or DEFAULT_WORKLOAD if self.trace_path is None else self.trace_path
         return {"source": found, "trace_path": None, "workload": None}
 
@@ -302,7 +302,7 @@ class Source:
 def chosen_source(
     ctx: click.Context, source: str | None, trace_path: Path | None, workload: str | None
 ) -> Source:
-    """What ``source_options`` name, the built-in workload if nothing.
+    """The input that ``source_options`` name; the built-in workload by default.
 
     Raises:
         click.UsageError: Several are named, or SOURCE is neither a file nor a workload.

@@ -57,7 +57,7 @@ def _hit_rates(
 
 
 def _model_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``--model``, or the numbers that decide the size of its K/V in one group."""
+    """``--model``, or the numbers that determine the size of its K/V in one group."""
     positive = click.IntRange(min=1)
     for option in (
         dtype_option,
@@ -157,7 +157,7 @@ def _described(
     numbers: tuple[int | None, int | None, int | None],
     dtype: str | None,
 ) -> int | None:
-    """K/V bytes of a token in the layers of a group; None if no option describes the model."""
+    """K/V bytes per token in the layers of a group; None if no option describes the model."""
     layers, kv_heads, head_size = numbers
     if model is not None:
         return model.bytes_per_token
@@ -165,7 +165,7 @@ def _described(
         return None
     if layers is None or kv_heads is None or head_size is None or dtype is None:
         wanted = ", ".join("--" + name.replace("_", "-") for name in SHAPE)
-        raise click.UsageError(f"the size of a block takes all of {wanted}; or --model", ctx)
+        raise click.UsageError(f"the size of a block needs all of {wanted}, or --model", ctx)
     return kv_bytes_per_token(layers, kv_heads, head_size, dtype)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 RESULT_SAYS_NO: Final = 1
-# Defaults that shape every result, and so are part of the printed command.
+# Defaults that affect every result; the printed command includes them.
 ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "seed"})
 
 
@@ -115,7 +115,7 @@ def replay(
     found = chosen_source(ctx, source, trace_path, workload)
     with one_line_errors(ctx, show_traceback=debug):
         if plot_path is not None:
-            # Before the work, so that a missing extra does not waste it.
+            # Before the work, so that a missing extra fails early.
             from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
             plot.check_path(plot_path, inputs=found.files)

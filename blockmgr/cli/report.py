@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "policies", "block_size", "seed"})
-# Paths and numbers of processes are left out: the same report gives the same bytes.
+# Without paths and the number of processes: the same report gives the same bytes.
 NOT_SHOWN: Final = frozenset({"output", "png", "svg", "jobs", "json_wanted"})
 PLACES: Final = 6
 
@@ -79,7 +79,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     "--capacities",
     callback=_sizes,
     metavar="SIZES",
-    help="Pool sizes to compare policies at.  [default: of 1%,2%,5%,10%,20%,50% what fits]",
+    help="Pool sizes to compare policies at.  [default: those of 1%,2%,5%,10%,20%,50% that fit]",
 )
 @click.option(
     "--policies",

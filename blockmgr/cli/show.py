@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["show"]
 
-# Defaults that shape the result, and so are part of the printed command.
+# Defaults that affect the result; the printed command includes them.
 ALWAYS_REPEATED: Final = frozenset({"workload", "capacity", "block_size", "seed", "at"})
 
 STYLES: Final = {
@@ -150,7 +150,7 @@ def show(
 
 
 def _step_at(at: Fraction, trace: Trace, num_blocks: int, config: ReplayConfig) -> int:
-    """The step that ends this share of the replay, from a replay that counts them."""
+    """The step that ends this share of the replay; a replay counts the steps."""
     with progress_bar("counting steps", "requests", len(trace.requests)) as progress:
         steps = replay(trace, num_blocks, config, progress=progress).steps
     if not steps:
@@ -181,7 +181,7 @@ def _print_or_draw(
         _print(title, facts, moment, sys.stdout)
         click.echo(provenance.line, err=True)
         return
-    # The path of the file is left out: the same moment gives the same bytes.
+    # Without the path of the file: the same moment gives the same bytes.
     of_moment = repeat_command(ctx, ALWAYS_REPEATED, chosen, leave_out={"output"})
     facts.append(("seen with", of_moment))
     shown = block_map(moment.manager, title=title, names=moment.names, facts=facts)
@@ -191,7 +191,7 @@ def _print_or_draw(
 
 
 def _numbers(moment: Moment) -> dict[str, object]:
-    """The moment for other programs: the states of all blocks, and the sequences."""
+    """The moment as JSON: the states of all blocks, and the sequences."""
     manager = moment.manager
     blocks = manager.blocks()
     states = Counter(BlockState(state).name.lower() for state in blocks.state.tolist())
@@ -225,7 +225,7 @@ def _numbers(moment: Moment) -> dict[str, object]:
 
 
 def _print(title: str, facts: list[tuple[str, str]], moment: Moment, file: TextIO) -> None:
-    """Print the moment as text: states in colour on a terminal, plain anywhere else."""
+    """Print the moment as text: states in colour on a terminal, plain elsewhere."""
     console = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True)
     text = Text.assemble((f"{title}\n", "bold"))
     text.append("".join(f"{name}: {value}\n" for name, value in facts) + "\n")
@@ -238,5 +238,6 @@ def _print(title: str, facts: list[tuple[str, str]], moment: Moment, file: TextI
     if console.is_terminal and not console.no_color:
         console.print(text, end="")
     else:
-        # Without colours rich would still write bold, which some ask to be spared as well.
+        # Without colours, rich would still write bold text, which NO_COLOR users do not want
+        # either.
         click.echo(text.plain, file=file, nl=False)

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
-# Defaults that shape every row, and so are part of the printed command.
+# Defaults that affect every row; the printed command includes them.
 ALWAYS_REPEATED: Final = frozenset({"source", "policies", "capacities", "block_sizes", "seed"})
-# Shown where there is no value: for a pool without a replay, or where there is no gap to close.
+# Shown if there is no value: a pool without a replay, or no gap to close.
 NOTHING: Final = "\N{EN DASH}"
 HEADINGS: Final = (
     "block\nsize",
@@ -156,7 +156,7 @@ def sweep(
                 jobs=workers,
                 advance=advance,
             )
-        # How the work was divided is no part of the result.
+        # The number of workers does not affect the result.
         repeated = {**chosen.repeated, "block_sizes": sizes}
         command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs", "ray_address"})
         provenance = Provenance(command=command, seed=seed)
@@ -218,7 +218,7 @@ def _table(outcome: Sweep, capacities: tuple[Capacity, ...]) -> Table:
         line = [str(small.block_size), small.capacity.text, f"{small.num_blocks:,}"]
         lines = [line + [NOTHING] * (len(HEADINGS) - len(line))]
         cells[small.block_size, small.capacity.text] = lines
-    # As they were asked for, whether they could be replayed or not.
+    # All requested pools, including those that could not be replayed.
     for block_size in dict.fromkeys(size for size, _ in cells):
         for capacity in capacities:
             for line in cells[block_size, capacity.text]:

@@ -1,6 +1,6 @@
-"""Events on the wire: the formats others read, a publisher, and a subscriber that mends gaps.
+"""Events on the wire: formats of other systems, a publisher, a subscriber that fills gaps.
 
-The extra ``events`` installs what these modules need.
+These modules need the extra ``events``.
 """
 
 from __future__ import annotations

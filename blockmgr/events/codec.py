@@ -1,4 +1,4 @@
-"""Events as the bytes that vLLM's clients read, and such bytes as events."""
+"""Encodes events as the bytes that vLLM's clients read, and decodes such bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AnyBatch = wire.Batch | wire.OldBatch | wire.HashBatch
 Group: TypeAlias = (
     FullAttention | SlidingWindow | ChunkedAttention | RecurrentState | str | tuple[str, int]
 )
-"""A group of layers: as a manager has it, vLLM's word for it, or that and a window in tokens."""
+"""A group of layers: a group of a manager, vLLM's word, or that word and a window in tokens."""
 
 _WORDS: Mapping[type, str] = {
     FullAttention: wire.FULL_ATTENTION,
@@ -44,9 +44,9 @@ _WORDS: Mapping[type, str] = {
 
 LOW_BITS = 2**64 - 1
 MOST_BLOCKS = 8192
-"""Blocks of a batch, so that none takes long to encode or to apply."""
+"""Most blocks per batch, so that encoding and applying one is fast."""
 
-# Besides what msgspec raises itself: text that is no UTF-8, and arrays in arrays without end.
+# Besides msgspec's own errors: text that is not UTF-8, and arrays nested too deeply.
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _maps = msgspec.msgpack.Decoder(wire.Batch)
@@ -55,7 +55,7 @@ _hashes = msgspec.msgpack.Decoder(wire.HashBatch)
 
 
 def short(digest: bytes) -> int:
-    """A digest as vLLM publishes it: its low 64 bits.
+    """The form in which vLLM publishes a digest: its low 64 bits.
 
     >>> short(bytes([7] * 24) + bytes(6) + bytes([1, 2]))
     258
@@ -64,7 +64,7 @@ def short(digest: bytes) -> int:
 
 
 def anonymous(namespace: bytes) -> str:
-    """What stands for a namespace outside: it may hold a tenant's secret.
+    """A public name of a namespace, which itself may be a tenant's secret.
 
     >>> anonymous(b"tenant") == anonymous(b"tenant") != anonymous(b"other")
     True
@@ -75,8 +75,8 @@ def anonymous(namespace: bytes) -> str:
 class Encoder:
     """Encodes events as vLLM's batches.
 
-    Namespaces leave the process as a part of their SHA-256, among the extra keys of first blocks.
-    Extra keys that ``vllm_extras`` has made are published as vLLM publishes them; others as bytes.
+    Namespaces are published as part of their SHA-256, among the extra keys of first blocks. Extra
+    keys made by ``vllm_extras`` are published as vLLM publishes them; others as bytes.
 
     Args:
         block_size: Tokens per block.
@@ -84,11 +84,11 @@ class Encoder:
             all of them.
         layout: ``"maps"``, or ``"arrays"`` for the events of older versions.
         rank: Data-parallel rank; None for an engine without ranks.
-        epoch: When the publisher started; None leaves out all that vLLM's batches do not have.
-        groups: What each group of layers is, by number: the ``groups`` of a manager's config, or
-            vLLM's words (``"full_attention"``, ``"sliding_window"``, ``"mamba"``); with a window or
-            a chunk, a pair of the word and the tokens. Others are ``"unknown"``, and no index
-            counts those. Events as arrays have no groups, so ``"arrays"`` tells only of groups
+        epoch: Start time of the publisher; None omits everything that vLLM's batches do not have.
+        groups: Kind of each group of layers, by number: the ``groups`` of a manager's config, or
+            vLLM's words (``"full_attention"``, ``"sliding_window"``, ``"mamba"``); for a window or
+            a chunk, a pair of the word and the tokens. Others are ``"unknown"``, and an index
+            ignores those. Events as arrays have no groups, so ``"arrays"`` publishes only groups
             whose blocks stand for a whole prefix.
 
     Raises:
@@ -122,20 +122,20 @@ class Encoder:
         self._encoder = msgspec.msgpack.Encoder()
 
     def batches(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
-        """Encoded batches, each of a bounded number of blocks.
+        """Encodes events as batches of a bounded number of blocks.
 
         Args:
-            events: What to encode, in order.
+            events: Events to encode, in order.
             ts: Time of the events, in seconds.
         """
         for made in self._parts(events):
             yield self._batch(made, ts, None if self._epoch is None else self._about())
 
     def snapshot(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
-        """Likewise, as the parts of a snapshot: one at least.
+        """Encodes a snapshot as one or more batches.
 
         Args:
-            events: All that can be found, after a clearing.
+            events: All findable blocks, after a clearing event.
             ts: Time of the events, in seconds.
         """
         parts = list(self._parts(events)) or [[]]
@@ -143,7 +143,7 @@ class Encoder:
             yield self._batch(made, ts, self._about(snapshot=True, last=index + 1 == len(parts)))
 
     def _about(self, *, snapshot: bool = False, last: bool = False) -> wire.About:
-        """What our own clients are told; of groups, only where a whole prefix is not enough."""
+        """The additions for blockmgr's clients; no groups if all are of whole prefixes."""
         told = tuple(self._groups)
         if all(kind in wire.WHOLE_PREFIX for kind, _ in told):
             return wire.About(self._epoch or 0, snapshot, last)
@@ -205,7 +205,7 @@ class Encoder:
         return self._groups[group] if group < len(self._groups) else (wire.UNKNOWN, None)
 
     def _is_whole_prefix(self, event: Event) -> bool:
-        """Whether blocks of its group are all that a prefix needs; a clearing is of all groups."""
+        """Whether the blocks of its group suffice for a prefix; a clearing concerns all groups."""
         return event.kind is EventKind.CLEARED or self._kind(event.group)[0] in wire.WHOLE_PREFIX
 
     def _hashes(self, digests: Iterable[bytes]) -> list[Any]:
@@ -215,7 +215,7 @@ class Encoder:
 
 
 def _group(group: Group) -> tuple[str, int | None]:
-    """What a group of layers is, and its window."""
+    """The kind of a group of layers, and its window."""
     if type(group) in _WORDS:
         return _WORDS[type(group)], getattr(group, "width", None)
     pair = group if isinstance(group, tuple) and len(group) == 2 else (group, None)
@@ -228,7 +228,7 @@ def _group(group: Group) -> tuple[str, int | None]:
 
 
 def pieces(event: Event) -> Iterator[Event]:
-    """An event cut into ones of a bounded number of blocks."""
+    """Splits an event into events of a bounded number of blocks."""
     count = len(event.digests)
     if count <= MOST_BLOCKS:
         yield event
@@ -244,7 +244,7 @@ def pieces(event: Event) -> Iterator[Event]:
 
 
 def _extra_keys(event: Event) -> tuple[str | None, list[Any] | None]:
-    """The adapter, and the extra keys of each block without the tags they are digested with."""
+    """The adapter, and the extra keys of each block without the tags used for digests."""
     if not event.extras and not event.namespace:
         return None, None
     lora = None
@@ -267,19 +267,19 @@ def _extra_keys(event: Event) -> tuple[str | None, list[Any] | None]:
 
 
 def decode(payload: bytes) -> AnyBatch:
-    """The batch behind what was published, in the layout of today or the older one.
+    """Decodes a batch, in vLLM's current layout or the older one.
 
     Raises:
-        ValueError: These bytes are no batch of events.
+        ValueError: These bytes are not a batch of events.
     """
     return _decode(_maps, payload)
 
 
 def decode_hashes(payload: bytes) -> AnyBatch:
-    """Likewise, without the tokens of today's layout: for an index, which knows digests only.
+    """Like ``decode``, but skips the tokens of the current layout: for an index of digests.
 
     Raises:
-        ValueError: These bytes are no batch of events.
+        ValueError: These bytes are not a batch of events.
     """
     return _decode(_hashes, payload)
 

@@ -1,7 +1,8 @@
-"""Events as three other systems write them: NVIDIA Dynamo's router, TensorRT-LLM and SGLang.
+"""Events in the formats of NVIDIA Dynamo's router, TensorRT-LLM and SGLang.
 
-None of them has groups of layers, so each encoder tells of one group. A clearing of one tier is the
-removal of its blocks where a system has no event for it; the encoders keep the names for that.
+None of them has groups of layers, so each encoder writes the events of one group. If a system has
+no event for the clearing of one tier, the encoder removes the blocks of the tier, and keeps their
+names for that.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ _json = msgspec.json.Encoder()
 
 
 class _Told:
-    """Names of blocks that were told of, by tier: for events that others do not have."""
+    """Names of the published blocks by tier, for events that other systems lack."""
 
     def __init__(self) -> None:
         self.tiers: dict[Tier, dict[int, None]] = {tier: {} for tier in Tier}
 
     def take(self, event: Event, names: list[int]) -> list[int]:
-        """Notes what an event says, and returns the names that it is about."""
+        """Records an event, and returns the names of its blocks."""
         known = self.tiers[event.tier]
         if event.kind is EventKind.STORED:
             known.update(dict.fromkeys(names))
@@ -72,19 +73,19 @@ class _Told:
 
 
 def _is_of(group: int, event: Event) -> bool:
-    """Whether an event is of a group; a clearing is of all."""
+    """Whether an event concerns a group; a clearing concerns all."""
     return event.group == group or event.kind is EventKind.CLEARED
 
 
 class DynamoEncoder:
     """Encodes events as Dynamo's ``RouterEvent``, one JSON document an event.
 
-    Its router finds blocks by ``tokens_hash``, which it computes from a request's tokens, namespace
-    and adapter. The namespace is that of the event, as text; the adapter and images are those of
-    ``vllm_extras``. A salt among the extra keys is unknown to it: use a namespace.
+    Dynamo's router finds blocks by ``tokens_hash``, which it computes from a request's tokens,
+    namespace and adapter. The namespace is that of the event, as text; the adapter and images are
+    those of ``vllm_extras``. The router does not know a salt among the extra keys: use a namespace.
 
-    Its ``cleared`` is of all tiers and all ranks of a worker, so a cleared tier is told as the
-    removal of its blocks.
+    Its ``cleared`` event concerns all tiers and all ranks of a worker, so a cleared tier becomes
+    the removal of its blocks.
 
     Args:
         worker_id: Number of the worker.
@@ -105,10 +106,10 @@ class DynamoEncoder:
         self._next = 0
 
     def encode(self, events: Iterable[Event]) -> Iterator[bytes]:
-        """One document an event, in order; none for the clearing of an empty tier.
+        """One document per event, in order; none for the clearing of an empty tier.
 
         Raises:
-            ValueError: A namespace is no UTF-8 text. No number was given to that event.
+            ValueError: A namespace is not UTF-8 text. That event got no number.
         """
         for event in events:
             if not _is_of(self._group, event):
@@ -165,7 +166,7 @@ def _adapter_and_images(extras: bytes | None) -> tuple[str | None, list[int]]:
 
 
 def _image(identifier: str) -> int:
-    """The number of an image: the head of a digest in hexadecimal, or a hash of any other name."""
+    """The number of an image: the start of a hexadecimal digest, or a hash of another name."""
     if len(identifier) == 64:
         try:
             return int(identifier[:16], 16)
@@ -178,12 +179,12 @@ class TrtllmEncoder:
     """Encodes events as the JSON of TensorRT-LLM's ``KVCacheEvent``, one document an event.
 
     A block is in one cache level: the device, or else the host. It is stored once, updated when its
-    level changes, and removed when neither has it. It has no event for a cleared tier, so that is
-    told block by block. Other tiers have no level, and no events.
+        level changes, and removed when neither has it. The format has no event for a cleared tier,
+        so each of its blocks is removed. Other tiers have no level and no events.
 
     Args:
         num_blocks: Blocks on the device, for the first event.
-        window_size: Attention window, in tokens; of full attention the longest sequence.
+        window_size: Attention window, in tokens; for full attention, the longest sequence.
         host_blocks: Blocks in host memory, likewise.
         rank: Attention data-parallel rank; None leaves it out.
         group: Number of the group of layers whose events it writes.
@@ -212,12 +213,12 @@ class TrtllmEncoder:
         self._next = 0
 
     def created(self) -> bytes:
-        """The event that comes before all others."""
+        """The event to publish before all others."""
         levels = [self._blocks, self._host_blocks]
         return self._document({"type": "created", "num_blocks_per_cache_level": levels})
 
     def encode(self, events: Iterable[Event]) -> Iterator[bytes]:
-        """The documents of events, in order; none for what changes no level of a block."""
+        """The documents of events, in order; none for an event that changes no block's level."""
         for event in events:
             if _is_of(self._group, event) and event.tier in _TRTLLM_LEVELS:
                 yield from self._documents(event)
@@ -239,7 +240,7 @@ class TrtllmEncoder:
                 yield self._document(_updated(name, old, new))
 
     def _stored(self, event: Event, names: list[int], before: list[Tier | None]) -> Iterator[bytes]:
-        """Runs of blocks that no level had before."""
+        """Runs of blocks that were in no level before."""
         start = 0
         while start < len(names):
             if before[start] is not None:
@@ -307,12 +308,12 @@ class _SglangCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlock
 
 
 class SglangEncoder:
-    """Encodes events as SGLang's batches: arrays of maps, as vLLM's with fewer fields.
+    """Encodes events as SGLang's batches: arrays of maps, like vLLM's with fewer fields.
 
-    Blocks are named by the first 64 bits of their digests as signed numbers. A namespace is
-    published as a part of its SHA-256, in place of the salt; a salt among the extra keys as it is,
-    as SGLang publishes its own. Its ``AllBlocksCleared`` is of all tiers, so it is told when no
-    tier has blocks any more; otherwise a cleared tier is told as the removal of its blocks.
+    A block's name is the first 64 bits of its digest as a signed number. A namespace is published
+    as part of its SHA-256, in place of the salt; a salt among the extra keys is published
+    unchanged, as in SGLang. ``AllBlocksCleared`` concerns all tiers, so it is published when no
+    tier has blocks; otherwise a cleared tier becomes the removal of its blocks.
 
     Args:
         block_size: Tokens per block.
@@ -330,14 +331,14 @@ class SglangEncoder:
         self._rank = None if rank is None else whole("rank", rank, 0, 2**16)
         self._group = whole("group", group, 0, _MOST_GROUPS)
         self._told = _Told()
-        self._salts: dict[int, str] = {}  # of blocks that have one
+        self._salts: dict[int, str] = {}  # only blocks that have one
         self._encoder = msgspec.msgpack.Encoder()
 
     def batches(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
         """Encoded batches, each of a bounded number of blocks.
 
         Args:
-            events: What to encode, in order.
+            events: Events to encode, in order.
             ts: Time of the events, in seconds.
         """
         part: list[Any] = []
@@ -356,7 +357,7 @@ class SglangEncoder:
             yield self._encoder.encode(PlainBatch(ts, part, self._rank))
 
     def _events(self, event: Event) -> Iterator[tuple[Any, int]]:
-        """The events of SGLang for an event, each with its number of blocks."""
+        """The events of SGLang for one event, each with its number of blocks."""
         medium = _SGLANG_MEDIA[event.tier]
         names = self._told.take(event, [_head(digest) for digest in event.digests])
         if event.kind is EventKind.STORED:
@@ -388,7 +389,7 @@ class SglangEncoder:
 
 
 def _head(digest: bytes) -> int:
-    """A digest as SGLang publishes it.
+    """The form in which SGLang publishes a digest.
 
     >>> _head(bytes.fromhex("ff" * 8 + "00" * 8))
     -1
@@ -405,7 +406,7 @@ def _salt_and_adapter(extras: bytes | None) -> tuple[str | None, str | None]:
 
 
 def _keys(extras: bytes | None) -> Iterator[tuple[str, str]]:
-    """Kinds and texts of the keys that ``vllm_extras`` has made; none of any others."""
+    """Kinds and texts of keys that ``vllm_extras`` made; empty for other keys."""
     try:
         keys: Any = vllm_keys(extras) if extras else ()
     except ValueError:

@@ -13,10 +13,10 @@ _MOST_PORT = 65535
 
 
 def endpoint_of_rank(name: str, endpoint: str, rank: int | None) -> str:
-    """The address of a rank, as vLLM has it: ports in a row, or names with the rank at the end.
+    """The address of a rank, as in vLLM: consecutive ports, or names that end in the rank.
 
     Args:
-        name: Of the argument, for the error.
+        name: Name of the argument, for the error.
         endpoint: The address of rank 0.
         rank: None for an engine without ranks.
 
@@ -41,10 +41,10 @@ def endpoint_of_rank(name: str, endpoint: str, rank: int | None) -> str:
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Binds a socket and says where, with the port that was chosen if it was left open.
+    """Binds a socket; returns the address, with the port that was chosen if it was 0.
 
     Raises:
-        EndpointError: The address is taken, or none of this machine.
+        EndpointError: The address is taken, or not an address of this machine.
     """
     try:
         _check_port(endpoint)
@@ -55,10 +55,10 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 def connect(socket: zmq.Socket[bytes], name: str, endpoint: str) -> None:
-    """Connects a socket; the other end may come later.
+    """Connects a socket; the other end may start later.
 
     Raises:
-        ValueError: This is no address.
+        ValueError: Not an address.
     """
     try:
         _check_port(endpoint)
@@ -70,7 +70,7 @@ def connect(socket: zmq.Socket[bytes], name: str, endpoint: str) -> None:
 
 
 def _check_port(endpoint: str) -> None:
-    """Refuses a port that ZMQ would take modulo 65,536."""
+    """Refuses a port above 65,535, which ZMQ would reduce modulo 65,536."""
     port = endpoint.rpartition(":")[2]
     if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > _MOST_PORT:
         raise ValueError(f"a port must be at most {_MOST_PORT}")

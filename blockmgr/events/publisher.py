@@ -1,4 +1,4 @@
-"""Publishes what a manager caches, as vLLM's clients read it, with replay and snapshots."""
+"""Publishes a manager's events in vLLM's format, with replay and snapshots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END: Final = (-1).to_bytes(8, "big", signed=True)
 """Number of the message that ends a replay."""
 
 SNAPSHOT: Final = b"blockmgr snapshot"
-"""What a client asks for in place of a number."""
+"""Requests of a client other than a number."""
 
 _MOST_BATCHES: Final = 2**24
 
@@ -36,13 +36,13 @@ class HasEvents(Protocol):
     """A manager or pool with events."""
 
     def take_events(self) -> Events:
-        """What happened since the last call."""
+        """The events since the last call."""
 
     def take_snapshot(self) -> Events:
-        """All that can be found, in place of what waits."""
+        """All findable blocks; drops the events that wait."""
 
     def resident_events(self) -> Events:
-        """All that can be found, changing nothing."""
+        """All findable blocks; changes nothing."""
 
 
 def _groups_of(manager: HasEvents) -> Sequence[Group]:
@@ -53,29 +53,29 @@ def _groups_of(manager: HasEvents) -> Sequence[Group]:
 class Publisher:
     """Sends the events of one manager to its subscribers.
 
-    ``publish`` sends what has happened since the last time; call it after each step. A thread
-    answers replay requests at once, and publishes the remaining events when the engine is idle.
-    Nothing here waits for a reader: a slow one misses batches, and asks for them again.
+    ``publish`` sends the events since the last call; call it after each step. A thread answers
+    replay requests at once, and publishes the remaining events when the engine is idle. The
+    publisher never waits for a reader: a slow reader misses batches, and asks for them again.
 
-    The additions to vLLM's format are in places that vLLM's clients do not read: an epoch in each
-    batch, which tells a restart from a gap; snapshots for readers that start late; the tier of a
-    clearing. A snapshot in the stream replaces events that the manager has lost.
+    vLLM's clients do not read the additions to vLLM's format: an epoch in each batch, which
+    distinguishes a restart from a gap; snapshots for readers that start late; the tier of a
+    clearing. A snapshot in the stream replaces events that the manager lost.
 
     Args:
-        manager: Built with ``events=True``. A manager has one publisher: two would share its events
-            between them.
-        block_size: Tokens per block, as the manager has it.
+        manager: A manager built with ``events=True``. It can have one publisher only: each event
+            would reach only one of two.
+        block_size: Tokens per block of the manager.
         endpoint: Address to bind for publishing, with ``rank`` added to its port. Port 0 takes a
             free one.
-        replay_endpoint: Where to answer requests, likewise; None answers none.
+        replay_endpoint: Address for replay requests, likewise; None for none.
         topic: First frame of each message.
         rank: Data-parallel rank; None for an engine without ranks.
-        hashes: As ``Encoder`` has it.
-        layout: As ``Encoder`` has it.
-        groups: As ``Encoder`` has it; None for those of the manager's config.
-        buffer_batches: Batches that are kept for replay.
-        max_queued: Batches that wait for a slow reader, before it misses some.
-        flush_s: Longest time that events wait without a call of ``publish``.
+        hashes: As in ``Encoder``.
+        layout: As in ``Encoder``.
+        groups: As in ``Encoder``; None for those of the manager's config.
+        buffer_batches: Batches kept for replay.
+        max_queued: Most batches that wait for a slow reader before it misses some.
+        flush_s: Longest time, in seconds, that events wait without a call of ``publish``.
         clock: Time in seconds, for time stamps.
 
     Raises:
@@ -145,7 +145,7 @@ class Publisher:
             self._stop.bind(f"inproc://stop-{id(self)}")
             self._stopper = self._context.socket(zmq.PAIR)
             self._stopper.connect(f"inproc://stop-{id(self)}")
-            # In place of older events, which had no subscriber.
+            # Replaces older events, which had no subscriber.
             self._waiting: Events | None = manager.take_snapshot()
         except BaseException:
             self._context.destroy(linger=0)
@@ -171,7 +171,7 @@ class Publisher:
         return self._next
 
     def publish(self) -> int:
-        """Sends what has happened since the last time. Never waits for a reader.
+        """Sends the events since the last call. Never waits for a reader.
 
         Returns:
             The number of blocks in the events that were sent.
@@ -231,7 +231,7 @@ class Publisher:
                 self._answer()
 
     def _answer(self) -> None:
-        """One request: all batches from a number on, or a snapshot.
+        """Answers one request: all batches from a number on, or a snapshot.
 
         The engine may publish meanwhile. This thread alone uses the socket.
         """

@@ -1,4 +1,4 @@
-"""What a subscriber does with messages, and with what is missing. No sockets here."""
+"""How a subscriber handles messages and gaps. No sockets here."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """What learns of the events."""
+    """The receiver of the events."""
 
     def reset(self, worker: str) -> None:
-        """All that is known of this worker may be wrong, and is to be forgotten."""
+        """Forgets everything about a worker, because it may be wrong."""
 
     def apply(self, worker: str, batch: AnyBatch) -> None:
-        """Takes in a batch: what has happened since the one before."""
+        """Applies a batch: the events since the previous one."""
 
 
 class Reader:
@@ -36,14 +36,14 @@ class Reader:
 
     Args:
         worker: Name of the worker, for the sink.
-        sink: What receives the events.
-        ask: What answers a request with numbers and payloads, or with None if no whole answer
-            comes; None without a replay endpoint.
+        sink: Receiver of the events.
+        ask: Sends a request, and returns numbers and payloads, or None if the answer is incomplete;
+            None without a replay endpoint.
         topic: First frame of the messages.
         retry_s: Least time between two attempts to fill a gap.
-        check_s: Longest silence before the publisher is asked whether something was lost.
-        decode: What makes a batch of a payload; None for what the sink has as ``decode_batch``, or
-            else ``blockmgr.events.decode``.
+        check_s: Longest silence before the reader asks the publisher whether something was lost.
+        decode: Decodes a payload; None for the sink's ``decode_batch``, or else
+            ``blockmgr.events.decode``.
         clock: Monotonic time in seconds.
     """
 
@@ -78,37 +78,37 @@ class Reader:
         self._heard_at = clock()
         self._logged = False
         self._connected = True  # unless told otherwise
-        self._stale = True  # nothing is applied until the sink has been brought up to date
+        self._stale = True  # no batch is applied until the sink is up to date
 
     @property
     def is_current(self) -> bool:
-        """Whether the sink knows all that was heard of."""
+        """Whether the sink has applied all known batches."""
         return not self._stale
 
     @property
     def wants_answers(self) -> bool:
-        """Whether something is missing, and there is a replay endpoint."""
+        """Whether batches are missing and there is a replay endpoint."""
         return self._stale and self._ask is not None
 
     def lose(self) -> None:
-        """The connection is lost, and with it all news of what the worker has."""
+        """Handles the loss of the connection: the state of the worker is unknown."""
         self.counts["lost"] += 1
         self._connected = False
         self._forget()
 
     def heed_connection(self) -> None:
-        """There is a connection: what was published before it cannot be heard any more."""
+        """Handles a new connection: earlier batches will not arrive."""
         self._connected = True
         self._stale = True
         self._asked_at = float("-inf")
 
     def start_again(self) -> None:
-        """Forgets what is known of the worker and asks again: after an error of the sink."""
+        """Forgets the worker's state and asks again: after an error of the sink."""
         self._forget()
         self._asked_at = float("-inf")
 
     def receive(self, frames: list[bytes]) -> None:
-        """Takes in one message: topic, number, payload."""
+        """Handles one message: topic, number, payload."""
         if len(frames) != 3 or len(frames[1]) != 8 or frames[0] != self._topic:
             self._refuse(f"a message of {len(frames)} frames")
             return
@@ -119,7 +119,7 @@ class Reader:
         batch = self._batch(frames[2])
         if batch is None:
             return
-        if not self._connected:  # of a connection that is gone, and of a worker that may be
+        if not self._connected:  # from a lost connection, and perhaps a dead worker
             self.counts["late"] += 1
             return
         self._heard_at = self._clock()
@@ -140,13 +140,13 @@ class Reader:
             return
         self._stale = True
         if self._ask is None:
-            # There is no replay: all from here on is right, and what was known may be wrong.
+            # There is no replay: later batches are right, but the known state may be wrong.
             self._forget()
             self._take(epoch, number, batch)
             self._stale = False
 
     def catch_up(self) -> None:
-        """Asks for what is missing, if it is time to. Call it after what was received."""
+        """Asks for missing batches if it is time to. Call it after handling received messages."""
         if self._ask is None:
             return
         now = self._clock()
@@ -181,7 +181,7 @@ class Reader:
     # What is missing.
 
     def _recover(self) -> None:
-        """Replay from the next number on if that goes on where we are, else a snapshot."""
+        """Asks for a replay from the next number, or else for a snapshot."""
         wanted = self._stream.next
         if wanted is not None:
             answers = self._answers(wanted.to_bytes(8, "big"), "replays")
@@ -205,14 +205,14 @@ class Reader:
             self._stream.advance(about[-1].epoch, parts[-1][0])
             self._stale = False
             return
-        # It knows no snapshots. All it can replay is the most that can be known.
+        # The publisher has no snapshots. All batches it can replay are the best available.
         answers = self._answers(bytes(8), "replays")
         if answers:
             self._stream.next = answers[0][0]
         self._stale = answers is None or not self._take_all(answers)
 
     def _take_all(self, answers: list[tuple[int, AnyBatch]]) -> bool:
-        """Applies batches that go on where we are, up to one that does not; whether all did."""
+        """Applies consecutive batches up to a gap; returns whether all were applied."""
         for number, batch in answers:
             epoch = batch.about.epoch if batch.about else None
             if self._stream.judge(epoch, number) is not Verdict.APPLY:

@@ -1,4 +1,4 @@
-"""What a reader knows of one publisher, and what each batch is to it. No sockets here."""
+"""The position of a reader in a publisher's stream, and its verdict on each batch."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ __all__ = ["Stream", "Verdict"]
 
 
 class Verdict(enum.Enum):
-    """What is to be done with a batch."""
+    """What to do with a batch."""
 
     APPLY = "apply"
-    """It is the next one."""
+    """It is the next batch."""
 
     DUPLICATE = "duplicate"
-    """It has been applied."""
+    """It was applied already."""
 
     GAP = "gap"
-    """Others are missing before it."""
+    """Earlier batches are missing."""
 
     RESTARTED = "restarted"
-    """The publisher is another one than before: all that is known of it is wrong."""
+    """The publisher has restarted: the known state is wrong."""
 
     OUTDATED = "outdated"
-    """It is of a publisher before the present one."""
+    """It comes from a publisher before the current one."""
 
 
 class Stream:
-    """Numbers of one publisher: how far it was read, and since which start of its.
+    """The batch numbers of one publisher: the last one read, and the publisher's epoch.
 
-    An epoch tells a restart from a gap. Publishers without one (vLLM's) begin again at 0, and their
-    connection keeps batches in order, so a number that goes back to 0 is taken for a restart.
+    An epoch distinguishes a restart from a gap. Publishers without an epoch (vLLM's) restart at 0,
+    and the connection keeps batches in order, so a number that goes back to 0 means a restart.
     """
 
     def __init__(self) -> None:
         self.epoch: int | None = None
-        self.next: int | None = None  # None: nothing is known yet
+        self.next: int | None = None  # None: no batch read yet
 
     def judge(self, epoch: int | None, number: int) -> Verdict:
-        """What a batch is; changes nothing."""
+        """The verdict on a batch; changes nothing."""
         if self.epoch is not None and epoch is not None and epoch != self.epoch:
             return Verdict.RESTARTED if epoch > self.epoch else Verdict.OUTDATED
         if self.next is None:
@@ -52,11 +52,11 @@ class Stream:
         return Verdict.DUPLICATE
 
     def advance(self, epoch: int | None, number: int) -> None:
-        """A batch has been applied, or stands for all that a snapshot says."""
+        """Records that a batch, or a snapshot up to it, was applied."""
         if epoch is not None:
             self.epoch = epoch
         self.next = number + 1
 
     def restart(self) -> None:
-        """Another publisher is there."""
+        """Starts again with another publisher."""
         self.epoch = self.next = None

@@ -1,4 +1,4 @@
-"""Reads one publisher over ZMQ, with what is missing asked for again."""
+"""Reads one publisher over ZMQ, and asks again for missing batches."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ __all__ = ["Sink", "Subscriber"]
 _MOST_QUEUED: Final = 100_000
 _MOST_AT_ONCE: Final = 1000
 _MOST_ANSWERED: Final = 2**30
-"""Bytes of an answer, so that a foreign one takes neither all memory nor all time."""
+"""Most bytes of an answer, which limits the memory and time for a foreign one."""
 
 
 class Subscriber:
     """Follows the events of one worker and hands them to a sink, in order and each once.
 
-    A gap is filled by replay, beginning with the next number; if the publisher has forgotten that,
-    by a snapshot; if it has none (vLLM's), by all it can replay. Until one of them comes, the sink
-    knows nothing of the worker, so it never has a block that may be gone. The same holds after a
-    restart of the publisher, and from the moment the connection is lost. If a publisher is silent,
-    the subscriber asks it now and then for lost batches.
+    The subscriber fills a gap with a replay from the next number; if the publisher no longer has
+    that batch, with a snapshot; if it has no snapshots (vLLM's), with everything it can replay.
+    Until the gap is filled, the sink knows nothing about the worker, so it never has a block that
+    may be gone. The same holds after a restart of the publisher, and from the moment the connection
+    is lost. If a publisher is silent, the subscriber asks it from time to time for lost batches.
 
-    It counts messages that are no batch of events, logs the first, and applies no part of them.
+    It counts messages that are not batches of events, logs the first one, and ignores them.
 
     Args:
         worker: Name of the worker, for the sink.
-        endpoint: Where it publishes.
-        replay_endpoint: Where it answers requests; None if nowhere.
-        sink: What receives the events. It is called from within ``poll`` only.
+        endpoint: Address at which the worker publishes.
+        replay_endpoint: Address at which it answers requests; None if it does not.
+        sink: Receiver of the events, called only inside ``poll``.
         topic: Topic to subscribe to.
         timeout_s: Longest wait for an answer.
         retry_s: Least time between two attempts to fill a gap.
-        check_s: Longest silence before the publisher is asked.
-        decode: What makes a batch of what was published; None for what the sink has as
-            ``decode_batch``, or else ``blockmgr.events.decode``. For ``WorkerIndex`` that is
-            ``decode_hashes``, which leaves out the tokens.
+        check_s: Longest silence before the subscriber asks the publisher.
+        decode: Decodes a payload; None for the sink's ``decode_batch``, or else
+            ``blockmgr.events.decode``. For ``WorkerIndex`` that is ``decode_hashes``, which skips
+            the tokens.
         clock: Monotonic time in seconds.
 
     Raises:
-        ValueError: An address is none, or a time is not above 0.
+        ValueError: An address is not valid, or a time is not above 0.
         TypeError: A value is of the wrong type.
     """
 
@@ -120,31 +120,31 @@ class Subscriber:
 
     @property
     def is_current(self) -> bool:
-        """Whether the sink knows all that was heard of."""
+        """Whether the sink has applied all known batches."""
         return self._reader.is_current
 
     @property
     def counts(self) -> Counter[str]:
-        """What came: batches by verdict, and what else happened.
+        """Counts of batches by verdict, and of other events.
 
-        Verdicts are ``apply``, ``duplicate``, ``gap``, ``restarted`` and ``outdated``. Besides,
-        ``foreign`` and ``late`` messages, ``replays`` and ``snapshots`` that were asked for,
-        requests ``unanswered``, and times the connection was ``lost``.
+        Verdicts are ``apply``, ``duplicate``, ``gap``, ``restarted`` and ``outdated``. The other
+        keys count ``foreign`` and ``late`` messages, requested ``replays`` and ``snapshots``,
+        ``unanswered`` requests, and how often the connection was ``lost``.
         """
         return self._reader.counts
 
     def poll(self, timeout_s: float = 0.0) -> int:
-        """Waits for what comes, and hands it on.
+        """Waits for messages, and passes their batches to the sink.
 
         Args:
             timeout_s: Longest wait for the first message; 0 for none.
 
         Returns:
-            The number of batches that were applied.
+            The number of batches applied.
 
         Raises:
             ValueError: The wait is negative or not finite, or the subscriber is closed.
-            TypeError: It is no number.
+            TypeError: It is not a number.
         """
         if timeout_s:
             milliseconds("timeout_s", timeout_s)
@@ -169,7 +169,7 @@ class Subscriber:
         return reader.counts["apply"] - applied
 
     def start_again(self) -> None:
-        """Forgets what is known of the worker and asks again: after an error of the sink."""
+        """Forgets the worker's state and asks again: after an error of the sink."""
         self._reader.start_again()
 
     def _heed_connection(self) -> None:
@@ -181,9 +181,9 @@ class Subscriber:
                 self._reader.heed_connection()
 
     def _drop_unread(self) -> None:
-        """Drops what the lost connection brought last.
+        """Drops the last messages of the lost connection.
 
-        If the next connection is there already, those messages would count as its own.
+        If the next connection exists already, they would count as messages of that one.
         """
         while True:
             try:
@@ -195,14 +195,14 @@ class Subscriber:
         if self._replay_endpoint is None:
             return
         if self._dealer is not None:
-            self._dealer.close(linger=0)  # with whatever late answers it may still bring
+            self._dealer.close(linger=0)  # discards late answers
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.linger = 0
         self._dealer.set_hwm(0)
         connect(self._dealer, "replay_endpoint", self._replay_endpoint)
 
     def _ask(self, request: bytes) -> list[tuple[int, bytes]] | None:
-        """All that is answered; None if no answer comes, or not all of it."""
+        """The whole answer; None if there is none, or if it is incomplete."""
         assert self._dealer is not None
         self._dealer.send_multipart((b"", request))
         answers: list[tuple[int, bytes]] = []

@@ -1,7 +1,7 @@
 """vLLM's batches of events as msgspec structures, and what blockmgr adds to them.
 
-A batch is an array, and its events are maps with a ``type``. What is added stands where vLLM's own
-decoder does not look: a fourth item of the batch, and a key of ``AllBlocksCleared``.
+A batch is an array, and its events are maps with a ``type``. The additions are in places that
+vLLM's own decoder ignores: a fourth item of the batch, and a key of ``AllBlocksCleared``.
 
 Source: ``vllm/distributed/kv_events.py`` of vLLM 0.33, for names, order and defaults.
 """
@@ -45,14 +45,14 @@ BlockHash: TypeAlias = bytes | int
 """A digest, or the low 64 bits of one."""
 
 MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE", Tier.REMOTE: "STORAGE"}
-"""What vLLM calls each tier. It has one name for all storage, and tells it apart by locality."""
+"""vLLM's name of each tier. All storage has one name, and differs in locality."""
 
 REMOTE = "REMOTE"
 LOCALITIES = {Tier.DEVICE: None, Tier.HOST: None, Tier.DISK: "LOCAL", Tier.REMOTE: REMOTE}
-"""Where storage is, seen from the publisher."""
+"""Locality of storage, relative to the publisher."""
 
 OLD_MEDIA = {**MEDIA, Tier.REMOTE: "EXTERNAL"}
-"""Likewise, where there is no locality."""
+"""Likewise, for events without a locality."""
 
 TIERS = {
     "GPU": Tier.DEVICE,
@@ -62,7 +62,7 @@ TIERS = {
     "DISK": Tier.DISK,
     "EXTERNAL": Tier.REMOTE,
 }
-"""The tier behind each name that vLLM and SGLang use."""
+"""The tier for each name in vLLM and SGLang."""
 
 FULL_ATTENTION = "full_attention"
 UNKNOWN = "unknown"
@@ -78,11 +78,11 @@ KINDS = WHOLE_PREFIX | {
     "cross_attention",
     UNKNOWN,
 }
-"""What a group of layers can be, as vLLM names it."""
+"""Kinds of groups of layers, under vLLM's names."""
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Blocks that can be found, each the parent of the next."""
+    """Stored blocks, each the parent of the next."""
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
@@ -102,7 +102,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Blocks of which no copy in the tier can be found any more."""
+    """Removed blocks: the tier has no findable copy of them."""
 
     block_hashes: list[BlockHash]
     medium: str | None
@@ -112,22 +112,22 @@ class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Nothing can be found any more: in the tier that is named, or in any."""
+    """Everything was removed from one tier, or from all tiers."""
 
     medium: str | None = None
     locality: str | None = None
 
 
 class About(msgspec.Struct, omit_defaults=True, gc=False):
-    """What a batch says of itself and vLLM's do not.
+    """Information about a batch that vLLM's batches do not have.
 
     Attributes:
         epoch: When the publisher started, in nanoseconds: larger after each restart.
         snapshot: Part of a snapshot. The first part replaces all that was known before.
-        last: No more parts follow.
-        groups: What each group of layers is, by number, with its window in tokens or None; left
-            out where all of them stand for a whole prefix.
-        block_size: Tokens per block, where there are such groups.
+        last: Whether this is the last part.
+        groups: Kind of each group of layers, by number, with its window in tokens or None; omitted
+            if the blocks of all groups stand for a whole prefix.
+        block_size: Tokens per block, if there are other groups.
     """
 
     epoch: int
@@ -138,7 +138,7 @@ class About(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What is published at once."""
+    """The events published in one message."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -147,7 +147,7 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class PlainBatch(msgspec.Struct, array_like=True, gc=False):
-    """What vLLM publishes: a batch that says nothing of itself, in either layout."""
+    """A batch of vLLM, without the additions, in either layout."""
 
     ts: float
     events: list[Any]
@@ -206,7 +206,7 @@ class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class StoredHashes(msgspec.Struct, gc=False, tag="BlockStored"):
-    """What an index wants of stored blocks; the tokens are passed over unread."""
+    """The fields of stored blocks that an index needs; the decoder skips the tokens."""
 
     block_hashes: list[BlockHash]
     block_size: int = 0

@@ -1,6 +1,6 @@
-"""Which workers have a prompt in their caches: an index fed by the events of many managers.
+"""An index of the prompts that workers have in their caches, fed by their events.
 
-The extra ``index`` installs what these modules need; ``WorkerIndex`` alone needs ``events`` only.
+These modules need the extra ``index``; ``WorkerIndex`` needs only the extra ``events``.
 """
 
 from __future__ import annotations

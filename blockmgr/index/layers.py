@@ -1,4 +1,4 @@
-"""What a worker with several groups of layers can serve of a prefix that it has."""
+"""The part of a prefix that a worker with several groups of layers can serve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATES: Final = frozenset({"mamba"})
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """A group of layers: which blocks of a prefix the next query reads.
+    """A group of layers, which determines the blocks of a prefix that the next query reads.
 
     Attributes:
         kind: vLLM's word for it.
@@ -41,13 +41,13 @@ class Layers:
         return self.kind in wire.WHOLE_PREFIX
 
     def serves(self, has: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Whether a prefix of so many blocks can be continued, as far as this group goes.
+        """Whether this group can continue a prefix, by the number of blocks of the prefix.
 
         Args:
             has: ``bool[blocks]``: which blocks of the prompt the group has.
 
         Returns:
-            ``bool[blocks + 1]`` on the host, by the number of blocks of the prefix.
+            ``bool[blocks + 1]`` on the host.
         """
         served = np.ones(len(has) + 1, np.bool_)
         if self.kind in _STATES:
@@ -61,7 +61,7 @@ class Layers:
         elif self.kind in _CHUNKS:
             first = ends - ends % self.width
         missing = np.concatenate(([0], np.add.accumulate(~has, dtype=np.int64)))
-        # A query at a block boundary may read nothing before its own block.
+        # A query at a block boundary may read no earlier block.
         complete: npt.NDArray[np.bool_] = (
             missing[blocks] == missing[np.minimum(first // self.block_size, blocks)]
         )
@@ -69,7 +69,7 @@ class Layers:
 
 
 def layers_of(kind: str | None, width: int | None, block_size: int) -> Layers | None:
-    """The group that events describe; None if they do not say what its next query reads.
+    """The group that events describe; None if they do not determine what its query reads.
 
     >>> layers_of("sliding_window", 128, 16)
     Layers(kind='sliding_window', width=128, block_size=16)
@@ -92,12 +92,12 @@ class Groups:
     def __init__(self) -> None:
         self.known: dict[int, Layers | None] = {}
         self.first: int | None = None
-        """The one of full attention whose blocks are counted; the others limit how many."""
+        """The group of full attention whose blocks are counted; the others limit the number."""
         self.further: dict[int, Layers] = {}
-        """The other groups whose blocks have as many tokens."""
+        """The other groups whose blocks have the same number of tokens."""
 
     def note(self, group: int, layers: Layers | None) -> None:
-        """Notes of which kind a group is, unless that is known."""
+        """Records the kind of a group, unless it is known."""
         if self.known.get(group) is not None or (layers is None and group in self.known):
             return
         self.known[group] = layers
@@ -112,7 +112,7 @@ class Groups:
         }
 
     def counts(self, group: int) -> bool:
-        """Whether it is known which blocks of a group a query reads."""
+        """Whether the blocks that a query reads of a group are known."""
         return self.known.get(group) is not None
 
 

@@ -1,6 +1,6 @@
-"""The index as a small process: events in over ZMQ, questions over HTTP, metrics for Prometheus.
+"""The index as a small process: events over ZMQ, queries over HTTP, Prometheus metrics.
 
-It answers where a prompt is cached; it forwards no requests.
+It says where a prompt is cached; it does not forward requests.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 __all__ = ["Feeds", "application"]
 
 MOST_BYTES: Final = 2**24
-"""Of the body of a request: a prompt of half a million blocks."""
+"""Most bytes of a request body: a prompt of half a million blocks."""
 
 _WAIT_S: Final = 0.25
 _LOG = logging.getLogger(__name__)
 
 
 class Feeds:
-    """One subscriber for each worker, each in a thread of its own.
+    """One subscriber for each worker, each in its own thread.
 
     Args:
-        index: What learns of the events.
+        index: Receiver of the events.
         retry_s: Least time between two attempts to fill a gap.
     """
 
@@ -59,30 +59,30 @@ class Feeds:
         self._lock = threading.Lock()
 
     def add(self, worker: str, endpoint: str, replay_endpoint: str | None = None) -> None:
-        """Announces a worker and follows its events. If it is followed already, it starts again.
+        """Announces a worker and follows its events; restarts if the worker is followed already.
 
         Raises:
-            ValueError: An address is none, or the index has no room for another worker.
+            ValueError: An address is invalid, or the index has no room for another worker.
         """
         self._add({worker: (endpoint, replay_endpoint)})
 
     def add_ranks(
         self, worker: str, endpoint: str, replay_endpoint: str | None = None, ranks: int = 1
     ) -> list[str]:
-        """Announces an engine whose data-parallel ranks publish at ports in a row.
+        """Announces an engine whose data-parallel ranks publish at consecutive ports.
 
         Args:
             worker: Name of the engine. With several ranks, each is a worker ``NAME/RANK``.
-            endpoint: Where rank 0 publishes.
-            replay_endpoint: Where rank 0 answers requests; None if nowhere.
-            ranks: How many there are.
+            endpoint: Address at which rank 0 publishes.
+            replay_endpoint: Address at which rank 0 answers requests; None if it does not.
+            ranks: Number of ranks.
 
         Returns:
             The names of the workers.
 
         Raises:
-            ValueError: An address is none, or the index has no room for all of them. None is
-                followed then that was not before.
+            ValueError: An address is invalid, or the index has no room for all of them. No
+                additional worker is followed then.
         """
         count = whole("ranks", ranks, 1, 2**16)
         wanted = {}
@@ -96,7 +96,7 @@ class Feeds:
         return list(wanted)
 
     def _add(self, wanted: dict[str, tuple[str, str | None]]) -> None:
-        """Follows all of these or changes nothing: what can fail comes first."""
+        """Follows all of these or changes nothing: steps that can fail come first."""
         readers: dict[str, Subscriber] = {}
         announced: list[str] = []
         with self._lock:
@@ -160,20 +160,20 @@ def _follow(reader: Subscriber, stop: threading.Event) -> None:
         while not stop.is_set():
             try:
                 reader.poll(_WAIT_S)
-            except Exception:  # such as no memory: a batch applied in part is not trusted
+            except Exception:  # out of memory, say: do not trust a batch applied in part
                 _LOG.exception("%s: starts again", reader.worker)
                 reader.start_again()
                 stop.wait(_WAIT_S)
 
 
 class _Metrics(Collector):
-    """What the index holds and what came in, read when Prometheus asks."""
+    """Metrics of the index and of received messages, read at each scrape."""
 
     def __init__(self, feeds: Feeds) -> None:
         self._feeds = feeds
 
     def describe(self) -> Iterator[Any]:
-        """Nothing: the names are fixed."""
+        """No families: the names are fixed."""
         return iter(())
 
     def collect(self) -> Iterator[Any]:
@@ -240,7 +240,7 @@ class _Load(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _RefusedError(Exception):
-    """A request that is answered with what is wrong about it."""
+    """A bad request; the response contains the reason."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -250,14 +250,14 @@ class _RefusedError(Exception):
 def application(feeds: Feeds) -> Starlette:
     """The index over HTTP, for any ASGI server.
 
-    ``POST /place`` with ``{"digests": [...]}`` answers the workers, best first, with what they have
-    and their scores. ``GET /workers`` lists them, ``POST /workers`` with ``worker``, ``endpoint``
-    and ``replay_endpoint`` announces one, ``DELETE /workers/NAME`` forgets it, and
-    ``POST /workers/NAME/load`` with ``{"load": x}`` says how busy it is. ``GET /metrics`` is for
+    ``POST /place`` with ``{"digests": [...]}`` returns the workers, best first, with their blocks
+    and scores. ``GET /workers`` lists them, ``POST /workers`` with ``worker``, ``endpoint`` and
+    ``replay_endpoint`` announces one, ``DELETE /workers/NAME`` forgets it, and
+    ``POST /workers/NAME/load`` with ``{"load": x}`` sets its load. ``GET /metrics`` is for
     Prometheus, ``GET /health`` for health checks.
 
     Args:
-        feeds: Whose index to ask, and where workers are announced.
+        feeds: The index to query, and the subscribers of its workers.
     """
     index = feeds.index
     registry = CollectorRegistry()
@@ -326,7 +326,7 @@ def application(feeds: Feeds) -> Starlette:
     routes = [
         Route("/place", place, methods=["POST"]),
         Route("/workers", workers, methods=["GET", "POST"]),
-        # Ranks have a slash in their names.
+        # Names of ranks contain a slash.
         Route("/workers/{worker:path}/load", load, methods=["POST"]),
         Route("/workers/{worker:path}", worker, methods=["DELETE"]),
         Route("/metrics", metrics),

@@ -1,4 +1,4 @@
-"""The index as a library: what each worker has, and where a prompt should go."""
+"""The index as a library: the blocks of each worker, and the best worker for a prompt."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _KINDS: Final[Mapping[type, EventKind]] = {
 TIER_WEIGHTS: Mapping[Tier, float] = MappingProxyType(
     {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.5, Tier.REMOTE: 0.4}
 )
-"""What a block is worth in each tier, beside one that need not be loaded."""
+"""Weight of a block in each tier, relative to one that need not be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ class Placement:
     Attributes:
         worker: Its name.
         num_blocks: Leading blocks of the prompt that it has.
-        tiers: Of those, how many it has in each tier, the first that has it.
-        score: Their worth over all blocks of the prompt, minus the weighted load.
+        tiers: Number of these in each tier; each counts in the first tier that has it.
+        score: Weight of these blocks over the number of blocks of the prompt, minus the weighted
+            load.
     """
 
     worker: str
@@ -70,22 +71,22 @@ class Placement:
 class WorkerIndex:
     """Blocks by worker and tier, from events; a sink for ``blockmgr.events.Subscriber``.
 
-    It says where a prompt probably is, and never more: keys are digests cut to 64 bits, and a block
-    may be evicted while the answer travels. A wrong answer costs a hit.
+    Its answers are only probable: keys are digests cut to 64 bits, and a block may be evicted while
+        the answer is on its way. A wrong answer costs a hit.
 
-    With several groups of layers, a prefix counts as far as each group has what the next query
-    reads: all blocks of full attention, the last ones of a window or chunk, a state at its end. A
-    publisher of blockmgr names its groups in each batch, and vLLM's with the first blocks of each
-    group. Groups of which the width or the block size is unknown are counted and ignored, and so
-    are events of a worker that was not announced.
+    With several groups of layers, a prefix counts up to the point at which every group has what the
+    next query reads: all blocks of full attention, the last ones of a window or chunk, a state at
+    its end. A publisher of blockmgr names its groups in each batch, vLLM's with the first blocks of
+    each group. Events are counted and ignored if the width or the block size of their group is
+    unknown, or if their worker was not announced.
 
     Calls may come from several threads.
 
     Args:
-        max_workers: Workers at a time.
-        max_blocks: Different blocks at a time. Those beyond are counted and left out.
-        tier_weights: Worth of a block in each tier.
-        load_weight: What a load of 1 subtracts from a score.
+        max_workers: Most workers at a time.
+        max_blocks: Most different blocks at a time. Further ones are counted and left out.
+        tier_weights: Weight of a block in each tier.
+        load_weight: Amount that a load of 1 subtracts from a score.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -102,7 +103,7 @@ class WorkerIndex:
     """
 
     decode_batch = staticmethod(decode_hashes)
-    """How a ``Subscriber`` decodes batches for an index: without their tokens."""
+    """Decoder of batches for a ``Subscriber``, which skips tokens."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class WorkerIndex:
         max_workers = whole("max_workers", max_workers, 1, 2**16)
         max_blocks = whole("max_blocks", max_blocks, 1, 2**40)
         self._table = _core.WorkerTable(max_workers, max_blocks)
-        self._parts = _core.WorkerTable(max_workers, max_blocks)  # of further groups of layers
+        self._parts = _core.WorkerTable(max_workers, max_blocks)  # of the other groups of layers
         self._max_workers = max_workers
         if not isinstance(tier_weights, Mapping):
             raise TypeError(
@@ -128,22 +129,22 @@ class WorkerIndex:
         self._rows = np.zeros(0, np.intp)  # the same, in order
         self._free = list(range(max_workers))[::-1]
         self._loads = np.zeros(max_workers)
-        self._sizes: dict[str, int] = {}  # of the digests of a worker, in bytes; 0: numbers
+        self._sizes: dict[str, int] = {}  # bytes of a worker's digests; 0: numbers
         self._groups: dict[str, Groups] = {}
         self._logged: set[str] = set()
         self._lock = threading.RLock()
         self.counts: Counter[str] = Counter()
-        """What was not believed: ``unannounced``, ``other_length``, ``other_group``,
+        """Counts of ignored items: ``unannounced``, ``other_length``, ``other_group``,
         ``other_medium`` (events) and ``refused`` (blocks beyond ``max_blocks``)."""
 
     # Workers.
 
     def announce(self, worker: str) -> None:
-        """Adds a worker, with no known blocks. A worker that was announced already stays as it is.
+        """Adds a worker without known blocks. A worker that was announced already does not change.
 
         Raises:
             ValueError: There are ``max_workers`` already.
-            TypeError: The name is no text.
+            TypeError: The name is not a str.
         """
         text("worker", worker)
         with self._lock:
@@ -178,13 +179,14 @@ class WorkerIndex:
 
         Args:
             worker: Its name.
-            load: In the caller's measure, the same for all: the share of its blocks in use, say,
-                which tells a few long contexts from many short ones; or its share of all requests.
+            load: A measure of the caller's choice, the same for all workers: the share of blocks in
+                use, say, which tells a few long contexts from many short ones, or the share of all
+                requests.
 
         Raises:
             KeyError: It was never announced.
             ValueError: The load is not finite.
-            TypeError: It is no number.
+            TypeError: It is not a number.
         """
         _finite("load", load)
         with self._lock:
@@ -221,7 +223,7 @@ class WorkerIndex:
             table.clear(slot, int(tier))
 
     def store(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
-        """Notes that a worker has blocks, by their digests or the low 64 bits of these.
+        """Records that a worker has blocks, by their digests or the low 64 bits of these.
 
         Raises:
             KeyError: It was never announced.
@@ -232,7 +234,7 @@ class WorkerIndex:
             self._groups.setdefault(worker, Groups()).note(0, _FULL)
 
     def remove(self, worker: str, digests: Sequence[bytes | int], tier: Tier = Tier.DEVICE) -> None:
-        """Notes that a worker no longer has blocks in a tier.
+        """Records that a worker no longer has blocks in a tier.
 
         Raises:
             KeyError: It was never announced.
@@ -241,7 +243,7 @@ class WorkerIndex:
             self._table.remove(self._slot(worker), _tier(tier), _keys(digests))
 
     def apply(self, worker: str, batch: AnyBatch) -> None:
-        """Takes in a batch of events of a worker."""
+        """Applies a batch of events of a worker."""
         with self._lock:
             if worker not in self._slots:
                 self._refuse("unannounced", worker, "it was never announced")
@@ -253,11 +255,11 @@ class WorkerIndex:
             self._apply(worker, batch.events)
 
     def _apply(self, worker: str, events: Sequence[Any]) -> None:
-        """Events one after the other; those alike that follow each other are one call each."""
+        """Applies events in order; a run of similar events is one call."""
         run: list[Any] = []
         what = None
         groups = self._groups.setdefault(worker, Groups())
-        # Of removals, which come one block at a time, those like the last one need no second look.
+        # Removals come one block at a time: one like the last one is not examined again.
         alike: tuple[Any, ...] | None = None
         for event in events:
             kind = _KINDS[event.__class__]
@@ -272,7 +274,7 @@ class WorkerIndex:
             elif kind is EventKind.CLEARED:
                 self._apply_run(worker, what, run)
                 run, what = [], None
-                # Without a name it is of all tiers, as vLLM's is.
+                # Without a medium it concerns all tiers, as in vLLM.
                 for each in Tier if event.medium is None and event.locality is None else (tier,):
                     self._clear(self._slots[worker], each)
             elif event.block_hashes and self._counts(groups, event, kind):
@@ -288,7 +290,7 @@ class WorkerIndex:
     def _apply_run(
         self, worker: str, what: tuple[EventKind, Tier, int | None] | None, events: list[Any]
     ) -> None:
-        """Events that store blocks of a group in a tier, or remove them from it."""
+        """Applies events that store blocks of a group in a tier, or remove them."""
         if what is None:
             return
         hashes = events[0].block_hashes
@@ -311,10 +313,10 @@ class WorkerIndex:
             self._refuse("other_length", worker, "a digest has another length")
 
     def _counts(self, groups: Groups, event: Any, kind: EventKind) -> bool:
-        """Whether an event is of a group that counts; its first stored blocks say so at the latest.
+        """Whether an event is of a known group; the first stored blocks describe it at the latest.
 
-        Before them, the group has no blocks here to remove, and blocks of other groups have the
-        same digests.
+        Before those, the group has no blocks here to remove, and the blocks of other groups have
+        the same digests.
         """
         group = event.group_idx or 0
         if not 0 <= group <= _MOST_GROUP:
@@ -337,7 +339,7 @@ class WorkerIndex:
     # Answers.
 
     def num_blocks(self, worker: str, tier: Tier = Tier.DEVICE) -> int:
-        """Blocks that a worker has in a tier, of full attention.
+        """Number of a worker's blocks of full attention in a tier.
 
         Raises:
             KeyError: It was never announced.
@@ -347,7 +349,7 @@ class WorkerIndex:
 
     @property
     def num_entries(self) -> int:
-        """Different blocks that some worker has."""
+        """Number of different blocks that any worker has."""
         return self._table.num_entries()
 
     def memory_usage(self) -> int:
@@ -355,10 +357,10 @@ class WorkerIndex:
         return self._table.memory_usage() + self._parts.memory_usage()
 
     def found(self, digests: Sequence[bytes | int]) -> npt.NDArray[np.int32]:
-        """How many leading blocks of a prompt each worker has.
+        """The number of leading blocks of a prompt that each worker has.
 
         Args:
-            digests: Of the prompt's blocks, in order.
+            digests: Digests of the prompt's blocks, in order.
 
         Returns:
             ``int32[workers, tiers]`` on the host, in the order of ``workers``: each block counts in
@@ -380,7 +382,7 @@ class WorkerIndex:
     def _limit(
         self, slot: int, groups: Mapping[int, Layers], keys: bytes, table: npt.NDArray[np.int32]
     ) -> None:
-        """Of what full attention of a worker has, leaves what all groups serve."""
+        """Cuts the blocks that full attention has down to those that all groups can serve."""
         if not (found := int(table[slot].sum())):
             return
         keys = keys[: found * _KEY]
@@ -393,8 +395,8 @@ class WorkerIndex:
     def scores(self, digests: Sequence[bytes | int]) -> npt.NDArray[np.float64]:
         """The score of each worker for a prompt, in the order of ``workers``.
 
-        That is the worth of the blocks found over all blocks, minus ``load_weight`` times the load.
-        A prompt without a whole block has the loads alone to go by.
+        A score is the weight of the blocks found over the number of blocks, minus ``load_weight``
+        times the load. For a prompt without a whole block, only the loads count.
         """
         known = _listed(digests)
         with self._lock:
@@ -407,7 +409,7 @@ class WorkerIndex:
         return scores
 
     def place(self, digests: Sequence[bytes | int]) -> list[Placement]:
-        """All workers, the best for this prompt first; of equals the one announced first."""
+        """All workers, the best one for this prompt first; ties go to the one announced first."""
         known = _listed(digests)
         with self._lock:
             found = self.found(known)
@@ -431,7 +433,7 @@ def _keys(digests: Iterable[bytes | int]) -> bytes:
 
 
 def _keys_in(group: int, keys: bytes) -> bytes:
-    """Keys of the blocks of a group: those of full attention are the digests alone."""
+    """Keys of the blocks of a group: for full attention, the digests alone."""
     salt = np.uint64((group + 1) * _SPREAD % 2**64)
     return (np.frombuffer(keys, np.uint64) ^ salt).tobytes()
 

@@ -1,4 +1,4 @@
-"""K/V tensors of any layout: registered as segments, copied by the plans of a manager.
+"""K/V tensors of any layout: registers them as segments and copies their blocks.
 
 ::
 
@@ -6,7 +6,7 @@
     ModelShape ──► PagedKVCache: tensors of its own, write, gather, swap_out, swap_in
     HybridShape ──► GroupedKVCache: the same for groups of layers, with recurrent states
 
-Needs torch; the triton backend needs triton besides, which CUDA builds of torch bring along.
+Needs torch. The triton backend also needs triton, which CUDA builds of torch include.
 """
 
 try:

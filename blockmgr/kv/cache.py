@@ -1,4 +1,4 @@
-"""PagedKVCache: K/V tensors in the layout of your kernels, and everything that moves in them."""
+"""PagedKVCache: K/V tensors in the layout of your kernels, with writes, reads and copies."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ __all__ = ["PagedKVCache"]
 
 
 class PagedKVCache(Swaps):
-    """The K/V of a pool of blocks: all layers, allocated in the layout that your kernels take.
+    """The K/V of a pool of blocks in all layers, in the layout that your kernels read.
 
-    Everything is issued on the current stream without waiting for the device, except where a
-    method says otherwise. The tensors begin as zeros.
+    Calls launch on the current stream and do not wait for the device, unless a method says
+    otherwise. The tensors are filled with zeros at first.
 
     Args:
-        num_blocks: Physical blocks; ``num_blocks_for`` tells how many fit into a budget.
-        block_size: Tokens a block, ``1 … 65535``.
+        num_blocks: Physical blocks; ``num_blocks_for`` computes how many fit into a budget.
+        block_size: Tokens per block, ``1 … 65535``.
         shape: The model.
-        layout: A name out of ``PRESETS``; None for NHD, or for MLA if the shape has a
-            ``latent_dim``.
-        device: Where the tensors live.
-        pin_memory: On the host, in page-locked memory, which a GPU reads and writes directly.
-        backend: ``"torch"`` or ``"triton"``; None for triton on a GPU where it is installed, else
+        layout: A name in ``PRESETS``; None for NHD, or for MLA if the shape has a ``latent_dim``.
+        device: Device of the tensors.
+        pin_memory: Whether to allocate host tensors in page-locked memory, which a GPU reads and
+            writes directly.
+        backend: ``"torch"`` or ``"triton"``; None for triton on a GPU if it is installed, else
             torch.
 
     Raises:
-        ValueError: A number is out of its bounds, the layout is unknown or not for such a shape,
-            or memory is to be pinned that cannot be.
+        ValueError: A number is out of its bounds, the layout is unknown or does not fit the shape,
+            or the memory cannot be pinned.
         TypeError: A value is of the wrong type.
 
     >>> shape = ModelShape(num_layers=2, num_kv_heads=1, head_dim=4, dtype=torch.float32)
@@ -81,7 +81,7 @@ class PagedKVCache(Swaps):
         self._shape = shape
         self._layout = layout_for(shape, layout)
         _check_pinning(torch.device(device), pin_memory)
-        # A tensor made in inference mode could not be written outside it, nor could its views.
+        # Tensors and views made in inference mode cannot be written outside it.
         with torch.inference_mode(False):
             self._tensors = PagedTensors.zeros(
                 num_blocks,
@@ -101,7 +101,8 @@ class PagedKVCache(Swaps):
         k, v = self._words[0]
         self._pool = Pool(num_blocks, block_size, k.device, by_kernel)
         if by_kernel and k.is_cuda:
-            # Writing padding compiles the kernel, so that no step has to wait for it.
+            # This write of padding compiles the kernel, so that no step has to wait for the
+            # compiler.
             token = torch.zeros_like(k[0, :1])
             nowhere = torch.tensor([PAD_SLOT], device=k.device)
             self._launch(0, token, None if v is None else token, nowhere)
@@ -113,7 +114,7 @@ class PagedKVCache(Swaps):
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return self._pool.block_size
 
     @property
@@ -143,15 +144,15 @@ class PagedKVCache(Swaps):
 
     @property
     def tensors(self) -> tuple[LayerTensors, ...]:
-        """The tensors of each layer for its kernels, with the axes of the layout.
+        """The tensors that each layer's kernels take, with the axes of the layout.
 
-        One tensor if the layout has an axis ``kv`` or ``latent``, else the tuple (K, V). Of a
-        fused tensor, each layer's part: strided, without the axis ``layer``.
+        For each layer, one tensor if the layout has an axis ``kv`` or ``latent``, else the tuple
+        (K, V). A layer of a fused tensor is a strided view without the axis ``layer``.
         """
         return tuple(self._tensors.layers)
 
     def keys(self, layer: int) -> torch.Tensor:
-        """K of a layer with the same axes whatever the layout.
+        """K of a layer, with the same axes for every layout.
 
         Args:
             layer: ``[0, num_layers)``.
@@ -170,7 +171,7 @@ class PagedKVCache(Swaps):
         return self._tensors.views[self._checked_layer(layer)][1]
 
     def slots(self, slot_mapping: Indices) -> Slots:
-        """A slot mapping to ``write`` several layers with: checked and sent to the device once.
+        """Checks a slot mapping and sends it to the device once, to ``write`` several layers.
 
         Args:
             slot_mapping: As for ``write``.
@@ -191,9 +192,9 @@ class PagedKVCache(Swaps):
     ) -> None:
         """Writes K/V of some tokens into their slots.
 
-        Slots on the host are checked. Slots in a device tensor are not, because that would mean to
-        wait for the device: those out of range are skipped like padding. (With the torch
-        backend on a GPU, it is device slots that make the host wait.)
+        Slots on the host are checked. Slots in a device tensor are not, because a check would have
+        to wait for the device: slots out of range are skipped like padding. (The torch backend on a
+        GPU waits for the device if the slots are in a device tensor.)
 
         Args:
             layer: ``[0, num_layers)``.
@@ -201,7 +202,7 @@ class PagedKVCache(Swaps):
                 strides; for MLA, ``[num_tokens, 1, latent_dim]``.
             v: Likewise; None for MLA.
             slot_mapping: Slot of each token, or ``PAD_SLOT``: on the host, in a device tensor, or
-                as ``slots`` has returned it. Which token wins a slot that is named twice is open.
+                the result of ``slots``. If a slot appears twice, either token may win.
 
         Raises:
             ValueError: A shape, device, layer or slot is wrong. Nothing is written.
@@ -267,13 +268,13 @@ class PagedKVCache(Swaps):
 
         Args:
             layer: ``[0, num_layers)``.
-            block_tables: ``[num_seqs, max_blocks]`` on the host, as ``manager.block_tables`` with
-                the rows in question; entries past the last token are ignored.
-            lengths: ``[num_seqs]`` on the host: tokens to read of each.
+            block_tables: ``[num_seqs, max_blocks]`` on the host: rows of ``manager.block_tables``;
+                entries past the last token are ignored.
+            lengths: ``[num_seqs]`` on the host: tokens to read of each sequence.
 
         Returns:
             K and V, ``[num_seqs, max(lengths), num_kv_heads, head_dim]`` on the cache's device,
-            copies. What stands past a sequence's length is the K/V of some other token: mask it.
+            copies. Entries past a sequence's length hold the K/V of other tokens: mask them.
 
         Raises:
             ValueError: A block id is out of range, a table is too short, or a shape is wrong.
@@ -310,7 +311,7 @@ class PagedKVCache(Swaps):
         return whole("layer", layer, 0, self._shape.num_layers - 1)
 
     def _tokens(self, name: str, tokens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """K or V of a step in words, if it is what the cache holds."""
+        """K or V of a step as words, after checks of type, device and shape."""
         if not isinstance(tokens, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tokens).__name__}")
         if tokens.dtype != self._shape.dtype:

@@ -1,4 +1,4 @@
-"""How many blocks a memory budget holds."""
+"""Computes how many blocks fit into a memory budget."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["num_blocks_for"]
 
 
 def num_blocks_for(num_bytes: int, shape: ModelShape | HybridShape, block_size: int) -> int:
-    """How many blocks fit into a memory budget.
+    """The number of blocks that fit into a memory budget.
 
     Args:
         num_bytes: Bytes to fill with K/V.
-        shape: The model. Of a hybrid one, a block is a page in each of ``group_size`` tensors,
+        shape: The model. A block of a hybrid model is a page in each of ``group_size`` tensors,
             whichever group has it.
-        block_size: Tokens a block, at least 1.
+        block_size: Tokens per block, at least 1.
 
     Raises:
         ValueError: Not even one block fits.

@@ -1,4 +1,4 @@
-"""KVBlocks: the blocks of an engine's K/V tensors, and every way to copy them."""
+"""KVBlocks: copies the blocks of an engine's K/V tensors."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ NO_LIMIT = 2**31 - 1
 
 
 class Copier(Protocol):
-    """The calls of a backend. A list is staged on the host, checked there, and launched."""
+    """The interface of a backend. A list is staged and checked on the host, then launched."""
 
     chunks: list[torch.Tensor]
-    """For ``ops.copy_blocks``: how the kernels cut a block; empty where there are none."""
+    """For ``ops.copy_blocks``: the chunks of a block for the kernels; empty without kernels."""
     table: torch.Tensor
-    """``int64[num_segments, COLUMNS]``, where ``ops.copy_blocks`` reads it."""
+    """``int64[num_segments, COLUMNS]``, on the device that ``ops.copy_blocks`` reads."""
 
     def stage(self) -> Ints:
         """``int32[1 + max_pairs, 3]`` to pack a list into; valid until the next launch."""
@@ -50,7 +50,7 @@ class Copier(Protocol):
         """Copies the staged pairs from one pool to another, or within one."""
 
     def move(self, starts: Ints, moves: Ints) -> None:
-        """Runs groups of moves, as ``order_copies`` returns them."""
+        """Runs groups of moves from ``order_copies``."""
 
     def send(self, rows: torch.Tensor, count: int) -> None:
         """Puts the staged count and pairs into ``int32[n, 3]`` on the device."""
@@ -59,31 +59,32 @@ class Copier(Protocol):
 class KVBlocks(NotCopied):
     """The blocks of K/V tensors that a manager hands out, registered once for copying.
 
-    A copy runs on the current stream, over all layers, K and V, in one launch, and copies only
-    the filled tokens where the layout allows. Lists are checked on the host before anything is
-    launched; a call neither waits for the device nor allocates, unless eight lists are on
-    their way already: then it waits for the oldest of them.
+    A copy runs on the current stream, over all layers, K and V, in one launch, and copies only the
+    filled tokens if the layout allows that. Lists are checked on the host before the launch. A call
+    neither waits for the device nor allocates, unless eight lists are in flight already: then it
+    waits for the oldest of them.
 
-    One thread at a time. The tensors are kept alive, and must keep their memory: a call that finds
-    a storage freed or exchanged raises a ``LayoutError`` and copies nothing. (``copy_pairs`` and
-    ``copy_buffer`` look at the tensors' addresses on each call that is not in a graph.) They must
-    not require gradients. Nothing here can be pickled or copied: it stands for memory.
+    Use it from one thread at a time. It keeps the tensors alive, and they must keep their memory: a
+    call that finds a storage freed or exchanged raises a ``LayoutError`` and copies nothing.
+    (``copy_pairs`` and ``copy_buffer`` check the tensors' addresses on each call that is not in a
+    graph.) The tensors must not require gradients. The object cannot be pickled or copied, because
+    it refers to memory.
 
     Args:
-        segments: Out of ``segments_from``, of all tensors that belong to a block, in any order.
-            Bytes that two of them name are copied once.
-        block_size: Tokens a block, as the manager has it.
+        segments: Segments from ``segments_from``, for all tensors that belong to a block, in any
+            order. Bytes that two segments name are copied once.
+        block_size: Tokens per block of the manager.
         backend: None for ``"triton"`` on CUDA and ROCm if it can be imported, else
             ``"torch"``. ``"triton"`` on a CPU is Triton's interpreter, for tests.
-        access_bytes: Demand accesses of 16, 8, 4, 2 or 1 bytes; None for the widest that
-            all segments allow.
-        max_pairs: Pairs a launch, at least 1. A longer plan takes several.
+        access_bytes: Require accesses of 16, 8, 4, 2 or 1 bytes; None for the widest that all
+            segments allow.
+        max_pairs: Most pairs per launch, at least 1. A longer plan takes several launches.
 
     Raises:
-        LayoutError: Names the segment: mixed devices or numbers of blocks, rows that do not
-            hold ``block_size`` tokens, bytes that two segments share in part, or a demand
-            that it does not allow.
-        MissingExtraError: ``"triton"`` is asked for and not installed.
+        LayoutError: Names the segment: devices or numbers of blocks differ, rows do not hold
+            ``block_size`` tokens, two segments share some but not all bytes, or a segment does not
+            allow ``access_bytes``.
+        MissingExtraError: ``"triton"`` is requested and not installed.
         ValueError: No segments, a number out of range, or no such backend here.
         TypeError: An argument is of the wrong type.
 
@@ -109,12 +110,12 @@ class KVBlocks(NotCopied):
         self._max_pairs = whole("max_pairs", max_pairs, 1, NO_LIMIT)
         self._registered = register(segments, block_size, access_bytes)
         self._backend = _choose_backend(backend, self.device)
-        with torch.inference_mode(False):  # views made in it could not be written outside
+        with torch.inference_mode(False):  # views made in it cannot be written outside
             self._copier = _make_copier(self._backend, self._registered, self._max_pairs)
         self._checker = CopyChecker(self.num_blocks, self.block_size)
         self._to: WeakKeyDictionary[KVBlocks, CopyChecker] = WeakKeyDictionary()
         self._done: WeakSet[CopyPlan] = WeakSet()
-        # What a compiled function reads, as plain attributes.
+        # A compiled function reads these as plain attributes.
         self._table, self._chunks = self._copier.table, self._copier.chunks
         self._tensors = self._registered.tensors
         self._place, self._form = place_of(self._tensors), form_of(self._tensors)
@@ -123,17 +124,17 @@ class KVBlocks(NotCopied):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks; ids are in ``[0, num_blocks)``."""
+        """Number of blocks; ids are in ``[0, num_blocks)``."""
         return self._registered.num_blocks
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return self._registered.block_size
 
     @property
     def device(self) -> torch.device:
-        """Where the blocks are."""
+        """Device of the blocks."""
         return self._registered.device
 
     @property
@@ -148,7 +149,7 @@ class KVBlocks(NotCopied):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments that are copied, each byte of a block in one of them."""
+        """The segments to copy; each byte of a block is in one of them."""
         return self._registered.segments
 
     @property
@@ -163,18 +164,18 @@ class KVBlocks(NotCopied):
 
     @property
     def max_pairs(self) -> int:
-        """Pairs a launch."""
+        """Pairs per launch."""
         return self._max_pairs
 
     def copy(self, plan: CopyPlan) -> None:
         """Runs the copies of a plan, after the zeroing of new blocks and before the forward.
 
         Args:
-            plan: Out of ``take_copies()``. Each plan is copied once: a second time, its
-                destinations may hold newer tokens.
+            plan: A plan from ``take_copies()``. Each plan can be copied once, because its
+                destinations may hold newer tokens later.
 
         Raises:
-            TicketError: This plan has been copied.
+            TicketError: This plan has been copied already.
             CopyError: Names the pair: an id or a number of tokens is out of range, a destination
                 appears twice, or a block is both source and destination. Nothing is copied.
             StepError: The stream is being captured into a graph; see ``pair_buffer``.
@@ -194,7 +195,7 @@ class KVBlocks(NotCopied):
         source: Registration,
         destination: Registration,
     ) -> None:
-        """Launches a list that has been checked, and its first pairs packed."""
+        """Launches a checked list whose first pairs are packed."""
         for start in range(0, total, self._max_pairs):
             if start:
                 checker.pack(start, self._copier.stage())
@@ -211,13 +212,13 @@ class KVBlocks(NotCopied):
 
         Args:
             pairs: ``int[n, 2]`` on the host: (source, destination).
-            semantics: ``"sequential"``: as if done one after the other. ``"simultaneous"``: as
-                if everything was read before anything is written.
+            semantics: ``"sequential"``: as if copied one after the other. ``"simultaneous"``: as if
+                all reads came before all writes.
 
         Raises:
             CopyError: Names the pair: an id is out of range, or ``"simultaneous"`` and a
                 destination appears twice. Nothing is copied.
-            ValueError: ``pairs`` has another shape, or there are no such semantics.
+            ValueError: ``pairs`` has another shape, or ``semantics`` is unknown.
             TypeError: ``pairs`` does not hold integers.
 
         Cost: One launch. The host resolves the list in O(n).
@@ -232,7 +233,7 @@ class KVBlocks(NotCopied):
             self._copier.move(starts, moves)
 
     def zero(self, blocks: npt.ArrayLike) -> None:
-        """Fills whole blocks with zero bytes: the first thing in a step, before its copies.
+        """Fills whole blocks with zero bytes; call it first in a step, before the copies.
 
         Args:
             blocks: ``int[n]`` on the host; a block may appear more than once.
@@ -250,12 +251,12 @@ class KVBlocks(NotCopied):
     def copy_to(self, other: KVBlocks, pairs: npt.ArrayLike) -> None:
         """Copies whole blocks into another pool, as swapping does.
 
-        Between a GPU and pinned host memory, the kernel reads or writes the host itself: the
-        call returns at once, and the host must leave its blocks alone until the stream has come
-        past. The torch backend waits for the device instead.
+        Between a GPU and pinned host memory, the kernel reads or writes host memory directly: the
+        call returns at once, and the host must not touch its blocks until the stream has run the
+        copy. The torch backend waits for the device instead.
 
         Args:
-            other: Blocks of the same bytes in the same rows, on this device or on the host.
+            other: A pool with the same bytes and rows per block, on this device or on the host.
             pairs: ``int[n, 2]`` on the host: (source here, destination in ``other``).
 
         Raises:
@@ -282,7 +283,7 @@ class KVBlocks(NotCopied):
         runner._launch(total, checker, self._registered, other._registered)
 
     def _runner(self, other: KVBlocks) -> KVBlocks:
-        """Which of the two pools launches: the one on the GPU, if one is."""
+        """The pool that launches: the one on the GPU, if there is one."""
         if self.device == other.device:
             return self
         on_host = [pool for pool in (self, other) if pool.device.type == "cpu"]
@@ -303,8 +304,8 @@ class KVBlocks(NotCopied):
         """A list in device memory, for copies inside a CUDA graph or a compiled function.
 
         Args:
-            max_pairs: Pairs it can hold, in ``[1, self.max_pairs]``. A graph launches work for
-                as many, whatever the count.
+            max_pairs: Most pairs it can hold, in ``[1, self.max_pairs]``. A graph always launches
+                work for this many pairs.
 
         Raises:
             ValueError: ``max_pairs`` is out of range.
@@ -327,13 +328,13 @@ class KVBlocks(NotCopied):
         self._done.add(plan)
 
     def copy_buffer(self, buffer: PairBuffer) -> None:
-        """Copies the content of the buffer at the time of the launch; can be captured.
+        """Copies the pairs that the buffer holds at the launch; can be captured in a graph.
 
         Args:
-            buffer: Out of ``pair_buffer`` of this object.
+            buffer: A buffer from ``pair_buffer`` of this object.
 
         Raises:
-            ValueError: The buffer is that of other blocks.
+            ValueError: The buffer belongs to another object.
             TypeError: Not a buffer.
         """
         if not isinstance(buffer, PairBuffer):
@@ -345,17 +346,18 @@ class KVBlocks(NotCopied):
     def copy_pairs(self, pairs: torch.Tensor, count: torch.Tensor | None = None) -> None:
         """Copies a list that is on the device, through ``torch.ops.blockmgr.copy_blocks``.
 
-        The list cannot be checked without waiting for the device: pairs with an id out of range
-        or without tokens are skipped, more tokens than a block has are all of it, and that no
-        block is both read and written is up to the caller. Source -1 fills with zeros.
+        The list cannot be checked without waiting for the device. Pairs with an id out of range or
+        without tokens are skipped, and a number of tokens above the block size means the whole
+        block. The caller must make sure that no block is both read and written. Source -1 fills
+        with zeros.
 
         Args:
             pairs: ``int32[n, 3]`` on the device, contiguous: source, destination, tokens.
-            count: ``int32[1]`` on the device: only the first so many; None for all.
+            count: ``int32[1]`` on the device: number of leading pairs to copy; None for all.
 
         Raises:
             ValueError: A tensor is of another shape, type or device.
-            TypeError: An argument is no tensor.
+            TypeError: An argument is not a tensor.
         """
         num_pairs = len(pairs) if isinstance(pairs, torch.Tensor) and pairs.ndim else 0
         check_list(pairs, (num_pairs, 3), "pairs", self.device)

@@ -20,13 +20,13 @@ _TOKEN_LENGTH = tl.constexpr(int(Column.TOKEN_LENGTH))
 
 @triton.jit
 def _place(entry, block, UNIT: tl.constexpr, WORD: tl.constexpr, WORDS: tl.constexpr):
-    """Where a block begins, and its row stride.
+    """The start of a block, and its row stride.
 
-    An address out of a table says nothing about its alignment; ``multiple_of`` and strides in
-    whole units say it, and without either the accesses are one word wide at most.
+    The compiler knows nothing about the alignment of an address from a table. ``multiple_of`` and
+    strides in whole units tell it; without either, accesses are at most one word wide.
     """
     base = tl.load(entry + _ADDRESS).to(tl.pointer_type(WORD))
-    # 64 bits before any product: a pool is larger than 2^31 units soon enough.
+    # 64 bits before any product, because a pool can be larger than 2^31 units.
     start = block.to(tl.int64) * tl.load(entry + _BLOCK_STRIDE)
     return tl.multiple_of(base, UNIT) + start * WORDS, tl.load(entry + _ROW_STRIDE)
 
@@ -55,8 +55,8 @@ def _copy_chunk(  # noqa: PLR0917
 ):
     """Copies one chunk of one pair; source -1 stands for zeros.
 
-    The rows of a block are numbered through, so that a chunk is full of work also where rows are
-    short. A pair out of range is skipped: what a device wrote, the host cannot check.
+    Units are numbered across the rows of a block, so that a chunk is full even if rows are short. A
+    pair out of range is skipped, because the host cannot check a list written on the device.
     """
     segment = tl.load(chunk)
     first = tl.load(chunk + 1)
@@ -97,7 +97,7 @@ def copy_kernel(  # noqa: PLR0917
     destination_table,  # int64[num_segments, COLUMNS]
     chunks,  # int32[num_chunks, 2]: segment, first unit
     pairs,  # int32[most_pairs, 3]: source, destination, number of tokens
-    count,  # int32[1]: pairs to copy, in memory so that a captured graph sees each list's own
+    count,  # int32[1]: pairs to copy, in memory so that a captured graph reads each list's count
     most_pairs,
     num_chunks,
     num_sources,
@@ -107,7 +107,7 @@ def copy_kernel(  # noqa: PLR0917
     WORD: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Copies pairs of blocks in no particular order. An item of work is one chunk of one pair."""
+    """Copies pairs of blocks in any order. A work item is one chunk of one pair."""
     num_items = tl.minimum(tl.load(count), most_pairs) * num_chunks
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
         pair = pairs + (item // num_chunks) * 3
@@ -134,7 +134,7 @@ def _pick(i, a, b, c, d):
 
 @triton.jit(do_not_specialize=list(range(3, 19)))
 def copy_few_kernel(  # noqa: PLR0917
-    source_table,  # as above, and up to four pairs by value: nothing to transfer or to wait for
+    source_table,  # as above, with up to four pairs by value: no transfer and no wait
     destination_table,
     chunks,
     source0,
@@ -158,7 +158,7 @@ def copy_few_kernel(  # noqa: PLR0917
     WORD: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Copies up to four pairs of blocks in no particular order."""
+    """Copies up to four pairs of blocks in any order."""
     for item in range(tl.program_id(0), num_pairs * num_chunks, tl.num_programs(0)):
         i = item // num_chunks
         _copy_chunk(
@@ -192,10 +192,10 @@ def move_kernel(  # noqa: PLR0917
     WORD: tl.constexpr,
     WORDS: tl.constexpr,
 ):
-    """Runs groups of whole-block moves, those of one group in order; -1 is the register.
+    """Runs groups of whole-block moves, the moves of a group in order; -1 is the register.
 
-    An item of work is one chunk of one group: the program that has it does all moves of the
-    group for the same bytes of every block, so their order needs no second launch.
+    A work item is one chunk of one group: one program does all moves of the group for the same
+        bytes of every block, so their order needs no second launch.
     """
     moves = groups + num_groups + 1
     num_items = num_groups.to(tl.int64) * num_chunks
@@ -228,6 +228,6 @@ def move_kernel(  # noqa: PLR0917
                 mask=(unit < tl.where(destination >= 0, end, 0))[:, None],
             )
             register = tl.where(destination >= 0, register, words)
-            # The next move may write what this one reads. The compiler does not look for that
-            # in global memory, and need not give a byte to the same thread both times.
+            # The next move may write bytes that this one reads. The compiler does not check global
+            # memory for that, and may assign a byte to different threads.
             tl.debug_barrier()

@@ -1,4 +1,4 @@
-"""Block copies by indexing tensors: any device, and the reference for the kernels."""
+"""Block copies by tensor indexing: for any device, and as the reference for the kernels."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["BlockView", "TorchCopier", "copy_pairs", "views_of"]
 
 Rows = npt.NDArray[np.int32]
 
-# Integers are copied as they are, whatever their bits mean. Not wider: indexing splits its work
-# between threads by the number of elements, and 8-byte ones halve it.
+# Integers are copied bit by bit, whatever the bits mean. Not wider than this: indexing splits its
+# work between threads by the number of elements, and 8-byte elements halve that number.
 DTYPES = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
-# Blocks gathered at a time: the bytes are written again while they are still in the cache. On a
-# GPU a gather is a kernel launch, which pays only for more.
+# Blocks gathered at a time: few enough that the bytes are still in the CPU cache when they are
+# written. On a GPU a gather is a kernel launch, which pays off only for more.
 GATHER_BYTES = {"cpu": 1 << 20}
 GATHER_BYTES_ELSEWHERE = 64 << 20
 
@@ -40,7 +40,8 @@ class BlockView:
         rows: ``int[num_blocks, num_rows, row_length]``, in place.
         token_length: Elements from a token to the next within a row; 0 if rows are never split.
         gather_bytes: Bytes to gather at a time.
-        row_length: Elements of a row; here because asking a tensor takes longer than a short copy.
+        row_length: Elements of a row; stored, because asking a tensor takes longer than a short
+            copy.
         column_bytes: Bytes of one element of every row.
     """
 
@@ -56,20 +57,20 @@ class BlockView:
         return min(part, self.row_length) * self.column_bytes
 
     def first(self, num_tokens: int) -> torch.Tensor:
-        """The first tokens of every row; all of it if the rows are never split."""
+        """The first tokens of every row; the whole rows if they are never split."""
         length = num_tokens * self.token_length
         return self.rows.narrow(2, 0, length) if 0 < length < self.row_length else self.rows
 
     @property
     def places(self) -> tuple[int, int, int] | None:
-        """Rows, and tokens from a block and from a row to the next; None if these are no whole."""
+        """Number of rows, and tokens from one block and row to the next; None if not whole."""
         block, row, _ = self.rows.stride()
         if not self.token_length or block % self.token_length or row % self.token_length:
             return None
         return self.rows.shape[1], block // self.token_length, row // self.token_length
 
     def tokens(self) -> torch.Tensor:
-        """``int[num_places, 1, token_length]``: every token of every row a block of its own."""
+        """``int[num_places, 1, token_length]``: every token of every row as a separate block."""
         num_blocks, num_rows, length = self.rows.shape
         block, row, _ = self.rows.stride()
         size = (num_blocks - 1) * block + (num_rows - 1) * row + length
@@ -80,7 +81,7 @@ class BlockView:
 def views_of(
     tensors: Sequence[torch.Tensor], table: torch.Tensor, num_blocks: int, access_bytes: int
 ) -> list[BlockView]:
-    """The segments of a table, found in ``tensors``, which may have moved since."""
+    """The segments of a table, located in ``tensors``, which may have moved since."""
     return [
         _view(tensors[row[Column.TENSOR]], row, num_blocks, access_bytes) for row in table.tolist()
     ]
@@ -125,7 +126,7 @@ class Index:
         return tuple(map(torch.from_numpy, self._columns))
 
     def on(self, source: torch.Tensor, destination: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Both columns, each where it is used. All calls are for the same two devices."""
+        """Both columns, each on the device that uses it. All calls are for the same two devices."""
         if not self._tensors:
             places = zip(self._on_host, (source.device, destination.device), strict=True)
             self._tensors = tuple(column.to(device) for column, device in places)
@@ -134,11 +135,11 @@ class Index:
 
 
 def copy_pairs(sources: Sequence[BlockView], destinations: Sequence[BlockView], rows: Rows) -> None:
-    """Copies blocks between pools of equal segments; the order of the pairs is of no account.
+    """Copies blocks between pools of equal segments; the order of the pairs does not matter.
 
     Args:
-        sources: Where to read.
-        destinations: Where to write; segment by segment as long as ``sources``.
+        sources: Segments to read.
+        destinations: Segments to write, in the order of ``sources``.
         rows: ``int32[num_pairs, 3]`` of source, destination, and tokens; source -1 fills the
             tokens with zeros. All in range.
     """
@@ -191,7 +192,7 @@ def _copy_unequal(
 def _places(
     blocks: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32], places: tuple[int, int, int]
 ) -> npt.NDArray[np.int64]:
-    """Where the first tokens of the blocks are, row by row, in ``BlockView.tokens``."""
+    """Indices of the first tokens of the blocks, row by row, in ``BlockView.tokens``."""
     num_rows, block, row = places
     ends = np.cumsum(num_tokens, dtype=np.int64)
     starts = blocks.astype(np.int64) * block - (ends - num_tokens)
@@ -211,7 +212,7 @@ def _copy(
     """Copies pairs of blocks of ``size`` bytes, gathering at most ``limit`` bytes at a time."""
     count = len(index)
     if count == 1 or 4 * size > limit:
-        # So few or so long that an operation for each is cheaper than to gather.
+        # So few or so long that one operation for each is cheaper than a gather.
         for from_, to in index.pairs:
             destination.select(0, to).copy_(source.select(0, from_))
         return
@@ -222,19 +223,19 @@ def _copy(
     step = limit // size
     for start in range(0, count, step):
         part = slice(start, start + step)
-        # A temporary, not a buffer of our own: index_select into one takes a third longer.
+        # A temporary, not a reused buffer: index_select into a buffer takes a third longer.
         gathered = source.index_select(0, sources[part]).to(destination.device)
         destination.index_copy_(0, destinations[part], gathered)
 
 
 def _move(view: BlockView, starts: list[int], moves: Rows) -> None:
-    """Runs groups of moves one after the other, many at a time where that is the same."""
+    """Runs groups of moves in order, many at a time if the result is the same."""
     size = view.size(0)
     limit = view.gather_bytes // size if 4 * size <= view.gather_bytes else 0
     for start, end in _batches(starts, limit):
         batch = moves[start:end]
         if end - start <= limit:
-            # All is read before anything is written, which is all that a register is for.
+            # All reads come before all writes, so no register is needed.
             into = batch[:, 1] < 0
             sources = batch[:, 0].copy()
             sources[sources < 0] = batch[into, 0]
@@ -275,7 +276,7 @@ class TorchCopier:
     """The torch backend of a pool.
 
     Temporaries are bounded: at most a megabyte on a CPU. On a GPU this backend synchronises
-    wherever a list has to be read or indices have to be transferred; it is there to be right.
+        whenever it reads a list or transfers indices; it is meant as a reference, not for speed.
     """
 
     def __init__(self, registered: Registration, max_pairs: int) -> None:

@@ -25,31 +25,31 @@ __all__ = ["TritonCopier", "launch_pairs", "pick_tile"]
 
 
 class Tile(NamedTuple):
-    """How much of a block one program copies at a time."""
+    """The part of a block that one program copies at a time."""
 
     units: int
     num_warps: int
 
 
-# At the widest access 16 KiB and 4 KiB: long runs for long lists; for short ones as many
-# programs as an accelerator can run at once.
+# At the widest access 16 KiB and 4 KiB: long runs for long lists; for short lists, as many programs
+# as an accelerator runs at once.
 TILES = (Tile(1024, 8), Tile(256, 4))
 SHORT_LIST_BYTES = 4 << 20
 PROGRAMS_PER_PROCESSOR = 4
 INTERPRETED_PROGRAMS = 4
 
-# Lists of so few pairs go by value: a transfer costs host time, and a launch that waits for it.
+# Lists of so few pairs are passed by value: a transfer costs host time and delays the launch.
 MOST_BY_VALUE = 4
 BY_VALUE = MOST_BY_VALUE
 
-# Items of copy_kernel are counted in 32 bits, with room for a stride of the grid beyond the last.
+# copy_kernel counts its items in 32 bits, which must have room for one grid stride past the last.
 MOST_ITEMS = 2**30
 
 WORDS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16, 1), 1: (tl.int8, 1)}
 
 
 def pick_tile(num_bytes: int) -> int:
-    """Which of ``TILES`` copies so many bytes best."""
+    """The index in ``TILES`` of the best tile for so many bytes."""
     return int(num_bytes < SHORT_LIST_BYTES)
 
 
@@ -71,8 +71,8 @@ def _constants(tile: Tile, access_bytes: int) -> tuple[Any, ...]:
 
 
 def _options(tile: Tile) -> dict[str, Any]:
-    # One stage: a load moved up before the store of the round before would read stale bytes.
-    # Nothing is computed, so nothing is fused; saying so keeps Triton from warning of its default.
+    # One stage: a load moved before the store of the previous round would read stale bytes. Nothing
+    # is computed, so nothing can be fused; setting it explicitly avoids Triton's warning.
     return {"num_warps": tile.num_warps, "num_stages": 1, "enable_fp_fusion": False}
 
 
@@ -89,13 +89,13 @@ def launch_pairs(
     """Copies a list that lies on the device, on the current stream.
 
     Args:
-        table: ``int64[num_segments, COLUMNS]`` on the device, with the addresses of the moment.
+        table: ``int64[num_segments, COLUMNS]`` on the device, with the current addresses.
         chunks: ``int32[num_chunks, 2]`` on the device, for each of ``TILES``.
         pairs: ``int32[n, 3]`` on the device.
         count: ``int32[1]`` on the device; the first so many pairs are copied.
         num_blocks: Blocks of the pool.
-        bytes_per_block: Over all segments.
-        access_bytes: Unit of the table.
+        bytes_per_block: Bytes of a block over all segments.
+        access_bytes: Unit of the table, in bytes.
     """
     which = pick_tile(len(pairs) * bytes_per_block)
     tile, cut = TILES[which], chunks[which]
@@ -110,10 +110,10 @@ def launch_pairs(
 
 
 class _Launcher:
-    """One kernel in one tile: compiled ahead, and launched past Triton's look-up by arguments.
+    """One kernel with one tile: compiled ahead, and launched without Triton's look-up.
 
-    The look-up is half of the host time of a launch. What is compiled here takes any list: no
-    argument that differs between lists is specialised on.
+    The look-up by arguments is half of the host time of a launch. The compiled kernel works for any
+    list: it is not specialised on arguments that differ between lists.
     """
 
     def __init__(self, kernel: Any, which: int, access_bytes: int, *example: Any) -> None:
@@ -155,8 +155,8 @@ class TritonCopier:
             )
         self.table = registered.table.to(device)
         self._other_tables: WeakKeyDictionary[Registration, torch.Tensor] = WeakKeyDictionary()
-        # Moves take up to four numbers a pair: the start of a group, and six numbers for the
-        # three moves that a cycle of two pairs is.
+        # Moves take up to four numbers per pair: the start of a group, and six numbers for the
+        # three moves of a cycle of two pairs.
         self._ring = make_ring(max_pairs + max_pairs // 3 + 2, device)
         self._most_programs = _most_programs(device)
         with on_device(self._device):
@@ -247,7 +247,7 @@ def _transfer(host: torch.Tensor, device: torch.Tensor, size: int) -> None:
 
 
 def _one_off(numbers: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """A list longer than the slots, in memory that torch keeps until the device has read it."""
+    """Sends a list longer than the slots; torch keeps its memory until the device has read it."""
     host = torch.from_numpy(numbers)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""The fields of a Hugging Face style config, whatever it is: an object, a mapping, or a file."""
+"""The fields of a Hugging Face style config: an object, a mapping, or a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DTYPE", "LAYERS", "Config", "ConfigFields", "head_dim", "kv_dtype", 
 
 Config = object | Mapping[str, Any] | str | os.PathLike[str]
 
-# Names of one fact in the configs of different families, the usual one first.
+# Names of one field in the configs of different families, the usual one first.
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 HEADS = ("num_attention_heads", "n_head")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -25,14 +25,14 @@ DTYPE = ("dtype", "torch_dtype")
 
 
 class ConfigFields:
-    """Reads fields of a config and of its text_config alike, be they objects or mappings.
+    """Reads fields of a config or of its text_config, which may be objects or mappings.
 
     Args:
         config: A config object, its fields as a mapping, or the path of a ``config.json`` or of its
             folder.
 
     Raises:
-        ValueError: The file holds no JSON object.
+        ValueError: The file does not hold a JSON object.
         OSError: The file cannot be read.
     """
 
@@ -47,14 +47,14 @@ class ConfigFields:
         return next((value for value in found if value is not None), None)
 
     def need(self, *names: str) -> Any:
-        """Likewise, or a ``ValueError`` that names the first."""
+        """Like ``get``, but raises a ``ValueError`` with the first name if there is none."""
         value = self.get(*names)
         if value is None:
             raise ValueError(f"config has no {names[0]}")
         return value
 
     def size(self, *names: str) -> int:
-        """A whole number of at least 1 that has to be there."""
+        """A required whole number of at least 1."""
         return whole(names[0], self.need(*names), 1)
 
 
@@ -82,7 +82,7 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 
 def kv_dtype(value: Any) -> torch.dtype:
-    """The element type that a config names."""
+    """The element type in a config."""
     if value is None:
         raise ValueError("config has no dtype or torch_dtype; pass dtype")
     named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
@@ -92,8 +92,8 @@ def kv_dtype(value: Any) -> torch.dtype:
 
 
 def kv_heads(fields: ConfigFields) -> int:
-    """K/V heads of a layer."""
-    # A single K/V head for all, unless the config says how many (Falcon, StarCoder).
+    """Number of K/V heads of a layer."""
+    # One K/V head for all, unless the config has a number (Falcon, StarCoder).
     if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
         return 1
     if fields.get("multi_query_attention"):  # ChatGLM
@@ -103,7 +103,7 @@ def kv_heads(fields: ConfigFields) -> int:
 
 
 def head_dim(fields: ConfigFields) -> int:
-    """Elements of one head."""
+    """Number of elements of one head."""
     given = fields.get("head_dim")
     if given is not None:
         return whole("head_dim", given, 1)

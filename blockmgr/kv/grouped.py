@@ -1,4 +1,4 @@
-"""GroupedKVCache: K/V and recurrent states of a hybrid model, in one pool of equal pages."""
+"""GroupedKVCache: K/V and recurrent states of a hybrid model in one pool of equal pages."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupedKVCache"]
 
-# Layouts in which a page is one run of bytes, so that a state can be anywhere in it.
+# Layouts in which a page is one run of bytes, so that a state can be anywhere inside it.
 WHOLE_PAGES = ("BLOCK_KV_NHD", "BLOCK_KV_HND", "MLA")
 
 
 class GroupedKVCache(Swaps):
     """The memory of a hybrid model: ``group_size`` tensors of pages that all groups share.
 
-    A block is one page of each tensor, and one group has it at a time. Layer i of a group uses
+    A block is one page of each tensor, and belongs to one group at a time. Layer i of a group uses
     tensor i: as K/V in the layout of the kernels, or as the tensors of its state, of any shape and
-    type. A copy moves whole pages or their first tokens, in all tensors by one launch, so a plan
-    that names blocks of several groups is one list.
+    type. A copy moves whole pages or their first tokens in all tensors with one launch, so a plan
+    with blocks of several groups is one list.
 
     Args:
-        num_blocks: Physical blocks; ``num_blocks_for`` tells how many fit into a budget.
-        block_size: Tokens a block; ``shape.block_size_for()`` has one that holds the states.
+        num_blocks: Physical blocks; ``num_blocks_for`` computes how many fit into a budget.
+        block_size: Tokens per block; ``shape.block_size_for()`` returns one that fits the states.
         shape: The model.
-        layout: A name out of ``PRESETS``. None for ``"NHD"``, or with states ``"BLOCK_KV_NHD"``, or
-            for ``"MLA"``. States need pages of one piece, which are those of ``"BLOCK_KV_NHD"``,
-            ``"BLOCK_KV_HND"`` and ``"MLA"``.
-        device: Where the tensors live.
-        pin_memory: On the host, in page-locked memory.
+        layout: A name in ``PRESETS``. None for ``"MLA"`` if the K/V are latents, else for
+            ``"NHD"``, or with states ``"BLOCK_KV_NHD"``. States need contiguous pages:
+            ``"BLOCK_KV_NHD"``, ``"BLOCK_KV_HND"`` or ``"MLA"``.
+        device: Device of the tensors.
+        pin_memory: Whether to allocate host tensors in page-locked memory.
         backend: ``"torch"`` or ``"triton"``, as in ``PagedKVCache``.
 
     Raises:
-        PageSizeError: The state of a group does not fit a page, at this ``block_size``.
-        ValueError: A number is out of its bounds, or the layout is not for such a shape.
+        PageSizeError: The state of a group does not fit a page at this ``block_size``.
+        ValueError: A number is out of its bounds, or the layout does not fit the shape.
         TypeError: A value is of the wrong type.
 
     >>> from blockmgr import BlockManager, FullAttention, RecurrentState
@@ -110,7 +110,7 @@ class GroupedKVCache(Swaps):
 
     @property
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
         return self._pages.block_size
 
     @property
@@ -135,7 +135,7 @@ class GroupedKVCache(Swaps):
 
     @property
     def blocks(self) -> KVBlocks:
-        """The same memory as registered blocks, for copies in a graph or of one's own lists."""
+        """The same memory as registered blocks, for copies in a graph or of other lists."""
         return self._pages.blocks
 
     def group_tensors(
@@ -147,8 +147,8 @@ class GroupedKVCache(Swaps):
             group: Position in ``shape.groups``.
 
         Returns:
-            For each layer of a group with attention, what ``PagedKVCache.tensors`` has for one; of
-            a recurrent group, its ``states``.
+            For each layer of a group with attention, the same as in ``PagedKVCache.tensors``; for
+            each layer of a recurrent group, its ``states``.
 
         Raises:
             ValueError: There is no such group.
@@ -164,11 +164,11 @@ class GroupedKVCache(Swaps):
         """The states of a recurrent layer, by block.
 
         Args:
-            layer: Of the model.
+            layer: Index of the layer in the model.
 
         Returns:
-            In the order of ``LayerShape.states``, views ``[num_blocks, *shape]`` of the pages. What
-            a block holds that no forward has written to since its sequence took it is undefined.
+            Views ``[num_blocks, *shape]`` of the pages, in the order of ``LayerShape.states``. The
+            content of a block is undefined until a forward writes to it.
 
         Raises:
             ValueError: There is no such layer, or it has attention.
@@ -183,7 +183,7 @@ class GroupedKVCache(Swaps):
         """K of a layer with attention, as ``PagedKVCache.keys``.
 
         Args:
-            layer: Of the model.
+            layer: Index of the layer in the model.
 
         Raises:
             ValueError: There is no such layer, or it is recurrent.
@@ -209,10 +209,10 @@ class GroupedKVCache(Swaps):
         """Writes K/V of some tokens of a layer with attention; see ``PagedKVCache.write``.
 
         Args:
-            layer: Of the model.
+            layer: Index of the layer in the model.
             k: ``[num_tokens, num_kv_heads, head_dim]``.
             v: Likewise; None for MLA.
-            slot_mapping: Of the layer's group.
+            slot_mapping: Slot mapping of the layer's group.
 
         Raises:
             ValueError: A shape, device, layer or slot is wrong, or the layer is recurrent. Nothing
@@ -226,7 +226,7 @@ class GroupedKVCache(Swaps):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """K/V of one sequence in a layer with attention; see ``PagedKVCache.gather``.
 
-        Where the table of a window has the null block, what is read is undefined.
+        The result is undefined where the table of a window has the null block.
         """
         return self._pages.gather(self._tensor(layer), block_table, length)
 
@@ -234,13 +234,13 @@ class GroupedKVCache(Swaps):
         """Runs the copies of a step, of all groups, in one launch; see ``KVBlocks.copy``.
 
         Args:
-            plan: Out of ``take_copies()`` of a manager with the ``groups`` of the shape.
+            plan: A plan from ``take_copies()`` of a manager with the ``groups`` of the shape.
 
         Raises:
-            CopyError: Names the pair: its group is not there, it is a part of a state, or what
-                ``KVBlocks.copy`` refuses. Or the plan is that of a manager without groups. Nothing
-                is copied.
-            TicketError: This plan has been copied.
+            CopyError: Names the pair: its group does not exist, it copies part of a state, or
+                ``KVBlocks.copy`` refuses it. Or the plan comes from a manager without groups.
+                Nothing is copied.
+            TicketError: This plan has been copied already.
             TypeError: Not a plan.
         """
         if not isinstance(plan, CopyPlan):
@@ -273,7 +273,7 @@ class GroupedKVCache(Swaps):
         )
 
     def zero(self, blocks: Indices) -> None:
-        """Fills blocks with zeros, of whatever group; see ``KVBlocks.zero``."""
+        """Fills blocks of any group with zeros; see ``KVBlocks.zero``."""
         self._pages.zero(blocks)
 
     @property
@@ -288,7 +288,7 @@ class GroupedKVCache(Swaps):
         return self._shape.place(layer) if place is None else place
 
     def _tensor(self, layer: int) -> int:
-        """The number of the tensor of a layer with attention."""
+        """The index of the tensor of a layer with attention."""
         group, tensor = self._place(layer)
         if self._recurrent[group]:
             raise ValueError(f"layer {layer} keeps no K/V: group {group}, {self._kind(group)}")
@@ -296,7 +296,7 @@ class GroupedKVCache(Swaps):
 
 
 def _pages_of(shape: HybridShape) -> ModelShape:
-    """The tensors of the pool as those of a model with so few layers."""
+    """The pool as the tensors of a model with ``group_size`` layers."""
     kv = shape.kv
     return ModelShape(
         num_layers=shape.group_size,

@@ -1,4 +1,4 @@
-"""How the layers of a hybrid model share one pool: groups of as many layers, and equal pages.
+"""How the layers of a hybrid model share one pool: groups of equal size, with equal pages.
 
 ::
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HybridShape", "LayerShape", "StateTensor"]
 
-# As vLLM decides: a fourth more layers of one kind than of another are no reason for more groups.
+# As in vLLM: a quarter more layers of one kind than of another do not justify more groups.
 NEARLY_AS_MANY = 1.25
 
-# Block sizes beyond the first that holds a state, until the page is a multiple of its elements.
+# Larger block sizes to try, until the page is a multiple of the state's elements.
 MOST_TRIES = 16
 
 
@@ -40,11 +40,11 @@ class StateTensor:
     """One tensor of the state of a recurrent layer.
 
     Attributes:
-        shape: Of one sequence.
+        shape: Shape for one sequence.
         dtype: Element type.
 
     Raises:
-        ValueError: A length is below 1, or there is none.
+        ValueError: A length is below 1, or the shape is empty.
         TypeError: A value is of the wrong type.
     """
 
@@ -61,13 +61,13 @@ class StateTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one sequence."""
+        """Bytes for one sequence."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """What one layer reads, and what it keeps in a block.
+    """One layer: what it reads, and what it keeps in a block.
 
     Attributes:
         kind: ``FullAttention()``, ``SlidingWindow(w)``, ``ChunkedAttention(w)`` or
@@ -101,11 +101,11 @@ class LayerShape:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a state, with the room that alignment takes; 0 for attention."""
+        """Bytes of a state, including padding for alignment; 0 for attention."""
         return self.state_offsets()[-1]
 
     def state_offsets(self) -> tuple[int, ...]:
-        """Where each tensor of a state begins in its page, in bytes, and where the last one ends.
+        """Byte offsets in the page of each tensor of a state, and the end of the last one.
 
         Each begins at a multiple of its element size.
         """
@@ -122,17 +122,17 @@ class LayerShape:
 class HybridShape:
     """The layers of a hybrid model, in groups of equal size that share one pool of blocks.
 
-    Layers that read alike form groups of ``group_size`` layers; the last group of a kind may have
-    fewer. Layer i of each group uses tensor i, so a pool is ``group_size`` tensors.
+    Layers that read the same tokens form groups of ``group_size`` layers; the last group of a kind
+    may have fewer. Layer i of each group uses tensor i, so a pool is ``group_size`` tensors.
 
     Attributes:
-        layers: Each layer of the model in order; None for one that keeps nothing, or reads what
-            another keeps. Of a layer with attention and a state, its attention; the states of such
-            layers follow after the last layer.
-        group_size: Layers of a group. None for the number of layers of the rarest kind, or of the
-            most frequent one if that has less than a fourth more.
-        groups: What to pass to ``BlockManager(groups=...)``.
-        members: Of each group, its layers.
+        layers: Each layer of the model in order; None for one that keeps nothing, or reads the K/V
+            of another layer. For a layer with attention and a state, its attention; the states of
+            such layers follow after the last layer.
+        group_size: Layers per group. None for the number of layers of the rarest kind, or of the
+            most frequent kind if that has less than a quarter more.
+        groups: The value for ``BlockManager(groups=...)``.
+        members: The layers of each group.
 
     Raises:
         ValueError: No layer has full attention, ``group_size`` is out of range, or there would be
@@ -211,16 +211,16 @@ class HybridShape:
     ) -> HybridShape:
         """The groups of the model that a Hugging Face style config describes.
 
-        Understands ``layer_types``, and the fields with which Gemma 2 and 3, Llama 4, Qwen3-Next,
-        Jamba, Bamba, Nemotron-H and Falcon-H1 say the same. A model without them has one group. The
-        state of a recurrent layer has the tensors that transformers keeps: of the convolution and,
-        but for LFM2, of the recurrence.
+        Understands ``layer_types``, and the corresponding fields of Gemma 2 and 3, Llama 4,
+        Qwen3-Next, Jamba, Bamba, Nemotron-H and Falcon-H1. A model without them has one group. The
+        state of a recurrent layer has the tensors that transformers keeps: that of the convolution
+        and, except for LFM2, that of the recurrence.
 
         Args:
             config: A config object, its fields as a mapping, or the path of a ``config.json`` or
                 of its folder.
-            dtype: Element type of K/V and of convolutions; None for the model's.
-            state_dtype: Element type of recurrences; transformers has no other than this.
+            dtype: Element type of K/V and of convolutions; None for the model's type.
+            state_dtype: Element type of recurrences; the default is the only one of transformers.
             group_size: Layers of a group; None to let the shape choose.
 
         Raises:
@@ -230,7 +230,7 @@ class HybridShape:
             OSError: The file cannot be read.
             TypeError: A field or an argument is of the wrong type.
         """
-        from blockmgr.kv.hybrid_config import layers_of  # noqa: PLC0415  (which needs LayerShape)
+        from blockmgr.kv.hybrid_config import layers_of  # noqa: PLC0415  (it imports LayerShape)
 
         return cls(layers_of(config, dtype, state_dtype), group_size)
 
@@ -264,7 +264,7 @@ class HybridShape:
         raise ValueError(f"layer {number} keeps nothing, so it is in no group")
 
     def group_layer(self, group: int) -> LayerShape:
-        """What each layer of a group reads and keeps.
+        """The layer shape that all layers of a group have.
 
         Args:
             group: Position in ``groups``.
@@ -280,7 +280,7 @@ class HybridShape:
         """Bytes of a block in one tensor.
 
         Args:
-            block_size: Tokens a block, at least 1.
+            block_size: Tokens per block, at least 1.
 
         Raises:
             PageSizeError: The state of a group does not fit.
@@ -296,7 +296,7 @@ class HybridShape:
         return page
 
     def _problem(self, group: int, page: int) -> str | None:
-        """Why the state of a group cannot be in pages of so many bytes."""
+        """Why the state of a group cannot be stored in pages of so many bytes."""
         layer = self.group_layer(group)
         if layer.state_bytes > page:
             return f"a state of {layer.state_bytes} bytes exceeds a page of {page}"
@@ -309,7 +309,7 @@ class HybridShape:
         """Bytes of one block in all tensors, whichever group has it.
 
         Args:
-            block_size: Tokens a block, at least 1.
+            block_size: Tokens per block, at least 1.
 
         Raises:
             PageSizeError: The state of a group does not fit.
@@ -323,7 +323,7 @@ class HybridShape:
             multiple: The block size is a multiple of this.
 
         Raises:
-            PageSizeError: There is none, since pages are no multiple of an element of a state.
+            PageSizeError: There is none: pages are not a multiple of an element of a state.
             ValueError: ``multiple`` is below 1.
             TypeError: ``multiple`` is not an int.
         """
@@ -340,7 +340,7 @@ class HybridShape:
 
 def _kept(layers: Sequence[LayerShape | None], members: Sequence[int]) -> LayerShape:
     layer = layers[members[0]]
-    assert layer is not None  # what keeps nothing is in no group
+    assert layer is not None  # layers that keep nothing are in no group
     return layer
 
 
@@ -351,7 +351,7 @@ def _described(kv: ModelShape) -> str:
 
 
 def _group_size(counts: list[int], given: int | None) -> int:
-    """Layers of a group, by the number of layers of each kind."""
+    """The default group size, from the number of layers of each kind."""
     if given is not None:
         return whole("group_size", given, 1, max(counts, default=1))
     if not counts:

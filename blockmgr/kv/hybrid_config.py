@@ -1,4 +1,4 @@
-"""What each layer of a hybrid model reads and keeps, read from a Hugging Face style config."""
+"""The layers of a hybrid model, from a Hugging Face style config."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ NOTHING = {"moe", "mlp"}
 BOTH = "hybrid"
 """A layer with full attention and a state."""
 
-# Families each of whose layers has both; others mean something else by the name.
+# Families in which every layer has both; other families use the name for something else.
 BOTH_IN_EACH = ("falcon_h1",)
 
-# Every so many layers one has full attention, where a config of the family does not say it.
+# Period of the layers with full attention, for families whose configs do not have it.
 PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
 
 # Letters of Nemotron-H's hybrid_override_pattern.
@@ -46,7 +46,7 @@ CROSS_ATTENTION = ("is_encoder_decoder", "add_cross_attention", "cross_attention
 def layers_of(
     config: Config, dtype: torch.dtype | None, state_dtype: torch.dtype
 ) -> list[LayerShape | None]:
-    """The layers of a model, as ``HybridShape.from_config`` says."""
+    """The layers of a model, for ``HybridShape.from_config``."""
     fields = ConfigFields(config)
     model = fields.get("model_type") or "config"
     for name in CROSS_ATTENTION:
@@ -71,7 +71,7 @@ def layers_of(
 
 
 def _kinds(fields: ConfigFields) -> list[Group | None]:
-    """What each layer reads; None for one that keeps nothing. States beside attention follow."""
+    """Each layer, or None if it keeps nothing; then the states of layers with attention."""
     num_layers = whole(LAYERS[0], fields.need(*LAYERS), 1)
     names = _names(fields, num_layers)
     shared = fields.get("num_kv_shared_layers") or 0  # the last layers read the K/V of earlier ones
@@ -118,7 +118,7 @@ def _names(fields: ConfigFields, num_layers: int) -> list[str]:
 
 
 def _rule(fields: ConfigFields) -> tuple[Callable[[int], bool], str]:
-    """Which layers have full attention, and what the others are."""
+    """Which layers have full attention, and the kind of the others."""
     if (indices := fields.get("attn_layer_indices")) is not None:
         return (lambda i: i in indices), "mamba"
     if (period := fields.get("attn_layer_period")) is not None:
@@ -144,7 +144,7 @@ def _rule(fields: ConfigFields) -> tuple[Callable[[int], bool], str]:
 
 
 def _every(interval: int) -> Callable[[int], bool]:
-    """Every so many layers; 0 for none."""
+    """The period of such layers; 0 for none."""
     return lambda i: interval > 0 and (i + 1) % interval == 0
 
 
@@ -160,7 +160,7 @@ def _kv(fields: ConfigFields, kind: Group, dtype: torch.dtype) -> ModelShape:
     )
     if not isinstance(kind, FullAttention):
         return usual
-    # Gemma 4: fewer and wider heads where the whole context is read.
+    # Gemma 4: fewer and wider heads in layers that read the whole context.
     return dataclasses.replace(
         usual,
         num_kv_heads=fields.get("num_global_key_value_heads") or usual.num_kv_heads,
@@ -171,7 +171,7 @@ def _kv(fields: ConfigFields, kind: Group, dtype: torch.dtype) -> ModelShape:
 def _states(
     fields: ConfigFields, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> tuple[StateTensor, ...]:
-    """The state of one layer, by the fields that its family sizes it with."""
+    """The state of one layer, from the fields of its family."""
     for names, read in FAMILIES:
         if all(fields.get(*alike) is not None for alike in names):
             conv, *states = read(fields)
@@ -231,4 +231,4 @@ FAMILIES: tuple[tuple[Names, Callable[[ConfigFields], Sizes]], ...] = (
     ((("mamba_d_state",), ("mamba_expand",)), _mamba_1),
     ((("conv_L_cache",),), _convolution),
 )
-"""Fields that tell a family of recurrent layers, each under any of its names, and its reader."""
+"""Fields that identify a family of recurrent layers, under any of their names, with its reader."""

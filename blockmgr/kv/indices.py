@@ -1,4 +1,4 @@
-"""Slots and block ids as a cache takes them: host arrays are checked, device tensors are not."""
+"""Slots and block ids for a cache: checks host arrays, but not device tensors."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Indices: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What slots are counted in.
+    """The pool that slots refer to.
 
     Attributes:
-        num_blocks: Blocks.
-        block_size: Tokens a block.
-        device: Where the tensors live.
-        takes_mapping: Whether tokens are written by a kernel that takes slots as they are.
+        num_blocks: Number of blocks.
+        block_size: Tokens per block.
+        device: Device of the tensors.
+        takes_mapping: Whether a kernel that takes slots writes the tokens.
     """
 
     num_blocks: int
@@ -53,18 +53,18 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slots:
-    """A slot mapping that has been checked and lies where the cache is; made by ``slots``.
+    """A checked slot mapping on the cache's device; made by ``slots``.
 
-    Built once a step, it saves checking and sending the same slots again for every layer.
+    Built once per step, it avoids checking and sending the same slots for every layer.
 
     Attributes:
-        pool: What it was made for.
-        num_tokens: Tokens, padding included.
+        pool: The pool it was made for.
+        num_tokens: Number of tokens, including padding.
         mapping: ``int64[num_tokens]`` on the device, for a kernel; else None.
         blocks: ``int64[num_kept]`` on the device: block of each token that is not padding; None
             for a kernel.
-        offsets: Likewise: its place in the block.
-        kept: ``int64[num_kept]`` on the device: which tokens these are; None for all.
+        offsets: Likewise: its offset in the block.
+        kept: ``int64[num_kept]`` on the device: indices of these tokens; None for all.
     """
 
     pool: Pool
@@ -112,10 +112,10 @@ class Slots:
 
 
 def device_ids(name: str, values: Indices, device: torch.device) -> torch.Tensor | None:
-    """``values`` if they are a tensor off the host, which is not looked at; else None.
+    """``values``, unchecked, if they are a tensor on another device than the host; else None.
 
     Raises:
-        ValueError: It is another device than the cache's, or there is not one axis.
+        ValueError: Its device is not the cache's, or there is not one axis.
         TypeError: The tensor does not hold whole numbers.
     """
     if not isinstance(values, torch.Tensor) or values.device.type == "cpu":
@@ -130,7 +130,7 @@ def device_ids(name: str, values: Indices, device: torch.device) -> torch.Tensor
 
 
 def array_of(name: str, values: npt.ArrayLike, ndim: int) -> npt.NDArray[np.integer[Any]]:
-    """The whole numbers in ``values``, read once, in an array of so many axes.
+    """The whole numbers in ``values``, read once, as an array with ``ndim`` axes.
 
     Raises:
         ValueError: Another number of axes, rows of different lengths, or an int beyond 64 bits.
@@ -144,7 +144,7 @@ def array_of(name: str, values: npt.ArrayLike, ndim: int) -> npt.NDArray[np.inte
             raise ValueError(f"{name} must have rows of one length, got {[*map(len, rows)]}")
         return np.stack(rows) if rows else np.zeros((0,) * ndim, np.int64)
     try:
-        # Neither reads a sequence, which may have no end.
+        # Neither call iterates over the sequence, which may be infinite.
         array = np.asarray(values if hasattr(values, "__array__") else memoryview(values))  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
         kind = type(values).__name__
@@ -157,7 +157,7 @@ def array_of(name: str, values: npt.ArrayLike, ndim: int) -> npt.NDArray[np.inte
 
 
 def host_ids(name: str, values: Indices, bound: int, *, low: int = 0, ndim: int = 1) -> IntArray:
-    """``values`` in an array of their own, each in ``[low, bound)``.
+    """A new array of ``values``, each in ``[low, bound)``.
 
     Raises:
         ValueError: A value is out of range, or there are not ``ndim`` axes.
@@ -167,9 +167,9 @@ def host_ids(name: str, values: Indices, bound: int, *, low: int = 0, ndim: int 
     if array.size == 0:
         return array.astype(np.int64)
     own = array.astype(np.int64)
-    # One pass for both bounds: a number below the lower one is huge without a sign.
+    # One pass for both bounds: as unsigned, a number below the lower bound is huge.
     outside = (own - low if low else own).view(np.uint64).max() >= bound - low
-    # The largest without a sign would be -1 with one, and that is padding.
+    # The largest unsigned number would be -1 as signed, which is padding.
     if outside or (array.dtype == np.uint64 and own.min() < 0):
         at = np.argwhere((array < low) | (array >= bound))[0].tolist()
         raise ValueError(f"{name}{at} must be in [{low}, {bound - 1}], got {array[tuple(at)]}")
@@ -179,7 +179,7 @@ def host_ids(name: str, values: Indices, bound: int, *, low: int = 0, ndim: int 
 def batch_ids(
     block_tables: Indices, lengths: Indices, num_blocks: int, block_size: int
 ) -> tuple[IntArray, int]:
-    """Block ids to read for the longest of several sequences; block 0 where one is shorter.
+    """Block ids for the longest of several sequences; block 0 past the end of shorter ones.
 
     Raises:
         ValueError: A block id in use is out of range, a table is too short, or a shape is wrong.
@@ -204,7 +204,7 @@ def batch_ids(
 
 
 def pairs_of(**columns: Indices) -> IntArray:
-    """Two lists of block ids as pairs. The ids themselves are checked where they are used.
+    """Two lists of block ids as pairs. The caller checks the ids.
 
     Raises:
         ValueError: The lists differ in length, or have more than one axis.
@@ -223,6 +223,6 @@ def to_device(array: IntArray, device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    if device.type == "cuda" and array.size:  # from pageable memory, the host would wait
+    if device.type == "cuda" and array.size:  # with pageable memory, the host would wait
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""From an engine's K/V tensors to segments, whatever the order of their axes and their strides."""
+"""Describes an engine's K/V tensors as segments, for any order of axes and any strides."""
 
 from __future__ import annotations
 
@@ -36,19 +36,18 @@ KVTensors: TypeAlias = (
     | Sequence[torch.Tensor | Sequence[torch.Tensor]]
     | Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 )
-"""One tensor, one entry a layer, or entries by name; an entry is a tensor or a (K, V) pair."""
+"""One tensor, one entry per layer, or entries by name; an entry is a tensor or (K, V)."""
 
 WIDEST_ACCESS = 16
 
 
 def segments_from(tensors: KVTensors, *, layout: str, name: str = "kv") -> list[Segment]:
-    """The segments that describe where the blocks of an engine's K/V tensors lie.
+    """The segments that describe the blocks of an engine's K/V tensors.
 
-    Only strides count, not the order of axes in memory, nor whether a tensor is contiguous: a
-    padded, sliced or permuted tensor is described as it lies, and bytes between its elements
-    are never touched. Where the first tokens of a block can be copied alone without narrowing
-    the accesses of a copy below what whole rows allow, the segments say so; elsewhere
-    (values with the token as the last axis, a scale of 4 bytes a token) rows are copied whole.
+    Only strides matter. A tensor may be padded, sliced or permuted, and bytes between its elements
+    are never touched. The segments allow copies of the first tokens of a block if that does not
+    need narrower accesses than copies of whole rows. Otherwise (values with the token as the last
+    axis, a scale of 4 bytes per token) rows are copied whole.
 
     ====================================  =======================================================
     tensors                               ``layout``
@@ -64,24 +63,24 @@ def segments_from(tensors: KVTensors, *, layout: str, name: str = "kv") -> list[
     V with the token innermost            ``"block head dim token"``
     ====================================  =======================================================
 
-    Tensors of different layouts are described by one call each; join the lists.
+    For tensors of different layouts, make one call per layout and join the lists.
 
     Args:
         tensors: One tensor; a sequence with a tensor or a tuple of tensors for each layer; or a
             mapping from names to either. They are not copied, and are kept alive.
-        layout: A name out of ``PRESETS``, or the axes of every tensor, outermost first: ``block``
-            once, ``token`` at most once, any other word for what is left.
-        name: What errors call the tensors, as in ``kv[3][0]``; a mapping's keys take its place.
+        layout: A name in ``PRESETS``, or the axes of every tensor, outermost first: ``block`` once,
+            ``token`` at most once, any other words for the other axes.
+        name: Name of the tensors in errors, as in ``kv[3][0]``; a mapping's keys replace it.
 
     Returns:
-        One segment a tensor, or several where rows stand at more than one regular distance, in
-        the order of the tensors.
+        One segment per tensor, or several if its rows do not have one regular stride, in the order
+        of the tensors.
 
     Raises:
         LayoutError: Names the tensor: its number of axes is not that of the layout, it is empty,
-            expanded, sparse or without memory, its elements overlap, or its blocks hold another
-            number of tokens than those of the tensors before it.
-        ValueError: ``layout`` makes no sense, or there are no tensors.
+            expanded, sparse or without memory, its elements overlap, or its blocks hold a different
+            number of tokens than those of earlier tensors.
+        ValueError: ``layout`` is invalid, or there are no tensors.
         TypeError: An argument is of the wrong type.
 
     >>> k, v = torch.zeros(2, 8, 16, 4, 64, dtype=torch.bfloat16)
@@ -117,7 +116,7 @@ def axes_of(layout: str) -> tuple[str, ...]:
     """The axes of a layout, outermost first.
 
     Args:
-        layout: A name out of ``PRESETS`` in any case, or the axes themselves.
+        layout: A name in ``PRESETS``, in upper or lower case, or the axes themselves.
 
     Raises:
         ValueError: Not exactly one axis is ``block``, or an axis is named twice.
@@ -141,7 +140,7 @@ def axes_of(layout: str) -> tuple[str, ...]:
 
 
 def _named(tensors: KVTensors, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor with the name that errors give it."""
+    """Every tensor with its name in errors."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {name!r}")
     if isinstance(tensors, torch.Tensor):
@@ -164,36 +163,36 @@ def _named(tensors: KVTensors, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Axis(NamedTuple):
-    """An axis as it lies in memory."""
+    """An axis in memory."""
 
     name: str
     size: int
     stride: int
-    """In bytes."""
+    """Stride in bytes."""
 
 
 class Rows(NamedTuple):
-    """The bytes of a block, cut into runs."""
+    """The bytes of a block, split into runs."""
 
     row_bytes: int
     token_bytes: int
     outer: tuple[Axis, ...]
-    """Where the runs stand, smallest stride first; merged as far as they merge."""
+    """The axes of the runs, smallest stride first, merged if possible."""
 
     def access_bytes(self, address: int, block_stride: int) -> int:
-        """The widest access that reaches the start and the end of whatever is copied."""
+        """The widest access to which the start and the end of every copy are aligned."""
         strides = (axis.stride for axis in self.outer)
         figures = (address, block_stride, self.row_bytes, self.token_bytes, *strides)
         return math.gcd(WIDEST_ACCESS, *figures)
 
 
 def _segments_of(name: str, tensor: torch.Tensor, axes: tuple[str, ...]) -> list[Segment]:
-    """The segments of one tensor, in the one form that its bytes determine."""
+    """The segments of one tensor, in a canonical form."""
     element = tensor.element_size()
     block, rest = Axis("block", 1, 0), []
     for axis in map(Axis, axes, tensor.shape, (s * element for s in tensor.stride())):
         if axis.size == 1:
-            continue  # its stride is never used, and torch lets it be anything
+            continue  # its stride is never used, and torch allows any value
         if axis.stride <= 0:
             raise LayoutError(
                 name,
@@ -214,11 +213,11 @@ def _segments_of(name: str, tensor: torch.Tensor, axes: tuple[str, ...]) -> list
 
 
 def _choose_rows(rest: list[Axis], element: int, tensor: torch.Tensor, block: Axis) -> Rows:
-    """Rows that can be split after any token if that costs no width, else the longest rows."""
+    """Rows that can be split after any token if accesses stay as wide, else the longest rows."""
     whole, split = (_cut(rest, element, stop_at_token=stop) for stop in (False, True))
     if split.token_bytes == 0:
         return whole
-    # With a single element a token, a few tokens are a few bytes of each of very many rows.
+    # With one element per token, a few tokens are a few bytes in each of very many rows.
     if split.token_bytes == element and split.outer != whole.outer:
         return whole
     widths = (r.access_bytes(tensor.data_ptr(), block.stride) for r in (whole, split))
@@ -226,7 +225,7 @@ def _choose_rows(rest: list[Axis], element: int, tensor: torch.Tensor, block: Ax
 
 
 def _cut(rest: list[Axis], element: int, *, stop_at_token: bool) -> Rows:
-    """The longest runs without a gap; if so asked, with the token as their outermost axis."""
+    """The longest runs without a gap; optionally with the token as their outermost axis."""
     row_bytes, token_bytes, used = element, 0, 0
     for axis in rest:
         if axis.stride != row_bytes:

@@ -1,4 +1,4 @@
-"""``torch.ops.blockmgr``: copies that torch.compile and CUDA graphs can see."""
+"""``torch.ops.blockmgr``: copies as operators for torch.compile and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _copy_blocks(  # noqa: PLR0917  (a schema has no keywords)
     if not chunks:  # the torch backend
         views = views_of(tensors, table, num_blocks, access_bytes)
         rows = pairs[: max(0, int(count))].cpu().numpy().copy()
-        # As in the kernel: no more than the tokens that a block has.
+        # As in the kernel: at most the tokens of a block.
         tokens = (v.row_length // v.token_length for v in views if v.token_length)
         np.minimum(rows[:, 2], next(tokens, 1), out=rows[:, 2])
         source, destination, num_tokens = rows.T
@@ -67,7 +67,7 @@ def _copy_blocks(  # noqa: PLR0917  (a schema has no keywords)
 
 
 def _table_for(table: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The table for tensors that a compiler has put elsewhere, as functionalization does."""
+    """The table for tensors that a compiler has moved, as functionalization does."""
     bases = torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=table.device)
     table = table.clone()
     table[:, Column.ADDRESS] = bases[table[:, Column.TENSOR]] + table[:, Column.OFFSET]
@@ -76,11 +76,11 @@ def _table_for(table: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Te
 
 @torch.library.register_fake("blockmgr::copy_blocks")  # type: ignore[untyped-decorator]
 def _no_output(*_arguments: object) -> None:
-    """Nothing is returned, so there is no shape to tell."""
+    """The operator returns nothing, so it has no output shape."""
 
 
 copy_blocks = torch.ops.blockmgr.copy_blocks
-"""Copies the first ``count`` of ``pairs`` between blocks of ``tensors``, in no particular order.
+"""Copies the first ``count`` of ``pairs`` between blocks of ``tensors``, in any order.
 
-Called by ``KVBlocks.copy_pairs``, which has every argument but the pairs.
+``KVBlocks.copy_pairs`` calls it with all arguments except the pairs.
 """

@@ -1,9 +1,9 @@
-"""Which segments may be registered together: equal pools, and no byte that two of them own.
+"""Checks segments for registration: equal pools, and no byte in two of them.
 
 Rows repeat with the block stride ``B``. Written as ``address = q * B + r``, a row of ``w`` bytes
 in ``N`` blocks covers the rectangle ``[r, r + w) x [q, q + N)``, and two rows share a byte in some
-block exactly if their rectangles intersect. So one sweep over ``r`` decides for any number of
-rows, however many blocks there are.
+block exactly if their rectangles intersect. So one sweep over ``r`` checks any number of rows,
+whatever the number of blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_disjoint", "check_segments", "spread_out"]
 
-# Rows times blocks that are compared one by one where block strides differ: as many take about a
+# Most rows times blocks to compare one by one if block strides differ: this many take about a
 # second and 200 MB.
 MOST_RUNS = 2**22
 
@@ -33,20 +33,22 @@ Geometry = tuple[int, int, int, int, int, int]
 
 
 def check_segments(segments: Sequence[Segment], block_size: int) -> list[Segment]:
-    """The segments to copy for a block: checked against each other, each byte once.
+    """The segments to copy for a block: checked against each other, with each byte once.
 
     Args:
-        segments: Of one pool. Those that name the same bytes, as layers that share their K/V do,
-            are kept once; if only one of them can be split after any token, rows are whole.
-        block_size: Tokens a block.
+        segments: The segments of one pool. Segments of the same bytes, as of layers that share
+            their K/V, are kept once; if only one of them can be split after any token, rows are
+            whole.
+        block_size: Tokens per block.
 
     Returns:
-        Segments in canonical form, in their order: rows that touch are one row where no token
-        ends inside, so equal bytes mean equal figures.
+        Segments in canonical form, in their order: adjacent rows are joined unless a token ends
+        between them, so equal bytes give equal segments.
 
     Raises:
-        LayoutError: Names the segment: it is on another device, has another number of blocks or
-            of tokens a block, overlaps itself, or shares some but not all bytes with another.
+        LayoutError: Names the segment: it is on another device, has another number of blocks or of
+            tokens per block, overlaps itself, or shares some but not all bytes with another
+            segment.
         ValueError: ``segments`` is empty, or ``block_size`` is below 1.
         TypeError: An argument is of the wrong type.
     """
@@ -73,8 +75,8 @@ def check_segments(segments: Sequence[Segment], block_size: int) -> list[Segment
 def check_disjoint(segments: Sequence[Segment]) -> None:
     """Raises a ``LayoutError`` if a byte is named twice, by two segments or by one.
 
-    Exact wherever block strides are equal; where they differ, exact for up to four million rows
-    and blocks, beyond which the segments are refused.
+    The check is exact. If block strides differ, it refuses segments of more than four million rows
+    times blocks.
     """
     for cluster in _clusters(segments):
         first = cluster[0]
@@ -88,7 +90,7 @@ def check_disjoint(segments: Sequence[Segment]) -> None:
 
 
 def spread_out(row_bytes: int, dims: Iterable[tuple[int, int]]) -> bool:
-    """Whether every stride steps over all that lies within; if not, there may be an overlap.
+    """Whether every stride steps over the whole inner extent; if not, axes may overlap.
 
     Args:
         row_bytes: Length of the innermost run.
@@ -126,7 +128,7 @@ def _check_alike(segment: Segment, first: Segment, block_size: int) -> None:
 
 
 def _canonical(segment: Segment) -> Segment:
-    """The same bytes and the same partial copies, in the one form they determine."""
+    """The same bytes and the same partial copies, in a canonical form."""
     if segment.token_bytes in (0, segment.row_bytes):  # one token a block is the whole block
         return _unsplit(segment)
     return dataclasses.replace(
@@ -137,7 +139,7 @@ def _canonical(segment: Segment) -> Segment:
 
 
 def _unsplit(segment: Segment) -> Segment:
-    """The same bytes in the longest rows, never to be split."""
+    """The same bytes in the longest rows, which are never split."""
     row_bytes, num_rows, row_stride = segment.row_bytes, segment.num_rows, segment.row_stride
     if num_rows == 1 or row_stride == row_bytes:
         row_bytes, num_rows = num_rows * row_bytes, 1
@@ -157,7 +159,7 @@ def _geometry(s: Segment) -> Geometry:
 
 
 def _clusters(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
-    """Segments whose spans touch each other; between clusters nothing can overlap."""
+    """Clusters of segments whose spans overlap; different clusters cannot overlap."""
     cluster: list[Segment] = []
     end = 0
     for segment in sorted(segments, key=lambda s: s.address):
@@ -171,10 +173,10 @@ def _clusters(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
 
 
 def _sweep(cluster: list[Segment]) -> None:
-    """Finds two intersecting rectangles, if there are any, going through them by their left edge.
+    """Finds two intersecting rectangles, if there are any, in one sweep by left edge.
 
-    All are equally high, so of those that are open at a time only the nearest above and the
-    nearest below can meet the next.
+    All have the same height, so of the open rectangles only the nearest above and the nearest below
+    can intersect the next one.
     """
     stride, num_blocks = cluster[0].block_stride, cluster[0].num_blocks
     events: list[tuple[int, bool, int, int]] = []
@@ -185,13 +187,13 @@ def _sweep(cluster: list[Segment]) -> None:
         for start in starts.tolist():
             q, left = divmod(start, stride)
             right = left + segment.row_bytes
-            # A row that crosses a multiple of the stride goes on at the left of the line above.
+            # A row that crosses a multiple of the stride continues at the left of the next line.
             pieces = [(left, right, q)]
             if right > stride:
                 pieces = [(left, stride, q), (0, right - stride, q + 1)]
             for low, high, line in pieces:
                 events += (low, True, line, owner), (high, False, line, owner)
-    events.sort()  # at equal places what ends comes before what begins
+    events.sort()  # at equal positions, ends come before starts
     active: list[tuple[int, int]] = []
     for _, begins, line, owner in events:
         at = bisect.bisect_left(active, (line, owner))

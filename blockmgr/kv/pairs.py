@@ -1,4 +1,4 @@
-"""Lists of pairs: read from the caller, and on their way to a device, in a ring or for a graph."""
+"""Lists of pairs: reads the caller's, and sends them to a device by a ring or for a graph."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ __all__ = [
 ]
 
 RING_SIZE = 8
-"""Lists on their way at a time, before the next one waits for the oldest."""
+"""Most lists in flight; the next one waits for the oldest."""
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Where a kernel has to be launched from: Triton launches on the current device."""
+    """The context in which to launch a kernel: Triton launches on the current device."""
     return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
 
 class Event(Protocol):
-    """What a ring needs of ``torch.cuda.Event``."""
+    """The part of ``torch.cuda.Event`` that a ring uses."""
 
     def record(self) -> None:
-        """Mark this place in the current stream."""
+        """Marks this point in the current stream."""
 
     def query(self) -> bool:
-        """Whether the device has come past the mark."""
+        """Whether the device has passed the mark."""
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Waits until it has."""
 
 
 class Slot:
@@ -58,7 +58,7 @@ class Slot:
         host: ``int32[capacity]``, pinned where the device is a GPU.
         device: ``int32[capacity]`` on the device; ``host`` itself on a CPU.
         numbers: ``host`` as an array.
-        rows: The same, three numbers a row: the form of a list of pairs, a count before it.
+        rows: The same with three numbers per row: a count, then a list of pairs.
         device_pairs: ``device`` from the first pair on.
     """
 
@@ -72,24 +72,24 @@ class Slot:
         self._in_flight = False
 
     def wait(self) -> None:
-        """Returns once no launch reads the slot any more."""
+        """Waits until no launch reads the slot."""
         if self._in_flight and self._event is not None and not self._event.query():
             self._event.synchronize()
         self._in_flight = False
 
     def mark(self) -> None:
-        """Everything that reads the slot has been enqueued."""
+        """Marks that everything that reads the slot is enqueued."""
         if self._event is not None:
             self._event.record()
             self._in_flight = True
 
 
 class PairRing:
-    """Slots in turn. A slot is written again only when what was launched from it has run.
+    """Slots used in turn. A slot is rewritten only after the launches that read it have run.
 
-    The host writes a list, the device reads it later: a single buffer would be overwritten
-    under a launch that is still waiting. With as many lists in flight as there are slots,
-    ``free`` waits for the oldest, so an engine that runs ahead is held back here.
+    The host writes a list, and the device reads it later: with a single buffer, the host would
+    overwrite the list of a launch that still waits. If all slots are in flight, ``free`` waits for
+    the oldest, which limits how far an engine runs ahead.
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
@@ -98,16 +98,16 @@ class PairRing:
 
     @property
     def free(self) -> Slot:
-        """The slot whose last launch was enqueued first, safe to write. The same until used."""
+        """The slot with the oldest launch, safe to write; the same one until it is used."""
         slot = self._slots[self._next]
         slot.wait()
         return slot
 
     @contextmanager
     def using(self) -> Iterator[Slot]:
-        """Everything enqueued inside may read the slot.
+        """Work enqueued inside this context may read the slot.
 
-        Also when it fails: part of it may have been enqueued before.
+        Marks the slot after an error as well, because part of the work may be enqueued.
         """
         slot = self._slots[self._next]
         try:
@@ -120,11 +120,11 @@ class PairRing:
 def make_ring(
     capacity: int, device: torch.device, make_event: Callable[[], Event] = torch.cuda.Event
 ) -> PairRing:
-    """A ring for a device; on a CPU, where a launch ends before it returns, one slot is enough.
+    """A ring for a device; a CPU needs only one slot, because its launches are synchronous.
 
     Args:
-        capacity: Rows of three numbers that a list may have.
-        device: Where lists are read.
+        capacity: Most rows of three numbers in a list.
+        device: Device that reads the lists.
         make_event: Makes an event for the device.
     """
     if device.type == "cpu":
@@ -177,19 +177,19 @@ class PairBuffer(NotCopied):
 
     @property
     def max_pairs(self) -> int:
-        """Pairs it can hold."""
+        """Most pairs it can hold."""
         return len(self.pairs)
 
     def fill(self, plan: CopyPlan) -> None:
-        """Puts a plan into the buffer, on the current stream, in place of the one before.
+        """Replaces the content of the buffer by a plan, on the current stream.
 
         Args:
-            plan: Out of ``take_copies()``; counts as copied from here on.
+            plan: A plan from ``take_copies()``; it counts as copied after this call.
 
         Raises:
-            TicketError: This plan has been copied.
-            CopyError: As for ``KVBlocks.copy``, or the plan is longer than the buffer. The
-                buffer holds what it held.
+            TicketError: This plan has been copied already.
+            CopyError: As in ``KVBlocks.copy``, or the plan is longer than the buffer. The buffer
+                keeps its content.
             StepError: The stream is being captured into a graph.
             TypeError: Not a plan.
         """
@@ -208,11 +208,11 @@ def columns_of(pairs: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any]
 def check_list(
     tensor: torch.Tensor, shape: tuple[int, ...], name: str, device: torch.device
 ) -> None:
-    """Raises unless a list on the device is one that a kernel can read.
+    """Checks that a kernel can read a list on the device.
 
     Raises:
         ValueError: A tensor of another shape, type or device.
-        TypeError: No tensor.
+        TypeError: Not a tensor.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")

@@ -23,24 +23,24 @@ WIDTHS = (16, 8, 4, 2, 1)
 
 
 class Column(enum.IntEnum):
-    """What stands where in a row of the segment table, ``int64[num_segments, COLUMNS]``.
+    """The columns of the segment table, ``int64[num_segments, COLUMNS]``.
 
-    Strides and lengths are in units of the access width, so that a compiler can see that every
+    Strides and lengths are in units of the access width, so that a compiler knows that every
     address is aligned to it; ``ADDRESS`` and ``OFFSET`` are in bytes.
     """
 
     ADDRESS = 0
-    """Of row 0 of block 0."""
+    """Address of row 0 of block 0."""
     BLOCK_STRIDE = 1
     NUM_ROWS = 2
     ROW_STRIDE = 3
     ROW_LENGTH = 4
     TOKEN_LENGTH = 5
-    """0: a row is never split."""
+    """0 if a row is never split."""
     TENSOR = 6
-    """Which of the registered tensors the segment lies in."""
+    """Index of the segment's tensor among the registered ones."""
     OFFSET = 7
-    """From that tensor's ``data_ptr()`` to ``ADDRESS``."""
+    """Bytes from that tensor's ``data_ptr()`` to ``ADDRESS``."""
 
 
 COLUMNS = len(Column)
@@ -48,18 +48,18 @@ COLUMNS = len(Column)
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Registration:
-    """One pool of blocks as copies see it.
+    """One pool of blocks, prepared for copies.
 
     Attributes:
-        segments: Each byte of a block once.
-        num_blocks: Blocks.
-        block_size: Tokens a block.
-        access_bytes: Width that every address, stride and length of a copy is a multiple of.
-        tensors: What the segments lie in, one tensor for each storage.
+        segments: The segments, with each byte of a block once.
+        num_blocks: Number of blocks.
+        block_size: Tokens per block.
+        access_bytes: Access width; every address, stride and length of a copy is a multiple of it.
+        tensors: The memory of the segments, one tensor for each storage.
         table: ``int64[num_segments, COLUMNS]`` on the host.
-        names: Of the caller's tensors, each once.
-        begins: ``data_ptr`` of each: asking a method that is at hand takes half the time.
-        addresses: What that was when it was registered.
+        names: Names of the caller's tensors, each once.
+        begins: Bound method ``data_ptr`` of each, which halves the time of a call.
+        addresses: Address of each at registration.
     """
 
     segments: tuple[Segment, ...]
@@ -75,8 +75,8 @@ class Registration:
     def check_memory(self) -> None:
         """Raises a ``LayoutError`` if a tensor's storage was freed or exchanged since.
 
-        A copy would read and write whatever lies there today, or memory that no other tensor shares
-        any more.
+        A copy would access whatever is at the address since then, or memory that no other tensor
+        shares.
         """
         if [data_ptr() for data_ptr in self.begins] == self.addresses:
             return
@@ -85,7 +85,7 @@ class Registration:
 
     @property
     def device(self) -> torch.device:
-        """Where the blocks are."""
+        """Device of the blocks."""
         return self.segments[0].device
 
     @property
@@ -130,11 +130,11 @@ class Registration:
 def register(
     segments: Sequence[Segment], block_size: int, access_bytes: int | None
 ) -> Registration:
-    """Checks segments against each other and lays out their table.
+    """Checks segments against each other and builds their table.
 
     Args:
-        segments: Of one pool.
-        block_size: Tokens a block.
+        segments: The segments of one pool.
+        block_size: Tokens per block.
         access_bytes: Width to use; None for the widest possible.
 
     Raises:
@@ -183,12 +183,12 @@ def register(
 
 
 def place_of(tensors: Sequence[torch.Tensor]) -> int:
-    """A number that changes when one of the tensors lies elsewhere."""
+    """A number that changes when one of the tensors moves."""
     return hash(tuple(tensor.data_ptr() for tensor in tensors))
 
 
 def form_of(tensors: Sequence[torch.Tensor]) -> int:
-    """A number that changes when the elements of a tensor lie differently to each other."""
+    """A number that changes when the strides or the shape of a tensor change."""
     return hash(tuple((tuple(tensor.shape), tensor.stride()) for tensor in tensors))
 
 
@@ -197,11 +197,12 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _tensors_over(segments: Sequence[Segment]) -> list[torch.Tensor]:
-    """Tensors that an operator writes instead of addresses, so that a compiler knows of it.
+    """Tensors that an operator writes instead of addresses, so that a compiler sees it.
 
-    A compiler may run the operator on clones. A clone keeps the strides of a dense tensor only, so
-    what is not dense, or is one of several views of its storage, is replaced by a flat view. The
-    tensor itself is better where it will do: then it and the engine's own are no aliases.
+    A compiler may run the operator on clones. A clone keeps the strides only of a dense tensor, so
+    a tensor that is not dense, or is one of several views of its storage, is replaced by a flat
+    view. Otherwise the tensor itself is better, because it is then not an alias of the engine's
+    tensor.
     """
     by_storage: dict[int, list[Segment]] = {}
     for segment in segments:
@@ -215,7 +216,7 @@ def _tensors_over(segments: Sequence[Segment]) -> list[torch.Tensor]:
 
 
 def _covers(tensor: torch.Tensor, segments: Sequence[Segment]) -> bool:
-    """Whether the tensor is dense, and the segments are inside."""
+    """Whether the tensor is dense and contains the segments."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -226,15 +227,15 @@ def _covers(tensor: torch.Tensor, segments: Sequence[Segment]) -> bool:
 
 
 def _flat(segments: Sequence[Segment]) -> torch.Tensor:
-    """Everything from the first to the last byte of the segments, as a view in one dimension."""
-    # Storages of one buffer of the caller have the same start and may differ in their end.
+    """A flat view from the first to the last byte of the segments."""
+    # Storages of the same buffer of the caller have the same start but may have different ends.
     tensor = max((s.tensor for s in segments), key=lambda t: t.untyped_storage().nbytes())
     element = tensor.element_size()
     base = _storage(tensor)
     start = min(s.address for s in segments) - base
     end = max(s.address + s.span_bytes for s in segments) - base
     first, last = start // element, -(-end // element)
-    if last * element > tensor.untyped_storage().nbytes():  # a last element in part
+    if last * element > tensor.untyped_storage().nbytes():  # the last element is partial
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
             tensor.untyped_storage()
         )
@@ -242,7 +243,7 @@ def _flat(segments: Sequence[Segment]) -> torch.Tensor:
 
 
 def _widest(segment: Segment) -> int:
-    """The widest access that reaches every address of a copy in the segment."""
+    """The widest access to which every address of a copy in the segment is aligned."""
     figures = [segment.address, segment.row_bytes, segment.token_bytes]
     if segment.num_blocks > 1:
         figures.append(segment.block_stride)

@@ -1,4 +1,4 @@
-"""Segment: where the bytes of every block lie in one tensor, whatever the layout."""
+"""Segment: the location of the bytes of every block in one tensor, for any layout."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class Segment:
         |<-- row_bytes --->|    |
         |<----- row_stride ---->|
 
-    The tokens of a block stand one after the other in each row, ``token_bytes`` apart, so the
-    first ``n`` of them are the first ``min(row_bytes, n * token_bytes)`` bytes of every row.
-    ``token_bytes == 0`` means that a row cannot be split: it is copied whole.
+    The tokens of a block are consecutive in each row, ``token_bytes`` apart, so the first ``n``
+    tokens are the first ``min(row_bytes, n * token_bytes)`` bytes of every row.
+    ``token_bytes == 0`` means that a row cannot be split and is copied whole.
 
     Attributes:
-        name: What errors call it, as in ``layers.3.k``.
-        tensor: Keeps the storage alive and says on which device it is.
-        block_stride: From a block to the next. May be below ``row_stride``: then blocks lie
-            between the rows of other blocks.
-        num_rows: Rows a block.
-        row_stride: From a row to the next, at least ``row_bytes``; of no account for one row.
+        name: Name in errors, as in ``layers.3.k``.
+        tensor: Keeps the storage alive and determines the device.
+        block_stride: Bytes from one block to the next. May be below ``row_stride``: then the rows
+            of different blocks are interleaved.
+        num_rows: Rows per block.
+        row_stride: Bytes from one row to the next, at least ``row_bytes``; ignored for one row.
         row_bytes: Length of a row.
-        num_blocks: Blocks, ids ``[0, num_blocks)``.
-        offset: From ``tensor.data_ptr()`` to block 0. May point anywhere in the storage.
-        token_bytes: From a token to the next within a row; 0 if rows are never split.
-        block_tokens: Tokens a block; 0 if the layout does not say.
+        num_blocks: Number of blocks, with ids in ``[0, num_blocks)``.
+        offset: Bytes from ``tensor.data_ptr()`` to block 0. May point anywhere in the storage.
+        token_bytes: Bytes from one token to the next within a row; 0 if rows are never split.
+        block_tokens: Tokens per block; 0 if the layout does not determine it.
 
     Raises:
-        LayoutError: A size is below 1, rows overlap, tokens do not divide a row or are not
-            ``block_tokens``, the base is not aligned to the element size, or bytes lie outside the
-            storage.
+        LayoutError: A size is below 1, rows overlap, a row is not a whole number of tokens or not
+            of ``block_tokens``, the base is not aligned to the element size, or bytes are outside
+            the storage.
         TypeError: A value is of the wrong type.
     """
 
@@ -122,7 +122,7 @@ class Segment:
 
     @property
     def span_bytes(self) -> int:
-        """From the first byte of any block to one past the last."""
+        """Bytes from the first byte of any block to one past the last."""
         return (
             (self.num_blocks - 1) * self.block_stride
             + (self.num_rows - 1) * self.row_stride
@@ -141,7 +141,7 @@ class Segment:
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Raises unless ``tensor`` is memory whose addresses can be computed from its strides."""
+    """Checks that addresses in ``tensor`` can be computed from its strides."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"segment {name!r}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:

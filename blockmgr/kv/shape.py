@@ -1,4 +1,4 @@
-"""How much memory the K/V of a model takes: from a shape or a Hugging Face style config."""
+"""The size of a model's K/V, from a shape or a Hugging Face style config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["OTHER_LAYERS", "ModelShape"]
 
 # Kinds of layers in `layer_types`: those with K/V of every token, and those that keep a state of
-# constant size or nothing instead. A kind in neither makes sizing a guess, so it is refused.
+# constant size or nothing instead. The size of any other kind is unknown, so it is refused.
 PER_TOKEN = {
     "attention",
     "full_attention",
@@ -25,7 +25,8 @@ PER_TOKEN = {
     "window_attention",
     "reference_sliding_attention",
 }
-# Fields with which families without `layer_types` say the same; none is guessed at.
+# Fields that determine the kinds of layers in families without `layer_types`; such models are
+# refused.
 OTHER_LAYERS = (
     "full_attention_interval",
     "attn_layer_period",
@@ -46,11 +47,11 @@ class ModelShape:
 
     Attributes:
         num_layers: Layers that keep K/V.
-        num_kv_heads: K/V heads a layer on this device: divide by the tensor-parallel size.
+        num_kv_heads: K/V heads per layer on this device: divide by the tensor-parallel size.
         head_dim: Elements of one head of K, and of V.
         dtype: Element type of the cache, which may be narrower than the model's.
-        latent_dim: Elements of the one vector that MLA keeps a token and layer in place of K and
-            V (``kv_lora_rank + qk_rope_head_dim``); the heads do not count then. None for
+        latent_dim: Elements of the single vector that MLA keeps per token and layer instead of K
+            and V (``kv_lora_rank + qk_rope_head_dim``); the heads are ignored then. None for
             ordinary attention.
 
     Raises:
@@ -74,15 +75,15 @@ class ModelShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in all layers."""
+        """Bytes per token in all layers."""
         heads = 2 * self.num_kv_heads * self.head_dim
         return self.num_layers * (self.latent_dim or heads) * self.dtype.itemsize
 
     def bytes_per_block(self, block_size: int) -> int:
-        """Bytes of one block in all layers.
+        """Bytes per block in all layers.
 
         Args:
-            block_size: Tokens a block, at least 1.
+            block_size: Tokens per block, at least 1.
         """
         return whole("block_size", block_size, 1) * self.bytes_per_token
 
@@ -94,15 +95,15 @@ class ModelShape:
     ) -> ModelShape:
         """The shape of the model that a Hugging Face style config describes.
 
-        Fields of a nested ``text_config`` count before those outside it. Layers that keep no K/V
-        of each token (``layer_types`` such as ``linear_attention``), or share that of another
-        layer (``num_kv_shared_layers``), are left out; layers with a sliding window are counted,
-        since a block is kept for all layers or for none.
+        Fields of a nested ``text_config`` take precedence. Layers that do not keep K/V of each
+        token (``layer_types`` such as ``linear_attention``), or share that of another layer
+        (``num_kv_shared_layers``), are left out. Layers with a sliding window count, because a
+        block is kept for all layers or for none.
 
         Args:
             config: A config object, its fields as a mapping, or the path of a ``config.json`` or
                 of its folder.
-            dtype: Element type of the cache; None for the model's.
+            dtype: Element type of the cache; None for the model's type.
 
         Returns:
             The shape on a single device.

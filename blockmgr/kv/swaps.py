@@ -1,4 +1,4 @@
-"""Blocks of a cache on the host and back: the same for every kind of cache."""
+"""Swaps blocks of a cache to the host and back; shared by every kind of cache."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Swaps"]
 
 
 class Swaps(NotCopied, ABC):
-    """A cache whose blocks can move to a cache like it on the host."""
+    """A cache whose blocks can move to a similar cache on the host."""
 
     @property
     @abstractmethod
     def block_size(self) -> int:
-        """Tokens a block."""
+        """Tokens per block."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the tensors live."""
+        """Device of the tensors."""
 
     @property
     @abstractmethod
@@ -52,10 +52,10 @@ class Swaps(NotCopied, ABC):
     @property
     @abstractmethod
     def _page_shape(self) -> ModelShape:
-        """The tensors of the blocks, whichever layers have them."""
+        """All tensors of the blocks."""
 
     def host_counterpart(self, num_blocks: int) -> Self:
-        """A cache on the host for blocks of this one, pinned if this one is on a GPU.
+        """A host cache for blocks of this cache, pinned if this cache is on a GPU.
 
         Args:
             num_blocks: Blocks on the host.
@@ -79,8 +79,8 @@ class Swaps(NotCopied, ABC):
 
         Args:
             host: From ``host_counterpart``.
-            device_blocks: Ids of the blocks to read, in this cache, of whatever group.
-            host_blocks: As many ids, all different, of the blocks to write in ``host``.
+            device_blocks: Ids of the blocks to read in this cache, of any group.
+            host_blocks: The same number of distinct ids of the blocks to write in ``host``.
 
         Raises:
             CopyError: An id is out of range, or one of ``host_blocks`` is named twice. Nothing is
@@ -98,7 +98,7 @@ class Swaps(NotCopied, ABC):
         Args:
             host: From ``host_counterpart``.
             host_blocks: Ids of the blocks to read, in ``host``.
-            device_blocks: As many ids, all different, of the blocks to write in this cache.
+            device_blocks: The same number of distinct ids of the blocks to write in this cache.
 
         Raises:
             CopyError: An id is out of range, or one of ``device_blocks`` is named twice. Nothing
@@ -113,7 +113,7 @@ class Swaps(NotCopied, ABC):
     def _alike(self, host: Self) -> Self:
         if not isinstance(host, type(self)):
             raise TypeError(f"host must be a {type(self).__name__}, got {type(host).__name__}")
-        # Equal bytes in another order, or of another type, would be taken for what they are not.
+        # Blocks of the same size in another order or type would be misread.
         for what, name in (("shape", "_page_shape"), *((n, n) for n in ("block_size", "layout"))):
             here, there = getattr(self, name), getattr(host, name)
             if here != there:

@@ -1,4 +1,4 @@
-"""Allocation of K/V tensors in a named layout, and the views that hide the layout again."""
+"""Allocation of K/V tensors in a named layout, and views that hide the layout."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["KVPair", "LayerTensors", "PagedTensors", "as_words", "layout_for"]
 
 LayerTensors: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-"""What a layer's kernels take: one tensor, or K and V."""
+"""The input of a layer's kernels: one tensor, or K and V."""
 
 KVPair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
 """K and V; no V for MLA."""
 
-# Elements move as the widest words that divide a head: whatever the dtype, and the fewer the
-# faster. Values are never computed with, so every bit arrives. A kernel takes integers; torch on
-# the CPU moves 16 bytes as one complex number in a fifth of the time of 8 bfloat16.
+# Elements of any dtype move as the widest words that divide a head, because fewer words are faster.
+# Nothing is computed, so all bits are preserved. A kernel takes integers; torch on the CPU moves 16
+# bytes as one complex number in a fifth of the time of 8 bfloat16.
 KERNEL_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 TORCH_WORDS = (torch.complex128, torch.float64, torch.float32, torch.int16, torch.uint8)
 
@@ -32,8 +32,8 @@ class PagedTensors:
     """The tensors of all layers.
 
     Attributes:
-        layers: What each layer's kernels take.
-        allocated: The same memory as it was allocated, for ``segments_from``.
+        layers: The tensors for each layer's kernels.
+        allocated: The same memory in the allocated form, for ``segments_from``.
         views: K and V of each layer, ``[num_blocks, block_size, heads, dim]``, strided.
     """
 
@@ -52,7 +52,7 @@ class PagedTensors:
         device: torch.device,
         pin_memory: bool,
     ) -> PagedTensors:
-        """Tensors full of zeros. ``layout`` is a name out of ``PRESETS`` that fits the shape."""
+        """Tensors filled with zeros. ``layout`` is a name in ``PRESETS`` that fits the shape."""
         axes = axes_of(layout)
         sizes = {
             "block": num_blocks,
@@ -66,8 +66,8 @@ class PagedTensors:
         lengths = [sizes[axis] for axis in axes]
         at = axes.index("block")
         if at:
-            # Of a single block, K and V would touch and be one row: then it could not be swapped
-            # with a pool of more blocks. The room of a second one keeps them apart.
+            # K and V of a single block would be adjacent and form one row, so it could not be
+            # swapped with a larger pool. The space of a second block separates them.
             lengths[at] = max(num_blocks, 2)
 
         def zeros() -> torch.Tensor:
@@ -80,14 +80,14 @@ class PagedTensors:
             allocated = zeros()
             layers = list(allocated.unbind(axes.index("layer")))
         else:
-            # An allocation each: then each begins at a multiple of 16, whatever its length.
+            # Separate allocations, so that each begins at a multiple of 16, whatever its length.
             one = "kv" in axes or "latent" in axes
             layers = [zeros() if one else (zeros(), zeros()) for _ in range(shape.num_layers)]
             allocated = layers
         return cls(layers, allocated, [_keys_and_values(layer, axes) for layer in layers])
 
     def words(self, *, for_kernel: bool) -> list[KVPair]:
-        """The views with their innermost axis in the widest words that divide it."""
+        """The views with the innermost axis as the widest words that divide it."""
         key = self.views[0][0]
         head_bytes = key.shape[-1] * key.element_size()
         choices = KERNEL_WORDS if for_kernel else TORCH_WORDS
@@ -96,10 +96,10 @@ class PagedTensors:
 
 
 def layout_for(shape: ModelShape, layout: str | None) -> str:
-    """The name in ``PRESETS`` of a layout for this shape.
+    """The checked name in ``PRESETS`` of a layout for this shape.
 
     Raises:
-        ValueError: There is no such layout, or the shape's K/V cannot lie so.
+        ValueError: There is no such layout, or it does not fit the shape.
         TypeError: ``layout`` is not a str.
     """
     if layout is None:
@@ -116,9 +116,9 @@ def layout_for(shape: ModelShape, layout: str | None) -> str:
 
 
 def as_words(tensor: torch.Tensor, word: torch.dtype) -> torch.Tensor:
-    """The innermost axis in words of another width: a view if strides allow it, else a copy."""
+    """The innermost axis as words of another width: a view if strides allow it, else a copy."""
     try:
-        # A view to words as wide as the elements would let a strided axis pass.
+        # A view as words of the elements' own width would accept a strided axis.
         if tensor.shape[-1] == 1 or tensor.stride(-1) == 1:
             return tensor.view(word)
     except RuntimeError:  # its rows are not aligned to a word
@@ -134,7 +134,7 @@ def _keys_and_values(layer: LayerTensors, axes: tuple[str, ...]) -> KVPair:
     elif "kv" in axes:
         k, v = layer.unbind(axes.index("kv"))
     else:
-        return layer.unsqueeze(2), None  # MLA: one vector a token, as of a single head
+        return layer.unsqueeze(2), None  # MLA: one vector per token, like a single head
     left = [axis for axis in axes if axis != "kv"]
     order = [left.index(axis) for axis in ("block", "token", "head", "dim")]
     return k.permute(order), v.permute(order)

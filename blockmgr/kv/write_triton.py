@@ -37,15 +37,15 @@ def write_kernel(  # noqa: PLR0917
     TILE: tl.constexpr,
     HAS_V: tl.constexpr,
 ):
-    """One program a token: all heads of K, and of V if there is one, in words of any width.
+    """One program per token: all heads of K, and of V if there is one, as words of any width.
 
-    Strides are in words. Those of the cache are constants, so the compiler knows how far each
-    address is aligned and can join words into 16-byte accesses.
+    Strides are in words. Those of the cache are constants, so the compiler knows the alignment of
+    each address and can join words into 16-byte accesses.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(mapping + token).to(tl.int64)
-    # Padding is negative. Device slots reach the kernel unchecked: one past the end is dropped
-    # here, since it would be written over memory that is not the cache's.
+    # Padding is negative. Device slots reach the kernel unchecked: a slot past the end is dropped
+    # here, because the write would hit memory outside the cache.
     if (slot >= 0) & (slot < num_slots):
         place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + (slot % BLOCK_SIZE) * TOKEN_STRIDE
         for start in range(0, TOKEN_WORDS, TILE):
@@ -62,7 +62,7 @@ def write_kernel(  # noqa: PLR0917
 
 
 def launch_options(tile: int) -> dict[str, int | bool]:
-    """How a tile is spread over threads: two 8-byte words each at least, even at 64 to a warp."""
+    """Warps per tile: at least two 8-byte words per thread, even with 64 threads per warp."""
     return {"num_warps": max(1, min(4, tile // 128)), "enable_fp_fusion": False}
 
 

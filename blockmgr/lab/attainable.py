@@ -1,9 +1,9 @@
-"""The hit rate of an unbounded pool, without building one.
+"""Computes the hit rate of an unbounded pool without a manager.
 
-Every prefix that was ever computed stays, so all that matters is which prefixes came before. They
-form a forest of segments, one tree a namespace: the tokens of a hash id if prompts are known
-by ids, one block of tokens otherwise. A segment remembers how many of its tokens have been
-computed, because the last id of a prompt stands for fewer than the others.
+Such a pool keeps every computed prefix, so hits depend only on the earlier prefixes. They form a
+forest of segments, one tree per namespace: a segment is the tokens of a hash id if prompts are
+known by ids, or else one block of tokens. A segment stores how many of its tokens are computed,
+because the last id of a prompt may stand for fewer tokens.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["Attainable", "unbounded", "unbounded_by_ids"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attainable:
-    """What an unbounded pool does with a trace. No request ever waits for it.
+    """The counts of an unbounded pool, in which no request waits.
 
     Attributes:
         query_tokens: Prompt tokens of the trace.
         hit_tokens: Of those, tokens found.
         full_blocks: Distinct full blocks that end up in the pool.
-        peak_private_blocks: Most blocks that running requests hold beside those at one time: each
-            sequence's blocks from the one with its last prompt token on, which the cache never
-            serves.
+        peak_private_blocks: Most additional blocks that running requests hold at a time: each
+            sequence's blocks from the one with its last prompt token on, which never come from the
+            cache.
     """
 
     query_tokens: int
@@ -52,7 +52,7 @@ class Attainable:
 
     @property
     def working_set_blocks(self) -> int:
-        """Blocks with which a replay that reuses full blocks neither evicts nor waits.
+        """Number of blocks with which a replay of full-block reuse neither evicts nor waits.
 
         Capacities given in percent are shares of this number.
         """
@@ -60,7 +60,7 @@ class Attainable:
 
 
 def unbounded(trace: Trace, config: ReplayConfig) -> Attainable:
-    """Count what a pool without bounds would find, reuse of full blocks only.
+    """Count the hits of an unbounded pool that reuses full blocks only.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
@@ -73,7 +73,7 @@ def unbounded(trace: Trace, config: ReplayConfig) -> Attainable:
 
 
 def unbounded_by_ids(replays: IdReplays) -> Attainable:
-    """``unbounded`` of a trace whose blocks are named already."""
+    """``unbounded`` for a trace whose blocks are numbered already."""
     hit_tokens, full_blocks, private = replays.unbounded()
     return Attainable(
         query_tokens=replays.query_tokens,
@@ -84,7 +84,7 @@ def unbounded_by_ids(replays: IdReplays) -> Attainable:
 
 
 class _Unbounded:
-    """The replay's event loop, with a set of prefixes in place of the manager."""
+    """The replay's event loop, with a set of prefixes instead of the manager."""
 
     def __init__(self, trace: Trace, config: ReplayConfig) -> None:
         self._requests = trace.requests
@@ -129,7 +129,7 @@ class _Unbounded:
         )
 
     def _add_prompt(self, request: Request) -> int:
-        """Make a prompt findable; the tokens of it that were findable before."""
+        """Make a prompt findable; returns the number of its tokens that were findable before."""
         num_tokens = request.num_prompt_tokens
         if self._hashed and isinstance(request.prompt, HashedPrompt):
             found = self._add(request.namespace, request.prompt.ids.tolist(), num_tokens)
@@ -145,7 +145,7 @@ class _Unbounded:
                 tokens = np.concatenate((request.tokens(), output[:-1]))
                 self._add_tokens(request.namespace, tokens)
         if not request.outputs:
-            # Made up, if there is one, so that no prompt shares it: its blocks need no names.
+            # Made up, so that no prompt shares them: these blocks need no numbers.
             [length] = self._config.output_lengths(request)
             size, prompt = self._config.block_size, request.num_prompt_tokens
             self._full_blocks += max(0, (prompt + length - 1) // size - prompt // size)
@@ -157,7 +157,7 @@ class _Unbounded:
         return self._add(namespace, blocks, full)
 
     def _add(self, namespace: bytes, keys: Iterable[Hashable], num_tokens: int) -> int:
-        """Add a chain of segments; the number of its leading blocks that were there."""
+        """Add a chain of segments; returns the number of its leading blocks that existed before."""
         block_size, segment_size = self._config.block_size, self._segment_size
         segments, computed = self._segments, self._computed
         parent = self._segment(-1, namespace)
@@ -169,8 +169,8 @@ class _Unbounded:
             if segment is None:
                 segment = self._segment(parent, key)
             before = computed[segment]
-            # A segment is only ever added below one that is computed to its end, so what is found
-            # is a beginning of the chain without looking for the first gap.
+            # A segment is only added below one that is computed to its end, so the found segments
+            # are always a prefix of the chain.
             found += min(before, tokens) // block_size
             if tokens > before:
                 self._full_blocks += tokens // block_size - before // block_size

@@ -1,8 +1,8 @@
-"""What each group of layers holds during a replay, and which one cut hits short.
+"""The blocks of each group of layers in a replay, and the group that limits hits.
 
-Blocks are counted at a few moments, each just after a request was admitted. Full attention often
-has more of a prompt than is found, since a window or a state is missing there. The tokens between
-are counted for the group that lacks what comes next.
+Blocks are counted at a few moments, each just after an admission. Full attention often has more of
+a prompt than is found, because a window or a state is missing. The tokens between count for the
+group that lacks the next part.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 __all__ = ["ByGroup", "GroupCounts", "GroupWatch", "refusing"]
 
 MOMENTS: Final = 16
-"""Snapshots of a replay: each takes as long as the pool has blocks."""
+"""Number of snapshots of a replay; each takes O(blocks) time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """Groups of layers that read alike, together.
+    """All groups of layers that read the same tokens.
 
-    Blocks are means over the moments of a replay.
+    Numbers of blocks are means over the moments of a replay.
 
     Attributes:
-        group: What they read, such as ``"SlidingWindow(width=1024)"``.
-        num_groups: How many groups these are.
+        group: Their kind, such as ``"SlidingWindow(width=1024)"``.
+        num_groups: Number of these groups.
         used_blocks: Blocks in use.
-        unfilled_used_blocks: Of those, the parts without a computed token, in blocks.
-        cached_blocks: Blocks that no sequence uses and a prompt can find.
-        unfilled_cached_blocks: Of those, the parts without a computed token, in blocks.
-        refused_tokens: Tokens that full attention has and no prompt found, since these groups lack
-            what comes next to them.
+        unfilled_used_blocks: Of those, the parts without computed tokens, in blocks.
+        cached_blocks: Blocks that no sequence uses and that a prompt can find.
+        unfilled_cached_blocks: Of those, the parts without computed tokens, in blocks.
+        refused_tokens: Tokens that full attention has but no prompt found, because these groups
+            lack the next part.
     """
 
     group: str
@@ -64,12 +64,13 @@ class ByGroup:
     """The counts of a replay by group of layers.
 
     Attributes:
-        moments: How often blocks were counted.
-        groups: Groups in the order of ``ReplayConfig.groups``, those that read alike as one.
-        free_blocks: Blocks without content, as a mean over the moments.
+        moments: Number of counts of blocks.
+        groups: Groups in the order of ``ReplayConfig.groups``; those that read the same tokens are
+            one.
+        free_blocks: Free blocks, as a mean over the moments.
         useless_blocks: Cached blocks that no boundary needs, after the last request. A manager
-            promises that there are none.
-        peak_blocks: Most blocks that were used or cached at one time.
+            guarantees that there are none.
+        peak_blocks: Most blocks that were used or cached at a time.
         cached_blocks_at_end: Blocks that a prompt can find after the last request.
     """
 
@@ -82,11 +83,11 @@ class ByGroup:
 
     @property
     def refused_tokens(self) -> int:
-        """Tokens that full attention has and no prompt found."""
+        """Tokens that full attention has but no prompt found."""
         return sum(group.refused_tokens for group in self.groups)
 
     def sized(self, bytes_per_block: int) -> list[dict[str, Any]]:
-        """The groups for a JSON document, with bytes beside blocks."""
+        """The groups for a JSON document, with bytes in addition to blocks."""
         return [
             {
                 **asdict(group),
@@ -101,10 +102,10 @@ class ByGroup:
 
 
 def refusing(groups: Sequence[Group]) -> Group | None:
-    """The group that lacks something wherever full attention has more than is found; None if none.
+    """The group that limits hits wherever full attention has more; None if there is none.
 
-    A state is cached as long as a prompt can be found up to it, so where no prompt can, no state is
-    left. Of windows and chunks, the widest lacks something whenever one of the others does.
+    A state is cached as long as a prompt can be found up to it, so a missing hit means a missing
+    state. Of windows and chunks, the widest lacks something whenever another one does.
     """
     if RecurrentState() in groups:
         return RecurrentState()
@@ -116,8 +117,8 @@ class GroupWatch:
     """Counts for ``ByGroup`` while a replay runs.
 
     Args:
-        manager: Of the replay.
-        config: How it is replayed.
+        manager: The manager of the replay.
+        config: Config of the replay.
         num_requests: Requests of the trace.
     """
 
@@ -128,7 +129,7 @@ class GroupWatch:
         self._every = -(-num_requests // MOMENTS)
         self._reach = FullReach(manager, config)
         self._refused_tokens = 0
-        self._refused = 0  # of the request that is about to be admitted
+        self._refused = 0  # for the request that is about to be admitted
         self._admitted = 0
         self._moments = 0
         self._least_free = manager.config.num_blocks
@@ -137,16 +138,16 @@ class GroupWatch:
         self._sums = np.zeros((len(self._groups), 4))
 
     def before(self, request: Request, tokens: Tokens) -> None:
-        """A request is about to be admitted."""
+        """Called before a request is admitted."""
         self._refused = self._reach.refused(tokens, request.namespace)
 
     def taken(self, handle: int, start: int, stop: int) -> None:
-        """A sequence has blocks for the forward of ``[start, stop)``."""
+        """Called when a sequence has blocks for the forward of ``[start, stop)``."""
         self._note_free()
         self._reach.taken(handle, start, stop)
 
     def after(self, request: Request, handles: list[int]) -> None:
-        """It was admitted, and its prompt is computed."""
+        """Called when a request is admitted and its prompt is computed."""
         self._refused_tokens += self._refused
         self._reach.prompt_computed(handles, request.num_prompt_tokens)
         self._note_free()
@@ -155,7 +156,7 @@ class GroupWatch:
         self._admitted += 1
 
     def ending(self, request: Request, handles: list[int]) -> None:
-        """Its outputs are computed, and its sequences are about to go."""
+        """Called when its outputs are computed, before its sequences end."""
         self._note_free()
         prompt = request.num_prompt_tokens
         for place, handle in enumerate(handles):

@@ -1,18 +1,18 @@
-"""Traces whose prompts are lists of ids, in the core: the same counts in a fraction of the time.
+"""Replays in the core for traces of hash ids: same counts in a fraction of the time.
 
-A manager treats full blocks by which of them are the same and by how many there are. The number of
-tokens in each decides nothing. An id says of all its blocks at once which they are, so no prompt is
-expanded into tokens here:
+A manager's decisions depend on which full blocks are equal and on their number, but not on the
+number of tokens in each. An id identifies all of its blocks, so prompts are not expanded into
+tokens here:
 
-* the blocks of a trace are named once, in a forest of prefixes (``_core.IdTrace``);
-* a replay hands these names, as blocks of one token, to the store and the eviction policies that a
-  ``BlockManager`` stands on, and each block has the digest it would have with all its tokens, since
-  policies remember blocks by it (``_core.IdReplay``).
+* the blocks of a trace are numbered once, in a forest of prefixes (``_core.IdTrace``);
+* a replay passes these numbers, as blocks of one token, to the store and the eviction policies that
+  ``BlockManager`` uses; each block has the digest of all its tokens, because policies remember
+  blocks by digest (``_core.IdReplay``).
 
-So there is no second cache and no second policy, only another way in. It is open to traces that
-are known by ids alone, at block sizes that divide the tokens of an id, where whole blocks are
-reused. A replay needs a policy of the library's own and no hints besides. Where it is closed,
-``None`` says so, and the caller goes the long way to the same counts.
+So the cache and the policies are the same; only the input differs. This works for traces known by
+ids alone, block sizes that divide the tokens of an id, and reuse of whole blocks. A replay also
+needs a built-in policy and no hints. Otherwise the functions return ``None``, and the caller
+replays with a manager for the same counts.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = ["IdColumns", "IdReplays", "id_columns", "id_replays"]
 Numbers = npt.NDArray[np.int64]
 
 AT_ONCE: Final = 1024
-"""Requests between two looks at signals: a few milliseconds of a replay."""
+"""Requests between two checks for signals: a few milliseconds of a replay."""
 
 MOST_IDS: Final = 1 << 28
-"""Ids of a trace, beyond which its requests are looked at one by one, in less memory."""
+"""Number of ids above which the requests of a trace are read one by one, to save memory."""
 
 MOST_NAMES: Final = OUTPUT_TOKEN
-"""Blocks of a trace that have a name each."""
+"""Most blocks of a trace that can be numbered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,14 +55,14 @@ class IdColumns:
     """The requests of a trace known by ids alone, as columns: ``int64[n]`` each.
 
     Attributes:
-        arrival_ms: When each came.
-        num_tokens: Tokens of its prompt.
-        num_output_tokens: Tokens generated for it.
-        space: Number of its namespace.
+        arrival_ms: Arrival of each request.
+        num_tokens: Tokens of each prompt.
+        num_output_tokens: Tokens generated for each request.
+        space: Index of each namespace.
         spaces: The namespaces.
         ids: The ids of all prompts, one after another: ``uint64[ids]``.
         tokens_per_id: Tokens that each id stands for.
-        words: Tokens that tell an id from the others; 0 if prompts do not agree on that.
+        words: Tokens that identify an id; 0 if that differs between prompts.
     """
 
     arrival_ms: Numbers
@@ -76,9 +76,9 @@ class IdColumns:
 
 
 def id_columns(trace: Trace, block_size: int) -> IdColumns | None:
-    """The columns of ``trace``; None if it is not known by ids that each hold whole blocks.
+    """The columns of ``trace``; None unless it is known by ids of whole blocks each.
 
-    Cost: O(ids) memory, and no step of Python for each id.
+    Cost: O(ids) memory, without Python code per id.
     """
     size = trace.tokens_per_id
     if not trace.is_hashed or size % block_size:
@@ -121,19 +121,18 @@ def _ids(prompt: Any) -> npt.NDArray[Any]:
 
 
 def id_replays(trace: Trace, config: ReplayConfig) -> IdReplays | None:
-    """Replays of ``trace`` by its ids; None if it is not known by ids that each hold whole blocks.
+    """Replays of ``trace`` by its ids; None unless it is known by ids of whole blocks each.
 
     Args:
         trace: The requests.
-        config: How they are replayed; service times, outputs and block size are those of every
-            replay that follows.
+        config: Config of the replays; all of them have its service times, outputs and block size.
     """
     columns = id_columns(trace, config.block_size)
     return None if columns is None else IdReplays(columns, config)
 
 
 class IdReplays:
-    """One trace at one block size and with one kind of service times."""
+    """One trace at one block size and with fixed service times."""
 
     def __init__(self, columns: IdColumns, config: ReplayConfig) -> None:
         self._columns = columns
@@ -177,14 +176,14 @@ class IdReplays:
         return int(self._columns.num_tokens.sum())
 
     def unbounded(self) -> tuple[int, int, int]:
-        """Of a pool without bounds: hit tokens, full blocks, the most private ones at a time."""
+        """Hit tokens, full blocks and peak private blocks of an unbounded pool."""
         return self._trace.unbounded()
 
     def exact(self, config: ReplayConfig) -> bool:
-        """Whether ``replay`` counts what a replay through the manager counts.
+        """Whether ``replay`` gives the same counts as a replay through the manager.
 
         Args:
-            config: Like that of this object, but for policy, hints, rows and deduplication.
+            config: Like that of this object, except policy, hints, rows and deduplication.
         """
         columns = self._columns
         wide = int(columns.ids.max(initial=0)) >= OUTPUT_TOKEN
@@ -192,7 +191,7 @@ class IdReplays:
             isinstance(config.eviction, str)
             and config.hints == "none"
             and not config.min_partial_tokens
-            # A manager refuses to tell such ids apart, or to do it within so small a block.
+            # A manager cannot distinguish such ids, or not within such a small block.
             and columns.words > 0
             and self._size >= columns.words
             and not (wide and columns.words == 1)
@@ -208,9 +207,9 @@ class IdReplays:
         progress: Progress | None = None,
         clock: Clock = time.thread_time,
     ) -> ReplayResult:
-        """``blockmgr.lab.replay.replay``, count by count, where ``exact``.
+        """The same counts as ``blockmgr.lab.replay.replay``, if ``exact``.
 
-        Of the result, ``host_s`` is the time of the whole replay.
+        In the result, ``host_s`` is the time of the whole replay.
         """
         rows = min(config.max_seqs, len(self._held))
         manager = ManagerConfig(
@@ -252,7 +251,7 @@ class IdReplays:
         )
 
     def columns(self, rule: str = "manager") -> RunColumns:
-        """The references of all blocks, see ``blockmgr.lab.references.references``."""
+        """The references of all blocks; see ``blockmgr.lab.references.references``."""
         tokens, size = self._columns.num_tokens, self._size
         limit, cached, own, named = self._limit, self._cached, self._own, self._trace
         asked = self._blocks
@@ -308,9 +307,9 @@ class IdReplays:
     def _runs(
         self, named: _core.IdTrace, limit: Numbers, own: Numbers
     ) -> tuple[tuple[Numbers, Numbers, Numbers], Numbers, Numbers, Numbers]:
-        """Runs, each output of a known length one of its own; and where the paths of requests end.
+        """Runs, with a separate run for each output of known length; and the ends of paths.
 
-        These are three: of what may hit, of the prompt, and of all.
+        There are three ends: of the part that may hit, of the prompt, and of everything.
         """
         parent, length, end, cuts = named.runs(limit.tobytes())
         limits, prompts = cuts.reshape(-1, 2).T.copy()
@@ -329,7 +328,7 @@ class IdReplays:
 
 
 def same_replays(config: ReplayConfig) -> ReplayConfig:
-    """What of ``config`` is the same for all replays of one ``IdReplays``."""
+    """The part of ``config`` that is the same for all replays of one ``IdReplays``."""
     return replace(
         config, max_seqs=1, min_partial_tokens=0, dedup="remap", eviction="lru", hints="none"
     )

@@ -1,4 +1,4 @@
-"""Names that people type: checked, with the nearest valid one in the message."""
+"""Checks names that users type, and suggests the nearest valid one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY = "all"
 
 
 def hint(text: str, choices: Iterable[str]) -> str:
-    """``"; did you mean 'chat'?"`` for what comes nearest to ``text``, or nothing.
+    """``"; did you mean 'chat'?"`` with the name nearest to ``text``, or nothing.
 
     >>> hint("lfud", ["lru", "lfuda"])
     "; did you mean 'lfuda'?"
@@ -29,12 +29,12 @@ def pick(name: str, text: str, choices: Iterable[str]) -> str:
     """``text`` if it is one of ``choices``.
 
     Args:
-        name: What is chosen, for the message.
-        text: As it was typed.
-        choices: What there is.
+        name: Name of the choice, for the message.
+        text: The user's input.
+        choices: The valid names.
 
     Raises:
-        ValueError: It is none of them; names the nearest one.
+        ValueError: It is none of them; the message names the nearest one.
     """
     known = list(choices)
     if text not in known:
@@ -47,7 +47,7 @@ def pick_policy(text: str) -> str:
     """``text`` if it is the name of an eviction policy.
 
     Raises:
-        ValueError: There is no such policy; names the nearest one, or what took its place.
+        ValueError: There is no such policy; the message names the nearest one or the replacement.
     """
     if text in REMOVED_POLICIES:
         one_of = f"policy must be one of {', '.join(EVICTION_POLICIES)}, got {text!r}"
@@ -56,10 +56,10 @@ def pick_policy(text: str) -> str:
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
-    """Eviction policies from a list such as ``"lru,arc"``; ``"all"`` stands for every one.
+    """Eviction policies from a list such as ``"lru,arc"``; ``"all"`` means all of them.
 
     Raises:
-        ValueError: There is no such policy, or one is named twice.
+        ValueError: There is no such policy, or one is repeated.
     """
     if text.strip() == EVERY:
         return tuple(EVICTION_POLICIES)

@@ -1,20 +1,22 @@
 """The hit rate at every capacity, from one pass over a trace.
 
-Under tail-first LRU the blocks of a pool are the beginning of one list that does not depend on
-the size of the pool: blocks in use, then idle ones, latest released first, and of one release the
-one nearest the root first. A block is found in every pool that was never too small for all that
-stood before it, since its last release, plus whatever running requests held besides. That number
-is its *stack distance*: look-ups with a distance of ``d`` hit in every pool of ``d`` blocks or
-more, and the hits at a capacity are the look-ups with distances up to it.
+Under tail-first LRU, the blocks of a pool are the head of one list that does not depend on the size
+of the pool: blocks in use, then idle blocks, the latest released first, and within one release the
+block nearest the root first. A pool finds a block if, since its last release, it was always large
+enough for all blocks before it in the list plus those that running requests held besides. The
+required size is the *stack distance* of the look-up: a look-up with distance ``d`` hits in every
+pool of at least ``d`` blocks, so the hits at a capacity are the look-ups with distances up to it.
 
-* Exact for a replay through ``BlockManager`` at every capacity at which no request waits for
-  blocks: from ``Curve.exact_from`` on. With a service time of 0 that is every capacity that holds
-  the longest request. Below it, who waits sees another pool, and the curve is an estimate.
-* What a request holds for a moment counts: the partial block at its end, the block with its last
-  token that it computes again beside the cached one, blocks for its output. They push out idle
-  blocks and are then handed back, so a pool acts as if it were smaller at that instant.
-* A release is one entry of the list. It owns a stretch of one path, whose distances are
-  consecutive, so a request costs as many steps as it crosses releases and runs, not blocks.
+* The curve is exact for a replay through ``BlockManager`` at every capacity at which no request
+  waits for blocks: from ``Curve.exact_from`` on. With a service time of 0 that is every capacity
+  that holds the longest request. Below it, waiting requests see another pool, and the curve is an
+  estimate.
+* Blocks that a request holds only for a time count: its partial last block, the block with its last
+  token, which it computes again although it is cached, and blocks for its output. They evict idle
+  blocks and are then released, so the pool acts as if it were smaller for that time.
+* A release is one entry of the list. It owns a segment of one path, whose distances are
+  consecutive, so the cost of a request depends on the releases and runs it crosses, not on its
+  blocks.
 
 Source: Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2),
 1970.
@@ -45,18 +47,18 @@ __all__ = ["Curve", "hit_rate_curve", "sampled_curve"]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Curve:
-    """Hits over capacity. Between two neighbouring points hits grow evenly, block by block.
+    """Hits over capacity. Between two adjacent points hits grow linearly.
 
     Attributes:
-        capacities: Pool sizes in blocks, growing: ``int64[n]`` on the host.
+        capacities: Pool sizes in blocks, ascending: ``int64[n]`` on the host.
         hit_blocks: Blocks found at each of them: ``int64[n]``.
         hit_tokens: Tokens found at each of them: ``int64[n]``.
         query_tokens: Prompt tokens of all requests.
-        longest_request_blocks: Blocks of the longest request, the smallest capacity there is.
-        exact_from: Smallest capacity at which no request waits; the curve is exact from there on.
-        sampling_rate: Share of the blocks that were looked at, 1 if all.
-        hit_rate_errors: Of a curve from a sample, how far its hit rates may be off, as two standard
-            deviations: ``float64[n]``. None if all blocks were looked at.
+        longest_request_blocks: Blocks of the longest request, which is the smallest capacity.
+        exact_from: Smallest capacity at which no request waits; from there on the curve is exact.
+        sampling_rate: Fraction of the blocks in the sample, 1 for all.
+        hit_rate_errors: For a curve from a sample, the error of its hit rates, as two standard
+            deviations: ``float64[n]``. None without sampling.
     """
 
     capacities: Counts
@@ -70,10 +72,10 @@ class Curve:
 
     @property
     def unbounded_hit_rate(self) -> float:
-        """The rate of a pool in which nothing is evicted and no request waits.
+        """The hit rate of a pool without evictions and waits.
 
-        Where requests overlap, one that had to wait may find what others computed meanwhile; so a
-        small pool can find more.
+        A request that has to wait may find blocks that others computed meanwhile, so a small pool
+        can find more.
         """
         return int(self.hit_tokens[-1]) / self.query_tokens
 
@@ -102,10 +104,10 @@ class Curve:
         return self.hit_tokens_at(num_blocks) / self.query_tokens
 
     def error_at(self, num_blocks: int) -> float:
-        """How far ``hit_rate_at`` may be off, as two standard deviations; 0 if it is exact.
+        """The error of ``hit_rate_at``, as two standard deviations; 0 if it is exact.
 
-        Some nine of ten estimates are no further from the exact rate than this. The
-        estimate is told from the sample itself, so it varies with it, too.
+        About nine of ten estimates are at most this far from the exact rate. The error is itself
+        estimated from the sample, so it varies, too.
 
         Raises:
             ValueError: The longest request does not fit.
@@ -127,7 +129,7 @@ class Curve:
                 f"this trace, got {hit_rate}"
             )
         tokens = ceil(Fraction(hit_rate) * self.query_tokens)
-        # So that a rate this curve gave leads back to the capacity it was asked at.
+        # Makes the inverse exact for rates that this curve returned.
         while tokens and (tokens - 1) / self.query_tokens >= hit_rate:
             tokens -= 1
         reached = int(np.searchsorted(self.hit_tokens, tokens))
@@ -138,7 +140,7 @@ class Curve:
         return low - (before - tokens) * (high - low) // (after - before)
 
     def as_json(self) -> dict[str, Any]:
-        """The curve as plain numbers and lists, to be written as JSON."""
+        """The curve as plain numbers and lists for JSON."""
         return {
             "capacities": self.capacities.tolist(),
             "hit_blocks": self.hit_blocks.tolist(),
@@ -176,13 +178,12 @@ def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -
 
     Args:
         trace: The requests.
-        config: How they would be replayed.
+        config: Config of the replay.
         rule: Which blocks a prompt refers to, see ``references``.
 
     Raises:
-        ValueError: ``config`` has groups of layers, or asks for partial reuse or for
-            ``append_only`` tables, whose hits do not follow from one list; or the trace cannot be
-            cut into its blocks.
+        ValueError: ``config`` has groups of layers, partial reuse or ``append_only`` tables, whose
+            hits do not follow from one list; or the trace cannot be cut into its blocks.
 
     Cost: O((runs + releases crossed) * sqrt(requests)) steps.
 
@@ -203,29 +204,29 @@ def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -
 
 
 def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int = 0) -> Curve:
-    """An estimate of ``hit_rate_curve`` from a share of the blocks.
+    """An estimate of ``hit_rate_curve`` from a sample of the blocks.
 
-    A block is looked at if a digest of its whole prefix is below ``rate``: all its uses or none.
-    Distances among those blocks are ``rate`` times the true ones. A block of a trace known by
-    hash ids is looked at together with the other blocks of its id.
+    A block is in the sample if a digest of its whole prefix is below ``rate``: with all its uses or
+    none. Distances within the sample are ``rate`` times the true ones. In a trace known by hash
+    ids, all blocks of an id are in the sample or none.
 
-    The misses are scaled, and the hits are what is left: a system prompt that every request
-    begins with, in the sample or not, then does not tilt the curve.
+    The misses are scaled, and the hits follow from them. So a system prompt that every request
+    begins with does not bias the curve, whether it is in the sample or not.
 
     Args:
         trace: The requests.
-        config: How they would be replayed.
-        rate: Share of the blocks to look at, in ``(0, 1]``.
-        salt: Picks another sample, in ``[0, 2**64)``.
+        config: Config of the replay.
+        rate: Fraction of the blocks in the sample, in ``(0, 1]``.
+        salt: Selects another sample, in ``[0, 2**64)``.
 
     Returns:
-        A curve that says how far it may be off: ``Curve.error_at``.
+        A curve with error estimates: ``Curve.error_at``.
 
     Raises:
-        ValueError: As ``hit_rate_curve`` does; or ``rate`` or ``salt`` is out of its range.
+        ValueError: As in ``hit_rate_curve``; or ``rate`` or ``salt`` is out of its range.
 
-    Cost: one digest a block (a hash id, if known by ids); time and memory for the rest are
-    ``rate`` times those of ``hit_rate_curve``.
+    Cost: One digest per block (or per hash id); the other time and memory is ``rate`` times that of
+    ``hit_rate_curve``.
 
     Source: Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015; the correction
     is that of their SHARDS-adj.

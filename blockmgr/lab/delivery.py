@@ -1,4 +1,4 @@
-"""How the events of replicas reach a router: late, in part, and repaired or not."""
+"""Delivery of events from replicas to a router: delay, loss and repair."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "REPAIRS", "Delivery", "Repair", "deliveries"]
 
 Repair = Literal["replay", "forget", "none"]
-"""What a reader does about a batch that did not come.
+"""A reader's reaction to a lost batch.
 
 ``replay`` asks the replica for it, which takes two more delays. ``forget`` has no replay endpoint
-and forgets what that replica has. ``none`` ignores the numbers of batches and goes on.
+and forgets the replica's blocks. ``none`` ignores the numbers of batches and continues.
 """
 
 REPAIRS: Final[tuple[Repair, ...]] = get_args(Repair)
@@ -24,12 +24,12 @@ REPAIRS: Final[tuple[Repair, ...]] = get_args(Repair)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """How batches of events travel from replicas to a router.
+    """Delivery of batches of events from replicas to a router.
 
     Attributes:
-        delay_ms: Simulated milliseconds that each batch is on its way.
-        loss: Share of the batches that never arrive, in ``0 … 1``.
-        repair: What a reader does about them.
+        delay_ms: Delay of each batch in simulated milliseconds.
+        loss: Fraction of the batches that never arrive, in ``0 … 1``.
+        repair: A reader's reaction to lost batches.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -49,7 +49,7 @@ class Delivery:
 
     @property
     def label(self) -> str:
-        """The delay and the loss in words, and the repair where it matters; empty if neither is.
+        """Delay and loss in words, with the repair if it matters; empty if there is neither.
 
         >>> Delivery(delay_ms=2000, loss=0.05, repair="none").label
         '2000 ms late, 5% lost, repair none'
@@ -63,16 +63,16 @@ class Delivery:
 
 
 AT_ONCE: Final = Delivery()
-"""All events, and no later than they happen."""
+"""All events, without delay."""
 
 
 def deliveries(
     delays_ms: Sequence[int], losses: Sequence[float], repairs: Sequence[Repair]
 ) -> tuple[Delivery, ...]:
-    """Every combination, by delay, then by loss; where nothing is lost, no repair differs.
+    """All combinations, by delay, then by loss; without loss, only one repair.
 
     Raises:
-        ValueError: As ``Delivery`` does.
+        ValueError: As in ``Delivery``.
 
     >>> [each.label for each in deliveries([500], [0.0, 0.5], ["replay", "none"])]
     ['500 ms late', '500 ms late, 50% lost, repair replay', '500 ms late, 50% lost, repair none']

@@ -1,8 +1,8 @@
-"""Stack distances of the look-ups of a replay, from a pool without bounds.
+"""Stack distances of the look-ups of a replay, from an unbounded pool.
 
-Every event of a replay in which no request waits for blocks is known before: requests are
-admitted when they come, and end when their time is over. What a pool of some size still holds
-then follows from the order of releases alone, see ``curve``. The pass itself is in the core.
+If no request waits for blocks, all events of a replay are known in advance: requests are admitted
+at their arrival, and end after their service time. Then the content of a pool of any size follows
+from the order of releases; see ``curve``. The core makes this pass.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "Hits", "StackPass"]
 
 Counts = npt.NDArray[np.int64]
-"""One number a capacity: ``int64[n]`` on the host."""
+"""One number per capacity: ``int64[n]`` on the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hits:
-    """Look-ups by stack distance, as stretches of consecutive distances with one weight each.
+    """Look-ups by stack distance, as ranges of consecutive distances with one weight each.
 
     Attributes:
-        first: First distance of each stretch: ``int64[n]``, and so are the others.
-        last: Last distance of it.
-        blocks: Blocks that each of its distances counts.
-        tokens: Tokens that each of its distances counts.
+        first: First distance of each range: ``int64[n]``, like the others.
+        last: Last distance of each range.
+        blocks: Blocks that each distance of a range counts.
+        tokens: Tokens that each distance of a range counts.
     """
 
     first: Counts
@@ -50,24 +50,24 @@ class Hits:
             slope = np.cumsum(np.concatenate((weight, -weight, [0]))[order])
             growth = slope[:-1] * np.diff(at)
             totals.append(np.concatenate((np.zeros(1, np.int64), np.cumsum(growth))))
-        # Distances [at[i], at[i + 1]) have one slope, so hits are known one below each.
+        # Distances [at[i], at[i + 1]) have one slope, so the hits are known at each at[i] - 1.
         keep = (at > lowest) & np.append(at[1:] != at[:-1], True)
         return at[keep] - 1, totals[0][keep], totals[1][keep]
 
 
 class StackPass:
-    """A replay through a pool without bounds that remembers the order of all releases.
+    """A replay through an unbounded pool that stores the order of all releases.
 
     Args:
-        columns: What the requests refer to.
-        max_seqs: Sequences that may run at once.
-        rate: Share of the blocks that the runs hold.
+        columns: The references of the requests.
+        max_seqs: Most sequences that run at a time.
+        rate: Fraction of the blocks that the runs contain.
 
     Attributes:
         hits: Look-ups by stack distance.
-        look_ups: Those of a sample, by block; of all blocks there is nothing to estimate.
-        longest: Blocks of the longest request that is ever admitted, at least 1.
-        peak: Most blocks that were in use or asked for at one time.
+        look_ups: Look-ups of a sample, by block; empty without sampling.
+        longest: Blocks of the longest admitted request, at least 1.
+        peak: Most blocks that were in use or requested at a time.
 
     Cost: O((runs + releases crossed) * sqrt(requests)).
     """

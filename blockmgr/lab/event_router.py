@@ -1,15 +1,15 @@
-"""A router that knows replicas by their events alone, as one outside the engines does.
+"""A router that knows the caches of replicas only from events, like a real router.
 
-Nothing here is a model but the wire: events are those of each replica's manager, encoded and
-decoded as a publisher and a subscriber do it; a ``Reader`` finds what is missing, and a
-``WorkerIndex`` scores. ::
+Only the network is simulated: the events come from each replica's manager, and are encoded and
+    decoded as by a publisher and a subscriber; a ``Reader`` detects gaps, and a ``WorkerIndex``
+    computes scores. ::
 
     manager ──► take_events ──► Encoder ──► delay, loss ──► Reader ──► WorkerIndex ──► scores
                                    ▲                          │
                                    └────── asks for a gap ────┘  (repair "replay")
 
-The load of a replica is not an event: a router knows where it sent requests, and is notified of
-their ends at once.
+The load of a replica is not an event: a router knows where it sent requests, and is notified
+    immediately when they end.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["EventRouter"]
 
 SILENCE_MS: Final = 5_000
-"""How long a reader waits for the next batch before it asks whether one was lost."""
+"""Time without a batch after which a reader asks whether one was lost."""
 
 
 class EventRouter:
-    """Sends a request where most of it was cached by the last news, less the load.
+    """Sends a request to the replica with the best score, by cached blocks and load.
 
     Args:
-        setting: Of the fleet.
+        setting: Setting of the fleet.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -58,21 +58,21 @@ class EventRouter:
 
     @property
     def index(self) -> WorkerIndex:
-        """What is known of the replicas, by their places."""
+        """The index, in which replicas are named by their places."""
         return self._index
 
     def listen(self, place: int, now_ms: int, events: Events) -> None:
-        """Send the events of a replica on their way.
+        """Send the events of a replica.
 
         Args:
-            place: Of the replica.
-            now_ms: When they happened.
+            place: Index of the replica.
+            now_ms: Time of the events.
             events: At least one.
         """
         self._lines[place].publish(now_ms, events)
 
     def deliver(self, now_ms: int) -> None:
-        """Apply all that has arrived by now."""
+        """Apply all events that have arrived."""
         for line in self._lines:
             line.deliver(now_ms)
 
@@ -86,7 +86,7 @@ class EventRouter:
 
 
 class _Line:
-    """The way from one replica to the index."""
+    """The connection from one replica to the index."""
 
     def __init__(
         self,
@@ -102,11 +102,11 @@ class _Line:
         self._delivery = delivery
         self._draws = np.random.Generator(np.random.PCG64(seed))
         self._number = -1  # of the last batch
-        self._coming: deque[tuple[int, int, bytes]] = deque()  # when it arrives, number, batch
-        self._kept: deque[tuple[int, int, bytes]] = deque()  # when it was sent; for a replay
+        self._coming: deque[tuple[int, int, bytes]] = deque()  # time of arrival, number, batch
+        self._kept: deque[tuple[int, int, bytes]] = deque()  # time of sending; for a replay
         self._now_ms = 0
         self._last_news_ms = 0
-        self._answer_ms: int | None = None  # when the answer comes that the reader waits for
+        self._answer_ms: int | None = None  # time of the answer that the reader waits for
         index.announce(worker)
         self._reader: Reader | None = None
         if delivery.repair != "none":
@@ -114,12 +114,12 @@ class _Line:
                 worker,
                 index,
                 self._ask if delivery.repair == "replay" else None,
-                # This router decides when it asks: each look at its clock is a second later.
+                # The router controls the retries: each reading of the clock is a second later.
                 retry_s=1.0,
                 check_s=1.0,
                 clock=count().__next__,
             )
-            self._reader.catch_up()  # as one that is there before its replica
+            self._reader.catch_up()  # like a reader that starts before its replica
 
     def publish(self, now_ms: int, events: Events) -> None:
         for batch in self._encoder.batches(map(_without_tokens, events), now_ms / 1000):
@@ -141,12 +141,12 @@ class _Line:
                 self._answer_ms = instant + 2 * self._delivery.delay_ms
 
     def _next_ms(self) -> int | None:
-        """When something happens here next; what arrives waits for an answer that is due."""
+        """The time of the next event here; arrivals wait for a pending answer."""
         if self._answer_ms is not None:
             return self._answer_ms
         instants = [self._coming[0][0]] if self._coming else []
         if self._kept:
-            # Batches that the reader lacks; if all of them are lost, silence tells.
+            # Batches that the reader lacks; if all of them are lost, the silence reveals it.
             instants.append(max(self._last_news_ms, self._kept[0][0]) + SILENCE_MS)
         return min(instants, default=None)
 
@@ -167,12 +167,12 @@ class _Line:
         self._drop_kept(max(answered, default=-1))
 
     def _answerable(self) -> Iterator[tuple[int, int, bytes]]:
-        """Batches that the replica had sent when it answered."""
+        """Batches that the replica had sent at the time of the answer."""
         answered_ms = self._now_ms - self._delivery.delay_ms
         return (kept for kept in self._kept if kept[0] <= answered_ms)
 
     def _ask(self, request: bytes) -> list[tuple[int, bytes]]:
-        if len(request) != 8:  # no number: the snapshot of a replica that has nothing yet
+        if len(request) != 8:  # no number: the snapshot of an empty replica
             return [(self._number, next(self._encoder.snapshot([], 0.0)))]
         first = int.from_bytes(request, "big")
         return [(number, batch) for _, number, batch in self._answerable() if number >= first]
@@ -183,5 +183,5 @@ class _Line:
 
 
 def _without_tokens(event: Event) -> Event:
-    """An index reads none, and they are most of a batch."""
+    """The index ignores tokens, and they are most of a batch."""
     return event._replace(tokens=event.tokens[:, :0])

@@ -1,11 +1,11 @@
-"""A trace through several replicas behind a router: hit rate, balance, time to first token.
+"""Replays a trace on several replicas behind a router: hit rate, balance, latency.
 
-Each replica is a replay of its own, with a real ``BlockManager``; a router sends every request to
-one of them when it comes. Replicas share time and nothing else. One replica is ``replay``, count by
-count; memory that events take is not counted.
+Each replica is a separate replay with a real ``BlockManager``; a router sends every request to one
+of them at its arrival. Replicas share only the clock. A fleet of one replica gives the same counts
+as ``replay``; the memory for events is not counted.
 
-Time to first token is a model: ``PrefillModel`` by default, which stands beside the results and can
-be replaced. It is worked out afterwards and does not change how time passes in a replica.
+Time to first token comes from a model, ``PrefillModel`` by default, which can be replaced. It is
+computed afterwards and does not affect the time in a replica.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ __all__ = [
 ]
 
 FirstToken = Callable[[int, int], float]
-"""Milliseconds to the first token, from those a request waited and the tokens it computes."""
+"""Milliseconds to the first token, from the request's wait and its computed tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillModel:
-    """A prefill that takes the same time for each token, on a replica that is not slowed by others.
+    """A model of prefill: a constant time per token, independent of other requests.
 
     Attributes:
-        ms_per_token: Time of a prompt token that is computed.
-        overhead_ms: Time of a request of which nothing is computed.
+        ms_per_token: Time per computed prompt token.
+        overhead_ms: Time of a request without computed tokens.
     """
 
     ms_per_token: float = 0.1
@@ -68,10 +68,10 @@ class FleetResult:
     """The counts of a fleet.
 
     Attributes:
-        router: Its name, or that of the factory.
-        replicas: What each replica counted, as a replay of the requests that it got.
-        first_token_ms: Time to first token of each request that was served, in the order in which
-            replicas admitted them: ``float64[n]`` on the host.
+        router: Name of the router or of its factory.
+        replicas: The counts of each replica, as a replay of its requests.
+        first_token_ms: Time to first token of each served request, in the order of admission:
+            ``float64[n]`` on the host.
     """
 
     router: str
@@ -86,13 +86,13 @@ class FleetResult:
 
     @property
     def imbalance(self) -> float:
-        """Prompt tokens that the busiest replica computes over the mean of all; 1 is even."""
+        """Computed prompt tokens of the busiest replica over the mean of all; 1 is balanced."""
         computed = [result.query_tokens - result.hit_tokens for result in self.replicas]
         return max(computed) * len(computed) / max(1, sum(computed))
 
     @property
     def waited(self) -> int:
-        """Requests that were admitted later than they arrived."""
+        """Requests that were admitted after their arrival."""
         return sum(result.waited for result in self.replicas)
 
     @property
@@ -106,7 +106,7 @@ class FleetResult:
         return float(self.first_token_ms.mean()) if len(self.first_token_ms) else 0.0
 
     def first_token_quantile(self, share: float) -> float:
-        """Time to first token, in milliseconds, that this share of requests stays within.
+        """Percentile of the time to first token, in milliseconds, for this share of requests.
 
         Raises:
             ValueError: ``share`` is not in ``[0, 1]``.
@@ -132,13 +132,13 @@ def fleet(
 
     Args:
         trace: The requests.
-        replicas: How many there are, at least 1.
+        replicas: Number of replicas, at least 1.
         num_blocks: Blocks in the pool of each.
-        config: How each replays what it gets.
-        router: Name of a router (``blockmgr.lab.routers``), or what makes one.
-        seed: Of routers that draw.
-        load_weight: What ``prefix-minus-load`` and ``events`` make of the load, at least 0.
-        delivery: How events reach the router ``events``; None for at once, and all of them.
+        config: Config of each replica's replay.
+        router: Name of a router (``blockmgr.lab.routers``), or a factory.
+        seed: Seed of random routers.
+        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``, at least 0.
+        delivery: Delivery of events to the router ``events``; None for immediate and complete.
         first_token: Model of the time to first token; ``PrefillModel()`` if None.
         progress: Called once for each request.
         clock: Measures the host cost.
@@ -148,7 +148,7 @@ def fleet(
             into blocks of ``config.block_size``.
         MissingExtraError: The router is ``events``, and the extra ``events`` is not installed.
 
-    Cost: that of the replays; routers by prefix look each prompt up in every replica.
+    Cost: That of the replays; routers by prefix look each prompt up in every replica.
     """
     model = first_token or PrefillModel()
     setting = Setting(
@@ -170,7 +170,7 @@ def fleet(
 
 
 def quantile(times: npt.NDArray[np.float64], share: float) -> float:
-    """The time that this share of all stays within; 0 if there is none.
+    """The percentile of times for this share; 0 without times.
 
     Raises:
         ValueError: ``share`` is not in ``[0, 1]``.
@@ -181,7 +181,7 @@ def quantile(times: npt.NDArray[np.float64], share: float) -> float:
 
 
 def name_of(router: str | RouterFactory) -> str:
-    """The name of a router, or that of what makes it."""
+    """The name of a router or of its factory."""
     return router if isinstance(router, str) else getattr(router, "__name__", "own")
 
 
@@ -194,15 +194,15 @@ def serve(
     busy_ms: BusyTime | None = None,
     **options: Any,
 ) -> tuple[tuple[ReplayResult, ...], list[Served]]:
-    """Drive replicas through a trace: what each counted, and all requests as they were admitted.
+    """Run a trace on replicas; returns their counts, and all requests in admission order.
 
     Args:
-        setting: The trace, the number of replicas, and what routers need.
+        setting: The trace, the number of replicas, and the inputs of routers.
         num_blocks: Blocks in the pool of each.
-        config: How each replays what it gets.
-        router: Name of a router, or what makes one.
-        busy_ms: How long a request holds its blocks; None for as long as ``config`` says.
-        options: As ``EventLoop`` has them.
+        config: Config of each replica's replay.
+        router: Name of a router, or a factory.
+        busy_ms: Time for which a request holds its blocks; None for that of ``config``.
+        options: As in ``EventLoop``.
 
     Raises:
         ValueError: As ``fleet`` does.
@@ -244,10 +244,10 @@ def serve(
 def best_hit_rate(trace: Trace, replicas: int, num_blocks: int, config: ReplayConfig) -> float:
     """An upper bound for all routers and policies: the optimum of one pool of all blocks.
 
-    Whatever the replicas hold, one pool of as many blocks could hold as well, and it needs no
+    One pool of the same number of blocks can hold everything that the replicas hold, and needs no
     block twice.
 
     Raises:
-        ValueError: As ``optimum`` does.
+        ValueError: As in ``optimum``.
     """
     return optimum(trace, replicas * num_blocks, config).hit_rate

@@ -1,4 +1,4 @@
-"""One trace on fleets of several sizes, with several routers, in as many blocks altogether."""
+"""One trace on fleets of several sizes and routers, with the same total number of blocks."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Split(NamedTuple):
     """A fleet whose replicas prefill or decode (``blockmgr.lab.pools_apart``)."""
 
     prefill: int
-    """How many prefill."""
+    """Number of prefill replicas."""
     decode: int
-    """How many decode."""
+    """Number of decode replicas."""
 
     def __str__(self) -> str:
         return f"{self.prefill}+{self.decode}"
 
 
 Size = int | Split
-"""Replicas of a fleet: so many, or so many of each kind."""
+"""Replicas of a fleet: their number, or the number of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class FleetRow:
     """A fleet of one size with one router.
 
     Attributes:
-        replicas: How many there are, of both kinds.
-        num_blocks: Blocks of each.
+        replicas: Number of replicas of both kinds.
+        num_blocks: Blocks of each replica.
         router: Name of the router.
-        result: What the fleet counted; None if a replica is smaller than the largest request.
-        best_hit_rate: What no routing exceeds in as many blocks; None where ``result`` is, with
-            reuse of parts of blocks, or with groups of layers: no bound is known for them.
-        delivery: How events reached the router; None for a router that reads none.
-        split: How many prefill and how many decode; None if each does both.
+        result: The counts of the fleet; None if a replica is smaller than the largest request.
+        best_hit_rate: Upper bound for any routing with this number of blocks; None if ``result`` is
+            None, and with reuse of parts of blocks or groups of layers, for which none is known.
+        delivery: Delivery of events to the router; None for a router without events.
+        split: Numbers of replicas that prefill and that decode; None if each does both.
     """
 
     replicas: int
@@ -68,19 +68,19 @@ class FleetRow:
 
     @property
     def size(self) -> Size:
-        """As it was asked for."""
+        """The size as requested."""
         return self.replicas if self.split is None else self.split
 
     @property
     def line(self) -> str:
-        """What rows of other sizes have in common with this one: label, and share that decodes."""
+        """A key of rows that differ only in size: label, and fraction that decodes."""
         if self.split is None:
             return self.label
         return f"{self.label}, {Fraction(self.split.decode, self.replicas)} decode"
 
     @property
     def label(self) -> str:
-        """The router, and how events reached it if any was late or lost."""
+        """The router, with the delivery of events if that was not perfect."""
         how = "" if self.delivery is None else self.delivery.label
         return f"{self.router}, {how}" if how else self.router
 
@@ -108,23 +108,23 @@ def fleets(
     Args:
         trace: The requests.
         sizes: Numbers of replicas, or of those that prefill and those that decode; each once.
-        capacity: Blocks of each fleet altogether, split evenly and rounded down.
-        config: How each replica replays.
+        capacity: Total blocks of each fleet, split evenly and rounded down.
+        config: Config of each replica's replay.
         routers: Names of routers.
-        seed: Of routers that draw.
-        load_weight: What ``prefix-minus-load`` and ``events`` make of the load.
-        deliveries: How events reach the router ``events``, at least one way.
-        decode_router: Of what has been prefilled, where some decode.
-        send_ms_per_token: Time that K/V of a token travels, likewise.
-        first_token: Model of the time to first token; pickled for other processes.
-        jobs: Processes at work, or a cluster, as in ``sweep``.
+        seed: Seed of random routers.
+        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``.
+        deliveries: Deliveries of events to the router ``events``, at least one.
+        decode_router: Router of prefilled requests, if some replicas decode.
+        send_ms_per_token: Transfer time of the K/V per token, likewise.
+        first_token: Model of the time to first token; must be picklable for other processes.
+        jobs: Number of processes, or a cluster, as in ``sweep``.
         progress: Called once for each request of each fleet.
 
     Raises:
-        ValueError: As ``fleet`` does; there is no delivery; or no size leaves a replica large
+        ValueError: As in ``fleet``; or there is no delivery, or no size has replicas that are large
             enough for every request.
         ChildProcessError: A process was killed three times while no task ended.
-        ClusterLostError: The cluster does not answer, or not any more.
+        ClusterLostError: The cluster does not answer, or has stopped answering.
         MissingExtraError: The extra ``ray`` or ``events`` is needed and not installed.
     """
     if not deliveries:
@@ -188,7 +188,7 @@ def _run(
     *,
     here: bool,
 ) -> list[FleetResult | ApartResult]:
-    """Carry out ``_fleet``; only in this process can each request be followed."""
+    """Run ``_fleet``; only this process can report progress per request."""
     if here:
         return workers.run([(_fleet, *call, progress) for call in calls], _ignore)
     return workers.run(
@@ -221,13 +221,13 @@ def _advance_by(count: int, advance: Advance) -> None:
 
 
 def _ignore() -> None:
-    """Without a caller who follows."""
+    """Without a progress callback."""
 
 
 def _ways(
     routers: Sequence[str], deliveries: Sequence[Delivery]
 ) -> Iterator[tuple[str, Delivery | None]]:
-    """Each router, the one by events once for each delivery."""
+    """Each router; ``events`` once for each delivery."""
     for router in routers:
         if router == BY_EVENTS:
             yield from ((router, delivery) for delivery in deliveries)

@@ -1,7 +1,7 @@
-"""What a manager with groups of layers has forgotten: whether a missed block was ever cached.
+"""Finds out, for a manager with groups of layers, whether a missed block was ever cached.
 
-Such a manager remembers no evicted blocks, so its explanations cannot tell what was evicted from
-what was never cached. A replay can: it sees the digest of each block that is computed.
+Such a manager remembers no evicted blocks, so its explanations cannot distinguish evicted blocks
+from blocks that were never cached. A replay can, because it sees the digest of each computed block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Seen"]
 
-# Reasons that say nothing of eviction, or that stand behind it in the order of reasons.
+# Reasons that do not distinguish evictions, or come after it in the order of reasons.
 UNSURE: Final = frozenset(
     {
         MissReason.NOT_REMEMBERED,
@@ -28,7 +28,7 @@ UNSURE: Final = frozenset(
 
 
 class Seen:
-    """The digests of all blocks that were ever computed.
+    """The digests of all computed blocks.
 
     Args:
         block_size: Tokens per block.
@@ -39,15 +39,15 @@ class Seen:
         self._digests: set[bytes] = set()
 
     def add(self, digests: Iterable[bytes]) -> None:
-        """Note the whole blocks of a sequence."""
+        """Record the whole blocks of a sequence."""
         self._digests.update(digests)
 
     def told(self, explanation: Explanation, digests: Sequence[bytes]) -> Explanation:
-        """``explanation`` with ``EVICTED`` and ``NEVER_SEEN`` where they hold.
+        """``explanation`` with ``EVICTED`` and ``NEVER_SEEN`` where they apply.
 
         Args:
-            explanation: Of a prompt.
-            digests: Of its whole blocks.
+            explanation: Explanation of a prompt.
+            digests: Digests of its whole blocks.
         """
         misses = [part for miss in explanation.misses for part in self._parts(miss, digests)]
         return replace(explanation, misses=tuple(misses))
@@ -56,7 +56,8 @@ class Seen:
         if miss.reason not in UNSURE:
             yield miss
             return
-        # A digest stands for the whole prefix, so what was cached is a beginning of the run.
+        # A digest covers the whole prefix, so the blocks that were cached are the first ones of the
+        # run.
         size = self._block_size
         end = miss.start // size
         while end * size < miss.stop and end < len(digests) and digests[end] in self._digests:

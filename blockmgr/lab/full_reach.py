@@ -1,8 +1,8 @@
-"""How far full attention has a prompt, and which group cuts it short, from public calls alone.
+"""Finds how much of a prompt full attention has, from public calls only.
 
-A hit ends where some group lacks what the next query reads, so a manager's ``match`` says nothing
-of what full attention has behind it. This remembers the digest of each whole block: whatever takes
-a block is seen in the tables of its sequence, and whether it is still cached is asked.
+A hit ends where a group lacks what the next query reads, so a manager's ``match`` does not show
+what full attention has beyond that. This class records the digest of each whole block: block tables
+show when a block gets new content, and the manager says whether it is still cached.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["FullReach"]
 
 
 class FullReach:
-    """What full attention holds, block by block.
+    """The content of full attention's blocks.
 
     Args:
-        manager: Of the replay.
-        config: How it is replayed, with groups.
+        manager: The manager of the replay.
+        config: Config of the replay, with groups.
     """
 
     def __init__(self, manager: BlockManager, config: ReplayConfig) -> None:
@@ -39,17 +39,17 @@ class FullReach:
             for place in range(len(config.groups))
             if place != first_full(config.groups)
         ]
-        # By block: the digest of what full attention has in it, if that is a whole block.
+        # By block: the digest of its content, if that is a whole block of full attention.
         self._keys: npt.NDArray[Any] = np.full(manager.config.num_blocks, None, dtype=object)
         self._blocks: dict[bytes, int] = {}
         self._digests: list[bytes] = []
 
     def refused(self, tokens: Tokens, namespace: bytes) -> int:
-        """Tokens of a prompt, in whole blocks, that full attention has and ``match`` does not find.
+        """Tokens in whole blocks that full attention has, but ``match`` does not find.
 
         Args:
             tokens: The prompt, which is admitted next.
-            namespace: Whose it is.
+            namespace: Namespace of the prompt.
         """
         size, manager = self._size, self._manager
         self._digests = digests = manager.block_digests(tokens, namespace=namespace)
@@ -64,7 +64,7 @@ class FullReach:
         return block is not None and self._keys[block] == key and self._manager.is_cached(block)
 
     def taken(self, handle: int, start: int, stop: int) -> None:
-        """A sequence has blocks for the forward of ``[start, stop)``: what they held is gone."""
+        """Called when a sequence has blocks for ``[start, stop)``: their old content is gone."""
         row = self._manager.row(handle)
         units = slice(start // self._size, -(-stop // self._size))
         for table in self._tables:
@@ -73,20 +73,20 @@ class FullReach:
         self._keys[self._manager.block_ids(handle, units.start)] = None
 
     def prompt_computed(self, handles: list[int], prompt: int) -> None:
-        """The prompt of these sequences is computed, and they have blocks for their outputs."""
+        """Called when the prompt is computed and the sequences have blocks for their outputs."""
         view = self._manager.sequence(handles[0])
         self._put(handles[0], self._digests, view.num_cached_tokens // self._size)
         for handle in handles:
             self.taken(handle, prompt, self._manager.sequence(handle).num_slots)
 
     def ending(self, handle: int, tokens: Tokens, prompt: int, namespace: bytes) -> None:
-        """A sequence is about to go; all its tokens that are computed are known.
+        """Called before a sequence ends, with all its computed tokens.
 
         Args:
             handle: The sequence.
-            tokens: Those that are computed.
-            prompt: How many of them are the prompt's.
-            namespace: Whose they are.
+            tokens: The computed tokens.
+            prompt: Number of prompt tokens among them.
+            namespace: Namespace of the sequence.
         """
         digests = self._manager.block_digests(tokens, namespace=namespace)
         self._put(handle, digests, prompt // self._size)

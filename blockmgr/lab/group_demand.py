@@ -1,8 +1,8 @@
-"""How many blocks a request of a replay takes in all groups of layers.
+"""Computes how many blocks a request of a replay takes in all groups of layers.
 
-A forward writes its whole chunk, so a window holds what the first query of the chunk reads and all
-that the chunk writes. These are upper bounds: where blocks begin within a window decides about one
-block a group.
+A forward writes its whole chunk, so a window holds the tokens that the first query of the chunk
+reads and all tokens of the chunk. The results are upper bounds: the alignment of blocks with a
+window changes them by one block per group.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def row_blocks(num_prompt_tokens: int, outputs: Sequence[int], block_size: int) 
 
 
 def grouped_blocks(num_prompt_tokens: int, outputs: Sequence[int], config: ReplayConfig) -> int:
-    """Blocks that must be to hand for a request of which nothing is cached.
+    """Blocks that must be available for a request without cached tokens.
 
     Args:
         num_prompt_tokens: Tokens of the prompt.
         outputs: Tokens of each sample.
-        config: How it is replayed.
+        config: Config of the replay.
     """
     size = config.block_size
     shared = num_prompt_tokens // size
@@ -46,17 +46,17 @@ def grouped_blocks(num_prompt_tokens: int, outputs: Sequence[int], config: Repla
         else:
             chunk = min(config.forward_tokens, num_prompt_tokens)
             prefill = -(-(group.width - 1 + chunk) // size) + 1
-            running = -(-(group.width - 1) // size) + own  # a tail is one's own
+            running = -(-(group.width - 1) // size) + own  # each sequence has its own tail
             total += min(shared + own, max(prefill, running))
     return total
 
 
 def extra_blocks(match: Match, config: ReplayConfig) -> int:
-    """Further blocks that reuse takes for a moment: the sources of its copies.
+    """Additional blocks that reuse takes for a time: the sources of its copies.
 
     Args:
-        match: What is reused.
-        config: How the request is replayed.
+        match: The match to reuse.
+        config: Config of the replay.
     """
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
     attention = len(config.groups) - states

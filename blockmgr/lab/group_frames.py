@@ -1,4 +1,4 @@
-"""The pool over time by group of layers: a replay that looks at its blocks now and then."""
+"""The pool over time by group of layers, from a replay that samples its blocks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ __all__ = ["GroupFrame", "group_frames"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFrame:
-    """The pool at one instant. All numbers are blocks, and together they are the pool.
+    """The pool at one instant. All numbers are blocks, and their sum is the pool.
 
     Attributes:
-        time_ms: When, in simulated milliseconds.
-        used: In use, for each of the groups that read differently, in the order of
-            ``ReplayConfig.groups``.
-        cached: Not in use, and findable: for each of the same.
-        free: Holding nothing.
+        time_ms: Time in simulated milliseconds.
+        used: Blocks in use, for each distinct group, in the order of ``ReplayConfig.groups``.
+        cached: Idle blocks, for each distinct group.
+        free: Free blocks.
     """
 
     time_ms: int
@@ -43,20 +42,20 @@ def group_frames(
     *,
     progress: Progress | None = None,
 ) -> tuple[GroupFrame, ...]:
-    """``replay``, looked at.
+    """``replay``, with samples of the pool.
 
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay, with groups of layers.
-        frames: Instants at which to look, spread evenly over the trace, at least 1.
+        config: Config of the replay, with groups of layers.
+        frames: Number of samples, spread evenly over the trace, at least 1.
         progress: Called once for each request.
 
     Raises:
         ValueError: ``config`` has no groups, ``frames`` is below 1, or the trace cannot be cut into
             blocks of ``config.block_size``.
 
-    Cost: that of ``replay``, and O(num_blocks) a frame.
+    Cost: That of ``replay``, and O(num_blocks) per frame.
     """
     if not config.groups:
         raise ValueError("groups must not be empty to look at a pool by group")
@@ -80,7 +79,7 @@ class _Looking(EventLoop):
         first, last = trace.requests[0].arrival_ms, trace.requests[-1].arrival_ms
         self._due = np.linspace(last, first, frames).astype(np.int64).tolist()
         kinds = list(dict.fromkeys(config.groups))
-        # By place in the configuration: which of the groups that read differently it is.
+        # By position in the configuration: the index of the distinct group.
         self._kind = np.array([kinds.index(group) for group in config.groups])
         self._num_kinds = len(kinds)
         self.frames: list[GroupFrame] = []

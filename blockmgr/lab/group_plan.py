@@ -1,9 +1,9 @@
-"""The smallest pool for a hit rate with groups of layers, by halving.
+"""Finds the smallest pool for a hit rate with groups of layers, by bisection.
 
-With one group the curve of LRU has the answer. With several, a hit ends where any group lacks a
-block, so hits do not follow from one list of blocks, and pools are replayed. A larger pool nearly
-always finds more; the answer is a pool that reaches the rate, next to one that is a hundredth of
-the working set smaller and does not.
+With one group, the curve of LRU contains the answer. With several, a hit ends where any group lacks
+a block, so no single list of blocks determines the hits, and pools are replayed. A larger pool
+almost always finds more. The answer is a pool that reaches the rate, while one that is smaller by a
+hundredth of the working set does not.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["PoolSearch"]
 
 STEPS: Final = 100
-"""Pool sizes are told apart to this share of the working set."""
+"""Resolution of pool sizes, as a fraction of the working set."""
 
 
 class PoolSearch:
-    """Replays of one trace at one block size, each pool once.
+    """Replays of one trace at one block size, with each pool replayed once.
 
     Args:
         trace: The requests.
-        config: How to replay, with groups.
+        config: Config of the replays, with groups.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.

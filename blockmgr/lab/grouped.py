@@ -1,14 +1,14 @@
-"""What a replay asks of a manager with groups of layers, for one request.
+"""The calls of a replay on a manager with groups of layers, for one request.
 
-An engine computes a prompt in chunks, and so does this: ::
+Like an engine, it computes a prompt in chunks: ::
 
     match ──► admit the first chunk ──► copies, forward, commit ──► copies, reserve the next ──► ...
               if there is room for the rest
 
-A chunk ends after ``ReplayConfig.forward_tokens``, and at each of ``BlockManager.stops``: a state
-can be found only where a forward has stopped. Blocks of windows go back as chunks are committed.
-A request is admitted only if there is room for all chunks and for the output, which it takes at
-once: nothing waits or is preempted on the way.
+A chunk ends after ``ReplayConfig.forward_tokens``, and at each of ``BlockManager.stops``, because a
+state can be found only where a forward ended. Blocks of windows are released as chunks are
+committed. A request is admitted only if there is room for all chunks and for the output. It takes
+all of them immediately, so it never waits or is preempted later.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["GroupedSteps"]
 
 
 class GroupedSteps:
-    """The calls for one request after another.
+    """Makes the calls for requests in turn.
 
     Args:
-        manager: With the groups of ``config``.
-        config: How to replay.
+        manager: A manager with the groups of ``config``.
+        config: Config of the replay.
         apply_copies: Takes the copy plan of a step and reports it done.
-        taken: Called with a sequence and the tokens of its next forward, whose blocks it has.
-        clock: Measures what that costs.
+        taken: Called with a sequence and the tokens of its next forward, when it has their blocks.
+        clock: Measures the time of these calls.
 
     Attributes:
-        watching_s: The time of that so far.
+        watching_s: Their total time.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class GroupedSteps:
             if output:
                 manager.reserve(sample, prompt + output)
         if request.num_samples > 1:
-            # Nothing is left to compute, so no forward of this step moves a state.
+            # There is nothing to compute, so no forward of this step moves a state.
             self._apply_copies()
         manager.take_remaps()
         return handles
@@ -83,7 +83,7 @@ class GroupedSteps:
         config, manager, space = self._config, self._manager, request.namespace
         outputs = config.output_lengths(request)
         most = grouped_blocks(len(tokens), outputs, config)
-        # Asked for one slot, it does not leave out what is cached for lack of room for the rest.
+        # With one slot, the admission does not reduce the hit if there is no room for the rest.
         match = manager.match(tokens, namespace=space, num_slots=1)
         found = match.num_cached_tokens
         room = manager.num_available
@@ -96,9 +96,9 @@ class GroupedSteps:
         return manager.admit(tokens, namespace=space, num_slots=slots, max_cached_tokens=limit)
 
     def _used(self, match: Match) -> int:
-        """Blocks of full attention that other sequences hold: sharing them takes no room.
+        """Blocks of full attention that other sequences hold, which can be shared for free.
 
-        A used block uses the blocks before it, so these are the first ones.
+        A used block keeps the blocks before it in use, so these are the first ones.
         """
         count = self._manager.ref_count
         return bisect_left(match.block_ids.tolist(), True, key=lambda block: not count(block))
@@ -117,6 +117,6 @@ class GroupedSteps:
             self.watching_s += self._clock() - paused
             manager.commit(handle, end)
             if end < prompt:
-                # A state that was kept there is held until the copy in which this goes on is made.
+                # A state kept there is held until it is copied for this sequence.
                 self._apply_copies()
             computed = end

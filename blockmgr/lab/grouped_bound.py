@@ -1,8 +1,8 @@
-"""The hit rate of a pool without bounds, with groups of layers.
+"""The hit rate of an unbounded pool with groups of layers.
 
-Such a pool evicts no boundary. Windows and chunks are then wherever full attention is, so it finds
-what full attention alone would find, in as many blocks a group. A state is only where a forward
-has stopped, so with states a manager is replayed in a pool that is large enough.
+Such a pool evicts no boundary. Windows and chunks are then cached wherever full attention is, so it
+finds what full attention alone would find, with that many blocks per group. A state exists only
+where a forward ended, so with states, a manager with a large enough pool is replayed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ample_blocks", "as_alone", "by_ample_pool"]
 
 
 def as_alone(alone: Attainable, config: ReplayConfig) -> Attainable:
-    """With windows and chunks, from what an unbounded pool of full attention alone does."""
+    """The counts with windows and chunks, from those of full attention alone."""
     groups = len(config.groups)
     return replace(
         alone,
@@ -33,10 +33,10 @@ def as_alone(alone: Attainable, config: ReplayConfig) -> Attainable:
 
 
 def ample_blocks(trace: Trace, config: ReplayConfig) -> int:
-    """A pool in which a replay never evicts: all that its requests can leave behind.
+    """The size of a pool in which a replay never evicts.
 
-    A sequence leaves its blocks of attention, with one more for a branch within a block. It keeps
-    a state at two stops and at its end, beside the one that it moves.
+    A sequence leaves its attention blocks, and one more for a branch inside a block. It keeps
+    states at two stops and at its end, besides the current one.
     """
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
     attention = len(config.groups) - states
@@ -49,7 +49,7 @@ def ample_blocks(trace: Trace, config: ReplayConfig) -> int:
 
 
 def by_ample_pool(trace: Trace, config: ReplayConfig) -> Attainable:
-    """From a replay in which nothing is evicted and no request waits.
+    """The counts from a replay without evictions and waits.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
@@ -59,7 +59,7 @@ def by_ample_pool(trace: Trace, config: ReplayConfig) -> Attainable:
     assert ample.by_group is not None
     assert not ample.evictions
     kept = ample.by_group.cached_blocks_at_end
-    # The peak is seen before each forward; a state that is kept after it takes a block at once.
+    # The peak is measured before each forward; a state kept after it takes a block immediately.
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
     return Attainable(
         query_tokens=ample.query_tokens,

@@ -1,9 +1,9 @@
-"""Hints for the manager: whether a conversation goes on.
+"""Hints for the manager: whether a conversation continues.
 
-A trace knows the future, so a replay can pass the truth to ``free(expect_reuse=...)`` and measure
-what such hints would be worth to an engine that has them from its clients. Without the future, an
-engine knows traits of the request that ends, such as its turn and the length of its output: hints
-can be a function of these, and a policy of one's own is offered them.
+A trace contains the future, so a replay can pass the truth to ``free(expect_reuse=...)`` and
+measure the value of such hints to an engine that gets them from its clients. Otherwise an engine
+knows only traits of the ending request, such as its turn and the length of its output. Hints can be
+a function of these, and a custom policy can get them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Hints", "Outlook", "Traits", "TraitsOf"]
 
 
 class Outlook:
-    """For each request of a trace, whether another one is still to come that goes on from it.
+    """For each request of a trace, whether a later request continues it.
 
-    A request goes on from an earlier one if the cache could serve it every whole segment of the
-    earlier one's prompt. Segments are the tokens of a hash id if all prompts are known by ids,
-    else blocks. Whatever was generated does not count: a conversation that drops its outputs, or
-    asks again, goes on as well. A prompt shorter than a segment never does.
+    A request continues an earlier one if the cache could serve every whole segment of the earlier
+    prompt to it. Segments are the tokens of a hash id if all prompts are known by ids, else blocks.
+    Outputs do not count: a conversation that drops its outputs, or repeats a prompt, continues as
+    well. A prompt shorter than a segment is never continued.
 
     Args:
         trace: The requests.
@@ -52,30 +52,30 @@ class Outlook:
             if chain:
                 self._last[index] = last_served.get(chain[-1], 0)
                 self._next[index] = next_served.get(chain[-1], 0)
-            # The last token of a prompt is never served.
+            # The last token of a prompt is never found.
             for segment in chain[: (request.num_prompt_tokens - 1) // self._segment_size]:
                 last_served.setdefault(segment, index + 1)
                 next_served[segment] = index + 1
 
     def goes_on(self, number: int, admitted: int) -> bool:
-        """Whether a request after the first ``admitted`` goes on from request ``number``.
+        """Whether a request after the first ``admitted`` ones continues request ``number``.
 
         Args:
             number: Number of the request in the trace, from 1.
-            admitted: Requests that have been admitted already: what they found, they found.
+            admitted: Number of requests admitted already, which do not count.
         """
         return self._last[number - 1] > admitted
 
     def next_request(self, number: int) -> int:
-        """Number of the next request that goes on from request ``number``; 0 if there is none."""
+        """Number of the next request that continues request ``number``; 0 if there is none."""
         return self._next[number - 1]
 
     def num_returning_tokens(self, number: int) -> int:
-        """Leading tokens of a request's prompt that another prompt can hold as well.
+        """Leading tokens of a request's prompt that another prompt can share.
 
-        A last id that covers fewer than all its tokens belongs to prompts of just that length:
-        whatever goes on from such a prompt has another id there, so its blocks, where they are
-        smaller than that, are never found.
+        If the last id covers fewer tokens than a full id, it occurs only in prompts of that length.
+        A prompt that continues such a prompt has another id there, so the blocks of the partial id
+        are never found.
 
         Args:
             number: Number of the request in the trace, from 1.
@@ -85,7 +85,7 @@ class Outlook:
         return num_tokens // size * size if self._hashed else num_tokens
 
     def _chain(self, request: Request) -> Iterator[int]:
-        """The whole segments of a prompt, each named by all that comes before it."""
+        """Names of the whole segments of a prompt, each for its whole prefix."""
         node: Hashable = request.namespace
         for key in self._keys(request):
             node = self._segments.setdefault((node, key), len(self._segments))
@@ -104,11 +104,11 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an engine knows of a request that ends.
+    """The traits of a request that an engine knows at its end.
 
     Attributes:
         arrival_ms: When it came, in milliseconds from the start of the trace.
-        turn: 1 if it goes on from no earlier request, else one more than that one's.
+        turn: 1 if it continues no earlier request, else the turn of that request plus 1.
         num_prompt_tokens: Tokens of its prompt.
         num_output_tokens: Tokens generated for it.
     """
@@ -120,31 +120,31 @@ class Traits:
 
 
 Hints = Callable[[Traits], bool | None]
-"""Says of a request that ends whether its conversation will go on; None says nothing."""
+"""Predicts whether the conversation of an ending request will continue; None for no hint."""
 
 
 class TraitsOf:
-    """The traits of requests, which are asked for in any order after they were admitted.
+    """Computes traits of requests, in any order after their admission.
 
     Args:
         trace: The requests.
-        outlook: Which goes on from which.
+        outlook: Which requests continue which.
     """
 
     def __init__(self, trace: Trace, outlook: Outlook) -> None:
         self._requests = trace.requests
         self._outlook = outlook
-        self._turns: dict[int, int] = {}  # of requests that go on from one that was admitted
+        self._turns: dict[int, int] = {}  # for requests that continue an admitted one
 
     def admit(self, number: int) -> None:
-        """Request ``number`` was admitted; those before it were, too."""
+        """Records that request ``number`` and all before it were admitted."""
         follower = self._outlook.next_request(number)
         if follower:
             turn = self._turns.get(number, 1) + 1
             self._turns[follower] = max(turn, self._turns.get(follower, 1))
 
     def end(self, number: int) -> Traits:
-        """The traits of request ``number``, which ends, once."""
+        """The traits of the ending request ``number``; call it once."""
         request = self._requests[number - 1]
         return Traits(
             arrival_ms=request.arrival_ms,

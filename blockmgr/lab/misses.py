@@ -1,4 +1,4 @@
-"""Why a replay computed what it computed: the missed tokens by reason."""
+"""The missed tokens of a replay by reason."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = ["MissTable", "explain_request", "misses"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MissTable:
-    """The prompt tokens of one replay that were computed, by the reason why.
+    """The computed prompt tokens of one replay, by reason of the miss.
 
     Attributes:
         trace: Name of the trace.
-        config: How it was replayed.
+        config: Config of the replay.
         num_blocks: Blocks in the pool.
         query_tokens: Prompt tokens of all requests.
         hit_tokens: Of those, tokens found.
-        missed_tokens: The others by reason, in the order of ``MissReason``, reasons that do not
-            occur left out. They sum to ``query_tokens - hit_tokens``.
-        more_blocks: ``int64[n]`` on the host, growing: by how many blocks the pool was too small
-            for blocks that were evicted. Empty with groups of layers, for which nothing tells.
-        saved_tokens: ``int64[n]`` on the host, growing: evicted tokens that so many more blocks, or
-            fewer, would have kept.
+        missed_tokens: The others by reason, in the order of ``MissReason``, without reasons that do
+            not occur. Their sum is ``query_tokens - hit_tokens``.
+        more_blocks: ``int64[n]`` on the host, ascending: numbers of additional blocks that would
+            have kept evicted blocks. Empty with groups of layers, for which they are unknown.
+        saved_tokens: ``int64[n]`` on the host, ascending: evicted tokens that up to this many
+            additional blocks would have kept.
     """
 
     trace: str
@@ -53,24 +53,24 @@ class MissTable:
 
     @property
     def refusing(self) -> str | None:
-        """The group that ``MissReason.GROUP`` is of, such as ``"SlidingWindow(width=1024)"``.
+        """The group behind ``MissReason.GROUP``, such as ``"SlidingWindow(width=1024)"``.
 
-        Where several groups lack something, it is the one that lacks it at each place. None without
-        groups of layers, and if all of them have full attention.
+        If several groups lack something, it is the one that lacks it everywhere. None without
+        groups of layers, or if all of them have full attention.
         """
         group = refusing(self.config.groups)
         return None if group is None else repr(group)
 
     def saved(self, more_blocks: int) -> int:
-        """Evicted tokens that a pool with ``more_blocks`` more blocks would have found."""
+        """Evicted tokens that a pool with ``more_blocks`` additional blocks would have found."""
         place = int(np.searchsorted(self.more_blocks, more_blocks, side="right"))
         return int(self.saved_tokens[place - 1]) if place else 0
 
     def more_blocks_for(self, share: float) -> int:
-        """Fewest more blocks that would have kept this share of the evicted tokens.
+        """Fewest additional blocks that would have kept this share of the evicted tokens.
 
         Args:
-            share: In ``0 … 1``; 1 is what a pool that never evicts would have kept.
+            share: In ``0 … 1``; 1 is everything that a pool without evictions would have kept.
 
         Raises:
             ValueError: ``share`` is out of range.
@@ -91,20 +91,20 @@ def misses(
     warmup: int = 0,
     progress: Progress | None = None,
 ) -> MissTable:
-    """``replay``, and why each token that was missed was missed.
+    """``replay``, with the reason for each missed token.
 
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay.
+        config: Config of the replay.
         warmup: Requests at the start that fill the pool and are not counted.
         progress: Called once for each request.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
 
-    Cost: a replay, one digest for each block that is not found, and a walk over the cached blocks
-    for each request that misses one.
+    Cost: A replay, one digest for each block that is not found, and a scan of the cached blocks for
+    each request that misses one.
     """
     table = _Table(config, warmup)
     _Explained(trace, num_blocks, config, table.add, progress=progress).run()
@@ -132,14 +132,14 @@ def explain_request(
     *,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Why one request of a replay found no more than it did, when it was admitted.
+    """Explains the misses of one request of a replay at its admission.
 
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay.
-        number: Which request, in ``[1, len(trace.requests)]``.
-        progress: Called once for each request up to that one.
+        config: Config of the replay.
+        number: Number of the request, in ``[1, len(trace.requests)]``.
+        progress: Called once for each request up to this one.
 
     Raises:
         ValueError: There is no such request, the pool can never hold it, or the trace cannot be cut
@@ -153,7 +153,7 @@ def explain_request(
         if current == number:
             found.append(explanation)
 
-    # Nothing that comes later can change what happened before, and requests are admitted in order.
+    # Requests are admitted in order, so later ones cannot affect this one.
     until = replace(trace, requests=trace.requests[:number])
     ghosts = 0 if config.groups else unbounded(trace, config).working_set_blocks
     _Explained(until, num_blocks, config, keep, progress=progress, ghost_blocks=ghosts).run()
@@ -182,14 +182,14 @@ class _Table:
             return
         self.query_tokens += explanation.num_tokens
         self.hit_tokens += num_cached
-        # Part of a block that is not worth its copy in a pool this full is missed like the rest.
+        # If the pool is too full to copy part of a block, that part counts as missed.
         self.tokens[explanation.reason] += explanation.num_cached_tokens - num_cached
         most = 0
         for miss in explanation.misses:
             self.tokens[miss.reason] += miss.num_tokens
             start = miss.start
             for more in miss.more_blocks:
-                # A block is only found if those before it are.
+                # A block is found only if all earlier ones are.
                 most = max(most, more)
                 stop = (start // self._block_size + 1) * self._block_size
                 self.more_blocks.append(most)
@@ -198,7 +198,7 @@ class _Table:
 
 
 class _Explained(EventLoop):
-    """A replay that asks for an explanation ahead of each admission."""
+    """A replay that gets an explanation before each admission."""
 
     def __init__(
         self,
@@ -210,10 +210,10 @@ class _Explained(EventLoop):
         progress: Progress | None,
         ghost_blocks: int | None = None,
     ) -> None:
-        # A manager with groups remembers nothing that is gone.
+        # A manager with groups remembers no evicted blocks.
         self._seen = Seen(config.block_size) if config.groups else None
         if ghost_blocks is None:
-            # All that can ever be evicted, so that nothing is forgotten.
+            # The number of all blocks that can be evicted, so that none is forgotten.
             ghost_blocks = 0 if config.groups else unbounded(trace, config).working_set_blocks
         super().__init__(trace, num_blocks, config, progress=progress, ghost_blocks=ghost_blocks)
         self._add = add
@@ -240,7 +240,7 @@ class _Explained(EventLoop):
 
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         if self._seen is not None:
-            # Of an output, all but the last token is computed.
+            # All tokens of an output except the last one are computed.
             for output in request.outputs:
                 tokens = np.concatenate((request.tokens(), output[:-1]))
                 self._seen.add(self.manager.block_digests(tokens, namespace=request.namespace))

@@ -1,8 +1,8 @@
-"""Models by what decides a replay: the groups of their layers, and the bytes of a block.
+"""Models for replays: the groups of their layers, and the bytes of a block.
 
-A block holds the same number of bytes in every group. ``named`` has shapes of hybrid models that
-are out, laid out as vLLM lays them out: as many layers in each group as there are of the rarest
-kind, and blocks of so many tokens that one holds a state.
+A block holds the same number of bytes in every group. ``named`` has the shapes of published hybrid
+models, in vLLM's layout: each group has as many layers as the rarest kind, and a block has enough
+tokens to hold a state.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["NAMED", "Model", "named"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The memory of a model, as a manager sees it.
+    """The memory of a model, as far as a manager needs it.
 
     Attributes:
-        name: What to call it.
-        groups: The groups of its layers; empty for one of full attention.
-        bytes_per_token: Bytes of a token in all layers of one group.
-        block_size: Fewest tokens of a block that holds a state; None without states.
-        summary: Its layers, for people.
+        name: Name of the model.
+        groups: The groups of its layers; empty for a single group with full attention.
+        bytes_per_token: Bytes per token in all layers of one group.
+        block_size: Fewest tokens per block that hold a state; None without states.
+        summary: A description of its layers.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Model:
     summary: str = ""
 
     def bytes_per_block(self, block_size: int) -> int:
-        """Bytes of a block, whichever group has it."""
+        """Bytes of a block of any group."""
         return self.bytes_per_token * block_size
 
     def as_plain(self, block_size: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Model:
         }
 
     def check_block_size(self, block_size: int) -> None:
-        """Refuse blocks that hold no state.
+        """Refuse blocks that are too small for a state.
 
         Raises:
             ValueError: ``block_size`` is too small.
@@ -89,10 +89,10 @@ last in float32: layers of a group x K and V x heads x elements of a head x byte
 
 
 def named(name: str) -> Model:
-    """The model of this name.
+    """The model with this name.
 
     Raises:
-        ValueError: There is none; names the nearest.
+        ValueError: There is none; the message names the nearest one.
 
     >>> named("qwen3-next").bytes_per_block(544)
     13369344

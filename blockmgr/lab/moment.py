@@ -1,4 +1,4 @@
-"""A replay stopped on its way, to look at the manager."""
+"""A replay stopped in the middle, to inspect the manager."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Moment:
     """A replay after one of its steps.
 
     Attributes:
-        manager: The manager as the step left it.
+        manager: The manager after the step.
         step: Number of the step, from 1.
-        time_ms: When it was, in simulated milliseconds.
-        names: For each running sequence, by handle and in order of admission, which request of the
-            trace it is, from 1, and which of its samples.
-        waiting: Requests that have come and were not admitted yet.
+        time_ms: Time of the step in simulated milliseconds.
+        names: The request number, from 1, and the sample of each running sequence, by handle and in
+            order of admission.
+        waiting: Requests that have arrived and are not admitted yet.
     """
 
     manager: BlockManager
@@ -44,16 +44,16 @@ def replay_until(
     *,
     progress: Progress | None = None,
 ) -> Moment:
-    """``replay``, stopped when the numbered step is over.
+    """``replay``, stopped after the given step.
 
     A step is an instant of simulated time at which requests were admitted or ended.
 
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay.
+        config: Config of the replay.
         step: Number of the step, in ``[1, ReplayResult.steps]``.
-        progress: Called once for each request that is reached.
+        progress: Called once for each request reached.
 
     Raises:
         ValueError: The replay has no such step, or the trace cannot be cut into blocks of

@@ -1,9 +1,9 @@
-"""Writes any trace in Mooncake's format: one id for each 512 tokens of a prompt.
+"""Writes any trace in Mooncake's format, with one id for each 512 tokens of a prompt.
 
-What the format cannot say is lost: the tokens of outputs, so that prompts which continue an
-answer no longer find it; samples beyond the longest; and prefixes that two prompts share to a
-place inside 512 tokens. Prefixes shared in whole runs of 512 tokens stay shared, namespaces stay
-apart, and so a replay with blocks of 512 tokens counts the same hits as before, outputs aside.
+The format loses some information: tokens of outputs, so prompts that continue an answer no longer
+    find it; samples beyond the longest one; and shared prefixes that end inside 512 tokens.
+    Prefixes shared in whole runs of 512 tokens stay shared, and namespaces stay separate. So a
+    replay with blocks of 512 tokens counts the same hits, except for outputs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["write_mooncake"]
 
-# Ids that the reader can turn into 32-bit tokens.
+# Ids that the reader can expand to 32-bit tokens.
 MOST_IDS: Final = 2**32 // TOKENS_PER_HASH_ID
 
 
 def write_mooncake(trace: Trace, path: str | Path) -> None:
-    """Write ``trace`` as Mooncake JSON lines; ids count up in the order they are first met.
+    """Write ``trace`` as Mooncake JSON lines; ids are numbered in order of first occurrence.
 
     Args:
         trace: The requests.
@@ -36,7 +36,7 @@ def write_mooncake(trace: Trace, path: str | Path) -> None:
     Raises:
         ValueError: There are more distinct runs of 512 tokens than the format has ids; or ``path``
             is a symbolic link or a folder.
-        OSError: The file cannot be written; an old file is unchanged.
+        OSError: The file cannot be written; an existing file is unchanged.
 
     Cost: O(tokens) time; memory for the distinct runs.
 
@@ -47,8 +47,8 @@ def write_mooncake(trace: Trace, path: str | Path) -> None:
 
 
 def _lines(trace: Trace) -> Iterator[str]:
-    # (id before, tokens) -> id. An id stands for all that comes before it as well, as in a chain
-    # of digests; a namespace takes the place of the id before the first.
+    # (previous id, tokens) -> id. An id stands for its whole prefix, as in a chain of digests; the
+    # namespace replaces the id before the first one.
     ids: dict[tuple[int | bytes, bytes], int] = {}
     for request in trace.requests:
         record = {

@@ -1,14 +1,14 @@
-"""Tasks of a sweep on a cluster of Ray.
+"""Runs the tasks of a sweep on a cluster of Ray.
 
-Ray's own driver is a process of its own here: when the head of a cluster dies, Ray ends the process
-that drives it, wherever that is. ::
+Ray's driver runs in a separate process, because Ray ends the driver process when the head of the
+cluster dies. ::
 
     this process ◄── pipe ──► driver ◄── Ray ──► tasks, anywhere
        waits, with bounds        │
        raises typed errors       └─ keeps the trace for them, submits, collects
 
-Ray begins a task again whose worker or machine is gone. Tasks share nothing and change nothing, so
-that costs time alone.
+Ray restarts a task whose worker or machine is gone. Tasks share no state and have no side effects,
+so that only costs time.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 __all__ = ["RayWorkers"]
 
 POLL_S: Final = 1.0
-"""How often a driver gives a sign of life."""
+"""Interval between a driver's signs of life."""
 
 STOP_S: Final = 20.0
-"""How long a driver may take to stop before it is killed."""
+"""Time for a driver to stop before it is killed."""
 
 
 class RayWorkers:
-    """Carries out tasks on a cluster; ``blockmgr.lab.workers.workers_on`` makes it.
+    """Runs tasks on a cluster; made by ``blockmgr.lab.workers.workers_on``.
 
     Args:
-        trace: What tasks are about.
-        cluster: Where they run.
+        trace: The trace for the tasks.
+        cluster: The cluster.
         warmup: Requests at the start that replays do not count, fewer than there are.
 
     Raises:
@@ -65,7 +65,7 @@ class RayWorkers:
     def __enter__(self) -> Self:
         cluster = self._cluster
         check_reachable(cluster)
-        # Ray writes logs and sockets; those of a cluster that lasts as long as this go with it.
+        # Ray writes logs and sockets; those of a temporary cluster are removed with it.
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
@@ -83,7 +83,7 @@ class RayWorkers:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self._pipe.close()  # the driver stops when it notices
+        self._pipe.close()  # the driver stops when it notices the closed pipe
         if error is not None:
             self._driver.terminate()
         self._driver.join(STOP_S)
@@ -93,11 +93,11 @@ class RayWorkers:
         self._folder.cleanup()
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """As ``Workers`` has it.
+        """As in ``Workers``.
 
         Raises:
             ClusterLostError: The cluster is gone.
-            ChildProcessError: A task ended each worker that had it.
+            ChildProcessError: A task killed every worker that ran it.
             TimeoutError: The tasks take longer than ``limit_s``.
         """
         cluster = self._cluster
@@ -124,13 +124,13 @@ class RayWorkers:
             raise ClusterLostError(self._cluster.address, "its driver has ended") from None
 
     def _receive(self, limit_s: float, silent: str) -> tuple[int | None, Any]:
-        """The next message of the driver; one that holds an error is raised."""
+        """The next message of the driver; raises an error that it contains."""
         try:
             if not self._pipe.poll(limit_s):
                 raise ClusterLostError(self._cluster.address, silent)
             place, what = self._pipe.recv()
         except (EOFError, ConnectionResetError):
-            # Ray ends a driver whose cluster is gone.
+            # Ray ends the driver if the cluster is gone.
             raise ClusterLostError(self._cluster.address, "its driver has ended") from None
         if isinstance(what, Exception):
             raise what
@@ -138,7 +138,7 @@ class RayWorkers:
 
 
 def check_reachable(cluster: RayCluster) -> None:
-    """Raise ``ClusterLostError`` if nothing listens there: Ray itself would try for minutes."""
+    """Raise ``ClusterLostError`` if nothing listens there; Ray itself would retry for minutes."""
     host, _, port = cluster.address.rpartition(":")
     if not host:
         return
@@ -151,11 +151,11 @@ def check_reachable(cluster: RayCluster) -> None:
 def drive(
     pipe: Connection, kept_by_all: tuple[Trace, int], cluster: RayCluster, folder: str
 ) -> None:
-    """Drive a cluster for the process at the other end of a pipe, until that closes it.
+    """Drive a cluster for the process at the other end of a pipe, until the pipe is closed.
 
-    Messages are pairs: the place of a task and its result; or None, and an error or nothing.
+    Messages are pairs: the index of a task and its result; or None, and an error or None.
     """
-    # The processes of Ray print where they like.
+    # Ray's processes print to stdout and stderr.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
@@ -189,7 +189,7 @@ def _connect(ray: Any, cluster: RayCluster, folder: str) -> None:
 
 
 def _collect(ray: Any, pipe: Connection, references: list[Any], cluster: RayCluster) -> None:
-    """Send the result of each task when it is there, and an error in place of the rest."""
+    """Send each result as soon as Ray is installed, or an error instead of the remaining ones."""
     places = {reference: place for place, reference in enumerate(references)}
     waiting = references
     while waiting:
@@ -212,16 +212,16 @@ def _collect(ray: Any, pipe: Connection, references: list[Any], cluster: RayClus
 
 
 _replays: dict[bytes, Replays] = {}
-"""In a worker, those of the one trace that it works on."""
+"""In a worker, the replays of its trace."""
 
 
 def run_there(kept: list[Any], version: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Carry out a task in a worker of the cluster.
+    """Run a task in a worker of the cluster.
 
     Args:
-        kept: Where the trace and its warm-up are, as a list of one so that Ray does not fetch them
-            for every task.
-        version: Of the package that asks.
+        kept: Reference to the trace and its warm-up, in a list, so that Ray does not fetch them for
+            every task.
+        version: Version of the caller's package.
         function: As in a task.
         arguments: Likewise.
     """

@@ -1,16 +1,17 @@
-"""The most any order of eviction could find in a pool of a given size.
+"""An upper bound on the hits of any eviction order in a pool of a given size.
 
-With knowledge of the future, the best victim is the block with the farthest next use. Among
-prefixes that is always a leaf: whatever uses a block uses its parent, so a parent's next use is
-never later than its child's, and at equal distance the deeper one goes first.
+With knowledge of the future, the best victim is the block with the farthest next use. That can
+always be a leaf: a use of a block is also a use of its parent, so a parent's next use is never
+later than its child's, and ties go to the deeper block.
 
-* One request at a time, in order of arrival. A request's own blocks cannot go while it runs.
-* A hit needs its block in the pool at every admission from its last use on. What a request holds
-  while others run with it only leaves less room for that. So no replay that admits in the same
-  order finds more, however long its requests run and whatever it evicts.
-* A prompt that ends exactly with a block looks that block up in vain, because its last token is
-  computed again. The bound lets such a block go until then even if blocks after it stay, which no
-  pool does: there, and only there, it may lie above what can be reached.
+* One request at a time, in order of arrival. A request's own blocks cannot be evicted while it
+  runs.
+* A hit needs its block to be in the pool at every admission since its last use. Concurrent requests
+  only leave less room for that. So no replay with the same admission order finds more, however long
+  its requests run and whatever it evicts.
+* If a prompt ends exactly at the end of a block, that block never hits, because its last token is
+  computed again. The bound may evict such a block until then and keep the blocks after it, which no
+  pool does: only in this case can the bound exceed the reachable optimum.
 
 Source: Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
 Journal 5(2), 1966; Mattson et al., IBM Systems Journal 9(2), 1970.
@@ -59,27 +60,27 @@ class Optimum:
 
 
 def optimum(trace: Trace, num_blocks: int, config: ReplayConfig, rule: Rule = "manager") -> Optimum:
-    """The most that any order of eviction finds in ``num_blocks`` blocks.
+    """The best result of any eviction order in a pool of ``num_blocks`` blocks.
 
-    A request larger than the pool is rejected, as a replay rejects it: all of it is missed.
+    A request larger than the pool is rejected, as in a replay, and counts as missed.
 
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How a replay would run; service times make no difference.
+        config: Config of a replay; service times do not matter.
         rule: Which blocks a prompt refers to, see ``references``.
 
     Raises:
         ValueError: ``num_blocks`` is below 1, ``config.min_partial_tokens`` is not 0, or the trace
             cannot be cut into blocks of ``config.block_size``.
 
-    Cost: that of ``references``, and O(log runs) for each run of each request, in the core.
+    Cost: That of ``references``, and O(log runs) for each run of each request, in the core.
     """
     return optima_of(run_columns(trace, config, rule), [num_blocks], config)[0]
 
 
 def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Optimum:
-    """``optimum`` of a trace whose references are known, for several capacities.
+    """``optimum`` for a trace with known references, at several capacities.
 
     Raises:
         ValueError: As ``optimum`` does.
@@ -90,7 +91,7 @@ def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Opt
 
 
 def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
-    """``optimum`` at several pool sizes, whose references are found once.
+    """``optimum`` at several pool sizes; computes the references once.
 
     Raises:
         ValueError: As ``optimum`` does.
@@ -99,7 +100,7 @@ def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Opt
 
 
 def optima_of(columns: RunColumns, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
-    """``optima`` of a trace whose references are known.
+    """``optima`` for a trace with known references.
 
     Raises:
         ValueError: As ``optimum`` does.
@@ -123,7 +124,7 @@ def optima_of(columns: RunColumns, sizes: Sequence[int], config: ReplayConfig) -
 
 
 def check_full_blocks_only(config: ReplayConfig) -> None:
-    """Refuse a replay with groups, or of parts of blocks: no bound on whole blocks holds for them.
+    """Refuse groups and reuse of parts of blocks: bounds on whole blocks do not hold for them.
 
     Raises:
         ValueError: ``config`` has groups, or ``min_partial_tokens`` is not 0.

@@ -1,8 +1,8 @@
-"""How many blocks, and how much memory, give a hit rate: from the exact curve, then replayed.
+"""Finds the blocks and the memory for a hit rate, from the curve and a replay.
 
-The curve gives the hit rate of every pool size at once, and is exact as long as no request waits
-for blocks. In small pools they do wait, so each answer is replayed and stands beside what that
-gave. With groups of layers there is no such curve, and pools are replayed until one answers
+The curve contains the hit rates of all pool sizes, and is exact as long as no request waits for
+blocks. In small pools requests do wait, so each answer is replayed, and the result is shown with
+it. With groups of layers there is no such curve, and pools are replayed until one is found
 (``blockmgr.lab.group_plan``).
 """
 
@@ -32,7 +32,7 @@ ELEMENT_BYTES: Final = {
     "float8_e5m2": 1,
     "int8": 1,
 }
-"""Bytes of an element of the cache, by the name torch has for its type."""
+"""Bytes per element of the cache, by the torch name of its type."""
 
 GIB: Final = 2**30
 
@@ -42,12 +42,12 @@ class PlanRow:
     """The pool for one hit rate at one block size.
 
     Attributes:
-        hit_rate: As asked for.
+        hit_rate: The requested hit rate.
         block_size: Tokens per block.
         attainable: Hit rate of an unbounded pool at this block size.
-        num_blocks: The smallest pool that reaches it; None where it cannot be reached.
-        num_bytes: K/V of so many blocks; None if that is, or if the model is not known.
-        replayed: A replay at ``num_blocks`` with service times; None where that is.
+        num_blocks: The smallest pool that reaches it; None if no pool does.
+        num_bytes: K/V bytes of these blocks; None if there are none or the model is unknown.
+        replayed: A replay at ``num_blocks`` with service times; None without ``num_blocks``.
     """
 
     hit_rate: Fraction
@@ -59,7 +59,7 @@ class PlanRow:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens that fit the pool, in blocks of any group, to compare pools of different sizes."""
+        """Tokens that fit the pool in blocks of any group, to compare pools of different blocks."""
         return None if self.num_blocks is None else self.num_blocks * self.block_size
 
     @property
@@ -70,13 +70,13 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answers: by hit rate, then by block size, each as asked for.
+    """The answers by hit rate, then by block size, in the requested order.
 
     Attributes:
         trace: Name of the trace.
-        config: How answers were replayed, but for the block size.
-        bytes_per_token: K/V bytes of a token in all layers, or in those of one group of several;
-            None if the model is not known.
+        config: Config of the replays, except for the block size.
+        bytes_per_token: K/V bytes per token in all layers, or in the layers of one of several
+            groups; None if the model is unknown.
         rows: At least one.
     """
 
@@ -86,20 +86,20 @@ class Plan:
     rows: tuple[PlanRow, ...]
 
     def cheapest(self, hit_rate: Fraction) -> PlanRow:
-        """The row that reaches ``hit_rate`` with the least memory; on a tie the largest blocks.
+        """The row that reaches ``hit_rate`` with the least memory; ties go to the largest blocks.
 
-        Larger blocks make shorter block tables, so they win where memory does not decide.
+        Larger blocks mean shorter block tables, so they are better at equal memory.
         """
         reached = [row for row in self.rows if row.hit_rate == hit_rate and row.num_tokens]
         return min(reached, key=lambda row: (row.num_tokens or 0, -row.block_size))
 
 
 def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_size: int, dtype: str) -> int:
-    """Bytes of K and V of one token in all layers.
+    """Bytes of K and V per token in all layers.
 
     Args:
         num_layers: Layers that keep K/V, at least 1.
-        num_kv_heads: K/V heads a layer on one device, at least 1.
+        num_kv_heads: K/V heads per layer on one device, at least 1.
         head_size: Elements of a head of K, at least 1.
         dtype: A key of ``ELEMENT_BYTES``.
 
@@ -122,16 +122,16 @@ def plan(
 
     Args:
         trace: The requests.
-        hit_rates: What to reach, each in ``[0, 1]``.
-        config: How to replay the answers; its ``block_size`` gives way to the next.
+        hit_rates: Hit rates to reach, each in ``[0, 1]``.
+        config: Config of the replays; ``block_sizes`` replaces its ``block_size``.
         block_sizes: Tokens per block; empty for that of ``config``.
-        bytes_per_token: K/V bytes of a token in all layers, or in those of one group of several;
-            None if only blocks are of interest.
+        bytes_per_token: K/V bytes per token in all layers, or in the layers of one of several
+            groups; None for answers in blocks only.
         advance: Called once for each block size and once for each row.
 
     Raises:
-        ValueError: No block size reaches a hit rate; says what is attainable. Or the trace cannot
-            be cut into blocks of such a size.
+        ValueError: No block size reaches a hit rate; the message gives the attainable one. Or the
+            trace cannot be cut into blocks of such a size.
     """
     step = advance or (lambda: None)
     settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
@@ -160,7 +160,7 @@ def _check_attainable(
         for setting, found in zip(settings, pools, strict=True)
     )
     if hit_rate > best:
-        # Cut, not rounded: asked for again, this one must be attainable.
+        # Rounded down, so that the printed rate is attainable.
         most = int(10_000 * best) / 100
         raise ValueError(
             f"hit rate must be at most {most:.2f}%, what an unbounded pool reaches on "
@@ -187,7 +187,7 @@ def _row(
 
 
 class _OnCurve:
-    """Pool sizes of one group of layers: what ``PoolSearch`` answers for several."""
+    """Searches pool sizes with one group of layers, like ``PoolSearch`` with several."""
 
     def __init__(self, trace: Trace, config: ReplayConfig) -> None:
         self._trace = trace

@@ -1,4 +1,4 @@
-"""The hit-rate curve of a study as a picture, with its data beside it."""
+"""Draws the hit-rate curve of a study, and writes its data to a file beside it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ except ImportError as error:
 
 __all__ = ["check_path", "save_fleet_plot", "save_plot"]
 
-# Okabe and Ito's palette: told apart with any colour vision, and in grey.
+# Okabe and Ito's palette: distinct for any colour vision, and in grey.
 MEASURED: Final = "#0072B2"
 CEILING: Final = "#D55E00"
 INK: Final = "#333333"
 FAINT: Final = "#DDDDDD"
 
-# As a share of the axis: about the width of a tick label such as "1,234,567".
+# As a fraction of the axis: about the width of a tick label such as "1,234,567".
 MIN_LABEL_DISTANCE: Final = 0.09
 
-# Of the same palette, one a router, each with a mark of its own; the seventh is the first, dashed.
+# Of the same palette, one per router, each with its own marker; the seventh is the first, dashed.
 LINES: Final = (
     *(("#0072B2", "o"), ("#56B4E9", "s"), ("#999999", "^")),
     *(("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P")),
@@ -69,11 +69,11 @@ FLEET_COLUMNS: Final = (
 
 
 def check_path(path: str | Path, *, inputs: Iterable[str | Path | None] = ()) -> Path:
-    """``path`` if a plot can be saved there, and its data beside it as ``.csv``.
+    """``path``, if a plot can be saved there and its data beside it as ``.csv``.
 
     Args:
         path: Picture to write.
-        inputs: Files that are read, which must not be replaced; None stands for no file.
+        inputs: Files that are read and must not be replaced; a None is no file.
 
     Raises:
         ValueError: The suffix is neither ``.png`` nor ``.svg``, there is no such folder, or one of
@@ -86,10 +86,10 @@ def check_path(path: str | Path, *, inputs: Iterable[str | Path | None] = ()) ->
 
 
 def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
-    """Draw hit rate over capacity, and write the numbers into a CSV of the same name.
+    """Draw hit rate over capacity, and write the numbers to a CSV of the same name.
 
     Args:
-        study: What to draw.
+        study: The study to draw.
         path: PNG or SVG, by its suffix.
 
     Returns:
@@ -101,7 +101,7 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
     """
     picture = check_path(path)
     data = picture.with_suffix(".csv")
-    # A fixed salt and no date: the same study gives the same file.
+    # A fixed salt and no date, so that the same study gives the same file.
     with mpl.rc_context({"font.size": 9.5, "svg.hashsalt": "blockmgr", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7.2, 4.3), dpi=160, layout="constrained")
         _draw(figure.add_subplot(), study)
@@ -114,11 +114,11 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
 
 
 def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, Path]:
-    """Draw hit rate and imbalance over the number of replicas, a line a router.
+    """Draw hit rate and imbalance over the number of replicas, with one line per router.
 
     Args:
-        rows: What to draw; those of fleets that were too small are left out.
-        path: PNG or SVG, by its suffix; the numbers go into a CSV of the same name.
+        rows: Rows to draw, except those of fleets that were too small.
+        path: PNG or SVG, by its suffix; the numbers go to a CSV of the same name.
 
     Returns:
         The picture and the CSV.
@@ -154,7 +154,7 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
 def _draw_fleets(figure: Figure, rows: Sequence[FleetRow]) -> None:
     rates, balance = figure.subplots(1, 2)
     drawn = [(row, row.result) for row in rows if row.result is not None]
-    best: dict[int, float] = {}  # with replicas apart, that of those that prefill is lower
+    best: dict[int, float] = {}  # with separate replicas, the prefill line is lower
     for row, _ in drawn:
         if row.best_hit_rate is not None:
             best[row.replicas] = max(best.get(row.replicas, 0.0), row.best_hit_rate)
@@ -219,7 +219,7 @@ def _draw(axes: Axes, study: Study) -> None:
     )
     axes.set_ylabel("token hit rate")
     title = f"{study.trace}: hit rate over pool size"
-    # A dollar in the name of a file begins no formula.
+    # Prevents a dollar sign in a file name from starting a formula.
     axes.set_title(title, loc="left", color=INK, pad=10, parse_math=False)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -229,7 +229,7 @@ def _draw(axes: Axes, study: Study) -> None:
 
 
 def _label(axes: Axes, text: str, point: tuple[float, float], color: str) -> None:
-    """Write beside a point: above the ceiling, below a rising curve."""
+    """Label a point: above the ceiling, below a rising curve."""
     above = color == CEILING
     axes.annotate(
         text,
@@ -238,14 +238,14 @@ def _label(axes: Axes, text: str, point: tuple[float, float], color: str) -> Non
         textcoords="offset points",
         va="bottom" if above else "top",
         color=color,
-        # Over the grid, under the curve.
+        # Above the grid, below the curve.
         zorder=1.5,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
     )
 
 
 def _spaced(blocks: npt.NDArray[np.int64]) -> list[int]:
-    """The points whose labels do not run into each other, by number; the ends always."""
+    """Indices of points whose labels do not overlap; always includes both ends."""
     places = np.log(blocks)
     nearest = MIN_LABEL_DISTANCE * (places[-1] - places[0])
     kept = [0]
@@ -259,7 +259,7 @@ def _spaced(blocks: npt.NDArray[np.int64]) -> list[int]:
 
 
 def _tick(result: ReplayResult, capacity: Capacity) -> str:
-    """A pool size in blocks, and under it the share it was asked for as."""
+    """A pool size in blocks, with the requested share below it."""
     share = f"\n{capacity.text}" if capacity.text.endswith("%") else ""
     return f"{result.num_blocks:,}{share}"
 

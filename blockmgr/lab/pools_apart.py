@@ -1,4 +1,4 @@
-"""A fleet whose replicas either prefill or decode: pools apart, and K/V that travels between them.
+"""A fleet whose replicas either prefill or decode, with transfers of K/V between them.
 
 ::
 
@@ -7,15 +7,14 @@
                            computes what is                      receives what is
                            not cached there                      not cached there, generates
 
-* A prefill replica holds the blocks of a prompt for as long as it computes, which is what the model
-  of the first token says of no wait. Then they stay cached there. Outputs take no room there, so
-  the next turn of a conversation computes the answer before it.
-* A decode replica holds blocks of the prompt and of the outputs while K/V travels and for the
-  service time after that. What it has cached of a prompt need not travel.
-* A prefill replica does not wait for a decode replica that has no room: no block is held between
-  the two.
+* A prefill replica holds the blocks of a prompt while it computes, for the time of the first-token
+  model without waiting. Then they stay cached there. It has no outputs, so the next turn of a
+  conversation computes the previous answer.
+* A decode replica holds blocks of the prompt and of the outputs during the transfer of K/V and for
+  the service time after that. Its cached part of a prompt needs no transfer.
+* A prefill replica does not wait for a decode replica without room: no block is held in between.
 
-Each half is a fleet of its own: nothing of the second reaches the first.
+Each half is a separate fleet: the second half does not affect the first.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ class ApartResult:
     """The counts of a fleet whose replicas prefill or decode.
 
     Attributes:
-        router: Of prompts, by its name.
-        decode_router: Of what has been prefilled.
-        prefill: What each replica that prefills counted: prompts without outputs.
-        decode: What each replica that decodes counted; its hit tokens did not travel.
-        first_token_ms: Time to first token of each request that was prefilled, in the order in
-            which replicas admitted them: ``float64[n]`` on the host.
-        handover_ms: From the first token to the start of decoding, wait and travel, of each request
-            that was decoded, likewise: ``float64[m]``.
+        router: Name of the router of prompts.
+        decode_router: Router of prefilled requests.
+        prefill: The counts of each prefill replica: prompts without outputs.
+        decode: The counts of each decode replica; its hit tokens were not transferred.
+        first_token_ms: Time to first token of each prefilled request, in the order of admission:
+            ``float64[n]`` on the host.
+        handover_ms: Time from the first token to the start of decoding, with wait and transfer, of
+            each decoded request, likewise: ``float64[m]``.
     """
 
     router: str
@@ -69,18 +68,18 @@ class ApartResult:
 
     @property
     def hit_rate(self) -> float:
-        """Prompt tokens that no replica computed over all, in ``0 … 1``."""
+        """Prompt tokens that no replica computed over all prompt tokens, in ``0 … 1``."""
         asked = sum(result.query_tokens for result in self.prefill)
         return sum(result.hit_tokens for result in self.prefill) / asked
 
     @property
     def imbalance(self) -> float:
-        """Prompt tokens that the busiest of those that prefill computes over their mean."""
+        """Computed prompt tokens of the busiest prefill replica over their mean."""
         return _over_mean([result.query_tokens - result.hit_tokens for result in self.prefill])
 
     @property
     def decode_imbalance(self) -> float:
-        """Requests of the busiest of those that decode over their mean."""
+        """Requests of the busiest decode replica over their mean."""
         return _over_mean([result.requests for result in self.decode])
 
     @property
@@ -89,7 +88,7 @@ class ApartResult:
         return float(self.first_token_ms.mean())
 
     def first_token_quantile(self, share: float) -> float:
-        """Time to first token, in milliseconds, that this share of requests stays within.
+        """Percentile of the time to first token, in milliseconds, for this share of requests.
 
         Raises:
             ValueError: ``share`` is not in ``[0, 1]``.
@@ -103,17 +102,17 @@ class ApartResult:
 
     @property
     def sent_tokens(self) -> int:
-        """Tokens whose K/V travelled."""
+        """Tokens whose K/V was transferred."""
         return sum(result.query_tokens - result.hit_tokens for result in self.decode)
 
     @property
     def waited(self) -> int:
-        """Requests that were admitted late, by those that prefill or by those that decode."""
+        """Late admissions, at prefill and decode replicas."""
         return sum(result.waited for result in self.prefill + self.decode)
 
     @property
     def rejected(self) -> int:
-        """Requests larger than the pool of a replica that they came to."""
+        """Requests larger than the pool of their replica."""
         return sum(result.rejected for result in self.prefill + self.decode)
 
 
@@ -135,29 +134,29 @@ def fleet_apart(
     progress: Progress | None = None,
     clock: Clock = time.thread_time,
 ) -> ApartResult:
-    """Replay ``trace`` on replicas that prefill and others that decode.
+    """Replay ``trace`` on separate prefill and decode replicas.
 
     Args:
         trace: The requests.
-        prefill: How many prefill, at least 1.
-        decode: How many decode, at least 1.
-        num_blocks: Blocks in the pool of each that prefills.
-        config: How each replays what it gets.
-        router: Of prompts.
-        decode_router: Of what has been prefilled.
-        decode_blocks: Blocks in the pool of each that decodes; None for ``num_blocks``.
-        send_ms_per_token: Time that K/V of a token travels.
-        seed: Of routers that draw.
+        prefill: Number of prefill replicas, at least 1.
+        decode: Number of decode replicas, at least 1.
+        num_blocks: Blocks in the pool of each prefill replica.
+        config: Config of each replica's replay.
+        router: Router of prompts.
+        decode_router: Router of prefilled requests.
+        decode_blocks: Blocks in the pool of each decode replica; None for ``num_blocks``.
+        send_ms_per_token: Transfer time of K/V per token.
+        seed: Seed of random routers.
         load_weight: As in ``fleet``.
         delivery: As in ``fleet``, for both routers.
         first_token: Model of the time to first token; ``PrefillModel()`` if None.
-        progress: Called once for each request that is prefilled or rejected.
+        progress: Called once for each prefilled or rejected request.
         clock: Measures the host cost.
 
     Raises:
-        ValueError: A number is out of bounds, there is no such router, no request fits a replica
-            that prefills, ``config`` has groups of layers, of which a prompt's K/V is not all that
-            travels, or the trace cannot be cut into blocks of ``config.block_size``.
+        ValueError: A number is out of bounds, there is no such router, no request fits a prefill
+            replica, ``config`` has groups of layers (a transfer would need more than K/V), or the
+            trace cannot be cut into blocks of ``config.block_size``.
         MissingExtraError: As in ``fleet``.
     """
     _check(prefill, decode, send_ms_per_token, config)
@@ -214,7 +213,7 @@ def _check(prefill: int, decode: int, send_ms_per_token: float, config: ReplayCo
 
 
 def _in_order_of_handover(trace: Trace, served: list[Served], model: FirstToken) -> Trace:
-    """The requests that were prefilled, each as it comes when its prompt is done."""
+    """The prefilled requests, each with the end of its prefill as arrival."""
     done = sorted(
         (one.now_ms + round(model(0, one.num_computed_tokens)), one.number) for one in served
     )
@@ -223,10 +222,10 @@ def _in_order_of_handover(trace: Trace, served: list[Served], model: FirstToken)
 
 
 def best_apart_hit_rate(trace: Trace, prefill: int, num_blocks: int, config: ReplayConfig) -> float:
-    """An upper bound for all routers and policies of replicas that prefill, as ``best_hit_rate``.
+    """An upper bound for all routers and policies of prefill replicas, like ``best_hit_rate``.
 
     Raises:
-        ValueError: As ``optimum`` does.
+        ValueError: As in ``optimum``.
     """
     return optimum(_prompts(trace), prefill * num_blocks, config).hit_rate
 

@@ -1,16 +1,16 @@
-"""Which blocks a trace refers to, request by request.
+"""The blocks that a trace refers to, by request.
 
-A block stands for the whole prefix that ends with it. The prefixes of a trace form a forest, one
-tree a namespace, and every prompt is a path from a root. Paths are kept as *runs*: stretches of a
-tree that no path enters, leaves or ends in the middle of. All blocks of a run share their fate to
-the last request, so an hour of production traffic costs as many steps as it has turns, whatever
-the block size::
+A block stands for the whole prefix that ends with it. The prefixes of a trace form a forest with
+one tree per namespace, and every prompt is a path from a root. Paths are stored as *runs*: segments
+of a tree in whose interior no path begins, branches or ends. Every request refers to all blocks of
+a run or to none, so the cost of an hour of production traffic depends on the number of turns, not
+on the block size::
 
     A  a0 a1 a2 a3 a4                 run 0: a0 a1     run 1: a2 a3 a4
     B  a0 a1 b2 b3                                     run 2: b2 b3
     C  a0 a1 a2 a3 a4 c5                                        run 3: c5, below run 1
 
-Three rules say which blocks a prompt of ``n`` tokens refers to, at ``b`` tokens a block:
+Three rules define the blocks to which a prompt of ``n`` tokens refers, at ``b`` tokens per block:
 
 ========= ====================== ========================== ====================================
 rule      cached                 may hit                    for
@@ -23,11 +23,11 @@ ids       ``ceil(n / b)``        all of them                cache simulators, wh
                                                             of a trace for a block
 ========= ====================== ========================== ====================================
 
-An output whose length alone is known ends a path with blocks that no other path has, except by
-``ids``, or if the replay has no such outputs.
+An output of which only the length is known ends a path with blocks that no other path has, except
+with the rule ``ids``, or if the replay has no such outputs.
 
-By ``ids`` the partial last block of a prompt known by hash ids is the full block with the same
-id; of a prompt known by tokens it is a separate block.
+With ``ids``, the partial last block of a prompt known by hash ids is the full block with the same
+id; for a prompt known by tokens it is a separate block.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ __all__ = [
 ]
 
 Rule = Literal["manager", "served", "ids"]
-"""Which blocks a prompt refers to: see the table of the module."""
+"""Rule for the blocks of a prompt; see the table of the module."""
 
 
 def check_rule(rule: str) -> None:
     """Refuse a rule that does not exist.
 
     Raises:
-        ValueError: ``rule`` is none of those in the table of the module.
+        ValueError: ``rule`` is not in the table of the module.
     """
     if rule not in get_args(Rule):
         raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
@@ -84,10 +84,10 @@ def references(
 
     Args:
         trace: The requests.
-        config: How they would be replayed.
-        rule: Which blocks a prompt refers to.
-        sample: Leaves blocks out; all are there without it. The forest then holds what is left,
-            and counts of blocks in a request are still those of all blocks.
+        config: Config of the replay.
+        rule: Rule for the blocks of a prompt.
+        sample: Selects the blocks to include; None for all. The forest contains only the selected
+            blocks, but the block counts of requests include all blocks.
 
     Raises:
         ValueError: There is no such rule, ``config`` has groups of layers, or the trace cannot be
@@ -113,7 +113,7 @@ def run_columns(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> R
     """``references`` of all blocks, as columns.
 
     Raises:
-        ValueError: As ``references`` does.
+        ValueError: As in ``references``.
     """
     check_rule(rule)
     check_one_group(config, "references to blocks")
@@ -125,27 +125,27 @@ def run_columns(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> R
 
 
 Sample = Callable[[bytes, bytes], tuple[bytes, bool]]
-"""From the digest of a prefix and the bytes that follow: the digest of both, and whether what
-ends there is looked at."""
+"""Maps the digest of a prefix and the bytes after it to the digest of both, and to whether the
+block that ends there is in the sample."""
 
 
 def _everything(before: bytes, key: bytes) -> tuple[bytes, bool]:
-    """Leave nothing out. Parents tell prefixes apart, so no digest is needed."""
+    """Include all blocks. Parents identify prefixes, so no digest is needed."""
     del before
     return key, True
 
 
 _Cut = tuple[int, int]
-"""A place where a path ends: a segment, and how many of its blocks come before."""
+"""The end of a path: a segment, and the number of its blocks before the end."""
 
 EMPTY: Final[_Cut] = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entered:
-    """A request in the tree: where limit, prompt and samples end, and its blocks.
+    """A request in the tree: the ends of limit, prompt and samples, and its blocks.
 
-    Own blocks are those of an output that no other request shares, after the prompt.
+    Own blocks are the blocks of an output, after the prompt, that no other request shares.
     """
 
     cuts: tuple[_Cut, ...]
@@ -159,12 +159,12 @@ class _Entered:
 
 @dataclass(slots=True)
 class _Path:
-    """Segments from a root on.
+    """A path of segments from a root.
 
     Attributes:
-        segments: Those that are looked at, the root first, which holds no block.
-        starts: Blocks before each of them; -1 for the root.
-        digest: Of all segments, whether looked at or not.
+        segments: The selected segments, beginning with the root, which has no block.
+        starts: Number of blocks before each of them; -1 for the root.
+        digest: Digest of all segments, selected or not.
     """
 
     segments: list[int]
@@ -173,7 +173,7 @@ class _Path:
 
 
 def _own_run(runs: Runs, prompt: int, blocks: int) -> int:
-    """A new run of so many blocks below the end of a prompt."""
+    """A new run of this many blocks after the end of a prompt."""
     first = runs.num_nodes
     runs.first_node.append(first)
     runs.parent.append(prompt)
@@ -183,16 +183,16 @@ def _own_run(runs: Runs, prompt: int, blocks: int) -> int:
 
 
 class _Builder:
-    """Two passes: every path into a tree of segments, then the tree cut into runs.
+    """Two passes: one enters every path into a tree of segments, one cuts the tree into runs.
 
     A segment is the tokens of a hash id if prompts are known by ids, one block otherwise.
-    Only what paths do at the ends of segments, and the cuts within, decide where runs end.
+    Runs end where paths branch or end at the ends of segments, and at the cuts inside segments.
     """
 
     def __init__(self, trace: Trace, config: ReplayConfig, rule: Rule, sample: Sample) -> None:
         self._trace = trace
         self._config = config
-        self._remapped = replace(config, dedup="remap")  # a request seldom holds a block twice
+        self._remapped = replace(config, dedup="remap")  # a request rarely holds a block twice
         self._rule = rule
         self._sample = sample
         size = trace.segment_size(config.block_size)
@@ -201,10 +201,10 @@ class _Builder:
         # Segments by (parent, key). A root is keyed by its namespace and holds no block.
         self._children: dict[tuple[int, bytes], int] = {}
         self._parent: list[int] = []
-        self._extent: list[int] = []  # blocks of the segment that some path reaches
+        self._extent: list[int] = []  # blocks of the segment that any path reaches
         self._num_children: list[int] = []
         self._cuts: dict[int, set[int]] = {}  # blocks of the segment before each cut
-        self._outputs = 0  # that were made up
+        self._outputs = 0  # made-up tokens
 
     def build(self) -> References:
         entered = [self._enter(request) for request in self._trace.requests]
@@ -269,7 +269,7 @@ class _Builder:
         return _Entered(tuple(cuts), limit, cached, asked, held, first_held, own)
 
     def _own_blocks(self, path: _Path, request: Request, cached: int) -> int:
-        """Blocks, of those looked at, of an output whose length alone is known."""
+        """The selected blocks of an output of which only the length is known."""
         if self._rule == "ids":
             return 0
         [length] = self._config.output_lengths(request)
@@ -291,7 +291,7 @@ class _Builder:
         return (tokens[n * size : (n + 1) * size].tobytes() for n in range(start, stop))
 
     def _extend(self, path: _Path, keys: Iterable[bytes], start: int, stop: int) -> _Path:
-        """``path``, of ``start`` blocks, with those of ``keys`` up to ``stop`` blocks."""
+        """``path`` of ``start`` blocks, extended by ``keys`` up to ``stop`` blocks."""
         segments, starts, digest = path.segments.copy(), path.starts.copy(), path.digest
         children, extent, size = self._children, self._extent, self._segment_blocks
         parent = segments[-1]
@@ -321,7 +321,7 @@ class _Builder:
     def _cut(self, path: _Path, blocks: int) -> _Cut:
         """End a run after the first ``blocks`` blocks of ``path``."""
         last = bisect_left(path.starts, blocks) - 1
-        if last <= 0:  # nothing but the root
+        if last <= 0:  # only the root
             return EMPTY
         segment = path.segments[last]
         within = min(self._segment_blocks, blocks - path.starts[last])
@@ -331,7 +331,7 @@ class _Builder:
     def _cut_into_runs(self) -> tuple[Runs, dict[_Cut, int]]:
         runs = Runs([], [], [], [])
         ends: dict[_Cut, int] = {EMPTY: NO_RUN}
-        last = [NO_RUN] * len(self._parent)  # the run that each segment ends with
+        last = [NO_RUN] * len(self._parent)  # the last run of each segment
         whole, none = self._segment_blocks, frozenset[int]()
         for segment, (parent, extent) in enumerate(zip(self._parent, self._extent, strict=True)):
             if not extent:
@@ -355,7 +355,7 @@ class _Builder:
                 done, goes_on = cut, False
                 ends[segment, cut] = run
             last[segment] = run
-        # One number more than there are runs; with none at all there is no first block either.
+        # One number more than the number of runs; without runs there is no first block.
         runs.first_node.extend([*accumulate(runs.length, initial=0)][:-1])
         return runs, ends
 

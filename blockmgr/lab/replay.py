@@ -1,22 +1,22 @@
-"""A trace through a real ``BlockManager``.
+"""Replays a trace through a real ``BlockManager``.
 
-Time is simulated, in whole milliseconds; nothing waits for a clock. ::
+Time is simulated, in whole milliseconds; the replay never waits for a real clock. ::
 
     arrival ──► waiting, first come first served ──► running for service_ms ──► freed
                 until all its blocks fit             prompt committed at once,
                                                      outputs appended at the end
 
-* A running request holds blocks for its prompt and for its outputs, from admission to end. Nothing
-  grows or is preempted in between, so waiting is the only effect of a full pool besides eviction.
-* Of an output whose length alone is known the tokens are made up, and no prompt repeats them:
-  it takes room, and no prompt finds it. With ``outputs="none"`` there are no such outputs.
-* At one instant, requests end before others are admitted; equal arrivals keep the order of the
-  trace. A service time of 0 therefore replays one request at a time.
-* The KV of the last output token is never computed, as in an engine: nothing follows it.
-* With several samples the prompt is admitted once and forked, and every fork gets its own tail
-  at once, through the manager's copy plan.
-* A request that no state of the pool could hold is rejected: all its prompt counts as missed.
-* With groups of layers, prompts are computed in chunks, which end where a state can be kept
+* A running request holds blocks for its prompt and its outputs from admission to end. It does not
+  grow and is not preempted, so waiting is the only effect of a full pool besides eviction.
+* If only the length of an output is known, its tokens are made up, and no prompt repeats them: it
+  takes blocks, and no prompt finds it. With ``outputs="none"`` there are no such outputs.
+* At each instant, requests end before others are admitted; simultaneous arrivals keep the order of
+  the trace. So a service time of 0 replays one request at a time.
+* As in an engine, the KV of the last output token is never computed, because no token follows it.
+* With several samples, the prompt is admitted once and forked, and every fork immediately gets its
+  own tail through the manager's copy plan.
+* A request that does not fit even an empty pool is rejected: its whole prompt counts as missed.
+* With groups of layers, prompts are computed in chunks that end where a state can be kept
   (``blockmgr.lab.grouped``).
 """
 
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 Clock = Callable[[], float]
-"""Seconds that only grow, such as ``time.thread_time``, the processor's for this thread alone."""
+"""A clock in seconds that never goes back, such as ``time.thread_time``."""
 
 Progress = Callable[[], None]
 """Called once for each request, when it is admitted or rejected."""
@@ -71,28 +71,28 @@ def replay(
     progress: Progress | None = None,
     clock: Clock = time.thread_time,
 ) -> ReplayResult:
-    """Drive a manager of ``num_blocks`` blocks with the requests of ``trace``.
+    """Run the requests of ``trace`` through a manager of ``num_blocks`` blocks.
 
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay.
+        config: Config of the replay.
         progress: Called once for each request.
-        clock: Measures the host cost: processor time, whatever else the machine does.
+        clock: Measures the host cost; processor time by default.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
-        PolicyError: A policy of one's own has failed.
+        PolicyError: A custom policy failed.
 
-    Cost: one admission, commit and free a request, and one more attempt to admit for each instant
-    at which something ends while a request waits. Prompts are expanded one at a time.
+    Cost: One admission, commit and free per request, and one more attempt to admit at each instant
+    at which a request ends while another one waits. Prompts are expanded one at a time.
     """
     return EventLoop(trace, num_blocks, config, progress=progress, clock=clock).run()
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A request in the queue, with its prompt expanded at the first attempt to admit it."""
+    """A request in the queue; its prompt is expanded at the first attempt to admit it."""
 
     number: int
     request: Request
@@ -100,11 +100,11 @@ class Waiting:
 
 
 class EventLoop:
-    """The loop of ``replay``, for callers that stop it on the way and look at the manager.
+    """The loop of ``replay``, for callers that stop it and inspect the manager.
 
-    Takes what ``replay`` takes; the number of a step, from 1, to stop after; how many evicted
-    blocks the manager remembers; the limits of the trace, if they are known; and whether the
-    manager keeps events.
+    It takes the arguments of ``replay``, and also: the number of the step, from 1, after which to
+    stop; the number of evicted blocks to remember; the limits of the trace, if known; and whether
+    the manager keeps events.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class EventLoop:
             self._outlook = Outlook(trace, config.block_size)
         if self._outlook is not None and (told is not None or callable(config.hints)):
             self._traits = TraitsOf(trace, self._outlook)
-        self._last_admitted = 0  # number of a request, rejected ones included
+        self._last_admitted = 0  # number of a request, including rejected ones
         self._num_offered = 0
         self._waiting: deque[int] = deque()  # numbers of requests, in the order of the trace
         self._num_blocks = num_blocks
-        self._head: Waiting | None = None  # the first that waits, once it was looked at
+        self._head: Waiting | None = None  # the first waiting request, once examined
         # A heap by end of service, admission number on ties.
         self._running: list[tuple[int, int, Request, list[int]]] = []
-        self._numbers: dict[int, int] = {}  # in the trace, of those that run, by admission
+        self._numbers: dict[int, int] = {}  # numbers in the trace of running requests, by admission
         self._order = 0  # requests admitted
         self._rejected = 0
         self._rejected_tokens = 0
@@ -167,7 +167,7 @@ class EventLoop:
         self._host_s = 0.0
 
     def run(self) -> ReplayResult:
-        """Drive the manager, once."""
+        """Run all requests; call it once."""
         for number, request in enumerate(self._requests, start=1):
             self._end_until(request.arrival_ms)
             if self._is_over(request.arrival_ms):
@@ -180,8 +180,8 @@ class EventLoop:
         """Add a request that arrives after all events so far.
 
         Args:
-            number: Its number in the trace, larger than that of any that came.
-            request: What it is.
+            number: Its number in the trace, larger than those of earlier arrivals.
+            request: The request.
         """
         self._num_offered += 1
         self._waiting.append(number)
@@ -194,7 +194,7 @@ class EventLoop:
         self._end_until(now)
 
     def finish(self) -> ReplayResult:
-        """Process all remaining events, and count."""
+        """Process all remaining events, and return the counts."""
         while self._running and not self._is_over(self._running[0][0]):
             self._end_until(self._running[0][0])
         stats = self._manager.stats()
@@ -238,11 +238,11 @@ class EventLoop:
         return [(self._numbers[order], list(handles)) for _, order, _, handles in by_admission]
 
     def _is_over(self, now: int) -> bool:
-        """Whether what happens at ``now`` lies behind the last step that was asked for."""
+        """Whether ``now`` is after the last requested step."""
         return self._steps == self._stop_after and now > self._last_step_ms
 
     def _end_until(self, now: int) -> None:
-        """End everything that ends up to ``now``, admitting who waits after each instant."""
+        """End all requests that end up to ``now``, and admit waiting ones after each instant."""
         while self._running and self._running[0][0] <= now:
             instant = self._running[0][0]
             if self._is_over(instant):
@@ -256,7 +256,7 @@ class EventLoop:
     def _admit_waiting(self, now: int) -> None:
         while self._waiting:
             if self._head is None:
-                # Not kept meanwhile: most of a trace may wait for a pool that is too small.
+                # Not kept while waiting, because most of a trace may wait for a small pool.
                 number = self._waiting[0]
                 self._head = Waiting(number, self._requests[number - 1])
             head = self._head
@@ -301,16 +301,16 @@ class EventLoop:
         return True
 
     def _busy_ms(self, request: Request) -> int:
-        """How long a request that was just admitted holds its blocks."""
+        """The time for which a newly admitted request holds its blocks."""
         return self._config.service_ms(request)
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
-        """Admit a request with all its samples; no handles if there is no room for them."""
+        """Admit a request with all its samples; returns no handles if there is no room."""
         if self._watch is not None:
             return self._grouped.start(request, tokens)
         manager, prompt = self._manager, len(tokens)
         if request.num_samples > 1:
-            # The samples' own blocks come after the admission, so ask for all of them first.
+            # The samples take their own blocks after the admission, so check for all of them first.
             slots = held_blocks(request, self._config) * self._config.block_size
             verdict = manager.can_admit(tokens, namespace=request.namespace, num_slots=slots)
             if verdict is not Admission.NOW:
@@ -321,7 +321,7 @@ class EventLoop:
         except OutOfBlocksError:
             return []
         if self._config.min_partial_tokens:
-            # A block that waits for its copy is not promoted by the commit that follows.
+            # The next commit does not promote a block that waits for its copy.
             self._apply_copies()
         manager.commit(handle, prompt)
         handles = [handle]
@@ -355,7 +355,7 @@ class EventLoop:
         self._free_rows += len(handles)
 
     def _expectation(self, number: int) -> bool | None:
-        """The hint for the manager about a request that ends."""
+        """The hint for the manager at the end of a request."""
         if self._traits is not None:
             traits = self._traits.end(number)
             if self._tell_policy is not None:
@@ -367,26 +367,26 @@ class EventLoop:
         return self._outlook.goes_on(number, self._last_admitted)
 
     def _own_policy(self, capacity: int) -> EvictionPolicy:
-        """What the manager asks for victims, kept at hand to tell it more."""
+        """The eviction policy of the manager, kept to pass it more information."""
         factory = self._config.eviction
         assert not isinstance(factory, str)
         self._policy = factory(capacity)
         return self._policy
 
     def _outputs(self, request: Request, number: int) -> tuple[Tokens, ...]:
-        """The tokens of each sample, made up where only their number is known."""
+        """The tokens of each sample, made up if only their number is known."""
         [length, *_] = self._config.output_lengths(request)
         if request.outputs or not length:
             return request.outputs
         return (np.full(length, OUTPUT_TOKEN + number % OUTPUT_TOKEN, dtype=np.uint32),)
 
     def _let_go_after(self, num_tokens: int, handle: int, prompt: int) -> None:
-        """Lower the priority of the end of a prompt, which no later prompt finds."""
+        """Lower the priority of the end of a prompt that no later prompt finds."""
         if num_tokens < prompt:
             self._manager.retain(handle, num_tokens, prompt, priority=Priority.LOW)
 
     def _apply_copies(self) -> None:
-        """Take the copy plan and report it done: the replay has no KV to move."""
+        """Take the copy plan and report it as applied, because the replay has no KV to copy."""
         plan = self._manager.take_copies()
         self._copies += len(plan)
         self._manager.copies_applied(plan.ticket)

@@ -1,4 +1,4 @@
-"""How a trace is replayed, and what a replay counts: ``blockmgr.lab.replay`` has both, too."""
+"""The config and the result of a replay; ``blockmgr.lab.replay`` exports both."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ __all__ = ["ReplayConfig", "ReplayResult", "check_one_group", "held_blocks"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """How a trace is replayed.
+    """The config of a replay.
 
     Attributes:
         block_size: Tokens per block.
-        max_seqs: Sequences that may run at once; requests beyond that wait.
-        min_service_ms: Shortest time a request holds its blocks, in milliseconds.
-        service_ms_per_token: Time it holds them for each output token, in milliseconds.
-        min_partial_tokens: The manager's: fewest tokens worth reusing from part of a block, 0 off.
-        dedup: The manager's: what happens to a block that is found to be cached already.
-        digest: The manager's: name of the digest that finds candidates.
-        eviction: The manager's: order in which idle blocks are evicted, or a policy of one's own.
-            One with a method ``on_request_end`` is called with the ``Traits`` of each request that
-            ends, ahead of the ``on_idle`` of its blocks.
-        hints: What the manager is told when a request ends: ``"none"``, or the ``"truth"`` whether
-            its conversation goes on, or what a function makes of its ``Traits``, such as its turn
+        max_seqs: Most sequences that run at a time; further requests wait.
+        min_service_ms: Shortest time for which a request holds its blocks, in milliseconds.
+        service_ms_per_token: Time for which it holds them per output token, in milliseconds.
+        min_partial_tokens: As in ``ManagerConfig``: fewest tokens to reuse from part of a block; 0
+            is off.
+        dedup: As in ``ManagerConfig``: handling of a block that is cached already.
+        digest: As in ``ManagerConfig``: name of the digest that finds candidates.
+        eviction: As in ``ManagerConfig``: eviction order, or a custom policy. If the policy has a
+            method ``on_request_end``, it gets the ``Traits`` of each ending request before the
+            ``on_idle`` of its blocks.
+        hints: Hint for the manager at the end of a request: ``"none"``, or the ``"truth"`` about
+            whether its conversation continues, or a function of its ``Traits``, such as its turn
             and the length of its output (``blockmgr.lab.hints``).
-        outputs: What becomes of outputs of which the trace knows the length alone: they ``"hold"``
-            blocks like any other, with tokens that no prompt repeats, or there are ``"none"``, as
-            in simulators that count ids. Outputs whose tokens are known always hold blocks.
-        groups: The manager's: groups of layers; empty for one of full attention.
-        forward_tokens: Most tokens of a prompt that one forward computes, with groups: what blocks
-            windows hold for a moment depends on it.
+        outputs: Handling of outputs of which the trace has only the length: they ``"hold"`` blocks,
+            with tokens that no prompt repeats, or there are ``"none"``, as in simulators that count
+            ids. Outputs with known tokens always hold blocks.
+        groups: As in ``ManagerConfig``: groups of layers; empty for one of full attention.
+        forward_tokens: With groups, most tokens of a prompt that one forward computes; it affects
+            the blocks that windows hold during a forward.
 
     Raises:
-        ValueError: A number is below its bound, no group has full attention, or a setting is one
-            that a manager with groups refuses.
-        TypeError: A group is none.
+        ValueError: A number is below its bound, no group has full attention, or a manager with
+            groups does not support a setting.
+        TypeError: An entry of ``groups`` is not a group.
     """
 
     block_size: int = 16
@@ -93,12 +94,12 @@ class ReplayConfig:
 
     @property
     def has_states(self) -> bool:
-        """Whether a group has recurrent states."""
+        """Whether any group has recurrent states."""
         return any(isinstance(group, RecurrentState) for group in self.groups)
 
     @property
     def as_plain(self) -> dict[str, Any]:
-        """All settings for a JSON document; those of groups only where there are groups."""
+        """All settings for a JSON document; settings of groups only if there are groups."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         groups = plain.pop("groups")
         if groups:
@@ -107,11 +108,11 @@ class ReplayConfig:
         return plain
 
     def service_ms(self, request: Request) -> int:
-        """Milliseconds a running request holds its blocks."""
+        """Milliseconds for which a running request holds its blocks."""
         return max(self.min_service_ms, self.service_ms_per_token * request.num_output_tokens)
 
     def output_lengths(self, request: Request) -> list[int]:
-        """Tokens of the output that each sequence of a request holds blocks for."""
+        """Output tokens for which each sequence of a request holds blocks."""
         if request.outputs:
             return [len(output) for output in request.outputs]
         return [request.num_output_tokens if self.outputs == "hold" else 0]
@@ -119,26 +120,26 @@ class ReplayConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What one replay counted. Units are blocks unless the name says otherwise.
+    """The counts of one replay. Units are blocks unless the name says otherwise.
 
     Attributes:
         num_blocks: Blocks in the pool.
         requests: Requests in the trace.
         rejected: Of those, requests larger than the pool can ever hold.
-        waited: Of those, requests that were admitted later than they arrived.
-        wait_ms: Simulated milliseconds that requests waited, all together.
-        query_tokens: Prompt tokens of all requests, rejected ones included.
+        waited: Of those, requests that were admitted after their arrival.
+        wait_ms: Total simulated milliseconds that requests waited.
+        query_tokens: Prompt tokens of all requests, including rejected ones.
         hit_tokens: Of those, tokens found in the cache.
         partial_hit_tokens: Of those, tokens found in part of a block.
         evictions: Cached blocks evicted for new content.
-        copies: Block copies handed to the engine.
-        deduplicated: Full blocks that turned out to be cached already when committed.
-        peak_used_blocks: Most blocks in use at one time, idle ones not counted.
+        copies: Block copies for the engine.
+        deduplicated: Full blocks that were cached already when they were committed.
+        peak_used_blocks: Most blocks in use at a time, without idle blocks.
         steps: Instants of simulated time at which requests were admitted or ended.
         memory_bytes: Host memory of the manager.
-        host_s: Seconds of processor time inside manager calls, or of the whole replay if it was one
-            by ids (``blockmgr.lab.replays``); differs from run to run.
-        by_group: What each group of layers held and refused; None without groups.
+        host_s: Seconds of processor time inside manager calls, or of the whole replay if it used
+            ids (``blockmgr.lab.replays``); varies between runs.
+        by_group: The blocks and refused tokens of each group of layers; None without groups.
     """
 
     num_blocks: int
@@ -165,7 +166,7 @@ class ReplayResult:
 
     @property
     def as_plain(self) -> dict[str, Any]:
-        """The counts for a JSON document: without host times, and by group where there are any."""
+        """The counts for a JSON document, without host times, and by group if there are groups."""
         counts = asdict(self)
         del counts["host_s"]
         if self.by_group is None:
@@ -174,7 +175,7 @@ class ReplayResult:
 
 
 def check_one_group(config: ReplayConfig, what: str) -> None:
-    """Refuse groups of layers where one list of blocks has to tell all.
+    """Refuse groups of layers in functions that need a single order of blocks.
 
     Raises:
         ValueError: ``config`` has groups.
@@ -188,11 +189,11 @@ def check_one_group(config: ReplayConfig, what: str) -> None:
 
 
 def held_blocks(request: Request, config: ReplayConfig) -> int:
-    """Blocks that must be to hand for a request of which nothing is cached.
+    """Blocks that must be available for a request without cached tokens.
 
-    Its samples share the blocks that the prompt fills. From the first token that differs on, each
-    has its own; samples without output share the prompt's tail. With groups of layers, those of
-    all groups.
+    Its samples share the blocks that the prompt fills, and each has its own blocks from the first
+    different token on; samples without output share the prompt's tail. With groups of layers, the
+    blocks of all groups count.
     """
     if config.groups:
         lengths = config.output_lengths(request)
@@ -202,7 +203,7 @@ def held_blocks(request: Request, config: ReplayConfig) -> int:
     shared = prompt // block_size
     own = sum(-(-(prompt + output) // block_size) - shared for output in outputs if output)
     tail = prompt % block_size > 0 and 0 in outputs
-    # A full last block is computed again if it is cached. Without remapping, both then stay in
-    # use, and the samples' own blocks are taken only after that.
+    # A full last block is computed again if it is cached. Without remapping, both blocks then stay
+    # in use, and the samples take their own blocks after that.
     twin = prompt % block_size == 0 and len(outputs) > 1 and config.dedup == "append_only"
     return shared + own + tail + twin

@@ -1,4 +1,4 @@
-"""The manager of a replay: no larger than the requests of its trace can make use of."""
+"""Creates the manager of a replay, no larger than its trace needs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Limits", "replay_manager"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest values of all requests of a trace.
+    """The maximum sizes of all requests of a trace.
 
     Attributes:
-        sequences: Samples of all requests.
+        sequences: Number of samples of all requests.
         widest_blocks: Blocks of the largest request; with groups of layers, of its longest block
             table.
     """
@@ -32,7 +32,7 @@ class Limits:
 
     @classmethod
     def of(cls, trace: Trace, config: ReplayConfig) -> Limits:
-        """Those of ``trace``. Cost: one pass over its requests."""
+        """The limits of ``trace``. Cost: One pass over its requests."""
         sequences = widest = 0
         for request in trace.requests:
             sequences += request.num_samples
@@ -54,12 +54,12 @@ def replay_manager(
     *,
     events: bool = False,
 ) -> BlockManager:
-    """A manager with rows and columns for so much; more of them would only cost memory.
+    """A manager with the rows and columns that the trace needs, to save memory.
 
     Args:
-        num_blocks: Blocks in the pool. With groups of layers, the null block comes on top.
-        config: How to replay.
-        limits: Of the trace.
+        num_blocks: Blocks in the pool. With groups of layers, the null block is additional.
+        config: Config of the replay.
+        limits: Limits of the trace.
         eviction: The policy.
         ghost_blocks: Evicted blocks to remember.
         events: Whether it keeps events.

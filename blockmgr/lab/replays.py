@@ -1,4 +1,4 @@
-"""One trace, replayed over and over: by its ids where that counts the same, else by the manager."""
+"""Repeated replays of one trace: by its ids if the counts are the same, else by a manager."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Replays"]
 
 
 class Replays:
-    """Replays of one trace. What one found out about its blocks serves the next.
+    """Replays of one trace, which reuse what they compute about its blocks.
 
-    Every call raises what the function of its name in the lab raises, and returns what it returns.
-    Only ``ReplayResult.host_s`` is another: the processor time of the whole replay.
+    Every call has the results and errors of the function with its name in the lab. Only
+    ``ReplayResult.host_s`` differs: it is the processor time of the whole replay.
 
     Args:
         trace: The requests.
@@ -46,7 +46,7 @@ class Replays:
         return self._trace
 
     def attainable(self, config: ReplayConfig) -> Attainable:
-        """What an unbounded pool does."""
+        """The counts of an unbounded pool."""
         by_ids = None if config.groups else self._by_ids(config)
         if by_ids is None or config.min_partial_tokens:
             found = attainable(self._trace, config)
@@ -57,7 +57,7 @@ class Replays:
         return attainable_after(found, self._first.attainable(config))
 
     def optima(self, sizes: Sequence[int], config: ReplayConfig) -> Sequence[Optimum | None]:
-        """The optimum at several pool sizes; None for each with groups of layers."""
+        """The optimum at several pool sizes; with groups of layers, None for each."""
         if config.groups:
             return [None] * len(sizes)
         check_full_blocks_only(config)
@@ -80,6 +80,6 @@ class Replays:
         same = same_replays(config)
         if self._named is None or self._named[0] != same:
             self._trace.check_block_size(config.block_size)
-            self._named = None  # before the next ones take as much
+            self._named = None  # frees memory before the next ones are computed
             self._named = (same, id_replays(self._trace, same))
         return self._named[1]

@@ -1,4 +1,4 @@
-"""A replica of a fleet: a replay that gets its requests one by one, and says what happens."""
+"""A replica of a fleet: a replay that gets its requests one by one."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 __all__ = ["BusyTime", "Replica", "Served", "event_bytes"]
 
 BusyTime = Callable[["Request", int], int]
-"""How long a request holds its blocks, in milliseconds: from it and the tokens it computes."""
+"""Milliseconds for which a request holds its blocks, from the request and its computed tokens."""
 
 
 class Served(NamedTuple):
-    """A request that was admitted."""
+    """An admitted request."""
 
     number: int
-    """In the trace, from 1."""
+    """Its number in the trace, from 1."""
     now_ms: int
-    """When, in simulated milliseconds."""
+    """Time in simulated milliseconds."""
     wait_ms: int
-    """How long it had waited."""
+    """Time that it waited."""
     num_computed_tokens: int
     """Tokens of its prompt that were not cached."""
 
 
 class Replica(EventLoop):
-    """An ``EventLoop`` that a router looks at.
+    """An ``EventLoop`` that a router can query.
 
     Args:
         trace: All requests of the fleet.
         num_blocks: Blocks in its pool.
-        config: How to replay.
-        limits: Of the trace.
-        served: Called for each request that is admitted.
-        busy_ms: How long a request holds its blocks; None for as long as ``config`` says.
-        told: Called with the instant and the events of each step that has any; None for a manager
+        config: Config of the replay.
+        limits: Limits of the trace.
+        served: Called for each admitted request.
+        busy_ms: Time for which a request holds its blocks; None for that of ``config``.
+        told: Called with the time and the events of each step with events; None for a manager
             without events.
-        event_bytes: Memory that its events take, which no count has.
-        options: As ``EventLoop`` has them.
+        event_bytes: Memory of its events, which is not counted.
+        options: As in ``EventLoop``.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Replica(EventLoop):
 
     @property
     def num_requests(self) -> int:
-        """Requests that run here or wait."""
+        """Number of requests that run or wait here."""
         return len(self._running) + self.num_waiting
 
     def cached_tokens(self, arrival: Arrival) -> int:
@@ -89,7 +89,7 @@ class Replica(EventLoop):
         return self.manager.block_digests(arrival.tokens, namespace=arrival.request.namespace)
 
     def finish(self) -> ReplayResult:
-        """Process all remaining events, and count; memory for events is left out."""
+        """Process all remaining events, and return the counts without memory for events."""
         result = super().finish()
         return replace(result, memory_bytes=result.memory_bytes - self._event_bytes)
 
@@ -125,7 +125,7 @@ class Replica(EventLoop):
 
 
 def event_bytes(num_blocks: int, config: ReplayConfig, limits: Limits) -> int:
-    """Memory that the manager of a replica takes for its events."""
+    """Memory of the manager of a replica for its events."""
     plain, telling = (
         replay_manager(num_blocks, config, limits, "lru", events=events).memory_usage()
         for events in (False, True)

@@ -1,4 +1,4 @@
-"""Results for people and for machines: a table, JSON, and the facts a bug report needs."""
+"""Results as tables and JSON, and the facts for a bug report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
     "print_table",
 ]
 
-# Wide enough that no line of a table is folded when a program reads it.
+# Wide enough that no line of a table is wrapped when a program reads it.
 PLAIN_WIDTH: Final = 500
 MICROSECONDS: Final = 1e6
 
@@ -56,7 +56,7 @@ HEADINGS: Final = (
     "host us\n/request",
     "host us\n/step",
 )
-# Only where it happens: most tables then fit 80 columns.
+# Only if it occurs, so that most tables fit 80 columns.
 REJECTED: Final = "rejected"
 
 GROUP_HEADINGS: Final = (
@@ -76,11 +76,11 @@ EXTRAS: Final = MappingProxyType({"cli": ("click", "rich"), "plot": ("matplotlib
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What it takes to repeat a run.
+    """The information needed to repeat a run.
 
     Attributes:
         command: The command line, ready for a shell.
-        seed: Seed of the workload; without meaning for a trace file.
+        seed: Seed of the workload; meaningless for a trace file.
     """
 
     command: str
@@ -88,17 +88,17 @@ class Provenance:
 
     @property
     def line(self) -> str:
-        """All of it, with the version, on one line."""
+        """All of it and the version, on one line."""
         return f"blockmgr {__version__}, seed {self.seed}, repeat with: {self.command}"
 
 
 def as_json(study: Study, provenance: Provenance, model: Model | None = None) -> str:
-    """The study as JSON: keys sorted, host times left out, so equal runs give equal bytes.
+    """The study as JSON with sorted keys and no host times, so equal runs give equal bytes.
 
     Args:
-        study: What was replayed.
-        provenance: What it takes to repeat it.
-        model: Whose groups these are; with it there are bytes beside blocks.
+        study: The study.
+        provenance: The information needed to repeat it.
+        model: The model with these groups; adds bytes to blocks.
     """
     best = study.attainable
     document = {
@@ -122,7 +122,7 @@ def as_json(study: Study, provenance: Provenance, model: Model | None = None) ->
 
 
 def json_text(document: Mapping[str, Any], provenance: Provenance) -> str:
-    """Any result as JSON, keys sorted, with what it takes to repeat it."""
+    """Any result as JSON with sorted keys and the information needed to repeat it."""
     origin = {
         "command": provenance.command,
         "seed": provenance.seed,
@@ -139,7 +139,7 @@ def _bound(study: Study) -> dict[str, Any]:
 
 
 def counts_of(result: ReplayResult, model: Model | None, block_size: int) -> dict[str, Any]:
-    """The counts of a replay for a JSON document; by group with bytes, if the model is known."""
+    """The counts of a replay for JSON; by group with bytes, if the model is known."""
     counts = result.as_plain
     if result.by_group is not None and model is not None:
         counts["by_group"]["groups"] = result.by_group.sized(model.bytes_per_block(block_size))
@@ -156,7 +156,7 @@ def print_study(study: Study, file: TextIO) -> None:
     )
     if best is not None:
         title += f", working set {best.working_set_blocks:,} blocks"
-    # The box draws a space between columns, which is all that 80 of them have room for.
+    # The box draws a space between columns, because 80 characters have no room for more.
     table = Table(box=box.SIMPLE, padding=0)
     for heading in (*HEADINGS, REJECTED) if rejected else HEADINGS:
         style = "bold cyan" if heading == HIT_RATE else ""
@@ -186,9 +186,10 @@ def print_study(study: Study, file: TextIO) -> None:
 
 
 def print_groups(study: Study, model: Model | None, file: TextIO) -> None:
-    """Print what each group of layers held and refused at each pool size, as ``print_table`` does.
+    """Print the blocks and refused tokens of each group of layers at each pool size.
 
-    Shares are of the pool, as means over moments of the replay.
+    The table is printed as in ``print_table``. Shares are fractions of the pool, as means over
+    moments of the replay.
     """
     table = Table(box=box.SIMPLE, padding=0)
     for heading in GROUP_HEADINGS:
@@ -217,7 +218,7 @@ def print_groups(study: Study, model: Model | None, file: TextIO) -> None:
 def environment() -> list[tuple[str, str]]:
     """Versions, extras and devices, as pairs of a name and what was found.
 
-    Imports torch if it is installed, to ask it for devices; nothing else is imported.
+    Imports torch if it is installed, to list devices; imports nothing else.
     """
     facts = [
         ("blockmgr", __version__),
@@ -237,7 +238,7 @@ def environment() -> list[tuple[str, str]]:
 
 
 def print_environment(file: TextIO) -> None:
-    """Print ``environment()``, one fact a line."""
+    """Print ``environment()``, one fact per line."""
     table = Table(show_header=False, box=None)
     for name, found in environment():
         table.add_row(name, found)
@@ -245,13 +246,14 @@ def print_environment(file: TextIO) -> None:
 
 
 def print_table(table: Table, file: TextIO, *title: str) -> None:
-    """Print lines, then a table: drawn on a terminal, plain aligned lines anywhere else.
+    """Print lines, then a table: drawn on a terminal, plain aligned lines elsewhere.
 
-    A terminal too narrow for the table gets the plain lines as well, none of them cut.
+    A terminal that is too narrow for the table also gets plain, complete lines.
     """
     console = _console(file)
     if console.no_color:
-        # Without colours rich would still write bold, which some ask to be spared as well.
+        # Without colours, rich would still write bold text, which NO_COLOR users do not want
+        # either.
         console = _console(file, color_system=None)
     plain = _console(StringIO(), color_system=None, width=PLAIN_WIDTH)
     if console.is_terminal and _fit(table, plain, console.width):
@@ -266,18 +268,18 @@ def print_table(table: Table, file: TextIO, *title: str) -> None:
         plain.print(*title, table, sep="\n")
     for line in capture.get().splitlines():
         file.write(line.rstrip() + "\n")
-    file.flush()  # before the command writes to stderr: the buffer may hold the whole table
+    file.flush()  # before the command writes to stderr, because the buffer may hold the whole table
 
 
 def _fit(table: Table, measuring: Console, columns: int) -> bool:
-    """Whether the table, without its outer edge if need be, has room in so many columns."""
+    """Whether the table, without its outer edge if necessary, fits this many columns."""
     if measuring.measure(table).maximum > columns:
         table.show_edge = False
     return measuring.measure(table).maximum <= columns
 
 
 def _console(file: TextIO, **options: Any) -> Console:
-    # File names and '.[cli]' are to be printed as they are, not read as markup.
+    # File names and '.[cli]' must not be parsed as markup.
     return Console(file=file, highlight=False, markup=False, emoji=False, **options)
 
 
@@ -294,7 +296,7 @@ def _version(package: str) -> str:
 
 def _device() -> str:
     try:
-        # Takes seconds where there is one, so nothing but this function may import it.
+        # The import takes seconds, so only this function may do it.
         torch = import_module("torch")
     except ModuleNotFoundError:
         return "none looked for: torch is not installed"

@@ -1,11 +1,10 @@
-"""One request of a trace: a prompt, when it came, and what was generated for it.
+"""One request of a trace: prompt, arrival and outputs.
 
-A prompt named by ids is expanded when it is asked for. A production hour of 145 million tokens is
-then held in a few megabytes. An id stands for so many tokens of the prompt; what they are does not
-matter as long as they are the same wherever the id is, and others wherever it is not. They are
-*words* of the id, repeated: the id itself if no id of the trace has more than 31 bits, else its
-three words of 31 bits in turn. The bit above is left to tokens that are made up for outputs, which
-therefore never equal those of an id.
+A prompt known by ids is expanded on access, so a production hour of 145 million tokens takes only a
+few megabytes. An id stands for a fixed number of tokens. Their values do not matter as long as
+equal ids have equal tokens and different ids have different ones. They are repeated *words* of the
+id: the id itself if no id of the trace has more than 31 bits, else its three words of 31 bits in
+turn. The highest bit marks made-up tokens of outputs, which therefore never equal those of an id.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ Tokens = npt.NDArray[np.uint32]
 """Token ids in prompt order: ``uint32[num_tokens]`` on the host."""
 
 TOKENS_PER_HASH_ID: Final = 512
-"""Tokens that one id of a Mooncake trace stands for, if the trace does not say otherwise."""
+"""Tokens per id of a Mooncake trace, unless the trace shows another number."""
 
 ID_BITS: Final = 64
-"""Bits of the widest id that is kept as it is."""
+"""Bits of the widest id that is stored directly."""
 
 WORD_BITS: Final = 31
 OUTPUT_TOKEN: Final = 1 << WORD_BITS
-"""Tokens from here on are no words of ids: those of outputs that are made up."""
+"""Tokens from here on are never words of ids, but made-up tokens of outputs."""
 
 
 def words_of(largest_id: int) -> int:
-    """Tokens that tell an id from all others, in a trace whose ids are no larger than this."""
+    """Tokens that identify an id, in a trace whose ids are at most this large."""
     return 1 if largest_id < 1 << WORD_BITS else -(-ID_BITS // WORD_BITS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HashedPrompt:
-    """A prompt known by one id for so many tokens, the last of which may be cut short.
+    """A prompt known by one id per group of tokens; the last group may be shorter.
 
     Attributes:
         ids: ``int64`` or ``uint64[ceil(num_tokens / tokens_per_id)]`` on the host, none negative.
         num_tokens: Tokens in the prompt.
         tokens_per_id: Tokens that each id stands for.
-        words: Tokens that tell an id from the others, ``words_of`` the largest of the trace.
+        words: Tokens that identify an id: ``words_of`` the largest one of the trace.
     """
 
     ids: npt.NDArray[np.int64] | npt.NDArray[np.uint64]
@@ -62,7 +61,7 @@ class HashedPrompt:
     words: int = 1
 
     def expand(self) -> Tokens:
-        """The tokens the ids stand for: ``uint32[num_tokens]``, a fresh array.
+        """The tokens of the ids: ``uint32[num_tokens]``, a new array.
 
         Raises:
             ValueError: An id is too wide for its ``words``.
@@ -84,12 +83,12 @@ class HashedPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Request:
-    """One request: a prompt, when it came, and what was generated for it.
+    """One request: prompt, arrival and outputs.
 
     Attributes:
         arrival_ms: When it came, in milliseconds from the start of the trace.
-        prompt: The tokens, or the ids they expand from.
-        num_output_tokens: Tokens generated; with several samples, by the longest one.
+        prompt: The tokens, or the ids that expand to them.
+        num_output_tokens: Tokens generated; with several samples, those of the longest one.
         outputs: The tokens generated, one array a sample; empty if the trace does not know them.
         namespace: Tenant salt or adapter. Nothing is shared across namespaces.
 
@@ -119,18 +118,18 @@ class Request:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens in the prompt."""
+        """Number of tokens in the prompt."""
         if isinstance(self.prompt, HashedPrompt):
             return self.prompt.num_tokens
         return len(self.prompt)
 
     @property
     def num_samples(self) -> int:
-        """Sequences that continue this prompt: 1 unless several outputs are known."""
+        """Number of sequences that continue this prompt: 1 unless several outputs are known."""
         return max(1, len(self.outputs))
 
     def tokens(self) -> Tokens:
-        """The prompt: ``uint32[num_prompt_tokens]``, expanded at each call if known by ids."""
+        """The prompt: ``uint32[num_prompt_tokens]``, expanded in each call if known by ids."""
         if isinstance(self.prompt, HashedPrompt):
             return self.prompt.expand()
         return self.prompt

@@ -1,7 +1,7 @@
-"""Routers: which replica of a fleet serves a request.
+"""Routers, which choose the replica of a fleet for a request.
 
-A router sees each replica as it is at the moment a request comes: nothing is late or lost. Only
-``events`` has no such view of what is cached (``blockmgr.lab.event_router``).
+A router sees the exact state of each replica at the arrival of a request. Only ``events`` has no
+such view of the caches (``blockmgr.lab.event_router``).
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ BY_EVENTS: Final = "events"
 
 
 class View(Protocol):
-    """A replica as a router sees it."""
+    """A router's view of a replica."""
 
     @property
     def num_requests(self) -> int:
-        """Requests that run there or wait."""
+        """Number of requests that run or wait there."""
 
     def cached_tokens(self, arrival: Arrival) -> int:
-        """Leading tokens of a prompt that are cached there, which changes nothing."""
+        """Leading tokens of a prompt that are cached there; changes nothing."""
 
     def block_digests(self, arrival: Arrival) -> list[bytes]:
-        """Digests of the whole blocks of a prompt, which are the same in every replica."""
+        """Digests of the whole blocks of a prompt, the same in every replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that has arrived.
+    """An arrived request.
 
     Attributes:
         number: Its number in the trace, from 1.
-        request: What it is.
+        request: The request.
         tokens: Its prompt: ``uint32[num_prompt_tokens]`` on the host.
     """
 
@@ -72,20 +72,19 @@ class Arrival:
 
 
 Router = Callable[[Arrival, "Sequence[View]"], int]
-"""Chooses a replica, by its place in the sequence."""
+"""Chooses a replica, by its index."""
 
 
 @runtime_checkable
 class Listener(Protocol):
-    """A router that is notified of the events of all replicas; their managers then keep events."""
+    """A router that gets the events of all replicas, whose managers then keep events."""
 
     def listen(self, place: int, now_ms: int, events: Events) -> None:
-        """What became findable in a replica at an instant, and what stopped being so.
+        """Called with the events of a replica at an instant.
 
         Args:
-            place: Of the replica in the sequence.
-            now_ms: The instant, in simulated milliseconds; no earlier than that of any call for
-                the same replica before.
+            place: Index of the replica.
+            now_ms: Time in simulated milliseconds, which never decreases for a replica.
             events: At least one.
         """
 
@@ -97,11 +96,11 @@ class Setting:
     Attributes:
         trace: The requests.
         block_size: Tokens per block.
-        seed: For routers that draw.
-        load_weight: What ``prefix-minus-load`` and ``events`` make of the load.
-        num_replicas: How many there are.
-        delivery: How events reach ``events``.
-        groups: The groups of layers of each replica; empty for one of full attention.
+        seed: Seed of random routers.
+        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``.
+        num_replicas: Number of replicas.
+        delivery: Delivery of events to ``events``.
+        groups: Groups of layers of each replica; empty for full attention alone.
     """
 
     trace: Trace
@@ -117,30 +116,30 @@ RouterFactory = Callable[[Setting], Router]
 
 
 def _random(setting: Setting) -> Router:
-    """Any replica, evenly."""
+    """A random replica."""
     generator = np.random.Generator(np.random.PCG64(setting.seed))
     return lambda _, replicas: int(generator.integers(len(replicas)))
 
 
 def _round_robin(_: Setting) -> Router:
-    """One after another."""
+    """The replicas in turn."""
     turn = count()
     return lambda _, replicas: next(turn) % len(replicas)
 
 
 def _least_loaded(_: Setting) -> Router:
-    """The one with the fewest requests that run or wait; the first of several."""
+    """The replica with the fewest running and waiting requests; ties go to the first."""
     return lambda _, replicas: _fewest(replicas, range(len(replicas)))
 
 
 def _session(setting: Setting) -> Router:
-    """Always the same one for a conversation, by rendezvous hashing.
+    """Always the same replica for a conversation, by rendezvous hashing.
 
-    A request belongs to the conversation of the request whose whole prompt it begins with. When
-    replicas come or go, only the conversations of those move.
+    A request belongs to the conversation of an earlier request if it begins with that whole prompt.
+    When replicas are added or removed, only their conversations move.
     """
     outlook = Outlook(setting.trace, setting.block_size)
-    sessions: dict[int, int] = {}  # of requests to come
+    sessions: dict[int, int] = {}  # for future requests
 
     def choose(arrival: Arrival, replicas: Sequence[View]) -> int:
         session = sessions.pop(arrival.number, arrival.number)
@@ -157,7 +156,7 @@ def _session(setting: Setting) -> Router:
 
 
 def _longest_prefix(_: Setting) -> Router:
-    """The one that has most of the prompt cached; of several, the one with the fewest requests."""
+    """The replica with the longest cached prefix; ties go to the one with fewest requests."""
 
     def choose(arrival: Arrival, replicas: Sequence[View]) -> int:
         cached = [replica.cached_tokens(arrival) for replica in replicas]
@@ -168,7 +167,7 @@ def _longest_prefix(_: Setting) -> Router:
 
 
 def _prefix_minus_load(setting: Setting) -> Router:
-    """The largest share of the prompt that is cached, less ``load_weight`` times the load.
+    """The replica with the largest cached share minus ``load_weight`` times the load.
 
     The load of a replica is its requests over the mean of all replicas.
     """
@@ -187,8 +186,8 @@ def _prefix_minus_load(setting: Setting) -> Router:
 
 
 def _events(setting: Setting) -> Router:
-    """As ``prefix-minus-load``, by whole blocks, with what is cached known by events alone."""
-    # The extra ``events`` only where this router is chosen.
+    """Like ``prefix-minus-load``, by whole blocks, with caches known only from events."""
+    # Needs the extra ``events`` only if this router is chosen.
     from blockmgr.lab.event_router import EventRouter  # noqa: PLC0415
 
     return EventRouter(setting)
@@ -213,10 +212,10 @@ ROUTERS: Final[Mapping[str, RouterFactory]] = MappingProxyType(
 
 
 def router_of(router: str | RouterFactory, setting: Setting) -> Router:
-    """A router by its name, or by your own factory.
+    """A router from its name or from your own factory.
 
     Raises:
-        ValueError: There is none of this name.
+        ValueError: There is no router with this name.
         MissingExtraError: It is ``events``, and the extra ``events`` is not installed.
     """
     if not isinstance(router, str):

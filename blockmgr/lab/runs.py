@@ -1,4 +1,4 @@
-"""What ``references`` finds in a trace: a forest of runs, and each request's paths through it."""
+"""The result of ``references``: a forest of runs, and the paths of requests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["NO_RUN", "References", "RequestReferences", "RunColumns", "Runs"]
 Numbers = npt.NDArray[np.int64]
 
 NO_RUN: Final = -1
-"""In place of a run: the empty prefix."""
+"""The number of the empty prefix, instead of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The forest of prefixes, by runs. A run's parent has a smaller number.
+    """The forest of prefixes as runs. A run's parent has a smaller number.
 
     Attributes:
         parent: The run before each run, ``NO_RUN`` at a root.
         length: Blocks of each run.
-        end: Blocks from the root to the end of each run, its own included.
-        first_node: Number of the first block of each run; the others follow on.
+        end: Blocks from the root to the end of each run, including its own.
+        first_node: Number of the first block of each run; the others have consecutive numbers.
     """
 
     parent: list[int]
@@ -40,11 +40,11 @@ class Runs:
 
     @property
     def num_nodes(self) -> int:
-        """Distinct blocks."""
+        """Number of distinct blocks."""
         return self.first_node[-1] + self.length[-1] if self.parent else 0
 
     def path(self, run: int) -> list[int]:
-        """The runs from a root to ``run``, in that order; none for ``NO_RUN``."""
+        """The runs from a root to ``run``, in order; empty for ``NO_RUN``."""
         path = []
         while run != NO_RUN:
             path.append(run)
@@ -55,21 +55,21 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class RequestReferences:
-    """What one request refers to. Runs stand for the path that ends with them.
+    """The references of one request. A run stands for the path that ends with it.
 
     Attributes:
-        arrival_ms: When it comes.
-        service_ms: How long it runs.
+        arrival_ms: Arrival.
+        service_ms: Time for which it runs.
         limit: Last run of the prompt that may hit.
         prompt: Last run of the prompt that is cached when the request is admitted.
-        ends: Last run that is cached when it has ended, one for each sample.
+        ends: Last run that is cached after its end, for each sample.
         limit_blocks: Blocks of the prompt that may hit.
         prompt_blocks: Blocks of the prompt that are cached.
-        asked_blocks: Blocks that must be to hand for it to be admitted.
-        held_blocks: Blocks it holds when nothing of it is cached.
-        first_held_blocks: Of those, blocks it takes before it is forked.
+        asked_blocks: Blocks that must be available to admit it.
+        held_blocks: Blocks it holds if none of it is cached.
+        first_held_blocks: Of those, blocks it takes before the fork.
         query_tokens: Tokens of the prompt.
-        last_tokens: Tokens in the last block of the path, the block size unless partial.
+        last_tokens: Tokens in the last block of the path, less than the block size if partial.
         num_samples: Sequences that continue the prompt.
     """
 
@@ -93,9 +93,9 @@ class References:
     """The blocks of a trace at one block size.
 
     Attributes:
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         runs: The forest.
-        requests: One record a request, in order of arrival.
+        requests: One record per request, in order of arrival.
     """
 
     block_size: int
@@ -103,7 +103,7 @@ class References:
     requests: tuple[RequestReferences, ...]
 
     def columns(self) -> RunColumns:
-        """The same as columns. Cost: O(runs and requests)."""
+        """The same as columns. Cost: O(runs + requests)."""
         runs = (self.runs.parent, self.runs.length, self.runs.end)
         parent, length, end = (np.array(column, dtype=np.int64) for column in runs)
         rows = list(map(attrgetter(*COLUMNS), self.requests))
@@ -129,7 +129,7 @@ class References:
 
     @property
     def looked_at_blocks(self) -> int:
-        """Of the blocks looked up, those that were not left out."""
+        """Of the blocks looked up, those in the sample."""
         ends = self.runs.end
         return sum(ends[r.limit] for r in self.requests if r.limit != NO_RUN)
 
@@ -147,19 +147,19 @@ class References:
 
 
 COLUMNS: Final = tuple(name for name in RequestReferences.__slots__ if name != "ends")
-"""The numbers of a request, which the core takes in this order."""
+"""The numbers of a request, in the order of the core."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RunColumns:
-    """References as columns of ``int64``, which the core takes.
+    """References as columns of ``int64`` for the core.
 
     Attributes:
-        block_size: Tokens a block.
-        parent: As ``Runs`` has it, and so are the next two.
+        block_size: Tokens per block.
+        parent: As in ``Runs``, like the next two.
         length: Blocks of each run.
         end: Blocks from the root to the end of each run.
-        requests: The numbers of ``RequestReferences``, one row a request: ``int64[n, COLUMNS]``.
+        requests: The numbers of ``RequestReferences``, one row per request: ``int64[n, COLUMNS]``.
         ends: The ends of all samples, one request after another.
     """
 
@@ -171,7 +171,7 @@ class RunColumns:
     ends: Numbers
 
     def column(self, name: str) -> Numbers:
-        """One number a request."""
+        """One number per request."""
         column: Numbers = self.requests[:, COLUMNS.index(name)]
         return column
 
@@ -186,10 +186,10 @@ class RunColumns:
         return int(self.column("limit_blocks").sum())
 
     def counted_after(self, number: int) -> RunColumns:
-        """The same references, of which the first requests are not counted.
+        """The same references, without counting the first requests.
 
-        They compute all their blocks and look none up, so whatever an order of eviction that
-        knows the future keeps, it keeps for the others.
+        Those compute all their blocks and look none up, so an eviction order that knows the future
+        keeps blocks only for the others.
         """
         requests = self.requests.copy()
         for name, value in (("limit", NO_RUN), ("limit_blocks", 0), ("query_tokens", 0)):
@@ -197,7 +197,7 @@ class RunColumns:
         return replace(self, requests=requests)
 
     def paths(self) -> _core.RunPaths:
-        """The same in the core."""
+        """The same as an object of the core."""
         return _core.RunPaths(
             self.block_size,
             self.parent.tobytes(),

@@ -1,10 +1,10 @@
-"""How far a curve from a sample of blocks may be off, told from that sample alone.
+"""Estimates the error of a curve from a sample of blocks, from the sample alone.
 
-Two things vary from sample to sample. Which blocks are in it decides how many misses are counted:
-blocks are drawn one by one, so the variance of the scaled count follows from the misses of each
-(Horvitz and Thompson). And a distance is the number of distinct blocks of the sample in between,
-scaled, so a pool of one size is taken for one somewhat larger or smaller, which moves the curve as
-far as it is steep there.
+There are two sources of error. First, the selected blocks determine how many misses are counted:
+blocks are selected independently, so the variance of the scaled count follows from the misses of
+each (Horvitz and Thompson). Second, a distance is the scaled number of distinct sample blocks in
+between, so the result is that of a slightly larger or smaller pool; the error is then the slope of
+the curve times the error in size.
 
 Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite
 universe", Journal of the American Statistical Association 47, 1952.
@@ -28,12 +28,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LookUps:
-    """Look-ups of a sample: stretches of blocks, each one further from the root than the last.
+    """Look-ups of a sample: ranges of blocks, each further from the root than the last one.
 
     Attributes:
-        first: Number of the first block of each stretch.
-        length: Blocks of it.
-        distance: Stack distance of its last block, 2**62 if it was not there.
+        first: Number of the first block of each range.
+        length: Number of its blocks.
+        distance: Stack distance of its last block, 2**62 if it was not cached before.
     """
 
     first: Counts
@@ -41,10 +41,10 @@ class LookUps:
     distance: Counts
 
     def miss_deviation(self, capacities: Counts, rate: float, unit_blocks: int) -> Floats:
-        """Standard deviation of the misses that the sample stands for, at pool sizes of its own.
+        """Standard deviation of the estimated misses, at pool sizes in blocks of the sample.
 
         Args:
-            capacities: Pool sizes in blocks of the sample, growing: ``int64[n]`` on the host.
+            capacities: Pool sizes in blocks of the sample, ascending: ``int64[n]`` on the host.
             rate: Share of the blocks in the sample.
             unit_blocks: Blocks that are in the sample together or not at all.
 
@@ -67,7 +67,7 @@ class LookUps:
         at = np.searchsorted(distances[order][by_distance], capacities, side="right")
         squares = (2 * rank - 1).astype(np.float64)[by_distance]
         beyond = np.concatenate((np.cumsum(squares[::-1])[::-1], [0.0]))[at]
-        # As if one more unit of the usual kind were there: of a few, none need have a miss.
+        # Adds one more typical unit, because a few units may have no misses at all.
         usual = len(order) / len(begins)
         deviation: Floats = np.sqrt((1 - rate) * (beyond + usual**2)) / rate
         return deviation
@@ -79,16 +79,16 @@ def half_width(
     """Two standard deviations of the hit rates of a sampled curve.
 
     Args:
-        sizes: Pool sizes, growing: ``int64[n]`` on the host.
-        rates: Hit rates at each of them: ``float64[n]``.
-        deviation: Of the rates, by what was in the sample: ``float64[n]``.
+        sizes: Pool sizes, ascending: ``int64[n]`` on the host.
+        rates: Hit rate at each size: ``float64[n]``.
+        deviation: Deviation of the rates due to the selection of blocks: ``float64[n]``.
         rate: Share of the blocks in the sample.
         unit_blocks: Blocks that are in the sample together or not at all.
 
     Returns:
         ``float64[n]`` on the host, each at most 1.
     """
-    # A pool holds as many units of the sample as a draw of that many gives; and it rounds to one.
+    # The number of sample units in a pool varies like a random draw, and is rounded to one.
     away = np.sqrt((1 - rate) * sizes * unit_blocks / rate) + (1 - rate) * unit_blocks / rate
     lower, upper = (np.interp(sizes + sign * away, sizes, rates) for sign in (-1, 1))
     steep = np.maximum(upper - rates, rates - lower)

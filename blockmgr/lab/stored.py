@@ -1,9 +1,9 @@
-"""Requests in a file of their own, made again one at a time: a trace larger than memory.
+"""Stores requests in a temporary file, for traces larger than memory.
 
-A store holds two byte strings: the contents of prompts and outputs one after another, and an index
-with one record of a fixed size for each request. Each stays in memory as long as it is small, and
-goes on in a temporary file after that, which has no name and so is gone with the process.
-``TMPDIR`` says where. What is in memory then does not depend on the number of requests.
+A store has two byte strings: the concatenated contents of prompts and outputs, and an index with
+    one fixed-size record per request. Each is in memory as long as it is small, and then continues
+    in a temporary file in ``TMPDIR``, which has no name and so disappears with the process. So
+    memory use does not depend on the number of requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["RequestStore", "Row", "StoredRequests"]
 
 IN_MEMORY: Final = 64 * 2**20
-"""Bytes of the contents, or of the index, from which on they go into a file."""
+"""Bytes of the contents, or of the index, above which they go to a file."""
 
 AT_ONCE: Final = 4096
 """Requests whose index records are read together."""
@@ -49,15 +49,15 @@ INDEX: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What a reader has found out about one request.
+    """A reader's record of one request.
 
     Attributes:
         arrival_ms: When it came.
-        order: Its place among requests that came at the same time.
+        order: Its place among simultaneous requests.
         prompt: Ids or tokens.
-        num_tokens: Tokens that ids stand for; None if ``prompt`` holds tokens.
+        num_tokens: Number of tokens of the ids; None if ``prompt`` holds tokens.
         num_output_tokens: Tokens generated.
-        outputs: The tokens generated, one list a sample; empty if unknown.
+        outputs: The tokens generated, one list per sample; empty if unknown.
         namespace: Tenant salt or adapter.
     """
 
@@ -71,7 +71,7 @@ class Row:
 
 
 class _Bytes:
-    """Bytes that are appended and read anywhere, in memory while they are few."""
+    """Bytes that can be appended, and read at any position; in memory while they are few."""
 
     def __init__(self, in_memory: int) -> None:
         self._in_memory = in_memory
@@ -80,7 +80,7 @@ class _Bytes:
         self._spilled = 0
 
     def _hold(self, file: IO[bytes]) -> None:
-        """Keep a file open for as long as this is."""
+        """Keep a file open for the lifetime of this object."""
         self._file = file
         weakref.finalize(self, file.close)
 
@@ -93,7 +93,7 @@ class _Bytes:
             self._spill()
 
     def freeze(self) -> None:
-        """Nothing is appended from here on."""
+        """Ends appending."""
         if self._file is not None:
             self._spill()
 
@@ -114,7 +114,7 @@ class _Bytes:
         self._kept = bytearray()
 
     def __getstate__(self) -> tuple[bytes, str | None, int]:
-        # Another process on this machine opens the same file, nameless as it is.
+        # Another process on this machine opens the same unnamed file.
         path = None if self._file is None else f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         return bytes(self._kept), path, self._spilled
 
@@ -127,10 +127,10 @@ class _Bytes:
 
 
 class RequestStore:
-    """Takes rows one by one and gives them back as a sequence of requests.
+    """Takes rows one by one, and returns them as a sequence of requests.
 
     Args:
-        in_memory: Bytes of contents, and of the index, that are held in memory.
+        in_memory: Most bytes of the contents, and of the index, in memory.
     """
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
@@ -144,7 +144,7 @@ class RequestStore:
         self._in_order = True
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Keep rows, in any order."""
+        """Add rows in any order."""
         record = np.zeros(1, dtype=INDEX)
         for row in rows:
             hashed = row.num_tokens is not None
@@ -181,13 +181,13 @@ class RequestStore:
         return len(self._index) // INDEX.itemsize
 
     def requests(self, tokens_per_id: int, *, from_zero: bool = False) -> StoredRequests:
-        """All requests, in order of arrival; nothing is added from here on.
+        """All requests in order of arrival; no rows can be added after this call.
 
         Args:
             tokens_per_id: Tokens that each id stands for.
-            from_zero: Count time from the first request.
+            from_zero: Whether to count time from the first request.
 
-        Cost: 24 bytes of memory a request for the while if rows did not come in order.
+        Cost: Temporarily 24 bytes of memory per request if rows were not in order.
         """
         self._data.freeze()
         self._index.freeze()
@@ -222,13 +222,13 @@ def _chunks(index: _Bytes, count: int, dtype: np.dtype[Any]) -> Iterator[npt.NDA
 
 
 class StoredRequests(Sequence[Request]):
-    """Requests in order of arrival, each made when it is asked for.
+    """Requests in order of arrival, each created on access.
 
     Attributes:
         all_hashed: Whether every prompt is known by ids alone, and no output is known.
-        any_hashed: Whether some prompt is.
+        any_hashed: Whether any prompt is known by ids.
         tokens_per_id: Tokens that each id stands for.
-        words: Tokens that tell an id from the others.
+        words: Tokens that identify an id.
         start_ms: Subtracted from every arrival.
     """
 
@@ -272,11 +272,11 @@ class StoredRequests(Sequence[Request]):
     def columns(
         self,
     ) -> tuple[npt.NDArray[np.int64], list[bytes], npt.NDArray[np.uint64]]:
-        """All requests at once, if all are known by ids.
+        """All requests as columns, if all are known by ids.
 
         Returns:
-            Arrivals, tokens of prompts, tokens of outputs and numbers of ids: ``int64[4, n]``;
-            the namespaces; and all ids one after another.
+            Arrivals, prompt tokens, output tokens and numbers of ids: ``int64[4, n]``; the
+            namespaces; and all ids, concatenated.
         """
         index = np.frombuffer(self._index.read(0, len(self._index)), dtype=INDEX)
         starts, sizes = index["start"], index["items"].astype(np.int64) * 8

@@ -1,4 +1,4 @@
-"""One trace at several capacities, beside what was attainable."""
+"""One trace at several capacities, compared with an unbounded pool."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ PERCENT: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A pool size, as a number of blocks or as a share of the working set.
+    """A pool size, as a number of blocks or as a fraction of the working set.
 
     Attributes:
-        text: As it was asked for, such as ``"10%"`` or ``"4096"``.
-        value: Blocks, or the share of the working set.
+        text: The user's input, such as ``"10%"`` or ``"4096"``.
+        value: Blocks, or the fraction of the working set.
     """
 
     text: str
     value: int | Fraction
 
     def blocks(self, working_set_blocks: int) -> int:
-        """Blocks in the pool; a share is rounded down, to no less than 1."""
+        """Blocks in the pool; a fraction is rounded down, but to at least 1."""
         if isinstance(self.value, int):
             return self.value
         return max(1, int(self.value * working_set_blocks))
 
     def equals(self, other: Capacity) -> bool:
-        """Whether both ask for the same, however that was written; 100% is not 1 block."""
+        """Whether both are the same size, whatever the spelling; 100% is not 1 block."""
         return (type(self.value), self.value) == (type(other.value), other.value)
 
 
@@ -60,12 +60,12 @@ class Study:
 
     Attributes:
         trace: Name of the trace.
-        config: How it was replayed.
-        attainable: What an unbounded pool would do; None if that was not asked for.
-        full_attention: With groups that have states, what one would do for full attention alone, as
-            if there were a state wherever a prompt needs one; else None.
-        capacities: Pool sizes, in the order asked for.
-        results: One replay for each of them.
+        config: Config of the replays.
+        attainable: The counts of an unbounded pool; None if not requested.
+        full_attention: With groups that have states, the counts for full attention alone, as if
+            there were a state wherever a prompt needs one; else None.
+        capacities: Pool sizes in the requested order.
+        results: One replay for each capacity.
     """
 
     trace: str
@@ -85,7 +85,7 @@ def parse_capacities(text: str) -> tuple[Capacity, ...]:
     """Capacities from a list such as ``"5%,10%,4096"``.
 
     Raises:
-        ValueError: An item is neither a percentage nor a block count above 0, or there twice.
+        ValueError: An item is neither a percentage nor a number of blocks above 0, or is repeated.
 
     >>> [capacity.blocks(1000) for capacity in parse_capacities("2.5%,64")]
     [25, 64]
@@ -98,7 +98,7 @@ def parse_capacities(text: str) -> tuple[Capacity, ...]:
 
 
 def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
-    """What an unbounded pool does with ``trace``.
+    """The counts of an unbounded pool for ``trace``.
 
     With ``config.min_partial_tokens`` the hits are those of a replay through a pool so large that
     it never evicts; otherwise they are counted without a pool. With groups of layers they are those
@@ -116,14 +116,14 @@ def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
     if not config.min_partial_tokens:
         return best
     sequences = sum(request.num_samples for request in trace.requests)
-    # Each sequence leaves one partial tail at most, so this pool never evicts; and with a row for
-    # each, none waits.
+    # Each sequence leaves at most one partial tail, so this pool never evicts; with a row for each,
+    # none waits.
     ample = replay(trace, best.working_set_blocks + sequences, replace(config, max_seqs=sequences))
     return replace(best, hit_tokens=ample.hit_tokens)
 
 
 def working_set_blocks(trace: Trace, config: ReplayConfig) -> int:
-    """Blocks with which a replay neither evicts nor waits, without counting hits.
+    """Number of blocks with which a replay neither evicts nor waits, without counting hits.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
@@ -133,10 +133,10 @@ def working_set_blocks(trace: Trace, config: ReplayConfig) -> int:
 
 
 def full_attention(trace: Trace, config: ReplayConfig) -> Attainable:
-    """What an unbounded pool does for full attention alone: a bound for any set of groups.
+    """The counts of an unbounded pool for full attention alone, a bound for all groups.
 
-    Where a block ends within the tokens of an id, parts of blocks are found to the smallest number
-    of tokens that both are a multiple of.
+    If blocks can end inside the tokens of an id, parts of blocks are found in units of the greatest
+    common divisor of both sizes.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
@@ -157,12 +157,12 @@ def study(
     progress: Progress | None = None,
     clock: Clock = time.thread_time,
 ) -> Study:
-    """Replay ``trace`` at each capacity, beside what was attainable.
+    """Replay ``trace`` at each capacity, and in an unbounded pool.
 
     Args:
         trace: The requests.
-        capacities: Pool sizes; shares are of ``Attainable.working_set_blocks``.
-        config: How to replay.
+        capacities: Pool sizes; fractions refer to ``Attainable.working_set_blocks``.
+        config: Config of the replay.
         ceiling: Whether to compute the attainable rate. It takes memory for every distinct prefix;
             a replay takes memory for its pool only.
         progress: Called once for each request of each replay.
@@ -195,7 +195,7 @@ def study(
 
 
 def parse_share(text: str) -> Fraction:
-    """A share such as ``"30%"`` or ``"0.3"``.
+    """A fraction such as ``"30%"`` or ``"0.3"``.
 
     Raises:
         ValueError: Not a number from 0 to 1, or from 0% to 100%.

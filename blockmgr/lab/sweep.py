@@ -1,8 +1,8 @@
-"""One trace under several eviction policies, pool sizes and block sizes, on several workers.
+"""One trace with several policies, pool sizes and block sizes, on several workers.
 
-Every row stands beside two ceilings: the best any order of eviction could do in a pool of that
-size, and an unbounded pool. Replays go by ids where that counts the same. Workers share nothing, so
-a row does not depend on how many there are, nor on which machine.
+Every row has two upper bounds: that of any eviction order in a pool of that size, and an unbounded
+    pool. Replays use ids if the counts are the same. Workers share no state, so rows do not depend
+    on their number or their machines.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class SweepRow:
     Attributes:
         policy: Name of the eviction policy.
         block_size: Tokens per block.
-        capacity: Pool size as it was asked for.
-        result: What the replay counted.
-        optimum: The best any order of eviction does at this pool size, one request at a time; None
+        capacity: Pool size as requested.
+        result: The counts of the replay.
+        optimum: Upper bound for any eviction order at this pool size, one request at a time; None
             with groups of layers, for which none is known.
-        attainable: What an unbounded pool does at this block size.
-        baseline: What LRU without hints counts at this place; None if it was not replayed.
+        attainable: The counts of an unbounded pool at this block size.
+        baseline: The counts of LRU without hints at these sizes; None if not replayed.
     """
 
     policy: str
@@ -63,7 +63,7 @@ class SweepRow:
 
     @property
     def best(self) -> Optimum:
-        """``optimum``, for readers of rows that have one.
+        """``optimum``, of a row that has one.
 
         Raises:
             ValueError: The replay had groups of layers.
@@ -74,10 +74,10 @@ class SweepRow:
 
     @property
     def gap_closed(self) -> float | None:
-        """The share of the gap between LRU and the optimum that this row closes; 1 is all.
+        """The fraction of the gap between LRU and the optimum that this row closes; 1 is all.
 
-        None where LRU without hints was not replayed, there is no optimum, or LRU is as good as the
-        optimum to a hundredth of a point: a share of next to nothing says nothing.
+        None if LRU without hints was not replayed, if there is no optimum, or if LRU is within a
+        hundredth of a point of the optimum, because a fraction of such a small gap means nothing.
         """
         if self.baseline is None or self.optimum is None:
             return None
@@ -88,12 +88,12 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooSmall:
-    """A pool smaller than the largest request, which cannot be compared with others.
+    """A pool smaller than the largest request, whose hit rate is not comparable.
 
     Attributes:
         block_size: Tokens per block.
-        capacity: Pool size as it was asked for.
-        num_blocks: The same in blocks.
+        capacity: Pool size as requested.
+        num_blocks: Pool size in blocks.
         least_blocks: Blocks of the largest request.
     """
 
@@ -105,13 +105,13 @@ class TooSmall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """All rows: by block size, then by pool size, then by policy, each as asked for.
+    """All rows by block size, then by pool size, then by policy, in the requested order.
 
     Attributes:
         trace: Name of the trace.
-        config: How it was replayed, but for what the rows say.
+        config: Config of the replays, except for the columns of the rows.
         rows: At least one.
-        too_small: Pools that were asked for and not replayed, in the same order.
+        too_small: Requested pools that were not replayed, in the same order.
     """
 
     trace: str
@@ -121,7 +121,7 @@ class Sweep:
 
 
 def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
-    """Blocks that the largest request of ``trace`` holds: the smallest pool that runs them all."""
+    """Blocks of the largest request of ``trace``, and so of the smallest pool that runs all."""
     requests = trace.requests
     if config.groups or not isinstance(requests, StoredRequests) or not requests.all_hashed:
         return max(held_blocks(request, config) for request in requests)
@@ -131,8 +131,8 @@ def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
 
 
 def num_tasks(*, policies: int, capacities: int, block_sizes: int, hints: object = "none") -> int:
-    """How often ``sweep`` calls ``advance`` with so many of each, none of the pools too small."""
-    # With hints, what they are compared with is a replay of its own.
+    """The number of calls of ``advance`` by ``sweep``, if no pool is too small."""
+    # With hints, the baseline is a separate replay.
     return block_sizes * (2 + capacities * (policies + (hints != "none")))
 
 
@@ -151,13 +151,14 @@ def sweep(
 
     Args:
         trace: The requests.
-        capacities: Pool sizes; shares are of the working set at each block size.
-        config: How to replay; its ``eviction`` and ``block_size`` give way to the next two.
+        capacities: Pool sizes; fractions refer to the working set at each block size.
+        config: Config of the replays; the next two arguments replace ``eviction`` and
+            ``block_size``.
         policies: Names of eviction policies, at least one.
         block_sizes: Tokens per block; empty for that of ``config``.
         warmup: Requests at the start that fill the pool and are not counted, fewer than there are.
-        jobs: Processes at work, at least 1, or a cluster. With more than one process, and with a
-            cluster, some are spawned, so a program that calls this keeps its own start behind
+        jobs: Number of processes, at least 1, or a cluster. More than one process, or a cluster,
+            needs spawned processes, so the calling program must protect its entry point with
             ``if __name__ == "__main__":``.
         advance: Called ``num_tasks`` times: twice for each block size, and for each replay; less
             often if some pools are too small.
@@ -166,7 +167,7 @@ def sweep(
         ValueError: Every pool is smaller than the largest request, ``jobs`` or ``warmup`` is out of
             bounds, there is no such policy, or the trace cannot be cut into blocks of such a size.
         ChildProcessError: A process was killed three times while no task ended.
-        ClusterLostError: The cluster does not answer, or not any more.
+        ClusterLostError: The cluster does not answer, or has stopped answering.
         MissingExtraError: There is a cluster, and the extra ``ray`` is not installed.
     """
     told = advance or (lambda: None)
@@ -207,7 +208,7 @@ def sweep(
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """A place of the sweep: how it is replayed, the unbounded pool there, and its size."""
+    """A point of the sweep: its config, its unbounded pool, and its pool size."""
 
     config: ReplayConfig
     ceiling: Attainable
@@ -215,7 +216,7 @@ class _Pool:
     blocks: int
 
     def replayed(self, policies: Sequence[str]) -> list[ReplayConfig]:
-        """What is replayed there, each once; with hints, LRU without them as well."""
+        """The configs to replay there, each once; with hints, also LRU without them."""
         configs = [replace(self.config, eviction=policy) for policy in policies]
         if self.config.hints != "none":
             configs.append(replace(self.config, eviction="lru", hints="none"))
@@ -228,7 +229,7 @@ def _pools(
     ceilings: Sequence[Attainable],
     sizes: Sequence[Capacity],
 ) -> tuple[list[_Pool], list[TooSmall]]:
-    """The places of the sweep in order, and those that no replay there would compare with."""
+    """The points of the sweep in order, and the pools that are too small."""
     pools, too_small = [], []
     for setting, ceiling in zip(settings, ceilings, strict=True):
         least = largest_request_blocks(trace, setting)
@@ -250,16 +251,16 @@ def _pools(
 
 
 def check_pool(trace: Trace, config: ReplayConfig, capacity: Capacity, working_set: int) -> None:
-    """Refuse a pool that would reject requests: its hit rate cannot be compared.
+    """Refuse a pool that would reject requests, because its hit rate is not comparable.
 
     Args:
         trace: The requests.
-        config: How they are replayed.
-        capacity: Pool size as it was asked for.
-        working_set: Blocks that its share is of.
+        config: Config of the replay.
+        capacity: Pool size as requested.
+        working_set: Blocks to which a fraction refers.
 
     Raises:
-        ValueError: It is smaller than the largest request; says which is not.
+        ValueError: It is smaller than the largest request; the message gives a sufficient size.
     """
     blocks = capacity.blocks(working_set)
     least = largest_request_blocks(trace, config)
@@ -272,5 +273,5 @@ def check_pool(trace: Trace, config: ReplayConfig, capacity: Capacity, working_s
 
 
 def _rounded_up(blocks: int, working_set: int) -> str:
-    """The smallest share, in hundredths of a percent, that gives at least so many blocks."""
+    """The smallest percentage with two decimals that gives at least this many blocks."""
     return f"{-(-10_000 * blocks // working_set) / 100:g}%"

@@ -1,11 +1,11 @@
-"""Traces: requests in order of arrival, and the files they are read from.
+"""Traces: requests in order of arrival, and reading and writing them.
 
-``read_trace`` reads what ``blockmgr.lab.formats`` lists, plain or compressed with gzip or zstd,
-from files, folders and standard input. Its requests are in a store, which goes
-into a temporary file where it is large, so a trace may be larger than memory.
+``read_trace`` reads the formats of ``blockmgr.lab.formats``, plain or compressed with gzip or zstd,
+from files, folders and standard input. It keeps the requests in a store, which uses a temporary
+file if it is large, so a trace may be larger than memory.
 
 ``write_trace`` writes blockmgr's own format: a header record with format and version, then one
-record a request with its tokens in full.
+record per request with all its tokens.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Trace:
         if not self.requests:
             raise ValueError("requests must hold at least 1 request, got 0")
         if isinstance(self.requests, StoredRequests):
-            return  # in order by its own making
+            return  # sorted already
         arrivals = [request.arrival_ms for request in self.requests]
         if arrivals != sorted(arrivals):
             raise ValueError("requests must be in order of arrival_ms")
@@ -87,9 +87,9 @@ class Trace:
         return next((prompt.tokens_per_id for prompt in self._hashed_prompts()), 1)
 
     def segment_size(self, block_size: int) -> int:
-        """Tokens of the longest piece of which a trace says at once whether it was there before.
+        """Tokens of the largest unit in which a trace identifies prefixes.
 
-        An id's if all prompts are known by ids and each stands for whole blocks, else a block's.
+        That is an id if all prompts are known by ids of whole blocks each, else a block.
         """
         size = self.tokens_per_id
         return size if self.is_hashed and size % block_size == 0 else block_size
@@ -97,17 +97,18 @@ class Trace:
     def check_block_size(
         self, block_size: int, min_partial_tokens: int = 0, *, any_size: bool = False
     ) -> None:
-        """Refuse a block size at which the trace does not say which blocks are equal.
+        """Refuse a block size at which the trace does not determine which blocks are equal.
 
         Args:
             block_size: Tokens per block.
-            min_partial_tokens: Fewest tokens that are reused from part of a block; 0 is off.
-            any_size: Let a block hold parts of ids. It then equals another one if all these ids
-                do: what two prompts share within an id that is not the same counts as different.
+            min_partial_tokens: Fewest tokens to reuse from part of a block; 0 is off.
+            any_size: Whether blocks may contain parts of ids. Two blocks are then equal if all
+                these ids are equal: a prefix shared inside different ids counts as different.
 
         Raises:
-            ValueError: Below 1, or a prompt is known by ids and blocks neither divide an id's
-                tokens nor are whole ids; or there are fewer tokens than tell two ids apart.
+            ValueError: The size is below 1; or a prompt is known by ids, and the size is neither a
+                divisor nor a multiple of the tokens of an id; or a block has too few tokens to
+                distinguish ids.
         """
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {block_size}")
@@ -134,7 +135,7 @@ class Trace:
             )
 
     def has_whole_ids(self, block_size: int) -> bool:
-        """Whether no block of this size ends within the tokens of an id, but for whole blocks."""
+        """Whether ids consist of whole blocks of this size, or the other way round."""
         size = self.tokens_per_id
         return size % block_size == 0 or block_size % size == 0
 
@@ -159,22 +160,22 @@ def read_trace(
     """The requests of a trace, of any of the formats of ``blockmgr.lab.formats``.
 
     Args:
-        path: File to read, or a folder, whose files are parts of one trace; ``"-"`` is standard
-            input. Its name, with what cannot be printed as escapes, is the trace's.
-        sort: Take requests in any order, and put them in order of arrival.
+        path: File to read, or a folder whose files are parts of one trace; ``"-"`` is standard
+            input. Its name, with unprintable characters escaped, is the name of the trace.
+        sort: Whether to accept requests in any order and sort them by arrival.
         tokenizer: Local folder with a Hugging Face tokenizer, for traces of text.
-        tokens_per_id: Tokens that an id stands for; None to find out from the lengths of prompts.
-        max_line_bytes: Longest line or record to accept; no more of one is ever held.
+        tokens_per_id: Tokens per id; None to detect it from the lengths of prompts.
+        max_line_bytes: Longest line or record to accept; the reader never holds more of one.
 
     Raises:
-        TraceFormatError: A file is of no known format, of another than the files before, or not
-            what its format says; names path, line and column.
+        TraceFormatError: A file has an unknown format, another format than earlier files, or is
+            malformed; the error has path, line and column.
         MissingExtraError: A file needs an extra that is not installed.
         ValueError: An argument is wrong, or is missing for this trace.
         OSError: A file cannot be read.
 
-    Cost: O(size of the files) time. Memory does not grow with the number of requests, but for
-    24 bytes each where they have to be put in order; see ``blockmgr.lab.stored``.
+    Cost: O(size of the files) time. Memory does not grow with the number of requests, except for 24
+    bytes each if they must be sorted; see ``blockmgr.lab.stored``.
     """
     if tokens_per_id is not None and tokens_per_id < 1:
         raise ValueError(f"tokens_per_id must be at least 1, got {tokens_per_id}")
@@ -204,7 +205,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     Raises:
         ValueError: ``path`` is a symbolic link or a folder; or a request takes a line longer than
             ``read_trace`` accepts.
-        OSError: The file cannot be written; an old file is unchanged.
+        OSError: The file cannot be written; an existing file is unchanged.
 
     Cost: O(tokens) time and file size: prompts known by ids are written in full.
     """

@@ -1,8 +1,8 @@
-"""Cached blocks that no prompt can make use of, recomputed from a snapshot of a manager.
+"""Counts cached blocks that no prompt can use, from a snapshot of a manager.
 
-A prompt goes on at a *boundary*: a prefix at which every group holds what the next query reads.
-A cached block that no boundary needs is lost memory. A manager frees such blocks at once; this
-counts them.
+A prompt can continue at a *boundary*: a prefix for which every group holds what the next query
+    reads. A cached block that no boundary needs wastes memory. A manager frees such blocks
+    immediately; this module counts them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NEVER: Final = 1 << 62
 
 
 def useless_blocks(blocks: BlockSnapshot, groups: Sequence[Group], block_size: int) -> int:
-    """Idle blocks, of any group, that no boundary needs.
+    """Number of idle blocks of any group that no boundary needs.
 
     Args:
-        blocks: A snapshot, with no copy pending.
-        groups: Those of the manager.
+        blocks: A snapshot without pending copies.
+        groups: The groups of the manager.
         block_size: Tokens per block.
 
     Cost: O(blocks x groups).
@@ -64,7 +64,7 @@ def useless_blocks(blocks: BlockSnapshot, groups: Sequence[Group], block_size: i
             boundaries &= parts[place].keys()
             continue
         reads[place] = {n: _first_read(group, length[n]) // block_size for n in nodes}
-        run: dict[int, int] = {}  # blocks without a gap that end here
+        run: dict[int, int] = {}  # length of the gapless run of blocks that ends here
         for node in nodes:
             run[node] = 1 + run.get(parents[node], 0) if node in parts[place] else 0
             if run[node] <= depth[node] - reads[place][node]:
@@ -90,7 +90,7 @@ def useless_blocks(blocks: BlockSnapshot, groups: Sequence[Group], block_size: i
 
 
 def _first_read(group: Group, position: int) -> int:
-    """The first position that the query at this one reads."""
+    """The first position that the query at this position reads."""
     match group:
         case SlidingWindow(width):
             return max(0, position - width + 1)
@@ -101,13 +101,13 @@ def _first_read(group: Group, position: int) -> int:
 
 
 def _by_node(blocks: BlockSnapshot, chosen: npt.NDArray[np.bool_]) -> dict[int, int]:
-    """Blocks of a further group, by the block of full attention that they are found with."""
+    """Blocks of another group, by the block of full attention with which they are found."""
     ids = np.flatnonzero(chosen)
     return dict(zip(blocks.parent[ids].tolist(), ids.tolist(), strict=True))
 
 
 def _parents_first(blocks: BlockSnapshot, nodes: list[int]) -> list[int]:
-    """Nodes in an order in which each follows the one that it continues."""
+    """Nodes in an order with parents before children."""
     children: dict[int, list[int]] = {}
     roots = []
     for node, parent in zip(nodes, blocks.parent[nodes].tolist(), strict=True):

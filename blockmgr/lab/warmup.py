@@ -1,9 +1,9 @@
-"""What a replay counts after its first requests, which only fill the pool.
+"""The counts of a replay without its first requests, which only fill the pool.
 
-Requests are admitted in the order of the trace, and nothing that comes later changes what happened
-before. So the counts of the first requests are those of a replay of them alone, and the rest is the
-difference. An order of eviction that knows the future is another matter: there the first requests
-are made to look nothing up (``RunColumns.counted_after``).
+Requests are admitted in the order of the trace, and later requests do not affect earlier ones. So
+the counts of the first requests are those of a replay of them alone, and the result is the
+difference. For an eviction order that knows the future, the first requests look nothing up instead
+(``RunColumns.counted_after``).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ COUNTED: Final = (
     "partial_hit_tokens",
     "evictions",
 )
-"""Counts of a replay that belong to one request each."""
+"""Counts of a replay that are sums over requests."""
 
 
 def warmup_requests(trace: Trace, share: Fraction) -> int:
-    """Requests in this share of a trace, rounded down.
+    """Number of requests in this fraction of a trace, rounded down.
 
     Raises:
         ValueError: ``share`` is not in ``[0, 1)``.
@@ -64,19 +64,19 @@ def result_after(result: ReplayResult, first: ReplayResult) -> ReplayResult:
     """The counts of a replay without those of its first requests.
 
     Args:
-        result: Of the whole trace.
-        first: Of its first requests, in the same pool.
+        result: Counts of the whole trace.
+        first: Counts of its first requests, in the same pool.
 
     Returns:
-        ``result`` with other numbers of requests, of their tokens and waits, and of evictions. The
-        others, such as peaks and means over time, are those of the whole replay.
+        ``result`` with reduced counts of requests, tokens, waits and evictions. The other numbers,
+        such as peaks and means over time, are those of the whole replay.
     """
     counts = {name: getattr(result, name) - getattr(first, name) for name in COUNTED}
     return replace(result, by_group=_by_group_after(result.by_group, first.by_group), **counts)
 
 
 def attainable_after(whole: Attainable, first: Attainable) -> Attainable:
-    """What an unbounded pool finds after the first requests; its blocks are those of all."""
+    """The hits of an unbounded pool after the first requests; blocks are those of all."""
     return replace(
         whole,
         query_tokens=whole.query_tokens - first.query_tokens,
@@ -88,11 +88,11 @@ def curve_after(whole: Curve, first: Curve) -> Curve:
     """A curve without the look-ups of the first requests.
 
     Args:
-        whole: Of the whole trace.
-        first: Of its first requests, from all blocks or from a sample like that of ``whole``.
+        whole: Curve of the whole trace.
+        first: Curve of its first requests, from all blocks or from the same sample as ``whole``.
 
     Returns:
-        A curve whose errors, if any, are at most the two errors together.
+        A curve whose errors, if any, are at most the sum of both errors.
     """
     sizes = np.union1d(whole.capacities, first.capacities)
     sizes = sizes[sizes >= whole.longest_request_blocks]
@@ -100,7 +100,7 @@ def curve_after(whole: Curve, first: Curve) -> Curve:
 
     def after(name: str) -> Counts:
         found = _at(whole, name, sizes) - _at(first, name, sizes)
-        # The difference of two estimates may fall by a little.
+        # The difference of two estimates may decrease slightly.
         return np.maximum.accumulate(np.maximum(found, 0))
 
     errors = None
@@ -119,7 +119,7 @@ def curve_after(whole: Curve, first: Curve) -> Curve:
 
 
 def _at(curve: Curve, name: str, sizes: Counts) -> Counts:
-    """``Curve.hit_blocks_at`` or ``hit_tokens_at`` of several pool sizes."""
+    """``Curve.hit_blocks_at`` or ``hit_tokens_at`` for several pool sizes."""
     capacities, counts = curve.capacities, getattr(curve, name)
     right = np.minimum(np.searchsorted(capacities, sizes), len(counts) - 1)
     left = np.maximum(right - 1, 0)

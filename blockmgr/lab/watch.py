@@ -1,11 +1,11 @@
-"""A replay that remembers when each block was filled, found and evicted.
+"""A replay that records when each block was filled, found and evicted.
 
-* A *reuse gap* is the time from one use of a block's content, which may be the computing of it, to
-  the next time a prompt asks for it, whether it is still there or not.
+* A *reuse gap* is the time from one use of a block's content, such as its computation, to the next
+  request for it, whether or not it is still cached.
 * A *lifetime* is the time from a block's promotion to its eviction.
 
-Times are simulated. All of it is read off the block tables, so the replay counts what it would
-count unwatched.
+Times are simulated. All data come from the block tables, so the counts are those of a replay that
+is not watched.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ NEVER: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """The pool at one instant. All numbers are blocks, and together they are the pool.
+    """The pool at one instant. All numbers are blocks, and their sum is the pool.
 
     Attributes:
-        time_ms: When, in simulated milliseconds.
-        shared: In use by two sequences or more.
-        alone: In use by one, or held for a copy.
-        idle: Not in use, by how long ago their content was used: one number for each age band.
-        free: Holding nothing.
+        time_ms: Time in simulated milliseconds.
+        shared: Blocks in use by two or more sequences.
+        alone: Blocks in use by one sequence, or held for a copy.
+        idle: Idle blocks by time since their last use: one number for each age band.
+        free: Free blocks.
     """
 
     time_ms: int
@@ -56,19 +56,18 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Watched:
-    """What a watched replay saw.
+    """The data of a watched replay.
 
     Attributes:
-        result: What the replay counted.
-        asked_gaps_ms: One for each block that a prompt asked for and that some request had
-            computed before: ``int64[n]``.
-        reuse_gaps_ms: Of these, one for each block that was found: ``int64[m]``.
-        lifetimes_ms: One for each block that was evicted: ``int64[k]``, with ``result.evictions``
-            of them if there is no warm-up.
-        idle_ms: Of the same blocks, the time since their last use: ``int64[k]``.
-        uses: Of the same blocks, how often a prompt found them: ``int64[k]``.
-        age_bounds_ms: Where the age bands of frames part, growing; the last band has no end.
-        frames: The pool over time; empty if none were asked for.
+        result: The counts of the replay.
+        asked_gaps_ms: Reuse gap of each requested block that was computed before: ``int64[n]``.
+        reuse_gaps_ms: Of these, the gaps of blocks that were found: ``int64[m]``.
+        lifetimes_ms: Lifetime of each evicted block: ``int64[k]``, where k is ``result.evictions``
+            without a warm-up.
+        idle_ms: For the same blocks, the time since their last use: ``int64[k]``.
+        uses: For the same blocks, how often a prompt found them: ``int64[k]``.
+        age_bounds_ms: Bounds between the age bands of frames, ascending; the last band has no end.
+        frames: The pool over time; empty if not requested.
     """
 
     result: ReplayResult
@@ -91,23 +90,23 @@ def watch(
     warmup: int = 0,
     progress: Progress | None = None,
 ) -> Watched:
-    """``replay``, watched.
+    """A watched ``replay``.
 
     Args:
         trace: The requests.
         num_blocks: Blocks in the pool, at least 1.
-        config: How to replay, without reuse of parts of blocks.
-        frames: Instants at which to look at the whole pool, spread evenly over the trace.
-        age_bounds_ms: Where the age bands of idle blocks part, growing.
-        warmup: Requests at the start whose gaps are not noted, nor evictions until the next one
-            comes; ``result`` counts them all.
+        config: Config of the replay, without reuse of parts of blocks.
+        frames: Number of samples of the whole pool, spread evenly over the trace.
+        age_bounds_ms: Bounds between the age bands of idle blocks, ascending.
+        warmup: Requests at the start whose gaps are not recorded, nor evictions before the next
+            request; ``result`` counts all.
         progress: Called once for each request.
 
     Raises:
         ValueError: ``config.min_partial_tokens`` is not 0, or the trace cannot be cut into blocks
             of ``config.block_size``.
 
-    Cost: that of ``replay``, O(blocks of the request) a request, and O(num_blocks) a frame.
+    Cost: That of ``replay``, O(blocks of the request) per request, and O(num_blocks) per frame.
     """
     if config.min_partial_tokens:
         raise ValueError(
@@ -121,7 +120,7 @@ def watch(
 
 
 class _WatchedManager(BlockManager):
-    """A manager that notes what becomes of each block id. The driver sets ``now``."""
+    """A manager that records the history of each block id. The driver sets ``now``."""
 
     def __init__(self, config: ManagerConfig) -> None:
         self._set_up(config)
@@ -158,8 +157,8 @@ class _WatchedManager(BlockManager):
     def commit(self, handle: int, num_computed_tokens: int) -> None:
         super().commit(handle, num_computed_tokens)
         full = self.sequence(handle).block_ids[: num_computed_tokens // self.config.block_size]
-        # A block that turned out to be cached already gave way to the cached one, which counts
-        # as filled when it was.
+        # A block that was cached already is replaced by the cached one, which keeps its time of
+        # filling.
         fresh = full[self.promoted_ms[full] == NEVER]
         self.promoted_ms[fresh] = self.now
         self.used_ms[fresh] = self.now
@@ -173,7 +172,7 @@ class _WatchedManager(BlockManager):
         self._taken(ids[~kept])
 
     def _taken(self, ids: npt.NDArray[np.int32]) -> None:
-        """Note what the blocks held until they were taken for new content."""
+        """Record the old content of blocks that are taken for new content."""
         evicted = ids[self.promoted_ms[ids] != NEVER]
         if len(evicted):
             lived = self.now - self.promoted_ms[evicted]
@@ -183,7 +182,7 @@ class _WatchedManager(BlockManager):
 
 
 class _WatchedLoop(EventLoop):
-    """The replay's event loop, which tells the manager the time and looks at it now and then."""
+    """The replay's event loop, which sets the manager's time and samples the pool."""
 
     def __init__(
         self,
@@ -206,7 +205,7 @@ class _WatchedLoop(EventLoop):
         due = np.linspace(first, last, frames) if frames else np.zeros(0)
         self._due = [int(instant) for instant in reversed(due)]
         self._frames: list[Frame] = []
-        # What requests refer to, by content: a block that was evicted is still the one it was.
+        # The references of requests by content, which do not change with evictions.
         self._stream = references(trace, config)
         self._content_used_ms = np.full(self._stream.runs.num_nodes, NEVER, dtype=np.int64)
         self._asked_gaps: list[Times] = []
@@ -239,7 +238,7 @@ class _WatchedLoop(EventLoop):
         return admitted
 
     def _note_gaps(self, number: int, now: int, view: Sequence) -> None:
-        """How long ago the blocks of a prompt were used, and that they are used now."""
+        """Record the times since the last use of a prompt's blocks, and their new use."""
         refers = self._stream.requests[number - 1]
         used = self._content_used_ms
         asked = np.array(self._stream.nodes(refers.limit), dtype=np.int64)

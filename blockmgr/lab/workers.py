@@ -1,7 +1,7 @@
-"""Who carries out the tasks of a sweep: this process, several of this machine, or a cluster.
+"""Runs the tasks of a sweep in this process, in several processes, or on a cluster.
 
-A task is a function and what it takes after the ``Replays`` of the trace. Which worker has it does
-not show in what it returns, and results come back in the order of the tasks.
+A task is a function and its arguments after the ``Replays`` of the trace. Its result does not
+depend on the worker, and results are returned in the order of the tasks.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ if TYPE_CHECKING:
 __all__ = ["Advance", "RayCluster", "Task", "Workers", "uninterrupted", "workers_on"]
 
 Advance = Callable[[], None]
-"""Called once for each piece of work that is done."""
+"""Called once for each finished piece of work."""
 
 Task = tuple[Any, ...]
-"""A function, and what it takes after the replays. Workers elsewhere get it pickled."""
+"""A function, and its arguments after the replays. Other processes get it pickled."""
 
 
 LOSSES: Final = 3
-"""How often in a row a process is killed before the work ends."""
+"""How often in a row a process may be killed before the work fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayCluster:
-    """A cluster of Ray, which is another's or is started for the time of the work.
+    """A cluster of Ray, either existing or started for this work.
 
     Attributes:
-        address: ``"local"`` starts a cluster of this machine alone; ``"auto"`` is one that runs on
-            this machine already; ``"HOST:PORT"`` is one whose head is there.
-        num_cpus: Processors of a cluster that is started; None for all. Of others it must be None.
-        connect_s: Longest time until the cluster answers, in seconds.
+        address: ``"local"`` starts a cluster on this machine; ``"auto"`` uses one that runs on this
+            machine; ``"HOST:PORT"`` is the address of a cluster's head.
+        num_cpus: Processors of a started cluster; None for all. Must be None for an existing
+            cluster.
+        connect_s: Longest wait for the cluster's answer, in seconds.
         silence_s: Longest time without a sign of life of its driver, in seconds.
-        limit_s: Longest time for all tasks that are given at once, in seconds; None for any.
-        retries: How often a task is begun again whose worker was killed.
+        limit_s: Longest time for one batch of tasks, in seconds; None for no limit.
+        retries: How often a task is restarted if its worker is killed.
 
     Raises:
-        ValueError: A number is out of its bounds, or ``num_cpus`` does not go with ``address``.
+        ValueError: A number is out of its bounds, or ``num_cpus`` is set for an existing cluster.
         TypeError: A value is of the wrong type.
     """
 
@@ -81,20 +82,20 @@ class RayCluster:
 
 
 class Workers(Protocol):
-    """Carries out tasks on one trace, until the block of its ``with`` ends."""
+    """Runs tasks on one trace, inside a ``with`` block."""
 
     def __enter__(self) -> Self:
-        """Get ready."""
+        """Start the workers."""
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """Stop all that runs."""
+        """Stop the workers."""
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """What each task returns, in order.
+        """Run tasks and return their results in order.
 
         Args:
-            tasks: What to do.
-            advance: Called for each task that is done.
+            tasks: The tasks.
+            advance: Called for each finished task.
         """
 
 
@@ -102,15 +103,15 @@ def workers_on(trace: Trace, jobs: int | RayCluster, warmup: int = 0) -> Workers
     """Workers for a trace.
 
     Args:
-        trace: What tasks are about.
-        jobs: How many processes, at least 1; or a cluster.
+        trace: The trace for the tasks.
+        jobs: Number of processes, at least 1; or a cluster.
         warmup: Requests at the start that replays do not count, fewer than there are.
 
     Raises:
         ValueError: ``jobs`` is below 1, or there are not more requests than ``warmup``.
     """
     if isinstance(jobs, RayCluster):
-        # Imports nothing of clusters where there is none.
+        # Imports Ray only for a cluster.
         from blockmgr.lab.on_ray import RayWorkers  # noqa: PLC0415
 
         return RayWorkers(trace, jobs, warmup)
@@ -120,11 +121,11 @@ def workers_on(trace: Trace, jobs: int | RayCluster, warmup: int = 0) -> Workers
 
 
 class Processes:
-    """Carries out tasks here, or in spawned processes.
+    """Runs tasks in this process or in spawned processes.
 
-    A process that is killed costs time, not a result: the others end with it, and new ones do what
-    is left, as many at once as before. If one of those is killed before any task is done, the next
-    ones run one at a time, because the system may be short of memory.
+    If a process is killed, no result is lost: all processes end, and the same number of new ones
+    run the remaining tasks. If one of those is killed before any task is done, the next ones run
+    one at a time, because the system may be short of memory.
     """
 
     def __init__(self, trace: Trace, jobs: int, warmup: int = 0) -> None:
@@ -134,7 +135,8 @@ class Processes:
         self._pool = self._spawn(jobs) if jobs > 1 else None
 
     def _spawn(self, jobs: int) -> ProcessPoolExecutor:
-        # Spawned, because a fork would copy threads' locks. Each process gets the trace once.
+        # Spawned, because a fork would copy locks of other threads. Each process gets the trace
+        # once.
         return ProcessPoolExecutor(
             jobs,
             mp_context=multiprocessing.get_context("spawn"),
@@ -149,16 +151,16 @@ class Processes:
         if self._pool is None:
             return
         if error is not None:
-            # The caller does not wait for their tasks, which may take minutes.
+            # Do not wait for their tasks, which may take minutes.
             for process in list((self._pool._processes or {}).values()):
                 process.terminate()
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, tasks: Sequence[Task], advance: Advance) -> list[Any]:
-        """As ``Workers`` has it.
+        """As in ``Workers``.
 
         Raises:
-            ChildProcessError: A process was killed again and again, and no task done meanwhile.
+            ChildProcessError: Processes were killed repeatedly, and no task finished meanwhile.
         """
         if self._pool is None:
             return list(self._run_here(tasks, advance))
@@ -180,10 +182,10 @@ class Processes:
         return [results[place] for place in range(len(tasks))]
 
     def _collect(self, tasks: Sequence[Task], results: dict[int, Any], advance: Advance) -> None:
-        """Adds the results that are missing, in any order.
+        """Adds the missing results, in any order.
 
         Raises:
-            BrokenProcessPool: A process was killed. The results have all that was done before.
+            BrokenProcessPool: A process was killed. The results contain all finished tasks.
         """
         assert self._pool is not None
         places: dict[Future[Any], int] = {}
@@ -213,15 +215,15 @@ class Processes:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT back, and let processes that are started meanwhile never see one.
+    """Delay SIGINT, and make processes that are started meanwhile ignore it.
 
-    A terminal sends it to all of them. The one that waits for the others ends them; on their own
-    they would each end in a traceback, wherever their imports or replays had got to.
+    A terminal sends SIGINT to all processes of a command. The parent ends the others; otherwise
+    each of them would print a traceback.
     """
     seen: list[tuple[int, Any]] = []
     handler = signal.getsignal(signal.SIGINT)
-    # Python handles a signal in the main thread, whichever thread got it: the mask alone would not
-    # hold it back there, and a process that was just started would be in no list.
+    # Python handles signals in the main thread, whichever thread received them: the mask alone
+    # would not delay a signal there, and a process that was just started would be in no list.
     holds = callable(handler) and threading.current_thread() is threading.main_thread()
     if holds:
         signal.signal(signal.SIGINT, lambda number, frame: seen.append((number, frame)))
@@ -237,7 +239,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 _replays: list[Replays] = []
-"""In a spawned process, those of the one trace that it works on."""
+"""In a spawned process, the replays of its trace."""
 
 
 def _take_trace(trace: Trace, warmup: int) -> None:

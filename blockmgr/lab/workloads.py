@@ -1,13 +1,13 @@
-"""Seeded generators of requests that share prompts in the ways real ones do.
+"""Seeded generators of requests that share prompts like real traffic.
 
 The same name, parameters and seed give the same trace. Arrivals are a Poisson process. Lengths
-called ``..._tokens`` are means: each length is drawn evenly from half to one and a half of it, so
-that prefixes end anywhere within a block; system prompts and tool lists, which a service repeats
-word for word, have exactly the length given. Outputs are known, so a replay computes and caches
-them, and prompts that continue an answer find it.
+called ``..._tokens`` are means: each length is uniform between half and one and a half times the
+mean, so that prefixes end anywhere in a block; system prompts and tool lists, which a service
+repeats word for word, have exactly the given length. Outputs are known, so a replay computes and
+caches them, and prompts that continue an answer find it.
 
-Tokens are drawn evenly from the vocabulary: two texts that are not copies of each other share a
-beginning only by chance.
+Tokens are uniform over the vocabulary: two texts that are not copies of each other share a prefix
+    only by chance.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 VOCABULARY: Final = 128_000
-# What the next turn of a conversation waits for is the answer: the replay's default pace.
+# The next turn of a conversation waits for the answer, at the replay's default pace.
 MS_PER_OUTPUT_TOKEN: Final = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameters:
-    """Checks shared by all parameter records: every number is above 0."""
+    """The base of all parameter records, which checks that every number is above 0."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -79,13 +79,13 @@ class SharedPrompt(_Parameters):
 class FewShot(_Parameters):
     """Questions after worked examples: an instruction, some of a task's examples, a question.
 
-    Every request of a task begins with the same instruction. The examples that follow are drawn
-    in random order from the task's own, so prompts part at different examples.
+    Every request of a task begins with the same instruction. Examples of the task follow in random
+    order, so prompts diverge at different examples.
 
     Attributes:
         requests: Questions in all.
         tasks: Different instructions, each with examples of its own.
-        examples: Examples a task has to draw from.
+        examples: Number of examples of a task.
         shots: Examples in a prompt.
         instruction_tokens: Length of an instruction, in tokens.
         example_tokens: Mean length of an example, in tokens.
@@ -110,13 +110,13 @@ class Chat(_Parameters):
     """Conversations: each turn sends everything said so far and one question more.
 
     Attributes:
-        conversations: Conversations in all; all begin with one system prompt.
+        conversations: Conversations in all; all begin with the same system prompt.
         turns: Mean turns of a conversation.
         system_tokens: Length of the system prompt, in tokens.
         question_tokens: Mean length of a question, in tokens.
         answer_tokens: Mean length of an answer, in tokens.
-        think_s: Mean pause between an answer and the next question, in seconds.
-        conversations_per_s: Mean conversations begun per second.
+        think_s: Mean time between an answer and the next question, in seconds.
+        conversations_per_s: Mean number of conversations started per second.
     """
 
     conversations: int = 200
@@ -139,7 +139,7 @@ class Agent(_Parameters):
         task_tokens: Mean length of a task, in tokens.
         action_tokens: Mean length of an action, in tokens.
         observation_tokens: Mean length of a tool's answer, in tokens.
-        tool_s: Mean time a tool takes, in seconds.
+        tool_s: Mean time of a tool call, in seconds.
         agents_per_s: Mean agents started per second.
     """
 
@@ -187,7 +187,7 @@ class ParallelSampling(_Parameters):
     """Several answers to each prompt: the prompt is computed once and forked.
 
     Attributes:
-        requests: Prompts in all; all begin with one system prompt.
+        requests: Prompts in all; all begin with the same system prompt.
         samples: Answers to each prompt.
         system_tokens: Length of the system prompt, in tokens.
         question_tokens: Mean length of a question, in tokens.
@@ -204,7 +204,7 @@ class ParallelSampling(_Parameters):
 
 
 class _Draws:
-    """Everything random about a workload, from one seeded generator."""
+    """All random choices of a workload, from one seeded generator."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(seed))
@@ -213,7 +213,7 @@ class _Draws:
         return self._generator.integers(0, VOCABULARY, size=length, dtype=np.uint32)
 
     def about(self, mean: int) -> int:
-        """A length from half to one and a half of ``mean``, at least 1."""
+        """A random length from half to one and a half times ``mean``, at least 1."""
         return max(1, int(self._generator.integers(mean - mean // 2, mean + mean // 2 + 1)))
 
     def text_about(self, mean: int) -> Tokens:
@@ -227,7 +227,7 @@ class _Draws:
         return [int(arrival) for arrival in np.cumsum(gaps)]
 
     def ranks(self, count: int, ranks: int) -> list[int]:
-        """``count`` draws from ``0 … ranks - 1``, the k-th of them with a weight of 1/k."""
+        """``count`` draws from ``0 … ranks - 1``, with weight 1/k for the k-th value."""
         weights = 1 / np.arange(1, ranks + 1)
         drawn = self._generator.choice(ranks, size=count, p=weights / weights.sum())
         return [int(rank) for rank in drawn]
@@ -340,8 +340,8 @@ class Workload(Generic[P]):
     """A generator and its default parameters.
 
     Attributes:
-        parameters: The defaults, and by their type what can be set.
-        requests: Draws the requests, in any order.
+        parameters: The default parameters; their type defines the settings.
+        requests: Function that draws the requests, in any order.
     """
 
     parameters: P
@@ -349,7 +349,7 @@ class Workload(Generic[P]):
 
     @property
     def summary(self) -> str:
-        """One sentence on what the workload looks like."""
+        """One sentence that describes the workload."""
         return (type(self.parameters).__doc__ or "").partition("\n")[0]
 
 
@@ -363,7 +363,7 @@ WORKLOADS: Final[Mapping[str, Workload[Any]]] = MappingProxyType(
         "parallel-sampling": Workload(ParallelSampling(), _parallel_sampling),
     }
 )
-"""Every generator by name: with its default parameters, the workload of that name."""
+"""Every generator by name, with its default parameters."""
 
 VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = MappingProxyType(
     {
@@ -374,10 +374,10 @@ VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, float]]]] = MappingProxyTyp
         "agent-300": ("agent", {"agents": 300}),
     }
 )
-"""Workloads with other parameters that pages refer to: name, generator, and what is changed."""
+"""Workloads with other parameters, for the documentation: name, generator, changes."""
 
 NAMES: Final = (*WORKLOADS, *VARIANTS)
-"""What ``generate`` takes."""
+"""The names that ``generate`` accepts."""
 
 
 def generate(name: str, seed: int, **changes: float) -> Trace:
@@ -392,7 +392,7 @@ def generate(name: str, seed: int, **changes: float) -> Trace:
         ValueError: No workload has that name, or a value is out of its bounds.
         TypeError: The workload has no such parameter.
 
-    Cost: O(tokens), all held at once.
+    Cost: O(tokens) time and memory.
 
     >>> trace = generate("chat", seed=0, conversations=2)
     >>> trace.requests[0].num_samples
@@ -404,5 +404,5 @@ def generate(name: str, seed: int, **changes: float) -> Trace:
     workload = WORKLOADS[generator]
     parameters = type(workload.parameters)(**{**asdict(workload.parameters), **others, **changes})
     requests = workload.requests(parameters, _Draws(seed))
-    # Stable, so that requests of one instant stay in the order they were drawn.
+    # Stable, so that simultaneous requests keep the order in which they were drawn.
     return Trace(name, tuple(sorted(requests, key=lambda request: request.arrival_ms)))

@@ -1,4 +1,5 @@
-"""The interfaces that people program against already, on the one core.
+"""Interfaces of existing engines, on blockmgr's core.
 
-Each module speaks for one engine or ecosystem and stands alone: import the one you need.
+Each module has the interface of one engine or library, and is independent of the others: import the
+one you need.
 """

@@ -1,8 +1,8 @@
-"""How far an engine's interface has moved since a port of it was last tried.
+"""Compares an engine's interface with the versions that a port was tried with.
 
-A port says what it knows of the engine, as an ``Interface``: parameters of methods, fields of
-structures, names of attributes, places where a name stands. Each is compared with the engine that
-is installed.
+A port lists what it uses of the engine as an ``Interface``: parameters of methods, fields of
+structures, names of attributes, modules that contain a name. This module compares each with the
+installed engine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Difference", "Interface"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as it was.
+    """One difference.
 
     Attributes:
-        place: Where, such as ``KVCacheManager.free``.
-        what: What differs.
-        is_fatal: Whether the port cannot work with it.
+        place: Location, such as ``KVCacheManager.free``.
+        what: The difference.
+        is_fatal: Whether it makes the port unusable.
     """
 
     place: str
@@ -51,7 +51,7 @@ def _short(path: str) -> str:
 
 
 def methods(expected: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
-    """Methods, as ``module:Class.method``, that take other parameters than these, or are gone."""
+    """Methods, as ``module:Class.method``, that are missing or have other parameters."""
     for path, names in expected.items():
         try:
             method = _member(path)
@@ -68,7 +68,7 @@ def methods(expected: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
 
 
 def structures(expected: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
-    """Structures that have other fields than these. One that has to be filled is fatal."""
+    """Structures with other fields. An additional field without a default is fatal."""
     for path, names in expected.items():
         try:
             fields = inspect.signature(_member(path)).parameters
@@ -90,7 +90,7 @@ def structures(expected: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
 
 
 def attributes(expected: Mapping[str, Iterable[str]]) -> Iterator[Difference]:
-    """Names that classes no longer have, nor mention."""
+    """Names that classes no longer have or mention."""
     for path, names in expected.items():
         try:
             kind = _member(path)
@@ -115,7 +115,7 @@ def places(expected: Iterable[tuple[str, str]]) -> Iterator[Difference]:
 def asked(
     modules: Iterable[str], names: Collection[str], known: Collection[str]
 ) -> Iterator[Difference]:
-    """Attributes of variables with these names that modules read and the port does not know."""
+    """Attributes, unknown to the port, that modules read of variables with these names."""
     for module in modules:
         path = inspect.getfile(importlib.import_module(module))
         found = read_of(Path(path).read_text(encoding="utf-8"), names)
@@ -124,7 +124,7 @@ def asked(
 
 
 def read_of(source: str, names: Collection[str]) -> set[str]:
-    """Attributes of variables or attributes with these names in a module."""
+    """The attributes that a module reads of variables or attributes with these names."""
 
     def is_one(node: ast.expr) -> bool:
         return (isinstance(node, ast.Attribute) and node.attr in names) or (
@@ -140,22 +140,22 @@ def read_of(source: str, names: Collection[str]) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interface:
-    """What a port knows of its engine, and the engine that is installed beside it.
+    """The interface of an engine that a port uses, compared with the installed engine.
 
     Attributes:
-        engine: Its name.
+        engine: Name of the engine.
         module: The module that has its ``__version__``.
-        tried: Versions the port was tried with; each also stands for those that continue it.
-            The last is the newest.
+        tried: Versions that the port was tried with, the newest last; each also covers the versions
+            that begin with it.
         methods: Methods, as ``module:Class.method``, and their parameters.
-        attributes: Classes, and names that they have or mention.
+        attributes: Classes, and the names that they have or mention.
         places: Modules, and a name in each that the port replaces or calls.
-        callers: Modules that use what the port stands in for.
-        names: Their variables that hold it.
-        known: Attributes of it that the port has.
+        callers: Modules that use the class that the port replaces.
+        names: Their variables that hold its object.
+        known: Its attributes that the port has.
         structures: Structures that the port fills, and their fields.
-        changed: What methods take and structures have in a version that was tried, where that is
-            not what ``methods`` and ``structures`` say; by version.
+        changed: By version that was tried, the parameters and fields that differ from ``methods``
+            and ``structures``.
     """
 
     engine: str
@@ -171,11 +171,11 @@ class Interface:
     changed: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def version(self) -> str:
-        """Of the engine that is installed."""
+        """Version of the installed engine."""
         return str(importlib.import_module(self.module).__version__)
 
     def is_tried(self) -> bool:
-        """Whether it is one of those that were tried."""
+        """Whether it is one of the versions that were tried."""
         return self._as_tried() is not None
 
     def _as_tried(self) -> str | None:
@@ -186,7 +186,7 @@ class Interface:
         return None
 
     def as_of(self, tried: str) -> Interface:
-        """What is expected of one of the versions that were tried."""
+        """The expected methods and structures of a version that was tried."""
         changes = self.changed.get(tried, {})
         return replace(
             self,
@@ -197,11 +197,11 @@ class Interface:
         )
 
     def as_installed(self) -> Interface:
-        """What is expected of the engine that is installed: its own version, or the newest."""
+        """The same for the installed engine: for its version, or else the newest tried one."""
         return self.as_of(self._as_tried() or self.tried[-1]) if self.tried else self
 
     def differences(self) -> list[Difference]:
-        """All that is not as it was when the version was tried, fatal ones first.
+        """All differences from the version that was tried, fatal ones first.
 
         An untried version is compared with the newest one that was tried.
         """
@@ -216,7 +216,7 @@ class Interface:
         return sorted(found, key=lambda difference: not difference.is_fatal)
 
     def warning(self, found: Iterable[Difference]) -> str:
-        """One line on an engine that was not tried, and what differs in it."""
+        """One line about an untried engine and its differences."""
         named = "; ".join(map(str, found)) or "nothing that is looked at"
         tried = ", ".join(self.tried)
         return (
@@ -225,7 +225,7 @@ class Interface:
         )
 
     def report(self) -> str:
-        """What was compared and what differs, for people."""
+        """A readable report of the comparison."""
         tried = "tried" if self.is_tried() else f"not tried, as {', '.join(self.tried)} was"
         looked_at = len(self.methods) + len(self.structures) + len(self.places)
         looked_at += sum(map(len, self.attributes.values()))
@@ -237,6 +237,6 @@ class Interface:
         return "\n".join([first, *rows])
 
     def main(self) -> int:
-        """Prints the report; 1 if the port cannot work with the engine that is installed."""
+        """Prints the report; returns 1 if the port cannot work with the installed engine."""
         print(self.report())
         return int(any(difference.is_fatal for difference in self.differences()))

@@ -1,8 +1,7 @@
-"""One call of a port at a time, whatever the thread.
+"""Runs one call of a port at a time, from any thread.
 
-A call of a port looks at the core several times before it acts, so what it has seen must still be
-so when it does. The core alone cannot see to that: each of its calls is whole, two in a row are
-not.
+A call of a port reads the core several times before it changes it, so the core must not change in
+between. The core cannot ensure that: its single calls are atomic, but a series of calls is not.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _every: WeakSet[Any] = WeakSet()
 
 
 def new_mutex() -> Any:
-    """The mutex of one port, or of several objects that share their books.
+    """The mutex of one port, or of several objects with common state.
 
     The thread that holds it may take it again.
     """
@@ -38,7 +37,7 @@ def new_mutex() -> Any:
 
 
 def exclusive(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Lets a method run while no other call of the same mutex does."""
+    """Runs a method while no other call holds the same mutex."""
 
     @wraps(method)
     def alone(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -47,8 +46,8 @@ def exclusive(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
         take = (held.extend, map(mutex.acquire, (True,)))
         work = (partial(method, self, *args, **kwargs),)
         try:
-            # One line, as in ``at_once``: no exception from outside comes between the end of the
-            # call and its result, or leaves the mutex taken.
+            # One line, as in ``at_once``: no exception from outside can come between the call and
+            # its result, or leave the mutex locked.
             return [*starmap(call, (take, work, (mutex.release,), (held.clear,)))][1]  # type: ignore[no-any-return]
         except BaseException:
             if held:
@@ -59,7 +58,7 @@ def exclusive(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
 
 
 def _open_all() -> None:
-    # In a forked child the thread that held one does not exist, and would never give it back.
+    # In a forked child, the thread that held a mutex does not exist and would never release it.
     for mutex in _every:
         mutex._at_fork_reinit()
 

@@ -1,4 +1,4 @@
-"""What is raised where an engine asks for what a port of it does not have."""
+"""The error for configurations that a port does not support."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["UnsupportedConfigError"]
 
 
 class UnsupportedConfigError(BlockMgrError, ValueError):
-    """An engine's configuration needs what blockmgr does not have.
+    """blockmgr does not support the engine's configuration.
 
     Attributes:
-        reasons: A sentence for each thing that is missing.
+        reasons: One sentence for each unsupported feature.
         instead: A sentence on how to run the engine without blockmgr.
     """
 

@@ -1,4 +1,4 @@
-"""``python -m blockmgr.stress``: what ``blockmgr stress`` does, without an extra."""
+"""``python -m blockmgr.stress``: ``blockmgr stress`` without an extra."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     add = parser.add_argument
-    add("--seed", type=int, default=1, help="decides everything (default: 1)")
+    add("--seed", type=int, default=1, help="seed of all random choices (default: 1)")
     add("--profile", default="all", help=f"all, or one of {', '.join(PROFILES)}")
     add("--ops", type=int, default=100_000, help="operations in all (default: 100,000)")
     add("--config", choices=["random", "default"], default="random", help="options of the managers")

@@ -1,4 +1,4 @@
-"""What ``blockmgr stress`` and ``python -m blockmgr.stress`` do."""
+"""The command behind ``blockmgr stress`` and ``python -m blockmgr.stress``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plan_of(
     """The plan of these options.
 
     Raises:
-        ValueError: An option that is out of its bounds.
+        ValueError: An option is out of its bounds.
     """
     if profile != "all" and profile not in PROFILES:
         raise ValueError(f"--profile must be all or one of {', '.join(PROFILES)}, got {profile}")
@@ -51,15 +51,15 @@ def plan_of(
 
 @dataclass(frozen=True)
 class Command:
-    """A run of the program, or a failing run made again."""
+    """A run of the program, or a repeated failing run."""
 
     program: str
-    """How the user calls it, for the line that says how to run a failure again."""
+    """The user's command, for the line on how to repeat a failure."""
 
     as_json: bool = False
 
     def run(self, plan: Plan, jobs: int, out: Path) -> int:
-        """Plays operations; returns the exit code, and leaves a failing run in ``out``."""
+        """Runs operations; returns the exit code, and saves a failing run in ``out``."""
         started = time.monotonic()
         try:
             outcome = _run(plan, jobs)
@@ -88,7 +88,7 @@ class Command:
         return int(found is not None)
 
     def _keep(self, failure: Failure, plan: Plan, path: Path) -> None:
-        """Cuts the run down and writes it."""
+        """Reduces the run and writes it."""
 
         def fails(records: list[Record]) -> bool:
             return violation_of(replace(failure.case, records=records), plan.manager) is not None
@@ -114,7 +114,7 @@ class Command:
 
 
 class _Progress:
-    """A line on stderr every few seconds; nothing of it is data."""
+    """Prints progress to stderr every few seconds."""
 
     def __init__(self, ops: int) -> None:
         self.ops, self.started, self.last = ops, time.monotonic(), 0.0
@@ -128,7 +128,7 @@ class _Progress:
 
 
 def _share(plan: Plan) -> Outcome | Failure:
-    """One process's part; a failure is returned as a value, because it has more than a message."""
+    """The part of one process; returns a failure as a value, to keep all of its fields."""
     try:
         return stress(plan)
     except Failure as failure:
@@ -138,13 +138,13 @@ def _share(plan: Plan) -> Outcome | Failure:
 def _run(plan: Plan, jobs: int) -> Outcome:
     if jobs == 1:
         return stress(plan, _Progress(plan.ops))
-    spread = 2**40  # seeds of one process never reach those of the next
+    spread = 2**40  # the seeds of processes never overlap
     plans = [
         replace(plan, seed=plan.seed + job * spread, ops=-(-plan.ops // jobs))
         for job in range(jobs)
     ]
     total = Outcome()
-    # Processes that never see an interrupt: this one ends them.
+    # Worker processes ignore interrupts: this process ends them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         pool = multiprocessing.Pool(jobs)

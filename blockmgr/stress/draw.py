@@ -1,7 +1,7 @@
-"""Operations as records: drawn from a seed, written to a file, cut down, run again.
+"""Operations as records, which can be drawn from a seed, written, reduced and run again.
 
-A record names its sequences by numbers that are taken modulo how many there are, and its tokens in
-full. So whatever is left of a run when records are taken out of it is a run as well.
+A record contains its tokens in full, and names its sequences by numbers modulo the number of
+sequences. So a run stays valid when records are removed from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Draw", "Record"]
 
 Record = dict[str, Any]
 
-BIG = 2**16  # far above any number of sequences, so that each is as likely
+BIG = 2**16  # far above any number of sequences, so that each is equally likely
 EXTRAS = ("x", "y")
 
 
@@ -41,21 +41,21 @@ class Draw:
         return {**record, **more()} if more else record
 
     def number(self) -> int:
-        """Names a sequence, or anything else of which there are some."""
+        """A number that selects a sequence, or an item of any other list."""
         return self.rng.randrange(BIG)
 
     def token(self) -> int:
-        """One of the few different tokens of the run."""
+        """One of the few distinct tokens of the run."""
         return self.rng.randrange(self.vocabulary)
 
     def tokens(self, longest: int) -> list[int]:
         """At least one token."""
         return [self.token() for _ in range(self.rng.randint(1, longest))]
 
-    # ---- what an operation needs besides its name and a sequence ------------------------
+    # ---- arguments of operations besides name and sequence ------------------------
 
     def admit(self) -> Record:
-        """A prompt that begins like others."""
+        """A prompt that shares a prefix with others."""
         rng = self.rng
         stem = rng.choice(self.stems)
         tokens = stem[: rng.randint(1, len(stem))] + self.tokens(4)[rng.randint(0, 1) :]
@@ -73,7 +73,7 @@ class Draw:
         }
 
     def limits(self, length: int) -> Record:
-        """How much to take from the cache, and how many blocks to hold back."""
+        """The most tokens to take from the cache, and the number of blocks to hold back."""
         rng, limits = self.rng, {}
         if rng.random() < 0.1:
             limits["max_cached_tokens"] = rng.randint(0, length)
@@ -102,16 +102,16 @@ class Draw:
         return {"batch": batch, "tokens": [self.token() for _ in batch]}
 
     def reparent(self) -> Record:
-        """A batch, and the place in it of each one's parent."""
+        """A batch, and the index of each sequence's parent in it."""
         batch = self.batch(0.7)
         return {"batch": batch, "parents": [self.number() for _ in batch]}
 
     def step(self) -> Record:
-        """One sequence may be left out, one token may not be committed yet."""
+        """One sequence may be left out, and one token may stay uncommitted."""
         return {
             "skip": self.rng.choice([-1, -1, -1, 0, 1]),
             "held_back": self.rng.choice([0, 0, 0, 1]),
-            # What is told apart by the low 16 bits of a step is taken for another then.
+            # After that many steps, the low 16 bits of the step number repeat.
             "pause": 2**16 - self.rng.randint(0, 2) if self.rng.random() < 1 / 4096 else 0,
         }
 
@@ -120,7 +120,7 @@ class Draw:
         return {"applied": self.rng.random() < 0.5}
 
     def abort(self) -> Record:
-        """Now and then while a copy of an unfinished copy has been asked for."""
+        """Sometimes while a copy of an unfinished copy is planned."""
         return {"nested": self.rng.random() < 0.5}
 
     def complete(self) -> Record:
@@ -128,39 +128,39 @@ class Draw:
         return {"count": self.rng.randint(1, 2)}
 
     def commit(self) -> Record:
-        """All there is, or a fixed number, which may be out of bounds."""
+        """All slots, or a fixed number, which may be out of bounds."""
         return {"num_computed": self.rng.choice([None, 1, 5])}
 
     def reserve(self) -> Record:
-        """Some more slots than tokens, or fewer."""
+        """A few more slots than tokens, or fewer."""
         return {"more": self.rng.randint(-4, 5)}
 
     def truncate(self) -> Record:
-        """A part of the tokens; out of bounds at both ends."""
+        """A part of the tokens, which may be out of bounds at both ends."""
         return {"share": self.rng.random()}
 
     def fork(self) -> Record:
-        """Now and then no child at all, which is refused."""
+        """Sometimes no child, which the manager refuses."""
         return {"n": self.rng.choice([1, 1, 2, 3, 0])}
 
     def branch(self) -> Record:
-        """A family, in the order in which it writes."""
+        """A family of sequences, in the order in which they write."""
         order = [0, 1, 2]
         self.rng.shuffle(order)
         cut = self.rng.randint(0, 3) if self.rng.random() < 0.3 else None
         return {"order": order, "tokens": [self.token() for _ in range(6)], "cut": cut}
 
     def resume(self) -> Record:
-        """With all its slots, or only some."""
+        """With all slots, or only some."""
         slots = self.rng.choice([None, None, 1, 9])
         return {"num_slots": slots, "read_cache": self.rng.random() < 0.9}
 
     def hold(self) -> Record:
-        """A few blocks, now and then twice."""
+        """A few blocks, sometimes twice."""
         return {"count": self.rng.randint(0, 3), "twice": self.rng.random() < 0.2}
 
     def let_go(self) -> Record:
-        """Some of what is held, now and then too often."""
+        """Some of the held blocks, sometimes too often."""
         return {"count": self.rng.randint(1, 6), "again": self.rng.random() < 0.1}
 
     def touch_blocks(self) -> Record:
@@ -183,15 +183,15 @@ class Draw:
         }
 
     def unpin(self) -> Record:
-        """Now and then twice."""
+        """Sometimes twice."""
         return {"again": self.rng.random() < 0.2}
 
     def set_time(self) -> Record:
-        """Now and then backwards."""
+        """Sometimes backwards."""
         return {"seconds": self.rng.choice([0.5, 1, 3, -1])}
 
     def free(self) -> Record:
-        """Now and then in the step that was to compute it."""
+        """Sometimes in the step that would compute it."""
         return {"withdraw": self.rng.random() < 0.3}
 
     def preempt(self) -> Record:
@@ -199,9 +199,9 @@ class Draw:
         return {"withdraw": self.rng.random() < 0.3}
 
     def reset(self) -> Record:
-        """The cache, and now and then what it says of its last requests."""
+        """The cache, and sometimes its recent hits."""
         return {"reset_hit_rate": self.rng.random() < 0.5}
 
     def nonsense(self) -> Record:
-        """A call on a sequence that is gone."""
+        """A call on a sequence that has ended."""
         return {"call": self.rng.choice(["free", "preempt", "resume", "fork"])}

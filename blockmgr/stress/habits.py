@@ -1,7 +1,8 @@
-"""What engines differ in that a manager has to serve alike: how they find where to write.
+"""Habits of engines: the different ways in which they find the slots to write.
 
-An engine that looks everything up at launch makes up for much: it computes again whatever the
-manager says is not computed. Others remember what they have done, and write that much and no more.
+An engine that looks everything up at launch hides many bugs: it computes again whatever the manager
+says is not computed. Other engines remember what they have done, and write only what they expect to
+be missing.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ __all__ = ["Habits", "draw_habits"]
 
 @dataclass(frozen=True)
 class Habits:
-    """How an engine goes about its work; by default it looks everything up.
+    """The habits of one engine; by default it looks everything up.
 
     Attributes:
-        writes: Where the forward of a sequence starts to write, and where to. ``"as_asked"``: at
-            ``num_computed_tokens``, in the slots that ``slot_mapping`` gives at launch.
-            ``"left_off"``: after what it has written, or was told is cached, which it never looks
-            up again. ``"as_handed"``: there too, in the slots it was given by the call that made
-            room for the tokens, and in no others.
-        by_row: Takes slots and lengths from the arrays of all rows, by the number of the row.
-        refills: Admits a prompt as soon as a sequence ends, into its row, in the same step.
-        eager: With ``early_commit``, commits whatever it can as soon as it can.
-        first_step: Steps that were launched, with nothing in them, before anything else.
+        writes: First token and slots that the forward of a sequence writes. ``"as_asked"``: from
+            ``num_computed_tokens``, in the slots of ``slot_mapping`` at launch. ``"left_off"``:
+            after the tokens that it wrote or that admission found, without asking again.
+            ``"as_handed"``: likewise, in the slots returned by the call that made room for the
+            tokens, and in no others.
+        by_row: Reads slots and lengths from the arrays of all rows, by row number.
+        refills: Admits a prompt in the same step in which a sequence ends, into its row.
+        eager: With ``early_commit``, commits as many tokens as it can, as soon as it can.
+        first_step: Empty steps launched before all others.
     """
 
     writes: Literal["as_asked", "left_off", "as_handed"] = "as_asked"
@@ -39,12 +40,12 @@ class Habits:
 
     @property
     def looks_up(self) -> bool:
-        """Whether it asks how much is computed."""
+        """Whether the engine asks how many tokens are computed."""
         return self.writes == "as_asked"
 
 
 def draw_habits(rng: random.Random) -> dict[str, Any]:
-    """Habits as they are kept with a run. Few runs begin close to where 16 bits are full."""
+    """Habits in the form stored with a run. Few runs begin near the overflow of 16 bits."""
     near = rng.random() < 1 / 64
     return {
         "writes": rng.choice(["as_asked", "left_off", "as_handed"]),

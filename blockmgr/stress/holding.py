@@ -1,4 +1,4 @@
-"""What an engine asks of the cache, and does with single blocks: holds, forgetting."""
+"""Look-ups in the cache, and calls on single blocks: holds, removal."""
 
 # ruff: noqa: D102
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["HoldingEngine"]
 
 COUNTS = ("num_cached_tokens", "num_partial_tokens", "num_idle_blocks", "num_computing_tokens")
-"""What a match says in numbers."""
+"""The numeric fields of a match."""
 
 
 class HoldingEngine(RememberingEngine):
-    """Looks prompts up, and names blocks by their ids, as code that moves K/V does."""
+    """Looks prompts up, and uses block ids, as code that moves K/V does."""
 
     def match(
         self,
@@ -49,7 +49,7 @@ class HoldingEngine(RememberingEngine):
             raise DivergenceError(f"block_digests({tokens}): {answer[0]}, expected {answer[1]}")
 
     def some_blocks(self, which: int, count: int) -> list[tuple[int, int]]:
-        """Ids in the manager and in the model of a few blocks that hold something."""
+        """Ids, in the manager and in the model, of a few blocks with content."""
         if self.model is None:
             states = self.manager.blocks().state
             pairs = [(b, b) for b, state in enumerate(states) if state != BlockState.FREE]
@@ -59,7 +59,7 @@ class HoldingEngine(RememberingEngine):
         return (pairs[start:] + pairs[:start])[:count]
 
     def owners(self) -> dict[int, Block]:
-        """The model's blocks by the manager's names for them."""
+        """The model's blocks, by the manager's ids."""
         return {self.names[b.serial]: b for b in self.model.live if b.serial in self.names}
 
     def hold(self, which: int, count: int, *, twice: bool = False) -> None:
@@ -91,7 +91,7 @@ class HoldingEngine(RememberingEngine):
         self.settle()
 
     def compare_blocks(self, owner: dict[int, Block]) -> None:
-        """Answers about single blocks."""
+        """Checks queries about single blocks."""
         for block_id, block in owner.items():
             for name in ("is_cached", "ref_count"):
                 ours, due = (

@@ -1,7 +1,7 @@
-"""One manager under test beside the model and the KV oracle: every call goes through here.
+"""Runs every call on the manager under test, the model and the KV oracle.
 
-Each call is made on the manager and on the model; what they answer or raise is compared, and then
-what can be seen of both. Block ids and handles are compared up to renaming.
+Each call is made on the manager and on the model; their results or errors are compared, and then
+their visible state. Block ids and handles are compared up to renaming.
 """
 
 # ruff: noqa: D102
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DivergenceError", "Entry", "Launched", "LockStep"]
 
-# A TypeError is never in order: no rule passes a value of the wrong type.
+# A TypeError is always a failure: no rule passes a value of the wrong type.
 REFUSALS = (BlockMgrError, ValueError)
 NOBODY = b"a namespace without a quota"
 VIEW = (
@@ -49,7 +49,7 @@ class DivergenceError(AssertionError):
 
 @dataclass(eq=False)
 class Entry:
-    """A live sequence as the engine knows it."""
+    """The engine's record of a live sequence."""
 
     handle: int
     twin: int  # its handle in the model
@@ -58,8 +58,8 @@ class Entry:
     tokens: list[int]
     prefixes: list[int]
     start: int = 0  # first position the next forward has to write
-    # What an engine remembers that does not look it up: where it left off, what it committed ahead
-    # of the next forward, and the slots it was given.
+    # The memory of an engine that does not look things up: where it left off, what it committed
+    # ahead of the next forward, and the slots it was given.
     left_off: int = 0
     promise: int = 0
     handed: Any = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass
 class Launched:
-    """A step on its way, with the entries that take part in it."""
+    """A step in flight, with its entries."""
 
     step: Step
     entries: list[tuple[Entry, int, Work]]
@@ -80,7 +80,7 @@ class Launched:
 
 
 class LockStep:
-    """A manager, optionally its model, and a device: every call on both, and what they show."""
+    """A manager, optionally its model, and a device; makes and compares every call."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class LockStep:
         self.detectors = detectors
         self.manager = manager(**config)
         self.model: Any = model(**config) if model is not None and "D" in detectors else None
-        # A model that stands in for the manager has one order, whatever the configuration says.
+        # A model in place of the manager has one eviction order, whatever the configuration.
         of_its_own = config.get("eviction", "lru") != "lru" and manager is BlockManager
         if self.model is not None and of_its_own:
             self.model.choose_victim = self.choose_victim
@@ -123,7 +123,7 @@ class LockStep:
         self.skip_steps(self.habits.first_step)
 
     def skip_steps(self, count: int) -> None:
-        """Launches that many steps with nothing in them."""
+        """Launches this many empty steps."""
         take, applied = self.manager.take_copies, self.manager.copies_applied
         for _ in range(count):
             ticket = take().ticket
@@ -136,7 +136,7 @@ class LockStep:
     # ---- calling both -------------------------------------------------------------------
 
     def both(self, name: str, ours: Sequence[Any], theirs: Sequence[Any], **kw: Any) -> Any:
-        """Calls manager and model; a pair of answers, or None when both refuse alike."""
+        """Calls manager and model; returns both results, or None if both raise the same error."""
         before = {} if self.model is None else self.model_names()
         known = 0 if self.model is None else len(self.model.remaps)
         answer, error = self.attempt(self.manager, name, ours, kw)
@@ -157,13 +157,13 @@ class LockStep:
         return None if error is not None else (answer, answer if self.model is None else expected)
 
     def choose_victim(self, idle: list[Block]) -> Block:
-        """What the manager has evicted in the call that the model is about to make.
+        """The model's next victim: under another order, one that the manager evicted.
 
-        The model knows one order, the least recently used first. Under any other it gets the
-        victims that have gone, and checks that each was idle without children.
+        The model knows only one order, the least recently used first. Under any other order it gets
+        the manager's victims, and checks that each was idle and without children.
 
-        A victim that left blocks of a lower level behind went last of its level, unless those
-        have gone as well.
+        A victim that left blocks of a lower level behind was the last of its level, unless those
+        were evicted as well.
         """
         facts, names = self.manager.blocks(), self.model_names()
         # The sequence that needs the room takes the victims.
@@ -175,7 +175,7 @@ class LockStep:
         return min(leaves, key=lambda leaf: not self.lowered_by(leaf, idle) <= set(gone))
 
     def lowered_by(self, leaf: Block, idle: list[Block]) -> set[Block]:
-        """The idle blocks of one level that fall below it when this one goes."""
+        """The idle blocks that fall below a level when this block is evicted."""
         if not self.model.config.retention:
             return set()
         level, live = self.model.level(leaf), self.model.live
@@ -205,7 +205,7 @@ class LockStep:
         return {b.id: self.names[b.serial] for b in self.model.live if b.serial in self.names}
 
     def settle(self) -> None:
-        """To be called when the entries are in step with the last call."""
+        """Runs the detectors; call it when the entries reflect the last call."""
         for entry in self.entries:
             view = self.manager.sequence(entry.handle)
             entry.start = min(entry.start, view.num_computed_tokens)
@@ -217,7 +217,7 @@ class LockStep:
     # ---- detectors ----------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Lock-step: everything that can be seen, up to the names of blocks."""
+        """Compares all visible state, up to the names of blocks."""
         self.model.check_invariants()
         ours, theirs = asdict(self.manager.stats()), asdict(self.model.stats())
         if ours != theirs:
@@ -240,7 +240,7 @@ class LockStep:
         self._known = len(self.model.remaps)
 
     def compare_sequences(self, owner: dict[int, Block]) -> None:
-        """Each sequence beside its twin."""
+        """Compares each sequence with its counterpart."""
         for entry in self.entries:
             view, expected = self.manager.sequence(entry.handle), self.model.sequence(entry.twin)
             for name in VIEW:
@@ -254,14 +254,14 @@ class LockStep:
             self.compare_row(entry, view)
 
     def compare_mirror(self, mirror: Mirror) -> None:
-        """What events alone say can be found, beside the full blocks that the model finds."""
+        """Compares the mirror fed by events with the full blocks that the model finds."""
         due = {
             block.content
             for block in self.model.live
             if block.content is not None and len(block.tokens) == self.size
         }
         seen = mirror.contents
-        # Where all digests are the same, one stands for all blocks.
+        # If all digests are equal, one stands for all blocks.
         if set(seen.values()) != due if self.distinct else len(seen) != bool(due):
             raise DivergenceError(f"the mirror has {set(seen.values())}, expected {due}")
 
@@ -269,7 +269,7 @@ class LockStep:
         raise NotImplementedError
 
     def compare_sums(self) -> None:
-        """Answers about several sequences or blocks."""
+        """Checks queries about several sequences or blocks."""
         for name in ("recent_hits", "num_common_prefix_blocks"):
             seen, due = (getattr(m, name)() for m in (self.manager, self.model))
             if seen != due:
@@ -284,7 +284,7 @@ class LockStep:
             states = self.manager.pinned(ours), self.model.pinned(theirs)
             if states[0] != states[1]:
                 raise DivergenceError(f"pin {ours} (manager, model): {states}")
-        if not hasattr(self.manager, "blocks"):  # a model on trial has no map of its blocks
+        if not hasattr(self.manager, "blocks"):  # a model under test has no map of its blocks
             return
         priority = self.manager.blocks().priority.tolist()
         for block_id, block in owner.items():
@@ -313,7 +313,7 @@ class LockStep:
             raise DivergenceError(f"{what}: {list(ids)}, expected {[names[i] for i in blocks]}")
 
     def check_fences(self, name: str) -> None:
-        """No block a launched step may still use is handed out for writing."""
+        """Checks that no block is handed out for writing while a launched step may use it."""
         tables: set[int] = set()
         busy = set().union(*(launched.blocks for launched in self.steps))
         for handle in self.manager.handles():

@@ -1,4 +1,4 @@
-"""A mirror of a manager's cache that knows nothing but its events."""
+"""A mirror of a manager's cache, fed only by its events."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["Mirror"]
 
 
 class Mirror:
-    """The prefixes that can be found, by digest, kept up by events alone."""
+    """The findable prefixes by digest, updated only by events."""
 
     def __init__(self) -> None:
         self.contents: dict[bytes, Content] = {}
 
     def follow(self, manager: Any) -> None:
-        """Applies what has happened since the last time."""
+        """Applies the events since the last call."""
         events = manager.take_events()
         self.apply(events)
         if events.num_lost:
             self.apply(manager.take_snapshot())
 
     def apply(self, events: Events) -> None:
-        """Applies events in their order; one that says what is known already is an error."""
+        """Applies events in order; an event that changes nothing is an error."""
         for event in events:
             if event.kind is EventKind.CLEARED:
                 self.contents.clear()

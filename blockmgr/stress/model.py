@@ -1,9 +1,9 @@
-"""The slow, obviously right block manager: what ``blockmgr.BlockManager`` must be equal to.
+"""A slow, obviously right model of ``blockmgr.BlockManager``.
 
-No free queue, no hash, no links, no reference counts: every question is answered by looking at
-everything. A cached block knows the whole prefix it holds, so a look-up is a scan for equal
-content. Whether a block is in use is recomputed from the block tables and the copies after
-every change; a block that has just fallen out of use gets a stamp, and stamps are the LRU order.
+It has no free queue, hashes, links or reference counts: every call scans everything. A cached block
+stores its whole prefix, so a look-up is a scan for equal content. After every change, the model
+recomputes from the block tables and the copies which blocks are in use; a block that has just
+become unused gets a stamp, and stamps are the LRU order.
 """
 
 # ruff: noqa: D102  its calls are those of BlockManager, and described there
@@ -30,7 +30,7 @@ __all__ = ["ModelManager", "Plan", "common"]
 
 
 class ModelManager(BlocksModel):
-    """``BlockManager``, by looking at everything every time."""
+    """``BlockManager``, with a scan of everything in each call."""
 
     # ---- one sequence -------------------------------------------------------------------
 
@@ -48,25 +48,25 @@ class ModelManager(BlocksModel):
         start = index * self.size
         if fresh is None:
             if index < len(seq.blocks):
-                seq.blocks[index].twin = None  # about to differ from it
+                seq.blocks[index].twin = None  # about to diverge from it
             return
         shared = seq.blocks[index]
         brought = max(0, min(seq.written, seq.num_computed_tokens) - start)
         if brought:
             self.record(shared, fresh, brought)
-        # What cannot be copied, because it is not written yet, is computed again.
+        # Tokens that cannot be copied, because they are not written yet, are computed again.
         self.limit_computed(seq, start + brought)
         seq.blocks[index] = fresh
 
     def check_written(self, seq: Seq) -> None:
-        """What a copy has to bring must be there before the forward of this step."""
+        """The tokens of a copy must be written before the forward of this step."""
         start = len(seq.tokens) // self.size * self.size
         kept = seq.settled if self.taken is None else seq.num_computed_tokens
         if kept > max(seq.written, start):
             raise StepError(f"sequence {seq.handle} rests on what this step's forward writes")
 
     def grow(self, seqs: list[Seq], slots: list[int], write: bool = True) -> None:
-        """Slots for every sequence, and the next token's block private: all of it or nothing."""
+        """Takes slots for every sequence and makes the next block private, or does nothing."""
         moving: list[Block] = []
         wanted: list[tuple[int, bool]] = []
         for seq, num_slots in zip(seqs, slots, strict=True):
@@ -114,7 +114,7 @@ class ModelManager(BlocksModel):
         self.promote(seq)
 
     def promote(self, seq: Seq) -> None:
-        """Makes full computed blocks findable, in order, and merges what is cached already."""
+        """Makes full computed blocks findable, in order, and deduplicates them."""
         caches = self.config.prefix_caching and not seq.outdated
         full = seq.num_computed_tokens // self.size if caches else 0
         while seq.promoted < full and not self.unresolved(seq.blocks[seq.promoted]):
@@ -123,7 +123,7 @@ class ModelManager(BlocksModel):
             twin = self.find(content)
             written = min(max(seq.written - index * self.size, 0), self.size)
             if twin not in (None, block) and twin.unwritten and written == self.size:
-                return  # K/V in memory is not replaced by K/V that is yet to be written
+                return  # K/V in memory is not replaced by K/V that is not written yet
             if twin is None:
                 self.publish(block, content)
                 block.unwritten = self.size - written
@@ -145,7 +145,7 @@ class ModelManager(BlocksModel):
             self.settle_down()
 
     def publish(self, block: Block, content: Content) -> None:
-        """Makes a block findable; shorter tails with the same beginning are of no use any more."""
+        """Makes a block findable; shorter tails with the same beginning become useless."""
         extras, tokens = content[1][-1]
         for tail in self.children((content[0], content[1][:-1]), extras):
             if len(tail.tokens) < self.size and tail.tokens == tokens[: len(tail.tokens)]:
@@ -234,7 +234,7 @@ class ModelManager(BlocksModel):
         self.generations[seq.row] += 1
 
     def give_back(self, seq: Seq) -> None:
-        """Gives every block back, tail first: a prefix is only of use from its start."""
+        """Releases every block, tail first: a prefix is only useful from its start."""
         self.check_not_promised(seq)
         self.keep_tail(seq)
         while seq.blocks:
@@ -273,7 +273,7 @@ class ModelManager(BlocksModel):
         if not seq.is_preempted:
             raise SequenceStateError(f"sequence {handle} is running")
         slots = self.checked_slots(seq, num_slots, watermark=0)
-        # What grew past the watermark must be able to come back to an empty pool.
+        # A sequence that grew past the watermark must be able to resume in an empty pool.
         share = self.share(seq.namespace)
         spare = self.limit(share) - -(-max(seq.num_tokens, slots) // self.size)
         held_back = min(self.watermark(share), spare)
@@ -315,7 +315,7 @@ class ModelManager(BlocksModel):
         return np.array(ends, np.int64)
 
     def check_brought(self, seq: Seq, shared: Block) -> None:
-        """No token of a block counts as computed that a pending copy into it does not bring."""
+        """Counts tokens of a block as computed only up to those that a pending copy brings."""
         offset = len(seq.tokens) % self.size
         for copy in self.pending:
             if copy.destination is shared and copy.num_tokens < offset:

@@ -1,4 +1,4 @@
-"""The model's admissions: what of a prompt is cached, and what it takes to give it a place."""
+"""The model's admissions: the cached prefix of a prompt, and the blocks for the rest."""
 
 # ruff: noqa: D102, D103  its calls are those of BlockManager, and described there
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ModelAdmission", "Plan", "Terms", "common", "token_list", "whole"]
 
 @dataclass
 class Terms:
-    """What an admission asks of the cache and of the pool."""
+    """The limits of an admission on the cache and the pool."""
 
     watermark: int
     read_cache: bool = True
@@ -40,7 +40,7 @@ ASKED = {"read_cache": True, "match": None, "max_cached_tokens": None, "watermar
 
 @dataclass
 class Plan:
-    """What an admission would do."""
+    """The plan of an admission."""
 
     hits: list[Block]
     source: Block | None
@@ -86,7 +86,7 @@ def checked_key(namespace: object, extras: object) -> tuple[bytes, dict[int, byt
 
 
 class ModelAdmission(ModelPool):
-    """The part of the model that finds prompts a place."""
+    """The part of the model that admits prompts."""
 
     def sequence(self, handle: int) -> Seq:
         if handle not in self.seqs:
@@ -100,7 +100,7 @@ class ModelAdmission(ModelPool):
         return seq
 
     def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
-        """The child that begins most like the tokens; among equals the last that was linked."""
+        """The child with the longest common prefix; ties go to the one linked last."""
         candidates = self.children(parent, extras)
         lengths = [common(child.written, tokens) for child in candidates]
         least = self.config.min_partial_tokens
@@ -109,15 +109,15 @@ class ModelAdmission(ModelPool):
         return candidates[lengths.index(max(lengths))]
 
     def can_be_taken_over(self, tail: Block, tokens: list[int]) -> bool:
-        """No other sequence holds it, and none of it would be lost."""
+        """Whether no other sequence holds the tail and none of its tokens would be lost."""
         is_whole = len(tail.tokens) < self.size and tokens[: len(tail.tokens)] == list(tail.tokens)
         return is_whole and tail in self.idle()
 
     def plan(self, seq: Seq, num_slots: int, partial: bool, terms: Terms) -> Plan:
-        """The longest cached prefix, and what it takes to admit the sequence with it."""
+        """The longest cached prefix, and the plan to admit the sequence with it."""
         hits: list[Block] = []
         read = terms.read_cache
-        last = len(seq.tokens) - 1  # never served: one token is always left to compute
+        last = len(seq.tokens) - 1  # never found: one token is always left to compute
         last = last if terms.most is None else min(last, terms.most)
         while read and (len(hits) + 1) * self.size <= last:
             hit = self.find(seq.content(len(hits) + 1))
@@ -139,7 +139,7 @@ class ModelAdmission(ModelPool):
         return Plan(hits, source, num_partial, take_over, num_blocks, needed)
 
     def best_plan(self, seq: Seq, num_slots: int, terms: Terms) -> tuple[Plan, bool]:
-        """The best plan there is room for, or one there is none for: a copy holds its source."""
+        """The best plan that fits, or one that does not: a copy keeps its source in use."""
         available = self.available(self.share(seq.namespace)) - terms.watermark
         for partial in (True, False):
             plan = self.plan(seq, num_slots, partial, terms)
@@ -159,7 +159,7 @@ class ModelAdmission(ModelPool):
         return plan
 
     def terms(self, namespace: bytes, asked: Mapping[str, Any]) -> Terms:
-        """What the arguments of an admission say of the cache and of the pool."""
+        """The limits in the arguments of an admission."""
         values = {**ASKED, **asked}
         held_back = values["watermark_blocks"]
         if held_back is not None:
@@ -181,7 +181,7 @@ class ModelAdmission(ModelPool):
         seq.blocks, seq.promoted, seq.is_preempted = list(plan.hits), len(plan.hits), False
         self.seqs[seq.handle] = seq
         for block in plan.hits:
-            block.hint = Priority.NORMAL  # this is the use it spoke of
+            block.hint = Priority.NORMAL  # this is the expected reuse
         self.settle_down()
         if plan.take_over:
             assert plan.source is not None
@@ -260,7 +260,7 @@ class ModelAdmission(ModelPool):
         try:
             self.checked_slots(seq, num_slots, terms.watermark)
         except NeverFitsError:
-            terms.watermark = -(2**31)  # what can never be admitted finds whatever there is
+            terms.watermark = -(2**31)  # a prompt that never fits finds everything that is cached
         plan, _ = self.best_plan(seq, slots, terms)
         num_cached = len(plan.hits) * self.size + plan.num_partial
         ids = np.array([b.id for b in plan.hits], np.int32)
@@ -271,7 +271,7 @@ class ModelAdmission(ModelPool):
         return Match(num_cached, plan.num_partial, ids, idle, computing)
 
     def num_computing(self, wanted: Content) -> int:
-        """The most leading blocks of this that one running sequence has, or will commit."""
+        """The most leading blocks of the prompt that one running sequence has or will commit."""
         namespace, chunks = wanted
         running = (s for s in self.seqs.values() if not s.is_preempted and not s.outdated)
         alike = (s for s in running if self.config.prefix_caching and s.namespace == namespace)

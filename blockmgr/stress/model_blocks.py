@@ -1,4 +1,4 @@
-"""The model's calls by block id, and what is taken back: holds, forgetting, withdrawal."""
+"""The model's calls on single blocks and withdrawals."""
 
 # ruff: noqa: D102  its calls are those of BlockManager, and described there
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["BlocksModel"]
 
 
 class BlocksModel(CacheModel):
-    """The part of the model that is asked about single blocks."""
+    """The part of the model for calls on single blocks."""
 
     def block(self, block_id: int) -> Block | None:
         whole("blocks", block_id, self.first_id, self.config.num_blocks - 1)
         return next((block for block in self.live if block.id == block_id), None)
 
     def known(self, blocks: Iterable[int]) -> list[Block]:
-        """Blocks that a table names, a prompt can find, or a caller holds."""
+        """Blocks that a table names, that a prompt can find, or that a caller holds."""
         found = []
         for block_id in blocks:
             block = self.block(block_id)
@@ -74,7 +74,7 @@ class BlocksModel(CacheModel):
     # ---- forgetting ---------------------------------------------------------------------
 
     def forget_chain(self, block: Block, wrong: set[int]) -> int:
-        """A cached block and all that continues it; who stood beside one stands alone."""
+        """Forgets a cached block and all that continue it; their twins have no twin then."""
         assert block.content is not None
         namespace, chunks = block.content
         gone = [
@@ -92,7 +92,7 @@ class BlocksModel(CacheModel):
         return len(gone)
 
     def forget_table(self, seq: Seq, wrong: set[int]) -> int:
-        """Who names what is wrong reads it, and so does all they have after it."""
+        """A sequence has read the wrong block that it holds, so all its later blocks are wrong."""
         first = next((i for i, b in enumerate(seq.blocks) if b.id in wrong), None)
         if first is None:
             return 0
@@ -134,7 +134,7 @@ class BlocksModel(CacheModel):
             raise StepError(f"ticket {self.last_ticket} is open: this step's forward is fixed")
 
     def withdraw(self, seq: Seq) -> None:
-        """Takes back what was committed ahead of a forward that will not write it."""
+        """Withdraws tokens that were committed ahead of a forward that will not write them."""
         if seq.settled >= seq.num_computed_tokens:
             return
         self.check_no_open_ticket()
@@ -144,9 +144,10 @@ class BlocksModel(CacheModel):
             raise StepError(f"others share what sequence {seq.handle} committed")
         for block in reversed(unwritten):
             block.unwritten, block.twin = 0, None
-            # To a twin, which the same forward writes for another, the key passes with the release.
+            # The release passes the key to a twin that the same forward writes for another
+            # sequence.
             if block.content and all(other.twin is not block for other in self.live):
-                self.forget_chain(block, set())  # it may have come to children by a twin
+                self.forget_chain(block, set())  # it may have got children through a twin
         seq.promoted = min(seq.promoted, first)
         self.limit_computed(seq, seq.settled)
         self.settle_down()

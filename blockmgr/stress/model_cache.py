@@ -1,4 +1,4 @@
-"""The model's cache as a whole: forgetting it, and what prompts and sequences have in common."""
+"""The model's calls on the whole cache: reset, common prefixes."""
 
 # ruff: noqa: D102  its calls are those of BlockManager, and described there
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["CacheModel"]
 
 
 class CacheModel(RetentionModel):
-    """The part of the model that looks at the whole cache at once."""
+    """The part of the model for calls on the whole cache."""
 
     def reset_prefix_cache(self, *, reset_hit_rate: bool = True) -> int:
         running = [seq for seq in self.seqs.values() if not seq.is_preempted]

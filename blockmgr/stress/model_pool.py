@@ -1,9 +1,9 @@
-"""The model's blocks, copies and steps: who uses what, and what may be handed out.
+"""The model's blocks, copies and steps.
 
-No free queue, no hash, no links, no reference counts. Whether a block is in use is recomputed
-from the block tables and the copies after every change; a block that has just fallen out of use
-gets a stamp, and stamps are the LRU order. A cached block knows the whole prefix it holds, so a
-look-up is a scan for equal content.
+There is no free queue, hash, link or reference count. After every change, the model recomputes from
+the block tables and the copies which blocks are in use; a block that has just become unused gets a
+stamp, and stamps are the LRU order. A cached block stores its whole prefix, so a look-up is a scan
+for equal content.
 """
 
 # ruff: noqa: D102, D103  its calls are those of BlockManager, and described there
@@ -33,20 +33,20 @@ Content = tuple[bytes, tuple[Chunk, ...]]  # namespace and every block from the 
 
 @dataclass(eq=False)
 class Block:
-    """One use of a physical block, from the moment it is taken until its content is lost."""
+    """One use of a physical block, from when it is taken until its content is lost."""
 
     id: int
     serial: int
     content: Content | None = None  # set: findable
     twin: Block | None = None  # the cached block with the same content, if this one is private
     twinned: int = 0  # when it got that twin
-    stamp: int | None = None  # when it fell out of use; None: in use
+    stamp: int | None = None  # when it became unused; None: in use
     linked: int = 0  # when it became findable
     unwritten: int = 0  # tokens at its end that the forward of this step has yet to write
     retention: tuple[int, float] | None = None  # a level, and the time it ends
     hint: int = Priority.NORMAL  # the hint of its last user
     fence: int = 0  # the ticket that must complete before it is handed out
-    share: bytes | None = None  # whose quota it counts in; None: the common rest
+    share: bytes | None = None  # namespace whose quota it counts in; None: the shared rest
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Block:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Its tokens that a copy of this step can bring."""
+        """Its tokens that a copy in this step can copy."""
         return self.tokens[: len(self.tokens) - self.unwritten]
 
 
@@ -75,7 +75,7 @@ class Seq:
     written: int = 0  # of those, what is in memory before the forward of this step
     promoted: int = 0  # leading blocks that are cached, or twins of cached ones
     is_preempted: bool = False
-    outdated: bool = False  # goes on with K/V from before the cache was reset
+    outdated: bool = False  # continues K/V from before the cache was reset
 
     row = property(lambda self: self.handle & 0xFFFFFFFF)
     num_tokens = property(lambda self: len(self.tokens))
@@ -104,7 +104,7 @@ def chain(tokens: list[int], size: int, namespace: bytes, extras: Mapping[int, b
 
 
 class ModelPool:
-    """The part of the model that knows blocks and copies, and of sequences only their tables."""
+    """The part of the model for blocks and copies; of sequences it knows only the tables."""
 
     def __init__(self, num_blocks: int, block_size: int, **options: Any) -> None:
         self.config = ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options)
@@ -113,7 +113,7 @@ class ModelPool:
         self.capacity = num_blocks - self.first_id
         self.width = self.config.max_blocks_per_seq or self.capacity
         self.live: list[Block] = []  # in use, or findable
-        self.leaving: list[Block] = []  # table entries on their way out within a call
+        self.leaving: list[Block] = []  # table entries being released within a call
         self.held: list[Block] = []  # by their ids, as often as each is held
         self.fence_of_id: dict[int, int] = {}  # of blocks that are neither
         self.share_of_id: dict[int, bytes | None] = {}
@@ -153,7 +153,7 @@ class ModelPool:
         return list(found)
 
     def settle_down(self) -> None:
-        """Drops copies without a reader and notices the blocks that have fallen out of use."""
+        """Drops copies without a reader, and stamps the blocks that became unused."""
         dead = [copy for copy in self.pending if not self.references(copy.destination)]
         self.count["cancelled_copies"] += len(dead)
         self.pending = [copy for copy in self.pending if copy not in dead]
@@ -169,7 +169,7 @@ class ModelPool:
                 self.lose(block)
 
     def part_twins(self) -> None:
-        """No block is kept for a twin: with its last table gone, a twin is the cached one."""
+        """When a cached block loses its last table, its twin becomes the cached one."""
         for block in self.live:
             if block.twin is not None and not self.references(block):
                 block.twin = None
@@ -180,7 +180,7 @@ class ModelPool:
                     self.move(block, max(twins, key=lambda other: other.twinned))
 
     def move(self, block: Block, to: Block) -> None:
-        """All that a cached block is passes to one with the same content that is in use."""
+        """Passes the key and children of a cached block to a block in use with the same content."""
         to.content, to.linked = block.content, block.linked
         to.retention, to.hint = block.retention, block.hint
         to.twin = None
@@ -205,7 +205,7 @@ class ModelPool:
         return next((block for block in self.live if block.content == content), None)
 
     def children(self, parent: Content, extras: bytes) -> list[Block]:
-        """Those of the first children of a cached block that have these extras."""
+        """The children with these extras among the first ones of a cached block."""
         found = [
             block
             for block in self.live
@@ -228,8 +228,8 @@ class ModelPool:
     def num_available(self) -> int:
         return len(self.free_ids()) + len(self.idle())
 
-    # A quota is a number: a free block has no owner, and its last one is forgotten with its
-    # content. It works out because no share is ever charged for more than its limit.
+    # A quota is only a number: a free block has no owner, because the owner is forgotten with the
+    # content. This is correct because no share ever holds more than its limit.
 
     def share(self, namespace: bytes) -> bytes | None:
         return namespace if namespace in self.config.quotas else None
@@ -239,7 +239,7 @@ class ModelPool:
         return self.capacity - sum(quotas.values()) if share is None else quotas[share]
 
     def free_of(self, share: bytes | None) -> int:
-        """Blocks it may still take without giving one up."""
+        """Blocks that it may take without an eviction."""
         live = {block.id for block in self.live}
         fenced = [i for i, f in self.fence_of_id.items() if f in self.in_flight and i not in live]
         charged = sum(block.share == share for block in self.live)
@@ -274,11 +274,11 @@ class ModelPool:
         raise NotImplementedError
 
     def victims(self, share: bytes | None) -> list[Block]:
-        """The idle blocks of a share that may go next, whatever the policy."""
+        """The idle blocks of a share that any policy may evict next."""
         raise NotImplementedError
 
     def choose_victim(self, idle: list[Block]) -> Block:
-        """The least recently used; the comparison with other policies replaces it."""
+        """The least recently used one; tests of other policies override it."""
         return min(idle, key=lambda block: block.stamp or 0)
 
     def take(self, share: bytes | None) -> Block:
@@ -320,7 +320,7 @@ class ModelPool:
             del copies[0]
             self.settle_down()
         self.taken = None
-        # The forward that comes now writes what was committed ahead of it.
+        # This step's forward writes the tokens committed ahead of it.
         for block in self.live:
             block.unwritten = 0
         for seq in self.seqs.values():
@@ -329,11 +329,11 @@ class ModelPool:
     def copies_aborted(self, ticket: int) -> None:
         again, later = self.resolve(ticket), self.pending
         self.taken, self.pending = None, again
-        for copy in later:  # what was recorded since may copy from what was not filled after all
+        for copy in later:  # copies recorded since may read blocks that were not filled
             self.record(copy.source, copy.destination, copy.num_tokens)
         self.count["planned_copies"] -= len(later)
         self.settle_down()
-        if ticket in self.in_flight:  # it was never launched: wait for the step before
+        if ticket in self.in_flight:  # it was never launched: wait for the previous step
             self.in_flight.remove(ticket)
             fences = self.fence_of_id.items()
             self.fence_of_id = {i: self.fence() if f == ticket else f for i, f in fences}
@@ -351,7 +351,7 @@ class ModelPool:
         self.wait_no_longer([block for block in self.live if block.fence in done])
 
     def wait_no_longer(self, blocks: list[Block]) -> None:
-        """A step in flight may read what it was launched with, so its end is their last use."""
+        """A step in flight may read its blocks, so its end counts as their last use."""
         for block in sorted(blocks, key=lambda block: block.stamp or 0):
             if block.stamp is not None:
                 block.stamp = next(self.clock)

@@ -1,7 +1,7 @@
-"""Levels, pins and hints of the model: recomputed from everything each time.
+"""Levels, pins and hints of the model, recomputed in each call.
 
-A block's level is looked up by going through all blocks that continue it, and the victim by going
-through all idle blocks. Nothing is counted, queued or passed on.
+The level of a block is found by a scan of all blocks that continue it, and the victim by a scan of
+all idle blocks. There are no counters, queues or propagated levels.
 """
 
 # ruff: noqa: D102  its calls are those of BlockManager, and described there
@@ -25,14 +25,14 @@ __all__ = ["RetentionModel"]
 
 @dataclass(eq=False)
 class Held:
-    """A pin: the blocks it was made for, and whose share has them."""
+    """A pin: its blocks, and the namespace of their share."""
 
     blocks: list[Block]
     share: bytes | None = None
 
 
 class RetentionModel(ModelAdmission):
-    """The part of the model that knows which block is worth keeping."""
+    """The part of the model for retention."""
 
     def __init__(self, num_blocks: int, block_size: int, **options: Any) -> None:
         super().__init__(num_blocks, block_size, **options)
@@ -61,7 +61,7 @@ class RetentionModel(ModelAdmission):
         return space == root and chunks[: len(before)] == before
 
     def level(self, block: Block) -> int:
-        """At least that of every block that continues it."""
+        """The level of a block, at least that of every block that continues it."""
         return max(self.own_level(other) for other in self.live if self.is_below(other, block))
 
     def victims(self, share: bytes | None) -> list[Block]:
@@ -92,7 +92,7 @@ class RetentionModel(ModelAdmission):
         }
 
     def inherit(self, block: Block, cached: Block) -> None:
-        """Two blocks with equal content become one: the higher retention holds."""
+        """Two blocks with equal content become one: the higher retention wins."""
         self.expire()
         if block.retention is not None:
             cached.retention = max(cached.retention or (-1, 0.0), block.retention)
@@ -112,7 +112,7 @@ class RetentionModel(ModelAdmission):
             block.retention = None if priority is None else (priority, self.end_of(ttl))
 
     def node(self, block: Block) -> Block:
-        """The cached block that stands for one of a table."""
+        """The cached block with the content of a block in a table."""
         return block.twin if block.content is None and block.twin is not None else block
 
     def retain(self, handle: int, start: int, stop: int, *, priority: Any, ttl: Any = None) -> int:

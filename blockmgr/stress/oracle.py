@@ -1,8 +1,8 @@
-"""The KV oracle: a fake memory whose every slot remembers the prefix it was computed from.
+"""The KV oracle: a fake memory in which every slot stores the prefix it was computed from.
 
-A wrong hit, a lost copy, a recycled block or a write into a foreign block reads back wrong
-here even when every count balances. Contents are checked at read time inside the step, after the
-step's copies and writes: checked later, a copy that came too late would go unnoticed.
+A wrong hit, a lost copy, a recycled block or a write into a foreign block shows up here as a wrong
+read, even when every count is right. Reads are checked inside the step, after its copies and
+writes: a later check would miss a copy that came too late.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def extend_prefixes(
     namespace: bytes,
     extras: Mapping[int, bytes],
 ) -> None:
-    """Appends the name of the prefix that ends at each token; names are chained hashes."""
+    """Appends a name of the prefix that ends at each token; names are chained hashes."""
     for token in tokens:
         before = prefixes[-1] if prefixes else hash(namespace)
         index, offset = divmod(len(prefixes), block_size)
@@ -43,18 +43,18 @@ def extend_prefixes(
 
 @dataclass
 class Work:
-    """What one sequence does in one forward: writes ``[start, end)``, then reads ``[0, end)``."""
+    """A sequence's work in one forward: writes ``[start, end)``, then reads ``[0, end)``."""
 
     name: str
     slots: Slots
     prefixes: npt.NDArray[np.int64]
     start: int
-    handed: Slots | None = None  # where it writes, if it does not ask again; None: where it reads
+    handed: Slots | None = None  # slots to write, if it does not ask; None: those it reads
 
 
 @dataclass
 class Step:
-    """One step as it was launched: the copy plan and the work of every sequence in it."""
+    """A launched step: the copy plan, and the work of every sequence in it."""
 
     ticket: int
     copies: list[tuple[int, int, int]]
@@ -72,7 +72,7 @@ class Device:
         self.queue: list[Step] = []
 
     def launch(self, plan: Any) -> Step:
-        """Queues a step with this copy plan; what it computes is added to it."""
+        """Queues a step with this copy plan; its work is added later."""
         step = Step(plan.ticket, [tuple(copy) for copy in plan])
         self.queue.append(step)
         return step
@@ -100,7 +100,7 @@ class Device:
                 )
 
     def _copy(self, step: Step) -> None:
-        """Word by word in random order: a plan promises that any order is right."""
+        """Copies word by word in random order, because any order must be right for a plan."""
         size = self.block_size
         words = [
             (source * size + word, destination * size + word)

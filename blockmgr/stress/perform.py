@@ -1,4 +1,4 @@
-"""Records to calls: what each operation does in a world."""
+"""Runs records as calls in a world."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["finish_up", "perform"]
 
 
 def perform(world: World, record: Record) -> None:
-    """Runs one operation; one that needs a sequence does nothing while there is none."""
+    """Runs one operation; without sequences, an operation that needs one does nothing."""
     op = record["op"]
     if op in OPERATIONS:
         OPERATIONS[op](world, record)
@@ -27,7 +27,7 @@ def perform(world: World, record: Record) -> None:
 
 
 def _commit_ahead(world: World, record: Record) -> None:
-    """Whatever this step's forward will write, but for what the engine does not think of."""
+    """Commits what this step's forward will write, except what the engine leaves out."""
     for index, entry in enumerate(world.entries):
         computed = world.manager.sequence(entry.handle).num_computed_tokens
         if entry.running and (record["entry"] + index) % 4 and world.committable(entry) > computed:
@@ -35,7 +35,7 @@ def _commit_ahead(world: World, record: Record) -> None:
 
 
 def finish_up(world: World) -> None:
-    """Everything is freed, and nothing may be missing afterwards."""
+    """Frees everything, and checks that no block is missing afterwards."""
     world.let_go(0, len(world.holds))
     world.step()
     for entry in list(world.entries):

@@ -1,4 +1,4 @@
-"""What kind of engine drives the manager, and in how small a world."""
+"""Profiles of runs: the kind of engine, and the sizes of the manager."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ BALANCED = {
     "set_time": 0.5,
     "nonsense": 1,
 }
-"""How often each operation is drawn, unless a profile says otherwise."""
+"""Default weights of the operations."""
 
 
 def constant_digest(message: object) -> bytes:
-    """Every block collides with every other: only exact verification tells them apart."""
+    """A digest with which all blocks collide: only the comparison of tokens separates them."""
     return bytes(16)
 
 
@@ -57,23 +57,23 @@ DIGESTS: dict[str, Any] = {
     "sha256": "sha256",
     "constant": constant_digest,
 }
-"""Digests by the names that a kept run calls them by."""
+"""Digests by their names in saved runs."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Bounds of the configurations of a run, and what is done in it.
+    """Bounds of the configurations of a run, and the weights of its operations.
 
     Attributes:
         blocks: Fewest and most blocks of the pool.
         sizes: Block sizes, in tokens.
         max_seqs: Fewest and most sequences at a time.
         prompt: Longest prompt, in tokens.
-        weights: Where they differ from ``BALANCED``.
+        weights: Weights that differ from ``BALANCED``.
         namespaces: Namespaces of the prompts.
-        vocabulary: Numbers of different tokens; one is drawn for each run.
-        quotas: Whether some of the namespaces have blocks set apart.
-        swarm: Weights are multiplied by 2 to a power of at most this, drawn for each run.
+        vocabulary: Numbers of distinct tokens; one is drawn for each run.
+        quotas: Whether some of the namespaces have quotas.
+        swarm: Largest exponent of 2 by which a weight is multiplied, drawn for each run.
     """
 
     blocks: tuple[int, int] = (4, 48)
@@ -104,11 +104,11 @@ PROFILES = {
         sizes=(2, 3, 4, 8),
         weights={"begin": 25, "abort": 16, "fork": 25, "append": 40, "step": 8, "admit": 8},
     ),
-    # More children of one block than are looked at for a partial match.
+    # More children of one block than a partial match examines.
     "wide": Profile(blocks=(40, 64), sizes=(1, 2, 3), prompt=6, vocabulary=(40, 80)),
-    # The usual block size, which has a comparison of its own.
+    # The usual block size, for which the core has a separate comparison.
     "large": Profile(blocks=(65, 160), sizes=(16,), prompt=120, max_seqs=(8, 24)),
-    # Pools too large for the model: the books every hundred calls, and the memory.
+    # Pools too large for the model: checks the invariants every hundred calls, and the memory.
     "huge": Profile(blocks=(2_000, 100_000), sizes=(16, 32, 128), prompt=2_000, max_seqs=(8, 64)),
     "swarm": Profile(blocks=(2, 64), sizes=(1, 2, 3, 5, 8, 16), swarm=3.0),
 }
@@ -116,7 +116,7 @@ PROFILES = {
 
 
 def draw_quotas(rng: random.Random, profile: Profile, capacity: int) -> dict[str, int]:
-    """Blocks set apart for some of the namespaces, as text; now and then of all there are."""
+    """Quotas for some of the namespaces, as text; sometimes they take all blocks."""
     quotas = {}
     for namespace in rng.sample(profile.namespaces, rng.randint(0, len(profile.namespaces))):
         if capacity:
@@ -129,9 +129,9 @@ def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) 
     """Options of a manager, with its digest by name.
 
     Args:
-        rng: Source of chance.
+        rng: Random generator.
         profile: Bounds.
-        default: Draw sizes only; every other option is what ``BlockManager`` has by default.
+        default: Draw sizes only; every other option has its default.
     """
     null_block = rng.random() < 0.2
     num_blocks = rng.randint(*profile.blocks)

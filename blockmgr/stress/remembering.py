@@ -1,4 +1,4 @@
-"""What an engine remembers of its sequences, where it does not look everything up again."""
+"""The memory of an engine that does not look everything up again."""
 
 # ruff: noqa: D102
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["RememberingEngine"]
 
 
 class RememberingEngine(LockStep):
-    """Where the forward of a sequence starts to write, and where to, by habit."""
+    """The first token and the slots that a forward writes, by habit."""
 
     def first_to_write(self, entry: Entry) -> int:
         """The first position that the next forward of the sequence writes."""
@@ -23,7 +23,7 @@ class RememberingEngine(LockStep):
         return start if self.early else int(self.manager.sequence(entry.handle).num_computed_tokens)
 
     def hand(self, entry: Entry) -> None:
-        """The slots of all that is not written, as the last call on the sequence left them."""
+        """The slots of all unwritten tokens after the last call on the sequence."""
         if self.habits.writes != "as_handed":
             return
         view = self.manager.sequence(entry.handle)
@@ -35,7 +35,7 @@ class RememberingEngine(LockStep):
         entry.handed = np.concatenate((known, slots))
 
     def hand_anew(self, entry: Entry) -> None:
-        """Growth may have moved the sequence to another block, without what it promised."""
+        """Handles growth that moved the sequence to another block without its committed tokens."""
         entry.promise = 0
         self.hand(entry)
 

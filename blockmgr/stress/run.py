@@ -1,4 +1,4 @@
-"""Runs: some hundred operations on one manager, kept as records; and many of them."""
+"""Runs: some hundred recorded operations on one manager, repeated many times."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Outcome", "Plan", "stress", "violation_of"]
 
 OPS_PER_RUN = 400
-MOST_MODELLED_BLOCKS = 256  # the model looks at everything every time
+MOST_MODELLED_BLOCKS = 256  # the model scans everything in each call
 
 VIOLATIONS = (AssertionError, InvariantError)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run.
+    """The plan of a stress run.
 
     Attributes:
         ops: Operations in all.
         seed: Decides everything.
         profiles: Names of profiles, one run of each in turn.
-        detectors: ``I`` for the invariants, ``K`` for the memory, ``D`` for the model.
+        detectors: ``I`` for invariants, ``K`` for the memory, ``D`` for the model.
         default: With the options that ``BlockManager`` has by default.
         minutes: Stop after this long; 0 for never.
-        manager: What is under test.
+        manager: The class under test.
         options: Overrides of the drawn configuration; ``habits`` is that of the engine.
     """
 
@@ -58,7 +58,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What has been done: operations by profile, calls by name and what came of them."""
+    """Counts: operations by profile, and calls by name and result."""
 
     ops: Counter[str] = field(default_factory=Counter)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -66,7 +66,7 @@ class Outcome:
     digest: str = ""
 
     def add(self, other: Outcome) -> None:
-        """Adds what another process has done."""
+        """Adds the counts of another process."""
         self.ops += other.ops
         self.calls += other.calls
         self.lock_step += other.lock_step
@@ -74,29 +74,29 @@ class Outcome:
 
 
 class Failure(Exception):
-    """A detector has struck.
+    """A detector found a violation.
 
     Attributes:
         profile: Name of the profile that the run was drawn from.
-        case: The run so far; its last operation was one too many.
-        cause: What the detector said.
+        case: The run so far; its last operation failed.
+        cause: The detector's message.
     """
 
     def __init__(self, profile: str, case: Case, cause: str) -> None:
         self.profile, self.case, self.cause = profile, case, cause
-        super().__init__(profile, case, cause)  # all of it, so that a process can hand it over
+        super().__init__(profile, case, cause)  # all fields, so that a process can return it
 
     def __str__(self) -> str:
         return f"profile {self.profile}, seed {self.case.seed}: {self.cause}"
 
 
 class CountingWorld(World):
-    """A world that counts what came of every call."""
+    """A world that counts the results of all calls."""
 
     counts: Counter[tuple[str, str]]
 
     def attempt(self, target: Any, name: str, args: Any, kw: Any) -> Any:  # type: ignore[override]
-        """Calls the manager or the model; an answer or a refusal."""
+        """Calls the manager or the model; returns the result or the error."""
         answer, error = super().attempt(target, name, args, kw)
         if target is self.manager:
             self.counts[name, "done" if error is None else type(error).__name__] += 1
@@ -106,7 +106,7 @@ class CountingWorld(World):
 def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
 ) -> CountingWorld:
-    """A world for a configuration whose digest is given by name, with the engine's habits."""
+    """A world for a configuration with a digest by name and the engine's habits."""
     modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS
     quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
     habits = Habits(**config.get("habits", {}))
@@ -145,11 +145,11 @@ class Run:
         perform(self.world, record)
 
     def case(self) -> Case:
-        """What has been done, as something that can be kept."""
+        """The run so far, in a form that can be saved."""
         return Case(self.config, self.seed, self.detectors, self.records)
 
     def state(self) -> bytes:
-        """What can be seen of the manager and must be the same every time."""
+        """The visible state of the manager, which must be the same in every repetition."""
         manager = self.world.manager
         ids = [manager.sequence(entry.handle).block_ids.tolist() for entry in self.world.entries]
         return repr((asdict(manager.stats()), ids)).encode()
@@ -158,7 +158,7 @@ class Run:
 def violation_of(
     case: Case, manager: Callable[..., Any] = BlockManager
 ) -> AssertionError | InvariantError | None:
-    """What a detector says about a run, made again from the beginning; None: nothing."""
+    """The message of a detector when a run is repeated; None if there is no violation."""
     try:
         world = build_world(case.config, case.seed, case.detectors, manager)
         for record in case.records:
@@ -173,14 +173,14 @@ def stress(plan: Plan, report: Callable[[int], None] = lambda done: None) -> Out
     """Runs a plan.
 
     Args:
-        plan: What to run.
+        plan: The plan to run.
         report: Called with the number of operations so far, after each run.
 
     Returns:
-        Counts, and a digest of every operation and of what each run left.
+        Counts, and a digest of every operation and of the final state of each run.
 
     Raises:
-        Failure: A detector has struck.
+        Failure: A detector found a violation.
     """
     outcome, run_seed = Outcome(), plan.seed
     sha = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Cutting a failing run down, and files that hold one.
+"""Reduces failing runs, and reads and writes them as files.
 
 Source:
     Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE TSE 2002: the
@@ -39,16 +39,16 @@ class Case:
 def shrink(
     records: list[Record], fails: Callable[[list[Record]], bool], most_tries: int = 2_000
 ) -> list[Record]:
-    """The operations that it takes to fail: none of them can be left out alone.
+    """The operations that a failure needs: no single one of them can be left out.
 
     Args:
         records: Operations that fail.
-        fails: Whether these operations, run from the beginning, fail as well.
-        most_tries: Calls of ``fails`` after which the best so far is returned.
+        fails: Returns whether these operations, run from the beginning, fail as well.
+        most_tries: Most calls of ``fails``; then the best result so far is returned.
     """
     size, end = max(1, len(records) // 2), len(records)
     has_shrunk = False  # since the last pass from the end
-    # From the end: no operation needs one that comes after it.
+    # From the end: no operation needs a later one.
     for _ in range(most_tries):
         start = max(0, end - size)
         shorter = records[:start] + records[end:]
@@ -57,7 +57,7 @@ def shrink(
         end = start
         if end:
             continue
-        # An operation that is gone by now may have needed one that is left.
+        # A removed operation may have needed one of the others.
         if size == 1 and not has_shrunk:
             break
         size, end, has_shrunk = max(1, size // 2), len(records), False
@@ -65,7 +65,7 @@ def shrink(
 
 
 def write_case(path: Path, case: Case, violation: object) -> None:
-    """Writes a run as JSON lines: what it runs on, then one operation a line."""
+    """Writes a run as JSON lines: its settings, then one operation per line."""
     head = {
         "format": FORMAT,
         "config": case.config,
@@ -83,11 +83,11 @@ def read_case(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Case:
 
     Args:
         path: File to read.
-        max_line_bytes: Longest line to accept; no more of a line is ever held.
+        max_line_bytes: Longest line to accept; the reader never holds more of a line.
 
     Raises:
-        TraceFormatError: A line is too long; names it.
-        ValueError: It is none; the message names the file.
+        TraceFormatError: A line is too long; the error names it.
+        ValueError: It is not such a file; the message names the file.
         OSError: It cannot be read.
     """
     try:

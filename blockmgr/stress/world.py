@@ -1,7 +1,7 @@
-"""The engine between a manager and its device: what a caller does, and what it may claim.
+"""The engine between a manager and its device.
 
-It launches steps on the fake device and never claims that K/V is computed before a forward has
-written it (or, with early commit, before one is sure to).
+It launches steps on the fake device, and commits tokens only after a forward has written them (or,
+with early commit, once a forward is certain to).
 """
 
 # ruff: noqa: D102  its calls are those of BlockManager, and described there
@@ -38,7 +38,7 @@ class World(HoldingEngine):
         by_match: bool = False,
         **limits: int | None,
     ) -> Entry | None:
-        """With ``by_match``, exactly what a match finds is taken, or nothing is done."""
+        """With ``by_match``, takes exactly what a match finds, or does nothing."""
         key: dict[str, Any] = {"namespace": namespace, "extras": extras, "num_slots": num_slots}
         found = self.match(tokens, namespace, extras, num_slots=num_slots, **limits)
         if not read_cache:
@@ -70,7 +70,7 @@ class World(HoldingEngine):
         return entry
 
     def begin_entry(self, entry: Entry) -> None:
-        """An admission says how much is cached."""
+        """Records how much of the prompt is cached."""
         entry.start = entry.left_off = self.manager.sequence(entry.handle).num_cached_tokens
         self.hand(entry)
 
@@ -106,7 +106,7 @@ class World(HoldingEngine):
         self.settle()
 
     def written_until(self, entry: Entry) -> int:
-        """How far the K/V of the sequence is in memory, in the slots it has at the moment."""
+        """The number of leading tokens whose K/V is in memory, in the sequence's current slots."""
         view = self.manager.sequence(entry.handle)
         if view.is_preempted:
             return 0
@@ -124,7 +124,7 @@ class World(HoldingEngine):
         return self.written_until(entry)
 
     def commit(self, entry: Entry, num_computed_tokens: int) -> None:
-        """Commits what the engine may claim; larger claims only where they must be refused."""
+        """Commits what the engine may commit, or more if the manager must refuse it."""
         view = self.manager.sequence(entry.handle)
         n, slots = num_computed_tokens, min(view.num_tokens, view.num_slots)
         if view.num_computed_tokens <= n <= slots and not view.is_preempted:
@@ -160,7 +160,7 @@ class World(HoldingEngine):
         return children
 
     def trust_what_is_computed(self, entry: Entry) -> None:
-        """A fork computes nothing that its parent has computed, or will in this step's forward."""
+        """A fork skips what its parent has computed, or computes in this step's forward."""
         entry.start = self.manager.sequence(entry.handle).num_computed_tokens
 
     @staticmethod
@@ -203,7 +203,7 @@ class World(HoldingEngine):
         self.settle()
 
     def decode(self, entries: list[Entry], tokens: list[int]) -> None:
-        """One token for each; sequences whose K/V is not all written yet are left out."""
+        """Appends one token to each sequence, except to those with unwritten K/V."""
         slots = {e: self.manager.sequence(e.handle).num_slots for e in entries}
         ready = [
             (e, token)
@@ -265,7 +265,7 @@ class World(HoldingEngine):
     # ---- steps --------------------------------------------------------------------------
 
     def begin(self, skip: int = -1, applied: bool = False) -> Launched | None:
-        """Takes the copy plan and launches the forward of all running sequences but one."""
+        """Takes the copy plan and launches the forward of all running sequences except one."""
         answer = self.both("take_copies", [], [])
         if answer is None:
             self.settle()
@@ -321,7 +321,7 @@ class World(HoldingEngine):
         self.settle()
 
     def finish(self, launched: Launched, held_back: int = 0) -> None:
-        """Runs the step, and commits all but some of the tokens it computed."""
+        """Runs the step, and commits all computed tokens except some."""
         for earlier in self.steps[: self.steps.index(launched)] if launched in self.steps else ():
             if not earlier.finished:
                 self.finish(earlier)
@@ -341,7 +341,7 @@ class World(HoldingEngine):
                         self.commit(entry, max(computed, ready - held_back))
 
     def complete(self, count: int = 1) -> None:
-        """The device has run the oldest ``count`` steps in flight."""
+        """Completes the oldest ``count`` steps in flight."""
         done = self.steps[:count]
         if not done or done[-1] is self.open:
             return
@@ -354,7 +354,7 @@ class World(HoldingEngine):
         self.settle()
 
     def step(self, skip: int = -1, held_back: int = 0) -> None:
-        """A whole step: copies, forward, commit; frees a place among those in flight first."""
+        """A whole step: copies, forward, commit. First makes room among the steps in flight."""
         if self.open is not None:
             self.finish(self.open)
         if self.in_flight_limit and len(self.steps) >= self.in_flight_limit:
@@ -364,7 +364,7 @@ class World(HoldingEngine):
         self.finish(launched, held_back)
 
     def abort(self) -> None:
-        """The launch failed: neither copies nor forward have run."""
+        """Aborts a launch: neither copies nor forward have run."""
         if self.early and self.open is not None:
             self.finish(self.open)
         launched = self.open or self.begin()
@@ -378,7 +378,7 @@ class World(HoldingEngine):
             if self.early and entry in self.entries and entry.version == version:
                 entry.left_off = min(entry.left_off, work.start)
                 self.hand(entry)
-        if self.early:  # what was promised must be computed by the very next step
+        if self.early:  # the next step must compute the tokens committed early
             self.step()
 
     def take_remaps(self) -> None:

@@ -142,7 +142,7 @@ def test_settings_that_are_not_applied_are_named(run: Run, model_dir: Path) -> N
         assert result.stderr.splitlines()[0] == f"warning: {said}"
         refused = run("generate", model_dir, "what is a block", "--check", *how)
         assert (refused.exit_code, refused.stdout) == (3, "")
-        assert f"{said} but by model.generate: --check cannot hold" in refused.stderr
+        assert f"{said}, but model.generate applies it, so --check cannot succeed" in refused.stderr
 
 
 def test_settings_of_drawn_tokens_leave_the_likeliest_alone(run: Run, model_dir: Path) -> None:

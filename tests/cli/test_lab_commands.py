@@ -230,7 +230,7 @@ def test_replay_takes_a_policy(run: Run) -> None:
         (("plan", "chat"), "Missing option '--hit-rate'"),
         (("plan", "chat", "--hit-rate", "99%"), "hit rate must be at most 92.51%"),
         (("plan", "chat", "--hit-rate", "101%"), "got '101%'"),
-        (("plan", "chat", "--hit-rate", "9%", "--layers", "3"), "takes all of --layers"),
+        (("plan", "chat", "--hit-rate", "9%", "--layers", "3"), "needs all of --layers"),
         (("plan", "chat", "--hit-rate", "9%", "--dtype", "bf16"), "did you mean 'bfloat16'?"),
         (
             ("plan", "chat", "--hit-rate", "9%", "--model", ".", "--layers", "3"),

@@ -48,7 +48,7 @@ def ended(folder: Path, words: tuple[str, ...], redirection: str) -> tuple[int, 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_closed_stdout_is_one_line_and_exit_3(folder: Path, name: str) -> None:
     found = ended(folder, COMMANDS[name], ">&-")
-    assert found == (3, "error: stdout is closed, and results go there\n")
+    assert found == (3, "error: stdout is closed, but results are written to it\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

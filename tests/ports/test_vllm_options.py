@@ -35,7 +35,7 @@ def test_no_options_are_the_defaults(values: Any) -> None:
 
 @pytest.mark.parametrize("name", DECIDED_BY_VLLM)
 def test_what_vllm_decides_is_refused_with_the_name_of_its_own_option(name: str) -> None:
-    with pytest.raises(OptionError, match=f"blockmgr.{name} is for vLLM to say"):
+    with pytest.raises(OptionError, match=f"vLLM decides blockmgr.{name}"):
         Options.read({name: 1})
 
 

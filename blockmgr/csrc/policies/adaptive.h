@@ -20,8 +20,8 @@ namespace blockmgr {
 // The clock counts blocks looked up: what a prompt finds and what it adds. It does not depend on
 // the order of eviction, and makes the same calls give the same victims.
 //
-// A conversation is recognised by where the match of a prompt ends: it goes on from the request
-// that used that block last, unless so many diverged there that it must be a common beginning.
+// A conversation is recognised by where the match of a prompt ends: it continues the request that
+// used that block last, unless so many diverged there that it must be a common beginning.
 // Of conversations that were evicted, their first block is remembered in a table of tags.
 class AdaptivePolicy final : public Policy {
  public:

@@ -1,12 +1,12 @@
-"""Draws a manager: who holds which blocks, in which state, and what is evicted next.
+"""Draws a manager: its blocks, their states and holders, and the eviction order.
 
 ::
 
     block_map(manager) ──► BlockMap ──► as_svg, as_html ──► a file that needs no other
 
-From 8 to 100,000 blocks: where there are more than some thousand shapes to draw, one stands for
-several blocks. A state is told by colour, by lightness and by pattern; every shape has a title,
-and the page says everything in tables as well.
+Works for 8 to 100,000 blocks: above a few thousand shapes, one shape stands for several blocks.
+States differ in colour, lightness and pattern; every shape has a title, and the page shows
+everything in tables as well.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SUFFIXES: Final = (".html", ".svg")
 
 
 def check_path(path: str | Path, *, inputs: Iterable[str | Path | None] = ()) -> Path:
-    """``path`` if a map can be saved there.
+    """``path``, if a map can be saved there.
 
     Args:
         path: File to write.
-        inputs: Files that are read, which must not be replaced; None stands for no file.
+        inputs: Files that are read and must not be replaced; a None is no file.
 
     Raises:
         ValueError: The suffix is neither ``.html`` nor ``.svg``, there is no such folder, it is a
@@ -45,8 +45,8 @@ def save_block_map(shown: BlockMap, path: str | Path) -> Path:
     """Write a map into a file, as HTML or SVG by its suffix.
 
     Raises:
-        ValueError: As ``check_path`` does.
-        OSError: The file cannot be written; an old file is unchanged.
+        ValueError: As in ``check_path``.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     target = check_path(path)
     text = as_svg(shown) if target.suffix.lower() == ".svg" else as_html(shown)

@@ -1,4 +1,4 @@
-"""What a block map shows: a manager at one moment, and words for every part of it."""
+"""The contents of a block map: a manager at one moment, with words for every part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATES: Final[Mapping[BlockState, str]] = {
     BlockState.FREE: "holding nothing",
     BlockState.NULL: "target of padded writes",
 }
-"""Every state in the order in which maps show them, and what it means."""
+"""Every state with its meaning, in the order of maps."""
 
 MOST_HOLDERS: Final = 4
 MOST_RANGES: Final = 6
@@ -38,19 +38,19 @@ MOST_RANGES: Final = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockMap:
-    """A manager at one moment, ready to be drawn. Later changes of the manager do not reach it.
+    """A snapshot of a manager, ready to be drawn.
 
     Attributes:
         title: Title of the map.
-        facts: What else there is to say about the moment, as pairs of a name and a value.
+        facts: Further facts about the moment, as pairs of a name and a value.
         blocks: Every block.
         block_size: Tokens per block.
-        available: Blocks that could be handed out.
-        rows: The live sequences, those that begin with the same blocks next to each other.
+        available: Blocks that can be handed out.
+        rows: The live sequences; those that begin with the same blocks are neighbours.
         details: For each row: tokens, computed tokens, whether it is preempted.
-        company: ``int32[num_blocks]`` on the host: a number for the sequences that hold a block,
-            equal where they are the same; 0 for none.
-        groups: What each group of layers holds; none without groups.
+        company: ``int32[num_blocks]`` on the host: a number for the set of sequences that hold a
+            block, equal for equal sets; 0 for none.
+        groups: The blocks of each group of layers; empty without groups.
     """
 
     title: str
@@ -67,7 +67,7 @@ class BlockMap:
 
     @property
     def states(self) -> list[tuple[BlockState, int]]:
-        """The states there are, with the number of blocks in each, in the order of ``STATES``."""
+        """The states that occur, with the number of blocks in each, in the order of ``STATES``."""
         counts = [(state, self.blocks.count(state)) for state in STATES]
         return [(state, number) for state, number in counts if number]
 
@@ -77,7 +77,7 @@ class BlockMap:
         return [int(row) for row in self._owners[first:last]]
 
     def label(self, block: int) -> str:
-        """Everything there is to say about a block, as one line."""
+        """A description of a block in one line."""
         blocks, state = self.blocks, BlockState(self.blocks.state[block])
         parts = [state.name.lower()]
         if self.groups and state not in {BlockState.FREE, BlockState.NULL}:
@@ -107,7 +107,7 @@ class BlockMap:
         return f"block {block}: {', '.join(parts)}"
 
     def group_label(self, ids: range | Ids) -> str:
-        """What several blocks are, as one line."""
+        """A description of several blocks in one line."""
         chosen = np.asarray(ids)
         found = self.blocks.state[chosen]
         counts = [
@@ -142,12 +142,12 @@ class BlockMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Blocks that look alike, side by side in as many rows as hold them.
+    """Adjacent blocks that look alike, across all rows that hold them.
 
     Attributes:
         row: First row.
         column: First logical block.
-        height: Rows.
+        height: Number of rows.
         block_ids: ``int32[width]`` on the host, one for each column.
     """
 
@@ -164,19 +164,19 @@ def block_map(
     names: Mapping[int, str] | None = None,
     facts: Iterable[tuple[str, str]] = (),
 ) -> BlockMap:
-    """A manager as it is at this moment, to be drawn.
+    """A snapshot of a manager, to be drawn.
 
     Args:
-        manager: What to look at. Nothing is changed.
-        title: What to call the map.
-        names: What to call sequences, by handle; others are called by their row.
-        facts: Pairs of a name and a value to print beside the map.
+        manager: The manager, which is not changed.
+        title: Title of the map.
+        names: Names of sequences by handle; others are called by their row.
+        facts: Pairs of a name and a value to print with the map.
 
     Cost: O(blocks + entries of all block tables), and a sort of those entries.
     """
     blocks = manager.blocks()
     shown = tuple(rows(manager, names))
-    # With groups of layers a sequence holds blocks in each of them; the null block is none.
+    # With groups of layers, a sequence holds blocks in each; the null block does not count.
     tables = [
         np.concatenate([row.block_ids, *(table[table > 0] for _, table in row.further)])
         for row in shown
@@ -222,19 +222,19 @@ def spans(shown: BlockMap, most_rows: int) -> list[Span]:
         most_rows: Rows to cover, from the first.
 
     Returns:
-        In the order of rows, then columns. A block that adjacent rows share is in one span.
+        Spans in the order of rows, then columns. A block that adjacent rows share is in one span.
 
     Cost: O(entries of those rows).
     """
     blocks = shown.blocks
-    # One number for all that a block looks like; token counts have 16 bits.
+    # One number for the appearance of a block; token counts have 16 bits.
     kinds = blocks.state.astype(np.int64) * 2 + (blocks.copy_source >= 0)
     kinds = (kinds << 16 | blocks.num_tokens) << 16 | blocks.num_computed_tokens
     chosen = shown.rows[:most_rows]
     result: list[list[Span]] = []
     below = np.zeros(0, dtype=np.int32)
     below_same = np.zeros(0, dtype=np.bool_)
-    # From the last row up, so that each row knows how far down its blocks reach.
+    # From the last row up, so that each row knows how far down its blocks extend.
     for index in range(len(chosen) - 1, -1, -1):
         row = chosen[index]
         heights = np.ones(len(row.block_ids), dtype=np.int32)

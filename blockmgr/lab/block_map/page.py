@@ -1,7 +1,7 @@
-"""A block map as a web page: the panels, and the same in tables, in one file without links.
+"""A block map as a self-contained web page, with its panels also as tables.
 
-Without its script the page is complete. With it, pointing at a block or moving to it with the
-arrow keys shows its title in a line at the foot and marks the block in every panel.
+The page is complete without its script. With it, pointing at a block or moving to it with the arrow
+keys shows its title at the bottom and marks the block in every panel.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ td.number {{ text-align: right; }}
 @media print {{ body {{ print-color-adjust: exact; }} #told {{ display: none; }} }}
 """
 
-# Every shape with data-b names its blocks as ranges; the first shape of a panel takes the focus
-# that the arrow keys move from there.
+# The attribute data-b of a shape lists its blocks as ranges. The first shape of a panel gets the
+# focus, and the arrow keys move it.
 SCRIPT: Final = """
 "use strict";
 const told = document.getElementById("told");
@@ -137,7 +137,7 @@ for (const panel of document.querySelectorAll("svg.panel")) {
 
 
 def as_html(shown: BlockMap) -> str:
-    """A block map as one page that needs no other file. The same map gives the same text."""
+    """A block map as one self-contained page. The same map gives the same text."""
     root = ET.Element("html", {"lang": "en"})
     head = add(root, "head")
     add(head, "meta", charset="utf-8")
@@ -160,7 +160,7 @@ def as_html(shown: BlockMap) -> str:
     add(tables, "summary", "The same as tables")
     for caption, headings, lines in _tables(shown):
         _add_table(tables, caption, headings, lines)
-    # What a screen reader says of a shape is its title; this line is for the eye.
+    # A screen reader reads the title of a shape; this line is for sighted users.
     add(body, "div", "", id="told", aria_hidden="true")
     add(body, "script", SCRIPT)
     return document(root, html=True)
@@ -184,7 +184,7 @@ def _add_panel(main: ET.Element, panel: Panel) -> None:
     add(section, "h2", panel.heading, id=f"{panel.name}-heading")
     add(section, "p", panel.text, id=f"{panel.name}-text")
     scroll = add(section, "div", class_="scroll")
-    # The outlines of what lies at the edge reach one unit further.
+    # Outlines of shapes at the edge extend one unit further.
     box = f"-1 -1 {WIDTH + 2} {panel.height + 2:g}"
     svg = add(
         scroll,
@@ -221,7 +221,7 @@ def _add_table(
 def _tables(
     shown: BlockMap,
 ) -> Iterator[tuple[str, tuple[str, ...], Iterable[Sequence[str]]]]:
-    """Caption, headings and lines of each table that has something to say."""
+    """Caption, headings and lines of each table that is not empty."""
     total = len(shown.blocks)
     states = [
         (state.name.lower(), f"{number:,}", f"{100 * number / total:.1f} %", STATES[state])

@@ -1,7 +1,7 @@
 """The panels of a block map as SVG: totals, sequences, the eviction queue, the pool.
 
-A state is told by colour and by pattern, and every shape has a title. Panels grow with what they
-show up to some thousand shapes; beyond that, one shape stands for several blocks.
+States differ in colour and pattern, and every shape has a title. Panels grow with their content up
+to a few thousand shapes; above that, one shape stands for several blocks.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Panel:
     """One picture of a block map.
 
     Attributes:
-        name: A word for ids.
-        heading: What it shows, in a few words.
-        text: How to read it, in a sentence or two.
+        name: Prefix of ids.
+        heading: Title in a few words.
+        text: Explanation in one or two sentences.
         shapes: A ``g`` element, ``WIDTH`` wide.
         height: In user units.
     """
@@ -72,7 +72,7 @@ class Panel:
 
 
 def panels(shown: BlockMap) -> list[Panel]:
-    """All panels that have something to show, from the coarsest to the finest."""
+    """All panels that are not empty, from the coarsest to the finest."""
     found = [_totals(shown)]
     if shown.rows:
         found.append(_sequences(shown))
@@ -85,7 +85,7 @@ def panels(shown: BlockMap) -> list[Panel]:
 
 
 def _totals(shown: BlockMap) -> Panel:
-    """A bar of all blocks by state, and below it what each state is called and looks like."""
+    """A bar of all blocks by state, with a legend below."""
     group = ET.Element("g")
     total = len(shown.blocks)
     left = 0.0
@@ -121,7 +121,7 @@ def _totals(shown: BlockMap) -> Panel:
 
 
 def _sequences(shown: BlockMap) -> Panel:
-    """One row a sequence, one column a logical block; what rows share is drawn across them."""
+    """One row per sequence, one column per logical block; shared blocks span their rows."""
     group = ET.Element("g")
     visible, found = _visible(shown)
     columns = max((len(row.block_ids) for row in visible), default=0)
@@ -163,7 +163,7 @@ def _sequences(shown: BlockMap) -> Panel:
 
 
 def _visible(shown: BlockMap) -> tuple[tuple[Row, ...], list[Span]]:
-    """The first rows, as many as can be drawn, and the spans of their blocks."""
+    """The leading rows that can be drawn, and the spans of their blocks."""
     most = MOST_ROWS
     found = spans(shown, most)
     while len(found) > MOST_SHAPES and most > 1:
@@ -226,9 +226,9 @@ def _draw_span(group: ET.Element, shown: BlockMap, span: Span, place: Place) -> 
 
 
 def _write_size(parent: ET.Element, shown: BlockMap, span: Span, place: Place) -> None:
-    """How many blocks a span has and how many sequences share them, if there is room for it."""
+    """The number of blocks in a span and of their sharers, if there is room for it."""
     many = len(span.block_ids)
-    # Rows that are not drawn count as well.
+    # Also counts rows that are not drawn.
     sharing = int(shown.blocks.ref_count[span.block_ids[0]])
     size, by = count(many, "block"), f"shared by {sharing:,}"
     choices = [(f"{size} {by}",), (size, by)] if sharing > 1 else []
@@ -245,10 +245,10 @@ def _write_size(parent: ET.Element, shown: BlockMap, span: Span, place: Place) -
 
 
 def _queue(shown: BlockMap) -> Panel:
-    """Idle blocks in lines, as they will be evicted; a gap where another prefix begins."""
+    """Idle blocks in eviction order, with a gap where another prefix begins."""
     group = ET.Element("g")
     order = shown.blocks.eviction_order
-    # Where the blocks of another prefix begin: each goes from its tail to what it continues.
+    # Starts of prefixes in the order: each runs from its tail to its first block.
     starts = [0, *(1 + np.flatnonzero(shown.blocks.parent[order[:-1]] != order[1:])).tolist()]
     text = (
         "Idle blocks from the one evicted next, left to right and line by line; the number is how "
@@ -333,7 +333,7 @@ def _pool(shown: BlockMap) -> Panel:
         place = Place(x, y, size - 1.5, size - 1.5)
         if each == 1:
             _pool_block(group, shown, ids[0], place)
-            # Below what is written on it.
+            # Drawn below its label.
             centre[ids[0]] = (x + size / 2, y + 0.82 * size)
         else:
             _pool_group(group, shown, ids, place)

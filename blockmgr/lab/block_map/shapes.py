@@ -1,4 +1,4 @@
-"""The shapes that panels are made of, and what they look like by state."""
+"""The shapes of panels, and their looks by state."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ __all__ = [
 ]
 
 MOST_SHAPES: Final = 3072
-"""Shapes in a panel, about; beyond that, one shape stands for several blocks."""
+"""Approximate number of shapes in a panel; above it, one shape stands for several blocks."""
 
 SMALLEST_WITH_ID: Final = 24
-"""Width of a shape that has room for a block id, in user units."""
+"""Width of a shape with room for a block id, in user units."""
 
 LETTER: Final = 6.4
-"""Width of a letter on a shape, about."""
+"""Approximate width of a letter on a shape."""
 
 LINE_HEIGHT: Final = 13.5
-"""From one line of text on a shape to the next."""
+"""Distance of two lines of text on a shape."""
 
-# No document may hold these, and a file name may: what reads it would refuse the whole of it.
+# A file name may contain these characters, but they would make a document invalid.
 UNWRITABLE: Final = dict.fromkeys(
     (*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF),
     "\N{REPLACEMENT CHARACTER}",
 )
-# The last two end a line of a script, and not one of JSON.
+# The last two end a line of a script, but not of JSON.
 IN_SCRIPT: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: object) -> ET.Element:
-    """A child element; ``_`` in names of attributes stands for ``-``, and one at the end is cut."""
+    """A child element; ``_`` in attribute names means ``-``, and is removed at the end."""
     names = {
         name.rstrip("_").replace("_", "-"): _written(value) for name, value in attributes.items()
     }
@@ -65,13 +65,13 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: obj
 
 
 def document(root: ET.Element, *, html: bool) -> str:
-    """The text of a whole page or drawing, which any reader of such documents takes."""
+    """The text of a whole page or drawing, as a valid document."""
     text = ET.tostring(root, encoding="unicode", method="html" if html else "xml")
     return ("<!doctype html>\n" if html else "") + writable(text) + "\n"
 
 
 def writable(text: str) -> str:
-    r"""``text`` with a stand-in for each character that no document may hold.
+    r"""``text`` with a replacement for each character that is invalid in documents.
 
     >>> writable("a\x00b")
     'a\ufffdb'
@@ -80,10 +80,10 @@ def writable(text: str) -> str:
 
 
 def script_data(data: object) -> str:
-    r"""``data`` as JSON that may stand inside a ``<script>`` of a page.
+    r"""``data`` as JSON that is safe inside a ``<script>`` of a page.
 
-    Nothing is escaped there, so a tag or the beginning of a comment in a name would end the script
-    too early or too late. Escapes of JSON say the same without those characters.
+    Browsers do not decode escapes there, so a tag or the start of a comment in a name would end the
+    script too early or too late. Escapes of JSON replace those characters.
 
     >>> script_data("<!--<script>")
     '"\\u003c!--\\u003cscript\\u003e"'
@@ -96,10 +96,10 @@ class Look:
     """How some blocks are drawn.
 
     Attributes:
-        name: What they are called.
+        name: Name of their state.
         classes: Classes of the style sheet.
-        meaning: What that means, in a few words.
-        number: How many there are.
+        meaning: Meaning in a few words.
+        number: Number of blocks.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Look:
 
 
 def looks(shown: BlockMap, chosen: slice = slice(None)) -> list[Look]:
-    """How many blocks look how; owned blocks without tokens look otherwise, on their own."""
+    """The number of blocks by appearance; owned blocks without tokens are separate."""
     states = shown.blocks.state[chosen]
     unused = (states == BlockState.OWNED) & (shown.blocks.num_tokens[chosen] == 0)
     found = []
@@ -143,16 +143,16 @@ def block_shape(
     ids: str,
     whole: bool = False,
 ) -> ET.Element:
-    """A block, or several like it: filled as far as there are tokens, pale where none is computed.
+    """A block, or several alike: filled up to its tokens, pale for uncomputed ones.
 
     Args:
-        group: Where to put it.
+        group: Parent element.
         shown: The map.
         block: The block, or the first of those that look like it.
-        place: Where.
+        place: Position and size.
         label: Its title.
         ids: The blocks, as ranges.
-        whole: Whether to leave out how full it is.
+        whole: Whether to draw it full, whatever its tokens.
     """
     state = BlockState(shown.blocks.state[block])
     name = state.name.lower()
@@ -173,7 +173,7 @@ def block_shape(
 
 
 def rect(shape: ET.Element, place: Place, look: str) -> None:
-    """A rectangle that looks as these classes say."""
+    """A rectangle with these classes."""
     add(
         shape,
         "rect",
@@ -195,7 +195,7 @@ def write(parent: ET.Element, place: Place, *lines: str, look: str = "on-block")
 
 
 def blocks_a_shape(number: int) -> int:
-    """How many blocks a shape must stand for, a power of two."""
+    """The number of blocks per shape, a power of two."""
     each = 1
     while number > each * MOST_SHAPES:
         each *= 2
@@ -203,5 +203,5 @@ def blocks_a_shape(number: int) -> int:
 
 
 def _written(value: object) -> str:
-    # Two decimals are less than a pixel shows, and the same on every machine.
+    # Two decimals are finer than a pixel, and the same on every machine.
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

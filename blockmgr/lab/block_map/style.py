@@ -1,7 +1,7 @@
-"""How block maps look: one palette for light and one for dark pages, patterns, style sheets.
+"""The look of block maps: a light and a dark palette, patterns, style sheets.
 
-Hues are Okabe and Ito's, told apart with any colour vision; without colour the states differ by
-lightness and by pattern.
+Hues are Okabe and Ito's, which any colour vision can distinguish; without colour, states differ in
+lightness and pattern.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Palette:
     Attributes:
         paper: Background.
         ink: Text.
-        quiet: Text of less weight.
+        quiet: Less important text.
         line: Hairlines, and the outlines of free blocks.
         owned: Owned blocks.
         owned_edge: Their outlines.
@@ -97,11 +97,11 @@ PALETTES: Final = {
         null_edge="#9ea7b1",
     ),
 }
-"""Palettes by the names that ``prefers-color-scheme`` has for them."""
+"""Palettes by their names in ``prefers-color-scheme``."""
 
 
 def patterns() -> ET.Element:
-    """A ``defs`` element: what patterned blocks are filled with, and the head of an arrow."""
+    """A ``defs`` element with the fill patterns and the arrow head."""
     defs = ET.Element("defs")
     size = "7"
     strokes = {
@@ -126,7 +126,7 @@ def patterns() -> ET.Element:
 
 
 def shape_rules() -> str:
-    """The style sheet of the shapes, for either kind of page."""
+    """The style sheet of the shapes, for both kinds of pages."""
     fixed = (
         f"text {{ font: 12px {FONT}; }}",
         ".small { font-size: 10px; }",
@@ -143,7 +143,7 @@ def shape_rules() -> str:
         ".fenced { fill: url(#fenced-fill); }",
         ".null { fill: url(#null-fill); }",
         ".idle-hatch, .null-hatch { stroke-width: 1.2px; fill: none; }",
-        # Dots: lines of no length with round ends.
+        # Dots: lines of zero length with round ends.
         ".fenced-hatch { stroke-width: 2.2px; stroke-linecap: round; }",
     )
     light = "\n".join(_coloured(PALETTES["light"]))

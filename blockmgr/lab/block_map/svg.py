@@ -48,7 +48,7 @@ def as_svg(shown: BlockMap) -> str:
 
 
 def _lines(shown: BlockMap) -> list[str]:
-    """The facts, as many to a line as fit."""
+    """The facts, with as many per line as fit."""
     lines: list[str] = []
     for name, value in shown.facts:
         fact = f"{name}: {value}"

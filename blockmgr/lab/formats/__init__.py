@@ -1,4 +1,4 @@
-"""Formats of traces, each with one reader, told apart by what a file begins with.
+"""Formats of traces, detected by the first bytes of a file, with one reader each.
 
 ========================= ====================================== ====================
 format                    a prompt is known by                   read by
@@ -51,15 +51,15 @@ MARKS: Final[dict[str, tuple[set[str], ...]]] = {
     "vLLM's KV events": ({"events"},),
     "ShareGPT": ({"conversations"},),
 }
-"""Fields that tell formats apart, in the order in which they are looked for."""
+"""Fields that identify formats, in the order of the checks."""
 
 KNOWN: Final = f"a trace: {', '.join([*FORMATS, VLLM_LOG])}"
 
 FROM_ZERO: Final = frozenset({"vLLM's KV events", VLLM_LOG, "OpenAI-style chat log"})
-"""Formats with dates; their time is counted from the first request."""
+"""Formats with dates; time counts from the first request."""
 
 IN_ORDER: Final = frozenset({"blockmgr's own", "vLLM's KV events", VLLM_LOG})
-"""Formats in which a later line is later, so that a clock that goes back is an error."""
+"""Formats in chronological order, in which a clock that goes back is an error."""
 
 
 def read_rows(
@@ -68,13 +68,13 @@ def read_rows(
     """The name of the format of a file, and its requests.
 
     Args:
-        file: What is read.
-        reading: What is known of the trace so far.
+        file: The file.
+        reading: State of the reading so far.
         most_bytes: Longest record to accept.
-        expected: Format and path of the file before, which has to be of the same format.
+        expected: Format and path of the previous file, which must have the same format.
 
     Raises:
-        TraceFormatError: It is of no known format, of another than expected, or malformed.
+        TraceFormatError: Its format is unknown or not the expected one, or it is malformed.
     """
     head = file.head.decode("utf-8", "replace").lstrip("\ufeff")
     if head and not head.lstrip().startswith(("{", "[")):

@@ -1,13 +1,13 @@
-"""Conversations as text: OpenAI-style logs, and ShareGPT. A tokenizer says what their tokens are.
+"""Conversations as text: OpenAI-style logs, and ShareGPT. They need a tokenizer.
 
-A log has a request a record: ``messages``, at the top or in ``body`` or ``request``; with an answer
-in ``response`` or ``choices``, or as the last message; and a time in ``timestamp``, ``created_at``
-or ``created``, of the record or its answer, as seconds, as milliseconds if it is that large, or as
-an ISO date. The name of the model is the namespace.
+A log has one request per record: ``messages``, at the top level or in ``body`` or ``request``; an
+    answer in ``response`` or ``choices``, or as the last message; and a time in ``timestamp``,
+    ``created_at`` or ``created`` of the record or its answer, in seconds, in milliseconds if the
+    number is large, or as an ISO date. The name of the model is the namespace.
 
-Where there is no time, a record is a conversation: every answer in it was asked for with what comes
-before. Conversations then begin ``CONVERSATION_MS`` after one another, and a turn comes ``TURN_MS``
-after the answer before it, at the pace of a replay. That is a model, and not what happened.
+A record without a time is a conversation: every answer in it is a request with all earlier messages
+as its prompt. Conversations then begin ``CONVERSATION_MS`` apart, and a turn arrives ``TURN_MS``
+after the previous answer, at the pace of a replay. These times are a model, not a recording.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONVERSATION_MS: Final = 1000
 TURN_MS: Final = 10_000
 MS_PER_OUTPUT_TOKEN: Final = 30
 TIMES: Final = ("timestamp", "created_at", "created")
-LARGEST_SECONDS: Final = 10**11  # what is larger is in milliseconds
+LARGEST_SECONDS: Final = 10**11  # larger numbers are milliseconds
 MS_IN_SECOND: Final = 1000
 ROLES: Final = {
     "human": "user",
@@ -69,7 +69,7 @@ def sharegpt(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
 
 
 def openai_log(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
-    """Requests as OpenAI's interface has them, with their answers where there are any."""
+    """Requests in OpenAI's format, with their answers if there are any."""
     timed: bool | None = None
     for number, record in enumerate(records):
         body = _body(record)
@@ -155,7 +155,7 @@ def _chat(reading: Reading) -> ChatTokens:
 
 
 def _body(record: Record) -> dict[str, Any]:
-    """The part of a record that has the messages."""
+    """The part of a record with the messages."""
     value = record.object()
     for name in ("body", "request"):
         if isinstance(value.get(name), dict) and "messages" in value[name]:
@@ -177,7 +177,7 @@ def _messages(record: Record, body: dict[str, Any]) -> Messages:
 
 
 def _text(record: Record, content: Any) -> str:
-    """What a message says: a text, parts that are texts, or nothing beside calls of tools."""
+    """The text of a message: a text, several text parts, or nothing besides tool calls."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -190,7 +190,7 @@ def _text(record: Record, content: Any) -> str:
 
 
 def _answer(record: Record) -> Any:
-    """The answer of a record, without what some logs wrap it in; None if there is none."""
+    """The answer in a record, without wrappers of some logs; None if there is none."""
     value = record.object()
     answer = value.get("response", value if "choices" in value else None)
     if isinstance(answer, dict) and isinstance(answer.get("body"), dict):

@@ -1,6 +1,6 @@
-"""Text as tokens, by the tokenizer and the chat template of a model in a local folder.
+"""Converts text to tokens with a model's tokenizer and chat template.
 
-Needs the extra ``tokenizer``. Nothing is downloaded: the folder has to be there.
+Needs the extra ``tokenizer``. It downloads nothing: the folder must exist.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["ChatTokens"]
 
 
 class ChatTokens:
-    """Turns messages into the tokens that a model is given.
+    """Converts messages to the tokens of a prompt.
 
     Args:
-        folder: With a Hugging Face tokenizer, such as ``tokenizer.json`` and
-            ``tokenizer_config.json``; a chat template in it is used.
+        folder: Folder with a Hugging Face tokenizer, such as ``tokenizer.json`` and
+            ``tokenizer_config.json``, and optionally a chat template.
 
     Raises:
         MissingExtraError: The extra ``tokenizer`` is not installed.
@@ -45,13 +45,13 @@ class ChatTokens:
             ) from None
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Any = None) -> list[int]:
-        """The tokens of a conversation up to where the model answers.
+        """The tokens of a conversation up to the model's answer.
 
         Args:
             messages: Each with a role, and a text as its content.
-            tools: What the model may call, as OpenAI's interface has it.
+            tools: Tools that the model may call, in OpenAI's format.
 
-        Without a chat template: the contents alone, one after another.
+        Without a chat template, these are the concatenated contents.
 
         Raises:
             ValueError: The template refuses these messages.
@@ -70,6 +70,6 @@ class ChatTokens:
         return self.text(text)
 
     def text(self, text: str) -> list[int]:
-        """The tokens of a text, without any before or after it."""
+        """The tokens of a text, without special tokens."""
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens

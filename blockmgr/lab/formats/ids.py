@@ -1,4 +1,4 @@
-"""Traces of ids: Mooncake's, and Qwen-Bailian's."""
+"""Traces of ids: those of Mooncake and of Qwen-Bailian."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["bailian", "mooncake"]
 BAILIAN_TOKENS_PER_ID: Final = 16
 MS_IN_SECOND: Final = 1000
 CHECKED_IDS: Final = 2**19
-"""Distinct ids that are known to have come after one other only: more take too much memory."""
+"""Most distinct ids whose predecessors are checked: more take too much memory."""
 
 
 def mooncake(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
-    """Mooncake's: ``timestamp`` in milliseconds, and ids that stand for their prefix too.
+    """Mooncake: ``timestamp`` in milliseconds, and ids that also stand for their prefix.
 
     Source: Qin et al., "Mooncake", FAST 2025, and the traces released with it.
     """
@@ -36,7 +36,7 @@ def mooncake(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
 
 
 def bailian(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
-    """Those of Qwen-Bailian: ``timestamp`` in seconds, and ids of 16 tokens.
+    """Qwen-Bailian: ``timestamp`` in seconds, and ids of 16 tokens.
 
     Source: the traces of alibaba-edu/qwen-bailian-usagetraces-anon.
     """
@@ -62,7 +62,7 @@ def _row(record: Record, reading: Reading, usual: int, scale: int) -> Row:
 
 
 def _check_prefixes(record: Record, parents: dict[Any, tuple[Any, int]]) -> None:
-    """Refuse an id that stood after another one before: it would be two blocks in one."""
+    """Refuse an id that followed a different id before: it would mean two different blocks."""
     before = None
     for current in record.value["hash_ids"]:
         if len(parents) < CHECKED_IDS:

@@ -1,14 +1,14 @@
-"""vLLM's KV events as a trace: what was stored, put together to prompts.
+"""vLLM's KV events as a trace: joins stored blocks to prompts.
 
-A recording has a batch a line, as ``[ts, events, rank]`` or as an object with these names; ``ts``
-is in seconds. Events are maps with a ``type``, or lists that begin with it, as older versions send
-them. Block hashes may be numbers or texts.
+A recording has one batch per line, as ``[ts, events, rank]`` or as an object with these names;
+``ts`` is in seconds. Events are maps with a ``type``, or lists that begin with it, as from older
+versions. Block hashes may be numbers or texts.
 
-An engine says what it stored, and not who asked for it. A ``BlockStored`` becomes a request whose
-prompt is everything from the root to its last block. One that continues the last block of an
-earlier one within ``PAUSE_MS`` belongs to the same request: several blocks at once are the next
-chunk of the prompt, a single one is what decoding has filled. So a prompt that was found whole is
-not in the trace, and what is counted is a lower bound of what was asked for.
+Events contain stored blocks, but not requests. A ``BlockStored`` becomes a request whose prompt is
+everything from the root to its last block. An event that continues the last block of an earlier one
+within ``PAUSE_MS`` belongs to the same request: several blocks are the next chunk of the prompt, a
+single block was filled by decoding. So a prompt that was found completely is not in the trace, and
+the counts are lower bounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["kv_events"]
 
 PAUSE_MS: Final = 2000
-"""Longest time from one event of a request to its next: a block of 16 slow tokens, and some."""
+"""Longest time between two events of a request: more than a block of 16 slow tokens."""
 
 MS_IN_SECOND: Final = 1000
 FIELDS: Final = {
@@ -45,7 +45,7 @@ FULL_ATTENTION: Final = (None, 0)
 
 @dataclass(slots=True)
 class _Block:
-    """A block that was stored: where its tokens follow, and whose it is."""
+    """A stored block: its parent, tokens and namespace."""
 
     parent: Any
     tokens: list[int]
@@ -56,7 +56,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Open:
-    """A request that may still go on."""
+    """A request that may continue."""
 
     arrival_ms: int
     latest_ms: int
@@ -78,14 +78,14 @@ class _Open:
 
 
 class _Engine:
-    """What one engine has stored."""
+    """The stored blocks of one engine."""
 
     def __init__(self) -> None:
         self.blocks: dict[Any, _Block] = {}
-        self.open: dict[Any, _Open] = {}  # by the last block
+        self.open: dict[Any, _Open] = {}  # by last block
 
     def store(self, block: Any, stored: _Block) -> None:
-        """Take in a block whose parent is known."""
+        """Add a block whose parent is known."""
         known = self.blocks.get(block)
         if known is not None:
             known.removed = False
@@ -95,7 +95,7 @@ class _Engine:
             self.blocks[stored.parent].children += 1
 
     def remove(self, block: Any) -> None:
-        """The block is gone; its tokens are needed for as long as another one continues it."""
+        """Remove a block; its tokens are needed as long as another block continues it."""
         if block in self.blocks:
             self.blocks[block].removed = True
         while block is not None and (found := self.blocks.get(block)) is not None:
@@ -139,7 +139,7 @@ def kv_events(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
 
 
 def _ended(engine: _Engine, before: int) -> Iterator[Row]:
-    """Requests that have not gone on since then. The oldest come first: time does not go back."""
+    """Requests that have not continued since then, the oldest first."""
     while engine.open:
         block, request = next(iter(engine.open.items()))
         if request.latest_ms >= before:
@@ -217,7 +217,7 @@ def _store(
 
 
 def _namespace(fields: dict[str, Any], before: bytes | None) -> bytes:
-    """Whose the blocks are: the adapter, then every extra key from the first block on."""
+    """The namespace of the blocks: the adapter, then all extra keys from the first block on."""
     if before is None:
         adapter = fields.get("lora_name") or fields.get("lora_id")
         before = b"" if adapter is None else f"lora {adapter}".encode()

@@ -1,4 +1,4 @@
-"""Traces that hold lengths alone, Azure's and BurstGPT's: known, and refused."""
+"""Detects traces with lengths only, such as Azure's and BurstGPT's, and refuses them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HEADERS: Final = {
 
 
 def refuse_lengths(path: str, head: str) -> None:
-    """Refuse a file that begins as tables of lengths do.
+    """Refuse a file that begins like a table of lengths.
 
     Raises:
-        TraceFormatError: It does; says why no hit rate can be had from it.
+        TraceFormatError: It does; the message says why it gives no hit rate.
     """
     first = head.partition("\n")[0].rstrip("\r")
     columns = [name.strip().strip('"').lower() for name in first.split(",")]

@@ -1,4 +1,4 @@
-"""Files as traces come: plain, gzip or zstd, told apart by their first bytes; stdin; folders."""
+"""Opens trace files, plain or compressed with gzip or zstd, standard input and folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["STDIN", "Opened", "opened", "parts"]
 
 STDIN: Final = "-"
-"""Names standard input wherever a trace file is named."""
+"""The name of standard input as a trace file."""
 
 SUFFIXES: Final = frozenset({".json", ".jsonl", ".ndjson", ".log", ".csv", ".txt"})
 COMPRESSED: Final = frozenset({".gz", ".zst", ".zstd"})
@@ -34,9 +34,9 @@ class Opened:
     """A trace file that is being read.
 
     Attributes:
-        path: What it is called in messages.
-        head: Its first bytes, at most 4 KiB, decompressed; they are read again.
-        line: Number of the line that was read last; 0 before the first.
+        path: Name in messages.
+        head: Its first bytes, decompressed, at most 4 KiB; reading returns them again.
+        line: Number of the last line read; 0 before the first.
     """
 
     def __init__(self, path: str, file: BinaryIO) -> None:
@@ -47,7 +47,7 @@ class Opened:
         self._file = _pushed_back(self.head, file)
 
     def lines(self, most_bytes: int) -> Iterator[tuple[int, bytes]]:
-        """Lines with their numbers, from 1, each with its end.
+        """Lines, numbered from 1, with their line ends.
 
         Raises:
             TraceFormatError: A line is longer, or the compressed file is damaged.
@@ -64,7 +64,7 @@ class Opened:
             yield number, raw
 
     def read(self, size: int, line: int) -> bytes:
-        """The next bytes, none at the end; ``line`` is where that is, for messages."""
+        """The next bytes, empty at the end; ``line`` is the position for messages."""
         with _told(self.path, line):
             return self._file.read(size)
 
@@ -74,7 +74,7 @@ def opened(path: str) -> Iterator[Opened]:
     """A file, or standard input, decompressed while it is read.
 
     Raises:
-        MissingExtraError: It is compressed with zstd, and nothing here reads that.
+        MissingExtraError: It is compressed with zstd, and no decoder is installed.
         TraceFormatError: It is compressed and damaged.
         OSError: It cannot be read.
     """
@@ -86,10 +86,10 @@ def opened(path: str) -> Iterator[Opened]:
 
 
 def parts(path: str | Path) -> list[str]:
-    """The files of a trace: ``path`` itself, or what a folder and those within hold, by name.
+    """The files of a trace: ``path`` itself, or all files in a folder and its subfolders.
 
-    Files are taken that end in one of ``.json .jsonl .ndjson .log .csv .txt``, or in one of these
-    and ``.gz`` or ``.zst``, and are not hidden.
+    They are sorted by name. Names must end in ``.json .jsonl .ndjson .log .csv .txt``, optionally
+    with ``.gz`` or ``.zst``; hidden files are skipped.
 
     Raises:
         ValueError: The folder holds none.
@@ -116,7 +116,7 @@ def _is_trace(name: str) -> bool:
 
 
 def _plain(file: BinaryIO, path: str) -> BinaryIO:
-    """What a file says once it is decompressed."""
+    """The decompressed content of a file."""
     magic = file.read(len(ZSTD))
     whole = _pushed_back(magic, file)
     if magic.startswith(GZIP):
@@ -125,7 +125,7 @@ def _plain(file: BinaryIO, path: str) -> BinaryIO:
 
 
 def _pushed_back(head: bytes, file: BinaryIO) -> BinaryIO:
-    """``file`` with bytes that were read from it in front again."""
+    """``file`` with bytes put back that were read from it."""
     return cast("BinaryIO", io.BufferedReader(_PushedBack(head, file), BUFFER))
 
 
@@ -164,13 +164,13 @@ def _zstd_file(file: BinaryIO, path: str) -> BinaryIO:
 
 @contextmanager
 def _told(path: str, line: int) -> Iterator[None]:
-    """Say of a damaged file where that shows."""
+    """Report the position at which a file is damaged."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _damaged(path, line, error) from None
     except Exception as error:
-        if type(error).__name__ == "ZstdError":  # its class is at hand only where it can be raised
+        if type(error).__name__ == "ZstdError":  # its class is available only if it can be raised
             raise _damaged(path, line, error) from None
         raise
 

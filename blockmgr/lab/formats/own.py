@@ -1,4 +1,4 @@
-"""blockmgr's own traces: a header, then one record a request with its tokens in full."""
+"""blockmgr's own traces: a header, then one record per request with all its tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSION: Final = 1
 
 
 def own(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
-    """What ``write_trace`` writes; it keeps outputs and namespaces."""
+    """The format of ``write_trace``, which keeps outputs and namespaces."""
     for number, record in enumerate(records):
         if number == 0:
             _check_header(record)
@@ -67,7 +67,7 @@ def _namespace(record: Record) -> bytes:
     try:
         return bytes.fromhex(value)
     except (TypeError, ValueError):
-        # A namespace may be a secret, a mistyped one too: its kind must do.
+        # A namespace may be a secret, even a mistyped one: show only its kind.
         kind = f"a string of {len(value)} characters" if isinstance(value, str) else "no string"
         raise record.error(
             "namespace", f"a namespace that is {kind}", "a string of hexadecimal bytes"

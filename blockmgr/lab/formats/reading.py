@@ -1,4 +1,4 @@
-"""What every reader of a trace format works with."""
+"""The state shared by all readers of trace formats."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ NEGATIVE: Final = "negative numbers"
 WIDE: Final = "numbers of more than 64 bits"
 TEXT: Final = "strings"
 ALIKE: Final = ({SMALL, LARGE}, {SMALL, NEGATIVE}, {TEXT, WIDE})
-"""Kinds of ids that can be told from each other in 64 bits."""
+"""Kinds of ids that can be distinguished in 64 bits."""
 
 
 class Clock:
-    """Refuses times that go back, unless requests are put in order anyway."""
+    """Refuses times that go back, unless requests are sorted anyway."""
 
     def __init__(self, *, sort: bool) -> None:
         self._sort = sort
         self._latest = 0
 
     def at(self, record: Record, name: str, time_ms: int) -> int:
-        """``time_ms``, which stands in the field ``name`` of ``record``.
+        """``time_ms`` from the field ``name`` of ``record``, checked.
 
         Raises:
-            TraceFormatError: It is before one of the same file that was read earlier.
+            TraceFormatError: It is earlier than a previous time in the same file.
         """
         error = self.check(time_ms)
         if error is not None:
@@ -51,7 +51,7 @@ class Clock:
         return time_ms
 
     def check(self, time_ms: int) -> str | None:
-        """What is expected instead of ``time_ms``; None if it is as good."""
+        """The expected time instead of ``time_ms``; None if that is valid."""
         if time_ms < self._latest and not self._sort:
             return f"at least {self._latest} ms, as before, or reading with sort (--sort)"
         self._latest = max(self._latest, time_ms)
@@ -59,15 +59,15 @@ class Clock:
 
 
 class IdSize:
-    """How many tokens an id stands for, from how many ids prompts have.
+    """Detects the number of tokens per id from the prompts.
 
-    A prompt of L tokens with n ids says that it is in ``[L / n, L / (n - 1))``. Of the sizes that
-    fit every prompt the usual one of the format is taken, else the one power of two, else the only
-    one there is.
+    A prompt of L tokens with n ids implies a size in ``[L / n, L / (n - 1))``. Of the sizes that
+    fit every prompt, the result is the usual one of the format, or else the only power of two, or
+    else the only one.
 
     Args:
-        usual: From the format; None if it does not define it.
-        known: Given by the caller; None to detect it.
+        usual: Size defined by the format; None if there is none.
+        known: Size given by the caller; None to detect it.
     """
 
     def __init__(self, usual: int | None, known: int | None = None) -> None:
@@ -75,14 +75,14 @@ class IdSize:
         self._known = known
         self._low, self._high = 1, UNBOUNDED
         self._last: tuple[Record, int, int] | None = None
-        self._plausible = usual or 1  # that fitted all prompts so far
-        self._doubt: TraceFormatError | None = None  # about the first that no likely size fits
+        self._plausible = usual or 1  # that fit all prompts so far
+        self._doubt: TraceFormatError | None = None  # for the first prompt that no likely size fits
 
     def see(self, record: Record, num_ids: int, num_tokens: int) -> None:
-        """Take in one prompt.
+        """Process one prompt.
 
         Raises:
-            TraceFormatError: No size fits this one and those before.
+            TraceFormatError: No size fits this prompt and all earlier ones.
         """
         low = -(-num_tokens // num_ids) if num_ids else UNBOUNDED + 1
         high = -(-num_tokens // (num_ids - 1)) - 1 if num_ids > 1 else UNBOUNDED
@@ -103,11 +103,11 @@ class IdSize:
             self._doubt = self._contradiction(record, num_ids, num_tokens, self._plausible)
 
     def size(self) -> int:
-        """What it is.
+        """The number of tokens per id.
 
         Raises:
             TraceFormatError: No likely size fits all prompts, and several others do.
-            ValueError: Several likely sizes do.
+            ValueError: Several likely sizes fit.
         """
         if self._known is not None:
             return self._known
@@ -143,9 +143,9 @@ class IdSize:
 
 
 class Ids:
-    """Ids of any kind as 64 bits: equal ones stay equal, others stay apart.
+    """Maps ids of any kind to 64-bit numbers, one to one.
 
-    Numbers that fit are kept. Texts, and numbers of more than 64 bits, are numbered as they come,
+    Numbers that fit are kept. Texts, and numbers of more than 64 bits, get consecutive numbers,
     which takes memory for each.
     """
 
@@ -157,8 +157,8 @@ class Ids:
         """``values`` of the field ``name``.
 
         Raises:
-            TraceFormatError: One is neither a whole number nor a text, or they are of kinds that
-                cannot be told from those read before.
+            TraceFormatError: A value is neither a whole number nor a text, or its kind cannot be
+                mixed with those read before.
         """
         if not values:
             return np.zeros(0, dtype=np.uint64)
@@ -193,16 +193,16 @@ class Ids:
 
 @dataclass(slots=True, kw_only=True)
 class Reading:
-    """One reading of a trace, of one file or several.
+    """The reading of one trace, from one or several files.
 
     Attributes:
-        sort: Whether requests may come in any order.
-        chat: Turns text into tokens; None without a tokenizer.
-        tokens_per_id: Tokens an id stands for; None if that is to be found.
-        ids: Ids met so far.
+        sort: Whether requests may be in any order.
+        chat: Converts text to tokens; None without a tokenizer.
+        tokens_per_id: Tokens per id; None to detect it.
+        ids: Ids read so far.
         id_size: Set by readers of ids.
-        clock: Of the file that is being read.
-        order: Requests read so far.
+        clock: Clock of the current file.
+        order: Number of requests read so far.
     """
 
     sort: bool = False
@@ -214,7 +214,7 @@ class Reading:
     order: int = 0
 
     def next_order(self) -> int:
-        """The place of one more request."""
+        """The index of the next request."""
         self.order += 1
         return self.order
 

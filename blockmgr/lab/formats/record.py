@@ -1,4 +1,4 @@
-"""One JSON record of a trace, and the only place that words what is wrong with it."""
+"""One JSON record of a trace, and all messages about malformed records."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ TYPE_NAMES: Final = {
 MAX_TOKEN: Final = 2**32 - 1
 MAX_NUMBER: Final = 2**53
 PIECE: Final = 64 * 2**10
-CUT: Final = 16  # characters of the longest word of JSON, and some
+CUT: Final = 16  # more characters than the longest word of JSON
 SPACE: Final = " \t\r\n"
 
 
 class Record:
-    """A JSON value of a file: a line of its own, or an element of an array.
+    """A JSON value in a file: a line, or an element of an array.
 
     Attributes:
-        value: What it is; an object unless the format says otherwise.
-        line: Line on which it begins, from 1.
+        value: The value, an object in most formats.
+        line: Number of its first line, from 1.
     """
 
     def __init__(self, path: str, line: int, text: str, value: Any, column: int = 1) -> None:
@@ -48,7 +48,7 @@ class Record:
 
     @classmethod
     def of_line(cls, path: str, line: int, raw: bytes) -> Record:
-        """The record that is alone on a line.
+        """The record on a line.
 
         Raises:
             TraceFormatError: It is none.
@@ -63,7 +63,7 @@ class Record:
         raise TraceFormatError(path, line, column, found, "a JSON object")
 
     def error(self, field: str, found: str, expected: str) -> TraceFormatError:
-        """The error to raise about ``field``, at the place where its name stands."""
+        """The error about ``field``, at the position of its name."""
         at = max(0, self._text.find(json.dumps(field))) if field else 0
         before = self._text[:at]
         line = self.line + before.count("\n")
@@ -71,7 +71,7 @@ class Record:
         return TraceFormatError(self._path, line, column, found, expected)
 
     def renamed(self, value: dict[str, Any]) -> Record:
-        """The same place of the file, read as ``value``."""
+        """The same position of the file, with another value."""
         return Record(self._path, self.line, self._text, value, self._column)
 
     def object(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Record:
         """The value of a field that every record has.
 
         Raises:
-            TraceFormatError: This one has not.
+            TraceFormatError: This record does not have it.
         """
         if field not in self.object():
             raise self.error(field, f"no field {json.dumps(field)}", "one in every record")
@@ -101,7 +101,7 @@ class Record:
             TraceFormatError: It is none.
         """
         value = self.get(field)
-        # A bool is an int to Python and a mistake in a trace.
+        # A bool is an int in Python, but an error in a trace.
         if type(value) is not int or not low <= value <= high:
             raise self.error(field, f"{field} {shown(value)}", f"an integer in [{low}, {high}]")
         return value
@@ -110,11 +110,11 @@ class Record:
         """A time as whole milliseconds, rounded down.
 
         Args:
-            field: Where it is, as an integer or a fraction.
-            scale: Milliseconds in a unit of it.
+            field: Name of the field, whose value may be fractional.
+            scale: Milliseconds per unit of the field.
 
         Raises:
-            TraceFormatError: It is no number, negative or too large.
+            TraceFormatError: It is not a number, or is negative or too large.
         """
         value = self.get(field)
         high = MAX_NUMBER // scale
@@ -122,7 +122,7 @@ class Record:
             raise self.error(field, f"{field} {shown(value)}", f"a number in [0, {high}]")
         if isinstance(value, int):
             return int(value) * scale
-        # 61.114 s is 61,114 ms, although the nearest fraction of two may be a little less.
+        # 61.114 s is 61,114 ms, although its binary fraction may be slightly smaller.
         return math.floor(round(float(value) * scale, 6))
 
     def items(self, field: str) -> list[Any]:
@@ -152,10 +152,10 @@ class Record:
 
 
 def records(file: Opened, most_bytes: int) -> Iterator[Record]:
-    """The records of a file: its lines, or the elements of the one array that it holds.
+    """The records of a file: its lines, or the elements of its single array.
 
     Raises:
-        TraceFormatError: Something is no JSON, or longer than ``most_bytes``.
+        TraceFormatError: A record is not JSON, or is longer than ``most_bytes``.
     """
     beginning = file.head.decode("utf-8", "replace").lstrip("\ufeff" + SPACE)
     if beginning.startswith("[") and beginning[1:].lstrip().startswith(("{", "]")):
@@ -166,12 +166,12 @@ def records(file: Opened, most_bytes: int) -> Iterator[Record]:
 
 
 def kind_of(value: Any) -> str:
-    """What kind of JSON value this is, in words."""
+    """The kind of a JSON value in words."""
     return TYPE_NAMES.get(type(value), "something else")
 
 
 def shown(value: Any) -> str:
-    """A JSON value as it was written, cut short so that the error stays one line."""
+    """A JSON value as text, shortened so that the error fits one line."""
     longest = 40
     text = json.dumps(value)
     return text if len(text) <= longest else f"{text[:longest]}…"
@@ -187,7 +187,7 @@ def _text(path: str, line: int, raw: bytes) -> str:
 
 
 class _Window:
-    """Text of a file of which a part is held: what stands before it is gone."""
+    """A window of a file's text; earlier text is dropped."""
 
     def __init__(self, file: Opened, most_bytes: int) -> None:
         self._file = file
@@ -199,21 +199,21 @@ class _Window:
         self.ended = False
 
     def more(self) -> None:
-        """Hold twice as much, so that what is tried again and again is tried rarely."""
+        """Read twice as much, so that the number of retries stays small."""
         size = max(PIECE, len(self.text))
         if len(self.text) > self.most_bytes:
             raise self.too_long()
         data = self._file.read(size, self.line)
         self.ended = len(data) < size
         self._raw += data
-        # The last letter may be cut in two.
+        # The last character may be incomplete.
         whole = self._raw if self.ended else self._raw[: _last_whole(self._raw)]
         lines = self.text.count("\n") + self.line
         self.text += _text(self._file.path, lines, whole)
         self._raw = self._raw[len(whole) :]
 
     def drop(self, count: int) -> None:
-        """Hold no more of the first ``count`` characters."""
+        """Drop the first ``count`` characters."""
         gone = self.text[:count]
         newlines = gone.count("\n")
         self.line += newlines
@@ -221,7 +221,7 @@ class _Window:
         self.text = self.text[count:]
 
     def skip_space(self) -> str:
-        """The next character that is no space, still held; nothing at the end."""
+        """The next character that is not a space, without dropping it; empty at the end."""
         while True:
             self.drop(len(self.text) - len(self.text.lstrip(SPACE)))
             if self.text or self.ended:
@@ -237,7 +237,7 @@ class _Window:
 
 
 def _last_whole(raw: bytes) -> int:
-    """Bytes up to the last character that is there in full."""
+    """Bytes up to the last complete character."""
     for back in range(1, min(4, len(raw)) + 1):
         byte = raw[-back]
         if byte < 0x80:
@@ -249,7 +249,7 @@ def _last_whole(raw: bytes) -> int:
 
 
 def _elements(file: Opened, most_bytes: int) -> Iterator[Record]:
-    """The elements of an array that is too long to be held: one at a time."""
+    """The elements of an array, one at a time, without holding all of it."""
     window = _Window(file, most_bytes)
     window.more()
     window.drop(window.text.index("[") + 1)
@@ -276,7 +276,7 @@ def _decoded(decoder: json.JSONDecoder, window: _Window) -> tuple[Any, int]:
         try:
             value, size = decoder.raw_decode(window.text)
         except json.JSONDecodeError as error:
-            # What is merely cut short goes wrong at its end, or where a string begins.
+            # Truncated JSON fails at its end, or at the start of a string.
             cut = error.pos > len(window.text) - CUT or error.msg.startswith("Unterminated")
             if window.ended or not cut:
                 window.drop(error.pos)
@@ -284,7 +284,7 @@ def _decoded(decoder: json.JSONDecoder, window: _Window) -> tuple[Any, int]:
         except (RecursionError, ValueError) as error:
             raise window.error(f"unusable JSON ({error})", "a JSON object") from None
         else:
-            # A number at the end may go on; an object or a list cannot.
+            # A number at the end may continue; an object or a list cannot.
             if size > window.most_bytes:
                 raise window.too_long()
             if size < len(window.text) or window.ended:

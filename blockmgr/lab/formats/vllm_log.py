@@ -1,9 +1,9 @@
-"""vLLM's log as a trace: the lines that name a request's tokens, and those that name its output's.
+"""vLLM's log as a trace: lines with the tokens of requests and of their outputs.
 
-Written with ``--enable-log-requests`` (``--enable-log-outputs`` for outputs). Versions differ in
-where the tokens stand: on the line ``Received request``, or on ``Request ... details`` at the debug
-level. All other lines are passed over. Times have no year, and go on after one month's end into the
-next, so a log of more than a year is refused where its clock goes back.
+vLLM writes them with ``--enable-log-requests`` (``--enable-log-outputs`` for outputs). Depending on
+the version, the tokens are on the line ``Received request``, or on ``Request ... details`` at the
+debug level. All other lines are skipped. Times have no year, so a log of more than a year is
+refused at the point where its clock goes back.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ ANSWERED: Final = re.compile(r"Generated response (\S+?)( \(streaming \w+\))?: "
 OUTPUT: Final = re.compile(r".*\boutput_token_ids: (\[[^]]*\]|None), finish_reason: ")
 MS_IN_SECOND: Final = 1000
 UNANSWERED: Final = 8192
-"""Requests that wait for the line of their output; the oldest goes on without one."""
+"""Most requests that wait for the line of their output; the oldest continues without it."""
 
 
 def is_vllm_log(head: str) -> bool:
-    """Whether a file that begins so is a log of vLLM's."""
+    """Whether a file with these first bytes is a log of vLLM."""
     return MARK.search(head) is not None
 
 
 def vllm_log(path: str, lines: Iterable[tuple[int, bytes]], reading: Reading) -> Iterator[Row]:
-    """The requests of a log whose tokens it names.
+    """The requests in a log that have tokens.
 
     Raises:
         TraceFormatError: A request's tokens or its time are missing or broken.
@@ -59,7 +59,7 @@ def vllm_log(path: str, lines: Iterable[tuple[int, bytes]], reading: Reading) ->
             if len(waiting) > UNANSWERED:
                 yield waiting.pop(next(iter(waiting)))
         elif answered := ANSWERED.search(text):
-            # The server adds a number to the name of each prompt of a request.
+            # The server appends a number to the id of each prompt of a request.
             name = next((n for n in (answered[1], f"{answered[1]}-0") if n in waiting), None)
             if name is not None:
                 tokens = line.tokens("output_token_ids", OUTPUT, answered.end())
@@ -80,7 +80,7 @@ class _Line:
         self._text = text
 
     def request(self, start: int, reading: Reading) -> Row:
-        """The request that begins on this line, whose message goes on at ``start``."""
+        """The request on this line, whose message continues at ``start``."""
         tokens = self.tokens("prompt_token_ids", PROMPT, start)
         if not tokens:
             raise self._error("prompt_token_ids", "no prompt_token_ids", "the tokens of the prompt")
@@ -96,7 +96,7 @@ class _Line:
         )
 
     def tokens(self, name: str, pattern: re.Pattern[str], start: int) -> list[int] | None:
-        """The last list of this name: prompts may say anything, and come before it."""
+        """The last list of this name: earlier text may be part of a prompt."""
         found = pattern.match(self._text, start)
         if found is None:
             expected = f"{name}: and a list of integers, in full (no --max-log-len)"
@@ -119,7 +119,7 @@ class _Line:
         if clock is None:
             raise self._error("", "no time", "one such as 11-22 15:04:05 before the message")
         try:
-            # A leap year: the 29th of February has to be some day.
+            # A leap year, so that 29 February is valid.
             seconds = timegm(strptime(f"2000-{clock[1]}", "%Y-%m-%d %H:%M:%S"))
         except ValueError:
             raise self._error(clock[1], f"time {clock[1]}", "a month, day and time") from None

@@ -1,12 +1,12 @@
-"""A report as one web page: what a pool finds, what it could find, and why it does not.
+"""A report as one web page: hit rates, their upper bounds, and reasons for misses.
 
 ::
 
     gather(trace, config) ──► Report ──► as_html, save_report ──► a file that needs no other
                                      ──► save_picture ──► PNG or SVG
 
-Needs the extra ``plot``: matplotlib draws, and templates of Jinja2 give its drawings a light and a
-dark scheme, words, tables and labelled points.
+Needs the extra ``plot``: matplotlib draws the charts, and Jinja2 templates add a light and a dark
+    scheme, text, tables and labelled points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 try:
-    # For the modules below, which could not say what is missing.
+    # Fails here, so that the error names the missing extra.
     import jinja2  # noqa: F401
     import matplotlib  # noqa: F401
 except ImportError as error:
@@ -54,12 +54,12 @@ def check_path(
     *,
     inputs: Iterable[str | Path | None] = (),
 ) -> Path:
-    """``path`` if a report can be saved there.
+    """``path``, if a report can be saved there.
 
     Args:
         path: File to write.
-        suffixes: What its name may end in.
-        inputs: Files that are read, which must not be replaced; None stands for no file.
+        suffixes: Allowed ends of its name.
+        inputs: Files that are read and must not be replaced; a None is no file.
 
     Raises:
         ValueError: It has none of ``suffixes``, there is no such folder, it is a folder or a
@@ -72,8 +72,8 @@ def save_report(report: Report, path: str | Path) -> Path:
     """Write a report into an HTML file.
 
     Raises:
-        ValueError: As ``check_path`` does.
-        OSError: The file cannot be written; an old file is unchanged.
+        ValueError: As in ``check_path``.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     target = check_path(path)
     with replacing(target) as file:

@@ -1,4 +1,4 @@
-"""What the pool over time is divided into: idle blocks by age, in bands of about equal size."""
+"""The bands of the pool over time: idle blocks by age, in bands of similar size."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Band", "pool_bands"]
 
-# Shares of all idle blocks, of all frames, at which the bands should part.
+# Quantiles of all idle blocks in all frames at which to divide the bands.
 PARTS: Final = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Band:
-    """Blocks of the pool that are alike.
+    """Blocks of the pool in one state.
 
     Attributes:
-        name: What they are doing.
+        name: Their state.
         role: Their colour, as a role.
-        blocks: How many there were in each frame: ``int64[frames]``.
+        blocks: Their number in each frame: ``int64[frames]``.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Band:
 
 
 def pool_bands(report: Report) -> list[Band]:
-    """The pool of a report in bands, in use at the bottom and free on top.
+    """The pool of a report in bands, from used blocks at the bottom to free ones on top.
 
-    Frames count idle blocks by fine ages; here they are put together so that each band has its
-    share, whether this pool keeps blocks for seconds or for hours.
+    Frames count idle blocks in fine age bins. This merges the bins into bands of similar size,
+    whether the pool keeps blocks for seconds or for hours.
     """
     watched = report.seen
     idle = np.array([frame.idle for frame in watched.frames], dtype=np.int64)
@@ -60,7 +60,7 @@ def pool_bands(report: Report) -> list[Band]:
 
 
 def _cuts(by_age: npt.NDArray[np.int64]) -> list[int]:
-    """Before which ages the bands begin, the first band aside; at least one."""
+    """The ages at which all bands except the first one begin; at least one."""
     reached = np.cumsum(by_age) / max(1, by_age.sum())
     cuts = {int(np.argmin(np.abs(reached[:-1] - part))) + 1 for part in PARTS}
     return sorted(cuts)

@@ -1,4 +1,4 @@
-"""What a chapter of a report consists of."""
+"""The parts of a chapter of a report."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Rows = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A chart's numbers.
+    """The numbers of a chart.
 
     Attributes:
-        caption: What they are.
-        headings: One a column.
-        rows: As text, the first cell of each being its heading.
+        caption: Caption of the table.
+        headings: One per column.
+        rows: Rows as text; the first cell of each is its heading.
     """
 
     caption: str
@@ -32,17 +32,17 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
-    """One chart with its words.
+    """One chart with its text.
 
     Attributes:
-        name: Begins ids.
-        heading: Its title.
-        text: How to read it.
-        description: What it shows, for who cannot see it.
-        height: Of the wide drawing, in CSS pixels.
-        tall: Of the narrow one.
-        draw: Draws it.
-        tables: The same as numbers.
+        name: Prefix of ids.
+        heading: Title.
+        text: Explanation.
+        description: Description for screen readers.
+        height: Height of the wide drawing, in CSS pixels.
+        tall: Height of the narrow drawing.
+        draw: Draws the chart.
+        tables: The numbers of the chart.
     """
 
     name: str

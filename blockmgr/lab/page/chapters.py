@@ -1,4 +1,4 @@
-"""The chapters of a report: what each chart is about, and the same as tables."""
+"""The chapters of a report: charts with text and tables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["chapters"]
 
 FRAMES_IN_TABLE: Final = 24
-# A share of the tokens below which there is nothing to gain.
+# The smallest share of tokens that counts as a possible gain.
 LEAST_GAP: Final = 0.0001
-# Of the evicted tokens, those for which a table says how many more blocks would have kept them.
+# The table shows how many more blocks would keep these shares of the evicted tokens.
 SAVED_SHARES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 def chapters(report: Report) -> tuple[Chapter, ...]:
-    """All chapters, in order; policies only if there are several, and something to gain."""
+    """All chapters, in order; policies only if there are several and a possible gain."""
     found = [_curve(report)]
     gains = [size for size in report.capacities if charts.gap(report, size) >= LEAST_GAP]
     if len(report.policies) > 1 and gains:
@@ -185,7 +185,7 @@ def _outcomes(report: Report) -> Chapter:
 
 
 def _saved(report: Report) -> str:
-    """How many more blocks would have saved half of what was evicted, and all of it."""
+    """Text on the additional blocks that would save half or all of the evicted tokens."""
     found = report.misses
     half, every = (found.more_blocks_for(share) for share in (0.5, 1.0))
     tokens = short_count(found.saved(every))
@@ -221,7 +221,7 @@ def _gaps(report: Report) -> Chapter:
         "last used. The grey is all of it, the blue what this pool finds: what is only grey came "
         "too late."
     )
-    description = "Nothing was asked for twice."
+    description = "No block was requested twice."
     if len(wanted):
         middle = duration(int(np.median(wanted)))
         description = f"Half of the reuse gaps are shorter than {middle}."
@@ -307,7 +307,7 @@ def _pool(report: Report) -> Chapter:
 
 
 def _by_bin(*columns: Any) -> Rows:
-    """One row for each bin that holds something."""
+    """One row for each bin that is not empty."""
     rows = []
     last = len(BINS_MS) - 2
     for number in range(len(BINS_MS) - 1):

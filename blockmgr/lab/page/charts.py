@@ -42,10 +42,10 @@ __all__ = [
 CURVE_POINTS: Final = 240
 COLUMNS: Final = 6
 COLUMNS_NARROW: Final = 2
-# Shares below it are shown as "below", rather than 0.
+# Shares below it are shown as "below", not as 0.
 LEAST_SHARE: Final = 0.001
 MINUS: Final = "\N{MINUS SIGN}"
-# What more blocks can win back stands out from what they cannot.
+# Misses that more blocks can avoid have a different colour.
 OUTCOME_ROLES: Final = {None: "found", MissReason.EVICTED: "evicted"}
 
 
@@ -92,7 +92,7 @@ def draw_curve(report: Report, canvas: Any, colour: Colours, *, narrow: bool) ->
 
 
 def _curve_line(axes: Axes, report: Report, most: int, colour: Colours) -> tuple[Any, Any, int]:
-    """Sizes and rates of the curve, and the largest pool; its error, if any, is drawn."""
+    """Sizes and rates of the curve, and the largest pool; draws the error, if there is one."""
     curve = report.curve
     assert curve is not None
     most = max(most, int(curve.capacities[-1]))
@@ -108,7 +108,7 @@ def _curve_line(axes: Axes, report: Report, most: int, colour: Colours) -> tuple
 
 
 def draw_policies(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """Points of hit rate that each policy gains or loses beside LRU, at each pool size."""
+    """Percentage points of hit rate of each policy relative to LRU, at each pool size."""
     others = [name for name in report.policies if name != "lru"]
     sizes = [size for size in report.capacities if gap(report, size) > 0]
     columns = min(len(sizes), COLUMNS_NARROW if narrow else COLUMNS)
@@ -146,7 +146,7 @@ def draw_policies(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
 
 
 def _signed(gain: float) -> str:
-    """Points with their sign, and none where there is nothing to see of them."""
+    """Percentage points with their sign; empty if they round to zero."""
     text = f"{gain:+.1f}"
     return "0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
 
@@ -160,7 +160,7 @@ def _policy_text(report: Report, name: str, size: Any) -> str:
 
 
 def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """What became of all prompt tokens: one bar a reason."""
+    """All prompt tokens by outcome, with one bar per reason."""
     axes: Axes = canvas.add_subplot()
     total = sum(outcome.tokens for outcome in report.outcomes)
     placed: Placed = []
@@ -189,7 +189,7 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
 
 
 def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """How long after its last use a block is asked for, and how much of that the pool serves."""
+    """Time since the last use of requested blocks, and the part that the pool finds."""
     axes: Axes = canvas.add_subplot()
     wanted = binned(report.seen.asked_gaps_ms)
     found = binned(report.seen.reuse_gaps_ms)
@@ -213,7 +213,7 @@ def draw_gaps(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> 
 
 
 def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """How long evicted blocks had been in the pool, and whether a prompt found them."""
+    """Time that evicted blocks had been in the pool, and whether a prompt found them."""
     axes: Axes = canvas.add_subplot()
     lived, unused = report.seen.lifetimes_ms, report.seen.uses == 0
     every, never = binned(lived), binned(lived[unused])
@@ -240,7 +240,7 @@ def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool
 
 
 def draw_pool(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """The pool over time, divided by what its blocks are doing."""
+    """The pool over time, by state of its blocks."""
     frames = report.seen.frames
     times = [frame.time_ms for frame in frames]
     busy = np.array([frame.shared + frame.alone for frame in frames], dtype=np.int64)
@@ -257,15 +257,15 @@ def draw_bands(
     *,
     narrow: bool,
 ) -> Placed:
-    """Bands of blocks over time, one on another.
+    """Stacked bands of blocks over time.
 
     Args:
         canvas: An empty figure.
         colour: Colours by role.
         bands: From the bottom to the top.
-        over: Times of their frames in milliseconds, and blocks in use at each, where places speak.
+        over: Times of the frames in milliseconds, and blocks in use at each, for the notes.
         total: Blocks of the pool.
-        narrow: Whether names have no room beside the drawing.
+        narrow: Whether there is no room for names beside the drawing.
     """
     axes: Axes = canvas.add_subplot()
     times, busy = over
@@ -299,10 +299,10 @@ def draw_bands(
 
 
 def _band_labels(axes: Axes, bands: list[Band], total: int, end: tuple[float, Colours]) -> None:
-    """Name every band that is ever there, at its right end, beside its colour.
+    """Label every band that occurs, at its right end, next to its colour.
 
-    Names keep a distance and their order, and stay beside the drawing: a band that is thin at the
-    end, or gone by then, would otherwise have no name at all.
+    Labels keep their order and a distance, and stay inside the height of the drawing. Otherwise a
+    band that is thin or empty at the end would have no label.
     """
     last, colour = end
     nearest = 5.5
@@ -335,7 +335,7 @@ def _band_labels(axes: Axes, bands: list[Band], total: int, end: tuple[float, Co
 
 
 def _histogram(axes: Axes, series: list[tuple[str, Any, str]]) -> Placed:
-    """Bars over the same bins, one series before the other."""
+    """Bars over the same bins, with one series in front of the other."""
     placed: Placed = []
     bins = len(BINS_MS) - 1
     for _, counts, fill in series:
@@ -350,18 +350,18 @@ def _histogram(axes: Axes, series: list[tuple[str, Any, str]]) -> Placed:
 
 
 def _lru(report: Report, capacity: Any) -> float:
-    """The hit rate that others are compared with: of LRU, without hints."""
+    """The baseline hit rate: that of LRU without hints."""
     row = report.row("lru", capacity)
     return (row.baseline or row.result).hit_rate
 
 
 def gap(report: Report, capacity: Any) -> float:
-    """What the best order of eviction could gain beside LRU without hints, as a share."""
+    """The possible gain over LRU without hints, as a fraction."""
     return report.bound(capacity) - _lru(report, capacity)
 
 
 def _time_axis(axes: Axes, report: Report, narrow: bool) -> None:
-    """The bins in which any block was asked for or evicted, the same for both charts."""
+    """The bins in which any block was requested or evicted, the same for both charts."""
     seen = np.flatnonzero(binned(report.seen.asked_gaps_ms) + binned(report.seen.lifetimes_ms))
     first, last = (int(seen[0]), int(seen[-1])) if len(seen) else (0, len(BINS_MS) - 2)
     axes.set_xlim(first - 0.6, last + 0.6)

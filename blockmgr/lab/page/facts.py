@@ -1,4 +1,4 @@
-"""What a report says: gathered, drawn and written elsewhere."""
+"""The data of a report; other modules gather, draw and write it."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ MEANINGS: Final = MappingProxyType(
         MissReason.OTHER_NAMESPACE: "cached for another tenant or adapter",
         MissReason.DIVERGED: "a cached block has the same first tokens, then differs",
         MissReason.NEVER_SEEN: "no earlier prompt had this prefix",
-        MissReason.NOT_REMEMBERED: "nothing remembers so far back",
+        MissReason.NOT_REMEMBERED: "never cached, or evicted too long ago",
     }
 )
-"""What each reason to be missed means, in a few words."""
+"""The meaning of each reason for a miss in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of some prompt tokens.
+    """The outcome of some prompt tokens.
 
     Attributes:
-        name: In two or three words.
-        meaning: In a sentence.
-        tokens: How many.
-        reason: Why they were missed, or None if they were found.
+        name: Name in two or three words.
+        meaning: Meaning in one sentence.
+        tokens: Number of tokens.
+        reason: Reason for the miss, or None if they were found.
     """
 
     name: str
@@ -62,16 +62,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """What a report covers besides policies and pool sizes.
+    """The scope of a report besides policies and pool sizes.
 
     Attributes:
         warmup: Requests at the start that fill the pool and are not counted.
-        sampling_rate: Share of the blocks that the curve looks at, in ``(0, 1]``.
-        replicas: Sizes of fleets, each with as many blocks altogether as the pool in detail; empty
+        sampling_rate: Fraction of the blocks in the sample for the curve, in ``(0, 1]``.
+        replicas: Sizes of fleets, each with as many blocks in total as the pool in detail; empty
             for none.
         routers: Names of the routers of these fleets.
-        seed: Of routers that draw.
-        model: Whose groups of layers these are, for bytes beside blocks.
+        seed: Seed of random routers.
+        model: The model with these groups of layers, to show bytes in addition to blocks.
     """
 
     warmup: int = 0
@@ -84,23 +84,23 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Report:
-    """Everything a report shows.
+    """All data of a report.
 
     Attributes:
         trace: Name of the trace.
         requests: Requests in it.
-        span_ms: Simulated time from the first arrival to the last.
-        config: How it was replayed.
-        capacity: The pool that is looked at in detail, as it was asked for.
+        span_ms: Simulated time from the first to the last arrival.
+        config: Config of the replay.
+        capacity: The pool in detail, as requested.
         sweep: Every policy at every pool size.
-        misses: Why prompt tokens were missed in the pool in detail.
+        misses: Missed prompt tokens of the pool in detail, by reason.
         curve: Hit rate of LRU at every pool size; None with groups of layers.
         watched: The pool in detail, under LRU; None with groups of layers.
-        full_attention: With groups that have states, what full attention alone would find.
+        full_attention: With states, the counts for full attention alone.
         group_frames: With groups of layers, the pool in detail over time.
-        fleet: The same blocks as fleets behind routers, if that was asked for.
-        extent: What was asked for besides.
-        command: What repeats the report.
+        fleet: The same blocks as fleets behind routers, if requested.
+        extent: The other requested parts.
+        command: The command that repeats the report.
     """
 
     trace: str
@@ -120,7 +120,7 @@ class Report:
 
     @property
     def attainable(self) -> Attainable:
-        """What an unbounded pool reaches."""
+        """The counts of an unbounded pool."""
         return self.sweep.rows[0].attainable
 
     @property
@@ -130,7 +130,7 @@ class Report:
 
     @property
     def seen(self) -> Watched:
-        """The pool in detail over time, for readers of reports with one group of layers.
+        """The pool in detail over time, with one group of layers.
 
         Raises:
             ValueError: The replay had groups of layers.
@@ -151,14 +151,14 @@ class Report:
 
     @property
     def model(self) -> Model | None:
-        """Whose groups of layers these are, if that is known."""
+        """The model with these groups of layers, if known."""
         return self.extent.model
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of all prompt tokens in the pool in detail; they add up.
+        """The outcomes of all prompt tokens in the pool in detail.
 
-        What was found, what was evicted, then the other reasons, the most tokens first.
+        First the hits, then evictions, then the other reasons, those with the most tokens first.
         """
         found = [Outcome(FOUND, "served from the pool", self.misses.hit_tokens)]
         missed = []
@@ -181,7 +181,7 @@ class Report:
         return tuple(found[blocks] for blocks in sorted(found))
 
     def row(self, policy: str, capacity: Capacity) -> SweepRow:
-        """One policy at one pool size.
+        """The row of one policy at one pool size.
 
         Raises:
             KeyError: It was not replayed.
@@ -192,10 +192,10 @@ class Report:
         raise KeyError((policy, capacity.text))
 
     def bound(self, capacity: Capacity) -> float:
-        """The hit rate that no order of eviction exceeds in a pool of this size.
+        """The upper bound of the hit rate for any eviction order in a pool of this size.
 
-        With groups of layers none is known for one size; it is that of a pool without bounds, of
-        full attention alone if states are among the groups.
+        With groups of layers, there is no bound for a single size; then it is that of an unbounded
+        pool, or of full attention alone if there are states.
         """
         best = self.row("lru", capacity).optimum
         if best is not None:
@@ -204,7 +204,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """What the report comes to, in a few sentences."""
+        """The summary of the report in a few sentences."""
         blocks, rate = self.result.num_blocks, self.result.hit_rate
         share = f", {self.capacity.text} of the working set,"
         if isinstance(self.capacity.value, int):

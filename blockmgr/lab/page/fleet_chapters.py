@@ -1,4 +1,4 @@
-"""The same blocks as a fleet of replicas behind a router: chapters of reports that have one."""
+"""The chapters of a report about fleets of replicas behind a router."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_fleet_balance", "draw_fleet_hits", "fleet_chapters", "fleet_data"]
 
 MARKERS: Final = "osD^vPX"
-"""One a router, so that colour is not all that tells them apart."""
+"""One marker per router, so that they differ in more than colour."""
 HIT_HEADINGS: Final = ("replicas", "router", "blocks each", "hit rate", "no more than")
 BALANCE_HEADINGS: Final = (
     "replicas",
@@ -38,7 +38,7 @@ PERCENTILE: Final = 0.99
 
 
 def fleet_chapters(report: Report) -> list[Chapter]:
-    """The chapters that only reports with fleets have."""
+    """The chapters for reports with fleets."""
     if not report.fleet:
         return []
     counted = [row for row in report.fleet if row.result is not None]
@@ -94,7 +94,7 @@ def fleet_chapters(report: Report) -> list[Chapter]:
 
 
 def draw_fleet_hits(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """Hit rate over replicas, a line for each router, below the bound."""
+    """Hit rate over replicas, with one line per router, and the upper bound."""
     axes: Axes = canvas.add_subplot()
     placed = _lines(
         axes, report, colour, lambda found: 100 * found.hit_rate, "hit rate {:.2f}%".format
@@ -143,7 +143,7 @@ def _lines(
     value: Callable[[FleetResult], float],
     words: Callable[[float], str],
 ) -> Placed:
-    """A line for each router over the sizes of fleets."""
+    """One line per router over the sizes of fleets."""
     placed: Placed = []
     routers = list(dict.fromkeys(row.router for row in report.fleet))
     for place, router in enumerate(routers):
@@ -182,7 +182,7 @@ def _legend(axes: Axes, canvas: Any, colour: Colours, narrow: bool) -> None:
 
 
 def _of(row: FleetRow) -> FleetResult:
-    assert isinstance(row.result, FleetResult)  # pages show no fleets that decode apart
+    assert isinstance(row.result, FleetResult)  # pages show no fleets with separate decoding
     return row.result
 
 
@@ -223,7 +223,7 @@ def _balance_table(report: Report) -> Table:
 
 
 def fleet_data(report: Report) -> list[dict[str, Any]]:
-    """The same for other tools; without counts where a replica is too small."""
+    """The same as JSON; without counts if a replica is too small."""
     entries = []
     for row in report.fleet:
         entry: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Finds out everything that a report shows."""
+"""Gathers the data of a report."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["CAPACITIES", "gather", "num_steps"]
 
 CAPACITIES: Final = "1%,2%,5%,10%,20%,50%"
 FRAMES: Final = 120
-# Steps of the second kind: the curve, the pool watched, the pool explained.
+# Steps that take all requests: the curve, the watched pool, the explained pool.
 WATCHES: Final = 3
-# What people call a while: ages by which idle blocks are counted.
+# Round ages for counting idle blocks.
 DURATIONS_S: Final = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900)
 LONG_DURATIONS_S: Final = (1200, 1800, 2700, 3600, 5400, 7200, 10_800, 21_600, 43_200, 86_400)
 AGES_MS: Final = tuple(1000 * seconds for seconds in DURATIONS_S + LONG_DURATIONS_S)
@@ -38,12 +38,12 @@ AGES_MS: Final = tuple(1000 * seconds for seconds in DURATIONS_S + LONG_DURATION
 def num_steps(
     *, policies: int, capacities: int, hints: object = "none", fleet_requests: int = 0
 ) -> int:
-    """How often ``gather`` calls ``advance``.
+    """The number of calls of ``advance`` by ``gather``.
 
     Args:
-        policies: Eviction policies, LRU among them.
+        policies: Number of eviction policies, including LRU.
         capacities: Pool sizes.
-        hints: Of the replay.
+        hints: Hints of the replay.
         fleet_requests: Requests of all fleets together.
     """
     places = capacities + 1
@@ -63,19 +63,19 @@ def gather(
     command: str = "",
     advance: Advance | None = None,
 ) -> Report:
-    """Find out everything a report shows.
+    """Gather the data of a report.
 
     Args:
         trace: The requests.
-        config: How to replay; its ``eviction`` gives way to ``policies``.
-        capacity: The pool to look at in detail.
-        policies: Names of eviction policies; LRU is added, which the others are compared with.
+        config: Config of the replays; ``policies`` replaces its ``eviction``.
+        capacity: The pool to examine in detail.
+        policies: Names of eviction policies; LRU is added as the baseline.
         capacities: Pool sizes to compare policies at; empty for those of ``CAPACITIES`` that hold
             the largest request.
-        extent: What to cover besides; by default nothing.
-        jobs: Processes at work, at least 1.
-        command: What repeats the report.
-        advance: Called as work is done, at most ``num_steps`` times.
+        extent: Other parts to cover; by default none.
+        jobs: Number of processes, at least 1.
+        command: The command that repeats the report.
+        advance: Called to report progress, at most ``num_steps`` times.
 
     Raises:
         ValueError: A pool is smaller than the largest request, there is no such policy or router,
@@ -91,7 +91,7 @@ def gather(
     names = tuple(dict.fromkeys(("lru", *policies)))
     working_set = working_set_blocks(trace, alone)
     sizes = list(capacities) or _default_capacities(trace, alone, working_set)
-    # As the row that has it writes it: 10% and 10.0% are one pool.
+    # In the spelling of its row: 10% and 10.0% are the same pool.
     capacity = next((size for size in sizes if size.equals(capacity)), capacity)
     if capacity not in sizes:
         sizes.append(capacity)

@@ -1,4 +1,4 @@
-"""What each group of layers holds: a chapter of reports on models with several of them."""
+"""The chapter of a report about the blocks of each group of layers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["draw_groups", "group_bands", "group_chapters", "groups_data"]
 
 FRAMES_IN_TABLE: Final = 24
 COLOURED: Final = 4
-"""Groups that have a colour of their own."""
+"""Number of groups with a separate colour."""
 MIB: Final = 1 << 20
 
 
 def group_chapters(report: Report) -> list[Chapter]:
-    """The chapters that only reports with groups of layers have."""
+    """The chapters for reports with groups of layers."""
     bands = group_bands(report)
     total = report.result.num_blocks
     counted = report.result.by_group
@@ -52,7 +52,7 @@ def group_chapters(report: Report) -> list[Chapter]:
 
 
 def group_bands(report: Report) -> list[Band]:
-    """The pool over time in bands: each group in use, then cached, and free blocks on top."""
+    """The pool over time in bands: for each group used, then cached, with free blocks on top."""
     frames = report.group_frames
     names = list(dict.fromkeys(repr(group) for group in report.config.groups))
     bands = []
@@ -78,7 +78,7 @@ def draw_groups(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -
 
 
 def _by_size(report: Report) -> Table:
-    """Means over the moments of each replay, and what the group refused."""
+    """Means over the moments of each replay, and tokens refused by the group."""
     size = report.config.block_size
     sized = None if report.model is None else report.model.bytes_per_block(size)
     headings = ["capacity", "group", "in use", "cached", "unfilled"]
@@ -119,7 +119,7 @@ def _over_time(report: Report, bands: list[Band]) -> Table:
 
 
 def groups_data(report: Report) -> dict[str, Any]:
-    """The same for other tools."""
+    """The same as JSON."""
     model, size = report.model, report.config.block_size
     rows = []
     for capacity in report.capacities:

@@ -1,8 +1,8 @@
-"""A report as a web page that needs no other file.
+"""A report as a self-contained web page.
 
-Without its script the page is complete. With it, pointing at a place of a chart, or moving to it
-with the arrow keys, says what it stands for. Every chart is a table as well. The page is made of
-the templates beside this module, and matplotlib draws its charts.
+The page is complete without its script. With it, pointing at a place of a chart, or moving to it
+with the arrow keys, shows a note. Every chart is also a table. Templates next to this module define
+the page, and matplotlib draws its charts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["as_html", "data_of"]
 TEMPLATES: Final = Path(__file__).parent / "templates"
 WIDE: Final = 860
 NARROW: Final = 358
-# Places with a note: as large as a finger where there is room.
+# Places with a note: as large as a fingertip if there is room.
 REACH: Final = 10
 RING: Final = 7
 
@@ -75,7 +75,7 @@ def as_html(report: Report) -> str:
             under=_under(report),
         )
     )
-    # No document may hold some characters, and the name of a file may.
+    # A file name may contain characters that are invalid in documents.
     return writable(text) + "\n"
 
 
@@ -91,7 +91,7 @@ def _templates() -> Environment:
 
 
 def _made(config: ReplayConfig) -> str:
-    """How it was replayed, in a line."""
+    """The config of the replay in one line."""
     return (
         f"Replayed through blockmgr {__version__}. A request holds its blocks for "
         f"{config.service_ms_per_token} ms for each output token, {config.min_service_ms} ms at "
@@ -100,7 +100,7 @@ def _made(config: ReplayConfig) -> str:
 
 
 def _under(report: Report) -> str:
-    """What was replayed, in a line."""
+    """The trace of the replay in one line."""
     facts = [
         f"{report.requests:,} requests in {duration(report.span_ms)}",
         f"{report.attainable.query_tokens:,} prompt tokens",
@@ -133,7 +133,7 @@ def _part(report: Report, chapter: Chapter) -> _Part:
 
 
 def data_of(report: Report) -> dict[str, Any]:
-    """The numbers of the page, for other tools; parts that a report lacks are left out."""
+    """The numbers of the page as JSON, without parts that the report does not have."""
     data: dict[str, Any] = {
         "trace": report.trace,
         "command": report.command,

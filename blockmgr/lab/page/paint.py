@@ -1,7 +1,7 @@
-"""Colours by role, and what turns a figure of matplotlib's into SVG for a page.
+"""Colours by role, and the conversion of matplotlib figures to SVG for a page.
 
-A page has a light and a dark scheme and one drawing. So figures are drawn in stand-in colours,
-and the SVG names a custom property of the page's style sheet in the place of each.
+A page has a light and a dark scheme, but each chart is drawn once. So figures use placeholder
+colours, and the SVG replaces each by a custom property of the page's style sheet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 Colours = Callable[[str], str]
 """A colour by role."""
 
-# Okabe and Ito's hues: told apart with any colour vision; lightness tells them apart in grey.
+# Okabe and Ito's hues: distinct for any colour vision, and by lightness in grey.
 LIGHT: Final = MappingProxyType(
     {
         "paper": "#ffffff",
@@ -113,7 +113,7 @@ DARK: Final = MappingProxyType(
     }
 )
 ROLES: Final = tuple(LIGHT)
-# No figure uses these for anything else.
+# Figures do not use these colours for anything else.
 STAND_INS: Final = {role: f"#fe{number:02x}01" for number, role in enumerate(ROLES)}
 POINTS_PER_INCH: Final = 72
 SVG: Final = "{http://www.w3.org/2000/svg}"
@@ -122,7 +122,7 @@ XLINK: Final = "{http://www.w3.org/1999/xlink}"
 RC: Final[Any] = {
     "font.size": 13,
     "font.family": "sans-serif",
-    # What measures the text; the page's own fonts draw it, and none of them is much wider.
+    # The font that measures text; the fonts that the page uses are not much wider.
     "font.sans-serif": ["DejaVu Sans"],
     "svg.fonttype": "none",
     "axes.spines.top": False,
@@ -137,12 +137,12 @@ RC: Final[Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place on a drawing that has something to say.
+    """A place in a drawing with a note.
 
     Attributes:
-        x: To the right, in the drawing's units.
-        y: Down, in the drawing's units.
-        text: What it says.
+        x: Distance from the left edge, in the drawing's units.
+        y: Distance from the top edge, in the drawing's units.
+        text: The note.
     """
 
     x: float
@@ -155,10 +155,10 @@ class Drawing:
     """A chart as SVG elements without a namespace.
 
     Attributes:
-        width: Of the drawing, in its units, which are CSS pixels at full size.
-        height: The same.
+        width: Width of the drawing in its units, which are CSS pixels at full size.
+        height: Height of the drawing in its units.
         shapes: A ``g`` element.
-        points: From left to right or from top to bottom, as the chart is read.
+        points: Points in reading order, from left to right or from top to bottom.
     """
 
     width: float
@@ -173,7 +173,7 @@ class Drawing:
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure, sizes in CSS pixels."""
+    """An empty figure of a size in CSS pixels."""
     size = (width / POINTS_PER_INCH, height / POINTS_PER_INCH)
     return Figure(figsize=size, dpi=POINTS_PER_INCH, layout="constrained")
 
@@ -186,14 +186,14 @@ def as_drawing(
     """Draw a chart for a page.
 
     Args:
-        name: Begins every id in the drawing, so that several fit one page.
+        name: Prefix of every id in the drawing, so that ids are unique on a page.
         size: Width and height in CSS pixels.
         draw: Draws on an empty figure, and returns axes, x, y and text of each point.
     """
     with mpl.rc_context({**RC, "svg.hashsalt": name}):
         canvas = figure(*size)
         placed = draw(canvas, STAND_INS.__getitem__)
-        # Lays the figure out, after which places on axes are places on the drawing.
+        # Lays the figure out, so that axis coordinates can be converted.
         canvas.draw_without_rendering()
         points = []
         for axes, x, y, text in placed:
@@ -205,7 +205,7 @@ def as_drawing(
 
 
 def _cleaned(text: str, name: str) -> ET.Element:
-    """The drawing itself: no metadata, no style sheet, no namespace, no id that nothing uses."""
+    """The drawing without metadata, style sheet, namespace and unused ids."""
     for role, colour in STAND_INS.items():
         text = text.replace(colour, f"var(--{role})")
     root = ET.fromstring(text)
@@ -244,7 +244,7 @@ def _keep(element: ET.Element, key: str, value: str, ids: tuple[str, set[str]]) 
 
 
 def style_rules() -> str:
-    """The custom properties that drawings name, for both schemes, and what all drawings share."""
+    """The custom properties for both schemes, and the styles that all drawings share."""
 
     def of(palette: Mapping[str, str]) -> str:
         return " ".join(f"--{role}: {colour};" for role, colour in palette.items())
@@ -253,6 +253,6 @@ def style_rules() -> str:
         f":root {{ color-scheme: light dark; {of(LIGHT)} }}\n"
         f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {of(DARK)} }} }}\n"
         "svg.chart * { stroke-linejoin: round; stroke-linecap: butt; }\n"
-        # Stronger than the font each text names, which is only the one it was measured in.
+        # Overrides the font in each text element, which was only for measuring.
         f"svg.chart text {{ font-family: {FONT} !important; }}\n"
     )

@@ -1,4 +1,4 @@
-"""What the charts of a report have in common: axes, and words beside what they name."""
+"""Shared parts of the charts of a report: axes and labels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["Placed", "bar_label", "dress", "folded", "label", "log_blocks", "percent_axis"]
 
 Placed = list[tuple[Any, float, float, str]]
-"""Places that speak: axes, x, y and words."""
+"""Places with notes: axes, x, y and text."""
 
-# Shares of the width of a drawing that the name of a bar takes: wide, and on a telephone at most,
-# where names to the right are folded.
+# Fractions of a drawing's width for the name of a bar: in the wide drawing, and at most on a phone,
+# where names to the right are wrapped.
 ROOM: Final = 0.16
 ROOM_LEFT: Final = 0.42
 ROOM_RIGHT: Final = 0.2
@@ -28,7 +28,7 @@ ROOM_RIGHT: Final = 0.2
 def bar_label(
     axes: Axes, text: str, at: tuple[float, float], colour: str, *, right: bool, narrow: bool
 ) -> None:
-    """Name a bar: to the left of its top, or above it and on to the right."""
+    """Label a bar: to the left of its top, or above it and to the right."""
     place, height = at
     low, high = axes.get_xlim()
     room = (high - place if right else place - low) / (high - low)
@@ -43,12 +43,12 @@ def bar_label(
 
 
 def folded(text: str, narrow: bool) -> str:
-    """``name: value`` on two lines where there is little room."""
+    """``name: value``, on two lines if there is little room."""
     return text.replace(": ", "\n") if narrow else text
 
 
 def log_blocks(axes: Axes, low: int, high: int, most: int) -> None:
-    """Ticks at round numbers of blocks, at most so many."""
+    """Ticks at round numbers of blocks, up to a maximum number."""
     places = [
         float(step * 10**power)
         for power in range(12)
@@ -63,13 +63,13 @@ def log_blocks(axes: Axes, low: int, high: int, most: int) -> None:
 
 
 def percent_axis(axes: Axes, colour: Colours) -> None:
-    """Percentages upwards."""
+    """A vertical axis in percent."""
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     axes.tick_params(colors=colour("quiet"))
 
 
 def dress(axes: Axes, colour: Colours, *, grid: str) -> None:
-    """Colours of axes and grid."""
+    """Sets the colours of axes and grid."""
     if grid:
         axes.grid(axis=grid, color=colour("line"), linewidth=1)  # type: ignore[arg-type]
     axes.tick_params(colors=colour("quiet"), labelcolor=colour("quiet"))
@@ -92,7 +92,7 @@ def label(
     center: bool = False,
     inside: bool = True,
 ) -> None:
-    """Write beside a point, so many pixels away from it."""
+    """Write a label at a distance in pixels from a point."""
     axes.annotate(
         text,
         xy=at,

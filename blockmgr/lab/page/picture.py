@@ -1,4 +1,4 @@
-"""A report as one picture, for places where a page cannot go."""
+"""A report as one picture, for places that cannot show a page."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SHARP: Final = 144
 
 
 def save_picture(report: Report, path: str | Path) -> Path:
-    """Draw all charts of a report under each other, in the light scheme.
+    """Draw all charts of a report, one below the other, in the light scheme.
 
     Args:
-        report: What to draw.
+        report: The report to draw.
         path: PNG or SVG, by its suffix.
 
     Raises:
         ValueError: ``path`` is a symbolic link or a folder, or its folder does not exist.
-        OSError: The file cannot be written; an old file is unchanged.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     target = Path(path)
     parts = chapters(report)
@@ -43,7 +43,7 @@ def save_picture(report: Report, path: str | Path) -> Path:
         rows: Any = canvas.subfigures(len(heights), 1, height_ratios=heights)
         title = f"Hit rate of {report.trace}: {report.result.hit_rate:.1%} found"
         left = {"x": 0.02, "ha": "left", "color": LIGHT["ink"]}
-        # A dollar in the name of a file begins no formula.
+        # Prevents a dollar sign in a file name from starting a formula.
         rows[0].suptitle(title, fontsize=22, parse_math=False, **left)
         for row, part in zip(rows[1:], parts, strict=True):
             row.suptitle(part.heading, fontsize=16, **left)

@@ -1,4 +1,4 @@
-"""How a report writes numbers, times and bins."""
+"""Numbers, times and bins as text for a report."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ BINS_MS: Final = (
     12 * HOUR,
     DAY,
 )
-"""Edges of the bins of times, half open; whatever is longer counts into the last."""
+"""Edges of the half-open bins of times; longer times count in the last bin."""
 
 
 def binned(times_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """How many times fall into each bin: ``int64[len(BINS_MS) - 1]``."""
+    """The number of times in each bin: ``int64[len(BINS_MS) - 1]``."""
     bins = len(BINS_MS) - 1
     place = np.searchsorted(np.array(BINS_MS), times_ms, side="right") - 1
     counts: npt.NDArray[Any] = np.bincount(np.clip(place, 0, bins - 1), minlength=bins)
@@ -59,7 +59,7 @@ def binned(times_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def duration(milliseconds: int) -> str:
-    """A time as people say it.
+    """A time with a suitable unit.
 
     >>> [duration(ms) for ms in (0, 250, 30_000, 90_000, 7_200_000, 86_400_000)]
     ['0', '250 ms', '30 s', '1.5 min', '2 h', '1 d']
@@ -73,7 +73,7 @@ def duration(milliseconds: int) -> str:
 
 
 def short_count(number: int) -> str:
-    """A count in three digits and a unit.
+    """A count with three digits and a unit.
 
     >>> [short_count(number) for number in (7, 1500, 20_000, 144_793_823)]
     ['7', '1.5k', '20k', '145M']
@@ -85,7 +85,7 @@ def short_count(number: int) -> str:
 
 
 def age_names(bounds_ms: Sequence[int]) -> list[str]:
-    """What the bands of ages between ``bounds_ms`` are called.
+    """The names of the age bands between ``bounds_ms``.
 
     >>> age_names([60_000, 300_000])
     ['under 1 min ago', '1 min to 5 min ago', 'over 5 min ago']

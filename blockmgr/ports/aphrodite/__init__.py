@@ -1,9 +1,9 @@
-"""The block allocators of Aphrodite and of vLLM before its V1 core, on the one core.
+"""The block allocators of Aphrodite and of vLLM before its V1 core, on blockmgr's core.
 
 The calls and meanings are those of ``aphrodite.processing.block`` and ``vllm.core.block``:
-allocators hand out ``Block`` objects, one at a time or as chains; a ``BlockTable`` keeps the blocks
-of one sequence; ``BlockSpaceManager`` those of all. Sharing is proved by comparing tokens, and what
-is cached is evicted in the order of the core.
+allocators hand out ``Block`` objects, singly or as chains; a ``BlockTable`` keeps the blocks of one
+sequence, and ``BlockSpaceManager`` those of all. Blocks are shared only after a comparison of
+tokens, and cached blocks are evicted in the order of the core.
 """
 
 from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator

@@ -1,4 +1,4 @@
-"""The two allocators: one whose blocks are shared by forks only, one that caches prefixes."""
+"""The two allocators: one shares blocks between forks only, the other caches prefixes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["NaiveBlockAllocator", "PrefixCachingBlockAllocator"]
 
 
 class NaiveBlockAllocator(PoolAllocator):
-    """Blocks that only forks share. For one thread at a time.
+    """An allocator of blocks that only forks share. For one thread at a time.
 
     Args:
         create_block: The kind of block, ``NaiveBlock`` or a subclass of it.
         num_blocks: Blocks of the pool.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         block_ids: The ids of the blocks, distinct and not negative; ``0 … num_blocks - 1`` if not
             given.
 
@@ -46,13 +46,13 @@ class NaiveBlockAllocator(PoolAllocator):
 
 
 class PrefixCachingBlockAllocator(PoolAllocator):
-    """Blocks that are found by the prefix they end, as soon as they are full.
+    """An allocator of blocks that can be found by their prefix as soon as they are full.
 
     For one thread at a time.
 
     Args:
         num_blocks: Blocks of the pool.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         block_ids: The ids of the blocks, distinct and not negative; ``0 … num_blocks - 1`` if not
             given.
         eviction: As in ``ManagerConfig``.

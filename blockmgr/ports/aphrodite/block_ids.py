@@ -1,4 +1,4 @@
-"""The ids that callers have for the blocks of a pool."""
+"""The callers' ids of the blocks of a pool."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["BlockIds"]
 
 
 class BlockIds:
-    """The id of each block of a pool, both ways.
+    """Maps the blocks of a pool to the callers' ids, and back.
 
     Args:
         block_ids: The ids, distinct and not negative; ``0 … num_blocks - 1`` if not given.
-        num_blocks: Blocks of the pool, which itself counts them from 0.
+        num_blocks: Blocks of the pool, whose own ids begin at 0.
 
     Raises:
-        ValueError: Another number of ids, one twice, or a negative one.
-        TypeError: An id that is no int.
+        ValueError: The number of ids is wrong, an id is repeated, or an id is negative.
+        TypeError: An id that is not an int.
     """
 
     __slots__ = ("_blocks", "_ids")
 
     def __init__(self, block_ids: Iterable[int] | None, num_blocks: int) -> None:
-        # A range, if they are in a row, finds a block by its id without a dictionary.
+        # A range of consecutive ids finds a block without a dictionary.
         self._ids = _checked(block_ids, num_blocks)
         self._blocks = (
             None
@@ -50,7 +50,7 @@ class BlockIds:
         return self._ids[block]
 
     def of_all(self, blocks: list[int]) -> list[int]:
-        """The ids of blocks that the pool has; a new list."""
+        """The ids of blocks of the pool, as a new list."""
         ids = self._ids
         return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
 
@@ -59,7 +59,7 @@ class BlockIds:
 
         Raises:
             ValueError: No block has it.
-            TypeError: No int.
+            TypeError: Not an int.
         """
         block_id = integer("block_id", block_id)
         try:

@@ -1,9 +1,9 @@
 """Block objects: light views of runs of blocks.
 
-A *run* holds consecutive blocks of one sequence as columns: physical block, tokens, what they are
-cached for. A ``Block`` is a place in a run, made when a caller looks at it, and the same object for
-as long as a caller holds it. So a fork of ten thousand blocks copies columns instead of making ten
-thousand objects, and no chain of blocks is ever walked by recursion.
+A *run* holds consecutive blocks of one sequence as columns: physical block, tokens, cache key. A
+``Block`` is a position in a run. It is created when a caller reads it, and stays the same object
+while a caller holds it. So a fork of ten thousand blocks copies columns instead of creating ten
+thousand objects, and chains of blocks need no recursion.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ __all__ = [
 
 FREED = -1
 freed_after = {None: FREED}.__getitem__
-"""What stands in a place of a run after the ``release`` of its block has returned nothing."""
+"""The entry of a run after the ``release`` of its block."""
 
 _DIGEST_BYTES = 16
 
 
 class Run:
-    """Consecutive blocks of one sequence, as columns. Only allocators write to it.
+    """Consecutive blocks of one sequence, as columns. Only allocators change it.
 
-    A call that writes here gives the changes for it, which are made together with the pool's.
+    A call that changes a run returns its changes, which are made together with the pool's.
 
     Attributes:
-        allocator: Whose blocks they are.
-        size: Tokens a block.
-        before: The block that the first one follows.
-        blocks: Blocks of the pool; ``FREED`` where one was given back.
-        may_have_freed: Whether any may be. Set before the first is given back, and never unset.
-        tokens: The tokens of each.
-        promoted: Whether each that is held is cached under this very prefix; 0 or 1.
+        allocator: Allocator of the blocks.
+        size: Tokens per block.
+        before: The block before the first one.
+        blocks: Blocks of the pool; ``FREED`` in place of released ones.
+        may_have_freed: Whether any may be released. Set before the first release, and never unset.
+        tokens: The tokens of each block.
+        promoted: Whether each held block is cached under this prefix; 0 or 1.
         extras: The extra keys, by index; few blocks have one.
-        hashes: ``content_hash`` by index, as far as callers have asked.
+        hashes: ``content_hash`` by index, for blocks whose hash a caller has read.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Run:
     ) -> list[Change]:
         """Adds blocks with these tokens at the end; the first ``num_promoted`` are cached.
 
-        An empty run is filled at once, because no caller has it yet.
+        An empty run is filled immediately, because no caller has it yet.
         """
         start, count = len(self.blocks), len(tokens)
         promoted = bytes([1]) * num_promoted + bytes(count - num_promoted)
@@ -115,7 +115,7 @@ class Run:
         return changes
 
     def add_slice(self, other: Run, stop: int) -> None:
-        """Adds the first ``stop`` blocks of another run, none of them freed or all of it."""
+        """Adds the first ``stop`` blocks of another run: none of them freed, or the whole run."""
         start = len(self.blocks)
         self.blocks += other.blocks[:stop]
         self.may_have_freed = self.may_have_freed or other.may_have_freed
@@ -125,24 +125,24 @@ class Run:
         self.hashes.update((start + i, x) for i, x in other.hashes.items() if i < stop)
 
     def held(self) -> list[int]:
-        """The blocks that were not given back."""
+        """The blocks that are not released."""
         if not self.may_have_freed:
             return self.blocks
         return [block for block in self.blocks if block != FREED]
 
     def drop(self, start: int, stop: int) -> Change:
-        """Takes note that the blocks of this part, if any are left, are given back."""
+        """Records that the remaining blocks of this part are released."""
         self.may_have_freed = True
         return (self.blocks.__setitem__, slice(start, stop), [FREED] * (stop - start))
 
     def place_before(self, index: int) -> tuple[Run, int] | None:
-        """Where the block in front of this one is; None at the start of a sequence."""
+        """The position of the previous block; None at the start of a sequence."""
         if index:
             return self, index - 1
         return None if self.before is None else self.before.place
 
     def view(self, index: int) -> PoolBlock:
-        """The block at this place."""
+        """The block at this position."""
         views = self._views
         block = views[index]() if index in views else None
         if block is None:
@@ -152,7 +152,7 @@ class Run:
 
 
 def segments(last: PoolBlock) -> list[tuple[Run, int]]:
-    """The runs that a sequence is made of, first to last, and how many blocks of each."""
+    """The runs of a sequence, first to last, with the number of blocks of each."""
     found: list[tuple[Run, int]] = []
     block: PoolBlock | None = last
     while block is not None:
@@ -167,10 +167,10 @@ class BlockView(Sequence[Block]):
     __slots__ = ("_stop", "run", "start")
 
     run: Run
-    """The columns behind it."""
+    """The run with its columns."""
 
     start: int
-    """Where the first of the blocks is in the run."""
+    """Index of the first block in the run."""
 
     def __init__(self, run: Run, start: int, stop: int) -> None:
         self.run, self.start, self._stop = run, start, stop
@@ -196,7 +196,7 @@ class BlockView(Sequence[Block]):
 
 
 class PoolBlock(Block):
-    """A place in a run: what both kinds of blocks are."""
+    """A position in a run; the base of both kinds of blocks."""
 
     __slots__ = ("__weakref__", "_index", "_run")
 
@@ -211,8 +211,8 @@ class PoolBlock(Block):
     def append_token_ids(self, token_ids: Sequence[int]) -> None:
         """Puts tokens into the next empty slots.
 
-        A shared block is moved to a copy first. A block of a prefix caching allocator that becomes
-        full becomes findable, and may change its ``block_id`` to that of a twin.
+        A shared block is moved to a copy first. When a block of a prefix caching allocator becomes
+        full, it becomes findable, and its ``block_id`` may change to that of an equal cached block.
 
         Args:
             token_ids: At least one, and no more than ``num_empty_slots``.
@@ -221,7 +221,7 @@ class PoolBlock(Block):
             NoFreeBlocksError: The block is shared, and none is free to copy it to.
             BlockStateError: The block was freed.
             ValueError: No tokens, too many, or one out of ``[0, 2**32)``.
-            TypeError: A token that is no int.
+            TypeError: A token that is not an int.
 
         Leaves:
             A copy, for ``clear_copy_on_writes``.
@@ -268,12 +268,12 @@ class PoolBlock(Block):
 
     @property
     def extra_hash(self) -> int | None:
-        """What changes the K/V of the block besides its tokens: an adapter, an image."""
+        """Extra key of the block, besides its tokens: an adapter, an image."""
         return self._run.extras.get(self._index)
 
     @property
     def computed(self) -> bool:
-        """Whether the block is cached, and its K/V was marked computed."""
+        """Whether the block is cached and its K/V was marked as computed."""
         block = self._run.blocks[self._index]
         return block != FREED and self._run.allocator.is_computed(block)
 
@@ -283,7 +283,7 @@ class PoolBlock(Block):
         return self._run, self._index
 
     def held(self) -> int:
-        """The pool's block, of a block that was not freed."""
+        """The pool's block; raises if the block was freed."""
         block = self._run.blocks[self._index]
         if block == FREED:
             raise BlockStateError(FREED, "the block was freed, and holds nothing")
@@ -291,18 +291,18 @@ class PoolBlock(Block):
 
 
 class NaiveBlock(PoolBlock):
-    """A block that is never shared by its content."""
+    """A block that is not shared by content."""
 
     __slots__ = ()
 
     @property
     def content_hash(self) -> int | None:
-        """None: such blocks are not found by their content."""
+        """None: such blocks cannot be found by content."""
         return None
 
 
 class PrefixCachingBlock(PoolBlock):
-    """A block that can be found by the prefix it ends, once it is full."""
+    """A block that can be found by its prefix once it is full."""
 
     __slots__ = ()
 
@@ -310,7 +310,7 @@ class PrefixCachingBlock(PoolBlock):
     def content_hash(self) -> int | None:
         """A name for the whole prefix that ends with this block; None before it is full.
 
-        Nothing rests on it: blocks are shared after a comparison of all their tokens.
+        It does not decide sharing: all tokens are compared first.
 
         Cost: O(blocks) when first asked for, without recursion.
         """
@@ -340,14 +340,14 @@ class PrefixCachingBlock(PoolBlock):
 
         Args:
             is_first_block: Whether the block begins a sequence.
-            prev_block_hash: ``content_hash`` of the block before; None exactly if there is none.
+            prev_block_hash: ``content_hash`` of the previous block; None only for the first block.
             cur_block_token_ids: The tokens of the block, each in ``[0, 2**32)``.
-            extra_hash: What changes its K/V besides its tokens.
+            extra_hash: Extra key of the block.
 
         Raises:
             ValueError: A previous hash for a first block, or none for a later one; a token out of
                 bounds.
-            TypeError: A token, a hash or an extra hash that is no int.
+            TypeError: A token, a hash or an extra hash that is not an int.
         """
         if (prev_block_hash is None) is not is_first_block:
             raise ValueError(

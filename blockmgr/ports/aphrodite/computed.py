@@ -1,4 +1,4 @@
-"""How much of a sequence is computed and cached: by its tokens, or by the hashes of its blocks."""
+"""Counts the computed and cached tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ __all__ = ["ComputedBlocksTracker"]
 
 
 class ComputedBlocksTracker:
-    """Counts the leading tokens of a sequence that need not be computed.
+    """Counts the leading tokens of a sequence that need no computation.
 
     For one thread at a time, as its allocator is.
 
     Args:
-        allocator: Where its blocks are, or would be found.
-        block_size: Tokens a block.
-        enable_caching: Off, every answer is 0.
+        allocator: Allocator of the blocks.
+        block_size: Tokens per block.
+        enable_caching: If False, every answer is 0.
 
     Raises:
         ValueError: ``block_size`` is not the allocator's.
         TypeError: A value of the wrong type.
 
-    A sequence that is asked for again while its ``is_prefill()`` is true gets the same answer until
-    ``remove_seq``: its scheduler plans the rest of a prompt by the first one.
+    While its ``is_prefill()`` is true, a sequence gets the same answer until ``remove_seq``,
+    because the scheduler plans the rest of a prompt by the first answer.
     """
 
     __slots__ = ("_allocator", "_enable_caching", "_known", "_tables")
@@ -60,19 +60,19 @@ class ComputedBlocksTracker:
     def with_tables(
         cls, allocator: CpuGpuBlockAllocator, tables: Mapping[int, BlockTable]
     ) -> ComputedBlocksTracker:
-        """One that counts the blocks of those sequences that have a table."""
+        """A tracker that uses the block tables of sequences that have one."""
         tracker = cls(allocator, allocator.block_size, allocator.caches)
         tracker._tables = tables
         return tracker
 
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """Tokens in the leading blocks that are cached and computed; a multiple of the block size.
+        """Tokens in the leading cached, computed blocks; a multiple of the block size.
 
-        The block of its last token is left out, so that there is something to compute.
+        The block of the last token does not count, so that something is left to compute.
 
         Raises:
             ValueError: A token out of ``[0, 2**32)``.
-            TypeError: No sequence, or a token that is no int.
+            TypeError: Not a sequence, or a token that is not an int.
         """
         name, tokens, extra = id_of(seq), tokens_of(seq), extra_hash_of(seq)
         if not self._enable_caching:
@@ -95,7 +95,7 @@ class ComputedBlocksTracker:
         return computed * size
 
     def remove_seq(self, seq_id: int) -> None:
-        """Forgets the answer to a sequence, if there was one."""
+        """Forgets the answer for a sequence, if there was one."""
         self._known.pop(seq_id, None)
 
     def plan_removal(self, seq_id: int) -> Change:

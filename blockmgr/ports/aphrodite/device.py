@@ -1,4 +1,4 @@
-"""Two pools, on the device and on the host, and sequences that move between them."""
+"""Pools on the device and on the host, and swaps of sequences between them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ T = TypeVar("T")
 
 
 class CpuGpuBlockAllocator:
-    """A pool of the device, a pool of the host, and swaps between them.
+    """A pool on the device, a pool on the host, and swaps between them.
 
     For one thread at a time; the calls of a ``BlockSpaceManager`` wait for one another.
 
-    Device blocks have the ids ``0 … num_gpu_blocks - 1``, host blocks those after.
+    Device blocks have the ids ``0 … num_gpu_blocks - 1``, host blocks the ids after those.
 
     Args:
         gpu: The allocator of the device.
-        cpu: The allocator of the host, with other ids; None without host blocks.
+        cpu: The allocator of the host, with different ids; None without host blocks.
 
     Raises:
         ValueError: Different block sizes, or ids in common.
-        TypeError: No allocator.
+        TypeError: Not an allocator.
     """
 
     __slots__ = ("_allocators", "_null", "block_size", "caches")
@@ -76,7 +76,7 @@ class CpuGpuBlockAllocator:
             allocator_type: ``"naive"`` or ``"prefix_caching"``.
             num_gpu_blocks: Blocks of the device.
             num_cpu_blocks: Blocks of the host; 0 for none.
-            block_size: Tokens a block.
+            block_size: Tokens per block.
             eviction: As in ``ManagerConfig``, for pools that cache prefixes.
 
         Raises:
@@ -104,8 +104,8 @@ class CpuGpuBlockAllocator:
         """The allocator of a device.
 
         Raises:
-            ValueError: There are no blocks on that device.
-            TypeError: No ``Device``.
+            ValueError: The device has no blocks.
+            TypeError: Not a ``Device``.
         """
         allocator = self._known(device)
         if allocator is None:
@@ -113,10 +113,10 @@ class CpuGpuBlockAllocator:
         return allocator
 
     def device_of(self, allocator: PoolAllocator) -> Device:
-        """Where an allocator's blocks are.
+        """The device of an allocator.
 
         Raises:
-            ValueError: It is none of the two.
+            ValueError: It is neither of the two allocators.
         """
         for device, known in self._allocators.items():
             if known is allocator:
@@ -167,17 +167,17 @@ class CpuGpuBlockAllocator:
         return self.pool_of(device).find_cached_blocks_prefix(block_hashes)
 
     def get_num_free_blocks(self, device: Device) -> int:
-        """Blocks that could be handed out; 0 on a device without any."""
+        """Blocks that can be handed out; 0 on a device without blocks."""
         known = self._known(device)
         return 0 if known is None else known.get_num_free_blocks()
 
     def get_num_total_blocks(self, device: Device) -> int:
-        """All blocks of a device; 0 on one without any."""
+        """All blocks of a device; 0 on a device without blocks."""
         known = self._known(device)
         return 0 if known is None else known.get_num_total_blocks()
 
     def get_num_usable_blocks(self, device: Device) -> int:
-        """All blocks of a device but the null block."""
+        """All blocks of a device except the null block."""
         kept_back = device is Device.GPU and self._null is not None
         return self.get_num_total_blocks(device) - kept_back
 
@@ -189,14 +189,14 @@ class CpuGpuBlockAllocator:
         return self.pool_of(device).get_prefix_cache_hit_rate()
 
     def get_physical_block_id(self, device: Device, absolute_id: int) -> int:
-        """The number of a block within the pool of its device.
+        """The index of a block within the pool of its device.
 
         Raises:
-            ValueError: No block of that device.
+            ValueError: Not a block of that device.
         """
         return self.pool_of(device).pool_block(absolute_id)
 
-    # Whichever pool a block is of.
+    # Calls for blocks of either pool.
 
     @property
     def all_block_ids(self) -> frozenset[int]:
@@ -204,11 +204,11 @@ class CpuGpuBlockAllocator:
         return frozenset().union(*(a.all_block_ids for a in self._allocators.values()))
 
     def free(self, block: Block) -> None:
-        """Gives a block back; the null block stays.
+        """Releases a block; the null block stays.
 
         Raises:
             BlockStateError: The block was freed before.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         if self._null is None or block is not self._null:
@@ -219,7 +219,7 @@ class CpuGpuBlockAllocator:
 
         Raises:
             BlockStateError: A block of the sequence was freed.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         return self._allocator_of(last_block).fork(last_block)
@@ -239,28 +239,28 @@ class CpuGpuBlockAllocator:
         )
 
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
-        """Declares the K/V of cached device blocks written."""
+        """Marks the K/V of cached device blocks as written."""
         self.pool_of(Device.GPU).mark_blocks_as_computed(block_ids)
 
     def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float = 0.0) -> None:
-        """Makes idle device blocks the last to be evicted."""
+        """Moves idle device blocks to the end of the eviction order."""
         self.pool_of(Device.GPU).mark_blocks_as_accessed(block_ids, now)
 
     def get_common_computed_block_ids(self, seq_block_ids: Sequence[Sequence[int]]) -> list[int]:
-        """The leading device blocks that every one of these sequences need not compute."""
+        """The leading device blocks that none of these sequences needs to compute."""
         return self.pool_of(Device.GPU).get_common_computed_block_ids(seq_block_ids)
 
     def reset_prefix_cache(self, device: Device | None = None) -> bool:
-        """Forgets what is cached on one device or on all, where no block is in use."""
+        """Forgets the cached blocks of one device or of all, if no block is in use there."""
         chosen = list(self._allocators) if device is None else [device]
         done = [self.pool_of(each).reset_prefix_cache() for each in chosen]
         return all(done)
 
     def allocate_or_get_null_block(self) -> NullBlock:
-        """The block that stands for those out of a sliding window.
+        """The block that stands for blocks outside a sliding window.
 
         Raises:
-            NoFreeBlocksError: It was not asked for before, and none is free to be kept back.
+            NoFreeBlocksError: There is no null block yet, and no block is free for it.
         """
         if self._null is None:
             gpu = self.pool_of(Device.GPU)
@@ -282,25 +282,27 @@ class CpuGpuBlockAllocator:
     def swap(
         self, blocks: Sequence[Block], src_device: Device, dst_device: Device
     ) -> dict[int, int]:
-        """Moves a sequence from one pool to the other, all or nothing.
+        """Moves a whole sequence from one pool to the other, or raises and moves nothing.
 
-        Its full blocks stay cached where they were, and are shared where they go if they are cached
-        there.
+        Its full blocks stay cached in the source pool, and are shared in the destination if they
+        are cached there.
 
         Args:
             blocks: Every block of one sequence, in order.
-            src_device: Where they are.
-            dst_device: Where to move them.
+            src_device: Their current device.
+            dst_device: Device to move them to.
 
         Returns:
             Destination by source: the copies to run before the next forward, and before those of
-            ``clear_copy_on_writes``. Blocks found computed at the destination need none.
+                ``clear_copy_on_writes``. Blocks that are computed at the destination already need
+                no copy.
 
         Raises:
             NoFreeBlocksError: The destination has too few blocks available.
             BlockStateError: A block was freed, or waits for a copy.
-            ValueError: Not a whole sequence, or not of ``src_device``; no other device.
-            TypeError: No block of an allocator.
+            ValueError: The blocks are not a whole sequence or not of ``src_device``, or the two
+                devices are the same.
+            TypeError: Not a block of an allocator.
         """
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         return self.swap_all(
@@ -317,21 +319,20 @@ class CpuGpuBlockAllocator:
         dst_device: Device,
         form: Callable[[list[tuple[int, int]]], T],
     ) -> T:
-        """``swap`` for several sequences, all or nothing.
+        """``swap`` for several sequences, all or none.
 
         Args:
             sequences: The blocks of each.
-            src_device: Where they are.
-            dst_device: Where to move them.
-            form: Makes of the copies, (source, destination) by their numbers within their pools,
-                what is returned.
+            src_device: Their current device.
+            dst_device: Device to move them to.
+            form: Converts the copies, pairs of indices within the pools, to the return value.
         """
         return self.plan_swap(sequences, src_device, dst_device).carry_out(form)
 
     def plan_swap(
         self, sequences: Iterable[Sequence[Block]], src_device: Device, dst_device: Device
     ) -> Move:
-        """``swap_all``, before anything is changed."""
+        """The plan of ``swap_all``, which changes nothing."""
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         if source is destination:
             raise ValueError(f"dst_device must be another device than {src_device}")
@@ -339,12 +340,12 @@ class CpuGpuBlockAllocator:
         return Move(source, destination, runs)
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
-        """The blocks that moving a sequence to a device would take from its pool.
+        """The number of blocks that moving a sequence to a device would take from its pool.
 
         Raises:
             BlockStateError: A block waits for a copy.
-            ValueError: No whole sequence of the other device.
-            TypeError: No block of an allocator.
+            ValueError: Not a whole sequence of the other device.
+            TypeError: Not a block of an allocator.
         """
         destination = self.pool_of(device)
         source = next((a for a in self._allocators.values() if a is not destination), destination)

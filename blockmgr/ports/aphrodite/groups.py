@@ -1,4 +1,4 @@
-"""What is read of a scheduler's sequences and groups, and groups that no block table serves."""
+"""The attributes of a scheduler's sequences and groups that this port reads."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ __all__ = [
 
 
 class EncoderDecoderError(BlockMgrError, NotImplementedError):
-    """A group with an encoder: there are no block tables for cross-attention here."""
+    """The group has an encoder, and this port has no block tables for cross-attention."""
 
 
 class SequenceLike(Protocol):
-    """What is read of a sequence.
+    """The attributes of a sequence that this port reads.
 
-    ``extra_hash()`` (an int or None: what changes the K/V besides tokens), ``is_prefill()`` and
-    ``is_finished()`` are read where a sequence has them.
+    ``extra_hash()`` (an int or None: an extra key besides tokens), ``is_prefill()`` and
+    ``is_finished()`` are optional.
     """
 
     @property
     def seq_id(self) -> int:
-        """Its name, distinct among those alive."""
+        """Its id, distinct among live sequences."""
 
     def get_token_ids(self) -> Sequence[int]:
-        """All its tokens, those not scheduled yet included."""
+        """All its tokens, including those not scheduled yet."""
 
 
 class GroupLike(Protocol):
-    """What is read of a group: sequences that are scheduled and swapped together.
+    """The attributes of a group of sequences, scheduled together, that this port reads.
 
-    A group whose ``is_encoder_decoder()`` is true is refused.
+    The port refuses a group whose ``is_encoder_decoder()`` is true.
     """
 
     def get_seqs(self) -> Sequence[SequenceLike]:
-        """Its sequences; at first all with the same tokens."""
+        """Its sequences; initially all have the same tokens."""
 
 
 def distinct_sequences(seq_group: GroupLike) -> list[SequenceLike]:
-    """The sequences of a group, at least one, each with a name of its own."""
+    """The sequences of a group, at least one, with distinct ids."""
     if not hasattr(seq_group, "get_seqs"):
         raise TypeError(f"seq_group must have get_seqs, got {type(seq_group).__name__}")
     sequences = list(seq_group.get_seqs())
@@ -64,7 +64,7 @@ def distinct_sequences(seq_group: GroupLike) -> list[SequenceLike]:
 
 
 def refuse_encoder(seq_group: GroupLike) -> None:
-    """Raises for a group with an encoder, before anything is counted or given."""
+    """Refuses a group with an encoder before anything changes."""
     if getattr(seq_group, "is_encoder_decoder", bool)():
         raise EncoderDecoderError(
             "seq_group must have no encoder: cross-attention needs block tables of its own"
@@ -72,7 +72,7 @@ def refuse_encoder(seq_group: GroupLike) -> None:
 
 
 def id_of(seq: SequenceLike) -> int:
-    """The name of a sequence."""
+    """The id of a sequence."""
     try:
         return seq.seq_id
     except AttributeError:
@@ -87,7 +87,7 @@ def tokens_of(seq: SequenceLike) -> Sequence[int]:
 
 
 def extra_hash_of(seq: SequenceLike) -> int | None:
-    """What changes the K/V of a sequence besides its tokens; None if it does not say."""
+    """The extra key of a sequence; None if it has none."""
     extra: int | None = seq.extra_hash() if hasattr(seq, "extra_hash") else None
     checked_extra(extra)
     return extra

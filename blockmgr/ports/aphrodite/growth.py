@@ -1,4 +1,4 @@
-"""How many blocks tables take when they grow: asked before it is done, and by what does it."""
+"""Counts the blocks that tables take when they grow."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Growth", "blocks_needed", "blocks_needed_unshared"]
 
 
 class Growth(NamedTuple):
-    """What a table takes and gives back to have slots for what comes next.
+    """The blocks that a table takes and releases for its next slots.
 
     Attributes:
         run: The blocks of the table.
         num_new: Blocks added at the end.
-        written: Blocks in which tokens are put after others; shared ones are moved.
-        stale: Places of blocks that leave the window.
+        written: Partly filled blocks that get tokens; shared ones are moved.
+        stale: Indices of blocks that leave the window.
     """
 
     run: Run
@@ -34,13 +34,13 @@ class Growth(NamedTuple):
 
 
 def blocks_needed(pool: BlockPool, growths: Iterable[Growth]) -> int:
-    """The most blocks that these growths, one after the other, take from a pool at once.
+    """The most blocks that these growths, in order, hold from a pool at any time.
 
-    Each gives back what has left its window before it takes anything.
+    Each releases the blocks that have left its window before it takes any.
     """
     given_up: Counter[int] = Counter()
     needed = most = 0
-    # Copies that are not run may still read a block that is given back.
+    # Pending copies may still read a released block.
     can_reuse = not pool.num_pending_copies
     for growth in growths:
         for block in growth.run.blocks[growth.stale.start : growth.stale.stop]:
@@ -49,7 +49,7 @@ def blocks_needed(pool: BlockPool, growths: Iterable[Growth]) -> int:
             given_up[block] += 1
             needed -= can_reuse and pool.ref_count(block) == given_up[block]
         for block in growth.written:
-            # The last one to write to a shared block keeps it.
+            # The last sharer that writes to a block keeps it.
             if block != FREED and pool.ref_count(block) - given_up[block] > 1:
                 given_up[block] += 1
                 needed += 1
@@ -59,5 +59,5 @@ def blocks_needed(pool: BlockPool, growths: Iterable[Growth]) -> int:
 
 
 def blocks_needed_unshared(growths: Iterable[Growth]) -> int:
-    """The same where every table writes to blocks of its own, as one does after a swap."""
+    """The same if every table writes only to its own blocks, as after a swap."""
     return max(accumulate((each.num_new - len(each.stale) for each in growths), initial=0))

@@ -1,4 +1,4 @@
-"""What callers program against: blocks, allocators, and the error they catch."""
+"""The interfaces for callers: blocks, allocators, and the error for a shortage."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["AllocStatus", "Block", "BlockAllocator", "Device", "NoFreeBlocksErro
 
 
 class NoFreeBlocksError(OutOfBlocksError, ValueError):
-    """Not enough blocks at the moment; the same as ``BlockAllocator.NoFreeBlocksError``."""
+    """Not enough blocks at the moment; also ``BlockAllocator.NoFreeBlocksError``."""
 
 
 class _Shared(enum.Enum):
-    """An enumeration of which every engine of this lineage has its own, with the same names.
+    """An enumeration that each engine of this lineage defines itself, with the same names.
 
-    Members are equal to the engine's members of that name: its scheduler compares what it is
-    answered with its own.
+    Members are equal to the engine's members of the same name, because its scheduler compares the
+    results with its own members.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -38,7 +38,7 @@ _Member = TypeVar("_Member", bound=_Shared)
 
 
 def the_same(kind: type[_Member], name: str, member: object) -> _Member:
-    """The member of this enumeration, given it or an engine's own of that name."""
+    """The member of this enumeration for itself or for an engine's member of that name."""
     for own in kind:
         if own == member:
             return own
@@ -46,26 +46,26 @@ def the_same(kind: type[_Member], name: str, member: object) -> _Member:
 
 
 class Device(_Shared):
-    """Where a pool's blocks are."""
+    """The device of a pool."""
 
     GPU = "gpu"
     """The device that computes."""
 
     CPU = "cpu"
-    """The host, where blocks are swapped to."""
+    """The host, to which blocks are swapped."""
 
 
 class AllocStatus(_Shared):
-    """Whether there are blocks for a group of sequences."""
+    """Whether a group of sequences can get its blocks."""
 
     OK = "ok"
-    """They can be allocated at once."""
+    """They can be allocated immediately."""
 
     LATER = "later"
-    """Not at the moment, but once others are freed."""
+    """They can be allocated after others are freed."""
 
     NEVER = "never"
-    """More than the pool can ever hold."""
+    """They are more than the pool can ever hold."""
 
 
 class Block(ABC):
@@ -115,7 +115,7 @@ class Block(ABC):
     @property
     @abstractmethod
     def extra_hash(self) -> int | None:
-        """What changes the K/V of the block besides its tokens: an adapter, an image."""
+        """Extra key of the block, besides its tokens: an adapter, an image."""
 
     @property
     @abstractmethod
@@ -125,7 +125,7 @@ class Block(ABC):
     @property
     @abstractmethod
     def computed(self) -> bool:
-        """Whether the block is cached, and its K/V was marked computed."""
+        """Whether the block is cached and its K/V was marked as computed."""
 
 
 class BlockAllocator(ABC):
@@ -156,15 +156,15 @@ class BlockAllocator(ABC):
 
     @abstractmethod
     def free(self, block: Block) -> None:
-        """Gives a block back."""
+        """Releases a block."""
 
     @abstractmethod
     def fork(self, last_block: Block) -> Sequence[Block]:
-        """Blocks that share the memory of a sequence, given its last one."""
+        """New blocks that share the memory of a sequence, given its last block."""
 
     @abstractmethod
     def promote_to_immutable_block(self, block: Block) -> int:
-        """Makes a full block findable; returns the physical block that stands for it."""
+        """Makes a full block findable; returns the physical block to use for it."""
 
     @abstractmethod
     def cow_block_if_not_appendable(self, block: Block) -> int | None:
@@ -176,15 +176,15 @@ class BlockAllocator(ABC):
 
     @abstractmethod
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
-        """Declares the K/V of cached blocks written."""
+        """Marks the K/V of cached blocks as written."""
 
     @abstractmethod
     def get_common_computed_block_ids(self, seq_block_ids: Sequence[Sequence[int]]) -> list[int]:
-        """The leading blocks that every one of these sequences need not compute."""
+        """The leading blocks that none of these sequences needs to compute."""
 
     @abstractmethod
     def get_num_free_blocks(self) -> int:
-        """Blocks that could be handed out."""
+        """Blocks that can be handed out."""
 
     @abstractmethod
     def get_num_total_blocks(self) -> int:

@@ -1,4 +1,4 @@
-"""The block tables of all sequences: what a scheduler of that lineage calls."""
+"""The block space manager that schedulers of this lineage call."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ __all__ = ["BlockSpaceManager"]
 class BlockSpaceManager:
     """Keeps a block table for every sequence, on the device or swapped to the host.
 
-    A ``can_`` call counts with the plan that the call itself then carries out. Calls
-    of several threads wait for one another; between a question and the call it is about, another
-    thread may change the answer.
+    A ``can_`` call uses the same plan as the call itself. Calls of several threads wait for one
+    another; between a ``can_`` call and the call itself, another thread may change the answer.
 
     Args:
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         num_gpu_blocks: Blocks of the device.
         num_cpu_blocks: Blocks of the host; 0 without swapping.
-        watermark: Share of the device's blocks held back from new work, in ``[0, 1)``.
+        watermark: Fraction of the device's blocks held back from new work, in ``[0, 1)``.
         sliding_window: Tokens that attention reaches back; None for all.
-        enable_caching: Whether full blocks are found by the prefix they end.
+        enable_caching: Whether full blocks can be found by their prefix.
 
     Raises:
         ValueError: A value is out of its bounds; a window together with caching.
@@ -95,17 +94,17 @@ class BlockSpaceManager:
 
     @property
     def block_tables(self) -> dict[int, BlockTable]:
-        """The table of each sequence that has blocks, by its name."""
+        """The table of each sequence that has blocks, by sequence id."""
         return self._tables.by_name
 
     # Allocation.
 
     @exclusive
     def can_allocate(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Whether there are blocks for the prompt of a group.
+        """Whether the prompt of a group can get its blocks.
 
-        ``OK``: ``allocate`` succeeds, ``append_slots`` of each sequence with so many look-ahead
-        slots after it, and the watermark is kept. What is cached and in use costs nothing.
+        ``OK``: ``allocate`` will succeed, then ``append_slots`` of each sequence with this many
+            look-ahead slots, without going below the watermark. Cached blocks in use cost nothing.
 
         Raises:
             EncoderDecoderError: The group has an encoder.
@@ -128,7 +127,7 @@ class BlockSpaceManager:
 
     @exclusive
     def allocate(self, seq_group: GroupLike) -> None:
-        """Gives the sequences of a group their blocks: the first its own, the others forks of it.
+        """Allocates the blocks of a group: for the first sequence; the others fork it.
 
         Raises:
             EncoderDecoderError: The group has an encoder.
@@ -151,9 +150,9 @@ class BlockSpaceManager:
 
     @exclusive
     def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> bool:
-        """Whether ``append_slots`` of every sequence of a group succeeds, one after the other.
+        """Whether ``append_slots`` will succeed for every sequence of a group in turn.
 
-        Blocks that become free on the way, because what fills up is cached already, do not count.
+        Blocks that become free meanwhile, because a full block is cached already, do not count.
 
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.
@@ -171,9 +170,9 @@ class BlockSpaceManager:
     def append_slots(
         self, seq: SequenceLike, num_lookahead_slots: int = 0
     ) -> list[tuple[int, int]]:
-        """Gives the tokens a sequence has got since the last call slots, and empty ones beyond.
+        """Takes slots for a sequence's tokens since the last call, and look-ahead slots.
 
-        New tokens show that those before them are computed.
+        New tokens mean that all earlier tokens are computed.
 
         Returns:
             (source, destination) of the block copies to run before the next forward.
@@ -184,8 +183,8 @@ class BlockSpaceManager:
             SequenceStateError: It has lost tokens since they were given slots.
             ValueError: It is on the host; a negative number of slots.
 
-        Interrupted from outside after tokens were appended, the copies are still there for the next
-        call, of whatever sequence.
+        If an exception from outside interrupts the call after it has appended tokens, the next call
+        for any sequence returns the copies.
         """
         table, extra = self._tables.of(seq), extra_hash_of(seq)
         check_on_device(table)
@@ -198,7 +197,7 @@ class BlockSpaceManager:
 
     @exclusive
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
-        """Lets a sequence share every block of another.
+        """Makes a sequence share every block of another one.
 
         Raises:
             UnknownSequenceError: The parent has no blocks.
@@ -213,9 +212,9 @@ class BlockSpaceManager:
 
     @exclusive
     def free(self, seq: SequenceLike) -> None:
-        """Gives the blocks of a sequence back, wherever they are; without any it does nothing.
+        """Releases the blocks of a sequence on either device; without blocks it does nothing.
 
-        Schedulers free sequences that they never scheduled, and those they have freed already.
+        Schedulers also free sequences that they never scheduled or have freed already.
         """
         name = id_of(seq)
         forget = self._computed.plan_removal(name)
@@ -226,20 +225,20 @@ class BlockSpaceManager:
         at_once([*table.plan_free(), (self.block_tables.pop, name), forget], None)
 
     def free_cross(self, seq_group: GroupLike) -> None:
-        """Nothing to do: a group with an encoder never gets blocks here.
+        """Does nothing: a group with an encoder never gets blocks here.
 
         Raises:
-            TypeError: No group.
+            TypeError: Not a group.
         """
         distinct_sequences(seq_group)
 
     def get_cross_block_table(self, seq_group: GroupLike) -> list[int]:
-        """Refused: no group has blocks for cross-attention here.
+        """Always raises: no group has blocks for cross-attention here.
 
         Raises:
             EncoderDecoderError: The group has an encoder.
             SequenceStateError: It has none.
-            TypeError: No group.
+            TypeError: Not a group.
         """
         distinct_sequences(seq_group)
         refuse_encoder(seq_group)
@@ -256,7 +255,7 @@ class BlockSpaceManager:
 
     @exclusive
     def get_common_computed_block_ids(self, seqs: Iterable[SequenceLike]) -> list[int]:
-        """The leading blocks that every one of these sequences need not compute.
+        """The leading blocks that none of these sequences needs to compute.
 
         Raises:
             UnknownSequenceError: A sequence has no blocks.
@@ -266,40 +265,39 @@ class BlockSpaceManager:
 
     @exclusive
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """Leading tokens of a sequence that need not be computed, scheduled or not yet.
+        """Leading tokens of a sequence, scheduled or not, that need no computation.
 
-        A multiple of the block size, and less than all: the block of the last token is left to
-        compute. While the sequence's ``is_prefill()`` is true the answer stays what it was, until
-        ``remove_seq_from_computed_blocks_tracker`` or ``free``.
+        The number is a multiple of the block size, and less than all: the block of the last token
+        is left to compute. While the sequence's ``is_prefill()`` is true, the answer does not
+        change until ``remove_seq_from_computed_blocks_tracker`` or ``free``.
 
         Raises:
             ValueError: A token out of ``[0, 2**32)``.
-            TypeError: No sequence, or a token that is no int.
+            TypeError: Not a sequence, or a token that is not an int.
         """
         return self._computed.get_num_cached_tokens(seq)
 
     @exclusive
     def remove_seq_from_computed_blocks_tracker(self, seq: SequenceLike) -> None:
-        """Lets ``get_num_cached_tokens`` look again: the sequence was not scheduled after all."""
+        """Makes ``get_num_cached_tokens`` look again, if the sequence was not scheduled."""
         self._computed.remove_seq(id_of(seq))
 
     @exclusive
     def mark_blocks_as_computed(
         self, seq_group: GroupLike, token_chunk_size: int | None = None
     ) -> None:
-        """Declares the K/V of tokens written by the forward that is launched next.
+        """Declares which tokens the next forward writes.
 
         Args:
-            seq_group: What is scheduled.
-            token_chunk_size: Tokens of each of its sequences that the forward computes or need
-                not compute, after those of the calls before; None for all that have slots. What
-                lies beyond is not shared as computed, and no other sequence drops its
-                own K/V for it.
+            seq_group: The scheduled group.
+            token_chunk_size: Tokens of each of its sequences, after those of earlier calls, that
+                the forward computes or finds computed; None for all tokens with slots. Later tokens
+                are not shared as computed, and no other sequence drops its own K/V for them.
 
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.
             ValueError: A negative ``token_chunk_size``; the group is on the host.
-            TypeError: ``token_chunk_size`` is no int.
+            TypeError: ``token_chunk_size`` is not an int.
         """
         if token_chunk_size is not None:
             token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)
@@ -311,7 +309,7 @@ class BlockSpaceManager:
 
     @exclusive
     def access_all_blocks_in_seq(self, seq: SequenceLike, now: float = 0.0) -> None:
-        """Nothing to do: blocks in use are the most recent ones when they are released.
+        """Does nothing: blocks become the most recent ones when they are released.
 
         Raises:
             UnknownSequenceError: The sequence has no blocks.
@@ -322,7 +320,7 @@ class BlockSpaceManager:
 
     @exclusive
     def can_swap_out(self, seq_group: GroupLike) -> bool:
-        """Whether ``swap_out`` succeeds: the host has blocks for a group on the device.
+        """Whether ``swap_out`` will succeed: the host has blocks for a group on the device.
 
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.
@@ -337,10 +335,11 @@ class BlockSpaceManager:
 
     @exclusive
     def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
-        """Whether the device has blocks for a group on the host, and for its next step.
+        """Whether the device has blocks for a group on the host and for its next step.
 
-        ``OK``: ``swap_in`` succeeds, ``append_slots`` of each sequence after it, and the watermark
-        is kept. The watermark is for running work: if no block is in use, it holds nothing back.
+        ``OK``: ``swap_in`` will succeed, then ``append_slots`` of each sequence, without going
+            below the watermark. The watermark protects running work: if no block is in use, it
+            holds nothing back.
 
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.
@@ -360,7 +359,7 @@ class BlockSpaceManager:
         """Moves a group to the host.
 
         Returns:
-            (device block, host block) of the copies to run, counted from 0 on either side.
+            (device block, host block) of the copies to run, as indices within each pool.
 
         Raises:
             NoFreeBlocksError: The host has too few blocks; nothing is moved.
@@ -376,7 +375,7 @@ class BlockSpaceManager:
         """Moves a group back to the device.
 
         Returns:
-            (host block, device block) of the copies to run, counted from 0 on either side.
+            (host block, device block) of the copies to run, as indices within each pool.
 
         Raises:
             NoFreeBlocksError: The device has too few blocks; nothing is moved.
@@ -389,11 +388,11 @@ class BlockSpaceManager:
     # Counts.
 
     def get_num_free_gpu_blocks(self) -> int:
-        """Blocks of the device that could be handed out."""
+        """Blocks of the device that can be handed out."""
         return self.block_allocator.get_num_free_blocks(Device.GPU)
 
     def get_num_free_cpu_blocks(self) -> int:
-        """Blocks of the host that could be handed out."""
+        """Blocks of the host that can be handed out."""
         return self.block_allocator.get_num_free_blocks(Device.CPU)
 
     @exclusive
@@ -403,13 +402,13 @@ class BlockSpaceManager:
 
     @exclusive
     def reset_prefix_cache(self, device: Device | None = None) -> bool:
-        """Forgets what is cached, and the hit rate, on one device or all, if no block is used."""
+        """Forgets cached blocks and the hit rate of one device or all, if no block is in use."""
         return self.block_allocator.reset_prefix_cache(device)
 
     def _status(self, num_held: int, num_taken: int, *, spares_idle: bool = False) -> AllocStatus:
-        """The answer about work that takes blocks of those free, and then holds so many.
+        """The answer for work that takes this many of the free blocks, and holds this many then.
 
-        The watermark holds nothing back from work that ``spares_idle``, if no block is in use.
+        For work that ``spares_idle``, the watermark holds nothing back if no block is in use.
         """
         usable = self.block_allocator.get_num_usable_blocks(Device.GPU)
         free = self.block_allocator.get_num_free_blocks(Device.GPU)

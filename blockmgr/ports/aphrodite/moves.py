@@ -24,36 +24,36 @@ T = TypeVar("T")
 
 
 class _Arrival(NamedTuple):
-    """A sequence where it goes."""
+    """A sequence at the destination."""
 
     runs: list[Run]
     olds: list[int]
-    """Its blocks where it is."""
+    """Its run at the source."""
     held: list[int]
-    """Those that were not given back."""
+    """Its blocks that are not released."""
     num_cached: int
-    """How many of them, from the first one on, are cached."""
+    """Number of leading blocks that are cached."""
     found: list[int]
-    """The blocks cached there already."""
+    """The blocks cached at the destination already."""
     shared: list[int]
-    """After these, what a sequence before it brings there."""
+    """Number of blocks after these that an earlier sequence brings there."""
 
     @property
     def num_fresh(self) -> int:
-        """Blocks taken for the rest."""
+        """Blocks taken for the other tokens."""
         return len(self.held) - len(self.found) - len(self.shared)
 
 
 class Move:
-    """Sequences on their way from one pool to the other, all of them or none.
+    """A plan to move sequences from one pool to the other, all or none.
 
-    Made, it is a plan that has changed nothing: what it needs can be asked, and ``carry_out`` does
-    what was asked for.
+    The plan itself changes nothing, and knows the blocks it needs; ``carry_out`` moves the
+    sequences.
 
     Args:
-        source: Where they are.
-        destination: Where they go.
-        sequences: The runs of each.
+        source: Their current allocator.
+        destination: Allocator to move them to.
+        sequences: The runs of each sequence.
 
     Raises:
         BlockStateError: A block waits for a copy.
@@ -61,10 +61,10 @@ class Move:
     """
 
     num_taken: int
-    """Blocks that it takes from those the destination has available."""
+    """Number of available blocks that it takes at the destination."""
 
     num_held: int
-    """Different blocks that the sequences hold there then."""
+    """Number of different blocks that the sequences hold there afterwards."""
 
     def __init__(
         self, source: PoolAllocator, destination: PoolAllocator, sequences: list[list[Run]]
@@ -74,7 +74,7 @@ class Move:
         self._loan = Loan(destination.pool)
         self._changes: list[Change] = []
         self._copies: list[tuple[int, int]] = []
-        self._moved: dict[int, int] = {}  # cached blocks that go, and what stands for them then
+        self._moved: dict[int, int] = {}  # cached block to its block at the destination
         brought: set[int] = set()
         self._arrivals = [self._arrival(runs, brought) for runs in sequences]
         found = sorted({block for arrival in self._arrivals for block in arrival.found})
@@ -88,13 +88,13 @@ class Move:
         _refuse_waiting(self._source.pool, held)
         num_cached = _num_cached(runs)
         found = cached_at(self._destination, runs)
-        # What an earlier one shares with this is cached there by then, and copied.
+        # Blocks shared with an earlier sequence are cached and copied there by then.
         shared = list(takewhile(brought.__contains__, olds[len(found) : num_cached]))
         brought.update(olds[:num_cached])
         return _Arrival(runs, olds, held, num_cached, found, shared)
 
     def carry_out(self, form: Callable[[list[tuple[int, int]]], T]) -> T:
-        """Moves the sequences; ``form`` makes the result of the copies.
+        """Moves the sequences; ``form`` converts the copies to the result.
 
         Raises:
             NoFreeBlocksError: The destination has too few blocks available.
@@ -103,7 +103,7 @@ class Move:
         if self.num_taken > available:
             raise NoFreeBlocksError(self.num_taken, available)
         try:
-            # First, so that no block that is found is evicted to make room for another.
+            # First, so that no found block is evicted to make room.
             for arrival in self._arrivals:
                 self._loan.acquire(arrival.found)
             for arrival in self._arrivals:
@@ -175,7 +175,7 @@ def _refuse_waiting(pool: BlockPool, blocks: list[int]) -> None:
 
 
 def cached_at(destination: PoolAllocator, runs: list[Run]) -> list[int]:
-    """What of the cached beginning of a sequence is cached at the destination, too."""
+    """The part of a sequence's cached prefix that the destination has cached, too."""
     count = _num_cached(runs)
     found: list[int] = destination.pool.find(
         _tokens(runs, 0, count), extras=_extras(runs, 0, count) or None

@@ -1,4 +1,4 @@
-"""The block that stands in a block table for those out of a sliding window."""
+"""The block that stands for blocks outside a sliding window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NullBlock"]
 
 
 class NullBlock(Block):
-    """Stands in a block table for a block that is not read any more; never written or freed."""
+    """Replaces a block that is outside the window; never written or freed."""
 
     __slots__ = ("_block",)
 
@@ -24,12 +24,12 @@ class NullBlock(Block):
         self._block = block
 
     def append_token_ids(self, token_ids: Sequence[int]) -> None:
-        """Refused: nothing may be written there."""
+        """Always raises: the null block is never written."""
         raise BlockStateError(self._block.held(), "the null block is never written")
 
     @property
     def block_id(self) -> int | None:
-        """The physical block that is kept back for it."""
+        """The physical block reserved for it."""
         return self._block.block_id
 
     @property
@@ -49,7 +49,7 @@ class NullBlock(Block):
 
     @property
     def num_empty_slots(self) -> int:
-        """As many as a block has."""
+        """All slots of a block."""
         return self._block.num_empty_slots
 
     @property

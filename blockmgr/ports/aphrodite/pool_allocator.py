@@ -1,4 +1,4 @@
-"""What both allocators do, on a ``BlockPool``."""
+"""The base of both allocators, on a ``BlockPool``."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _item = np.ndarray.item
 
 
 class PoolAllocator(BlockAllocator):
-    """What both allocators do: everything, on a ``BlockPool``.
+    """The base of both allocators, which implements all their calls on a ``BlockPool``.
 
     Attributes:
-        block_class: The kind of its blocks.
-        caches: Whether they are found by the prefix they end.
-        pool: The core, which counts its blocks from 0.
-        ids: What those blocks are called here.
+        block_class: Class of its blocks.
+        caches: Whether blocks can be found by their prefix.
+        pool: The core, whose own block ids begin at 0.
+        ids: The callers' ids of those blocks.
         refcounter: References to each physical block.
         cow_tracker: The copies to run before the next forward.
         hits: Full blocks looked up and found by ``allocate_immutable_*``.
-        prefix_cache: Which blocks are cached and computed.
-        plans: Changes of runs of its blocks.
+        prefix_cache: Tracks cached and computed blocks.
+        plans: Plans changes of runs.
     """
 
     block_class: type[PoolBlock]
@@ -76,18 +76,18 @@ class PoolAllocator(BlockAllocator):
     def allocate_mutable_block(
         self, prev_block: Block | None = None, extra_hash: int | None = None
     ) -> PoolBlock:
-        """An empty block after ``prev_block``; evicts a cached one if it must.
+        """An empty block after ``prev_block``; evicts a cached block if necessary.
 
         Raises:
             NoFreeBlocksError: None is available.
-            TypeError: ``prev_block`` is no block of this kind.
+            TypeError: ``prev_block`` is not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         run = self._run_after(prev_block)
         checked_extra(extra_hash)
         if run.blocks:
             return carry_out(self.plans.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
-        # No caller has the run yet, so there is one change, made as in ``at_once``.
+        # No caller has the run yet, so there is only one change, made as in ``at_once``.
         run.tokens.append(())
         run.promoted.append(0)
         if extra_hash is not None:
@@ -105,21 +105,21 @@ class PoolAllocator(BlockAllocator):
         block_token_ids: Sequence[Sequence[int]],
         extra_hash: int | None = None,
     ) -> BlockView:
-        """Blocks with these tokens, one after the other; those that are cached are shared.
+        """A chain of blocks with these tokens; cached ones are shared.
 
         Args:
             prev_block: The full block they follow; None at the start of a sequence.
-            block_token_ids: The tokens of each; ``block_size`` of them for all but the last block
-                of a ``NaiveBlockAllocator``.
-            extra_hash: What changes their K/V besides tokens.
+            block_token_ids: The tokens of each block: ``block_size`` tokens, or fewer for the last
+                block of a ``NaiveBlockAllocator``.
+            extra_hash: Extra key of the blocks.
 
         Returns:
-            The blocks, in order, made as they are read.
+            The blocks in order, created when they are read.
 
         Raises:
             NoFreeBlocksError: Too few are available; nothing is allocated.
             BlockStateError: ``prev_block`` is not full.
-            TypeError: ``prev_block`` is no block of this kind, or a token no int.
+            TypeError: ``prev_block`` is not a block of this kind, or a token is not an int.
             ValueError: It belongs to another allocator; or blocks without the right number of
                 tokens; or a token out of ``[0, 2**32)``.
         """
@@ -131,7 +131,7 @@ class PoolAllocator(BlockAllocator):
     def allocate_immutable_block(
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
     ) -> PoolBlock:
-        """``allocate_immutable_blocks`` of one."""
+        """``allocate_immutable_blocks`` for one block."""
         tokens = tuple(token_ids)
         if self.caches and len(tokens) == self.block_size and extra_hash is None:
             run = self._run_after(prev_block)
@@ -152,7 +152,7 @@ class PoolAllocator(BlockAllocator):
     # Writing.
 
     def append(self, run: Run, index: int, token_ids: Sequence[int]) -> None:
-        """What ``Block.append_token_ids`` does."""
+        """Implements ``Block.append_token_ids``."""
         tokens = whole_tokens(token_ids)
         present = run.tokens[index]
         empty = self.block_size - len(present)
@@ -170,7 +170,7 @@ class PoolAllocator(BlockAllocator):
         carry_out(steps, None)
 
     def is_appendable(self, block: Block) -> bool:
-        """Whether tokens can be put into the block without moving it."""
+        """Whether tokens can be added to the block without moving it."""
         mine = self._mine(block)
         return not mine.is_full and self.pool.ref_count(mine.held()) == 1
 
@@ -182,8 +182,8 @@ class PoolAllocator(BlockAllocator):
             more tokens, so it stays where it is.
 
         Raises:
-            NoFreeBlocksError: None is available; the block keeps what it has.
-            TypeError: No block of this kind.
+            NoFreeBlocksError: None is available; the block keeps its content.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
 
         Leaves:
@@ -198,28 +198,28 @@ class PoolAllocator(BlockAllocator):
         return mine.block_id
 
     def clear_copy_on_writes(self) -> dict[int, list[int]]:
-        """The copies to run before the next forward, and from here on counted as run.
+        """The copies to run before the next forward; they count as run after this call.
 
         Returns:
             Destinations by source, physical blocks. Safe in any order.
 
         Leaves:
-            Blocks that became full while they waited for their copy, cached.
+            Blocks that became full while they waited for their copy are cached.
         """
         return self.cow_tracker.clear_cows()
 
     # The prefix cache.
 
     def promote_to_immutable_block(self, block: Block) -> int:
-        """Makes a full block findable, as filling it does already.
+        """Makes a full block findable, which happens anyway when it becomes full.
 
         Returns:
-            The physical block that stands for its content: its own, or a twin that was cached
-            before. One that waits for a copy is cached when ``clear_copy_on_writes`` is called.
+            The physical block to use for its content: its own, or an equal one that was cached
+            before. A block that waits for a copy is cached when ``clear_copy_on_writes`` is called.
 
         Raises:
             BlockStateError: The block was freed, or is not full.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
@@ -235,29 +235,29 @@ class PoolAllocator(BlockAllocator):
         return self.ids.of(mine.held())
 
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
-        """Declares the K/V of cached blocks written.
+        """Marks the K/V of cached blocks as written.
 
         Args:
-            block_ids: Physical blocks; None for all that are cached. Those that are not cached
-                are passed over.
+            block_ids: Physical blocks; None for all cached ones. Blocks that are not cached are
+                skipped.
 
         Raises:
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         self.prefix_cache.mark_computed(
             None if block_ids is None else [self.ids.block(name) for name in block_ids]
         )
 
     def get_common_computed_block_ids(self, seq_block_ids: Sequence[Sequence[int]]) -> list[int]:
-        """The leading blocks that every one of these sequences need not compute.
+        """The leading blocks that none of these sequences needs to compute.
 
-        The last block of each is left out, so that there is something to compute.
+        The last block of each is left out, so that something is left to compute.
 
         Args:
             seq_block_ids: The physical blocks of each sequence, in order.
 
         Raises:
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         places = [[self.ids.block(name) for name in names] for names in seq_block_ids]
         computed = [
@@ -267,25 +267,25 @@ class PoolAllocator(BlockAllocator):
         return [self.ids.of(column[0]) for column in same]
 
     def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float = 0.0) -> None:
-        """Makes idle blocks the last to be evicted; the order of calls stands for ``now``.
+        """Moves idle blocks to the end of the eviction order; the order of calls replaces ``now``.
 
         Raises:
             BlockStateError: A block is not held, and it is not cached.
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         self.pool.touch([self.ids.block(name) for name in block_ids])
 
     def find_cached_blocks_prefix(self, block_hashes: Sequence[int]) -> list[int]:
-        """The leading ones of these hashes that name computed blocks, one after the other.
+        """The leading hashes of which each names a computed block after the previous one.
 
         Args:
             block_hashes: ``content_hash`` of each block of a sequence. Blocks with an extra hash
-                are not found by it; ``ComputedBlocksTracker`` asks by tokens, and finds them.
+                cannot be found this way; ``ComputedBlocksTracker`` uses tokens, and finds them.
 
         Raises:
-            TypeError: A hash that is no int.
+            TypeError: A hash that is not an int.
 
-        Cost: O(blocks that continue the ones found), a digest for each.
+        Cost: O(blocks that continue the ones found), with one digest for each.
         """
         return self.prefix_cache.named([integer("block_hashes", each) for each in block_hashes])
 
@@ -294,23 +294,23 @@ class PoolAllocator(BlockAllocator):
         return self.hits.hit_rate
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets what is cached, and the hit rate, if no block is in use; says whether it did."""
+        """Forgets cached blocks and the hit rate if no block is in use; returns whether it did."""
         return self.prefix_cache.reset(self.hits.restart())
 
     # Sharing and release.
 
     def fork(self, last_block: Block) -> BlockView:
-        """A new sequence of blocks that shares the memory of one, given its last block.
+        """A new chain of blocks that shares the memory of a sequence, given its last block.
 
         Returns:
-            The blocks, first to last, made as they are read.
+            The blocks, first to last, created when they are read.
 
         Raises:
             BlockStateError: A block of the sequence was freed.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
 
-        Cost: O(blocks), without recursion and without an object a block.
+        Cost: O(blocks), without recursion and without an object per block.
         """
         parts = segments(self._mine(last_block))
         if any(run.may_have_freed and FREED in run.blocks[:stop] for run, stop in parts):
@@ -323,20 +323,20 @@ class PoolAllocator(BlockAllocator):
 
         Raises:
             BlockStateError: The block was freed before.
-            TypeError: No block of this kind.
+            TypeError: Not a block of this kind.
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
         run, index = mine._run, mine._index
         run.may_have_freed = True
-        # The list is written by the instruction that reads what it is to hold.
+        # The assignment runs the release, so both happen in one instruction.
         released = map(self.pool.compiled.release, ((mine.held(),),))
         run.blocks[index : index + 1] = map(freed_after, released)
 
     # Names and numbers.
 
     def get_num_free_blocks(self) -> int:
-        """Blocks that could be handed out, cached ones in no use included."""
+        """Blocks that can be handed out, including cached blocks not in use."""
         return self.pool.num_available
 
     def get_num_total_blocks(self) -> int:
@@ -349,15 +349,15 @@ class PoolAllocator(BlockAllocator):
         return self.ids.every()
 
     def is_computed(self, block: int) -> bool:
-        """Whether a block of the pool is cached, and its K/V was marked computed."""
+        """Whether a block of the pool is cached and its K/V was marked as computed."""
         return self.prefix_cache.is_computed(block)
 
     def physical_ids(self, blocks: list[int]) -> list[int]:
-        """The ids here of blocks of the pool."""
+        """The callers' ids of blocks of the pool."""
         return self.ids.of_all(blocks)
 
     def physical_id(self, block: int) -> int:
-        """The id here of a block of the pool.
+        """The caller's id of a block of the pool.
 
         Raises:
             ValueError: The pool has no such block.
@@ -368,8 +368,8 @@ class PoolAllocator(BlockAllocator):
         """The block of the pool with this id; also ``get_physical_block_id``.
 
         Raises:
-            ValueError: No block of this allocator.
-            TypeError: No int.
+            ValueError: Not a block of this allocator.
+            TypeError: Not an int.
         """
         return self.ids.block(block_id)
 
@@ -385,10 +385,10 @@ class PoolAllocator(BlockAllocator):
         return block
 
     def _run_after(self, prev_block: Block | None) -> Run:
-        """The run that new blocks are added to: that of the block they follow, if it ends there."""
+        """The run to add blocks to: that of ``prev_block`` if it ends there, else a new one."""
         if prev_block is None:
             return Run(self)
         previous = self._mine(prev_block)
-        previous.held()  # raises if it has been freed: nothing can follow what is not there
+        previous.held()  # raises if it was freed: nothing can follow a freed block
         run, index = previous.place
         return run if index + 1 == len(run.blocks) else Run(self, previous)

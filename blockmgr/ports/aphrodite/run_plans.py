@@ -1,4 +1,4 @@
-"""Changes of runs of blocks, planned together with those of their pool."""
+"""Plans changes of runs of blocks together with changes of their pool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def carry_out(changes: list[Change], result: T) -> T:
-    """Makes the changes at once, of which the first may find no block."""
+    """Makes all changes in one instruction; the first may find too few blocks."""
     try:
         return at_once(changes, result)
     except OutOfBlocksError as error:
@@ -35,14 +35,14 @@ def carry_out(changes: list[Change], result: T) -> T:
 
 
 class RunPlans:
-    """What it takes to change runs: for the calls of an allocator, of block tables and of swaps.
+    """Plans changes of runs for an allocator, for block tables and for swaps.
 
-    Its calls return the changes; only ``extend`` makes them. The runs are all of one allocator.
+    Its calls return the changes; only ``extend`` makes them. All runs belong to one allocator.
 
     Args:
-        pool: Whose blocks the runs hold.
-        prefix_cache: Which of its blocks are cached.
-        hits: Where full blocks that are looked up are counted.
+        pool: The pool of the runs' blocks.
+        prefix_cache: Tracks which of its blocks are cached.
+        hits: Counts the full blocks that are looked up.
         caches: Whether full blocks are cached at all.
     """
 
@@ -69,11 +69,11 @@ class RunPlans:
         """Adds blocks with these tokens at the end of a run.
 
         Args:
-            run: The run, which is still the caller's own if it is empty.
+            run: The run; if it is empty, callers must not have it yet.
             tokens: Their tokens.
             extra_hash: Their extra key.
-            publish: Plans what is made of the blocks: the changes, and what is returned. The
-                columns of an empty run are filled by then.
+            publish: Returns further changes for the blocks, and the result. The columns of an empty
+                run are filled by then.
         """
         size, start = self._size, len(run.blocks)
         last = run.place_before(start)
@@ -93,7 +93,7 @@ class RunPlans:
         try:
             if loan:
                 fresh = self._take_beside(loan, found, num_blocks - len(found))
-            else:  # nothing is evicted for it, so this can wait
+            else:  # it evicts nothing, so it can come later
                 changes.append((self._pool.compiled.acquire, found))
             num_fresh = num_full - len(found)
             if keep and num_fresh:
@@ -126,10 +126,10 @@ class RunPlans:
     def _find(
         self, tokens: tuple[int, ...], parent: int | None, extra_hash: int | None
     ) -> list[int]:
-        """The leading ones of these blocks that are cached after ``parent``."""
+        """The leading blocks among these that are cached after ``parent``."""
         checked_extra(extra_hash)
         key = extra_bytes(extra_hash)
-        # The look-up is what checks the tokens, so it is made even where it cannot find any.
+        # The look-up checks the tokens, so it is made even if it cannot find any block.
         found: list[int] = self._pool.find(
             tokens,
             parent=-1 if parent is None else parent,
@@ -138,8 +138,8 @@ class RunPlans:
         return found if self._caches and parent is not None else []
 
     def _take_beside(self, loan: Loan, found: list[int], n: int) -> list[int]:
-        """Acquires blocks that were found and takes ``n`` more, or raises with neither done."""
-        # All counting before any change: idle blocks that are found are not available any more.
+        """Acquires the blocks found and takes ``n`` more, or raises and does neither."""
+        # All counting before any change: idle blocks that are found are no longer available.
         pool = self._pool
         available = pool.num_available
         if n + len(found) > available:
@@ -152,15 +152,15 @@ class RunPlans:
         return taken
 
     def num_taken_by(self, tokens: tuple[int, ...], extra_hash: int | None) -> int:
-        """Blocks that a sequence of these tokens takes from those available."""
+        """Number of available blocks that a sequence of these tokens takes."""
         found = self._find(tokens, -1, extra_hash)
         num_blocks = -(-len(tokens) // self._size)
         return num_blocks - len(found) + int(self._pool.is_idle(found).sum())
 
     def add_cached(self, run: Run, tokens: tuple[int, ...]) -> list[Change]:
-        """Puts the cached block with these tokens into an empty run: what is asked most.
+        """Puts the cached block with these tokens into an empty run, the most frequent request.
 
-        Without such a block, or for another run, there are no changes.
+        Returns no changes if there is no such block or the run is not empty.
         """
         parent = self._prefix_cache.node(run.place_before(0))
         if run.blocks or parent is None:
@@ -173,7 +173,7 @@ class RunPlans:
 
     def add_empty(self, run: Run, n: int, extra_hash: int | None) -> list[Change]:
         """Adds empty blocks at the end of a run."""
-        # Taken when the change is made, when others may have been given back.
+        # Taken when the change is made, because earlier changes may release blocks.
         taken = map(np.ndarray.tolist, map(self._pool.compiled.take, (n,)))
         return run.extend(chain.from_iterable(taken), [()] * n, extra_hash)
 
@@ -182,14 +182,14 @@ class RunPlans:
     def fill(
         self, run: Run, index: int, tokens: tuple[int, ...], is_next: bool, extra: int | None
     ) -> tuple[list[Change], bool]:
-        """Lets a block hold these tokens, after those it holds.
+        """Adds these tokens to a block.
 
         Args:
             run: The run of the block.
-            index: Its place there; beyond the end if it is added by then.
-            tokens: What it holds by then, present tokens included.
-            is_next: Whether the block before is cached by then.
-            extra: The extra key of a block that is added by then.
+            index: Its index in the run; past the end if another change adds the block.
+            tokens: All its tokens afterwards, including its current ones.
+            is_next: Whether the previous block is cached by then.
+            extra: The extra key, if another change adds the block.
 
         Returns:
             The changes, and whether the block is cached by then.
@@ -206,7 +206,7 @@ class RunPlans:
         return changes + self._prefix_cache.promote(run, index, tokens, extra, is_next), is_next
 
     def make_writable(self, run: Run, index: int) -> tuple[list[Change], bool]:
-        """Moves a block if it is shared; whether what stands there then waits for a copy."""
+        """Moves a block if it is shared; also returns whether the block then waits for a copy."""
         block, count = run.blocks[index], len(run.tokens[index])
         if self._pool.ref_count(block) == 1:
             return [], self._pool.waits_for_copy(block)
@@ -216,7 +216,7 @@ class RunPlans:
     # Sharing and release.
 
     def fork(self, parts: list[tuple[Run, int]]) -> tuple[Run, list[Change]]:
-        """A run that shares the first ``stop`` blocks of each part; freed places stay freed."""
+        """A run that shares the first ``stop`` blocks of each part; freed blocks stay freed."""
         copy = Run(parts[0][0].allocator)
         for run, stop in parts:
             copy.add_slice(run, stop)
@@ -224,12 +224,12 @@ class RunPlans:
         return copy, [acquired, *self._prefix_cache.fork(parts, copy)]
 
     def free_slice(self, run: Run, start: int, stop: int) -> list[Change]:
-        """Frees some blocks of a run, none of which was freed before."""
+        """Frees some blocks of a run that were not freed before."""
         blocks = run.blocks[start:stop]
         if FREED in blocks:
             run.view(start + blocks.index(FREED)).held()  # raises
         return [(self._pool.compiled.release, blocks), run.drop(start, stop)]
 
     def free_run(self, run: Run) -> list[Change]:
-        """Frees all blocks of a run that are held, the last first."""
+        """Frees all held blocks of a run, the last first."""
         return [(self._pool.compiled.release, run.held()[::-1]), run.drop(0, len(run.blocks))]

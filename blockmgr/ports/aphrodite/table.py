@@ -1,4 +1,4 @@
-"""The blocks of one sequence."""
+"""The block table of one sequence."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ __all__ = ["BlockTable"]
 
 
 class BlockTable:
-    """The blocks of a sequence, growing with its tokens; for one thread at a time.
+    """The blocks of a sequence, which grow with its tokens; for one thread at a time.
 
     Args:
-        block_size: Tokens a block.
-        block_allocator: Where blocks come from.
-        max_block_sliding_window: Blocks that attention reaches back, the one being written
-            included; older ones are given back and the null block stands for them. Only without
-            prefix caching, where a block keeps what it continues.
+        block_size: Tokens per block.
+        block_allocator: Allocator of the blocks.
+        max_block_sliding_window: Blocks that attention reads, including the one being written;
+            older blocks are released and replaced by the null block. Only without prefix caching,
+            because a cached block keeps the blocks that it continues.
 
     Raises:
-        NoFreeBlocksError: No block is left to be the null block of a window.
-        ValueError: ``block_size`` is not the allocator's; a window below 1, or beside prefix
-            caching.
+        NoFreeBlocksError: No block is left for the null block of a window.
+        ValueError: ``block_size`` is not the allocator's, the window is below 1, or there is a
+            window with prefix caching.
         TypeError: A value is of the wrong type.
     """
 
     __slots__ = ("_allocator", "_dropped", "_run", "_window", "block_size", "num_computed_slots")
 
     block_size: int
-    """Tokens a block."""
+    """Tokens per block."""
 
     num_computed_slots: int
     """Leading slots whose K/V is known to be written; ``BlockSpaceManager`` keeps count."""
@@ -76,7 +76,7 @@ class BlockTable:
         self._allocator = block_allocator
         self._window = max_block_sliding_window
         self._run: Run | None = None
-        self._dropped = 0  # leading blocks given back for the window
+        self._dropped = 0  # leading blocks released for the window
         self.num_computed_slots = 0
 
     def __repr__(self) -> str:
@@ -86,11 +86,11 @@ class BlockTable:
     def get_num_required_blocks(
         token_ids: Sequence[int], block_size: int, num_lookahead_slots: int = 0
     ) -> int:
-        """Blocks that so many tokens and look-ahead slots take, none of them shared.
+        """Blocks for this many tokens and look-ahead slots, without sharing.
 
         Raises:
             ValueError: A negative number of slots, or ``block_size`` below 1.
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
         """
         slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         return -(-(len(token_ids) + slots) // whole("block_size", block_size, 1))
@@ -101,13 +101,13 @@ class BlockTable:
         device: Device = Device.GPU,
         extra_hash: int | None = None,
     ) -> None:
-        """Gives the sequence its first blocks; full ones that are cached are shared.
+        """Allocates the first blocks of the sequence; full blocks that are cached are shared.
 
         Raises:
             NoFreeBlocksError: Too few are available; nothing is allocated.
             SequenceStateError: The table has blocks already.
             ValueError: No tokens, or one out of ``[0, 2**32)``.
-            TypeError: A token that is no int.
+            TypeError: A token that is not an int.
         """
         self.allocate_and(token_ids, device, extra_hash, lambda _: [])
 
@@ -118,13 +118,13 @@ class BlockTable:
         extra_hash: int | None,
         then: Callable[[Run], list[Change]],
     ) -> None:
-        """``allocate``, and at once what ``then`` plans to do with the blocks."""
+        """``allocate``, together with further changes that ``then`` plans for the blocks."""
         if self._run is not None:
             raise SequenceStateError("the block table is allocated already")
         if not len(token_ids):
             raise ValueError("token_ids must not be empty")
 
-        self._dropped = self.num_computed_slots = 0  # mean nothing as long as there are no blocks
+        self._dropped = self.num_computed_slots = 0  # not used while there are no blocks
 
         def publish(view: BlockView) -> tuple[list[Change], None]:
             return [(setattr, self, "_run", view.run), *then(view.run)], None
@@ -139,32 +139,32 @@ class BlockTable:
         num_computed_slots: int | None = None,
         extra_hash: int | None = None,
     ) -> None:
-        """Puts tokens after those that are there, with empty slots beyond them.
+        """Appends tokens, and makes sure of empty slots after them.
 
         Args:
             token_ids: At least one.
-            num_lookahead_slots: Empty slots to have after them.
-            num_computed_slots: Leading slots whose K/V is written; needed for a sliding window,
-                which gives blocks back.
-            extra_hash: What changes the K/V of blocks that are added, besides tokens.
+            num_lookahead_slots: Empty slots after the tokens.
+            num_computed_slots: Leading slots whose K/V is written; required with a sliding window,
+                to release blocks.
+            extra_hash: Extra key of added blocks.
 
         Raises:
-            NoFreeBlocksError: Too few are available; nothing is appended or given back.
+            NoFreeBlocksError: Too few are available; nothing is appended or released.
             SequenceStateError: The table has no blocks.
             ValueError: No tokens, a token out of ``[0, 2**32)``, a negative number of slots, more
                 computed ones than there are tokens, or no ``num_computed_slots`` for a sliding
                 window.
-            TypeError: A token that is no int.
+            TypeError: A token that is not an int.
 
         Leaves:
-            Copies, for ``clear_copy_on_writes``, where blocks to be written are shared.
+            Copies, for ``clear_copy_on_writes``, if blocks to be written are shared.
         """
         self._append(token_ids, num_lookahead_slots, num_computed_slots, extra_hash, [])
 
     def append_sampled(
         self, token_ids: Sequence[int], num_lookahead_slots: int, extra_hash: int | None
     ) -> None:
-        """``append_token_ids``, of tokens that show that all before them are computed."""
+        """``append_token_ids`` for sampled tokens: all tokens before them are computed."""
         before = self.num_full_slots
         known = self.plan_progress(max(before - self.num_computed_slots, 0))
         self._append(token_ids, num_lookahead_slots, before, extra_hash, known)
@@ -209,7 +209,7 @@ class BlockTable:
         carry_out([*changes, *then], None)
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
-        """Makes sure of so many empty slots after the tokens.
+        """Makes sure that there are this many empty slots after the tokens.
 
         Raises:
             NoFreeBlocksError: Too few are available; nothing is allocated.
@@ -235,17 +235,17 @@ class BlockTable:
             changes += run.allocator.plans.free_slice(run, stale.start, stale.stop)
             changes.append((setattr, self, "_dropped", stale.stop))
         if growth.num_new:
-            run.view(len(run.blocks) - 1).held()  # nothing can follow what is not there
+            run.view(len(run.blocks) - 1).held()  # nothing can follow a freed block
             changes += run.allocator.plans.add_empty(run, growth.num_new, extra_hash)
         return changes
 
     def growth(self, num_slots: int, num_written: int, num_computed: int) -> Growth:
-        """What the table takes to have slots for what comes next.
+        """The growth that the table needs for its next slots.
 
         Args:
-            num_slots: Slots after the tokens that are there.
+            num_slots: Slots after the current tokens.
             num_written: Of those, the ones that get tokens.
-            num_computed: Tokens whose K/V is written: blocks before their window are freed.
+            num_computed: Tokens whose K/V is written; blocks before their window are freed.
         """
         run, size = self._allocated(), self.block_size
         start = self.num_full_slots
@@ -258,12 +258,12 @@ class BlockTable:
         )
 
     def next_growth(self, num_unseen: int, num_lookahead_slots: int) -> Growth:
-        """What ``append_sampled`` takes, or ``ensure_num_empty_slots`` if there is no token."""
+        """The growth for ``append_sampled``, or for ``ensure_num_empty_slots`` without tokens."""
         num_computed = self.num_full_slots if num_unseen else 0
         return self.growth(num_unseen + num_lookahead_slots, num_unseen, num_computed)
 
     def plan_progress(self, num_slots: int | None) -> list[Change]:
-        """The next forward computes so many more slots; None for all that have tokens."""
+        """Records that the next forward computes this many more slots; None: all with tokens."""
         run, size, full = self._allocated(), self.block_size, self.num_full_slots
         before = self.num_computed_slots if num_slots is not None else 0
         computed = full if num_slots is None else min(before + num_slots, full)
@@ -283,11 +283,11 @@ class BlockTable:
     def get_num_blocks_touched_by_append_slots(
         self, token_ids: Sequence[int], num_lookahead_slots: int = 0
     ) -> int:
-        """The most blocks that appending could take: those written, and those added.
+        """An upper bound of the blocks that an append touches: those written and those added.
 
         Raises:
             ValueError: A negative number of slots.
-            TypeError: A number that is no int.
+            TypeError: A number that is not an int.
         """
         slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         start = self.num_full_slots
@@ -295,18 +295,18 @@ class BlockTable:
         return max(last - start // self.block_size, 0)
 
     def fork(self) -> BlockTable:
-        """A table of a sequence that shares every block of this one.
+        """A table for another sequence that shares every block of this one.
 
         Raises:
             SequenceStateError: The table has no blocks.
 
-        Cost: O(blocks), without recursion and without an object a block.
+        Cost: O(blocks), without recursion and without an object per block.
         """
         child, changes = self.plan_fork(self._allocated())
         return at_once(changes, child)
 
     def plan_fork(self, run: Run) -> tuple[BlockTable, list[Change]]:
-        """A fork, whose blocks are its own once the changes are made, given those of this table."""
+        """A fork, and the changes that give it this table's blocks."""
         child = BlockTable(self.block_size, self._allocator, max_block_sliding_window=self._window)
         child._run, changes = run.allocator.plans.fork([(run, len(run.blocks))])
         child._dropped = self._dropped
@@ -322,18 +322,18 @@ class BlockTable:
         at_once(self.plan_free(), None)
 
     def plan_free(self) -> list[Change]:
-        """What ``free`` does."""
+        """The changes of ``free``."""
         run = self._allocated()
         return [*run.allocator.plans.free_run(run), (setattr, self, "_run", None)]
 
     def get_unseen_token_ids(self, sequence_token_ids: Sequence[int]) -> list[int]:
-        """The tokens of the whole sequence that the table does not have yet.
+        """The tokens of the sequence that the table does not have yet.
 
         Args:
             sequence_token_ids: All tokens of the sequence, those in the table first.
 
         Raises:
-            SequenceStateError: They are fewer than the table has: it cannot give tokens back.
+            SequenceStateError: They are fewer than the table has, which cannot drop tokens.
         """
         start = self.num_full_slots
         if len(sequence_token_ids) < start:
@@ -354,13 +354,13 @@ class BlockTable:
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """The blocks, in order, made as they are read; of those given back ``block_id`` is None."""
+        """The blocks in order, created when they are read; released ones have no ``block_id``."""
         run = self._run
         return BlockView(run, 0, len(run.blocks)) if run is not None else ()
 
     @property
     def physical_block_ids(self) -> list[int]:
-        """The physical block of each block, the null block's for those out of the window.
+        """The physical block of each block; the null block outside the window.
 
         Raises:
             SequenceStateError: The table has no blocks.
@@ -379,13 +379,13 @@ class BlockTable:
             return 0
         full = len(run.blocks)
         while full and len(run.tokens[full - 1]) < self.block_size:
-            full -= 1  # over look-ahead blocks, which are few
+            full -= 1  # only over look-ahead blocks, which are few
         tail = len(run.tokens[full]) if full < len(run.blocks) else 0
         return full * self.block_size + tail
 
     @property
     def device(self) -> Device:
-        """Where the blocks are.
+        """The device of the blocks.
 
         Raises:
             SequenceStateError: The table has no blocks.

@@ -1,4 +1,4 @@
-"""The block tables of all sequences, by name and by group."""
+"""The block tables of all sequences, by id and by group."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def check_on_device(table: BlockTable) -> None:
 
 
 class GroupTables:
-    """Which sequences have a block table, and which of a group have one or wait for one.
+    """The block tables by sequence, and the sequences of a group with and without one.
 
     For one thread at a time.
 
     Args:
-        allocator: Where the blocks of the tables come from.
+        allocator: Allocator of the blocks.
         sliding_window: Tokens that attention reaches back; None for all.
 
     Raises:
-        NoFreeBlocksError: No block is left to be the null block of a window.
+        NoFreeBlocksError: No block is left for the null block of a window.
     """
 
     __slots__ = ("_allocator", "_window", "by_name")
@@ -48,13 +48,13 @@ class GroupTables:
         self._window: int | None = None
         self.by_name = {}
         if sliding_window is not None:
-            # One more than the window covers, because it seldom begins with a block.
+            # One more than the window covers, because it rarely begins at a block boundary.
             self._window = -(-sliding_window // allocator.block_size) + 1
-            # Now, so that no answer about free blocks is wrong by it later.
+            # Allocated here, so that later counts of free blocks are right.
             allocator.allocate_or_get_null_block()
 
     def new(self) -> BlockTable:
-        """A table without blocks, of no sequence yet."""
+        """A table without blocks, not yet assigned to a sequence."""
         return BlockTable(
             self._allocator.block_size, self._allocator, max_block_sliding_window=self._window
         )
@@ -72,7 +72,7 @@ class GroupTables:
             raise UnknownSequenceError(name) from None
 
     def running(self, seq_group: GroupLike) -> list[tuple[SequenceLike, BlockTable]]:
-        """The sequences of a group that have a table, at least one, and those tables.
+        """The sequences of a group that have a table, at least one, with their tables.
 
         Raises:
             UnknownSequenceError: None has.
@@ -84,7 +84,7 @@ class GroupTables:
         return running
 
     def waiting(self, seq_group: GroupLike) -> list[SequenceLike]:
-        """The sequences of a group that have no table and have not ended, at least one.
+        """The unfinished sequences of a group that have no table, at least one.
 
         Raises:
             SequenceStateError: There is none.
@@ -101,14 +101,14 @@ class GroupTables:
     def plan_move(
         self, running: list[tuple[SequenceLike, BlockTable]], source: Device, to: Device
     ) -> Move:
-        """What moving these sequences to the other device takes; nothing is moved yet."""
+        """The plan to move these sequences to the other device; moves nothing yet."""
         return self._allocator.plan_swap([table.blocks for _, table in running], source, to)
 
     @staticmethod
     def next_growths(
         running: list[tuple[SequenceLike, BlockTable]], num_lookahead_slots: int
     ) -> list[Growth]:
-        """What ``append_slots`` of each of these sequences takes.
+        """The growth for ``append_slots`` of each of these sequences.
 
         Raises:
             SequenceStateError: A sequence has lost tokens since they were given slots.

@@ -1,4 +1,4 @@
-"""Arguments of the port, checked before anything is changed."""
+"""Checks of arguments, made before any change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _whole_token(token: object) -> int:
 def check_sizes(
     block_token_ids: Sequence[Sequence[int]], block_size: int, *, all_full: bool
 ) -> None:
-    """Refuses blocks that are not full; the last one may be, unless ``all_full``."""
+    """Refuses blocks that are not full, except for the last one without ``all_full``."""
     sizes = [len(chunk) for chunk in block_token_ids]
     for i, size in enumerate(sizes):
         least = block_size if all_full or i + 1 < len(sizes) else 1
@@ -45,12 +45,12 @@ def check_sizes(
 
 
 def checked_extra(extra_hash: int | None) -> None:
-    """Refuses an extra hash that is no int."""
+    """Refuses an extra hash that is not an int."""
     is_int = isinstance(extra_hash, int) and not isinstance(extra_hash, bool)
     if extra_hash is not None and not is_int:
         raise TypeError(f"extra_hash must be an int or None, got {type(extra_hash).__name__}")
 
 
 def extra_bytes(extra_hash: int | None) -> bytes:
-    """An extra hash as the core takes it: any int, of any size and sign."""
+    """An extra hash, which may be any int, as bytes for the core."""
     return b"" if extra_hash is None else b"%d" % extra_hash

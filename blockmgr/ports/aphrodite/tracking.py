@@ -1,4 +1,4 @@
-"""Reference counts and copy-on-write as objects of their own: views of an allocator's pool."""
+"""Reference counts and copy-on-write as separate objects: views of an allocator's pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ReadOnlyRefCounter:
-    """How often each physical block is held."""
+    """The number of references to each physical block."""
 
     __slots__ = ("_allocator",)
 
@@ -32,53 +32,53 @@ class ReadOnlyRefCounter:
         """References to a physical block.
 
         Raises:
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         return self._allocator.pool.ref_count(self._allocator.pool_block(block_id))
 
     def incr(self, block_id: int) -> int:
-        """Refused: this counter is only for reading."""
+        """Always raises: this counter is read-only."""
         raise TypeError(f"cannot add a reference to block {block_id}: this counter is read-only")
 
     def decr(self, block_id: int) -> int:
-        """Refused: this counter is only for reading."""
+        """Always raises: this counter is read-only."""
         raise TypeError(f"cannot drop a reference to block {block_id}: this counter is read-only")
 
 
 class RefCounter(ReadOnlyRefCounter):
-    """The same, for callers that hold blocks without ``Block`` objects."""
+    """A writable counter, for callers that hold blocks without ``Block`` objects."""
 
     __slots__ = ()
 
     def incr(self, block_id: int) -> int:
-        """Adds a reference to a held or cached block; returns how many there are.
+        """Adds a reference to a held or cached block; returns the count.
 
         Raises:
             BlockStateError: The block is not held, and it is not cached.
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) + 1
         return at_once(((pool.compiled.acquire, (block,), False),), count)
 
     def decr(self, block_id: int) -> int:
-        """Drops a reference; returns how many are left.
+        """Drops a reference; returns the remaining count.
 
         Raises:
             BlockStateError: The block is not held.
-            ValueError: No block of this allocator.
+            ValueError: Not a block of this allocator.
         """
         pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
         count = pool.ref_count(block) - 1
         return at_once(((pool.compiled.release, (block,)),), count)
 
     def as_readonly(self) -> ReadOnlyRefCounter:
-        """The same counts, only for reading."""
+        """A read-only view of the counts."""
         return ReadOnlyRefCounter(self._allocator)
 
 
 class CopyOnWriteTracker:
-    """Which blocks have to be copied before the next forward."""
+    """Tracks the blocks to copy before the next forward."""
 
     __slots__ = ("_allocator",)
 
@@ -86,15 +86,15 @@ class CopyOnWriteTracker:
         self._allocator = allocator
 
     def is_appendable(self, block: Block) -> bool:
-        """Whether tokens can be put into the block without moving it."""
+        """Whether tokens can be added to the block without moving it."""
         return self._allocator.is_appendable(block)
 
     def cow_block_if_not_appendable(self, block: Block) -> int | None:
-        """As ``BlockAllocator.cow_block_if_not_appendable``."""
+        """As in ``BlockAllocator.cow_block_if_not_appendable``."""
         return self._allocator.cow_block_if_not_appendable(block)
 
     def clear_cows(self) -> dict[int, list[int]]:
-        """As ``BlockAllocator.clear_copy_on_writes``."""
+        """As in ``BlockAllocator.clear_copy_on_writes``."""
         return self.hand_out(lambda copies: copies)
 
     def hand_out(self, form: Callable[[dict[int, list[int]]], T]) -> T:
@@ -102,12 +102,12 @@ class CopyOnWriteTracker:
         pool, name = self._allocator.pool, self._allocator.ids.of
         plans: list[CopyPlan] = []
         try:
-            # Noted down in the same instruction.
+            # Recorded in the same instruction.
             plans.extend(starmap(pool.compiled.take_copies, ((),)))
             copies: dict[int, list[int]] = {}
             for source, destination, _ in plans[0]:
                 copies.setdefault(name(source), []).append(name(destination))
-            # All that were planned are in it, so nothing waits for a copy any more.
+            # The plan includes all planned copies, so no block waits for a copy after it.
             applied = (pool.compiled.copies_applied, plans[0].ticket)
             promoted = self._allocator.prefix_cache.promote_waiting()
             return at_once([applied, *promoted, (plans.clear,)], form(copies))
@@ -118,7 +118,7 @@ class CopyOnWriteTracker:
 
 
 class HitCounter:
-    """Full blocks looked up, and those of them that were cached."""
+    """Counts full blocks looked up, and those of them that were cached."""
 
     __slots__ = ("_counts",)
 
@@ -132,19 +132,19 @@ class HitCounter:
 
     @property
     def num_hits(self) -> int:
-        """Of those, how many were cached."""
+        """Number of those that were cached."""
         return self._counts[1]
 
     def count(self, num_queries: int, num_hits: int) -> Change:
-        """Adds a look-up of so many blocks."""
+        """Adds a look-up of this many blocks."""
         counts = [self._counts[0] + num_queries, self._counts[1] + num_hits]
         return (self._counts.__setitem__, slice(None), counts)
 
     def restart(self) -> Change:
-        """Counts from 0 again."""
+        """Resets the counts to 0."""
         return (self._counts.__setitem__, slice(None), [0, 0])
 
     @property
     def hit_rate(self) -> float:
-        """Hits over queries since the last reset, in ``0 … 1``; 0 before the first."""
+        """Hits over queries since the last reset, in ``0 … 1``; 0 without queries."""
         return self.num_hits / self.num_queries if self.num_queries else 0.0

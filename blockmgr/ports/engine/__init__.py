@@ -1,7 +1,7 @@
 """A small continuous-batching engine: a transformers model on block tables.
 
-``Engine`` is what callers need: ``generate`` samples, ``beam_search`` keeps the best. ``scheduler``
-is its loop, and the place to read how an engine keeps to the step contract.
+Callers use ``Engine``: ``generate`` samples, and ``beam_search`` keeps the best beams.
+    ``scheduler`` contains its loop, and shows how an engine follows the step contract.
 """
 
 from blockmgr.ports.engine.beam import BeamConfig

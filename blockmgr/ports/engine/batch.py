@@ -1,4 +1,4 @@
-"""The batch of a step: what sequences compute, and where each group of layers writes and reads."""
+"""The batch of a step: its tokens, and the slots and block tables of each group of layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW_MASK: Final = 0xFFFFFFFF  # of a handle: its row in the block tables
 
 
 def batch_of(manager: BlockManager, tracks: list[Track]) -> PagedBatch:
-    """The tokens ``[written, target)`` of these tracks, laid end to end."""
+    """The tokens ``[written, target)`` of these tracks, concatenated."""
     starts = np.array([track.written for track in tracks])
     stops = np.array([track.target for track in tracks])
     rows = np.array([track.live() for track in tracks]) & ROW_MASK

@@ -1,4 +1,4 @@
-"""The chunks in which a prompt is computed: how a sequence enters, and where a forward ends."""
+"""Admits prompts, and splits them into chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["aim", "enter", "reserve_some"]
 
 
 def enter(manager: BlockManager, track: Track, tokens: list[int], num_slots: int) -> bool:
-    """Admits or resumes a track; False if there is no room for so many slots."""
+    """Admits or resumes a track; returns False if there is no room for this many slots."""
     if track.handle is None:
         if manager.can_admit(tokens, num_slots=num_slots) is not Admission.NOW:
             return False
@@ -29,7 +29,7 @@ def enter(manager: BlockManager, track: Track, tokens: list[int], num_slots: int
 
 
 def aim(manager: BlockManager, track: Track, target: int) -> None:
-    """Sets the target of a chunk, which ends where the manager can keep a state."""
+    """Sets the target of a chunk, so that it ends where the manager can keep a state."""
     stops = manager.stops(track.live()) if manager.config.groups else ()
     track.target = min([target, *(stop for stop in stops if stop > track.written)])
 

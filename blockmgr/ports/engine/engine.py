@@ -1,9 +1,9 @@
 """A small continuous-batching engine: a transformers model on block tables.
 
-Requests of any length run side by side. Each step decodes one token of every running sequence and
-computes as much of the waiting prompts as its token budget allows, in one forward. When blocks run
-out, the youngest job is preempted, and computed again later. What has been computed once is shared:
-between prompts with a common prefix, between the samples of a prompt, and between beams.
+Requests of any length run concurrently. Each step decodes one token of every running sequence and
+computes as much of the waiting prompts as its token budget allows, in one forward. If blocks run
+out, the youngest job is preempted, and computed again later. Blocks are shared between prompts with
+a common prefix, between the samples of a prompt, and between beams.
 """
 
 from __future__ import annotations
@@ -41,30 +41,32 @@ __all__ = ["Engine"]
 
 
 class Engine(NotCopied):
-    """Generates tokens with a transformers model whose K/V lives in shared blocks.
+    """Generates tokens with a transformers model whose K/V is in shared blocks.
 
-    The cache stays warm between calls: what one call has computed, the next one finds. ``reset``
-    forgets it, and is due after every change of weights.
+    The cache persists between calls, so a call finds blocks computed by earlier calls. ``reset``
+    clears it; call it after every change of weights.
 
-    An engine makes one call at a time. Engines share a model without harm, in threads of their own
-    and beside the model's ``generate``; ``PagedModel`` says what a hook inside it must not do.
+    An engine runs one call at a time. Several engines can share a model, in different threads and
+    concurrently with the model's ``generate``; ``PagedModel`` lists the limits for hooks inside the
+    model.
 
     Args:
         model: A causal language model with its weights.
         num_blocks: Blocks of the pool; by default as many as fit 1 GiB, or on a GPU 80 % of its
             free memory.
-        block_size: Tokens per block; None for 16, or as many more as a recurrent state takes.
-        max_batch_tokens: Tokens of one forward, at most; at least ``max_seqs``.
-        chunk_size: Tokens of one prompt in one forward, at most; None for no further limit.
-        wait_for_computing: Leave a prompt in the queue while another request is computing its
-            beginning, and start those behind it first. Then no beginning is computed twice.
-        layout: Of the K/V tensors, as ``PagedKVCache`` names it; None for the usual one.
-        kernel: What computes attention, as ``PagedModel`` names it.
-        windows: Whether layers with a window or a chunk keep only what they read, in groups of
-            layers, as ``PagedModel.with_cache`` says.
-        **options: Of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``, ``max_seqs``,
-            ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on. ``groups`` are
-            those of the model. With groups there is a null block, and some options are refused.
+        block_size: Tokens per block; None for 16, or more if a recurrent state needs more.
+        max_batch_tokens: Most tokens of one forward; at least ``max_seqs``.
+        chunk_size: Most tokens of one prompt in one forward; None for no further limit.
+        wait_for_computing: Whether to keep a prompt in the queue while another request computes its
+            prefix, and start later prompts first. Then no prefix is computed twice.
+        layout: Layout of the K/V tensors, as in ``PagedKVCache``; None for the default.
+        kernel: Attention kernel, as in ``PagedModel``.
+        windows: Whether layers with a window or a chunk keep only the tokens they read, in groups
+            of layers, as in ``PagedModel.with_cache``.
+        **options: Fields of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``,
+            ``max_seqs``, ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on.
+            ``groups`` are those of the model. With groups, there is a null block, and some options
+            are refused.
 
     Raises:
         UnsupportedModelError: The model needs something that is missing here.
@@ -72,7 +74,7 @@ class Engine(NotCopied):
         TypeError: A value is of the wrong type.
 
     Warns:
-        UserWarning: The model's generation config has settings that are not applied here.
+        UserWarning: The model's generation config has settings that the engine ignores.
 
     Attributes:
         model: The model and its K/V.
@@ -139,12 +141,12 @@ class Engine(NotCopied):
         device: str | torch.device = "cpu",
         **options: Any,
     ) -> Self:
-        """An engine with the model of a local directory, loaded as ``load_model`` does.
+        """An engine with a model from a local directory, loaded by ``load_model``.
 
         Args:
             path: Directory with ``config.json`` and safetensors weights.
-            dtype: Of weights and K/V; by default that of the stored weights.
-            device: Where both live.
+            dtype: Element type of weights and K/V; by default that of the stored weights.
+            device: Device of both.
             **options: Those of the constructor.
 
         Raises:
@@ -165,12 +167,13 @@ class Engine(NotCopied):
     ) -> list[Generation]:
         """Continues each prompt.
 
-        Whatever is raised, by ``on_token`` too, ends all requests of this call and no others.
+        Any exception, including one from ``on_token``, ends all requests of this call and no
+        others.
 
         Args:
             prompts: Token ids, at least one each.
-            sampling: How, for all prompts or one for each; the likeliest tokens by default.
-            on_token: Called with every token once, as soon as it is known.
+            sampling: Sampling for all prompts, or one for each; greedy by default.
+            on_token: Called once for every token, as soon as it is known.
             progress: Show a bar on stderr, if that is a terminal.
 
         Returns:
@@ -222,8 +225,8 @@ class Engine(NotCopied):
     ) -> list[Generation]:
         """Finds the likeliest continuations of each prompt.
 
-        Beams share every block up to where they part; keeping one beam twice and another not at
-        all changes block tables, and copies at most the block that is written next.
+        Beams share every block up to the point at which they diverge. Keeping one beam twice and
+        dropping another changes block tables, and copies at most the block that is written next.
 
         Args:
             prompts: Token ids, at least one each.
@@ -239,8 +242,8 @@ class Engine(NotCopied):
             For each prompt in order, its best beams, the best first.
 
         Raises:
-            NeverFitsError: A prompt and its beams, should they share the prompt alone, are more
-                than the pool can ever hold.
+            NeverFitsError: A prompt and its beams, if they share only the prompt, are more than the
+                pool can ever hold.
             ValueError: As ``generate``; or a value is out of its bounds.
             TypeError: A prompt is not a sequence of ints.
             ReentrancyError: The engine is inside another call.
@@ -267,10 +270,10 @@ class Engine(NotCopied):
         ]
 
     def reset(self) -> None:
-        """Forgets all K/V in the cache; to be called after a change of the model.
+        """Forgets all K/V in the cache; call it after a change of the model.
 
-        K/V that was computed with other weights, with another adapter or by modules that have been
-        replaced would be found by the next prompt with the same prefix.
+        Otherwise a prompt with the same prefix would find K/V that was computed with other weights,
+        another adapter or replaced modules.
 
         Raises:
             ReentrancyError: The engine is inside another call. Nothing is forgotten.
@@ -281,20 +284,21 @@ class Engine(NotCopied):
         self._scheduler.reset()
 
     def report(self) -> EngineReport:
-        """What has been done since the engine was made, and what sharing saved."""
+        """The work of the engine so far, and the savings by sharing."""
         return self._scheduler.tally.report(self.manager.stats())
 
     @property
     def manager(self) -> BlockManager:
-        """Which block holds what: for reading, since its sequences belong to the engine."""
+        """The block manager, for reading only: its sequences belong to the engine."""
         return self._scheduler.manager
 
     def _checked(
         self, index: int, prompt: Sequence[int], max_new_tokens: int, *, rows: int, apart: int
     ) -> list[int]:
-        """The prompt as a list, after all the checks that can be made before it runs.
+        """The prompt as a list, after all checks that are possible before it runs.
 
-        ``rows`` are the sequences it becomes, ``apart`` those that hold blocks at the same time.
+        ``rows`` is the number of its sequences, ``apart`` the number that hold blocks at the same
+        time.
         """
         tokens = _as_list(prompt, f"prompts[{index}]")
         worst = max(tokens) if min(tokens) >= 0 else min(tokens)
@@ -313,7 +317,7 @@ class Engine(NotCopied):
             raise ValueError(
                 f"n and num_beams must be at most max_seqs, {config.max_seqs}, got {rows}"
             )
-        # The last token that is sampled is never written.
+        # The last sampled token is never written.
         written = len(tokens) + max_new_tokens - 1
         columns = -(-written // config.block_size)
         needed = blocks_needed(config, len(tokens), written, apart)
@@ -332,7 +336,7 @@ class Engine(NotCopied):
         return tokens
 
     def _first_slots(self, tokens: list[int]) -> int:
-        """The slots to ask for first: with groups, a chunk may be cut down to a single token."""
+        """The slots to request first: with groups, a chunk may shrink to a single token."""
         return 1 if self.manager.config.groups else len(tokens)
 
 

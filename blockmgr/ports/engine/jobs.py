@@ -1,4 +1,4 @@
-"""What the engine schedules: jobs, and the sequences of the manager that they hold."""
+"""The jobs that the engine schedules, and their sequences in the manager."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class Sample:
     """One continuation of a prompt.
 
     Attributes:
-        tokens: What was generated, a stop token at its end included.
-        finish_reason: ``"stop"`` for a stop token, ``"length"`` for as many as were asked for.
-        score: Of a beam: the sum of its log-probabilities over its length to the power of
+        tokens: Generated tokens, including a stop token at the end.
+        finish_reason: ``"stop"`` after a stop token, ``"length"`` at the requested number of
+            tokens.
+        score: For a beam, the sum of its log-probabilities over its length to the power of
             ``length_penalty``. None for a sample.
-        logprobs: For each token, the likeliest tokens at its place with their log-probabilities,
-            the best first, as many as ``Sampling.logprobs`` asks for.
+        logprobs: For each position, the ``Sampling.logprobs`` likeliest tokens with their
+            log-probabilities, the best first.
     """
 
     tokens: list[int]
@@ -45,11 +46,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What was generated for one prompt.
+    """The result for one prompt.
 
     Attributes:
         samples: ``n`` samples, or the best beams, the best first.
-        num_cached_tokens: Tokens of the prompt that were in the cache when it was admitted first.
+        num_cached_tokens: Tokens of the prompt that were in the cache at its first admission.
     """
 
     samples: list[Sample]
@@ -63,7 +64,7 @@ class Generation:
 
 @dataclass(slots=True, eq=False)
 class Track:
-    """A sequence of the manager as the engine sees it.
+    """The engine's record of a sequence of the manager.
 
     ::
 
@@ -75,7 +76,7 @@ class Track:
     Attributes:
         tokens: All its tokens.
         handle: The manager's; None before it is admitted.
-        length: Tokens that the manager knows.
+        length: Number of tokens that the manager knows.
         written: Leading tokens with K/V in the cache; 0 while preempted.
         target: Leading tokens with K/V once this step's forward has run.
     """
@@ -88,12 +89,12 @@ class Track:
 
     @property
     def is_behind(self) -> bool:
-        """Whether tokens that the manager knows have no K/V yet: a prefill."""
+        """Whether it is in prefill: the manager knows tokens that have no K/V yet."""
         return self.written < self.length
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has all its K/V and a sampled token that the manager does not know."""
+        """Whether it has all its K/V, and a sampled token that the manager does not know."""
         return self.written == self.length < len(self.tokens)
 
     def live(self) -> int:
@@ -103,22 +104,22 @@ class Track:
 
 
 class Job(Protocol):
-    """What is admitted and preempted as one: a sample, or all beams of a search."""
+    """A unit of admission and preemption: a sample, or all beams of a search."""
 
     order: tuple[int, int]
-    """Age: the lower is served first, the highest is preempted first."""
+    """Age: the lowest is served first, the highest is preempted first."""
     rows: int
-    """Sequences of the manager that it needs at most."""
+    """Most sequences of the manager that it needs."""
     tracks: list[Track]
-    """Its sequences. The first one is there from the start and carries the prompt."""
+    """Its sequences. The first one exists from the start and has the prompt."""
     num_cached_tokens: int | None
-    """Tokens of the prompt that the cache held; None before it is admitted first."""
+    """Tokens of the prompt that the cache held; None before its first admission."""
 
     def regrow(self, manager: BlockManager) -> None:
-        """Forks off and fills up what a preemption has cut down to the prompt.
+        """Forks again what a preemption has reduced to the prompt.
 
         Raises:
-            OutOfBlocksError: Not all of it has blocks; to be called again.
+            OutOfBlocksError: A part of it has no blocks; call it again.
         """
         ...
 
@@ -128,9 +129,9 @@ class Job(Protocol):
 
     @property
     def num_done(self) -> int:
-        """Tokens generated, or all that were asked for once it has stopped."""
+        """Tokens generated; the requested number once it has stopped."""
         ...
 
     def result(self) -> list[Sample]:
-        """What was generated, once it has stopped."""
+        """The result, once the job has stopped."""
         ...

@@ -1,4 +1,4 @@
-"""A progress bar for long runs, for those who ask for one."""
+"""An optional progress bar for long runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["token_bar"]
 
 @contextmanager
 def token_bar(total: int, *, wanted: bool) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr while the block runs, if that is a terminal; yields what sets it.
+    """Shows a bar on stderr, if that is a terminal; yields a function that sets it.
 
     Args:
-        total: Tokens at its end.
-        wanted: Without it there is no bar, and rich is not needed.
+        total: Number of tokens at the end of the bar.
+        wanted: Whether to show a bar; if not, rich is not needed.
 
     Raises:
-        MissingExtraError: It is wanted, and rich is not installed.
+        MissingExtraError: A bar is wanted, and rich is not installed.
     """
     if not wanted:
         yield None

@@ -1,4 +1,4 @@
-"""What an engine did, and what sharing saved."""
+"""The work of an engine, and the savings by sharing."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineReport", "Tally"]
 
-# What the manager counts.
+# Counters of the manager.
 MANAGERS = ("query_tokens", "hit_tokens", "evicted_blocks", "deduplicated_blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport:
-    """What an engine has done so far, and what sharing saved.
+    """The work of an engine so far, and the savings by sharing.
 
     Attributes:
         steps: Forwards.
         computed_tokens: Tokens that went through a forward.
         generated_tokens: Tokens returned.
         query_tokens: Prompt tokens looked up in the cache.
-        hit_tokens: Of those, tokens found, and so not computed.
+        hit_tokens: Of those, tokens found, which need no computation.
         copies: Block copies that were applied.
-        copied_tokens: Tokens whose K/V they copied.
-        preemptions: Jobs that lost their blocks and were computed again.
+        copied_tokens: Tokens whose K/V these copies copied.
+        preemptions: How often a job lost its blocks and was computed again.
         evicted_blocks: Blocks of finished work evicted for other content.
         deduplicated_blocks: Full blocks found to be cached already.
         peak_blocks: Most blocks in use at a time.
-        peak_unshared_blocks: What the sequences of a step would have held without sharing, at most.
-        peak_saved_blocks: The largest difference of the two in one step.
+        peak_unshared_blocks: Most blocks that the sequences of a step would have held without
+            sharing.
+        peak_saved_blocks: Largest difference of the two in one step.
         host_s: Seconds outside copies and forward: scheduling, block tables, choosing tokens.
         device_s: Seconds in copies and forward.
     """
@@ -55,9 +56,9 @@ class EngineReport:
 
 @dataclass(slots=True)
 class Tally:
-    """What the scheduler counts; the meanings are those of ``EngineReport``.
+    """The scheduler's counters; ``EngineReport`` has their meanings.
 
-    Of what the manager counts, only what managers counted that are gone.
+    Of the manager's counters, it holds only the sums of earlier managers.
     """
 
     steps: int = 0
@@ -77,7 +78,7 @@ class Tally:
     device_s: float = 0.0
 
     def count_step(self, num_tokens: int, used: int, unshared: int) -> None:
-        """Enters a forward, with the blocks in use and those that it would have taken unshared."""
+        """Records a forward, the blocks in use, and the blocks it would use without sharing."""
         self.steps += 1
         self.computed_tokens += num_tokens
         self.peak_blocks = max(self.peak_blocks, used)
@@ -85,11 +86,11 @@ class Tally:
         self.peak_saved_blocks = max(self.peak_saved_blocks, unshared - used)
 
     def keep(self, stats: Stats) -> None:
-        """Takes over what a manager has counted that is about to go."""
+        """Adds the counts of a manager that is about to be deleted."""
         for name in MANAGERS:
             setattr(self, name, getattr(self, name) + getattr(stats, name))
 
     def report(self, stats: Stats) -> EngineReport:
-        """A snapshot, with what the manager has counted."""
+        """A snapshot, with the counts of the manager."""
         sums = {name: getattr(self, name) + getattr(stats, name) for name in MANAGERS}
         return EngineReport(**{**asdict(self), **sums})

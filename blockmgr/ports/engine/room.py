@@ -1,4 +1,4 @@
-"""How many blocks a job needs when it has the pool to itself."""
+"""Computes how many blocks a job needs when it is alone in the pool."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["blocks_held", "blocks_needed"]
 
 
 def blocks_needed(config: ManagerConfig, prompt: int, written: int, apart: int) -> int:
-    """The most blocks that a prompt and its continuations hold at a time.
+    """The most blocks that a prompt and its continuations hold at any time.
 
     Args:
-        config: Of the manager.
+        config: Config of the manager.
         prompt: Tokens of the prompt.
-        written: Tokens of the longest sequence that are written.
-        apart: Sequences, which share the prompt alone.
+        written: Written tokens of the longest sequence.
+        apart: Number of sequences, which share only the prompt.
     """
     size = config.block_size
     columns = -(-written // size)
@@ -33,8 +33,8 @@ def blocks_needed(config: ManagerConfig, prompt: int, written: int, apart: int) 
         return _needed_by_groups(config, columns, shared, apart)
     needed = shared + apart * (columns - shared)
     if config.prefix_caching and config.dedup == "append_only":
-        # A block below the cached twin of its own parent keeps that twin in use: the last block of
-        # a resumed sequence can have one, and so can what beams regrow.
+        # A block that continues the cached twin of its own parent keeps that twin in use: this can
+        # happen for the last block of a resumed sequence, and for regrown beams.
         needed += 1 if apart == 1 else 1 + apart * (columns - shared)
     return needed
 
@@ -42,12 +42,12 @@ def blocks_needed(config: ManagerConfig, prompt: int, written: int, apart: int) 
 def _needed_by_groups(config: ManagerConfig, columns: int, shared: int, apart: int) -> int:
     size = config.block_size
     starts = np.arange(columns) * size
-    # One token at a time, which a chunk of the prompt may be cut down to.
+    # A chunk of the prompt may shrink to one token.
     alone = sum(_held(kind, starts, size) for kind in config.groups)
     most = int(np.max(alone))
     if apart == 1:
         return most
-    # Beams grow apart at the end of the prompt, all at once after a preemption.
+    # Beams diverge at the end of the prompt, all in one step after a preemption.
     own = apart * (columns - shared)
     states = sum(isinstance(kind, RecurrentState) for kind in config.groups)
     sharing = sum(
@@ -55,12 +55,12 @@ def _needed_by_groups(config: ManagerConfig, columns: int, shared: int, apart: i
         for kind in config.groups
         if not isinstance(kind, RecurrentState)
     )
-    # A copy of a state needs its source as well.
+    # The copy of a state also needs its source.
     return max(most, sharing + (apart + 1) * states)
 
 
 def _held(kind: Group, positions: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-    """Blocks of a group when the next token is at each of these positions."""
+    """Blocks of a group, for each of these positions of the next token."""
     if isinstance(kind, RecurrentState):
         return np.ones_like(positions)
     first = np.zeros_like(positions)
@@ -72,7 +72,7 @@ def _held(kind: Group, positions: npt.NDArray[np.int64], size: int) -> npt.NDArr
 
 
 def blocks_held(config: ManagerConfig, num_tokens: int) -> int:
-    """Blocks that a sequence of so many written tokens holds, shared or not."""
+    """Blocks that a sequence of this many written tokens holds, shared or not."""
     size = config.block_size
     if not num_tokens:
         return 0

@@ -1,4 +1,4 @@
-"""How the next token is chosen, and the job of one sample."""
+"""Chooses the next token; the job of one sample."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 __all__ = ["OnToken", "SampleJob", "Sampling", "StreamedToken", "choose_tokens"]
 
-# Lower, logits divided by it may leave the range of a float.
+# Below this, logits divided by the temperature may overflow.
 COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen, and when to stop.
+    """Settings for choosing tokens and for stopping.
 
-    With a seed, sample ``i`` of a prompt draws from a torch generator of its own, seeded with
-    ``seed + i``. So its tokens depend on nothing else in the batch, and those of the first sample
-    are what ``model.generate(do_sample=True)`` gives for that prompt alone after
+    With a seed, sample ``i`` of a prompt draws from its own torch generator, seeded with
+    ``seed + i``. So its tokens do not depend on the rest of the batch. The first sample equals the
+    result of ``model.generate(do_sample=True)`` for that prompt alone after
     ``torch.manual_seed(seed)``.
 
     Attributes:
         max_new_tokens: Tokens to generate at most.
-        temperature: Divides the logits; 0 takes the likeliest token each time.
+        temperature: Divides the logits; 0 always takes the likeliest token.
         top_k: Draw from the ``k`` likeliest tokens only; 0 for all.
-        top_p: Draw from the likeliest tokens that make up this probability; 1 for all.
-        seed: Of the first sample, at least 0; None for one that differs each time.
+        top_p: Draw from the likeliest tokens whose probabilities sum to this value; 1 for all.
+        seed: Seed of the first sample, at least 0; None for a random seed.
         n: Samples of each prompt, forked once its K/V has been computed.
         stop_token_ids: Tokens that end a sample; None for the model's end-of-sequence tokens.
-        logprobs: Report this many of the likeliest tokens at each place.
+        logprobs: Number of likeliest tokens to report for each position.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -93,9 +93,9 @@ OnToken: TypeAlias = Callable[[StreamedToken], None]
 
 
 class SampleJob:
-    """One sample: a sequence that grows by a token with each step.
+    """One sample: a sequence that grows by one token per step.
 
-    The job of the first sample carries the prompt; ``split`` forks those of the others from it.
+    The job of the first sample computes the prompt; ``split`` forks the other samples from it.
     """
 
     def __init__(
@@ -122,20 +122,20 @@ class SampleJob:
             self.generator.manual_seed(sampling.seed + order[1])
 
     def regrow(self, manager: BlockManager) -> None:
-        """Nothing: the one sequence resumes with all its tokens."""
+        """Does nothing: the single sequence resumes with all its tokens."""
 
     def preempt(self, manager: BlockManager) -> None:
-        """Keeps computed blocks findable, and releases all blocks."""
+        """Releases all blocks; computed ones stay findable."""
         [track] = self.tracks
         manager.commit(track.live(), track.written)
         manager.preempt(track.live())
         track.written = track.target = 0
 
     def split(self, manager: BlockManager) -> list[SampleJob]:
-        """Forks off the other samples of the prompt, whose K/V this one has just computed.
+        """Forks the other samples of the prompt, whose K/V this one has just computed.
 
         Raises:
-            OutOfBlocksError: A state of its own is due to each, and there are no blocks.
+            OutOfBlocksError: Each sample needs its own state, and there are no blocks.
         """
         [track] = self.tracks
         if self.rows == 1:
@@ -147,7 +147,7 @@ class SampleJob:
         return others
 
     def part(self) -> list[SampleJob]:
-        """The other samples of the prompt as jobs that have still to be admitted."""
+        """The other samples of the prompt as jobs that are not admitted yet."""
         others = []
         for i in range(1, self.rows):
             order = (self.order[0], i)
@@ -158,7 +158,7 @@ class SampleJob:
         return others
 
     def accept(self, token: int) -> StreamedToken:
-        """Adds the token that was chosen."""
+        """Adds the chosen token."""
         [track] = self.tracks
         track.tokens.append(token)
         if token in self.stops:
@@ -169,14 +169,14 @@ class SampleJob:
 
     @property
     def num_done(self) -> int:
-        """Tokens generated, or all that were asked for once it has stopped."""
+        """Tokens generated; the requested number once it has stopped."""
         [track] = self.tracks
         if self.finish_reason is not None:
             return self.sampling.max_new_tokens
         return len(track.tokens) - len(self.prompt)
 
     def result(self) -> list[Sample]:
-        """What was generated."""
+        """The generated sample."""
         assert self.finish_reason is not None
         return [
             Sample(
@@ -188,13 +188,13 @@ class SampleJob:
 
 
 def choose_tokens(logits: torch.Tensor, jobs: list[SampleJob]) -> list[int]:
-    """The next token of each job, and its ``logprobs`` if they are wanted.
+    """The next token of each job, and its ``logprobs`` if requested.
 
-    Temperature, then top-k, then top-p, which is the order of ``model.generate``.
+    Applies temperature, then top-k, then top-p, as ``model.generate`` does.
 
     Args:
         logits: ``float32[num_jobs, vocab_size]``.
-        jobs: Whose they are, in order.
+        jobs: The jobs, in the order of the logits.
     """
     chosen = logits.argmax(dim=-1).tolist()
     alike: defaultdict[tuple[float, int, float], list[int]] = defaultdict(list)
@@ -213,8 +213,8 @@ def choose_tokens(logits: torch.Tensor, jobs: list[SampleJob]) -> list[int]:
 
 
 def _warped(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
-    # transformers' own, so that ties and edges are cut as model.generate cuts them. They ask for
-    # the tokens so far and do not look at them.
+    # transformers' own processors, so that ties and edge cases are as in model.generate. They
+    # require the tokens so far but ignore them.
     tokens = torch.empty(0, dtype=torch.int64)
     if temperature != 1.0:
         logits = TemperatureLogitsWarper(temperature)(tokens, logits)

@@ -44,18 +44,18 @@ Ts = TypeVarTuple("Ts")
 
 
 class Scheduler:
-    """Runs jobs side by side until all are finished.
+    """Runs jobs concurrently until all are finished.
 
     Args:
         model: The model and its K/V.
-        config: Of the manager; blocks as in the model's cache.
-        max_batch_tokens: Tokens of one forward, at most.
-        chunk_size: Tokens of one sequence in one forward, at most.
-        waits: Pass over a job while another is computing the beginning of its prompt.
+        config: Config of the manager, with the blocks of the model's cache.
+        max_batch_tokens: Most tokens of one forward.
+        chunk_size: Most tokens of one sequence in one forward.
+        waits: Whether to skip a job while another one computes the prefix of its prompt.
 
     Attributes:
-        manager: Which block holds what.
-        tally: What has been done so far.
+        manager: The block manager.
+        tally: The work so far.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Scheduler:
         self._waiting: deque[Job] = deque()  # oldest first: preempted ones, then fresh ones
         self._running: list[Job] = []  # oldest first
         self._finished: list[Job] = []
-        self._rows = 0  # sequences promised to admitted jobs, so that every fork finds its row
+        self._rows = 0  # rows reserved for admitted jobs, so that every fork gets one
         self._on_token: OnToken | None = None
         self._busy = threading.Lock()
         self._is_mid_step = False
@@ -95,18 +95,18 @@ class Scheduler:
         """Runs jobs to their end.
 
         Args:
-            jobs: In order of age. Each fits the pool when it is alone.
+            jobs: Jobs in order of age. Each fits the pool if it is alone.
             on_token: Called with every token of a sample.
             on_step: Called after each step with the sum of the jobs' ``num_done``.
 
         Returns:
-            The jobs and those that they have forked, in order of age.
+            The jobs and the jobs forked from them, in order of age.
 
         Raises:
             ReentrancyError: A run is going on.
 
         Leaves:
-            No sequence, even if something is raised.
+            No sequences, even after an exception.
         """
         with self._alone():
             self._on_token = on_token
@@ -121,10 +121,10 @@ class Scheduler:
                 self._clear()
 
     def reset(self) -> None:
-        """Forgets what the cache holds, so that everything is computed again.
+        """Clears the cache, so that everything is computed again.
 
         Raises:
-            ReentrancyError: A run is going on. Nothing is forgotten.
+            ReentrancyError: A run is in progress. Nothing is forgotten.
         """
         with self._alone():
             self._forget()
@@ -132,7 +132,7 @@ class Scheduler:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Refuses to enter a second time, from a callback or from another thread."""
+        """Refuses a nested call, from a callback or another thread."""
         if not self._busy.acquire(blocking=False):
             raise ReentrancyError("the engine is inside another call")
         try:
@@ -145,9 +145,9 @@ class Scheduler:
         self.manager = BlockManager.from_config(self.manager.config)
 
     def _clear(self) -> None:
-        """Ends what is left, which is nothing unless something was raised."""
+        """Ends all remaining jobs; there are none unless an exception was raised."""
         if self._is_mid_step:
-            # What the cache holds is not known. To forget all of it is always right.
+            # The content of the cache is unknown, so forget all of it.
             self._forget()
             self._is_mid_step = False
         for handle in self.manager.handles():
@@ -167,15 +167,15 @@ class Scheduler:
             self._wait_for_room()
             return
         self._is_stuck = False
-        # Once the plan stands: only then do block tables stay.
+        # After planning, because block tables change before that.
         batch = batch_of(self.manager, [track for _, track in aimed])
         planned = time.perf_counter()
         logits = self._launch(batch)
         launched = time.perf_counter()
         for _, track in aimed:
             track.written = track.target
-        # Where a forward has stopped is where states stand, and what a fork would copy. Other
-        # tokens that are decoded are committed by their next decode.
+        # States are at the end of a forward, and a fork copies them. The next decode commits other
+        # decoded tokens.
         done = [track for _, track in aimed] if self._has_states else chunks
         if self._has_states or not self.manager.config.early_commit:
             for track in done:
@@ -187,10 +187,10 @@ class Scheduler:
         self.tally.host_s += time.perf_counter() - start - (launched - planned)
 
     def _wait_for_room(self) -> None:
-        """Lets a step pass in which the only job has preempted itself, but not two of them.
+        """Accepts one step in which the only job preempts itself, but not two in a row.
 
-        That can be right once: under ``append_only`` the twins of its blocks may have been in its
-        way, and when it resumes it uses them.
+        One such step is legitimate: under ``append_only`` the twins of its blocks may have filled
+            the pool, and it uses them when it resumes.
         """
         self._is_mid_step = False
         if self._is_stuck:
@@ -204,10 +204,10 @@ class Scheduler:
     # Planning.
 
     def _plan(self) -> list[Track]:
-        """Makes room for what this step computes, and sets the ``target`` of each track.
+        """Makes room for this step's tokens, and sets the ``target`` of each track.
 
         Returns:
-            Of those with a target, the tracks that compute a chunk; the others decode.
+            The tracks with a target that compute a chunk; the others decode.
         """
         preemptions = self.tally.preemptions
         for job in self._oldest_first():
@@ -215,19 +215,19 @@ class Scheduler:
         decoded = self._decode()
         budget = self._max_batch_tokens - len(decoded)
         chunks = self._next_chunks(budget)
-        # A preemption takes the aim back, also of what had been aimed before.
+        # A preemption resets targets, including those set before.
         decoded = [track for track in decoded if track.target > track.written]
         chunks = [track for track in chunks if track.target > track.written]
         if self.manager.config.early_commit:
             for track in (*decoded, *chunks):
                 self.manager.commit(track.live(), track.target)
-        if preemptions == self.tally.preemptions:  # else the newcomer would be the next to go
+        if preemptions == self.tally.preemptions:  # otherwise the new job would be preempted next
             budget -= sum(track.target - track.written for track in chunks)
             chunks += self._admit(budget)
         return chunks
 
     def _decode(self) -> list[Track]:
-        """Appends the token that each ready track has sampled: one call for the whole batch."""
+        """Appends the sampled token of each ready track, with one call for the whole batch."""
         while ready := [t for job in self._running for t in job.tracks if t.is_ready]:
             try:
                 self.manager.decode([t.live() for t in ready], [t.tokens[t.length] for t in ready])
@@ -241,7 +241,7 @@ class Scheduler:
         return ready
 
     def _next_chunks(self, budget: int) -> list[Track]:
-        """Reserves slots for the next chunk of each prompt that is under way."""
+        """Reserves slots for the next chunk of each prompt in progress."""
         chunks = []
         for job in self._oldest_first():
             for track in job.tracks:
@@ -256,9 +256,9 @@ class Scheduler:
         return chunks
 
     def _admit(self, budget: int) -> list[Track]:
-        """Starts waiting jobs, oldest first, while rows, blocks and budget last.
+        """Starts waiting jobs, the oldest first, while there are rows, blocks and budget.
 
-        A job is passed over no longer than it takes the other to compute what both need.
+        A job is skipped only until the other one has computed their common prefix.
         """
         started = []
         for job in [*self._waiting]:
@@ -278,18 +278,18 @@ class Scheduler:
         return started
 
     def _is_computed(self, job: Job) -> bool:
-        """Whether another job is computing the beginning of this one."""
+        """Whether another job is computing the prefix of this one."""
         return self.manager.match(_prompt(job)).num_computing_tokens > 0
 
     def _start(self, job: Job, budget: int) -> bool:
-        """Admits or resumes a job for its first chunk; False if there is no room yet."""
+        """Admits or resumes a job for its first chunk; returns False if there is no room yet."""
         track, tokens = job.tracks[0], _prompt(job)
         if track.handle is None and self._rows + job.rows > self.manager.config.max_seqs:
             return False
         cached = self.manager.match(tokens).num_cached_tokens
         size = min(len(tokens) - cached, self._chunk_size, budget)
         fits = enter(self.manager, track, tokens, cached + size)
-        # Alone, a smaller chunk will do: after each, windows give back what they do not read.
+        # If it is alone, a smaller chunk works: windows release blocks after each chunk.
         is_alone = self._shrinks and not self._running
         if not fits and not (is_alone and enter(self.manager, track, tokens, 1)):
             return False
@@ -302,7 +302,7 @@ class Scheduler:
             if not size:
                 job.preempt(self.manager)
                 return False
-        # Where blocks are short, an admission uses less of what it has found.
+        # If blocks are short, an admission uses less of the match.
         aim(self.manager, track, min(cached, track.written) + size)
         if job.num_cached_tokens is None:
             job.num_cached_tokens = track.written
@@ -312,7 +312,7 @@ class Scheduler:
         """Takes slots for a chunk of at most ``size`` tokens.
 
         Returns:
-            Its tokens; 0 if the job has preempted itself.
+            The size of the chunk; 0 if the job has preempted itself.
         """
         if self._shrinks and self._running[-1] is job:
             size = reserve_some(self.manager, track, size) or 1
@@ -320,17 +320,17 @@ class Scheduler:
         return size if has_room else 0
 
     def _oldest_first(self) -> Iterator[Job]:
-        """The running jobs, of which the youngest may be preempted meanwhile."""
+        """Iterates over the running jobs, of which the youngest may be preempted meanwhile."""
         i = 0
         while i < len(self._running):
             yield self._running[i]
             i += 1
 
     def _with_room(self, job: Job, call: Callable[[Unpack[Ts]], object], *args: *Ts) -> bool:
-        """Makes a call that takes blocks, preempting the youngest job until there are enough.
+        """Makes a call that takes blocks, and preempts the youngest job until there are enough.
 
         Returns:
-            False if that was ``job`` itself in the end.
+            False if ``job`` itself was preempted.
         """
         while True:
             try:
@@ -351,7 +351,7 @@ class Scheduler:
     # The step on the device.
 
     def _launch(self, batch: PagedBatch) -> torch.Tensor:
-        """Copies first, then the forward that may write to what they read."""
+        """Runs the copies, then the forward, which may write to their sources."""
         plan = self.manager.take_copies()
         self._model.cache.copy(plan)
         logits = self._model.forward(batch)
@@ -365,7 +365,7 @@ class Scheduler:
         unshared = sum(blocks_held(config, t.written) for job in self._running for t in job.tracks)
         self.tally.count_step(len(batch.tokens), self.manager.stats().used_blocks, unshared)
 
-    # What comes out of it.
+    # The results of the step.
 
     def _deliver(self, landed: list[tuple[Job, Track]], logits: torch.Tensor) -> None:
         """Gives each job its logits, and removes finished jobs."""
@@ -373,7 +373,7 @@ class Scheduler:
         rows: list[int] = []
         preemptions = self.tally.preemptions
         for row, (job, track) in enumerate(landed):
-            # What is preempted for the forks of another comes back here.
+            # A job that is preempted for another one's forks returns here.
             if preemptions != self.tally.preemptions and job not in self._running:
                 continue
             if isinstance(job, SampleJob):
@@ -398,9 +398,10 @@ class Scheduler:
                 self._finish(sample)
 
     def _split(self, job: SampleJob) -> list[SampleJob]:
-        """Forks a prompt whose samples part here, and lets them run.
+        """Forks a computed prompt into its samples.
 
-        Where not even all others make room for their states, the samples start like new prompts.
+        If preempting all others does not make room for their states, the samples start like new
+        prompts.
         """
         while True:
             try:
@@ -428,6 +429,6 @@ class Scheduler:
 
 
 def _prompt(job: Job) -> list[int]:
-    """What a waiting job has to compute before it samples."""
+    """The tokens that a waiting job has to compute before it samples."""
     track = job.tracks[0]
     return track.tokens if track.handle is None else track.tokens[: track.length]

@@ -16,7 +16,7 @@ __all__ = ["BlockManager", "LegacyBlockManager"]
 
 
 class BlockManager(Tables):
-    """The present interface: ``can_allocate`` counts cached blocks, ``hash_blocks`` publishes.
+    """The current interface: ``can_allocate`` counts cached blocks, ``hash_blocks`` publishes.
 
     Args:
         num_blocks: Physical blocks in the pool.
@@ -35,7 +35,7 @@ class BlockManager(Tables):
 
     @exclusive
     def can_allocate(self, seq: NanoSequence) -> int:
-        """How many blocks of the prompt ``allocate`` would find in the cache, or -1 if not now.
+        """The number of cached blocks that ``allocate`` would find, or -1 if it would not succeed.
 
         Raises:
             NeverFitsError: The sequence needs more blocks than there are; it would wait forever.
@@ -48,14 +48,14 @@ class BlockManager(Tables):
 
     @exclusive
     def allocate(self, seq: NanoSequence, num_cached_blocks: int) -> None:
-        """Gives the sequence blocks for all its tokens, the cached ones first.
+        """Allocates blocks for all tokens of the sequence, the cached ones first.
 
         Fills ``block_table`` and sets ``num_cached_tokens``.
 
         Args:
             seq: A sequence that holds no blocks.
-            num_cached_blocks: What ``can_allocate`` has just answered: the scheduler has planned
-                its step by it.
+            num_cached_blocks: Result of ``can_allocate``, with which the scheduler planned its
+                step.
 
         Raises:
             OutOfBlocksError: Too few blocks at the moment.
@@ -77,14 +77,14 @@ class BlockManager(Tables):
 
     @exclusive
     def hash_blocks(self, seq: ChunkedSequence) -> None:
-        """Makes the blocks that this step's forward has filled findable.
+        """Makes the blocks findable that this step's forward has filled.
 
-        Comes after the forward and before the scheduler advances ``num_cached_tokens``.
+        Call it after the forward and before the scheduler advances ``num_cached_tokens``.
 
         Raises:
             SequenceStateError: The sequence holds no blocks.
-            ValueError: ``num_cached_tokens`` and ``num_scheduled_tokens`` add up to less than is
-                computed already, or to more tokens than there are.
+            ValueError: The sum of ``num_cached_tokens`` and ``num_scheduled_tokens`` is less than
+                the computed tokens, or more than all tokens.
             TypeError: One of them is not an int.
         """
         holder = self._holder(seq)
@@ -104,7 +104,7 @@ class BlockManager(Tables):
             holder.num_computed_tokens = computed
 
     def _has_room_for_all_of(self, seq: NanoSequence) -> bool:
-        """Whether it could be admitted if none of it were cached: a look-up saved, if it is."""
+        """Whether it fits even if none of it is cached, which saves a look-up."""
         check_has(seq, "token_ids")
         needed = -(-len(seq.token_ids) // self.block_size)
         has_row = len(self._holders) < self.manager.config.max_seqs
@@ -115,12 +115,12 @@ class BlockManager(Tables):
 
 
 class LegacyBlockManager(Tables):
-    """The first interface: ``can_allocate`` answers yes or no, and nothing announces a forward.
+    """The first interface: ``can_allocate`` returns a bool, and no call follows a forward.
 
-    A block becomes findable once the scheduler's own calls show that it has been computed: when
-    ``may_append`` or ``deallocate`` finds a token sampled since, or, in schedulers with chunked
-    prefill, by the chunks that ``num_cached_tokens`` counts. The original published whole prompts
-    before any of it was computed.
+    A block becomes findable once the scheduler's calls show that it is computed: when
+    ``may_append`` or ``deallocate`` sees a later token or, in schedulers with chunked prefill, when
+    ``num_cached_tokens`` counts its chunk. The original published whole prompts before they were
+    computed.
 
     Args:
         num_blocks: Physical blocks in the pool.
@@ -139,7 +139,7 @@ class LegacyBlockManager(Tables):
 
     @exclusive
     def can_allocate(self, seq: NanoSequence) -> bool:
-        """Whether ``allocate`` would succeed; blocks it would share are counted once.
+        """Whether ``allocate`` would succeed; shared blocks are counted once.
 
         Raises:
             NeverFitsError: The sequence needs more blocks than there are; it would wait forever.
@@ -150,7 +150,7 @@ class LegacyBlockManager(Tables):
 
     @exclusive
     def allocate(self, seq: NanoSequence) -> None:
-        """Gives the sequence blocks for all its tokens, those that the cache holds first.
+        """Allocates blocks for all tokens of the sequence, those in the cache first.
 
         Fills ``block_table`` and sets ``num_cached_tokens``.
 
@@ -186,9 +186,9 @@ class LegacyBlockManager(Tables):
         at_once(publication + self._departure(holder), None)
 
     def _computed(self, holder: Holder) -> int:
-        """Tokens whose K/V must have been written by this time."""
+        """Tokens whose K/V must be written by this time."""
         seq, known = holder.seq, self._lengths[holder.row]
         if len(seq.token_ids) > known:
-            return known  # the last of them is what the new token was sampled from
-        # Schedulers count a token as cached when they sample it, one step early.
+            return known  # the new token was sampled after the last of them
+        # Schedulers count a token as cached when they sample it, one step too early.
         return max(holder.num_computed_tokens, min(seq.num_cached_tokens, known - 1))

@@ -1,4 +1,4 @@
-"""What both generations of nano-vllm's interface share: who holds which blocks, and growth."""
+"""The base of both generations of nano-vllm's interface: block tables and growth."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["ChunkedSequence", "Holder", "NanoSequence", "Tables", "check_has"]
 
 
 class NanoSequence(Protocol):
-    """What is read and written of nano-vllm's ``Sequence``."""
+    """The attributes of nano-vllm's ``Sequence`` that the port reads and writes."""
 
     token_ids: list[int]
-    """Prompt and sampled tokens. May grow between calls, and only at its end."""
+    """Prompt and sampled tokens. May grow between calls, but only at the end."""
     block_table: list[int]
     """Block ids in logical order; written here, empty while the sequence holds no blocks."""
     num_cached_tokens: int
@@ -38,14 +38,14 @@ class NanoSequence(Protocol):
 
 
 class ChunkedSequence(NanoSequence, Protocol):
-    """The same in schedulers with chunked prefill."""
+    """The same for schedulers with chunked prefill."""
 
     num_scheduled_tokens: int
     """Tokens, from ``num_cached_tokens`` on, that this step's forward computes."""
 
 
 class Holder:
-    """A sequence that holds blocks, kept alive for as long, and what the core knows of it."""
+    """A sequence that holds blocks, and the core's state of it; keeps the sequence alive."""
 
     __slots__ = ("_entries", "handle", "num_computed_tokens", "row", "seq")
 
@@ -56,17 +56,17 @@ class Holder:
         self.handle = view.handle
         self.row = view.row
         self.num_computed_tokens = view.num_cached_tokens
-        # The core's own block table; a memory view gives Python's ints.
+        # The core's own block table; a memory view yields Python ints.
         self._entries = memoryview(entries)  # type: ignore[arg-type]  # NumPy's are buffers
 
     def entries(self, start: int, stop: int) -> Change:
-        """Writes these entries of the block table as they stand in the core's by then."""
+        """Copies these entries from the core's block table when the change is made."""
         entries = self._entries[start:stop]
         return (self.seq.block_table.__setitem__, slice(start, stop), entries)
 
 
 class Tables:
-    """What both generations share: who holds which blocks, growth, and the attributes.
+    """The base of both generations: block tables, growth, and the attributes.
 
     Calls of several threads wait for one another.
     """
@@ -74,7 +74,7 @@ class Tables:
     __slots__ = ("_holders", "_lengths", "_most_blocks", "_mutex", "block_size", "manager")
 
     manager: blockmgr.BlockManager
-    """The manager that does the work, for its statistics. Its sequences belong to the port."""
+    """The underlying manager, for its statistics. Its sequences belong to the port."""
 
     block_size: int
     """Tokens per block."""
@@ -148,10 +148,10 @@ class Tables:
 
     @exclusive
     def may_append(self, seq: NanoSequence) -> None:
-        """Takes in the tokens sampled since the last call, with a block for them if one is needed.
+        """Adds the tokens sampled since the last call, with a block for them if necessary.
 
         Raises:
-            OutOfBlocksError: No block is available; ``can_append`` would have said so.
+            OutOfBlocksError: No block is available; ``can_append`` would have returned False.
             NeverFitsError: The sequence needs more blocks than there are.
             SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
             ValueError: A token out of bounds.
@@ -168,8 +168,8 @@ class Tables:
     def deallocate(self, seq: NanoSequence) -> None:
         """Releases the blocks of a finished or preempted sequence, the last first.
 
-        Its full computed blocks stay findable until their room is needed, so a preempted sequence
-        finds most of itself again.
+        Its full computed blocks stay findable until they are evicted, so a preempted sequence can
+        find most of its tokens again.
 
         Raises:
             SequenceStateError: The sequence holds no blocks: never allocated, or deallocated
@@ -179,7 +179,7 @@ class Tables:
 
     @property
     def used_block_ids(self) -> set[int]:
-        """The blocks that cannot be handed out: named by a block table, or pinned. A snapshot.
+        """The blocks that cannot be handed out: named by a block table, or pinned; a snapshot.
 
         Cost: O(blocks + entries of all block tables).
         """
@@ -189,7 +189,7 @@ class Tables:
 
     @property
     def free_block_ids(self) -> deque[int]:
-        """The other blocks, empty ones before cached ones, as they are handed out. A snapshot.
+        """The other blocks in the order of use, empty ones before cached ones; a snapshot.
 
         Cost: O(blocks + entries of all block tables). ``manager.num_available`` is its length.
         """
@@ -198,10 +198,10 @@ class Tables:
 
     @exclusive
     def check_invariants(self) -> None:
-        """Recomputes the books of the core.
+        """Recomputes and checks the state of the core.
 
         Raises:
-            InvariantError: Something does not hold, which is a bug here.
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
         """
         self.manager.check_invariants()
 
@@ -214,7 +214,7 @@ class Tables:
         return holder
 
     def _known(self, holder: Holder, num_tokens: int) -> int:
-        """The tokens the core knows of a sequence; raises if it has fewer by now."""
+        """The number of tokens the core knows of a sequence; raises if the sequence has fewer."""
         known = self._lengths[holder.row]
         if num_tokens < known:
             raise SequenceStateError(
@@ -224,7 +224,7 @@ class Tables:
         return known
 
     def _admission(self, seq: NanoSequence) -> bool:
-        """Whether the whole sequence can be admitted now; raises if it never can."""
+        """Whether the whole sequence can be admitted; raises if it never can."""
         check_has(seq, "token_ids")
         answer = self.manager.can_admit(seq.token_ids)
         if answer is Admission.NEVER:
@@ -241,7 +241,7 @@ class Tables:
     def _admit(self, seq: NanoSequence) -> None:
         handles: list[int] = []
         try:
-            # Noted down in the same instruction.
+            # Recorded in the same instruction.
             arguments = ((seq.token_ids,), (b"",), (None,), (None,), (True,))
             handles.extend(map(self.manager.compiled.admit, *arguments))
             view = self.manager.sequence(handles[0])
@@ -255,13 +255,13 @@ class Tables:
                 ),
                 None,
             )
-        except BaseException:  # no memory, say
+        except BaseException:  # out of memory, say
             for handle in handles:
                 self.manager.free(handle)
             raise
 
     def _growth(self, holder: Holder) -> tuple[list[int], list[Change]]:
-        """The tokens sampled since the last call, and how the table takes in blocks for them."""
+        """The tokens sampled since the last call, and the change that adds blocks for them."""
         seq = holder.seq
         num_tokens = len(seq.token_ids)
         known = self._known(holder, num_tokens)
@@ -270,14 +270,14 @@ class Tables:
         return seq.token_ids[known:], entries
 
     def _publication(self, holder: Holder, num_computed_tokens: int) -> list[Change]:
-        """Makes what was computed findable, if that fills a block: the core is told only then."""
+        """Commits computed tokens, only if they fill a block."""
         start = holder.num_computed_tokens // self.block_size
         full = num_computed_tokens // self.block_size
         if full == start:
             return []
         return [
             (self.manager.compiled.commit, holder.handle, num_computed_tokens),
-            # With ``dedup="remap"``, these may be others afterwards.
+            # With ``dedup="remap"``, these blocks may change.
             holder.entries(start, full),
             (setattr, holder, "num_computed_tokens", num_computed_tokens),
         ]
@@ -299,7 +299,7 @@ class Tables:
 
 
 def check_has(seq: object, *names: str) -> None:
-    """Refuse what is no sequence of nano-vllm's.
+    """Refuses objects that are not sequences of nano-vllm.
 
     Raises:
         TypeError: ``seq`` lacks one of the attributes ``names``.

@@ -1,18 +1,18 @@
 """A radix cache of token slots with mini-sglang's interfaces.
 
-``RadixCacheManager`` keeps finished prefixes and finds them again; ``CacheManager`` hands out slots
-and puts both together for requests. These speak the interface of January 2026; ``RadixPrefixCache``
-and ``PagedCacheManager``, which writes slots into a page table, the later one. The tree is the
+``RadixCacheManager`` keeps finished prefixes and finds them again; ``CacheManager`` combines it
+with slot allocation for requests. These have the interface of January 2026. ``RadixPrefixCache``
+and ``PagedCacheManager``, which writes slots into a page table, have the later one. The tree is the
 core's own prefix index: a node is a page.
 
-Tokens and slots come as lists, NumPy arrays or torch tensors. Results are NumPy arrays, or, with a
-``device``, torch tensors on it; torch is imported only then. What the original gets wrong or leaves
-out is different here:
+Tokens and slots may be lists, NumPy arrays or torch tensors. Results are NumPy arrays, or, with a
+``device``, torch tensors on it; torch is imported only then. The port differs from the original in
+these points:
 
 - matching changes nothing: no node is split, no time stamp moves;
-- evicting takes the pages that are next, in time proportional to how many, whatever the tree;
+- an eviction takes time proportional to the number of pages evicted, whatever the tree;
 - ``reset`` and ``check_integrity`` work, pages may be of any size, sizes are always whole pages;
-- a handle knows whether its pages are still there, and whether it is locked;
+- a handle knows whether its pages are still cached, and whether it is locked;
 - wrong calls raise, whether or not Python runs with ``-O``, and change nothing.
 """
 

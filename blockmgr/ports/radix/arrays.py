@@ -1,4 +1,4 @@
-"""Tokens, slots and pages on their way in and out: lists, NumPy arrays and torch tensors."""
+"""Converts tokens, slots and pages from and to lists, NumPy arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pages: TypeAlias = npt.NDArray[np.int32]
 
 
 def on_host(ids: Ids) -> Any:
-    """The ids where the core can read them: tensors and arrays contiguous, the rest as it is."""
+    """The ids in a form that the core can read: tensors and arrays become contiguous."""
     if hasattr(ids, "detach"):
         ids = ids.detach().cpu().numpy()
     strided = isinstance(ids, np.ndarray) and ids.ndim == 1
@@ -30,7 +30,7 @@ def on_host(ids: Ids) -> Any:
 
 
 def _slots_on_host(indices: Ids) -> npt.NDArray[np.integer[Any]]:
-    """Slots in one dimension; what the cache itself hands out needs no second look."""
+    """Slots as a one-dimensional array; arrays from the cache itself are not checked again."""
     if type(indices) is np.ndarray and indices.dtype == np.int32 and indices.ndim == 1:
         return indices
     slots = np.asarray(on_host(indices))
@@ -42,14 +42,15 @@ def _slots_on_host(indices: Ids) -> npt.NDArray[np.integer[Any]]:
 
 
 class PageSlots:
-    """Which slots lie in which page: slot ``s`` in page ``s // page_size``."""
+    """Maps pages to slots: slot ``s`` is in page ``s // page_size``."""
 
     __slots__ = ("_every", "_size", "page_size")
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
-        self._size = np.array(page_size, np.int32)  # an int would be made one at every division
-        # Looked up, not computed: a third of the time (benchmarks/ports), for 4 bytes a slot.
+        self._size = np.array(page_size, np.int32)  # saves converting an int at every division
+        # A look-up takes a third of the time of a computation (benchmarks/ports), for 4 bytes per
+        # slot.
         self._every = np.arange(num_pages * page_size, dtype=np.int32).reshape(-1, page_size)
 
     def slots(self, pages: Pages) -> npt.NDArray[np.int32]:
@@ -63,7 +64,7 @@ class PageSlots:
 
         Args:
             indices: ``[n]``, the slots of a sequence from its first token on.
-            start: Pages at the beginning that are not looked at.
+            start: Leading pages to skip.
 
         Raises:
             ValueError: Not one dimension, out of bounds, or not the slots of whole pages in order
@@ -78,11 +79,11 @@ class PageSlots:
         if is_int32:
             pages = np.floor_divide(slots[:: self.page_size], self._size)
         else:
-            # Too large a slot ends up negative or stays too large, and is found out either way.
+            # A slot that is too large becomes negative or stays too large, and both are detected.
             pages = (slots[:: self.page_size] // self.page_size).astype(np.int64)
-        # A page out of bounds is taken for the nearest one, whose slots are others.
+        # A page out of bounds is clipped to the nearest one, whose slots differ.
         expected = self._every.take(pages, 0, None, "clip")
-        # As bytes first, which takes half the time; with an unfinished page they differ.
+        # Compares bytes first, which takes half the time; an unfinished page makes them differ.
         if is_int32 and expected.tobytes() == slots.tobytes():
             return pages
         expected = expected.reshape(-1)[: len(slots)]
@@ -96,7 +97,7 @@ class PageSlots:
 
 
 class ToDevice:
-    """Hands an ``int32`` array out as it is, or as a torch tensor on a device."""
+    """Returns an ``int32`` array unchanged, or as a torch tensor on a device."""
 
     __slots__ = ("_torch", "device")
 
@@ -105,7 +106,7 @@ class ToDevice:
         self._torch: Any = None
         if device is not None:
             try:
-                import torch  # noqa: PLC0415  # only for those who ask for tensors
+                import torch  # noqa: PLC0415  # only with a device
             except ImportError:
                 raise MissingExtraError("torch", "a radix cache with a device") from None
             self._torch = torch
@@ -118,7 +119,7 @@ class ToDevice:
                 ) from error
 
     def __call__(self, array: npt.NDArray[np.int32]) -> Any:
-        """The array, there."""
+        """The array on the device."""
         if self._torch is None:
             return array
         return self._torch.from_numpy(array).to(self.device)

@@ -1,4 +1,4 @@
-"""The radix tree with the interfaces of two times: an earlier and a later one."""
+"""The radix tree with two interfaces: the earlier and the later one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["RadixCacheManager", "RadixPrefixCache"]
 class RadixCacheManager(RadixTree):
     """Keeps finished prefixes, finds the longest one again, and evicts pages by a policy.
 
-    Slot ``s`` lies in page ``s // page_size``. A page belongs either to the tree or to the caller.
-    By itself, the manager starts with all pages the caller's: ``insert_prefix`` hands pages to
-    the tree, ``evict`` takes them back. ``CacheManager`` keeps pages without an owner.
+    Slot ``s`` is in page ``s // page_size``. A page belongs either to the tree or to the caller.
+    Initially all pages belong to the caller: ``insert_prefix`` passes pages to the tree, and
+    ``evict`` returns them. ``CacheManager`` also has pages without an owner.
 
     Args:
-        device: Where results go, as torch tensors; None for NumPy arrays on the host.
+        device: Device of results, as torch tensors; None for NumPy arrays on the host.
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.
@@ -53,7 +53,7 @@ class RadixCacheManager(RadixTree):
 
         Args:
             input_ids: ``[n]``, tokens; none are a prefix too.
-            namespace: Whose cache, up to 1024 bytes: requests of another find nothing of it.
+            namespace: Namespace, up to 1024 bytes; different ones share nothing.
 
         Returns:
             A handle, and ``int32[cached_len]`` slots. They may be evicted until it is locked.
@@ -76,7 +76,7 @@ class RadixCacheManager(RadixTree):
         Args:
             input_ids: ``[n]``, tokens.
             indices: ``[n]``, the slot of each. Those of tokens that the tree has are not read.
-            namespace: Whose cache.
+            namespace: The namespace.
 
         Returns:
             How many leading tokens the tree had already. Slots given for them, if they are not the
@@ -97,7 +97,7 @@ class RadixPrefixCache(RadixTree):
     """The same tree with the later interface: a match is a handle, an insertion answers one.
 
     Args:
-        device: Where results go, as torch tensors; None for NumPy arrays on the host.
+        device: Device of results, as torch tensors; None for NumPy arrays on the host.
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.
@@ -124,7 +124,7 @@ class RadixPrefixCache(RadixTree):
 
         Args:
             input_ids: ``[n]``, tokens; none are a prefix too.
-            namespace: Whose cache, up to 1024 bytes: requests of another find nothing of it.
+            namespace: Namespace, up to 1024 bytes; different ones share nothing.
 
         Returns:
             A handle. What it stands for may be evicted until it is locked.
@@ -148,7 +148,7 @@ class RadixPrefixCache(RadixTree):
         Args:
             input_ids: ``[n]``, tokens.
             indices: ``[n]``, the slot of each. Those of tokens that the tree has are not read.
-            namespace: Whose cache.
+            namespace: The namespace.
 
         Returns:
             How many leading tokens the tree had already, and a handle for all of them. Slots given

@@ -1,4 +1,4 @@
-"""What hands out pages of a radix cache: locks, sizes, and how a request's pages reach the tree."""
+"""The base of the managers that hand out pages of a radix cache."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["PageKeeper"]
 
 
 class _HandOver(NamedTuple):
-    """How the pages of a request get into the tree."""
+    """A plan to put the pages of a request into the tree."""
 
     promote: Change
-    """Puts them there."""
+    """Inserts them."""
     chain: Pages
-    """What stands for them there then."""
+    """Their pages in the tree afterwards."""
     done: Pages
-    """Of its own, those to release: computed twice, or handed over."""
+    """Its own pages to release: computed twice, or passed to the tree."""
     unfinished: Pages
     """Its unfinished page, if any."""
 
 
 class PageKeeper:
-    """The free pages of a cache beside its tree. Calls of several threads wait for one another."""
+    """The free pages of a cache, and its tree. Calls of several threads wait for one another."""
 
     __slots__ = ("_mutex", "_pool", "_tree", "num_pages", "page_size")
 
@@ -42,7 +42,7 @@ class PageKeeper:
     """Pages of the KV cache."""
 
     page_size: int
-    """Token slots a page."""
+    """Token slots per page."""
 
     def __init__(self, pool: BlockPool, tree: RadixTree) -> None:
         self._pool = pool
@@ -53,7 +53,7 @@ class PageKeeper:
 
     @property
     def available_size(self) -> int:
-        """Slots that ``allocate`` could hand out: free, or evictable."""
+        """Slots that ``allocate`` can hand out: free or evictable."""
         return self._pool.num_available * self.page_size
 
     def lock(self, handle: RadixCacheHandle) -> None:
@@ -66,7 +66,7 @@ class PageKeeper:
 
     @exclusive
     def reset(self) -> None:
-        """Empties the tree; its pages are free then. Allocated slots stay allocated.
+        """Empties the tree, which frees its pages. Allocated slots stay allocated.
 
         Raises:
             BlockStateError: A handle is locked.
@@ -75,10 +75,10 @@ class PageKeeper:
 
     @exclusive
     def check_integrity(self) -> None:
-        """Recomputes the books of pages, tree and locks.
+        """Recomputes and checks the state of pages, tree and locks.
 
         Raises:
-            InvariantError: Something does not hold, which is a bug here.
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
         """
         self._tree.check_integrity()
 
@@ -98,7 +98,7 @@ class PageKeeper:
         own = manager._pages_beyond(found[:matched], tokens, indices)
         twice, whole_pages = len(found) - matched, len(tokens) // size - matched
         mine = own[twice:whole_pages]
-        # What goes to the tree is checked on its way there, before anything else is done.
+        # The insertion checks the pages that go to the tree before any change.
         self._check_owned(np.concatenate([own[:twice], own[whole_pages:]]), apart_from=mine)
         return _HandOver(
             manager._promotion(found, mine, tokens, old_handle.namespace),
@@ -108,8 +108,8 @@ class PageKeeper:
         )
 
     def _end(self, handle: RadixCacheHandle) -> list[Change]:
-        # What nothing was matched for holds no lock that could be missed the next time. The root
-        # itself, given in place of a match, may stand for any number of requests.
+        # A request without a match holds no lock. The root, passed instead of a match, may stand
+        # for any number of requests.
         changes: list[Change] = []
         if not handle.node.is_root():
             changes += self._tree._unlock(handle)
@@ -118,7 +118,7 @@ class PageKeeper:
         return changes
 
     def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
-        """Refuses pages that are not the caller's to give away, or are given twice."""
+        """Refuses pages that do not belong to the caller, or appear twice."""
         if not len(pages):
             return
         if len(np.unique(pages)) != len(pages) or np.isin(pages, apart_from).any():

@@ -1,4 +1,4 @@
-"""Slots for requests: from the free pages and the radix cache, and back to it when they finish."""
+"""Slots for requests, from free pages and the radix cache, which get them back at the end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["CacheManager", "Request"]
 
 @dataclass(eq=False)
 class Request:
-    """A request as the scheduler sees it; only ``input_ids`` and ``extra_key`` are read here.
+    """A request of the scheduler; the port reads only ``input_ids`` and ``extra_key``.
 
     Attributes:
-        uid: Its name.
+        uid: Id of the request.
         input_ids: ``[input_len]``, the prompt.
         table_idx: Row of the page table.
         cached_len: Leading tokens whose K/V is written.
         output_len: Tokens to generate.
-        cache_handle: The prefix it has locked.
-        max_tokens: Longest it may become.
-        extra_key: What changes its K/V besides its tokens: a tenant, an adapter.
+        cache_handle: The locked prefix.
+        max_tokens: Its maximum length.
+        extra_key: Extra key besides its tokens: a tenant, an adapter.
     """
 
     uid: int
@@ -56,13 +56,13 @@ class Request:
 
 
 class CacheManager(PageKeeper):
-    """Hands out token slots, evicting cached ones when none are free, and caches what finishes.
+    """Hands out token slots, evicts cached ones if necessary, and caches finished requests.
 
-    The life of a request: ``match_req``, ``lock`` what was found, ``allocate`` slots for the rest,
-    compute, ``free_and_cache_finished_req``.
+    The calls for a request: ``match_req``, ``lock`` the match, ``allocate`` slots for the rest,
+        compute, ``free_and_cache_finished_req``.
 
     Args:
-        device: Where results go, as torch tensors; None for NumPy arrays on the host.
+        device: Device of results, as torch tensors; None for NumPy arrays on the host.
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         digest: As in ``ManagerConfig``.
@@ -103,19 +103,19 @@ class CacheManager(PageKeeper):
 
     @property
     def device(self) -> Any:
-        """Where results go; None for NumPy arrays on the host."""
+        """Device of results; None for NumPy arrays on the host."""
         return self.manager.device
 
     @exclusive
     def match_req(self, req: Request) -> MatchResult:
-        """Finds the longest cached prefix of a prompt, changing nothing.
+        """Finds the longest cached prefix of a prompt; changes nothing.
 
-        The last token is left out, so that one is always left to compute. Requests of different
-        ``extra_key`` find nothing of one another; what ends with the handle is cached for its own.
+        The last token is left out, so that one is always left to compute. Requests with different
+        ``extra_key`` share nothing; a request that ends with the handle is cached under its key.
 
         Raises:
             ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
-            TypeError: Tokens that are not integers, or an ``extra_key`` that is no str or bytes.
+            TypeError: Tokens that are not integers, or an ``extra_key`` that is not str or bytes.
         """
         if not hasattr(req, "input_ids"):
             raise TypeError(f"req must have input_ids, got {type(req).__name__}")
@@ -126,13 +126,13 @@ class CacheManager(PageKeeper):
 
     @exclusive
     def allocate(self, needed_len: int) -> Any:
-        """Hands out slots: free pages first, then those of the cache, in the order of eviction.
+        """Hands out slots of free pages first, then of cached pages in eviction order.
 
         Args:
-            needed_len: Slots wanted, rounded up to whole pages; 0 for none.
+            needed_len: Number of slots, rounded up to whole pages; 0 for none.
 
         Returns:
-            ``int32[at least needed_len]``: the slots, page by page, the caller's from here on.
+            ``int32[at least needed_len]``: the slots, page by page; they belong to the caller.
 
         Raises:
             OutOfBlocksError: Fewer pages are available; nothing has been evicted.
@@ -146,20 +146,20 @@ class CacheManager(PageKeeper):
         try:
             slots = self.manager._slots(loan.take(num_pages))
             return loan.kept(slots)
-        except BaseException:  # no memory on the device, say
+        except BaseException:  # out of device memory, say
             loan.give_back()
             raise
 
     @exclusive
     def free(self, indices: Ids) -> None:
-        """Gives slots back that were allocated and are not to be cached: an aborted request's.
+        """Frees allocated slots without caching them, as after an abort.
 
-        A page says whether it is taken, not by whom: one that another request has been given since
-        cannot be told from the caller's.
+        A page does not record its owner: the call cannot detect a page that belongs to another
+            request.
 
         Args:
-            indices: ``[n]``, slots of whole pages in order; of the last page, its leading ones
-                will do.
+            indices: ``[n]``, slots of whole pages in order; for the last page, its leading slots
+                suffice.
 
         Raises:
             BlockStateError: A page is free already, given twice, or in the tree.
@@ -169,14 +169,14 @@ class CacheManager(PageKeeper):
         pages = self.manager._page_slots.pages(indices)
         in_tree = self._pool.is_cached(pages)
         if 1 in in_tree.tobytes():
-            raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict gives it up")
+            raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict releases it")
         self._pool.release(pages)
 
     @exclusive
     def free_and_cache_finished_req(
         self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids
     ) -> None:
-        """Ends a request: its whole pages go to the tree, all else becomes free.
+        """Ends a request: its whole pages go to the tree, its other slots become free.
 
         ::
 
@@ -186,7 +186,7 @@ class CacheManager(PageKeeper):
             [.., end)                    an unfinished page: freed
 
         Args:
-            old_handle: What ``match_req`` gave for it, locked; or the root, if nothing was found.
+            old_handle: The locked handle from ``match_req``, or the root if nothing was found.
             input_ids: ``[n]``, its tokens with K/V.
             indices: ``[n]``, the slot of each.
 
@@ -208,19 +208,19 @@ class CacheManager(PageKeeper):
     def cache_unfinished_req(
         self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids
     ) -> MatchResult:
-        """Shares what a running request has computed so far: after a chunk of its prompt, say.
+        """Shares the computed pages of a running request, as after a chunk of its prompt.
 
-        Its whole pages go to the tree and stay locked; an unfinished one stays its own.
+        Its whole pages go to the tree and stay locked; an unfinished page stays with the request.
 
         Args:
-            old_handle: What ``match_req`` or the last call gave for it, locked; or the root.
+            old_handle: The locked handle from ``match_req`` or the last call, or the root.
             input_ids: ``[n]``, its tokens with K/V.
             indices: ``[n]``, the slot of each.
 
         Returns:
-            The handle to end the request with, locked in place of the old one, and
-            ``int32[cached_len]``, the slots of its leading tokens from here on: where others have
-            computed the same before, theirs.
+            A new handle, locked instead of the old one, to end the request with; and
+            ``int32[cached_len]``, the slots to use for its leading tokens, which may belong to
+            equal pages cached before.
 
         Raises:
             SequenceStateError: As ``free_and_cache_finished_req``.

@@ -1,4 +1,4 @@
-"""Slots for requests by a page table: the later interface of mini-sglang's cache manager."""
+"""Slots for requests in a page table: the later interface of mini-sglang's cache manager."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["PagedCacheManager", "PagedRequest"]
 
 
 class PagedRequest(Protocol):
-    """What is read and written of a request; ``extra_key`` is read where there is one."""
+    """The attributes of a request that the port reads and writes; ``extra_key`` is optional."""
 
     input_ids: Ids
     """``[n]``, its tokens, at least ``cached_len``."""
@@ -38,22 +38,23 @@ class PagedRequest(Protocol):
     cached_len: int
     """Leading tokens whose K/V is written."""
     device_len: int
-    """Leading tokens that the next forward leaves with K/V."""
+    """Leading tokens with K/V after the next forward."""
     cache_handle: RadixCacheHandle
-    """The prefix it has locked; ``cache_req`` puts another in its place."""
+    """The locked prefix; ``cache_req`` replaces it."""
 
 
 class PagedCacheManager(PageKeeper):
-    """Hands out token slots into a page table, and caches what has been computed.
+    """Writes token slots into a page table, and caches computed pages.
 
-    The life of a request: ``match_req``, ``lock`` the handle, copy its ``get_matched_indices()`` to
-    the request's row, then ``allocate_paged`` before each forward, ``cache_req`` after it.
+    The calls for a request: ``match_req``, ``lock`` the handle, copy its ``get_matched_indices()``
+        to the request's row, then ``allocate_paged`` before each forward and ``cache_req`` after
+        it.
 
     Args:
         num_pages: Pages of the KV cache.
         page_size: Token slots a page.
         page_table: ``int32[rows, columns]``, the slot of each token of each request: a NumPy array,
-            or a torch tensor on any device. It stays the caller's, and is written in place.
+            or a torch tensor on any device. It belongs to the caller, and is written in place.
         type: ``"radix"``; there is no other kind here.
         digest: As in ``ManagerConfig``.
         eviction: As in ``ManagerConfig``.
@@ -75,8 +76,8 @@ class PagedCacheManager(PageKeeper):
     >>> cache.match_req(request).cuda_handle.cached_len
     3
 
-    Source: mini-sglang, ``minisgl/scheduler/cache.py`` at commit 0467802, without its second level
-    of memory.
+    Source: mini-sglang, ``minisgl/scheduler/cache.py`` at commit 0467802, without its second memory
+    level.
     """
 
     __slots__ = ("_lazy", "page_table", "prefix_cache")
@@ -85,7 +86,7 @@ class PagedCacheManager(PageKeeper):
     """The radix cache."""
 
     page_table: Any
-    """``int32[rows, columns]``, as it was given."""
+    """``int32[rows, columns]``, the caller's object."""
 
     def __init__(
         self,
@@ -110,19 +111,19 @@ class PagedCacheManager(PageKeeper):
 
     @property
     def device(self) -> Any:
-        """Where results go: where the page table is; None for NumPy arrays on the host."""
+        """Device of results, that of the page table; None for NumPy arrays on the host."""
         return self.prefix_cache.device
 
     @exclusive
     def match_req(self, req: Any) -> PrefixMatch:
-        """Finds the longest cached prefix of a prompt, changing nothing.
+        """Finds the longest cached prefix of a prompt; changes nothing.
 
-        The last token is left out, so that one is always left to compute. Requests of different
-        ``extra_key`` find nothing of one another.
+        The last token is left out, so that one is always left to compute. Requests with different
+        ``extra_key`` share nothing.
 
         Raises:
             ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
-            TypeError: Tokens that are not integers, or an ``extra_key`` that is no str or bytes.
+            TypeError: Tokens that are not integers, or an ``extra_key`` that is not str or bytes.
         """
         if not hasattr(req, "input_ids"):
             raise TypeError(f"req must have input_ids, got {type(req).__name__}")
@@ -133,16 +134,16 @@ class PagedCacheManager(PageKeeper):
 
     @exclusive
     def allocate_paged(self, reqs: Sequence[PagedRequest]) -> None:
-        """Gives requests the pages their next forward writes to, and notes them in the page table.
+        """Allocates the pages that the next forward writes, and enters them in the page table.
 
         Args:
-            reqs: Those of a batch. Each gets the pages from the one after ``cached_len`` to that of
+            reqs: The requests of a batch. Each gets the pages after ``cached_len``, up to that of
                 ``device_len``.
 
         Raises:
-            OutOfBlocksError: Too few pages are available for all of them; none is given.
-            ValueError: A row or a length that the page table has not, a row named twice, or a
-                ``device_len`` below ``cached_len``.
+            OutOfBlocksError: Too few pages are available for all of them; none is allocated.
+            ValueError: A row or a length is outside the page table, a row is repeated, or a
+                ``device_len`` is below ``cached_len``.
             TypeError: A length or a row that is not an int.
         """
         size, (rows, columns) = self.page_size, self.page_table.shape
@@ -175,15 +176,14 @@ class PagedCacheManager(PageKeeper):
 
     @exclusive
     def cache_req(self, req: PagedRequest, *, finished: bool) -> None:
-        """Puts what a request has computed into the tree, and ends it if it has finished.
+        """Puts the computed pages of a request into the tree, and ends it if it is finished.
 
-        Its whole pages go to the tree. Of a request that goes on they stay locked, by the handle
-        that it has then; where others have computed the same before, its row of the page table
-        names their slots from here on.
+        Its whole pages go to the tree. If the request continues, its new handle keeps them locked;
+        where equal pages were cached before, its row of the page table gets their slots.
 
         Args:
             req: A request whose ``cache_handle`` is locked, or matched nothing.
-            finished: Whether it ends: its unfinished page becomes free.
+            finished: Whether it ends, which frees its unfinished page.
 
         Raises:
             SequenceStateError: The handle's request has ended already, or has a later handle.
@@ -217,7 +217,7 @@ class PagedCacheManager(PageKeeper):
         shared = self._tree._page_slots.slots(plan.chain)
         where = np.flatnonzero(shared != indices[: len(shared)])
         here = np.full(len(where), row), where
-        # First, because it may fail; a reader of the row during the call sees the same K/V.
+        # First, because it may fail; a concurrent reader of the row sees the same K/V.
         self._write(*here, shared[where])
         try:
             at_once((plan.promote, *lock, *leave, *self._end(old), renamed), None)
@@ -227,9 +227,9 @@ class PagedCacheManager(PageKeeper):
 
     @contextmanager
     def lazy_free_region(self) -> Iterator[None]:
-        """Keeps pages that ``cache_req`` frees from being handed out before the end, for ``with``.
+        """A context in which pages that ``cache_req`` frees are not handed out.
 
-        They are free at its end, however it ends. A region within a region ends by itself.
+        They become free at its end, also after an exception. Nested regions end independently.
         """
         mine: list[Pages] = []
         with self._mutex:
@@ -243,7 +243,7 @@ class PagedCacheManager(PageKeeper):
                 at_once((release, (self._lazy.remove, mine)), None)
 
     def _refuse_given(self, pages: Pages) -> None:
-        """Raises for pages that were freed in a region that is open, and are kept until its end."""
+        """Refuses pages that were freed in an open region and are held until its end."""
         for kept in (pages_ for region in self._lazy for pages_ in region):
             again = pages[np.isin(pages, kept)]
             if len(again):
@@ -253,7 +253,7 @@ class PagedCacheManager(PageKeeper):
         if not len(rows):
             return
         if self.device is not None:
-            import torch  # noqa: PLC0415  # it is there: the page table is a tensor
+            import torch  # noqa: PLC0415  # torch is installed: the page table is a tensor
 
             at = [torch.as_tensor(each, device=self.device) for each in (rows, columns, slots)]
             rows, columns, slots = at

@@ -1,4 +1,4 @@
-"""The radix tree as a person would draw it."""
+"""Prints the radix tree."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ MOST_SHOWN = 8
 def format_tree(
     cache: RadixTree | PageKeeper, *, max_depth: int = 10, namespace: bytes = b""
 ) -> str:
-    """The tree as text, a line a node: its tokens, its slots, the locks at or below it.
+    """The tree as text, one line per node: its tokens, its slots, the locks at or below it.
 
-    A node is a run of pages without a fork in it, whatever inserted them. Children stand in the
-    order of their first tokens.
+    A node is a run of pages without a branch, whichever calls inserted them. Children are sorted by
+    their first tokens.
 
     Args:
-        cache: What to draw.
-        max_depth: Nodes shown below one another; deeper ones are counted.
-        namespace: Whose nodes; the sizes in the first line are those of all.
+        cache: The cache to print.
+        max_depth: Most levels of nodes to show; deeper nodes are only counted.
+        namespace: Namespace whose nodes are shown; the sizes in the first line cover all
+            namespaces.
 
     Raises:
         ValueError: ``max_depth`` below 0.
         TypeError: ``max_depth`` is not an int, or ``cache`` no radix cache.
 
-    Cost: O(pages in the tree). For people and tests.
+    Cost: O(pages in the tree). For debugging and tests.
 
     >>> from blockmgr.ports.radix import RadixCacheManager
     >>> cache = RadixCacheManager(None, num_pages=16)
@@ -78,7 +79,7 @@ def print_tree(
 
 @dataclass(slots=True)
 class _Runs:
-    """The tree with its unforked runs of pages joined, by the first page of each; -1 is above."""
+    """The nodes of the tree, runs of pages without a branch, by first page; -1 is the root."""
 
     pool: BlockPool
     namespace: bytes
@@ -90,7 +91,7 @@ class _Runs:
     def of(cls, pool: BlockPool, namespace: bytes) -> _Runs:
         runs = cls(pool, namespace, {}, {}, {})
         order = [-1]
-        for head in order:  # grows while it is walked: no chain is too long for that
+        for head in order:  # grows during the loop, so that long chains need no recursion
             order += runs.add(head)
         for head in reversed(order):
             own = pool.ref_count(runs.pages[head][-1]) if runs.pages[head] else 0
@@ -98,7 +99,7 @@ class _Runs:
         return runs
 
     def add(self, head: int) -> list[int]:
-        """Follows a run to where it forks, ends or is locked; the heads of those below it."""
+        """Follows a run to where it branches, ends or is locked; returns the heads below it."""
         page, pages = head, [head] if head >= 0 else []
         whose = self.namespace if page < 0 else b""
         below = self.pool.children(page, namespace=whose).tolist()

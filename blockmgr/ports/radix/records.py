@@ -1,4 +1,4 @@
-"""What the radix cache answers: sizes, nodes, handles, matches."""
+"""The results of the radix cache: sizes, nodes, handles, matches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_PAGES.setflags(write=False)
 
 
 def namespace_of(extra_key: object) -> bytes:
-    """The namespace of a request's ``extra_key``: what changes its K/V besides its tokens."""
+    """The namespace for a request's ``extra_key``."""
     if extra_key is None:
         return b""
     if isinstance(extra_key, str):
@@ -36,7 +36,7 @@ def namespace_of(extra_key: object) -> bytes:
 
 
 class SizeInfo(NamedTuple):
-    """How many token slots the tree holds."""
+    """The number of token slots in the tree."""
 
     evictable_size: int
     """Slots in pages that no lock protects."""
@@ -51,11 +51,12 @@ class SizeInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RadixNode:
-    """A page of the tree, or its root: where a matched prefix ends.
+    """The last page of a matched prefix, or the root.
 
     Attributes:
         page: The page; -1 for the root.
-        generation: Of the page's content. The node is gone once the page has another.
+        generation: Generation of the page's content. The node is gone once the page has another
+            one.
     """
 
     page: int
@@ -69,12 +70,12 @@ class RadixNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RadixCacheHandle:
-    """A matched prefix. Equal only to itself, so that a lock can be told from another's.
+    """A matched prefix. Handles compare by identity, so that each has its own locks.
 
     Attributes:
-        cached_len: Its tokens; a multiple of the page size.
-        node: Where it ends.
-        namespace: Whose cache it was looked up in.
+        cached_len: Number of its tokens, a multiple of the page size.
+        node: The end of the prefix.
+        namespace: Namespace of the look-up.
     """
 
     cached_len: int
@@ -94,27 +95,27 @@ class RadixCacheHandle:
 
 
 class MatchResult(NamedTuple):
-    """What ``match_prefix`` finds."""
+    """The result of ``match_prefix``."""
 
     handle: RadixCacheHandle
-    """To lock before the indices are used."""
+    """Lock it before using the indices."""
     indices: Any
     """``int32[cached_len]``: the slots of the prefix, in token order."""
 
 
 class PrefixMatch(NamedTuple):
-    """What ``RadixPrefixCache.match_prefix`` finds."""
+    """The result of ``RadixPrefixCache.match_prefix``."""
 
     cuda_handle: RadixCacheHandle
-    """To lock before its ``get_matched_indices()`` are used."""
+    """Lock it before using its ``get_matched_indices()``."""
     host_handle: None = None
-    """There is no second level of memory here."""
+    """Always None: there is no second memory level."""
 
 
 class InsertResult(NamedTuple):
-    """What ``RadixPrefixCache.insert_prefix`` did."""
+    """The result of ``RadixPrefixCache.insert_prefix``."""
 
     cached_len: int
-    """Leading tokens that the tree had already; slots given for them stay the caller's to free."""
+    """Leading tokens that the tree had already; the caller frees the slots given for them."""
     handle: RadixCacheHandle
-    """The whole prefix as it is in the tree, not locked."""
+    """The whole prefix in the tree, not locked."""

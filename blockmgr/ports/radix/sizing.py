@@ -1,4 +1,4 @@
-"""How many pages the memory holds, and the table that says where each request's tokens lie."""
+"""Computes how many pages fit into memory, and creates the page table."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def get_mha_cache_per_page(  # noqa: PLR0917  # the original's order
     tp_size: int = 1,
     dtype_size: int = 2,
 ) -> int:
-    """Bytes of K and V in one page, all layers, on one device.
+    """Bytes of K and V per page, for all layers, on one device.
 
     Args:
         head_dim: Elements of one head of K, and of V.
-        num_kv_heads: K/V heads of a layer, on all devices together.
+        num_kv_heads: K/V heads per layer, on all devices together.
         num_layers: Layers that keep K/V.
         page_size: Token slots a page.
         tp_size: Devices that share the heads.
-        dtype_size: Bytes an element: 4 for float32, 2 for float16 and bfloat16, 1 for fp8.
+        dtype_size: Bytes per element: 4 for float32, 2 for float16 and bfloat16, 1 for fp8.
 
     Raises:
         ValueError: A number below 1, or heads that do not divide evenly.
@@ -47,11 +47,11 @@ def get_mha_cache_per_page(  # noqa: PLR0917  # the original's order
 
 
 def get_num_pages_for_kv_cache(available_memory: int, cache_per_page: int) -> int:
-    """Whole pages that fit.
+    """The number of whole pages that fit.
 
     Args:
         available_memory: Bytes; 0 or more.
-        cache_per_page: Bytes a page, from ``get_mha_cache_per_page``.
+        cache_per_page: Bytes per page, from ``get_mha_cache_per_page``.
 
     Raises:
         ValueError: A number out of its bounds.
@@ -66,15 +66,15 @@ def get_num_pages_for_kv_cache(available_memory: int, cache_per_page: int) -> in
 
 
 def create_page_table(max_running_req: int, max_seq_len: int, device: object = None) -> Any:
-    """The slot of each token of each running request, all 0.
+    """A page table for the slot of each token of each running request, filled with 0.
 
     Args:
         max_running_req: Rows.
         max_seq_len: Columns.
-        device: Where it lies, as a torch tensor; None for a NumPy array on the host.
+        device: Device of a torch tensor; None for a NumPy array on the host.
 
     Returns:
-        ``int32[max_running_req, max_seq_len]``, the caller's to write.
+        ``int32[max_running_req, max_seq_len]``, owned by the caller.
 
     Raises:
         MissingExtraError: A device, and torch is not installed.

@@ -1,4 +1,4 @@
-"""The radix cache: prefixes kept as chains of pages, found again, locked and evicted."""
+"""The radix cache: prefixes as chains of pages, with look-ups, locks and eviction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def new_pool(
 
 
 class RadixTree:
-    """What both interfaces share: locks, eviction, sizes. Calls of threads wait for one another."""
+    """The base of both interfaces. Calls of several threads wait for one another."""
 
     __slots__ = (
         "_caller_keeps_pages",
@@ -57,13 +57,13 @@ class RadixTree:
     )
 
     pool: BlockPool
-    """The pool that does the work, for its statistics. A page is a block."""
+    """The underlying pool, for its statistics. A page is a block."""
 
     page_size: int
-    """Token slots a page."""
+    """Token slots per page."""
 
     root_node: RadixNode
-    """Where a prefix of no tokens ends: ``RadixCacheHandle(0, root_node)`` matches nothing."""
+    """The end of the empty prefix: ``RadixCacheHandle(0, root_node)`` matches nothing."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class RadixTree:
 
     @classmethod
     def on_pool(cls, pool: BlockPool, device: object = None) -> Self:
-        """A cache on a pool from which the caller takes its pages itself."""
+        """A cache on a pool from which the caller takes pages itself."""
         cache = cls.__new__(cls)
         cache._set_up(pool, device)
         cache._caller_keeps_pages = False
@@ -95,37 +95,37 @@ class RadixTree:
         self._page_slots = PageSlots(pool.num_blocks, pool.block_size)
         self._locks: dict[RadixCacheHandle, int] = {}
         self._mutex = new_mutex()
-        # Under any other policy, only the core knows which pages go next.
+        # Under any other policy, only the core knows which pages are evicted next.
         self._goes_by_recency = pool._config.eviction == "lru"
-        # Pages that were evicted by a call that did not come to its end, for the next one.
+        # Pages evicted by an interrupted call, for the next call.
         self._owed: list[Pages] = []
 
     @property
     def device(self) -> Any:
-        """Where results go; None for NumPy arrays on the host."""
+        """Device of results; None for NumPy arrays on the host."""
         return self._to_device.device
 
     @property
     @exclusive
     def size_info(self) -> SizeInfo:
-        """What could be evicted, and what could not."""
+        """The sizes of the evictable and the protected parts."""
         idle = self.pool.num_idle
         return SizeInfo(idle * self.page_size, (self.pool.num_cached - idle) * self.page_size)
 
     @exclusive
     def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
-        """Protects the pages of a matched prefix from eviction, or ends that.
+        """Locks the pages of a matched prefix against eviction, or unlocks them.
 
-        Locks of a handle add up. The root needs none: locking or unlocking it does nothing.
+        Locks of a handle are counted. The root needs none: locking or unlocking it does nothing.
 
         Args:
-            handle: As ``match_prefix`` gave it.
-            unlock: Take one lock away instead of adding one.
+            handle: A handle from ``match_prefix``.
+            unlock: Whether to remove one lock instead of adding one.
 
         Raises:
-            BlockStateError: To lock, and the page has been evicted since; to unlock, and this
-                handle is not locked.
-            ValueError: The handle is another cache's.
+            BlockStateError: A page to lock was evicted after the match, or a handle to unlock is
+                not locked.
+            ValueError: The handle belongs to another cache.
             TypeError: Not a handle, or ``unlock`` is not a bool.
 
         Cost: O(pages of the prefix).
@@ -142,16 +142,16 @@ class RadixTree:
 
     @exclusive
     def evict(self, size: int) -> Any:
-        """Takes pages out of the tree, in the order of eviction; they are the caller's then.
+        """Removes pages from the tree in eviction order; they then belong to the caller.
 
         Args:
-            size: Slots wanted, rounded up to whole pages; 0 does nothing.
+            size: Number of slots, rounded up to whole pages; 0 does nothing.
 
         Returns:
             ``int32[at least size]``: the slots, page by page.
 
         Raises:
-            OutOfBlocksError: More than is evictable.
+            OutOfBlocksError: Fewer slots are evictable.
             ValueError: ``size`` below 0.
             TypeError: ``size`` is not an int.
 
@@ -162,13 +162,13 @@ class RadixTree:
             next_pages = self.pool.idle_blocks(num_pages)
             return at_once(((self._calls.evict, num_pages),), self._slots(next_pages))
         missing = num_pages - sum(map(len, self._owed))
-        # Noted in the same instruction, so that no exception from outside loses them.
+        # Recorded in the same instruction, so that no exception from outside loses them.
         self._owed.extend(map(self._calls.evict, (max(0, missing),)))
         return at_once(((self._owed.clear,),), self._slots(np.concatenate(self._owed)))
 
     @exclusive
     def reset(self) -> None:
-        """Empties the tree. Its pages go where evicted ones go.
+        """Empties the tree. Its pages are treated like evicted ones.
 
         Raises:
             BlockStateError: A handle is locked.
@@ -184,10 +184,10 @@ class RadixTree:
 
     @exclusive
     def check_integrity(self) -> None:
-        """Recomputes the books of the tree and of its locks.
+        """Recomputes and checks the state of the tree and of its locks.
 
         Raises:
-            InvariantError: Something does not hold, which is a bug here.
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
         """
         self.pool.check_invariants()
         locks: dict[int, int] = {}
@@ -203,10 +203,10 @@ class RadixTree:
         ):
             raise InvariantError(wrong)
 
-    # What follows is CacheManager's too, which checks more before it changes anything.
+    # CacheManager uses the following methods, too, and checks more before any change.
 
     def _check_handle(self, handle: RadixCacheHandle) -> None:
-        """Refuses what no ``match_prefix`` of this cache has given, and what is gone since."""
+        """Refuses handles that are not from this cache, and evicted ones."""
         if not isinstance(handle, RadixCacheHandle):
             raise TypeError(f"handle must be a RadixCacheHandle, got {handle!r}")
         node = handle.node
@@ -219,7 +219,7 @@ class RadixTree:
             raise BlockStateError(page, "evicted since it was matched")
 
     def _pages_beyond(self, found: Pages, input_ids: Ids, indices: Ids) -> Pages:
-        """The pages of a sequence that continue the chain found of it, an unfinished one too."""
+        """The pages of a sequence after its cached chain, including an unfinished one."""
         if len(indices) != len(input_ids):
             raise ValueError(
                 f"indices must be as many as input_ids, got {len(indices)} for {len(input_ids)}"
@@ -227,7 +227,7 @@ class RadixTree:
         return self._page_slots.pages(indices, len(found))
 
     def _promotion(self, found: Pages, pages: Pages, tokens: Any, namespace: bytes) -> Change:
-        """Puts pages below the chain that was found; the caller keeps the references to them."""
+        """Inserts pages after the cached chain; the caller keeps the references to them."""
         if len(pages):
             start, stop = (n * self.page_size for n in (len(found), len(found) + len(pages)))
             parent = int(found[-1]) if len(found) else -1
@@ -236,7 +236,7 @@ class RadixTree:
         return (self._calls.touch, found[-1:])
 
     def _first_lock(self, handle: RadixCacheHandle) -> list[Change]:
-        """Tells the policy that a request has found all pages of a match, and locks it."""
+        """Notifies the policy that a request found all pages of a match, and locks the match."""
         if not handle._is_match or handle in self._locks:
             return self._lock(handle)
         found, before = handle._pages, handle._pages[:-1][::-1]

@@ -1,4 +1,4 @@
-"""SGLang's prefix cache on a ``BlockPool``: which pages of slots hold which tokens."""
+"""SGLang's prefix cache on a ``BlockPool``."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = ["Node", "PrefixCache"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """The end of a cached prefix, as SGLang hands it about.
+    """The end of a cached prefix, which SGLang passes between calls.
 
     Attributes:
         pages: ``int32[num_pages]`` from the first page of the prompt on; empty for the root.
-        generation: Of the last page: another one once its content is gone.
+        generation: Generation of the last page; it changes when the page loses its content.
     """
 
     pages: npt.NDArray[np.int32]
@@ -52,15 +52,15 @@ class Node:
 
 
 class PrefixCache(BasePrefixCache):  # type: ignore[misc]
-    """What SGLang's scheduler asks of a tree cache, for full attention.
+    """SGLang's interface of a tree cache, for full attention.
 
-    A page of SGLang's slots is a block of the pool. Blocks that are not cached count as the
-    caller's: free slots are in SGLang's allocator, and slots of a request in its row. A cached
-    block without a lock is idle, and goes back to the allocator when it is evicted. Page 0 is
-    SGLang's target for padded writes, and is never cached.
+    A page of SGLang's slots is a block of the pool. Blocks that are not cached belong to the
+    caller: free slots are in SGLang's allocator, and slots of a request in its row. A cached block
+    without a lock is idle, and returns to the allocator when it is evicted. Page 0 is SGLang's
+    target for padded writes, and is never cached.
 
     Args:
-        params: SGLang's ``CacheInitParams``, of a configuration that is supported.
+        params: SGLang's ``CacheInitParams``, for a supported configuration.
     """
 
     def __init__(self, params: Any) -> None:
@@ -76,16 +76,16 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
             self.init_metrics_collector()
 
     def reset(self) -> None:
-        """Forgets everything. SGLang calls it when nothing runs, and frees every slot itself."""
+        """Forgets everything. SGLang calls it when no request runs, and frees every slot itself."""
         num_pages = self.token_to_kv_pool_allocator.size // self.page_size + 1
         self.pool = BlockPool(num_pages, self.page_size)
         self.pool.take(num_pages)
         self.root_node = Node(np.empty(0, np.int32), 0)
 
-    # What is cached.
+    # The cache.
 
     def supports_prefix_sharing(self) -> bool:
-        """Whether it caches anything: not with ``--disable-radix-cache``."""
+        """Whether caching is on; ``--disable-radix-cache`` turns it off."""
         return not self.disable
 
     def supports_fast_match_prefix(self) -> bool:
@@ -93,7 +93,7 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         return True
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """The longest cached prefix, in whole pages. To be found counts as a use, as in SGLang."""
+        """The longest cached prefix, in whole pages. A match counts as a use, as in SGLang."""
         node = self.root_node
         if not self.disable and len(params.key) >= self.page_size:
             pages = self._find(prompt_of(params.key, self.page_size))
@@ -103,7 +103,7 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         return MatchResult(len(node.pages) * self.page_size, node, node, node)
 
     def touch_prefix(self, key: RadixKey) -> None:
-        """A waiting request will use this prefix: it is evicted later."""
+        """Records that a waiting request will use this prefix, which delays its eviction."""
         pages = self._find(prompt_of(key, self.page_size))
         if len(pages):
             self.pool.touch(pages[-1:])
@@ -115,17 +115,17 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         return slots.reshape(-1)
 
     def insert(self, params: InsertParams) -> InsertResult:
-        """Caches whole pages, whose slots become the cache's.
+        """Caches whole pages, whose slots then belong to the cache.
 
-        Of those that are cached already the slots stay the caller's, who frees them:
-        ``prefix_len`` tokens.
+        The slots of the ``prefix_len`` tokens that are cached already stay with the caller, which
+        frees them.
         """
         prompt = prompt_of(params.key, self.page_size)
         found = self._find(prompt)
         known = len(found)
         num_pages = len(prompt.tokens) // self.page_size
         slots = params.value[known * self.page_size : num_pages * self.page_size : self.page_size]
-        # On a GPU this waits for the device. The pool is on the host, and so are page numbers.
+        # On a GPU this waits for the device, because the pool and the page numbers are on the host.
         own = (slots.cpu().numpy() // self.page_size).astype(np.int32)
         if len(own):
             self._promote(own, prompt.after(known, self.page_size), found)
@@ -137,7 +137,7 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         )
 
     def checkpoint(self, req: Any, *, up_to: int, **_: Any) -> None:
-        """Caches what a request has computed, and has its row name the cache's slots."""
+        """Caches the computed pages of a request, and writes the cache's slots to its row."""
         if self.disable:
             return
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
@@ -161,7 +161,7 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         self.unlock(before)
         req.last_node = node
 
-    # Locks and room.
+    # Locks and eviction.
 
     def inc_lock_ref(self, node: Node) -> IncLockRefResult:
         """Keeps a prefix from being evicted.
@@ -177,14 +177,14 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         return IncLockRefResult(delta=0)
 
     def dec_lock_ref(self, node: Node, params: DecLockRefParams | None = None) -> DecLockRefResult:
-        """Takes one such lock back."""
+        """Removes one lock."""
         del params
         if len(node.pages):
             self.pool.release(node.pages[-1:])
         return DecLockRefResult(delta=0)
 
     def evict(self, params: EvictParams) -> EvictResult:
-        """Gives slots back to the allocator: as many as asked in whole pages, or all there are."""
+        """Evicts pages for at least this many tokens, or all idle ones, and frees their slots."""
         start = time.perf_counter()
         count = min(-(-params.num_tokens // self.page_size), self.pool.num_idle)
         if count <= 0:
@@ -214,16 +214,16 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         """Tokens that are cached."""
         return self.pool.num_cached * self.page_size
 
-    # For schedulers, checks and people.
+    # For schedulers, checks and logs.
 
     def dfs_weight_order(self, node_handles: Sequence[Node]) -> list[int]:
-        """Requests by the tree of what was found for them, the most wanted branches first.
+        """Sorts requests along the tree of their matches, the most requested branches first.
 
         Cost: O(pages of all of them).
         """
         chains = [node.pages.tolist() for node in node_handles]
         weights = Counter(page for chain in chains for page in chain)
-        # Where one chain ends, those that go on come first.
+        # Longer chains come before the one that ends here.
         ends = (1, 0)
         keys = [[*((-weights[page], page) for page in chain), ends] for chain in chains]
         return sorted(range(len(chains)), key=keys.__getitem__)
@@ -234,14 +234,14 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         return self.path_device_indices(Node(every[self.pool.is_cached(every)], 0))
 
     def pretty_print(self) -> None:
-        """Says how full the cache is."""
+        """Prints the sizes of the cache."""
         print(self.pool)
 
     def sanity_check(self) -> None:
-        """Recomputes every fact of the pool.
+        """Recomputes and checks the state of the pool.
 
         Raises:
-            InvariantError: Something does not hold, which is a bug here.
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
         """
         self.pool.check_invariants()
 

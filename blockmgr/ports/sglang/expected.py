@@ -1,4 +1,4 @@
-"""What SGLang 0.5.23 has, at the places where blockmgr stands in for it or relies on it."""
+"""The parts of SGLang 0.5.23's interface that blockmgr replaces or relies on."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ CALLERS = (
     "sglang.srt.mem_cache.common",
     "sglang.srt.mem_cache.prefill_budget",
 )
-"""Modules that ask a tree cache, of which every question has to be known."""
+"""Modules that use a tree cache; all attributes that they read must be known."""
 
 ELSEWHERE = frozenset(
     {
@@ -124,4 +124,4 @@ ELSEWHERE = frozenset(
         "tree_core",
     }
 )
-"""Asked of a cache with windows, states or a second tier, which are refused at start-up."""
+"""Read of caches with windows, states or a second tier, which are refused at start-up."""

@@ -1,4 +1,4 @@
-"""What SGLang's scheduler and allocators call, as blockmgr knows it.
+"""The interface between SGLang and blockmgr.
 
 ``python -m blockmgr.ports.sglang.interface`` compares it with the SGLang that is installed.
 """
@@ -14,12 +14,12 @@ from blockmgr.ports.sglang.expected import ATTRIBUTES, CALLERS, ELSEWHERE, METHO
 __all__ = ["INTERFACE"]
 
 MADE = ("page_size", "req_to_token_pool", "sliding_window_size", "token_to_kv_pool_allocator")
-"""Attributes that the cache's constructor makes."""
+"""Attributes that the cache's constructor creates."""
 
 INTERFACE = Interface(
     engine="SGLang",
     module="sglang.version",
-    tried=("0.5.23",),  # it renames whole interfaces between two
+    tried=("0.5.23",),  # it renames whole interfaces between releases
     methods=METHODS,
     attributes=ATTRIBUTES,
     places=PLACES,

@@ -1,8 +1,8 @@
-"""What SGLang looks up, as tokens, extra keys and namespace of a ``BlockPool``.
+"""Converts SGLang's keys to tokens, extra keys and a namespace for a ``BlockPool``.
 
-SGLang's token ids are 64 bits wide. Those of text fit into 32; a placeholder of an image, a video
-or a sound is a hash of its content and does not. Of such an id the low half stays among the tokens,
-and the high half goes into the extra key of its page, so nothing of it is lost.
+SGLang's token ids are 64 bits wide. Ids of text fit into 32 bits; a placeholder of an image, a
+video or a sound is a hash of its content and does not. The low half of such an id stays among the
+tokens, and the high half goes into the extra key of its page, so no bits are lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Prompt:
     Attributes:
         tokens: ``uint32[num_pages * page_size]``.
         extras: Extra keys by page, or None.
-        namespace: Whose cache.
+        namespace: The namespace.
     """
 
     tokens: npt.NDArray[np.uint32]
@@ -39,7 +39,7 @@ class Prompt:
     namespace: bytes
 
     def after(self, num_pages: int, page_size: int) -> Prompt:
-        """The rest of it, after so many pages."""
+        """The pages from this one on."""
         extras = self.extras and {
             page - num_pages: key for page, key in self.extras.items() if page >= num_pages
         }
@@ -49,10 +49,10 @@ class Prompt:
 def prompt_of(key: Any, page_size: int) -> Prompt:
     """The whole pages of a ``RadixKey``.
 
-    A page with so many placeholders side by side that its extra key would be too long ends them: it
-    is computed and not cached.
+    The list ends before a page with so many adjacent placeholders that its extra key would be too
+    long: such a page is not cached.
     """
-    # SGLang appends to the array later, which a view of it would prevent.
+    # SGLang appends to the array later, and a view would prevent that.
     wide = np.array(key.raw_token_ids(), dtype=np.int64)
     wide = wide[: len(wide) // page_size * page_size]
     high = wide >> HIGH_BITS
@@ -71,15 +71,15 @@ def prompt_of(key: Any, page_size: int) -> Prompt:
 
 
 def _runs(high: npt.NDArray[np.int64]) -> bytes:
-    """Where each run of equal numbers begins, and the number: as long as there are placeholders."""
+    """The start and the number of each run of equal numbers, up to the last placeholder."""
     starts = np.flatnonzero(np.diff(high, prepend=high[0] + 1))
     return np.stack([starts, high[starts]], axis=1).astype("<i8").tobytes()
 
 
 def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:
-    """Whose cache a request is served from.
+    """The namespace of a request.
 
-    A name that is longer than a namespace may be stands in it by its SHA-256 digest.
+    If a name is too long for a namespace, its SHA-256 digest replaces it.
     """
     parts = {"extra": extra_key, "salt": cache_salt or None}
     named = {name: value.encode() for name, value in parts.items() if value is not None}

@@ -1,4 +1,4 @@
-"""How SGLang comes to use this prefix cache: its plug-in, which registers a backend by name."""
+"""The plug-in for SGLang, which registers this prefix cache as a backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("sglang.blockmgr")
 
 def register() -> None:
     """The plug-in of SGLang (``sglang.srt.plugins``): idle until the backend is chosen."""
-    from sglang.srt.mem_cache import registry  # noqa: PLC0415  only where SGLang is
+    from sglang.srt.mem_cache import registry  # noqa: PLC0415  needs SGLang
 
     if registry.get_radix_cache_factory(NAME) is None:
         registry.register_radix_cache_backend(NAME, make_cache)
@@ -29,14 +29,14 @@ def make_cache(context: Any) -> Any:
         context: SGLang's ``TreeCacheBuildContext``.
 
     Raises:
-        UnsupportedConfigError: The configuration needs what is missing, or this SGLang has another
+        UnsupportedConfigError: The configuration is not supported, or this SGLang has another
             interface.
     """
     from blockmgr.ports.sglang import cache, support  # noqa: PLC0415
     from blockmgr.ports.sglang.interface import INTERFACE  # noqa: PLC0415
 
     differences = INTERFACE.differences()
-    lacking = [f"this SGLang is not one it knows: {d}" for d in differences if d.is_fatal]
+    lacking = [f"this version of SGLang is unknown: {d}" for d in differences if d.is_fatal]
     reasons = (*lacking, *support.reasons_against(context))
     if reasons:
         raise UnsupportedConfigError(reasons, INSTEAD)

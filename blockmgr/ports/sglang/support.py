@@ -1,4 +1,4 @@
-"""Which configurations of SGLang are supported, and what the others lack, by name."""
+"""Checks which configurations of SGLang are supported."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["reasons_against"]
 
 POLICIES = ("lru",)
 MOST_TOKENS = 65_535
-"""Of a page: what a block of the pool can hold."""
+"""Most tokens per page, which is the limit of a block."""
 
 
 def reasons_against(context: Any) -> tuple[str, ...]:
-    """Why a configuration cannot run on blockmgr: a sentence for each; none if it can.
+    """The reasons why a configuration cannot run on blockmgr; empty if it can.
 
     Args:
         context: SGLang's ``TreeCacheBuildContext``.
@@ -33,7 +33,7 @@ def _of_model(context: Any) -> Iterator[str]:
         yield "EAGLE (--speculative-algorithm) finds prefixes by pairs of tokens"
     if params.component_registry_override:
         names = ", ".join(sorted(str(name) for name in params.component_registry_override))
-        yield f"components of SGLang's own tree ({names}) have no place here"
+        yield f"components of SGLang's own tree ({names}) are not supported"
 
 
 def _of_tiers(context: Any) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _of_tiers(context: Any) -> Iterator[str]:
     memory = get_memory()
     for option in ("enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker"):
         if getattr(memory, option, False):
-            yield f"--{option.replace('_', '-')} brings a cache of its own"
+            yield f"--{option.replace('_', '-')} uses its own cache"
     if get_disagg().disaggregation_mode != "null":
         yield "prefill and decode on different servers (--disaggregation-mode) is not supported"
 

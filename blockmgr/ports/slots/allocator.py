@@ -1,4 +1,4 @@
-"""Slots for whole sequences, handed out with a version."""
+"""Slots for whole sequences, with versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SlotAllocator"]
 
 
 class _Cache(Protocol):
-    """The interface that learns which slots lose their content."""
+    """An object that is notified when slots lose their content."""
 
     def _shrinking(self, slot: int, keep: int) -> list[Change]: ...
 
@@ -28,7 +28,7 @@ class SlotAllocator:
     """Hands out slots, each for one whole sequence. Calls of several threads wait for one another.
 
     Args:
-        max_slots: How many there are, at least 1.
+        max_slots: Number of slots, at least 1.
 
     Raises:
         ValueError: ``max_slots`` out of its bounds.
@@ -46,8 +46,8 @@ class SlotAllocator:
 
     def __init__(self, max_slots: int) -> None:
         count = whole("max_slots", max_slots, 1, MAX_BLOCKS)
-        # A slot is a block, cached under its own number: so an unused slot keeps its
-        # content until it is the next in the eviction order, and can be had by its number.
+        # A slot is a block, cached under its own number: so an unused slot keeps its content until
+        # it is the next in the eviction order, and can be taken by its number.
         self._pool = BlockPool(count, 1)
         everything = self._pool.take(count)
         everything.sort()
@@ -69,7 +69,7 @@ class SlotAllocator:
         Returns:
             The slot; -1 if all are occupied or pinned.
         """
-        # Every slot that can be had is idle: none ever loses the number it is cached under.
+        # Every available slot is idle, and keeps the number that it is cached under.
         first = self._pool.idle_blocks(1).tolist()
         if not first:
             return -1
@@ -79,7 +79,7 @@ class SlotAllocator:
 
     @exclusive
     def free(self, idx: int) -> None:
-        """Gives a slot back. What it holds can be found until the slot is handed out again.
+        """Frees a slot. Its content can be found until the slot is handed out again.
 
         Raises:
             BlockStateError: The slot is not occupied.
@@ -93,12 +93,12 @@ class SlotAllocator:
 
     @exclusive
     def occupy(self, idx: int, prefix_len: int = 0) -> None:
-        """Takes this free slot, for what begins like its content; its version stays.
+        """Takes this free slot for a sequence with the same prefix; keeps its version.
 
         Args:
             idx: A free slot.
-            prefix_len: Tokens at its beginning that will not be written over; caches joined to
-                these slots go on finding them, and nothing beyond.
+            prefix_len: Leading tokens that will not be overwritten; caches attached to these slots
+                still find them, but nothing beyond.
 
         Raises:
             BlockStateError: The slot is occupied, or pinned.
@@ -121,7 +121,7 @@ class SlotAllocator:
 
     @exclusive
     def version(self, idx: int) -> int:
-        """How often the slot has been handed out by ``alloc``.
+        """How often ``alloc`` has handed out the slot.
 
         Raises:
             ValueError: There is no such slot.
@@ -130,20 +130,20 @@ class SlotAllocator:
 
     @property
     def free_count(self) -> int:
-        """Slots that are neither occupied nor pinned."""
+        """Number of slots that are neither occupied nor pinned."""
         return self._pool.num_available
 
     @exclusive
     def check_invariants(self) -> None:
-        """Recomputes the books of the core.
+        """Recomputes and checks the state of the core.
 
         Raises:
-            InvariantError: Something does not hold, which is a bug here.
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
         """
         self._pool.check_invariants()
 
     def _occupation(self, slot: int, keep: int) -> list[Change]:
-        """Takes an idle slot, of whose content this much stays."""
+        """Takes an idle slot, and keeps this many leading tokens of its content."""
         changes: list[Change] = [
             (self._pool.compiled.acquire, [slot]),
             (self._occupied.add, slot),

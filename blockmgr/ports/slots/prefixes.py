@@ -1,4 +1,4 @@
-"""Which slot begins with which tokens."""
+"""Finds slots by the tokens they begin with."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _NO_TOKENS = np.empty(0, np.uint32)
 
 
 class Copies(Protocol):
-    """What ``copy_kv`` needs of a KV cache: ``KVBlocks`` and ``PagedKVCache`` have it."""
+    """The interface of a KV cache for ``copy_kv``, such as ``KVBlocks`` and ``PagedKVCache``."""
 
     def copy(self, plan: CopyPlan) -> None:
         """Runs the block copies of a plan."""
 
 
 class PrefixCacheManager:
-    """Finds the slot that begins with the most tokens of a prompt.
+    """Finds the slot that shares the longest prefix with a prompt.
 
-    A slot stands for one token sequence at a time: the longest inserted for it, while each
-    insertion continues the one before. Calls of several threads wait for one another, and for those
-    of the slots' allocator.
+    A slot has one token sequence at a time: the longest one inserted for it, as long as each
+        insertion continues the previous one. Calls of several threads wait for one another, and for
+        calls of the slots' allocator.
 
     Args:
-        max_capacity: Tokens of all prefixes together, shared beginnings counted once; beyond, the
-            ends of the least recently used give way.
-        slots: The slots that it refers to. Without, it takes its caller's word for what they hold,
-            and the caller compares versions.
+        max_capacity: Most tokens of all prefixes together, with shared prefixes counted once; above
+            it, the ends of the least recently used prefixes are evicted.
+        slots: The allocator of the slots. Without it, the cache trusts the caller about their
+            content, and the caller compares versions.
 
     Raises:
         ValueError: ``max_capacity`` out of its bounds.
@@ -76,16 +76,16 @@ class PrefixCacheManager:
         capacity = whole("max_capacity", max_capacity, 1, MAX_BLOCKS)
         if slots is not None and not isinstance(slots, SlotAllocator):
             raise TypeError(f"slots must be a SlotAllocator, got {slots!r}")
-        # A token after a prefix is a block of one token, so a prefix is a chain of blocks.
+        # A block holds one token, so a prefix is a chain of blocks.
         self._pool = BlockPool(capacity, 1)
-        # By block that can be found: a slot whose content has this prefix; -1 if there is none
-        # any more. So along a chain, all that have one come first.
+        # For each findable block, a slot whose content has this prefix; -1 if there is none. Along
+        # a chain, all blocks with a slot come first.
         self._slot_of = np.full(capacity, -1, np.int64)
         self._contents: dict[int, npt.NDArray[np.uint32]] = {}
         self._versions: dict[int, int] = {}
         self._slots = slots
         self._tensors: tuple[Tensor, Tensor, int, KVBlocks] | None = None
-        # What one of them changes is the other's as well, so they have one between them.
+        # Both change common state, so they share one mutex.
         self._mutex = new_mutex() if slots is None else slots._mutex
         if slots is not None:
             with self._mutex:
@@ -100,18 +100,18 @@ class PrefixCacheManager:
 
     @exclusive
     def insert(self, token_ids: Tokens, slot: int, slot_ver: int) -> None:
-        """Says that the slot holds the K/V of these tokens, and pins them until ``release``.
+        """Records that the slot holds the K/V of these tokens, and pins them until ``release``.
 
         Args:
             token_ids: The computed tokens, at least one.
             slot: A slot.
-            slot_ver: Its version at the moment.
+            slot_ver: Its current version.
 
         Raises:
-            OutOfBlocksError: Too many pinned tokens to keep these.
+            OutOfBlocksError: Too many other tokens are pinned.
             NeverFitsError: More tokens than ``max_capacity``.
             SequenceStateError: The slot holds other tokens, which are pinned.
-            ValueError: A value out of its bounds, or a version that has passed.
+            ValueError: A value out of its bounds, or an old version.
             TypeError: A value of the wrong type.
         """
         path = self._path(token_ids)
@@ -138,7 +138,7 @@ class PrefixCacheManager:
                 both = min(len(old), len(path))
                 again = old[:both] == path[:both]
                 owners[:both][again] = left[:both][again]
-            # Tokens without an owner are this slot's now, and so are the added ones.
+            # This slot becomes the owner of tokens without one and of the added ones.
             owners[owners < 0] = slot
             changes += [
                 (self._slot_of.put, path, owners),
@@ -155,10 +155,10 @@ class PrefixCacheManager:
 
     @exclusive
     def find(self, token_ids: Tokens) -> tuple[int, int, int]:
-        """The longest prefix of these tokens that a slot holds; it counts as used.
+        """The longest prefix of these tokens that a slot holds; counts as a use.
 
         Returns:
-            How many tokens, the slot, and its version when they were inserted; ``(0, -1, 0)`` if
+            The number of tokens, the slot, and its version at the insertion; ``(0, -1, 0)`` if
             there is none.
 
         Raises:
@@ -178,7 +178,7 @@ class PrefixCacheManager:
 
     @exclusive
     def pin(self, token_ids: Tokens) -> None:
-        """Keeps a prefix, and the slot that ``find`` answers for it, until ``release``.
+        """Pins a prefix, and the slot that ``find`` returns for it, until ``release``.
 
         Raises:
             ValueError: No slot holds these tokens.
@@ -190,7 +190,7 @@ class PrefixCacheManager:
 
     @exclusive
     def release(self, token_ids: Tokens) -> None:
-        """Takes one pin back, of ``insert`` or of ``pin``. The prefix can still be found.
+        """Removes one pin of ``insert`` or ``pin``. The prefix can still be found.
 
         Raises:
             ValueError: The tokens are not pinned.
@@ -215,20 +215,21 @@ class PrefixCacheManager:
     ) -> None:
         """Copies the K/V of a cached prefix to the beginning of another slot.
 
-        The target is not found with anything else that it held, even if the copy is interrupted.
+        The earlier content of the target is forgotten, even if the copy is interrupted.
 
         Args:
-            token_ids: Tokens that a slot begins with, as ``find`` says.
-            target_slot: An occupied slot to write to. To the slot they are in, nothing is copied.
+            token_ids: Tokens that a slot begins with, as in ``find``.
+            target_slot: An occupied slot to write to. If it holds the tokens already, nothing is
+                copied.
             kv_cache: A ``KVBlocks`` or ``PagedKVCache`` with a block for each slot, or a tensor of
                 keys and one of values, ``[max_slots, max_tokens, num_layers, ...]``.
-            n_layers: Copy these first layers of the tensors only. With fewer than all of them,
+            n_layers: Number of leading layers of the tensors to copy. With fewer than all layers,
                 and in layouts that scatter tokens, the whole slot is copied.
 
         Raises:
             SequenceStateError: The target holds other tokens, which are pinned.
             BlockStateError: The target is not occupied.
-            CopyError: The KV cache has no such slot, or a slot of it fewer tokens.
+            CopyError: The KV cache has no such slot, or its slots have fewer tokens.
             ValueError: No slot holds these tokens, or a value out of its bounds.
         """
         node, length = self._held(token_ids)
@@ -245,28 +246,28 @@ class PrefixCacheManager:
         kv = self._registered(kv_cache, n_layers)
         columns = (np.array([number], np.int32) for number in (source, target, length))
         plan = CopyPlan(0, *columns)
-        # Forgotten first: whatever ends the copy, the target is not found with what it lost.
+        # Forgotten first, so that lost content is never found, even if the copy fails.
         back = self._restoration(target)
         at_once(self._shrinking(target, keep), None)
         try:
             kv.copy(plan)
-        except Exception:  # refused, so nothing is written
+        except Exception:  # refused: nothing was written
             at_once(back, None)
             raise
 
     @exclusive
     def check_invariants(self) -> None:
-        """Recomputes the books of the core.
+        """Recomputes and checks the state of the core.
 
         Raises:
-            InvariantError: Something does not hold, which is a bug here.
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
         """
         self._pool.check_invariants()
 
     # Chains.
 
     def _path(self, token_ids: Tokens) -> npt.NDArray[np.int32]:
-        """The blocks of the longest prefix that is known, whether or not a slot holds it."""
+        """The blocks of the longest known prefix, whether or not a slot holds it."""
         try:
             return self._pool.find(token_ids)
         except (TypeError, ValueError) as error:
@@ -299,7 +300,7 @@ class PrefixCacheManager:
         path: npt.NDArray[np.int32],
         fresh: npt.NDArray[np.int32],
     ) -> list[Change]:
-        """Makes the whole chain known, and keeps the reference to its last block alone."""
+        """Promotes the whole chain, and keeps only the reference to its last block."""
         if not len(fresh):
             return []
         calls = self._pool.compiled
@@ -332,12 +333,12 @@ class PrefixCacheManager:
         return [(self._slots._pool.compiled.acquire, [slot])]
 
     def _pins(self, slot: int, start: int) -> bool:
-        """Whether anything that the slot answers for, beyond so many tokens, is pinned."""
+        """Whether a prefix that the slot serves, beyond this many tokens, is pinned."""
         path = self._path(self._contents[slot])[start:]
         return bool(self._pool.ref_count(path)[self._slot_of[path] == slot].any())
 
     def _shrinking(self, slot: int, keep: int) -> list[Change]:
-        """The slot holds no more than this many of its tokens; others answer for the rest."""
+        """Cuts the slot's content down to this many tokens; other slots take over the rest."""
         content = self._contents.get(slot)
         if content is None or keep >= len(content):
             return []
@@ -347,7 +348,7 @@ class PrefixCacheManager:
         return [*changes, (self._contents.pop, slot), (self._versions.pop, slot)]
 
     def _left(self, slot: int, keep: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """The blocks of what a slot holds, and who answers for each once it holds that much."""
+        """The blocks of a slot's content, and the slot that serves each after the cut."""
         content = self._contents.get(slot, _NO_TOKENS)
         path = self._path(content)
         shared = {o: _common(held, content) for o, held in self._contents.items() if o != slot}
@@ -362,7 +363,7 @@ class PrefixCacheManager:
         return path, owners
 
     def _restoration(self, slot: int) -> list[Change]:
-        """Lets a slot hold what it holds at the moment, whatever it has lost since."""
+        """Changes that restore a slot's current content, whatever it loses meanwhile."""
         if slot not in self._contents:
             return []
         path = self._path(self._contents[slot])
@@ -394,7 +395,7 @@ class PrefixCacheManager:
 
 
 def _common(left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> int:
-    """How many tokens two sequences have in common at their beginning."""
+    """The length of the common prefix of two sequences."""
     length = min(len(left), len(right))
     differs = np.flatnonzero(left[:length] != right[:length])
     return int(differs[0]) if len(differs) else length

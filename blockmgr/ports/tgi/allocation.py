@@ -1,4 +1,4 @@
-"""What a request holds."""
+"""The blocks of a request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["BlockAllocation", "Link"]
 class BlockAllocation:
     """The blocks of one request, from ``allocate``. Frees itself when it is dropped.
 
-    ``async with`` closes it at the end, or discards it if the end is an exception, cancellation
-    included. It cannot be copied: two owners would free it twice.
+    ``async with`` closes it at the end, or discards it after an exception, including a
+    cancellation. It cannot be copied, because two owners would free it twice.
     """
 
     __slots__ = (
@@ -34,13 +34,13 @@ class BlockAllocation:
     )
 
     allocation_id: int
-    """Names the allocation. Its allocator does not give it out again."""
+    """Id of the allocation, which its allocator never reuses."""
 
     blocks: npt.NDArray[np.int32]
     """``int32[num_blocks]`` on the host: block ids in logical order. They never change."""
 
     slots: npt.NDArray[np.int64]
-    """``int64[tokens]`` on the host: the slot of each token. With a window they wrap."""
+    """``int64[tokens]`` on the host: the slot of each token; cyclic with a window."""
 
     prefix_len: int
     """Leading tokens of the prompt whose K/V need not be computed: at most all but one."""
@@ -78,22 +78,22 @@ class BlockAllocation:
 
     @property
     def is_closed(self) -> bool:
-        """Whether its blocks have been given back."""
+        """Whether its blocks have been released."""
         return self.allocation_id not in self._allocator._links
 
     @property
     def is_ready(self) -> bool:
-        """Whether the K/V of the prefix is in place: no forward may read it before.
+        """Whether the K/V of the prefix is in place; no forward may read it before.
 
         False at first if part of a block was found, until the next plan of copies is applied.
         """
         return self._allocator._is_ready(self.allocation_id)
 
     def commit(self, num_computed_tokens: int | None = None) -> None:
-        """Declares the K/V of the first tokens of the prompt written, so that others find them.
+        """Declares the K/V of leading prompt tokens written, so that other requests find them.
 
         Args:
-            num_computed_tokens: From the present value, ``prefix_len`` at first, up to
+            num_computed_tokens: From the current value, initially ``prefix_len``, up to
                 ``len(prefill_tokens)``; ``None`` for all of them.
 
         Raises:
@@ -105,9 +105,10 @@ class BlockAllocation:
         self._allocator._commit(self, num_computed_tokens)
 
     def close(self) -> None:
-        """The regular end of a request: its prompt was computed, and stays findable.
+        """Ends the request regularly: its prompt is computed and stays findable.
 
-        If the prefix still waits for a copy, no forward can have run, and this is ``discard``.
+        If the prefix still waits for a copy, no forward can have run, and this acts like
+        ``discard``.
 
         Raises:
             UnknownSequenceError: The allocation is closed.
@@ -115,7 +116,7 @@ class BlockAllocation:
         self._allocator._end(self.allocation_id, self)
 
     def discard(self) -> None:
-        """Any other end, and what a drop does: only what was committed stays findable.
+        """Ends the request otherwise, as dropping it does: only committed tokens stay findable.
 
         Raises:
             UnknownSequenceError: The allocation is closed.
@@ -124,7 +125,7 @@ class BlockAllocation:
 
 
 class Link(ref[BlockAllocation]):
-    """Outlives an allocation that is dropped, to say which one it was."""
+    """Outlives a dropped allocation, to identify it."""
 
     __slots__ = ("allocation_id",)
 

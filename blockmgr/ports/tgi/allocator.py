@@ -1,4 +1,4 @@
-"""Blocks for the requests of many tasks."""
+"""The block allocator for the requests of many tasks."""
 
 from __future__ import annotations
 
@@ -37,29 +37,30 @@ if TYPE_CHECKING:
 __all__ = ["BlockAllocator"]
 
 MAX_TOKENS = 2**31 - 1  # token positions are int32
-# The block table array has a row for each allocation, and memory only where rows are used. Some
-# systems refuse to promise much more than they have, so a gibibyte of it must do, or this many.
+# The block table array has a row for each allocation, and uses memory only for used rows. Some
+# systems limit overcommitted memory, so the array has at most a gibibyte, or at least this many
+# rows.
 MAX_TABLE_ENTRIES = 2**28
 MIN_ALLOCATIONS = 256
-# A prompt of one token finds nothing, and without a commit nothing finds it.
+# A prompt of one token finds nothing, and is not found without a commit.
 _NO_PROMPT: Tokens = [0]
 
 
 class BlockAllocator:
-    """Hands blocks to many asyncio tasks of one event loop.
+    """Allocates blocks for many asyncio tasks of one event loop.
 
-    No call waits for another, so each is atomic among tasks, and none is lost to a cancellation.
-    An allocation may be dropped anywhere, in another thread too: its blocks are back by the next
-    call. All other calls belong to the loop's thread.
+    No call waits for another one, so each is atomic among tasks, and a cancellation loses none. An
+    allocation may be dropped in any thread: its blocks are released by the next call. All other
+    calls belong to the loop's thread.
 
     Args:
-        max_batch_total_tokens: Tokens the KV cache holds, those of block 0 included, which is kept
-            back; at least two blocks of them.
+        max_batch_total_tokens: Tokens in the KV cache, including those of the reserved block 0; at
+            least two blocks.
         block_size: Tokens per block, ``1 … 65535``.
         prefix_caching: Whether prompts share prefixes.
-        window_size: Tokens of a sliding window. No request holds more blocks than a window takes,
-            and its slots are used over and over. Not applied with ``prefix_caching``: a prefix
-            that was written over is of no use to others.
+        window_size: Tokens of a sliding window. A request holds at most the blocks of a window, and
+            reuses its slots cyclically. Ignored with ``prefix_caching``, because others cannot use
+            an overwritten prefix.
         eviction: As in ``ManagerConfig``.
 
     Raises:
@@ -102,7 +103,7 @@ class BlockAllocator:
         self._manager = BlockManager(
             total // size,
             size,
-            # Each allocation has a block of its own, so no more rows are ever needed.
+            # Each allocation has a private block, so more rows are never needed.
             max_seqs=min(capacity, max(MIN_ALLOCATIONS, MAX_TABLE_ENTRIES // capacity)),
             prefix_caching=prefix_caching,
             dedup="append_only",  # the blocks of an allocation never change
@@ -114,10 +115,10 @@ class BlockAllocator:
         self._caching = prefix_caching
         self._window_size = MAX_TOKENS if prefix_caching else window
         self._links: dict[int, Link] = {}
-        # Allocations are dropped anywhere: in other threads, and by the garbage collector in the
-        # middle of a call of the manager. Appending here is all that happens then.
+        # Allocations may be dropped in other threads, and by the garbage collector inside a call of
+        # the manager. A drop only appends to this list.
         self._dropped: deque[ref[BlockAllocation]] = deque()
-        # Whose prefix may wait for a copy of the plan to come, and of the plan that is open.
+        # Allocations whose prefix may wait for a copy: of the next plan, and of the open plan.
         self._waiting: set[int] = set()
         self._in_flight: set[int] = set()
         self._open: list[CopyPlan] = []
@@ -132,10 +133,10 @@ class BlockAllocator:
 
     @property
     def manager(self) -> BlockManager:
-        """The manager that does the work, for its statistics. Its sequences belong to the port."""
+        """The underlying manager, for its statistics. Its sequences belong to the port."""
         dropped = self._dropped
         while dropped:
-            # One that was never handed out is not known, and may have no id.
+            # An allocation that was never returned is unknown, and may have no id.
             allocation_id = getattr(dropped[0], "allocation_id", -1)
             release = self._release(allocation_id) if allocation_id in self._links else []
             at_once([*release, (dropped.popleft,)], None)
@@ -143,24 +144,24 @@ class BlockAllocator:
 
     @property
     def num_available(self) -> int:
-        """Blocks that could be handed out now: free and idle."""
+        """Blocks that can be handed out: free and idle."""
         return self.manager.num_available
 
     async def allocate(
         self, tokens: int, prefill_tokens: Tokens | None = None
     ) -> BlockAllocation | None:
-        """Reserves slots for all tokens of a request: its prompt, and all it may generate.
+        """Reserves slots for all tokens of a request: its prompt and its output.
 
         Args:
             tokens: Prompt and generated tokens together, ``1 … 2**31 - 1``.
-            prefill_tokens: The prompt, for finding its longest cached prefix; up to ``tokens``
-                tokens, at least one. ``None`` to share nothing.
+            prefill_tokens: The prompt, whose longest cached prefix is reused; 1 to ``tokens``
+                tokens. ``None`` for no sharing.
 
         Returns:
             The allocation; ``None`` if there is no room for it at the moment.
 
         Raises:
-            NeverFitsError: It would not fit if it were alone.
+            NeverFitsError: It does not fit even if it is alone.
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
 
@@ -185,13 +186,13 @@ class BlockAllocator:
             waits = {handle} if allocation.prefix_len % self.block_size else set()
             known = (self._links.__setitem__, handle, link)
             return at_once((known, (self._waiting.update, waits), (handles.clear,)), allocation)
-        except BaseException:  # no memory, say
+        except BaseException:  # out of memory, say
             for handle in handles:
                 self._manager.free(handle)
             raise
 
     def free(self, blocks: npt.ArrayLike, allocation_id: int) -> None:
-        """Closes the allocation of this id, as its ``close`` does.
+        """Closes the allocation with this id, like its ``close``.
 
         Raises:
             UnknownSequenceError: No such allocation is open.
@@ -210,10 +211,10 @@ class BlockAllocator:
 
     @asynccontextmanager
     async def copies(self) -> AsyncIterator[CopyPlan]:
-        """The block copies due before the next forward, for ``async with``.
+        """The block copies to run before the next forward, for ``async with``.
 
-        Run them inside, all at once or in any order. An end by an exception makes them due again.
-        If another task has a plan open, this waits for it; allocating does not.
+        Run them inside the context, all at once or in any order. After an exception they are
+        pending again. If another task has an open plan, this waits for it; ``allocate`` does not.
         """
         while self._open:
             await self._closed.wait()
@@ -221,7 +222,7 @@ class BlockAllocator:
             try:
                 self._closed.clear()
                 calls = self.manager.compiled
-                # Noted down in the instruction that takes it.
+                # Recorded in the instruction that takes it.
                 self._open.extend(starmap(calls.take_copies, ((),)))
                 [plan] = self._open
                 at_once(((self._in_flight.update, self._waiting), (self._waiting.clear,)), None)
@@ -230,11 +231,11 @@ class BlockAllocator:
                 at_once((applied, (self._in_flight.clear,), (self._open.clear,)), None)
             finally:
                 self._close_plan()
-        finally:  # once more, if an exception from outside came in between
+        finally:  # again, if an exception from outside interrupted it
             self._close_plan()
 
     def _close_plan(self) -> None:
-        """Makes the copies of a plan that is open due again, and lets the next task have one."""
+        """Makes the copies of the open plan pending again, and lets the next task continue."""
         for plan in self._open[:]:
             aborted = (self._manager.compiled.copies_aborted, plan.ticket)
             due = (self._waiting.update, self._in_flight)
@@ -242,7 +243,7 @@ class BlockAllocator:
         self._closed.set()
 
     def _admit(self, prompt: Tokens, num_slots: int, handles: list[int]) -> bool:
-        """Whether there is room; the handle is noted down in the instruction that makes it."""
+        """Whether there is room; records the handle in the instruction that creates it."""
         try:
             calls = self.manager.compiled
             handles.extend(map(calls.admit, (prompt,), (b"",), (None,), (num_slots,), (True,)))
@@ -274,7 +275,7 @@ class BlockAllocator:
     def _end(self, allocation_id: int, computed: BlockAllocation | None = None) -> None:
         if allocation_id not in self._links:
             raise UnknownSequenceError(allocation_id)
-        calls = self.manager.compiled  # what was dropped before goes first
+        calls = self.manager.compiled  # first release what was dropped before
         changes = self._release(allocation_id)
         most = computed._num_prompt_tokens if computed is not None and self._caching else 0
         if most and self._is_ready(allocation_id):

@@ -1,7 +1,7 @@
-"""Hugging Face transformers on a paged KV cache: an unmodified model, read through block tables.
+"""Hugging Face transformers on a paged KV cache, with unmodified models.
 
-``PagedModel`` is a model without a loop around it, for engines of one's own; the loop is in
-``blockmgr.ports.engine``.
+``PagedModel`` is a model without a generation loop, for your own engine; ``blockmgr.ports.engine``
+has a loop.
 """
 
 from blockmgr.ports.transformers.attention import (

@@ -1,8 +1,8 @@
-"""Attention over a paged KV cache: where a batch's K/V goes, and how each context is read back.
+"""Attention over a paged KV cache: writes a batch's K/V and reads its contexts.
 
-A forward takes several sequences at once, laid end to end: chunks of prompts beside single decoded
-tokens, all of different lengths. For every layer, all new K/V is written before any is read, so
-sequences of one forward may share blocks that are only being filled.
+A forward takes several concatenated sequences of different lengths: chunks of prompts, and single
+decoded tokens. In every layer, all new K/V is written before any K/V is read, so sequences of one
+forward may share blocks that this forward fills.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Expand: TypeAlias = "Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupTables:
-    """Where the layers of one group write and read. All on the host.
+    """The slots and block tables of one group of layers. All on the host.
 
     Attributes:
-        slots: ``int64[num_tokens]``, where the K/V of each token goes; None for states.
-        block_tables: ``int32[num_seqs, width]``; of states ``int32[num_seqs, 1]``.
+        slots: ``int64[num_tokens]``, the slot for the K/V of each token; None for states.
+        block_tables: ``int32[num_seqs, width]``; for states ``int32[num_seqs, 1]``.
     """
 
     slots: npt.NDArray[np.int64] | None
@@ -50,21 +50,21 @@ class GroupTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PagedBatch:
-    """The tokens of one forward, and where their K/V and their contexts are. All on the host.
+    """The tokens of one forward, their slots, and their contexts. All on the host.
 
     Attributes:
-        tokens: ``int64[num_tokens]``, the sequences' tokens laid end to end.
-        positions: ``int64[num_tokens]``, the position of each in its sequence.
-        slots: ``int64[num_tokens]``, where the K/V of each goes; ``PAD_SLOT`` writes nothing.
+        tokens: ``int64[num_tokens]``, the concatenated tokens of the sequences.
+        positions: ``int64[num_tokens]``, the position of each token in its sequence.
+        slots: ``int64[num_tokens]``, the slot for the K/V of each; ``PAD_SLOT`` writes nothing.
         query_lens: ``int64[num_seqs]``, tokens of each sequence, at least 1.
-        context_lens: ``int64[num_seqs]``, tokens each sequence reads, these included.
+        context_lens: ``int64[num_seqs]``, tokens that each sequence reads, including these.
         block_tables: ``int32[num_seqs, width]``; entries past a sequence's context are not used.
-        outputs: ``int64[num_outputs]``, indices into ``tokens`` of those whose logits are wanted.
-        groups: Of a cache by groups, the tables of each group; ``slots`` and ``block_tables`` are
-            then not used.
+        outputs: ``int64[num_outputs]``, indices into ``tokens`` of those whose logits are needed.
+        groups: For a cache with groups, the tables of each group; ``slots`` and ``block_tables``
+            are then ignored.
 
     Raises:
-        ValueError: The arrays do not fit together.
+        ValueError: The arrays are inconsistent.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -99,14 +99,14 @@ class PagedBatch:
                 )
 
     def of_group(self, group: int) -> PagedBatch:
-        """The batch as the layers of one group with attention see it."""
+        """The batch for the layers of one group with attention."""
         own = self.groups[group]
         assert own.slots is not None
         return replace(self, slots=own.slots, block_tables=own.block_tables, groups=())
 
 
 class Reader(Protocol):
-    """Reads the contexts of one batch, layer by layer."""
+    """Computes attention over the contexts of one batch, layer by layer."""
 
     def attend(
         self,
@@ -122,22 +122,22 @@ class Reader(Protocol):
     ) -> torch.Tensor:
         """Causal attention of each token over its sequence's context.
 
-        The last three arguments are given to layers that need them, and to no others.
+        Only layers that need the last three arguments get them.
 
         Args:
-            layer: Layer whose K/V is read; this batch's is written already.
+            layer: Layer to read; the K/V of this batch is written already.
             query: ``[num_tokens, num_heads, head_dim]``, on the cache's device.
             scale: Factor on the scores.
-            window: Tokens that a token sees, itself included; ``None`` for all.
-            softcap: Bound the scores smoothly to ``(-softcap, softcap)``; ``None`` for no bound.
-            chunk: A token sees those of its own chunk of so many; ``None`` for all.
-            sinks: ``[num_heads]``: a score beside those of the tokens, whose weight goes to no
-                value; ``None`` for no sink.
-            expand: Of a layer that keeps latents, what makes K and V of them.
+            window: Tokens that a token sees, including itself; ``None`` for all.
+            softcap: Smooth bound of the scores, ``(-softcap, softcap)``; ``None`` for no bound.
+            chunk: Size of chunks; a token sees only its own chunk. ``None`` for all tokens.
+            sinks: ``[num_heads]``: an additional score whose weight goes to no value; ``None`` for
+                no sink.
+            expand: For a layer that keeps latents, the function that expands them to K and V.
 
         Returns:
-            ``[num_tokens, num_heads, value_dim]``; values have the size of ``query``, or what
-            ``expand`` gives them.
+            ``[num_tokens, num_heads, value_dim]``; values have the size of ``query``, or the size
+            that ``expand`` returns.
         """
         ...
 
@@ -146,25 +146,25 @@ class Kernel(Protocol):
     """One way to compute attention over a paged cache."""
 
     def plan(self, batch: PagedBatch) -> Reader:
-        """Gets ready for the layers of one forward."""
+        """Prepares for the layers of one forward."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Alike:
-    """Sequences that are attended together: as many queries each, and contexts alike in size.
+    """Sequences to process together: same number of queries, similar context lengths.
 
     Attributes:
-        rows: ``int64[num_seqs * num_queries]`` on the device: their tokens in the batch.
+        rows: ``int64[num_seqs * num_queries]`` on the device: indices of their tokens in the batch.
         tables: ``int64[num_seqs, width]`` on the device.
         lens: ``int64[num_seqs]`` on the device: context lengths.
         num_queries: Queries of each sequence.
         shortest: Smallest context length.
         longest: Largest context length.
-        block_size: Tokens a block.
-        whole: No sequence has a context before its queries.
-        masks: By window and chunk: ``bool[num_seqs, 1, num_queries, num_keys]``, made when first
-            needed.
+        block_size: Tokens per block.
+        whole: Whether no sequence has a context before its queries.
+        masks: By window and chunk: ``bool[num_seqs, 1, num_queries, num_keys]``, created on first
+            use.
     """
 
     rows: torch.Tensor
@@ -178,7 +178,7 @@ class _Alike:
     masks: dict[tuple[int | None, int | None], torch.Tensor] = field(default_factory=dict)
 
     def first_block(self, window: int | None, chunk: int | None) -> int:
-        """Blocks before this one are read by no query: they may be gone."""
+        """The first block that any query reads; earlier ones may be gone."""
         first = self.shortest - self.num_queries
         if window is not None:
             return max(0, first - window + 1) // self.block_size
@@ -203,7 +203,7 @@ class _Alike:
 
 
 class SdpaKernel:
-    """Gathers each context from its blocks and attends with torch: any device, any block size.
+    """Gathers each context from its blocks and computes attention with torch, on any device.
 
     Args:
         cache: The cache to read.
@@ -213,14 +213,14 @@ class SdpaKernel:
         self._cache = cache
 
     def plan(self, batch: PagedBatch) -> Reader:
-        """Sorts the sequences into groups that are attended together."""
+        """Sorts the sequences into groups to process together."""
         block_size = self._cache.block_size
         num_blocks = -(-batch.context_lens // block_size)
         alike: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for i, (queries, blocks) in enumerate(
             zip(batch.query_lens.tolist(), num_blocks.tolist(), strict=True)
         ):
-            # By powers of two, so that a short context is not padded to the longest one's size.
+            # By powers of two, so that short contexts are not padded to the longest one.
             alike[queries, blocks.bit_length()].append(i)
         starts = np.cumsum(batch.query_lens) - batch.query_lens
         groups = [
@@ -303,7 +303,7 @@ class _SdpaReader:
         keys, values = self._cache.keys(layer), self._cache.values(layer)
         if expand is not None:
             return expand(_context(keys, alike, first))
-        assert values is not None  # only latents are without
+        assert values is not None  # only latents have no V
         return _context(keys, alike, first), _context(values, alike, first)
 
 
@@ -316,8 +316,8 @@ def _context(blocks: torch.Tensor, alike: _Alike, first: int) -> torch.Tensor:
 def _decoded(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    # With one query a sequence, the heads that share a K/V head can stand in for queries: nothing
-    # is repeated, and the mask, being the same for all of them, broadcasts.
+    # With one query per sequence, the heads that share a K/V head can take the place of queries:
+    # K/V is not repeated, and the mask, which is the same for all of them, is broadcast.
     packed = q.unflatten(1, (k.shape[1], -1)).squeeze(3)
     out = F.scaled_dot_product_attention(packed, k, v, attn_mask=mask, scale=scale)
     return out.flatten(1, 2).unsqueeze(2)
@@ -333,7 +333,7 @@ def _spelled_out(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    # torch's fused attention has neither a cap nor sinks.
+    # torch's fused attention supports neither a cap nor sinks.
     heads = q.unflatten(1, (k.shape[1], -1))
     scores = heads @ k.unsqueeze(2).transpose(3, 4) * scale
     if softcap is not None:

@@ -1,4 +1,4 @@
-"""One forward: K/V into its slots, attention through the tables, states in and out of blocks."""
+"""One forward: writes K/V, computes attention over block tables, moves states."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ __all__ = ["Forward", "StateMemory", "resumes"]
 
 
 class Forward:
-    """What the attention layers of one forward share.
+    """The shared state of the attention layers in one forward.
 
     Args:
-        cache: Where K/V goes.
-        kernel: How it is read.
-        batch: Whose K/V it is.
-        needs: What each layer reads.
-        past: What stands in for transformers' cache, where latents are handed over; None if nothing
-            does.
+        cache: The cache for K/V.
+        kernel: The attention kernel.
+        batch: The batch.
+        needs: The needs of each layer.
+        past: Stand-in for transformers' cache, which receives latents; None if there is none.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Forward:
         self._past = past
         self._layers = needs.layers
         self._chunks = needs.chunks
-        # Of each group, or of the one that there is.
+        # For each group, or for the only one.
         self._places: dict[int, int] = {}
         groups = [batch]
         if isinstance(cache, GroupedKVCache):
@@ -77,7 +76,7 @@ class Forward:
         **options: Any,
     ) -> torch.Tensor:
         """The attention of one layer: see ``Attends``."""
-        # transformers hands over [rows, heads, tokens, dim].
+        # transformers passes [rows, heads, tokens, dim].
         query, key, value = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
         layer: int = module.layer_idx  # type: ignore[assignment]
         self._attended.append(layer)
@@ -105,7 +104,7 @@ class Forward:
         )
 
     def check_complete(self, model_type: str) -> None:
-        """Raises unless every layer with attention has attended here, once."""
+        """Checks that every layer with attention has called this exactly once."""
         if sorted(self._attended) != self._due:
             raise UnsupportedModelError(
                 model_type,
@@ -115,23 +114,23 @@ class Forward:
 
 
 class StateMemory:
-    """The states of recurrent layers, between the blocks and what a forward holds of them.
+    """Moves states of recurrent layers between blocks and a forward.
 
     Args:
-        cache: Where states are.
-        config: Of the model.
-        needs: What each layer keeps.
+        cache: The cache with the states.
+        config: Config of the model.
+        needs: The needs of each layer.
     """
 
     def __init__(self, cache: GroupedKVCache, config: PretrainedConfig, needs: Needs) -> None:
         self._cache = cache
         self._config = config
         self._needs = needs
-        # Of each: its number in the model, in the cache, and its group.
+        # For each: its index in the model, its index in the cache, and its group.
         self._layers = [(*pair, cache.shape.place(pair[1])[0]) for pair in needs.state_layers]
 
     def load(self, batch: PagedBatch, *, is_fresh: bool) -> Past:
-        """The states that the sequences of a batch go on from; those that begin have none."""
+        """The states from which the sequences of a batch continue; none for fresh ones."""
         past = Past(self._config, 0 if is_fresh else int(batch.positions[0]))
         if not is_fresh:
             for layer, place, group in self._layers:
@@ -141,10 +140,11 @@ class StateMemory:
         return past
 
     def store(self, batch: PagedBatch, past: Past) -> None:
-        """Puts the states of a forward into the blocks of their sequences.
+        """Stores the states of a forward in the blocks of their sequences.
 
         Raises:
-            UnsupportedModelError: A state is not what the trial has seen. No state has been stored.
+            UnsupportedModelError: A state differs from the one in the trial. No state has been
+                stored.
         """
         new = {layer: past.states(layer) for layer, _, _ in self._layers}
         for layer, place, _ in self._layers:
@@ -171,7 +171,7 @@ def _described(states: Any) -> str:
 
 
 class _Echo:
-    """Stands in for attention where only states count."""
+    """Replaces attention when only states matter."""
 
     def attend(
         self,
@@ -187,16 +187,16 @@ class _Echo:
 
 
 def resumes(model: torch.nn.Module, needs: Needs, device: torch.device) -> bool:
-    """Whether the layers go on from a state by several tokens at a time.
+    """Whether the layers can continue from a state by several tokens at a time.
 
-    The recurrences of some families do not read their state, unless it is a single token. Then two
-    tokens leave the same state after any other. Asked of the first layer: what others get depends
-    on it.
+    The recurrences of some families ignore their state unless they get a single token: then two
+    tokens lead to the same state from every state. Only the first layer is tested, because the
+    inputs of the others depend on it.
 
     Args:
-        model: With its weights, attending under a name of ``interface``.
-        needs: What its layers keep.
-        device: Where it is.
+        model: The model with weights, which uses an attention function of ``interface``.
+        needs: The needs of its layers.
+        device: Device of the model.
     """
     after = []
     tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""What a model's generation config asks for and nothing here applies."""
+"""Finds settings of a model's generation config that the engine does not apply."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ignored_settings"]
 
-# With the value that changes nothing; None never does. Whatever a caller chooses with ``Sampling``
-# or ``BeamConfig`` is not here: those say everything there is to say about it.
+# Settings with their neutral values; None is always neutral. Settings that ``Sampling`` or
+# ``BeamConfig`` cover are not in this table.
 OF_EVERY_TOKEN: Final[dict[str, Any]] = {
     "bad_words_ids": [],
     "begin_suppress_tokens": [],
@@ -52,10 +52,10 @@ def ignored_settings(config: GenerationConfig, *, draws: bool = True) -> dict[st
 
     Args:
         config: A model's generation config.
-        draws: Whether tokens are drawn; some settings change nothing else.
+        draws: Whether tokens are sampled; some settings only affect sampling.
 
     Returns:
-        Values by name, by the order of names.
+        Values by name, sorted by name.
     """
     neutral = OF_EVERY_TOKEN | (OF_DRAWN_TOKENS if draws else {})
     found = {name: getattr(config, name, None) for name in sorted(neutral)}

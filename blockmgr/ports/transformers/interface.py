@@ -1,9 +1,9 @@
-"""transformers' attention interface: the functions registered there, and which forwards use them.
+"""Registers attention functions in transformers, and selects the forwards that use them.
 
-Each layer of a model asks its config for the name of an attention function, and looks the name up
-in a registry of the process. Nothing here writes to a config: while ``attending`` runs, and in its
-thread alone, the configs of one model answer with a name of this module. Any other thread, and any
-other model, reads what the config holds.
+Each layer of a model reads the name of an attention function from its config, and looks the name up
+in a registry of the process. This module does not write to configs: inside ``attending``, and only
+in its thread, the configs of one model return a name of this module. Other threads and other models
+read the config's own value.
 
 Source: ``AttentionInterface`` and ``AttentionMaskInterface`` of transformers 5.
 """
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["ATTENTION", "TRIAL", "Attends", "AttentionConfigs", "attending", "mask_rule"]
 
 ATTENTION: Final = "blockmgr"
-"""Name under which a forward over a paged cache attends. No mask is made for it."""
+"""Name of the attention function for a forward over a paged cache, without a mask."""
 
 TRIAL: Final = "blockmgr_trial"
-"""Name for a forward without weights. A mask is made for it, and ``mask_rule`` tells by what."""
+"""Name for a forward without weights, with a mask for which ``mask_rule`` has the rule."""
 
 
 class Attends(Protocol):
-    """What a forward is given as ``paged_batch``."""
+    """The object that a forward gets as ``paged_batch``."""
 
     def attend(
         self,
@@ -57,7 +57,7 @@ class AttentionConfigs:
     """The configs that a model's layers ask for their attention function.
 
     Args:
-        model: The model. Configs of its own, of its submodules and inside of configs count.
+        model: The model. Includes configs of submodules and nested configs.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -68,7 +68,7 @@ class AttentionConfigs:
             if id(config) not in found:
                 found[id(config)] = config
                 todo += _configs_in(getattr(config, name, None) for name in config.sub_configs)
-        self._by_id = found  # keeps them alive, so that no id is used again
+        self._by_id = found  # keeps them alive, so that no id is reused
 
     def __contains__(self, config: PretrainedConfig) -> bool:
         return id(config) in self._by_id
@@ -79,7 +79,7 @@ def _configs_in(values: Iterable[object]) -> list[PretrainedConfig]:
 
 
 class _Running(threading.local):
-    """Of each thread: whose forward runs in it, and under which name that one attends."""
+    """For each thread: the model whose forward runs in it, and its attention function."""
 
     configs: AttentionConfigs | None = None
     name: str = ATTENTION
@@ -91,15 +91,14 @@ _stored_name: Final[Callable[[PretrainedConfig], str | None]] = _stored.fget
 
 
 def _attn_implementation(config: PretrainedConfig) -> str | None:
-    """The attention function that a config names, in place of transformers' own property."""
+    """The attention function of a config; replaces transformers' own property."""
     running = _running.configs
     if running is not None and config in running:
         return _running.name
     return _stored_name(config)
 
 
-# A property of the class, because anything kept in a model or in its config is shared by all its
-# users.
+# A property of the class, because all users share the objects of a model and its config.
 PretrainedConfig._attn_implementation = property(  # type: ignore[method-assign, assignment]
     _attn_implementation, _stored.fset, _stored.fdel, _stored.__doc__
 )
@@ -107,10 +106,10 @@ PretrainedConfig._attn_implementation = property(  # type: ignore[method-assign,
 
 @contextmanager
 def attending(configs: AttentionConfigs, name: str = ATTENTION) -> Iterator[None]:
-    """Lets the forwards of one model attend under a name of this module, in this thread.
+    """Makes forwards of one model in this thread use an attention function of this module.
 
     Args:
-        configs: Of the model.
+        configs: The configs of the model.
         name: ``ATTENTION`` or ``TRIAL``.
     """
     before = _running.configs, _running.name
@@ -131,7 +130,7 @@ def _paged_attention(
     paged_batch: Attends | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What is registered as ``ATTENTION``."""
+    """The function registered as ``ATTENTION``."""
     if paged_batch is None:
         raise UnsupportedModelError(
             type(module).__name__,
@@ -139,9 +138,7 @@ def _paged_attention(
             "it was called again, by a hook, inside a forward over a paged cache",
         )
     if attention_mask is not None:
-        raise UnsupportedModelError(
-            type(module).__name__, "it masks its attention in a way of its own"
-        )
+        raise UnsupportedModelError(type(module).__name__, "it uses an attention mask of its own")
     attended = paged_batch.attend(module, query, key, value, **options)
     return attended.unflatten(0, (query.shape[0], -1)), None
 
@@ -154,23 +151,23 @@ def _trial_attention(
     attention_mask: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What is registered as ``TRIAL``: the mask is handed on with everything else."""
+    """The function registered as ``TRIAL``, which also passes the mask."""
     return _paged_attention(module, query, key, value, None, mask=attention_mask, **options)
 
 
 def _trial_mask(*, mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:
-    """A mask without values that remembers which keys it would let a query see."""
+    """A mask without values that stores its mask function."""
     mask = torch.empty(1, 1, 1, 1, dtype=torch.bool, device="meta")
     mask.blockmgr_rule = mask_function  # type: ignore[attr-defined]
     return mask
 
 
 def mask_rule(mask: torch.Tensor) -> Callable[..., Any] | None:
-    """What a mask of a ``TRIAL`` lets through, as transformers' ``mask_function``.
+    """The ``mask_function`` of transformers behind a mask of a ``TRIAL``.
 
     Returns:
-        A function of batch, head, query position and key position; None if a model made the mask
-        itself, or has changed it.
+        A function of batch, head, query position and key position; None if the model created or
+        changed the mask itself.
     """
     return getattr(mask, "blockmgr_rule", None)
 

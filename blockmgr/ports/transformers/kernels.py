@@ -1,7 +1,7 @@
-"""Other packages' paged attention kernels, for CUDA: FlashInfer's and flash-attn's.
+"""Paged attention kernels of FlashInfer and flash-attn, for CUDA.
 
-They read the cache through the block tables, without gathering. Their arguments are tested against
-stand-ins that compute what the packages document.
+They read the cache through block tables, without gathering. The tests check their arguments with
+stand-ins that follow the documentation of the packages.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["FlashAttnKernel", "FlashInferKernel", "KernelName", "choose_kernel"]
 KernelName: TypeAlias = Literal["sdpa", "flashinfer", "flash_attn"]
 
 HALVES: Final = (torch.float16, torch.bfloat16)
-# flash-attn 2 reads pages of multiples of this many tokens only.
+# flash-attn 2 needs pages of a multiple of this many tokens.
 FLASH_ATTN_PAGE: Final = 256
-# What FlashInfer's documentation suggests.
+# The value suggested in FlashInfer's documentation.
 WORKSPACE_BYTES: Final = 128 * 1024 * 1024
 
 
 def choose_kernel(name: KernelName, cache: PagedKVCache | GroupedKVCache) -> Kernel:
-    """The kernel of that name, for that cache.
+    """The kernel of this name, for a cache.
 
     Raises:
-        ValueError: There is none of that name, or it cannot read this cache.
+        ValueError: There is no such kernel, or it cannot read this cache.
         ImportError: Its package is not installed.
     """
     if name == "sdpa":
@@ -135,7 +135,7 @@ class _FlashAttnReader:
 
 
 class FlashInferKernel:
-    """``BatchPrefillWithPagedKVCacheWrapper``, which serves chunks and single tokens alike.
+    """``BatchPrefillWithPagedKVCacheWrapper``, for chunks and single tokens.
 
     Args:
         cache: The cache to read: float16 or bfloat16, NHD, any block size.
@@ -156,7 +156,7 @@ class FlashInferKernel:
         self._plan: Any = None
 
     def plan(self, batch: PagedBatch) -> Reader:
-        """Lays the block tables out in a row, as FlashInfer reads them."""
+        """Concatenates the block tables, as FlashInfer reads them."""
         block_size = self._cache.block_size
         num_blocks = -(-batch.context_lens // block_size)
         ids = np.concatenate(
@@ -191,8 +191,8 @@ class _FlashInferReader:
         expand: Expand | None = None,
     ) -> torch.Tensor:
         _refuse_others(chunk, sinks, expand)
-        # A plan holds the window too, and layers with and without one may alternate, as those of
-        # several groups do. They cannot keep a plan each: plans share the workspace.
+        # A plan includes the window, and layers with and without a window, or of different groups,
+        # may alternate. They cannot each keep a plan, because plans share the workspace.
         kernel = self._kernel
         if kernel._planned != (self, scale, window, softcap):
             kernel._plan = kernel._wrapper(kernel._workspace, "NHD")
@@ -221,7 +221,7 @@ def _refuse_others(*special: object) -> None:
 
 
 def _offsets(lens: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """``int32[num_seqs + 1]``: where each sequence begins, and the end."""
+    """``int32[num_seqs + 1]``: the start of each sequence, and the end."""
     offsets = np.zeros(len(lens) + 1, np.int32)
     np.cumsum(lens, out=offsets[1:])
     return torch.from_numpy(offsets).to(device)

@@ -1,8 +1,8 @@
-"""Latent attention: a layer keeps one vector a token, and makes K and V of all heads of it.
+"""Latent attention: a layer keeps one vector per token, and expands it to K and V.
 
-transformers hands the vector to its cache in two parts, and expands what it reads back with the
-layer's own ``expand_kv``. So the vectors go to the blocks as they are, and each context is expanded
-when it is read.
+transformers passes the vector to its cache in two parts, and expands what it reads back with the
+layer's own ``expand_kv``. So the blocks hold the vectors, and each context is expanded when it is
+read.
 
 Source: multi-head latent attention, DeepSeek-V2, 2024, section 2.1; ``expand_kv`` of transformers
 5.24.
@@ -28,29 +28,29 @@ __all__ = ["check_latents", "is_latent", "latents_of"]
 
 
 def is_latent(module: torch.nn.Module) -> bool:
-    """Whether an attention layer makes its K and V of latents that its cache keeps."""
+    """Whether an attention layer expands its K and V from latents in its cache."""
     return callable(getattr(module, "expand_kv", None))
 
 
 def latents_of(module: torch.nn.Module, past: Past) -> tuple[torch.Tensor, Expand]:
-    """What a layer has handed over to be kept, and what makes K and V of it.
+    """The latents that a layer passed to its cache, and the function that expands them.
 
     Args:
         module: The layer, which is about to attend.
         past: Its cache in this forward.
 
     Returns:
-        Latents ``[num_tokens, 1, latent_dim]``, rows laid end to end, and a function of several
-        sequences' latents.
+        Latents ``[num_tokens, 1, latent_dim]``, with rows concatenated, and a function of the
+        latents of several sequences.
 
     Raises:
-        UnsupportedModelError: It has handed over nothing, or not one vector a token.
+        UnsupportedModelError: The layer passed nothing, or not one vector per token.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     handed = past.handed(layer)
     if handed is None or any(each.ndim != 4 or each.shape[1] != 1 for each in handed):
         raise UnsupportedModelError(
-            type(module).__name__, f"layer {layer} hands over no latents of its tokens"
+            type(module).__name__, f"layer {layer} passes no latents of its tokens"
         )
     sizes = [each.shape[-1] for each in handed]
     make: Any = module.expand_kv
@@ -63,7 +63,7 @@ def latents_of(module: torch.nn.Module, past: Past) -> tuple[torch.Tensor, Expan
 
 
 class _Compared:
-    """Stands in for attention where only what latents expand to counts."""
+    """Replaces attention when only the expanded latents matter."""
 
     def __init__(self, past: Past) -> None:
         self._past = past
@@ -91,11 +91,11 @@ class _Compared:
 
 
 def check_latents(model: torch.nn.Module, device: torch.device) -> None:
-    """Refuses a model that changes K or V between its latents and attention.
+    """Refuses a model that changes K or V between expansion and attention.
 
     Args:
-        model: With its weights, attending under a name of ``interface``.
-        device: Where it is.
+        model: The model with weights, which uses an attention function of ``interface``.
+        device: Device of the model.
 
     Raises:
         UnsupportedModelError: A layer does.

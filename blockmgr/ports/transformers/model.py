@@ -1,10 +1,10 @@
-"""Hugging Face transformers on a paged KV cache: an unmodified model, read through block tables.
+"""Hugging Face transformers on a paged KV cache, with unmodified models.
 
-``PagedModel`` runs decoders whose layers do plain causal attention, over all tokens, a window or a
-chunk, and let the attention function be chosen, which is what transformers calls an attention
-backend, or keep a recurrent state in transformers' cache; docs/guides/generate.md lists them.
-Capped scores are honoured. The needs of a model are found out on a copy without weights, so
-unsupported models are refused before any load.
+``PagedModel`` runs decoders whose layers either compute plain causal attention over all tokens, a
+window or a chunk, with a selectable attention function (an attention backend of transformers), or
+keep a recurrent state in transformers' cache; docs/guides/generate.md lists them. Capped scores are
+supported. A trial on a copy without weights determines the needs of a model, so unsupported models
+are refused before their weights load.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ GPU_CACHE_SHARE: Final = 0.8  # of the free memory; the rest is for activations
 
 
 class PagedModel:
-    """A transformers model that keeps its K/V, and its states, in the blocks of a cache.
+    """A transformers model that keeps its K/V and its states in the blocks of a cache.
 
-    Nothing is written to the model, and others may use it at any moment, in other threads also
-    while a ``forward`` runs: several paged models with a cache each, and its own ``generate``. In
-    the thread of a ``forward``, a hook inside the model must not call that model again.
+    It does not write to the model, so other threads may use the model even while a ``forward``
+    runs: in other paged models with their own caches, or with its own ``generate``. In the thread
+    of a ``forward``, a hook inside the model must not call that model again.
 
     Args:
         model: A causal language model, its weights on one device.
-        cache: Of a shape that ``check_config`` has for the model, on the model's device.
-        kernel: What computes attention: ``"sdpa"`` (torch, any device), ``"flashinfer"`` or
+        cache: A cache of a shape that ``check_config`` returns for the model, on the model's
+            device.
+        kernel: Attention kernel: ``"sdpa"`` (torch, any device), ``"flashinfer"`` or
             ``"flash_attn"`` (CUDA, float16 and bfloat16, if installed).
 
     Raises:
@@ -66,9 +67,9 @@ class PagedModel:
     Attributes:
         model: The model.
         cache: Its K/V and states.
-        groups: Of its layers, for a manager; empty for one of full attention.
-        vocab_size: Token ids are below this.
-        max_tokens: Positions that the model was made for; None if its config does not say.
+        groups: Groups of its layers, for a manager; empty for a single group with full attention.
+        vocab_size: Bound of token ids.
+        max_tokens: Most positions that the model supports; None if its config does not have it.
     """
 
     groups: tuple[Group, ...]
@@ -101,18 +102,18 @@ class PagedModel:
         kernel: KernelName = "sdpa",
         windows: Windows | None = None,
     ) -> Self:
-        """A model with a cache of its shape, on its device.
+        """A paged model with a new cache of its shape, on its device.
 
         Args:
             model: A causal language model, its weights on one device.
             num_blocks: Blocks of the cache; None for as many as fit 1 GiB, or on a GPU 80 % of
                 its free memory.
-            block_size: Tokens per block; None for 16, or as many more as a recurrent state takes.
-            layout: Of the K/V tensors, as ``PagedKVCache`` names it; None for the usual one.
-            kernel: What computes attention.
-            windows: ``"groups"``: layers with a window or a chunk keep only what they read.
+            block_size: Tokens per block; None for 16, or more if a recurrent state needs more.
+            layout: Layout of the K/V tensors, as in ``PagedKVCache``; None for the default.
+            kernel: Attention kernel.
+            windows: ``"groups"``: layers with a window or a chunk keep only the K/V that they read.
                 ``"masks"``: they keep the K/V of all tokens. None for groups if a layer has full
-                attention, which groups need.
+                attention, which groups need, else for masks.
 
         Raises:
             UnsupportedModelError: The model needs something that is missing here.
@@ -148,7 +149,7 @@ class PagedModel:
         self._needs = needs
         self._kernel = choose_kernel(kernel, cache)
         model.train(False)
-        text = model.config.get_text_config()  # asked once: transformers takes its time to answer
+        text = model.config.get_text_config()  # asked once, because transformers is slow to answer
         self.vocab_size = text.vocab_size
         self.max_tokens = getattr(text, "max_position_embeddings", None)
         self.model = model
@@ -157,9 +158,9 @@ class PagedModel:
         self.model_changed()
 
     def model_changed(self) -> None:
-        """Looks at the model again, after modules or configs of it have been replaced.
+        """Inspects the model again, after modules or configs were replaced.
 
-        Weights that change need no call here; what the cache holds was computed with the old ones.
+        Changes of weights do not need this call, but the cache then holds K/V of the old weights.
         """
         self._configs = AttentionConfigs(self.model)
         self._states: StateMemory | None = None
@@ -173,7 +174,7 @@ class PagedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where weights and K/V live."""
+        """Device of weights and K/V."""
         device: torch.device = self.model.device
         return device
 
@@ -184,15 +185,15 @@ class PagedModel:
         return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
 
     def forward(self, batch: PagedBatch) -> torch.Tensor:
-        """Writes the K/V of a batch's tokens and computes the logits that it asks for.
+        """Writes the K/V of a batch and computes the requested logits.
 
         Returns:
             ``float32[num_outputs, vocab_size]`` on the model's device.
 
         Raises:
             ValueError: The batch has no tables for the groups of the cache.
-            UnsupportedModelError: A layer has not attended to the cache, since modules or configs
-                of the model have been replaced, say. K/V of the batch may be missing.
+            UnsupportedModelError: A layer did not use the cache, for instance because modules or
+                configs of the model were replaced. K/V of the batch may be missing.
         """
         if len(batch.groups) != len(self.groups):
             raise ValueError(
@@ -207,20 +208,20 @@ class PagedModel:
         """All sequences in one row."""
         arguments: dict[str, Any] = {"use_cache": False}
         if self._needs.asks_length or self._needs.has_latents:
-            # What a token has to add to its place in the row to have its position.
+            # The difference between a token's position and its place in the row.
             ahead = torch.from_numpy(batch.positions - np.arange(len(batch.tokens)))
             arguments[past_argument(self.model)] = Past(self.model.config, ahead.to(self.device))
         outputs = torch.from_numpy(batch.outputs).to(self.device)
         return self._run(batch, 1, outputs, arguments)[0]
 
     def _in_parts(self, batch: PagedBatch, states: StateMemory) -> torch.Tensor:
-        """Sequences under one another, so that each has a state of its own."""
+        """One row per sequence, so that each has its own state."""
         logits = torch.empty(len(batch.outputs), self.vocab_size, device=self.device)
         parts = parts_of(batch, resumes=self._resumes, by_start=self._needs.asks_length)
         for part, rows, is_fresh in parts:
             past = states.load(part, is_fresh=is_fresh)
             count = int(part.query_lens[0])
-            # Of each sequence, the tokens at which one of them has its logits taken.
+            # The places in a row at which any sequence needs logits.
             row, column = np.divmod(part.outputs, count)
             columns = np.unique(column) if len(column) else np.array([count - 1])
             arguments = {"use_cache": True, past_argument(self.model): past}
@@ -254,12 +255,12 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads a causal language model from a local directory, after checking its config.
 
-    Nothing is downloaded, and no code that lies beside the weights is run.
+    It downloads nothing, and runs no code from the directory.
 
     Args:
         path: Directory with ``config.json`` and the weights, as ``save_pretrained`` writes it.
-        dtype: Of weights and K/V; by default that of the stored weights.
-        device: Where the weights go.
+        dtype: Element type of weights and K/V; by default that of the stored weights.
+        device: Device of the weights.
 
     Raises:
         FileNotFoundError: There is no such directory, or no ``config.json`` in it.

@@ -1,4 +1,4 @@
-"""What the layers of a model read and keep, as a trial has shown, and the shape for them."""
+"""The needs of a model's layers, found by a trial, and the cache shape for them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 __all__ = ["Needs", "Windows"]
 
 Windows: TypeAlias = Literal["groups", "masks"]
-"""Layers with a window or chunk keep what they read, in groups; or all, and a mask hides the rest.
+"""Whether layers with a window or chunk keep only what they read, or all with a mask.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a model needs of a paged cache.
+    """The needs of a model from a paged cache.
 
     Attributes:
-        model_type: As its config names it.
-        layers: What each layer reads and keeps; None for one without attention or state. Of a
-            layer with both, what its attention keeps; its state comes after all layers.
-        asks_length: Whether a layer asks its cache how many tokens came before.
-        names: By layer, what the tensors of its state are to transformers: ``"conv"`` or
+        model_type: The model type in its config.
+        layers: Each layer; None for one without attention or state. For a layer with both, its
+            attention; its state follows after all layers.
+        asks_length: Whether a layer asks its cache for the number of earlier tokens.
+        names: By layer, transformers' names for the tensors of its state: ``"conv"`` or
             ``"recurrent"``, and a number.
-        states_of: Of each state after all layers, whose it is.
-        sinks: Whether a layer has a score beside those of its tokens, whose weight goes to none.
+        states_of: The layer of each state after all layers.
+        sinks: Whether a layer has attention sinks.
     """
 
     model_type: str
@@ -44,14 +44,14 @@ class Needs:
 
     @property
     def state_layers(self) -> tuple[tuple[int, int], ...]:
-        """Layers with a state, and which of ``layers`` it is."""
+        """Layers with a state, and its index in ``layers``."""
         first = len(self.layers) - len(self.states_of)
         recurrent = [(i, i) for i, each in enumerate(self.layers[:first]) if each and each.states]
         return (*recurrent, *((layer, first + i) for i, layer in enumerate(self.states_of)))
 
     @property
     def special(self) -> str | None:
-        """What only torch's own attention serves here; None for plain attention."""
+        """A feature that only the ``sdpa`` kernel supports; None for plain attention."""
         reasons = (
             (self.chunks, "attention in chunks"),
             (self.sinks, "attention sinks"),
@@ -61,7 +61,7 @@ class Needs:
 
     @property
     def has_latents(self) -> bool:
-        """Whether a layer keeps one vector a token, of which it makes its K and V."""
+        """Whether a layer keeps latents: one vector per token, expanded to K and V."""
         return any(each.kv.latent_dim is not None for each in self.layers if each and each.kv)
 
     @property
@@ -71,7 +71,7 @@ class Needs:
 
     @property
     def chunks(self) -> Mapping[int, int]:
-        """By layer, the size of the chunks that it attends within."""
+        """By layer, the size of its attention chunks."""
         return {
             i: each.kind.width
             for i, each in enumerate(self.layers)
@@ -85,8 +85,8 @@ class Needs:
             windows: None for groups if a layer has full attention, else for masks.
 
         Raises:
-            UnsupportedModelError: Groups are asked for, or needed for states, and no layer has
-                full attention; or groups cannot have equal pages.
+            UnsupportedModelError: Groups are requested, or needed for states, and no layer has full
+                attention; or groups cannot have equal pages.
         """
         kinds = [each.kind for each in self.layers if each]
         if windows is None:

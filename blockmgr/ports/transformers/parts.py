@@ -1,8 +1,8 @@
-"""A batch in parts that a model with recurrent layers can run: as many tokens of each sequence.
+"""Splits a batch into parts that a model with recurrent layers can run.
 
-Layers with attention take sequences laid end to end. A recurrent layer reads its input along one
-axis, so a state would run from one sequence into the next. So sequences with as many tokens stand
-under one another, apart from those that begin.
+Layers with attention take concatenated sequences. In a recurrent layer, a state would leak from one
+sequence into the next. So a part has one row per sequence, all with the same number of tokens, and
+fresh sequences are separate.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Part(NamedTuple):
     """Some tokens of some sequences of a batch.
 
     Attributes:
-        batch: Those alone; its ``query_lens`` are all alike.
-        rows: ``int64[num_outputs]``: where its outputs stand among those of the whole batch.
-        is_fresh: Its sequences have no tokens before.
+        batch: The batch of these tokens; its ``query_lens`` are equal.
+        rows: ``int64[num_outputs]``: indices of its outputs in the whole batch.
+        is_fresh: Whether its sequences have no earlier tokens.
     """
 
     batch: PagedBatch
@@ -38,13 +38,13 @@ class Part(NamedTuple):
 
 
 def parts_of(batch: PagedBatch, *, resumes: bool, by_start: bool) -> Iterator[Part]:
-    """The parts of a batch, which have to run in this order.
+    """The parts of a batch, to be run in this order.
 
     Args:
-        batch: Any sequences.
-        resumes: Whether the layers can go on from a state by several tokens at a time; if not,
-            sequences that go on do so token by token.
-        by_start: Whether sequences of a part must have as many tokens before.
+        batch: The batch.
+        resumes: Whether the layers can continue from a state by several tokens at a time; if not,
+            sequences with earlier tokens run token by token.
+        by_start: Whether the sequences of a part must have the same number of earlier tokens.
     """
     starts = (batch.context_lens - batch.query_lens).tolist()
     rounds: defaultdict[int, defaultdict[tuple[int, int], list[int]]] = defaultdict(

@@ -1,7 +1,7 @@
-"""What a forward finds in place of transformers' own cache: its states, and the tokens before.
+"""A stand-in for transformers' own cache in a forward.
 
-K/V never passes through it. A layer with attention hands its K/V to the attention function, which
-writes it to the blocks; a recurrent layer reads its state here and leaves the next one.
+K/V does not pass through it. A layer with attention passes its K/V to the attention function, which
+writes it to the blocks; a recurrent layer reads its state here and stores the next one.
 
 Source: ``Cache`` and ``LinearAttentionLayer`` of transformers 5.
 """
@@ -34,19 +34,19 @@ __all__ = ["Past", "past_argument"]
 
 
 def past_argument(model: torch.nn.Module) -> str:
-    """The name of the cache among the arguments of a model's forward.
+    """The name of the cache argument of a model's forward.
 
-    transformers 5.24 calls ``cache`` what was ``past_key_values`` before.
+    It is ``cache`` since transformers 5.24, and ``past_key_values`` in earlier versions.
     """
     names = inspect.signature(model.forward).parameters
     return "cache" if "cache" in names else "past_key_values"
 
 
 class _Attention(CacheLayerMixin):
-    """A layer with attention, whose K/V is elsewhere.
+    """The cache of a layer with attention, whose K/V is elsewhere.
 
     Attributes:
-        handed: What the layer last handed over to be kept: K and V, or two parts of latents.
+        handed: The last tensors that the layer passed: K and V, or two parts of latents.
     """
 
     is_compileable = False
@@ -59,7 +59,7 @@ class _Attention(CacheLayerMixin):
         self.handed: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to make."""
+        """Does nothing."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -80,7 +80,7 @@ class _Attention(CacheLayerMixin):
 
 
 class _Mixed(LinearAttentionLayer, _Attention):  # type: ignore[override]
-    """A layer with attention and a state: its K/V is elsewhere, its state is here."""
+    """The cache of a layer with attention and a state; only its K/V is elsewhere."""
 
     is_compileable = False
 
@@ -89,7 +89,7 @@ class _Mixed(LinearAttentionLayer, _Attention):  # type: ignore[override]
         LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Of a state, which comes by name; there is nothing to make for K/V."""
+        """Creates a state, passed by name; does nothing for K/V."""
         if kwargs:
             LinearAttentionLayer.lazy_initialization(self, **kwargs)
 
@@ -98,9 +98,9 @@ class Past(Cache):
     """The cache of one forward.
 
     Args:
-        config: Of the model.
-        past: Tokens before the first one of the forward. A tensor with one number for each token if
-            sequences are laid end to end: what has to be added to its place to have its position.
+        config: Config of the model.
+        past: Number of tokens before the first one of the forward. For concatenated sequences, a
+            tensor with one number per token: the difference between its position and its place.
     """
 
     def __init__(self, config: PretrainedConfig, past: torch.Tensor | int = 0) -> None:
@@ -108,20 +108,21 @@ class Past(Cache):
         super().__init__(layers=[_stand_in(layer, past) for layer in layers])
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """For masks alone, which are made in a trial."""
+        """Used only for masks in a trial."""
         del layer_idx
         return 0
 
     @property
     def asked(self) -> bool:
-        """Whether a layer has asked for the number of tokens before."""
+        """Whether a layer has asked for the number of earlier tokens."""
         return any(getattr(layer, "asked", False) for layer in self.layers)
 
     def handed(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """What a layer with attention handed over to be kept in this forward.
+        """The tensors that a layer with attention passed in this forward.
 
         Returns:
-            ``[rows, heads, tokens, size]`` twice: K and V, or latents with one head; None before.
+            ``[rows, heads, tokens, size]`` twice: K and V, or latents with one head; None if it has
+            not passed any.
         """
         found: tuple[torch.Tensor, torch.Tensor] | None
         found = getattr(self.layers[layer], "handed", None)
@@ -134,12 +135,12 @@ class Past(Cache):
     def load(
         self, layer: int, states: Sequence[torch.Tensor], names: Sequence[tuple[str, int]]
     ) -> None:
-        """Gives a recurrent layer the state to go on from.
+        """Sets the state from which a recurrent layer continues.
 
         Args:
-            layer: Its number.
+            layer: Index of the layer.
             states: ``[num_seqs, ...]``, which the forward may write to.
-            names: What each of them is, as ``names`` of a cache after a forward.
+            names: Names of the tensors, as in ``names`` of a cache after a forward.
         """
         into: Any = self.layers[layer]
         for (name, i), state in zip(names, states, strict=True):
@@ -151,7 +152,7 @@ class Past(Cache):
                 into.conv_kernel_size[i] = state.shape[-1]
 
     def names(self, layer: int) -> list[tuple[str, int]]:
-        """What the tensors of ``states`` are: convolutions and recurrences, by number."""
+        """The names of the tensors of ``states``: convolutions and recurrences, by number."""
         return [
             (name, i)
             for name in ("conv", "recurrent")
@@ -165,7 +166,7 @@ class Past(Cache):
 
 
 def _stand_in(layer: Any, past: torch.Tensor | int) -> Any:
-    """What a forward finds in place of a layer of transformers' cache."""
+    """The stand-in for a layer of transformers' cache."""
     if not _is_recurrent(layer):
         return _Attention(past)
     return _Mixed(past, layer.number_of_states) if _attends(layer) else layer

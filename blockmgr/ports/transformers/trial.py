@@ -1,8 +1,8 @@
-"""What a model asks of attention, found out before its weights load.
+"""Finds out what a model needs of attention before its weights load.
 
-``check_config`` builds the model without weights and runs one forward of it, in which every layer
-hands its queries, keys, values and mask to a stand-in. Whatever a paged cache does not serve is
-refused with a reason.
+``check_config`` builds the model without weights and runs one forward, in which every layer passes
+its queries, keys, values and mask to a stand-in. It refuses anything that a paged cache does not
+support, and gives the reason.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = ["check_config", "needs_of_config", "needs_of_model"]
 
-# The rotation of a token would depend on how long its sequence, or the whole batch, has become,
-# while its key stays in the cache.
+# The rotation of a token would depend on the current length of its sequence or of the batch, while
+# its key in the cache does not change.
 MOVING_ROTATIONS: Final = frozenset({"dynamic", "longrope"})
 
 ATTENTION_LAYERS: Final = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "hybrid"}
 )
 KNOWN_LAYERS: Final = ATTENTION_LAYERS | {"linear_attention", "conv", "moe", "mlp"}
-# Layers that read a state out of the cache, or that may ask it how many tokens came before.
+# Layers that read a state from the cache, or may ask it for the number of earlier tokens.
 PAST_LAYERS: Final = frozenset({"linear_attention", "conv", "chunked_attention", "hybrid"})
 
 
@@ -54,17 +54,17 @@ def check_config(
     dtype: torch.dtype | None = None,
     windows: Windows | None = "masks",
 ) -> ModelShape | HybridShape:
-    """The shape of a cache for a model, after checking that a paged cache can serve its layers.
+    """The shape of a cache for a model; checks that a paged cache can serve its layers.
 
-    Builds the model without weights and looks at what each layer hands to attention, and keeps as
-    its state.
+    Builds the model without weights, and examines the inputs of attention and the states of each
+    layer.
 
     Args:
-        config: Of a causal language model.
-        dtype: Of the K/V; the config's by default.
-        windows: ``"groups"``: layers with a window or a chunk keep only what they read.
+        config: Config of a causal language model.
+        dtype: Element type of the K/V; by default that of the config.
+        windows: ``"groups"``: layers with a window or a chunk keep only the K/V that they read.
             ``"masks"``: they keep the K/V of all tokens. None for groups if a layer has full
-            attention.
+            attention, else for masks.
 
     Returns:
         A ``HybridShape`` if layers keep different things, else a ``ModelShape``.
@@ -76,7 +76,7 @@ def check_config(
 
 
 def needs_of_config(config: PretrainedConfig, *, dtype: torch.dtype | None = None) -> Needs:
-    """What the layers of a model read and keep, as ``check_config`` finds it."""
+    """The needs of a model's layers, as found by ``check_config``."""
     model_class = cast(
         "type[PreTrainedModel] | None", MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     )
@@ -84,10 +84,10 @@ def needs_of_config(config: PretrainedConfig, *, dtype: torch.dtype | None = Non
 
 
 def needs_of_model(model: torch.nn.Module) -> Needs:
-    """What the layers of a loaded model read and keep, checked as ``check_config`` does.
+    """The needs of a loaded model's layers, with the same checks as ``check_config``.
 
-    The trial is made with the model's own class, which may be one that its config does not lead
-    to: a part of a larger model, or a class of the caller's.
+    The trial uses the model's own class, which may differ from the class for its config: a part of
+    a larger model, or a class of the caller.
 
     Args:
         model: A causal language model.
@@ -95,7 +95,7 @@ def needs_of_model(model: torch.nn.Module) -> Needs:
     Raises:
         UnsupportedModelError: Something is missing here that the model needs.
     """
-    whole = getattr(model, "_orig_mod", model)  # of a model in torch.compile
+    whole = getattr(model, "_orig_mod", model)  # a compiled model
     config: PretrainedConfig = model.config  # type: ignore[assignment]
     dtype: torch.dtype = model.dtype  # type: ignore[assignment]
     if not isinstance(whole, PreTrainedModel):
@@ -114,7 +114,7 @@ def _checked(
     try:
         text = config.get_text_config()
         missing = _missing_by_config(text) or _missing_by_class(model_class)
-    except Exception as error:  # a config may refuse to be read, as those of unlike layers do
+    except Exception as error:  # configs may raise when read
         missing = f"its config cannot be read ({type(error).__name__}: {error})"
     if missing is not None:
         raise UnsupportedModelError(config.model_type, missing)
@@ -126,7 +126,7 @@ def _checked(
 
 
 def _missing_by_config(config: PretrainedConfig) -> str | None:
-    """What the sizes and kinds of layers in a config tell without building anything."""
+    """The reasons to refuse a model that its config alone shows."""
     kinds = set(getattr(config, "layer_types", None) or ())
     unknown = ", ".join(sorted(kinds - KNOWN_LAYERS))
     rotations = getattr(config, "rope_parameters", None) or {}
@@ -159,7 +159,7 @@ def _missing_by_config(config: PretrainedConfig) -> str | None:
 def _missing_by_class(model_class: type[PreTrainedModel] | None) -> str | None:
     if model_class is None:
         return "transformers has no causal language model for it"
-    # Those of recurrent models say no whatever their attention does; the trial tells.
+    # Recurrent models always answer no, whatever their attention does; the trial decides.
     if not model_class._supports_attention_backend and not model_class._is_stateful:
         return "its attention function cannot be chosen (no support for attention backends)"
     return None
@@ -168,7 +168,7 @@ def _missing_by_class(model_class: type[PreTrainedModel] | None) -> str | None:
 def _try_out(
     config: PretrainedConfig, text: PretrainedConfig, make: Callable[..., PreTrainedModel]
 ) -> TryOut:
-    """Runs a forward of two tokens without weights; every layer must attend once, plainly."""
+    """Runs a forward of two tokens without weights; every layer must attend exactly once."""
     seen = TryOut(config, text)
     try:
         with torch.device("meta"):
@@ -186,7 +186,7 @@ def _try_out(
             seen.past = Past(model.config, torch.zeros_like(tokens[0]))
             arguments[past_argument(model)] = seen.past
         else:
-            # With a mask of the tokens, no layer looks for padding in tokens without values.
+            # With an attention mask, no layer looks for padding in tokens without values.
             arguments["attention_mask"] = torch.ones_like(tokens)
         with torch.inference_mode(), attending(AttentionConfigs(model), TRIAL):
             model.eval()(**arguments)
@@ -202,5 +202,5 @@ def _try_out(
 def _needs_past(config: PretrainedConfig) -> bool:
     """Whether a forward needs a stand-in for transformers' cache."""
     kinds = set(getattr(config, "layer_types", None) or ())
-    # Latents are what such layers hand to their cache.
+    # Such layers pass their latents to the cache.
     return bool(PAST_LAYERS & kinds or getattr(config, "kv_lora_rank", None))

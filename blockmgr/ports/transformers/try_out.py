@@ -1,4 +1,4 @@
-"""The stand-in for a batch in a trial: what layers ask of attention, and keep as their state."""
+"""The stand-in for a batch in a trial, which records the needs of each layer."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["HALF", "SINKS", "TryOut"]
 
 SINKS: Final = "s_aux"
-"""Under which a layer hands over its attention sinks, a score a head."""
+"""Name of the argument with the attention sinks, one score per head."""
 
-# What an attention layer may hand over beside the tensors. Anything else that is set would change
-# the result, and is not known here.
+# Arguments that an attention layer may pass besides the tensors. Any other argument could change
+# the result in an unknown way.
 KNOWN_ARGUMENTS: Final = frozenset(
     {
         "cache_position",
@@ -58,14 +58,14 @@ KNOWN_ARGUMENTS: Final = frozenset(
 EMPTY_LAYERS: Final = frozenset({"moe", "mlp"})
 
 HALF: Final = torch.bfloat16
-"""Of a trial, because the grouped products of expert layers know nothing else there."""
+"""Element type of a trial: grouped products of expert layers support no other one there."""
 
 FARTHEST: Final = 2**20
-"""A mask is looked at up to this distance, and around every number in the config."""
+"""Masks are checked up to this distance, and around every number in the config."""
 
 
 class TryOut:
-    """Stands in for a batch in a forward without weights, and checks what attention is asked."""
+    """Replaces a batch in a forward without weights, and checks the calls of attention."""
 
     def __init__(self, config: PretrainedConfig, text: PretrainedConfig) -> None:
         self._model_type = config.model_type
@@ -74,9 +74,9 @@ class TryOut:
         self._chunk: int | None = getattr(text, "attention_chunk_size", None)
         self._num_layers: int = text.num_hidden_layers
         self.layers: list[int] = []
-        self.kinds: dict[int, Group] = {}  # by layer with attention, what it reads
-        self.heads: tuple[int, int] = (0, 0)  # how many, and their size
-        self.latents: dict[int, int] = {}  # by layer that keeps them, the elements of each
+        self.kinds: dict[int, Group] = {}  # by layer with attention, its group
+        self.heads: tuple[int, int] = (0, 0)  # number and size of K/V heads
+        self.latents: dict[int, int] = {}  # by layer with latents, their size
         self.sinks = False
         self.past: Past | None = None
 
@@ -90,7 +90,7 @@ class TryOut:
         mask: torch.Tensor | None,
         **options: Any,
     ) -> torch.Tensor:
-        """Checks what one layer hands over: see ``Attends``."""
+        """Checks the arguments of one layer; see ``Attends``."""
         layer = getattr(module, "layer_idx", None)
         if layer is None or layer in self.layers:
             self.refuse("an attention layer is without an index, or runs twice")
@@ -152,10 +152,10 @@ class TryOut:
         return FullAttention()
 
     def _check_mask(self, layer: int, mask: torch.Tensor, kind: Group) -> None:
-        """Refuses a mask that is not the one a paged forward applies for this layer."""
+        """Refuses a mask that differs from the one a paged forward applies in this layer."""
         rule = mask_rule(mask)
         if rule is None:
-            self.refuse("it masks its attention in a way of its own")
+            self.refuse("it uses an attention mask of its own")
         queries, keys = self._places[:, None], self._places[None, :]
         zero = torch.zeros((), dtype=torch.int64)
         try:
@@ -163,7 +163,7 @@ class TryOut:
                 seen = torch.as_tensor(rule(zero, zero, queries, keys))
             seen = seen.expand(len(queries), len(self._places))
         except Exception as error:
-            self.refuse(f"it masks its attention in a way of its own ({error})")
+            self.refuse(f"it uses an attention mask of its own ({error})")
         expected = keys <= queries
         if isinstance(kind, SlidingWindow):
             expected = expected & (queries - keys < kind.width)
@@ -179,7 +179,7 @@ class TryOut:
         self.refuse(f"the mask of layer {layer} lets tokens see others than those before them")
 
     def check_cache(self, cache: Cache) -> None:
-        """Refuses a model of whose past ``generate`` keeps less than its layers may see."""
+        """Refuses a model for which ``generate`` keeps fewer tokens than its layers may see."""
         for layer, kept in enumerate(cache.layers):
             keeps = getattr(kept, "sliding_window", None)
             sees = getattr(self.kinds.get(layer), "width", None)
@@ -190,7 +190,7 @@ class TryOut:
                 )
 
     def check_layers(self) -> None:
-        """Refuses a model with a layer that neither attends nor keeps a state."""
+        """Refuses a model with a layer that has neither attention nor a state."""
         if not self.layers:
             self.refuse("no layer has attention, and a pool needs one with full attention")
         keep = [i for i in range(self._num_layers) if self._states(i)]
@@ -206,10 +206,10 @@ class TryOut:
         return [] if self.past is None else self.past.states(layer)
 
     def needs(self, dtype: torch.dtype) -> Needs:
-        """What was seen.
+        """The needs found.
 
         Args:
-            dtype: Of the K/V.
+            dtype: Element type of the K/V.
         """
         states = [self._state(i, dtype) for i in range(self._num_layers)]
         both = tuple(i for i, state in enumerate(states) if state and i in self.kinds)
@@ -242,7 +242,7 @@ class TryOut:
         return LayerShape(kind=self.kinds[layer], kv=kv)
 
     def _state(self, layer: int, dtype: torch.dtype) -> LayerShape | None:
-        # What is of the model's type, which is that of the trial, is so with any type.
+        # States of the trial's type follow the requested type; others keep theirs.
         kept = tuple(
             StateTensor(tuple(state.shape[1:]), dtype if state.dtype == HALF else state.dtype)
             for state in self._states(layer)
@@ -255,7 +255,7 @@ class TryOut:
 
 
 class _Unpadded(TorchFunctionMode):
-    """Lets tensors without values stand for zeros: the padding that chunks begin after."""
+    """Makes tensors without values act as zeros: padding at the start of chunks."""
 
     def __torch_function__(
         self,
@@ -276,7 +276,7 @@ def _zeros_for(value: Any) -> Any:
 
 
 def _telling_places(config: PretrainedConfig) -> torch.Tensor:
-    """Positions, sorted, whose distances show a window or chunk of any size that may be meant.
+    """Sorted positions whose distances reveal a window or chunk of any plausible size.
 
     Returns:
         ``int64[n]``: zero, powers of two, multiples of each number in the config, and neighbours.

@@ -1,11 +1,12 @@
-"""vLLM on blockmgr: its own scheduler, workers and samplers; the block manager is this one.
+"""vLLM with blockmgr as its block manager; its scheduler, workers and samplers stay.
 
-Installed beside vLLM it is switched on by one option, and does nothing without it::
+If blockmgr is installed, one option of vLLM turns it on::
 
     vllm serve MODEL --additional-config '{"blockmgr": {}}'
 
-``Scheduler`` is the same for engines that load no plugins (``--scheduler-cls
-blockmgr.ports.vllm.Scheduler``). Only this package imports vLLM, and only when it is used.
+``Scheduler`` does the same for engines that load no plugins
+(``--scheduler-cls blockmgr.ports.vllm.Scheduler``). Only this package imports vLLM, and only when
+it is used.
 """
 
 from blockmgr.ports.unsupported import UnsupportedConfigError

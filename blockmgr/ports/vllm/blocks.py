@@ -1,4 +1,4 @@
-"""Blocks as vLLM's scheduler and its connectors look at them."""
+"""Views of blocks for vLLM's scheduler and connectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CACHED = b"cached by blockmgr"
 
 
 class Block:
-    """What is read of a ``KVCacheBlock``: looked up when it is asked for."""
+    """The attributes of a ``KVCacheBlock`` that vLLM reads, looked up on access."""
 
     __slots__ = ("_manager", "block_id")
 
@@ -40,27 +40,27 @@ class Block:
 
     @property
     def is_null(self) -> bool:
-        """Whether it is block 0, where nothing is stored."""
+        """Whether it is block 0, which stores nothing."""
         return self.block_id == 0
 
     @property
     def block_hash(self) -> bytes | None:
-        """Something if the block can be found, else None. It is no hash: nothing is found by it."""
+        """A value if the block can be found, else None. It is not a hash: no look-up uses it."""
         return None if self.is_null or not self._manager.is_cached(self.block_id) else CACHED
 
     @property
     def block_hash_num_tokens(self) -> int | None:
-        """Tokens of a block that can be found."""
+        """Number of tokens, if the block can be found."""
         return None if self.block_hash is None else self._manager.config.block_size
 
     @property
     def ref_cnt(self) -> int:
-        """Tables that name it, and holds."""
+        """The number of tables that name it, plus its holds."""
         return 1 if self.is_null else self._manager.ref_count(self.block_id)
 
 
 class Blocks:
-    """A ``KVCacheBlocks`` of one group: the ids of its blocks."""
+    """A ``KVCacheBlocks`` of one group."""
 
     __slots__ = ("_manager", "ids")
 
@@ -83,7 +83,7 @@ class Blocks:
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
-        """The ids of the group's blocks, as a list; None for none, if that is allowed."""
+        """The ids of the group's blocks, as a list; None if there are none and that is allowed."""
         ids = self.ids
         if allow_none and not ids:
             return None
@@ -98,7 +98,7 @@ class Blocks:
         return [self.get_unhashed_block_ids()]
 
     def new_empty(self) -> Blocks:
-        """As many groups, and no block."""
+        """The same number of groups, without blocks."""
         return Blocks(self._manager, [])
 
     def __add__(self, other: Blocks) -> Blocks:
@@ -106,7 +106,7 @@ class Blocks:
 
 
 class FoundBlocks(Blocks):
-    """Those of a look-up: an array, of which a list is made when it is asked for."""
+    """The blocks of a look-up: an array, converted to a list on access."""
 
     __slots__ = ("_count", "_found", "_listed")
 
@@ -125,7 +125,7 @@ class FoundBlocks(Blocks):
 
 
 class GroupedBlocks:
-    """A ``KVCacheBlocks`` of several groups; block 0 stands where a group holds nothing."""
+    """A ``KVCacheBlocks`` of several groups, with block 0 where a group holds nothing."""
 
     __slots__ = ("_manager", "by_group")
 
@@ -150,7 +150,7 @@ class GroupedBlocks:
         return None if allow_none and not any(ids) else ids
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """As in vLLM, only of one group.
+        """As in vLLM, for one group only.
 
         Raises:
             ValueError: There are several.
@@ -165,11 +165,11 @@ class GroupedBlocks:
         ]
 
     def first(self, count: int) -> GroupedBlocks:
-        """So many leading blocks of each group."""
+        """This many leading blocks of each group."""
         return GroupedBlocks(self._manager, tuple(group[:count] for group in self.by_group))
 
     def new_empty(self) -> GroupedBlocks:
-        """As many groups, and no block."""
+        """The same number of groups, without blocks."""
         return self.first(0)
 
     def __add__(self, other: GroupedBlocks) -> GroupedBlocks:
@@ -201,10 +201,10 @@ class AllBlocks:
 
 
 class BlockPool:
-    """The part of vLLM's ``BlockPool`` that its scheduler and connectors reach for.
+    """The part of vLLM's ``BlockPool`` that its scheduler and connectors use.
 
-    Blocks are not found by vLLM's hashes, and no other code takes any: what needs that is refused
-    at start-up.
+    Other code cannot find blocks by vLLM's hashes, nor take blocks: features that need this are
+    refused at start-up.
     """
 
     def __init__(
@@ -221,15 +221,15 @@ class BlockPool:
         self._events = events
 
     def get_num_free_blocks(self) -> int:
-        """Blocks that could be handed out."""
+        """Blocks that can be handed out."""
         return self._manager.num_available
 
     def get_usage(self) -> float:
-        """Share of the blocks that are in use, 0.0 to 1.0."""
+        """Fraction of the blocks that are in use, 0.0 to 1.0."""
         return 1.0 - self._manager.num_available / self._manager.config.capacity
 
     def touch(self, blocks: Sequence[Block]) -> None:
-        """Holds blocks; vLLM's word for it."""
+        """Holds blocks, under vLLM's name."""
         self._manager.acquire([block.block_id for block in blocks if not block.is_null])
 
     def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
@@ -237,9 +237,9 @@ class BlockPool:
         self._manager.release([block.block_id for block in ordered_blocks if not block.is_null])
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Takes these blocks out of the cache."""
+        """Removes these blocks from the cache."""
         self._manager.forget(sorted(block for block in block_ids if block))
 
     def take_events(self) -> list[Any]:
-        """What became findable and what stopped being so, if events are on."""
+        """The events since the last call, if events are on."""
         return [] if self._events is None else self._events.take()

@@ -1,4 +1,4 @@
-"""What is asked of the parts below vLLM's KV cache manager."""
+"""The parts below vLLM's KV cache manager that vLLM uses directly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Coordinator", "SingleTypeManager"]
 
 
 class SingleTypeManager:
-    """One group: its block size and what its layers are."""
+    """One group: its block size and its spec."""
 
     def __init__(self, layers: Layers, pool: BlockPool, group: int) -> None:
         self.block_size = layers.block_size
@@ -51,7 +51,7 @@ class Coordinator:
         self._layers = layers
         self._held = held
 
-    def get_num_blocks_to_allocate(  # noqa: PLR0917  as vLLM has it
+    def get_num_blocks_to_allocate(  # noqa: PLR0917  the order of vLLM
         self,
         request_id: str,
         num_tokens: int,
@@ -63,7 +63,7 @@ class Coordinator:
         apply_admission_cap: bool = False,
         prefill_end: int = 0,
     ) -> int:
-        """Blocks that a request still takes to hold so many tokens."""
+        """Number of blocks that a request still needs for this many tokens."""
         held = self._held.get(request_id)
         total = 0
         for group, layers in enumerate(self._layers):
@@ -75,5 +75,5 @@ class Coordinator:
         return total
 
     def get_num_cacheable_tokens(self, num_computed_tokens: int, kv_cache_group_id: int) -> int:
-        """Of computed tokens, those whose K/V is final."""
+        """Number of computed tokens whose K/V is final."""
         return num_computed_tokens

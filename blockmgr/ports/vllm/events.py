@@ -1,7 +1,7 @@
-"""KV cache events as vLLM publishes them: its own structures, and its own hashes.
+"""KV cache events in vLLM's structures, with vLLM's hashes.
 
-The core names blocks by its own digests. vLLM's clients know them by the hashes of its requests, so
-the port keeps the hash of each block that can be found.
+The core identifies blocks by its own digests. vLLM's clients use the hashes of its requests, so the
+port stores the hash of each findable block.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ GROUP = 0
 def waiting_blocks(num_blocks: int) -> int:
     """Most blocks whose events wait between two calls of ``stored_by`` and ``take``.
 
-    Each block is removed once at most, and one commit stores each once; ``take`` follows a reset.
+    Each block is removed at most once, and one commit stores each block once; ``take`` follows a
+    reset.
     """
     return 2 * num_blocks + 1
 
 
 class Known(NamedTuple):
-    """A block that was published.
+    """A published block.
 
     Attributes:
-        hash: As vLLM publishes it: bytes, or a number.
-        place: Number of the block within its prompts.
+        hash: The published hash: bytes or a number.
+        place: Index of the block in its prompts.
     """
 
     hash: Any
@@ -48,13 +49,13 @@ class Known(NamedTuple):
 
 
 class KVEvents:
-    """What becomes findable and what stops being so, for vLLM's publisher.
+    """The events for vLLM's publisher.
 
-    vLLM tells of a block whenever a request computes it, and of its removal when any copy of it
-    goes. Here a block is stored once, and removed with its last copy.
+    vLLM publishes a block whenever a request computes it, and its removal when any copy of it is
+    evicted. Here a block is stored once, and removed with its last copy.
 
     Args:
-        manager: Built with ``events=True``.
+        manager: A manager built with ``events=True``.
         block_size: Tokens per block.
         kind: vLLM's name for the layers of the group.
     """
@@ -67,17 +68,17 @@ class KVEvents:
         self._queue: list[Any] = []
 
     def stored_by(self, request: Request) -> None:
-        """Takes over what a commit has made findable; call it after each."""
+        """Records the blocks that a commit made findable; call it after each commit."""
         self._drain(request)
 
     def reused_by(self, request: Request, num_blocks: int) -> None:
-        """Tells of found blocks, if the request wants that (``kv_cache_report_mode``)."""
+        """Reports found blocks, if the request asks for it (``kv_cache_report_mode``)."""
         mode = getattr(request, "kv_cache_report_mode", "incremental")
         if num_blocks and mode == "full":
             self._queue.append(self._stored(request, 0, num_blocks, None))
 
     def take(self) -> list[Any]:
-        """What has happened since the last call, as vLLM's events."""
+        """The events since the last call, in vLLM's form."""
         self._drain(None)
         taken, self._queue = self._queue, []
         return taken

@@ -1,7 +1,7 @@
-"""What vLLM has, at the places where blockmgr stands in for it or relies on it.
+"""The parts of vLLM's interface that blockmgr replaces or relies on.
 
-Methods by their parameters, in order; structures by their fields; attributes that are read of
-blocks, requests and settings. As of vLLM 0.32; ``CHANGED`` says what is otherwise in later ones.
+Parameters of methods, in order; fields of structures; attributes of blocks, requests and settings.
+They are those of vLLM 0.32; ``CHANGED`` has the differences in later versions.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ METHODS: dict[str, tuple[str, ...]] = {
         "hits_by_source",
     ),
 }
-"""Methods and functions, and what they take."""
+"""Methods and functions, and their parameters."""
 
 STRUCTURES: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.kv_cache_utils:KVCacheBlockCopy": ("src_block_id", "dst_block_id"),
@@ -211,7 +211,7 @@ CHANGED: dict[str, dict[str, tuple[str, ...]]] = {
         STORED: _with(STRUCTURES[STORED], "lookahead_token_ids", after="session_id"),
     }
 }
-"""What is otherwise in later versions."""
+"""Differences in later versions."""
 
 ATTRIBUTES = {
     "vllm.v1.core.kv_cache_utils:KVCacheBlock": (
@@ -282,7 +282,7 @@ ATTRIBUTES = {
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": ("sliding_window", "extra_retained_tokens"),
     "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": ("attention_chunk_size",),
 }
-"""Attributes that are read, by the class that has them."""
+"""Attributes that the port reads, by class."""
 
 PLACES = (
     ("vllm.v1.core.sched.scheduler", "KVCacheManager"),
@@ -293,7 +293,7 @@ PLACES = (
     ("vllm.distributed.kv_events", "KVEventBatch"),
     ("vllm.distributed.kv_events", "MEDIUM_GPU"),
 )
-"""Names of modules that are exchanged or used."""
+"""Names in modules that the port replaces or uses."""
 
 OURS = {
     "KVCacheManager": (
@@ -329,4 +329,4 @@ OURS = {
         "mamba_shared_prefix_checkpoint",
     ),
 }
-"""What the manager of this package has, for all that vLLM asks of one."""
+"""Attributes of this package's manager that vLLM uses."""

@@ -1,6 +1,6 @@
-"""What the block manager counts, for Prometheus: a route of the engine's own process.
+"""The block manager's metrics for Prometheus, served by the engine's own process.
 
-vLLM's ``/metrics`` is served by another process, which does not see the block manager.
+Another process serves vLLM's ``/metrics``, and it does not have the block manager.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["registry_of", "serve"]
 
 
 class ReportCollector(Collector):
-    """Hit rates of this pool and of a larger one, and tokens that were not found by reason."""
+    """Hit rates of this pool and of larger ones, and missed tokens by reason."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -41,7 +41,7 @@ class ReportCollector(Collector):
         )
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """The metric families with what they are now."""
+        """The metric families with current values."""
         rates, missed = self.describe()
         for num_blocks, rate in self._report.hit_rates().items():
             rates.add_metric([str(num_blocks)], rate)
@@ -52,7 +52,7 @@ class ReportCollector(Collector):
 
 
 def registry_of(report: Report) -> CollectorRegistry:
-    """All that is shown of a block manager."""
+    """All metrics of a block manager."""
     registry = CollectorRegistry()
     manager = ManagerCollector()
     manager.add(report.manager)
@@ -62,10 +62,10 @@ def registry_of(report: Report) -> CollectorRegistry:
 
 
 def serve(report: Report, host: str, port: int) -> WSGIServer:
-    """Answers ``http://HOST:PORT/metrics`` in a thread, as long as the process lives.
+    """Serves ``http://HOST:PORT/metrics`` in a thread until the process ends.
 
     Raises:
-        OptionError: Nothing can listen there.
+        OptionError: The server cannot listen at this address.
     """
     try:
         server, _ = start_http_server(port, host, registry_of(report))

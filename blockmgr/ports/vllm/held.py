@@ -1,4 +1,4 @@
-"""What the port remembers of a request that has blocks."""
+"""The port's records of requests that have blocks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Held:
     """A request's sequence.
 
     Attributes:
-        handle: Of its sequence.
+        handle: Handle of its sequence.
         num_known: Tokens the sequence has.
         num_blocks: Blocks in its table.
-        num_slots: Tokens they hold.
-        next_full: Computed tokens at which another block can be published.
-        is_loading: Whether a connector has yet to write some of it.
-        num_committed: With several groups, computed tokens that were committed.
-        num_told: With several groups, blocks of its table that workers have.
+        num_slots: Number of slots in these blocks.
+        next_full: Number of computed tokens at which another block can be published.
+        is_loading: Whether a connector has yet to write some of its K/V.
+        num_committed: With several groups, number of committed tokens.
+        num_told: With several groups, number of its table entries that workers have.
     """
 
     handle: int
@@ -36,13 +36,13 @@ class Held:
 
 
 class Room(NamedTuple):
-    """What a step asks for a request.
+    """The slots that a step needs for a request.
 
     Attributes:
-        slots: Tokens that need a slot now.
-        whole: Tokens that have to fit by the end, though they get none now; 0: no matter.
+        slots: Tokens that need a slot in this step.
+        whole: Tokens that must fit in the end, although they get no slots yet; 0 for no check.
         headroom: Blocks to leave for running requests.
-        reserved: Blocks that requests under way have yet to take.
+        reserved: Blocks that requests in progress have yet to take.
     """
 
     slots: int

@@ -1,8 +1,9 @@
-"""What models of several groups of layers need besides: windows and chunks beside full attention.
+"""The manager for models with several groups of layers: windows and chunks.
 
-Every group has a table of its own, and all take blocks from one pool. Workers keep tables that they
-append to. Where ``commit`` puts a cached block in place of one that they have, their table of the
-request is replaced: as vLLM does for a request that is preempted and scheduled again at once.
+Every group has its own table, and all take blocks from one pool. Workers keep tables that they
+append to. If ``commit`` replaces one of their blocks by a cached block, the workers' table of the
+request is replaced, in the way that vLLM does it for a request that is preempted and scheduled
+again in the same step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["HybridKVCacheManager"]
 
 
 class HybridKVCacheManager(KVCacheManager):
-    """``KVCacheManager`` for several groups, of which one has full attention."""
+    """``KVCacheManager`` for several groups, one of which has full attention."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -37,15 +38,15 @@ class HybridKVCacheManager(KVCacheManager):
     def _no_blocks(self) -> GroupedBlocks:
         return GroupedBlocks(self.manager, ([],) * self.num_kv_cache_groups)
 
-    # What is found.
+    # Look-ups.
 
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
     ) -> tuple[SomeBlocks, int, int]:
-        """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0.
+        """Looks the request up without taking blocks; returns blocks, tokens, and a 0.
 
-        The blocks are those of the first group with full attention; the others are not told before
-        they are taken.
+        The blocks are those of the first group with full attention; those of other groups are
+        unknown until they are taken.
         """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
@@ -68,13 +69,13 @@ class HybridKVCacheManager(KVCacheManager):
         return GroupedBlocks(self.manager, tuple(ids)), found.num_cached_tokens, 0
 
     def _match(self, prompt: Prompt, num_slots: int, most: int) -> Match:
-        """Not with slots for all of a long prompt at once: windows would need as many blocks."""
+        """Not with slots for all of a long prompt: windows would need that many blocks."""
         return self.manager.match(
             prompt, num_slots=num_slots, max_cached_tokens=most, watermark_blocks=0
         )
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> SomeBlocks:
-        """The leading blocks of a look-up, for so many tokens."""
+        """The leading blocks of a look-up, for this many tokens."""
         if num_computed_tokens % self.block_size:
             raise ValueError(
                 f"num_computed_tokens must be whole blocks of {self.block_size}, "
@@ -92,10 +93,10 @@ class HybridKVCacheManager(KVCacheManager):
         return held
 
     def _whole_fits(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
-        """As vLLM counts: windows hold no more at a time than a chunk and what it reads."""
+        """As in vLLM: a window holds at most a chunk and the tokens that it reads."""
         slots = max(room.whole, room.slots)
         available = self._available(prompt) - room.headroom
-        # Though all of it were new, the sources of a copy included.
+        # An upper bound, without any hit and with the sources of a copy.
         most = sum(each.num_blocks(slots) + 1 for each in self.layers)
         if most <= available:
             return True
@@ -107,13 +108,13 @@ class HybridKVCacheManager(KVCacheManager):
         return fresh + idle <= available
 
     def _available(self, prompt: Prompt) -> int:
-        """Blocks that a request with this prompt could be given, of its share if there are any."""
+        """Blocks available to a request with this prompt, in its share if there are quotas."""
         if not self._has_shares:
             return self.manager.num_available
         return self.manager.quota_usage(prompt.namespace).available
 
     def _grow(self, held: Held, request: Request, slots: int) -> bool:
-        # What was written by steps before this one; windows give back what is behind them.
+        # Commits what earlier steps wrote, so that windows release the blocks behind them.
         self.manager.commit(held.handle, held.num_committed)
         self._note_exchanges(held, request)
         return super()._grow(held, request, slots)
@@ -147,7 +148,7 @@ class HybridKVCacheManager(KVCacheManager):
         return [block for ids in taken for block in ids[ids > 0].tolist()]
 
     def replace_tables(self, cached: Any) -> None:
-        """Has workers replace the tables in which blocks were exchanged.
+        """Makes workers replace the tables in which blocks were exchanged.
 
         Args:
             cached: vLLM's ``CachedRequestData`` of the step.
@@ -165,7 +166,7 @@ class HybridKVCacheManager(KVCacheManager):
     # Release.
 
     def free(self, request: Request) -> None:
-        """Gives the request's blocks back, the last to be evicted first."""
+        """Releases the request's blocks in an order that evicts the last ones first."""
         self._replaced.discard(request.request_id)
         super().free(request)
 

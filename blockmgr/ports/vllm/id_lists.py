@@ -1,4 +1,4 @@
-"""Block tables as the lists of ints that vLLM hands to its workers."""
+"""Converts block tables to the lists of ints that vLLM sends to its workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ PIECE = 256  # blocks
 
 
 class IdLists:
-    """Makes lists, and takes over what one before begins with.
+    """Converts tables, and reuses the leading part of the previous list.
 
-    Prompts that come one after the other often share a long head, whose ids need not become ints
-    again.
+    Consecutive prompts often share a long prefix, whose ids need not be converted again.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class IdLists:
         return ids
 
     def _same_pieces(self, raw: bytes) -> int:
-        """Leading pieces that the list before has as well."""
+        """Number of leading pieces that the previous list has as well."""
         known, size = self._bytes, 4 * PIECE
         most = min(len(raw), len(known)) // size
         for number in range(most):

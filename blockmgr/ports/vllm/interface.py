@@ -1,4 +1,4 @@
-"""What vLLM's scheduler, engine core and connectors call, as blockmgr knows it.
+"""The interface between vLLM and blockmgr.
 
 ``python -m blockmgr.ports.vllm.interface`` compares it with the vLLM that is installed.
 """

@@ -1,4 +1,4 @@
-"""Groups of layers: vLLM's specs as the groups of a ``BlockManager``, and what requests take."""
+"""Converts vLLM's specs to groups of a ``BlockManager``, and counts their blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
 
 
 def group_of(spec: Any) -> Group | None:
-    """What the layers of a spec read; None if blockmgr has no group for it."""
+    """The group for the layers of a spec; None if blockmgr has none."""
     kind = get_kv_cache_spec_kind(spec)
     layers = list(iter_layer_specs(spec))
     if kind in FULL:
@@ -38,10 +38,10 @@ class Layers:
     """The layers of one group.
 
     Attributes:
-        spec: What vLLM says of them.
-        group: What they read.
-        block_size: Tokens a block.
-        most_blocks: Blocks that a request has at a time, however long it is; None for no limit.
+        spec: vLLM's spec.
+        group: The group for a ``BlockManager``.
+        block_size: Tokens per block.
+        most_blocks: Most blocks of a request of any length at a time; None for no limit.
     """
 
     spec: Any
@@ -65,17 +65,17 @@ class Layers:
         return cls(spec, group, block_size, most)
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Blocks that a request of so many tokens has at a time."""
+        """Most blocks that a request of this many tokens has at a time."""
         whole = -(-num_tokens // self.block_size)
         return whole if self.most_blocks is None else min(whole, self.most_blocks)
 
     def num_fresh_blocks(self, num_tokens: int, num_found: int) -> int:
-        """Blocks that it takes beside those that it has found."""
+        """Blocks that it takes besides the found ones."""
         passed = self._num_passed(num_found) // self.block_size
         return max(0, self.num_blocks(num_tokens) - max(passed, num_found // self.block_size))
 
     def _num_passed(self, num_tokens: int) -> int:
-        """Leading tokens that the query after so many does not read."""
+        """Leading tokens that the query after this many tokens does not read."""
         if isinstance(self.group, SlidingWindow):
             return max(0, num_tokens - self.group.width + 1)
         if isinstance(self.group, ChunkedAttention):

@@ -1,4 +1,4 @@
-"""What vLLM asks of its KV cache manager without changing anything."""
+"""The calls of vLLM's KV cache manager that change nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Lookups:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that are in use, 0.0 to 1.0."""
+        """Fraction of the blocks that are in use, 0.0 to 1.0."""
         return self.block_pool.get_usage()
 
     def prefix_cache_lookup_enabled(self, request: Request) -> bool:
@@ -53,7 +53,7 @@ class Lookups:
         return self.enable_caching and not request.skip_reading_prefix_cache
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """What look-ups have found since the last call."""
+        """The statistics of look-ups since the last call."""
         stats = self.prefix_cache_stats
         if self.log_stats:
             self.prefix_cache_stats = PrefixCacheStats()
@@ -72,12 +72,12 @@ class Lookups:
     def get_computed_blocks(
         self, request: Request, max_cache_hit_length: int | None = None
     ) -> tuple[SomeBlocks, int, int]:
-        """What the request finds in the cache, with nothing taken: blocks, tokens, and a 0.
+        """Looks the request up without taking blocks; returns blocks, tokens, and a 0.
 
         Args:
-            request: It finds all but its last token at most.
-            max_cache_hit_length: Tokens it may find; where that is less than it would, it finds
-                whole blocks alone.
+            request: The request, which finds at most all tokens except its last one.
+            max_cache_hit_length: Most tokens to find; if this limits the hit, only whole blocks are
+                found.
         """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
@@ -86,7 +86,7 @@ class Lookups:
         most = found.num_cached_tokens
         if max_cache_hit_length is not None and max_cache_hit_length < most:
             most = max_cache_hit_length - max_cache_hit_length % self.block_size
-        if self.use_eagle:  # its head computes the last block's hidden states again
+        if self.use_eagle:  # the draft head recomputes the hidden states of the last block
             most = max(0, most // self.block_size - 1) * self.block_size
         elif most % self.block_size and request.request_id in self._whole_only:
             most -= most % self.block_size
@@ -100,11 +100,11 @@ class Lookups:
     def get_computed_blocks_for_connector(
         self, request: Request, max_cache_hit_length: int | None = None
     ) -> tuple[SomeBlocks, int, int, bool]:
-        """Likewise; and that all groups agree on it."""
+        """Likewise, with the number of tokens on which all groups agree."""
         return *self.get_computed_blocks(request, max_cache_hit_length), False
 
     def truncate_computed_blocks(self, blocks: Any, num_computed_tokens: int) -> SomeBlocks:
-        """The leading blocks of a look-up, for so many tokens."""
+        """The leading blocks of a look-up, for this many tokens."""
         if num_computed_tokens % self.block_size:
             raise ValueError(
                 f"num_computed_tokens must be whole blocks of {self.block_size}, "
@@ -113,7 +113,7 @@ class Lookups:
         return Blocks(self.manager, blocks.ids[: num_computed_tokens // self.block_size])
 
     def estimate_cached_tokens(self, request: Request) -> int:
-        """Tokens of the request that others can find."""
+        """Number of the request's tokens that others can find."""
         held = self._held.get(request.request_id)
         return held.next_full - self.block_size if held and self.enable_caching else 0
 
@@ -136,10 +136,10 @@ class Lookups:
     def get_block_ids_for_computed_tokens(
         self, request_id: str, num_computed_tokens: int
     ) -> tuple[list[int], ...]:
-        """The ids of those that hold so many tokens."""
+        """The ids of the blocks that hold this many tokens."""
         most = -(-num_computed_tokens // self.block_size)
         return tuple(ids[:most] for ids in self.get_block_ids(request_id))
 
     def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        """0 for each group: vLLM has no cascade attention any more."""
+        """0 for each group, because vLLM has no cascade attention."""
         return [0] * self.num_kv_cache_groups

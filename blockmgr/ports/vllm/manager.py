@@ -1,10 +1,10 @@
 """The KV cache manager that vLLM's scheduler calls, for one group of full attention.
 
-``hybrid`` has what models of several groups need besides.
+``hybrid`` has the manager for several groups.
 
 vLLM publishes blocks before the forward that fills them, and requests of the same step find them:
-``early_commit``. The planning of a step ends with ``take_kv_cache_block_copies``, the last thing
-the scheduler asks for; what is published between two steps was written by one that has run.
+``early_commit``. The planning of a step ends with ``take_kv_cache_block_copies``, the scheduler's
+last call; blocks published between two steps were written by an earlier step.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class KVCacheManager(Lookups, Releases):
-    """vLLM's ``KVCacheManager`` on a ``BlockManager``; arguments as vLLM has them.
+    """vLLM's ``KVCacheManager`` on a ``BlockManager``, with the same arguments.
 
     Args:
         options: The values given under ``blockmgr``.
-        max_seqs: Requests that may have blocks at a time.
-        kv_cache_config: As in vLLM's manager; so are the others.
+        max_seqs: Most requests that have blocks at a time.
+        kv_cache_config: As in vLLM's manager, like the other arguments.
     """
 
     mamba_shared_prefix_checkpoint = False
@@ -127,15 +127,15 @@ class KVCacheManager(Lookups, Releases):
         if enable_kv_cache_events:
             kind = get_kv_cache_spec_kind(groups[0].kv_cache_spec).value
             self.kv_events = KVEvents(self.manager, self.block_size, kind)
-        self.publish_events: Callable[[], None] | None = None  # of an engine that may be idle
+        self.publish_events: Callable[[], None] | None = None  # the engine may be idle
         self._held: dict[str, Held] = {}
-        # By request, the token up to which it neither needs a block nor fills one: one look-up in
-        # most calls of a decode step, instead of several parts of ``Held``.
+        # By request, the number of tokens up to which it neither needs nor fills a block: most
+        # calls of a decode step need only this look-up, instead of several fields of ``Held``.
         self._nothing_to_do: dict[str, int] = {}
-        self._whole_only: set[str] = set()  # requests whose copy of a part found no room
+        self._whole_only: set[str] = set()  # requests without room for a partial copy
         self.prompts = Prompts(self.block_size)
         self._ids = IdLists()
-        self._told: tuple[str, Match] | None = None  # who looked up last, and what it found
+        self._told: tuple[str, Match] | None = None  # the last request looked up, and its match
         self._in_step = False
         self._committed_late = False  # since the step's planning ended
         self._leaving: list[int] = []  # handles that could not be freed within the step
@@ -158,7 +158,7 @@ class KVCacheManager(Lookups, Releases):
 
     # Growth.
 
-    def allocate_slots(  # noqa: PLR0917  as vLLM has it
+    def allocate_slots(  # noqa: PLR0917  the order of vLLM
         self,
         request: Request,
         num_new_tokens: int,
@@ -173,7 +173,7 @@ class KVCacheManager(Lookups, Releases):
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> SomeBlocks | None:
-        """Slots for the next tokens of a request: its new blocks, or None and nothing changed."""
+        """Takes slots for a request's next tokens; returns new blocks, or None without a change."""
         name = request.request_id
         found = num_new_computed_tokens + num_external_computed_tokens
         if not found:
@@ -182,7 +182,7 @@ class KVCacheManager(Lookups, Releases):
                     "num_new_tokens must be greater than 0 when there are no computed tokens to "
                     "adopt"
                 )
-            # By far the most calls of a decode step.
+            # Almost all calls of a decode step.
             last = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
             if last <= self._nothing_to_do.get(name, 0):
                 return self.empty_kv_cache_blocks
@@ -213,7 +213,7 @@ class KVCacheManager(Lookups, Releases):
             self._new_block_ids += self._ids_from(held, to_zero)
         if end >= held.next_full and not delay_cache_blocks:
             self._publish(held, request, end)
-        if not request.resumable:  # the tokens of a session change between its turns
+        if not request.resumable:  # the tokens of a session change between turns
             self._nothing_to_do[name] = min(held.next_full - 1, held.num_slots)
         has_more = held.num_blocks > before
         return self._blocks_from(held, before) if has_more else self.empty_kv_cache_blocks
@@ -233,13 +233,13 @@ class KVCacheManager(Lookups, Releases):
         return Blocks(self.manager, self.manager.block_ids(held.handle, start))
 
     def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
-        """A sequence for the request, with exactly what it was told it finds."""
+        """Admits the request with exactly the hit that was reported to it."""
         slots, manager, prompt = room.slots, self.manager, self.prompts.of(request)
         reads = self.enable_caching and not request.skip_reading_prefix_cache
         match = self._told_of(request, num_found) if reads else None
         misses, explained = self._misses if reads else None, None
         try:
-            # Where all of it is taken now, ``admit`` sees whether it fits.
+            # If it takes all of its slots, ``admit`` checks whether they fit.
             if room.whole > slots and not self._whole_fits(prompt, room, match):
                 self._do_without_part(request, num_found)
                 return None
@@ -271,7 +271,7 @@ class KVCacheManager(Lookups, Releases):
         return held
 
     def _told_of(self, request: Request, num_found: int) -> Match:
-        """The match that found so many tokens; of less than was found, one like it."""
+        """The match of this many tokens; if fewer than found, a new match."""
         if self._told is not None and self._told[0] == request.request_id:
             found = self._told[1]
             if found.num_cached_tokens == num_found:
@@ -279,14 +279,14 @@ class KVCacheManager(Lookups, Releases):
         return Match(num_found, 0, NO_BLOCKS)
 
     def _do_without_part(self, request: Request, num_found: int) -> None:
-        """No room: next time the request does without the copy of a part of a block."""
+        """Handles a shortage: the next attempt goes without a partial copy."""
         if num_found % self.block_size:
             self._whole_only.add(request.request_id)
 
     def _whole_fits(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
-        """Whether there is room for all of a prompt, of which the first slots are taken now."""
+        """Whether there is room for the whole prompt, of which the first slots are taken."""
         slots, headroom = max(room.whole, room.slots), room.headroom
-        # Though all of it were new, the source of a copy included.
+        # An upper bound, without any hit and with the source of a copy.
         most = -(-slots // self.block_size) + 1
         if not self._has_shares and most <= self.manager.num_available - headroom:
             return True
@@ -302,13 +302,13 @@ class KVCacheManager(Lookups, Releases):
     def _goes_on(
         self, held: Held, request: Request, slots: int, about: tuple[bool, int, bool]
     ) -> bool:
-        """Whether a request that has blocks may have so many slots, and others what is theirs."""
+        """Whether a request can grow to this many slots without blocks reserved for others."""
         if request.resumable and request.status in WAITING:
             self._follow_session(held, request)
         return self._leaves(held, self._room(request, slots, about))
 
     def _grow(self, held: Held, request: Request, slots: int) -> bool:
-        """Whether the request could be given so many slots, more than it has."""
+        """Grows the request to this many slots; returns False if there are too few blocks."""
         try:
             self.manager.reserve(held.handle, slots)
         except (OutOfBlocksError, NeverFitsError):
@@ -318,7 +318,7 @@ class KVCacheManager(Lookups, Releases):
         return True
 
     def _leaves(self, held: Held, room: Room) -> bool:
-        """Whether growth leaves what others are to have."""
+        """Whether growth leaves the blocks reserved for others."""
         if not (room.whole or room.headroom or room.reserved):
             return True
         more = -(-room.slots // self.block_size) - held.num_blocks
@@ -328,7 +328,7 @@ class KVCacheManager(Lookups, Releases):
         return fits and to_end <= available
 
     def _follow_session(self, held: Held, request: Request) -> None:
-        """A streaming session takes its last sampled token back before it goes on."""
+        """A streaming session drops its last sampled token before it continues."""
         tokens = request._all_token_ids
         mine = self.manager.sequence(held.handle).tokens.tolist()
         same = next(
@@ -347,4 +347,4 @@ class KVCacheManager(Lookups, Releases):
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
-        """Nothing: full attention reads every block."""
+        """Does nothing: full attention reads every block."""

@@ -1,4 +1,4 @@
-"""Why prompts were not found any further than they were."""
+"""Counts missed tokens by reason."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ __all__ = ["Misses"]
 
 
 class Misses:
-    """Counts the tokens of admitted prompts that were not found, by reason.
+    """Counts the missed tokens of admitted prompts by reason.
 
     Args:
-        manager: Whose cache.
-        every: One prompt in so many is explained: doing so can look at each cached block.
+        manager: The manager.
+        every: Explain one of this many prompts, because an explanation may scan all cached blocks.
 
     Attributes:
-        tokens: Tokens so far, by reason.
+        tokens: Missed tokens so far, by reason.
     """
 
     def __init__(self, manager: BlockManager, every: int) -> None:
         self._manager = manager
         self._every = every
-        self._left = 0  # prompts until one is explained
+        self._left = 0  # prompts until the next explanation
         self.tokens: dict[MissReason, int] = {}
 
     @property
     def is_due(self) -> bool:
-        """Whether the next prompt is to be explained."""
+        """Whether to explain the next prompt."""
         return self._left == 0
 
     def explain(self, prompt: Prompt) -> Explanation:
-        """What is cached of a prompt that is about to be admitted."""
+        """Explains a prompt that is about to be admitted."""
         return self._manager.explain(prompt)
 
     def count(self, explanation: Explanation | None) -> None:
-        """A prompt has been admitted, which was explained if that was due."""
+        """Records the admission of a prompt, with its explanation if there is one."""
         self._left = (self._left or self._every) - 1
         for miss in () if explanation is None else explanation.misses:
             self.tokens[miss.reason] = self.tokens.get(miss.reason, 0) + miss.num_tokens
 
     def line(self) -> str:
-        """The reasons, those of most tokens first."""
+        """The reasons, those with the most tokens first."""
         if not self.tokens:
             return ""
         most_first = sorted(self.tokens.items(), key=lambda each: -each[1])

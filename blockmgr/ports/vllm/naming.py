@@ -1,4 +1,4 @@
-"""Whose cache a request is served from, and what besides its tokens makes its K/V."""
+"""The namespace and the extra keys of a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_KEY = 1024  # bytes
 
 
 def namespace(request: Request) -> bytes:
-    """By cache salt, and by the name and path of the adapter."""
+    """A namespace from the cache salt and the adapter's name and path."""
     if not request.lora_request:
         return namespace_of(request.cache_salt, None)
     adapter = request.lora_request
@@ -26,9 +26,9 @@ def namespace(request: Request) -> bytes:
 
 
 def extras_of(request: Request, block_size: int) -> dict[int, bytes] | None:
-    """Images and embeddings by the block they lie in, as vLLM itself keys its blocks.
+    """Extra keys for images and embeddings by block, as in vLLM.
 
-    Their ``repr`` tells any two of them apart: they are tuples of texts, numbers and bytes.
+    Different keys have different ``repr``, because they are tuples of texts, numbers and bytes.
     """
     if not request.mm_features and request.prompt_embeds is None:
         return None

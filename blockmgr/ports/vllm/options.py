@@ -21,23 +21,23 @@ WHOLE_NUMBERS = (
     "hit_rate_window",
     "max_pinned_blocks",
 )
-# Of ManagerConfig, and who decides instead.
+# Fields of ManagerConfig that vLLM decides, with the source of the decision.
 DECIDED_BY_VLLM = {
-    "num_blocks": "--num-gpu-blocks-override or the memory there is",
+    "num_blocks": "--num-gpu-blocks-override or the available memory",
     "block_size": "--block-size",
     "max_seqs": "--max-num-seqs",
     "max_blocks_per_seq": "--max-model-len",
     "prefix_caching": "--enable-prefix-caching",
     "watermark_blocks": "--watermark",
     "steps_in_flight": "--async-scheduling",
-    "dedup": "its workers, whose tables only grow",
+    "dedup": "its workers only append to block tables",
     "early_commit": "its order of steps",
-    "null_block": "its workers, which keep block 0",
+    "null_block": "its workers reserve block 0",
 }
 
 
 class OptionError(BlockMgrError, ValueError):
-    """An option under ``blockmgr`` that is unknown, out of bounds, or vLLM's to decide."""
+    """An option under ``blockmgr`` is unknown, out of bounds, or decided by vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,28 +46,26 @@ class Options:
 
     Attributes:
         enabled: False leaves everything to vLLM.
-        fallback: What to do with a configuration that is not supported: ``"refuse"`` it at start-up
-            with every reason, or leave it to vLLM's own manager (``"stock"``) with a line in the
-            log.
-        hash_requests: Whether vLLM goes on hashing each request's blocks though nothing reads it;
-            with a KV connector or KV cache events it always does.
-        report_every: Seconds between lines in the log on what the cache finds; 0 for none.
-        explain_every: Count why tokens of each so many-th prompt are not found, for the log and
-            Prometheus; 0 for none. To explain one can take a look at each cached block.
-        metrics_port: Port on which the engine's process answers Prometheus; 0 for none. Ranks of
-            data parallelism add their number.
-        metrics_host: Address on which it listens.
-        eviction: As ``ManagerConfig`` has it, by name.
-        min_partial_tokens: As ``ManagerConfig`` has it: parts of a block are reused from so many
-            tokens on, by vLLM's own block copies.
-        ghost_blocks: As ``ManagerConfig`` has it: what ``report_every`` says of larger pools.
-        hit_rate_window: As ``ManagerConfig`` has it.
-        retention: As ``ManagerConfig`` has it; requests say how long they are worth keeping in
-            ``vllm_xargs``: ``blockmgr_priority`` (``low`` to ``high``), ``blockmgr_ttl`` in
-            seconds, and ``blockmgr_expect_reuse``.
-        max_pinned_blocks: As ``ManagerConfig`` has it.
-        quotas: Blocks set apart, by the requests' ``cache_salt``.
-        debug: As ``ManagerConfig`` has it.
+        fallback: Handling of unsupported configurations: ``"refuse"`` them at start-up with every
+            reason, or use vLLM's own manager (``"stock"``) with a line in the log.
+        hash_requests: Whether vLLM still hashes each request's blocks, although nothing reads the
+            hashes; with a KV connector or KV cache events it always does.
+        report_every: Seconds between log lines about the hit rate; 0 for none.
+        explain_every: Explain the missed tokens of one of this many prompts, for the log and
+            Prometheus; 0 for none. An explanation may scan all cached blocks.
+        metrics_port: Port on which the engine's process serves Prometheus; 0 for none.
+            Data-parallel ranks add their number.
+        metrics_host: Address to listen on.
+        eviction: As in ``ManagerConfig``, by name.
+        min_partial_tokens: As in ``ManagerConfig``: fewest tokens to reuse from part of a block,
+            with vLLM's own block copies.
+        ghost_blocks: As in ``ManagerConfig``; ``report_every`` needs it to estimate larger pools.
+        hit_rate_window: As in ``ManagerConfig``.
+        retention: As in ``ManagerConfig``; requests set it in ``vllm_xargs``: ``blockmgr_priority``
+            (``low`` to ``high``), ``blockmgr_ttl`` in seconds, and ``blockmgr_expect_reuse``.
+        max_pinned_blocks: As in ``ManagerConfig``.
+        quotas: Blocks reserved for single values of the requests' ``cache_salt``.
+        debug: As in ``ManagerConfig``.
     """
 
     enabled: bool = True
@@ -88,11 +86,11 @@ class Options:
 
     @classmethod
     def read(cls, values: object) -> Options:
-        """Options out of parsed JSON.
+        """Options from parsed JSON.
 
         Raises:
-            OptionError: Not an object, an unknown option, or an invalid value. Bounds that
-                depend on the pool are looked at when it is made.
+            OptionError: Not an object, an unknown option, or an invalid value. Bounds that depend
+                on the pool are checked when it is created.
         """
         if values is True:
             return cls()
@@ -101,7 +99,7 @@ class Options:
         known = {option.name for option in fields(cls)}
         for name in values:
             if name in DECIDED_BY_VLLM:
-                raise OptionError(f"blockmgr.{name} is for vLLM to say: {DECIDED_BY_VLLM[name]}")
+                raise OptionError(f"vLLM decides blockmgr.{name}: {DECIDED_BY_VLLM[name]}")
             if name not in known:
                 near = get_close_matches(str(name), known, 1)
                 raise OptionError(
@@ -118,7 +116,7 @@ class Options:
         for name in WHOLE_NUMBERS:
             value = getattr(self, name)
             is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            self._require(name, is_whole, "a whole number from 0 on")
+            self._require(name, is_whole, "a whole number, at least 0")
         port = self.metrics_port
         is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= MAX_PORT
         self._require("metrics_port", is_port, f"a port from 0 to {MAX_PORT}")
@@ -126,7 +124,7 @@ class Options:
         self._require("metrics_host", is_host, "an address")
         is_number = isinstance(self.report_every, int | float)
         is_number = is_number and not isinstance(self.report_every, bool)
-        self._require("report_every", is_number and self.report_every >= 0, "seconds from 0 on")
+        self._require("report_every", is_number and self.report_every >= 0, "seconds, at least 0")
         self._require("fallback", self.fallback in ("refuse", "stock"), '"refuse" or "stock"')
         self._require(
             "eviction", self.eviction in EVICTION_POLICIES, f"one of {list(EVICTION_POLICIES)}"
@@ -142,7 +140,7 @@ class Options:
             raise OptionError(f"blockmgr.{name} must be {what}, got {getattr(self, name)!r}")
 
     def config(self, **decided: Any) -> ManagerConfig:
-        """The manager's configuration, with what vLLM has decided.
+        """The manager's configuration, with vLLM's decisions.
 
         Raises:
             OptionError: A value out of bounds.
@@ -168,9 +166,9 @@ class Options:
 
 
 def namespace_of(salt: str | None, adapter: str | None, path: str | None = None) -> bytes:
-    """Whose cache a request of this salt and adapter is served from.
+    """The namespace of a request with this salt and adapter.
 
-    The path tells adapters apart that came under one name, one after the other.
+    The path distinguishes adapters that were loaded under the same name.
     """
     parts = {"salt": salt, "lora": adapter, "path": path}
     named = {name: value.encode() for name, value in parts.items() if value}

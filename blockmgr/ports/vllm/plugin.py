@@ -1,7 +1,7 @@
-"""How vLLM comes to use this block manager: its plug-in, or a scheduler class of its own.
+"""Makes vLLM use this block manager, by a plug-in or a scheduler class.
 
-Both end in the constructor of vLLM's ``Scheduler``: while it runs, the name ``KVCacheManager`` in
-its module stands for ours. vLLM has no official place for a manager.
+Both wrap the constructor of vLLM's ``Scheduler``: while it runs, the name ``KVCacheManager`` in its
+module refers to our manager. vLLM has no official interface for this.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ building = threading.Lock()
 
 
 def register() -> None:
-    """The plug-in of vLLM (``vllm.general_plugins``): idle until it is switched on."""
-    from vllm.v1.core.sched import scheduler  # noqa: PLC0415  only where vLLM is
+    """The plug-in of vLLM (``vllm.general_plugins``), which does nothing unless turned on."""
+    from vllm.v1.core.sched import scheduler  # noqa: PLC0415  needs vLLM
 
     original = scheduler.Scheduler.__init__
     if hasattr(original, MARK):
@@ -47,7 +47,7 @@ def Scheduler(vllm_config: Any, *arguments: Any, **named: Any) -> Any:
     ``--additional-config``, if there are any.
 
     Raises:
-        OptionError: An option is wrong, or says that blockmgr is to be off.
+        OptionError: An option is wrong, or turns blockmgr off.
         UnsupportedConfigError: vLLM's configuration is not supported.
     """
     from vllm.v1.core.sched import async_scheduler, scheduler  # noqa: PLC0415
@@ -56,7 +56,7 @@ def Scheduler(vllm_config: Any, *arguments: Any, **named: Any) -> Any:
     additional.setdefault(NAME, {})
     if not Options.read(additional[NAME]).enabled:
         raise OptionError(
-            "blockmgr.enabled is false, and --scheduler-cls asks for blockmgr: leave out one"
+            "blockmgr.enabled is false, and --scheduler-cls asks for blockmgr: remove one of them"
         )
     vllm_config.additional_config = additional
     register()
@@ -96,12 +96,12 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
 def _manager(
     options: Options, vllm_config: Any, stock: Callable[..., Any], **arguments: Any
 ) -> Any:
-    """The manager that the scheduler gets: ours, or vLLM's where ours is not up to it."""
+    """The manager for the scheduler: ours, or vLLM's for unsupported configurations."""
     from blockmgr.ports.vllm import hybrid, manager, support  # noqa: PLC0415
     from blockmgr.ports.vllm.interface import INTERFACE  # noqa: PLC0415
 
     differences = INTERFACE.differences()
-    lacking = [f"this vLLM is not one it knows: {d}" for d in differences if d.is_fatal]
+    lacking = [f"this version of vLLM is unknown: {d}" for d in differences if d.is_fatal]
     reasons = lacking + support.reasons_against(options, vllm_config, arguments)
     if reasons and options.fallback == "refuse":
         raise UnsupportedConfigError(tuple(reasons), INSTEAD)
@@ -110,7 +110,7 @@ def _manager(
         return stock(**arguments)
     if not INTERFACE.is_tried():
         logger.warning(INTERFACE.warning(differences))
-    # A step can preempt what it scheduled before it admits others, and sessions keep their blocks.
+    # A step can preempt scheduled requests before it admits others, and sessions keep blocks.
     max_seqs = max(4 * vllm_config.scheduler_config.max_num_seqs, 1024)
     has_groups = len(arguments["kv_cache_config"].kv_cache_groups) > 1
     kind = hybrid.HybridKVCacheManager if has_groups else manager.KVCacheManager
@@ -126,9 +126,9 @@ def _manager(
 
 
 def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
-    """Stops the hashing of requests where nothing reads it; otherwise ties events to the publisher.
+    """Stops hashing requests if nothing reads the hashes; else connects the publisher.
 
-    The engine makes its block hasher after the scheduler, if caching is on or a connector is.
+    The engine creates its block hasher after the scheduler, if there is caching or a connector.
     """
     from blockmgr.ports.vllm import hybrid, manager  # noqa: PLC0415
 
@@ -173,7 +173,7 @@ def _replacing(ours: Any, make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _publish_events(scheduler: Any) -> None:
-    """At once, for vLLM publishes events in steps alone, and an idle engine makes none."""
+    """Publishes events immediately: vLLM does it only in steps, and an idle engine has none."""
     from vllm.distributed.kv_events import KVEventBatch  # noqa: PLC0415
 
     if events := scheduler.kv_cache_manager.take_events():

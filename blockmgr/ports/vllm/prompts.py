@@ -1,4 +1,4 @@
-"""The tokens of requests that wait, as the block manager takes them."""
+"""The tokens of waiting requests, converted for the block manager."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Prompts"]
 class Prompts:
     """Converts a request's list of tokens once, for all look-ups until it is admitted.
 
-    A token takes 4 bytes here, beside at least 16 that vLLM has for it in its lists.
+    A token takes 4 bytes here, in addition to at least 16 bytes in vLLM's lists.
 
     Args:
         block_size: Tokens per block.
@@ -30,12 +30,12 @@ class Prompts:
         return len(self._kept)
 
     def prepare(self, request: Request) -> None:
-        """Converts the tokens of a request that has come, so that no step converts many at once."""
+        """Converts the tokens of a request on arrival, so that no step converts many at once."""
         if not request.resumable:
             self._kept[request.request_id] = request, self._convert(request)
 
     def of(self, request: Request) -> Prompt:
-        """The request's tokens, with those that it has generated."""
+        """The request's tokens, including generated ones."""
         kept = self._kept.get(request.request_id)
         if kept is not None and kept[0] is request and not request.resumable:
             prompt = kept[1]
@@ -46,7 +46,7 @@ class Prompts:
         return prompt
 
     def forget(self, request_id: str) -> None:
-        """The request is admitted, or has ended."""
+        """Drops the tokens of a request that is admitted or has ended."""
         self._kept.pop(request_id, None)
 
     def _convert(self, request: Request) -> Prompt:

@@ -1,4 +1,4 @@
-"""When the blocks of a request can be found."""
+"""Commits the tokens of requests, which makes their blocks findable."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Publishing"]
 
 
 class Publishing(Steps):
-    """Tells the block manager which tokens are computed: a part of the manager."""
+    """Commits computed tokens: a part of the manager."""
 
     enable_caching: bool
     kv_events: KVEvents | None
 
     def _publish(self, held: Held, request: Request, num_computed: int) -> None:
-        """Whole blocks up to there can be found from here on."""
+        """Makes whole blocks up to this token findable."""
         if num_computed < held.next_full or not self.enable_caching:
             return
         if num_computed > held.num_known:
@@ -38,9 +38,9 @@ class Publishing(Steps):
             self._committed_late = True
 
     def _learn(self, held: Held, request: Request, most: int) -> int:
-        """Appends what the request has generated, to so many tokens; those that are known then.
+        """Appends generated tokens up to this number; returns the number of known tokens.
 
-        Never allocates: only tokens that have slots.
+        It never allocates: it only appends tokens that have slots.
         """
         tokens, known = request._all_token_ids, held.num_known
         most = min(len(tokens), held.num_slots, most)
@@ -50,14 +50,14 @@ class Publishing(Steps):
         return known
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Publishes what is known by now: asynchronous outputs, and what a connector has loaded."""
+        """Commits tokens known since: asynchronous outputs, and tokens that a connector loaded."""
         held = self._held.get(request.request_id)
         if held is not None:
             held.is_loading = False
             self._publish(held, request, num_computed_tokens)
 
     def _publish_tail(self, held: Held, request: Request) -> None:
-        """The next turn of a conversation begins where this one ends, within a block."""
+        """The next turn of a conversation begins at the end of this one, inside a block."""
         if not self.options.min_partial_tokens or held.is_loading or not self.enable_caching:
             return
         computed = request.num_computed_tokens - request.num_output_placeholders

@@ -1,4 +1,4 @@
-"""How requests give their blocks back, and how the cache forgets."""
+"""Ends of requests, removal of blocks, and resets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Releases"]
 
 
 class Releases(Publishing):
-    """Ends of requests, blocks that turned out wrong, resets: a part of the manager."""
+    """Ends of requests, removal of wrong blocks, and resets: a part of the manager."""
 
     prompts: Prompts
     prefix_cache_stats: PrefixCacheStats | None
@@ -31,7 +31,7 @@ class Releases(Publishing):
     _whole_only: set[str]
 
     def free(self, request: Request) -> None:
-        """Gives the request's blocks back, the last to be evicted first."""
+        """Releases the request's blocks in an order that evicts the last ones first."""
         held = self._held.pop(request.request_id, None)
         self._nothing_to_do.pop(request.request_id, None)
         self._whole_only.discard(request.request_id)
@@ -53,7 +53,7 @@ class Releases(Publishing):
             self._leaving.append(held.handle)
 
     def pop_blocks_for_free(self, request: Request) -> list[Block]:
-        """Ends the request; its blocks are kept until ``block_pool.free_blocks`` has them."""
+        """Ends the request; holds its blocks until ``block_pool.free_blocks`` releases them."""
         held = self._held.get(request.request_id)
         if held is None:
             return []
@@ -63,7 +63,7 @@ class Releases(Publishing):
         return [Block(self.manager, block) for block in ids]
 
     def evict_blocks(self, block_ids: set[int]) -> None:
-        """Takes these blocks out of the cache, in use or not."""
+        """Removes these blocks from the cache, in use or not."""
         self._close_late_commits()
         self.block_pool.evict_blocks(block_ids)
 

@@ -1,6 +1,6 @@
-"""What the cache finds, what larger pools would, and why the rest is not found.
+"""Reports hit rates of this pool and of larger ones, and reasons for misses.
 
-In a line of the log now and then, and for Prometheus.
+They go to the log periodically, and to Prometheus.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Report"]
 
-PARTS = 4  # of what is remembered beyond the pool, at which hit rates are told
+PARTS = 4  # parts of the remembered blocks for which hit rates are reported
 logger = init_logger("vllm.blockmgr")
 
 
 class Report:
-    """Says every so many seconds how well the cache serves; never, with 0.
+    """Logs the hit rate periodically.
 
     Args:
-        manager: Whose cache.
-        every: Seconds.
-        misses: Why tokens were not found, where that is counted.
+        manager: The manager.
+        every: Seconds between log lines; 0 for none.
+        misses: Counts of missed tokens by reason, if there are any.
     """
 
     def __init__(self, manager: BlockManager, every: float, misses: Misses | None = None) -> None:
@@ -38,14 +38,14 @@ class Report:
         self._due = time.monotonic() + every
 
     def now_and_then(self) -> None:
-        """To be called once a step."""
+        """Call it once per step."""
         if not self._every or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + self._every
         logger.info("%s", self.line())
 
     def line(self) -> str:
-        """What the last requests found, and what a larger pool would have."""
+        """The hits of the last requests, and those of a larger pool."""
         recent, stats = self.manager.recent_hits(), self.manager.stats()
         parts = [
             f"blockmgr: {recent.hit_tokens} of the last {recent.query_tokens} prompt tokens came "
@@ -63,13 +63,13 @@ class Report:
         return "".join(parts)
 
     def missed_tokens(self) -> Mapping[MissReason, int]:
-        """Tokens that were not found, by reason; empty where that is not counted."""
+        """Missed tokens by reason; empty if they are not counted."""
         return {} if self._misses is None else dict(self._misses.tokens)
 
     def hit_rates(self) -> dict[int, float]:
-        """The share of all tokens that pools find, by their blocks: of this size, and larger.
+        """The token hit rates of this pool and of larger ones, by number of blocks.
 
-        Every share of the quotas on its own, together. Empty without ``ghost_blocks``.
+        With quotas, the sums over all shares. Empty without ``ghost_blocks``.
         """
         config = self.manager.config
         if not (config.ghost_blocks and config.prefix_caching):

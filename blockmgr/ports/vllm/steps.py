@@ -1,4 +1,4 @@
-"""The steps of vLLM's scheduler: where their planning begins and ends."""
+"""The start and the end of planning in the steps of vLLM's scheduler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """What is told at the beginning of a step, and taken at its end: a part of the manager."""
+    """Calls at the start and the end of a step: a part of the manager."""
 
     manager: BlockManager
     options: Options
@@ -39,7 +39,7 @@ class Steps:
         return self.manager.block_ids(held.handle, start)
 
     def new_step_starts(self) -> None:
-        """The scheduler plans a step."""
+        """Begins the planning of a step."""
         self._close_late_commits()
         self._in_step = True
         self.report.now_and_then()
@@ -47,11 +47,11 @@ class Steps:
             self.manager.set_time(time.monotonic())
 
     def _close_late_commits(self) -> None:
-        """What was published since the last step was written by one that has run."""
+        """Ends the commits made between steps: an earlier step wrote their blocks."""
         if not self._committed_late or self._in_step:
             return
         plan = self.manager.take_copies()
-        if len(plan):  # copies are planned in steps alone; they would not run before the next
+        if len(plan):  # only in a step: later copies would run too late
             self.manager.copies_aborted(plan.ticket)
             return
         self.manager.copies_applied(plan.ticket)
@@ -60,7 +60,8 @@ class Steps:
     def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
         """The copies to run before this step's forward.
 
-        No block has to be kept until it has run: what writes to one of them is launched after it.
+        No block must be held until the copies have run, because later writes are launched after
+        them.
         """
         plan = self.manager.take_copies()
         self.manager.copies_applied(plan.ticket)
@@ -73,22 +74,22 @@ class Steps:
         return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan], []
 
     def take_new_block_ids(self) -> list[int]:
-        """Blocks handed out since the last call, where the workers zero them."""
+        """Blocks handed out since the last call, if workers zero them."""
         ids, self._new_block_ids = self._new_block_ids, []
         return ids
 
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
-        """Has the workers zero the request's blocks from a token on."""
+        """Makes the workers zero the request's blocks from a token on."""
         if self._zeroes:
             first = start_token // self.block_size
             self._new_block_ids += self._ids_from(self._held[request_id], first)
 
     def take_events(self) -> list[Any]:
-        """What became findable and what stopped being so, as vLLM's events."""
+        """The events since the last call, in vLLM's form."""
         return self.block_pool.take_events()
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
-        """None: there are no states, only keys and values."""
+        """None, because there are no states, only keys and values."""
         return {}
 
     def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:

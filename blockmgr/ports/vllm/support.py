@@ -1,4 +1,4 @@
-"""Which configurations of vLLM are supported, and what the others lack, by name."""
+"""Checks which configurations of vLLM are supported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYERS = {
     "mamba": "layers with a recurrent state (Mamba) are not supported",
     "sliding_window": "sliding windows that keep more than the window are not supported",
 }
-# They find blocks of the GPU by vLLM's hashes, or take some for themselves.
+# They find GPU blocks by vLLM's hashes, or take blocks themselves.
 CONNECTORS = {
     "SimpleCPUOffloadConnector": "finds blocks by vLLM's hashes",
     "MooncakeStoreConnector": "finds blocks by vLLM's hashes",
@@ -29,12 +29,12 @@ CONNECTORS = {
 
 
 def reasons_against(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Why a configuration cannot run on blockmgr: a sentence for each; none if it can.
+    """The reasons why a configuration cannot run on blockmgr; empty if it can.
 
     Args:
         options: The values given under ``blockmgr``.
         vllm_config: vLLM's configuration.
-        arguments: What vLLM hands its own KV cache manager.
+        arguments: The arguments of vLLM's own KV cache manager.
     """
     return [
         *_of_groups(options, vllm_config, arguments),
@@ -78,7 +78,7 @@ def _not_with_groups(
     yield "decode context parallelism does not work", context
     yield "retention does not work", options.retention
     yield "ghost_blocks do not work", options.ghost_blocks > 0
-    # Workers replace tables in which blocks were exchanged: those that run ahead cannot.
+    # Workers must replace tables in which blocks were exchanged, and workers that run ahead cannot.
     is_async = vllm_config.scheduler_config.async_scheduling
     yield "--async-scheduling does not work (--no-async-scheduling turns it off)", is_async
     runner = vllm_config.use_v2_model_runner
@@ -114,7 +114,7 @@ def _of_connectors(config: Any) -> Iterator[str]:
 
 
 def _connectors(config: Any) -> Iterator[str]:
-    """The connector's name, and those of all that a connector of connectors holds."""
+    """The name of the connector, and those of connectors nested in it."""
     if config is None or config.kv_connector is None:
         return
     yield config.kv_connector
@@ -123,11 +123,11 @@ def _connectors(config: Any) -> Iterator[str]:
 
 
 def _of_quotas(options: Options, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """A request larger than its share would wait forever, and so would all behind it."""
+    """A request larger than its share, and all requests behind it, would wait forever."""
     config = arguments["kv_cache_config"]
     size = config.kv_cache_groups[0].kv_cache_spec.block_size if config.kv_cache_groups else 1
     size *= arguments.get("dcp_world_size", 1)
-    # Of each group: a window may hold as much while a prompt is computed.
+    # For each group: a window may hold that much while a prompt is computed.
     needed = -(-arguments["max_model_len"] // size) * len(config.kv_cache_groups)
     left = config.num_blocks - 1 - sum(options.quotas.values())
     for salt, blocks in options.quotas.items():

@@ -1,4 +1,4 @@
-"""What a request says of its own blocks, in ``vllm_xargs``."""
+"""The retention that a request asks for in ``vllm_xargs``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _said(request: Request, name: str) -> Any:
 
 
 def retain(manager: BlockManager, held: Held, request: Request) -> None:
-    """Keeps the prompt as long as the request says; what it does not say well is passed over.
+    """Keeps the prompt as long as the request asks for; ignores invalid values.
 
-    A request is a stranger's word: one that makes no sense must not stop the engine.
+    Requests are untrusted input: an invalid one must not stop the engine.
     """
     priority = PRIORITIES.get(_said(request, "priority"))
     stop = min(request.num_prompt_tokens, held.num_known, held.num_slots)
@@ -38,6 +38,6 @@ def retain(manager: BlockManager, held: Held, request: Request) -> None:
 
 
 def expects_reuse(request: Request) -> bool | None:
-    """Whether the conversation will go on, if the request says."""
+    """Whether the conversation will continue, if the request has a hint."""
     said = _said(request, "expect_reuse")
     return bool(said) if isinstance(said, bool | int) else None
