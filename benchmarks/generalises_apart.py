@@ -51,6 +51,8 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "few shots, 500 requests": ("few-shot", {"requests": 500, "tasks": 40, "shots": 3}),
     "chats, 200 conversations": ("chat", {"conversations": 200, "turns": 3, "think_s": 60.0}),
+    "chats, 40 conversations": ("chat", {"conversations": 40}),
+    "chats, 80 conversations": ("chat", {"conversations": 80}),
     "agents, 40": ("agent", {"agents": 40, "steps": 8, "tool_s": 6.0}),
 }
 

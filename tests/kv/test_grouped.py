@@ -82,7 +82,7 @@ def test_a_state_that_is_not_copied_shows(monkeypatch: pytest.MonkeyPatch) -> No
         try:
             run(seed, SETS[2], "torch", 40)
         except WrongRead as error:
-            return "another state" in str(error)
+            return "a wrong state" in str(error)
         return False
 
     assert sum(map(is_noticed, range(8))) > 1

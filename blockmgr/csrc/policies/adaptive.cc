@@ -94,9 +94,13 @@ void AdaptivePolicy::choose_leader() noexcept {
   const double lead = sample_.lead();
   // Between the two bounds, the order that is followed does not change.
   if (lead > kClear * sample_.deviation() + kLevel * sample_.look_ups()) follows_lru_ = false;
-  if (lead < 0 || sample_.won() < -kMostLost * sample_.all_look_ups()) follows_lru_ = true;
+  if (lead < 0 || lost_too_much()) follows_lru_ = true;
   sample_.fade(kKeepCounts);
   sample_.set_held(num_held_);
+}
+
+bool AdaptivePolicy::lost_too_much() const {
+  return sample_.won() < -kMostLost * sample_.all_look_ups();
 }
 
 AdaptivePolicy::Place AdaptivePolicy::next_place(Place last, std::uint32_t since) const {
@@ -146,6 +150,8 @@ Context AdaptivePolicy::context(const Request& by) {
 
 Context AdaptivePolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
   sample_.end_request(!follows_lru_);
+  // Between two choices a whole pool is looked up, in which much can be lost.
+  if (lost_too_much()) follows_lru_ = true;
   Place place{1, 0};
   if (found.count) {
     Facts& last = facts(found.nodes[found.count - 1]);

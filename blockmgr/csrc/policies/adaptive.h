@@ -105,6 +105,7 @@ class AdaptivePolicy final : public Policy {
   void begin_span() noexcept;
   void value_lists() noexcept;
   void choose_leader() noexcept;
+  bool lost_too_much() const;
 
   int capacity_;
   std::int64_t unit_;
