@@ -263,7 +263,7 @@ class BlockPool(EventCalls, PoolRetentionCalls, NotCopied):
         """The longest chain of cached blocks that match these tokens.
 
         Changes nothing: it takes no references and leaves the eviction order as it is. Unlike
-            ``BlockManager.match`` it may find all tokens.
+        ``BlockManager.match`` it may find all tokens.
 
         Args:
             tokens: The tokens to find; those after the last full block are ignored.

@@ -179,8 +179,8 @@ class TrtllmEncoder:
     """Encodes events as the JSON of TensorRT-LLM's ``KVCacheEvent``, one document an event.
 
     A block is in one cache level: the device, or else the host. It is stored once, updated when its
-        level changes, and removed when neither has it. The format has no event for a cleared tier,
-        so each of its blocks is removed. Other tiers have no level and no events.
+    level changes, and removed when neither has it. The format has no event for a cleared tier,
+    so each of its blocks is removed. Other tiers have no level and no events.
 
     Args:
         num_blocks: Blocks on the device, for the first event.

@@ -72,7 +72,7 @@ class WorkerIndex:
     """Blocks by worker and tier, from events; a sink for ``blockmgr.events.Subscriber``.
 
     Its answers are only probable: keys are digests cut to 64 bits, and a block may be evicted while
-        the answer is on its way. A wrong answer costs a hit.
+    the answer is on its way. A wrong answer costs a hit.
 
     With several groups of layers, a prefix counts up to the point at which every group has what the
     next query reads: all blocks of full attention, the last ones of a window or chunk, a state at

@@ -195,7 +195,7 @@ def move_kernel(  # noqa: PLR0917
     """Runs groups of whole-block moves, the moves of a group in order; -1 is the register.
 
     A work item is one chunk of one group: one program does all moves of the group for the same
-        bytes of every block, so their order needs no second launch.
+    bytes of every block, so their order needs no second launch.
     """
     moves = groups + num_groups + 1
     num_items = num_groups.to(tl.int64) * num_chunks

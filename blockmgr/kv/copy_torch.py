@@ -276,7 +276,7 @@ class TorchCopier:
     """The torch backend of a pool.
 
     Temporaries are bounded: at most a megabyte on a CPU. On a GPU this backend synchronises
-        whenever it reads a list or transfers indices; it is meant as a reference, not for speed.
+    whenever it reads a list or transfers indices; it is meant as a reference, not for speed.
     """
 
     def __init__(self, registered: Registration, max_pairs: int) -> None:

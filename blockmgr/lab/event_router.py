@@ -1,15 +1,15 @@
 """A router that knows the caches of replicas only from events, like a real router.
 
 Only the network is simulated: the events come from each replica's manager, and are encoded and
-    decoded as by a publisher and a subscriber; a ``Reader`` detects gaps, and a ``WorkerIndex``
-    computes scores. ::
+decoded as by a publisher and a subscriber; a ``Reader`` detects gaps, and a ``WorkerIndex``
+computes scores. ::
 
     manager ──► take_events ──► Encoder ──► delay, loss ──► Reader ──► WorkerIndex ──► scores
                                    ▲                          │
                                    └────── asks for a gap ────┘  (repair "replay")
 
 The load of a replica is not an event: a router knows where it sent requests, and is notified
-    immediately when they end.
+immediately when they end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Writes any trace in Mooncake's format, with one id for each 512 tokens of a prompt.
 
 The format loses some information: tokens of outputs, so prompts that continue an answer no longer
-    find it; samples beyond the longest one; and shared prefixes that end inside 512 tokens.
-    Prefixes shared in whole runs of 512 tokens stay shared, and namespaces stay separate. So a
-    replay with blocks of 512 tokens counts the same hits, except for outputs.
+find it; samples beyond the longest one; and shared prefixes that end inside 512 tokens.
+Prefixes shared in whole runs of 512 tokens stay shared, and namespaces stay separate. So a
+replay with blocks of 512 tokens counts the same hits, except for outputs.
 """
 
 from __future__ import annotations

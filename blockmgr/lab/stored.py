@@ -1,9 +1,9 @@
 """Stores requests in a temporary file, for traces larger than memory.
 
 A store has two byte strings: the concatenated contents of prompts and outputs, and an index with
-    one fixed-size record per request. Each is in memory as long as it is small, and then continues
-    in a temporary file in ``TMPDIR``, which has no name and so disappears with the process. So
-    memory use does not depend on the number of requests.
+one fixed-size record per request. Each is in memory as long as it is small, and then continues
+in a temporary file in ``TMPDIR``, which has no name and so disappears with the process. So
+memory use does not depend on the number of requests.
 """
 
 from __future__ import annotations

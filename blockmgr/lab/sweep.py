@@ -1,8 +1,8 @@
 """One trace with several policies, pool sizes and block sizes, on several workers.
 
 Every row has two upper bounds: that of any eviction order in a pool of that size, and an unbounded
-    pool. Replays use ids if the counts are the same. Workers share no state, so rows do not depend
-    on their number or their machines.
+pool. Replays use ids if the counts are the same. Workers share no state, so rows do not depend
+on their number or their machines.
 """
 
 from __future__ import annotations

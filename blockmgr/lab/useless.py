@@ -1,8 +1,8 @@
 """Counts cached blocks that no prompt can use, from a snapshot of a manager.
 
 A prompt can continue at a *boundary*: a prefix for which every group holds what the next query
-    reads. A cached block that no boundary needs wastes memory. A manager frees such blocks
-    immediately; this module counts them.
+reads. A cached block that no boundary needs wastes memory. A manager frees such blocks
+immediately; this module counts them.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ repeats word for word, have exactly the given length. Outputs are known, so a re
 caches them, and prompts that continue an answer find it.
 
 Tokens are uniform over the vocabulary: two texts that are not copies of each other share a prefix
-    only by chance.
+only by chance.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Conversations as text: OpenAI-style logs, and ShareGPT. They need a tokenizer.
 
 A log has one request per record: ``messages``, at the top level or in ``body`` or ``request``; an
-    answer in ``response`` or ``choices``, or as the last message; and a time in ``timestamp``,
-    ``created_at`` or ``created`` of the record or its answer, in seconds, in milliseconds if the
-    number is large, or as an ISO date. The name of the model is the namespace.
+answer in ``response`` or ``choices``, or as the last message; and a time in ``timestamp``,
+``created_at`` or ``created`` of the record or its answer, in seconds, in milliseconds if the
+number is large, or as an ISO date. The name of the model is the namespace.
 
 A record without a time is a conversation: every answer in it is a request with all earlier messages
 as its prompt. Conversations then begin ``CONVERSATION_MS`` apart, and a turn arrives ``TURN_MS``

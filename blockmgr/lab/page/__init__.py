@@ -6,7 +6,7 @@
                                      ──► save_picture ──► PNG or SVG
 
 Needs the extra ``plot``: matplotlib draws the charts, and Jinja2 templates add a light and a dark
-    scheme, text, tables and labelled points.
+scheme, text, tables and labelled points.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class BlockSpaceManager:
         """Whether the prompt of a group can get its blocks.
 
         ``OK``: ``allocate`` will succeed, then ``append_slots`` of each sequence with this many
-            look-ahead slots, without going below the watermark. Cached blocks in use cost nothing.
+        look-ahead slots, without going below the watermark. Cached blocks in use cost nothing.
 
         Raises:
             EncoderDecoderError: The group has an encoder.
@@ -338,8 +338,8 @@ class BlockSpaceManager:
         """Whether the device has blocks for a group on the host and for its next step.
 
         ``OK``: ``swap_in`` will succeed, then ``append_slots`` of each sequence, without going
-            below the watermark. The watermark protects running work: if no block is in use, it
-            holds nothing back.
+        below the watermark. The watermark protects running work: if no block is in use, it
+        holds nothing back.
 
         Raises:
             UnknownSequenceError: No sequence of the group has blocks.

@@ -1,7 +1,7 @@
 """A small continuous-batching engine: a transformers model on block tables.
 
 Callers use ``Engine``: ``generate`` samples, and ``beam_search`` keeps the best beams.
-    ``scheduler`` contains its loop, and shows how an engine follows the step contract.
+``scheduler`` contains its loop, and shows how an engine follows the step contract.
 """
 
 from blockmgr.ports.engine.beam import BeamConfig

@@ -190,7 +190,7 @@ class Scheduler:
         """Accepts one step in which the only job preempts itself, but not two in a row.
 
         One such step is legitimate: under ``append_only`` the twins of its blocks may have filled
-            the pool, and it uses them when it resumes.
+        the pool, and it uses them when it resumes.
         """
         self._is_mid_step = False
         if self._is_stuck:

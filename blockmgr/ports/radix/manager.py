@@ -59,7 +59,7 @@ class CacheManager(PageKeeper):
     """Hands out token slots, evicts cached ones if necessary, and caches finished requests.
 
     The calls for a request: ``match_req``, ``lock`` the match, ``allocate`` slots for the rest,
-        compute, ``free_and_cache_finished_req``.
+    compute, ``free_and_cache_finished_req``.
 
     Args:
         device: Device of results, as torch tensors; None for NumPy arrays on the host.
@@ -155,7 +155,7 @@ class CacheManager(PageKeeper):
         """Frees allocated slots without caching them, as after an abort.
 
         A page does not record its owner: the call cannot detect a page that belongs to another
-            request.
+        request.
 
         Args:
             indices: ``[n]``, slots of whole pages in order; for the last page, its leading slots

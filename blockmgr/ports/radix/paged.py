@@ -47,8 +47,8 @@ class PagedCacheManager(PageKeeper):
     """Writes token slots into a page table, and caches computed pages.
 
     The calls for a request: ``match_req``, ``lock`` the handle, copy its ``get_matched_indices()``
-        to the request's row, then ``allocate_paged`` before each forward and ``cache_req`` after
-        it.
+    to the request's row, then ``allocate_paged`` before each forward and ``cache_req`` after
+    it.
 
     Args:
         num_pages: Pages of the KV cache.

@@ -40,8 +40,8 @@ class PrefixCacheManager:
     """Finds the slot that shares the longest prefix with a prompt.
 
     A slot has one token sequence at a time: the longest one inserted for it, as long as each
-        insertion continues the previous one. Calls of several threads wait for one another, and for
-        calls of the slots' allocator.
+    insertion continues the previous one. Calls of several threads wait for one another, and for
+    calls of the slots' allocator.
 
     Args:
         max_capacity: Most tokens of all prefixes together, with shared prefixes counted once; above
