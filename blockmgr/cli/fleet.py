@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = ["fleet"]
 
-ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "replicas", "routers", "seed"})
+ALWAYS_REPEATED: Final = frozenset(
+    {"source", "capacity", "replicas", "routers", "block_size", "seed"}
+)
 SEEING: Final = tuple(name for name in ROUTERS if name != BY_EVENTS)  # need no extra
 NOTHING: Final = "\N{EN DASH}"
 HEADINGS: Final = (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 REPLAY = ("replay", "tree-of-thought", "--capacity", "30%", "--min-partial-tokens", 16)
 SWEEP = ("sweep", "tree-of-thought", "--capacity", "40%", "--policies", "lru", "--jobs", 1)
 PLAN = ("plan", "tree-of-thought", "--hit-rate", "10%")
+FLEET = ("fleet", "tree-of-thought", "--capacity", "60%", "--replicas", 1, "--routers", "session")
 
 QWEN3_NEXT = {
     "model_type": "qwen3_next",
@@ -80,7 +81,9 @@ def test_replay_prints_a_second_table_with_a_line_for_each_kind_of_group(run: Ru
     ]
 
 
-@pytest.mark.parametrize("command", [REPLAY, SWEEP, PLAN], ids=lambda command: str(command[0]))
+@pytest.mark.parametrize(
+    "command", [REPLAY, SWEEP, PLAN, FLEET], ids=lambda command: str(command[0])
+)
 def test_the_command_in_the_json_repeats_it(run: Run, command: tuple[Any, ...]) -> None:
     one = run(*command, "--model", "qwen3-next", "--json")
     again = json.loads(one.stdout)["command"]
