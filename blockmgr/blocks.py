@@ -113,6 +113,8 @@ class Match:
         num_computing_tokens: Tokens after the cached ones, in whole blocks, that a running sequence
             of the same namespace has not committed yet. A request that waits for this commit need
             not compute them.
+        stops: With groups of states, what ``stops`` returns after that admission: the engine can
+            choose the first chunk of the prompt before it admits the prompt.
     """
 
     num_cached_tokens: int
@@ -120,6 +122,7 @@ class Match:
     block_ids: npt.NDArray[np.int32]
     num_idle_blocks: int = 0
     num_computing_tokens: int = 0
+    stops: tuple[int, ...] = ()
 
 
 class Priority(enum.IntEnum):

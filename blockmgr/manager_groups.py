@@ -100,6 +100,31 @@ class GroupCalls:
         computed = self._core.view(number)[1]
         return tuple(sorted({s for s in self._core.view_groups(number)[1] if s > computed}))
 
+    def cache_state(self, handle: int) -> bool:
+        """Caches a sequence's state at the end of a block that is none of its ``stops``.
+
+        ``commit`` caches states at ``stops`` only. An engine whose forwards also end elsewhere, at
+        the ends of chunks or while it decodes, can have these states cached in blocks that nothing
+        else uses: the call evicts nothing, and what it caches is evicted first. Like a state at a
+        stop, it is found after ``copies_applied``, and the sequence continues in a copy.
+
+        Args:
+            handle: A running sequence, after the ``commit`` that said where its forward stopped.
+
+        Returns:
+            Whether prompts can continue from there. False if the sequence is inside a block, too
+            few blocks are free, the state is cached already, or there are no groups of states.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            StepError: A forward may have moved the state since the last commit.
+
+        Leaves:
+            A planned copy for each group of states.
+        """
+        return self._core.cache_state(handle)
+
     def _group(self, group: int) -> tuple[Group, int]:
         """A group, and its number in the core; -1 for the group of ``block_tables``."""
         groups = self._config.groups or (FullAttention(),)

@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheGroupSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 
@@ -22,7 +23,7 @@ class Layers:
     """One group.
 
     Attributes:
-        kind: ``full``, ``window`` or ``chunk``.
+        kind: ``full``, ``window``, ``chunk`` or ``state``.
         width: Tokens of the window or of the chunk.
     """
 
@@ -43,6 +44,14 @@ class Layers:
             "head_size": 1,
             "dtype": torch.float32,
         }
+        if self.kind == "state":
+            return MambaSpec(
+                block_size=block_size,
+                shapes=((1,),),
+                dtypes=(torch.float32,),
+                page_size_padded=FULL[0].as_vllm_has_it(block_size).page_size_bytes,
+                mamba_cache_mode="align",
+            )
         if self.kind == "window":
             return SlidingWindowSpec(sliding_window=self.width, **common)
         if self.kind == "chunk":
@@ -60,6 +69,12 @@ def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers,
     """
     if kind == "full":
         return FULL
+    if kind == "state":
+        groups = [*FULL, *[Layers("state")] * rng.choice([1, 1, 2, 3])]
+        if rng.random() < 0.2:
+            groups.append(Layers("window", rng.randint(2, 4 * block_size)))
+        rng.shuffle(groups)
+        return tuple(groups)
     width = rng.choice([rng.randint(2, 3 * block_size), block_size * rng.randint(1, 6), 33])
     few = [Layers(kind, width) for _ in range(rng.choice([1, 1, 2, 5]))]
     groups = [*FULL, *few]

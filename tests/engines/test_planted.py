@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
 from blockmgr import ChunkedAttention, SlidingWindow
-from blockmgr.ports.vllm import hybrid, layers, lookups, manager, prompts
+from blockmgr.ports.vllm import hybrid, layers, lookups, manager, prompts, states
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.world import World, draw
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.skipif(not MODEL, reason="BLOCKMGR_TINY_MODEL names no 
 SEEDS = 12
 
 
-def wrong_runs(options: dict[str, Any], kind: str = "full") -> int:
+def wrong_runs(options: dict[str, Any], kind: str = "full", policy: str = "fcfs") -> int:
     """Runs that read K/V of another request, or end in an error."""
     wrong = 0
     for seed in range(SEEDS):
         lossless = kind != "full"
-        settings = draw(seed, MODEL, "fcfs", False, options, kind=kind, lossless=lossless)
+        settings = draw(seed, MODEL, policy, False, options, kind=kind, lossless=lossless)
         try:
             tally = World(settings).run()
         except Exception:
@@ -108,12 +108,12 @@ def test_a_block_that_is_not_found_changes_a_schedule(monkeypatch: pytest.Monkey
     assert from_one_copy > 0
 
 
-@pytest.mark.parametrize("kind", ["window", "chunk"])
+@pytest.mark.parametrize("kind", ["window", "chunk", "state"])
 def test_the_port_is_clean_with_several_groups(kind: str) -> None:
     assert wrong_runs({"min_partial_tokens": 1, "debug": 1}, kind) == 0
 
 
-@pytest.mark.parametrize("kind", ["window", "chunk"])
+@pytest.mark.parametrize("kind", ["window", "chunk", "state"])
 def test_a_table_that_workers_do_not_replace_is_noticed(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,8 +137,9 @@ def test_layers_that_are_thought_to_read_less_are_noticed(
     assert wrong_runs({}, kind) > 0
 
 
+@pytest.mark.parametrize("kind", ["window", "state"])
 def test_copies_that_are_made_in_one_group_alone_are_noticed(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = manager.KVCacheManager.take_kv_cache_block_copies
 
@@ -147,4 +148,32 @@ def test_copies_that_are_made_in_one_group_alone_are_noticed(
         return copies[::2], kept
 
     monkeypatch.setattr(manager.KVCacheManager, "take_kv_cache_block_copies", lose)
-    assert wrong_runs({"min_partial_tokens": 1}, "window") > 0
+    assert wrong_runs({"min_partial_tokens": 1}, kind) > 0
+
+
+def test_an_end_that_is_told_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states.StatefulKVCacheManager, "_commit_computed", lambda self, held: None)
+    assert wrong_runs({}, "state") > 0
+
+
+def test_states_that_are_committed_while_they_move_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish = states.StatefulKVCacheManager._publish
+
+    def in_advance(self: Any, held: Any, request: Any, num_computed: int) -> None:
+        publish(self, held, request, num_computed)
+        self.manager.cache_state(held.handle)
+
+    monkeypatch.setattr(states.StatefulKVCacheManager, "_publish", in_advance)
+    assert wrong_runs({}, "state") > 0
+
+
+def test_a_state_in_one_column_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_group = states.StatefulKVCacheManager._by_group
+
+    def last_only(self: Any, held: Any, start: int, num_before: int = 0) -> Any:
+        return by_group(self, held, start)
+
+    monkeypatch.setattr(states.StatefulKVCacheManager, "_by_group", last_only)
+    assert wrong_runs({}, "state") > 0

@@ -1,6 +1,6 @@
 """``python -m tests.engines.tiny_model FOLDER [SHAPE]``: random weights and a tokenizer.
 
-The shape is a Llama, or a model in which some layers do not use full attention.
+The shape is a Llama, or a model in which some layers use a window, a chunk or a recurrent state.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
     GptOssConfig,
+    Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen3NextConfig,
 )
 
 SIZES = {
@@ -78,7 +80,45 @@ def llama4() -> PretrainedConfig:
     )
 
 
-CONFIGS = {"llama": llama, "gemma3": gemma3, "gpt_oss": gpt_oss, "llama4": llama4}
+def lfm2() -> PretrainedConfig:
+    """Short convolutions, which have a state, in three of four layers."""
+    named_by_vllm = {"conv_dim": 64, "conv_dim_out": 64, "block_dim": 64, "block_norm_eps": 1e-5}
+    return Lfm2Config(
+        intermediate_size=128,
+        block_ff_dim=128,
+        block_auto_adjust_ff_dim=False,
+        num_hidden_layers=4,
+        layer_types=["conv", "conv", "full_attention", "conv"],
+        **named_by_vllm,
+        **SIZES,
+    )
+
+
+def qwen3_next() -> PretrainedConfig:
+    """Gated delta nets in three of four layers; vLLM's kernels for CPUs need these two settings."""
+    return Qwen3NextConfig(
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        **{**SIZES, "dtype": "bfloat16"},
+    )
+
+
+CONFIGS = {
+    "llama": llama,
+    "gemma3": gemma3,
+    "gpt_oss": gpt_oss,
+    "llama4": llama4,
+    "lfm2": lfm2,
+    "qwen3_next": qwen3_next,
+}
 
 
 def text(rng: random.Random) -> str:

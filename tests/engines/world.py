@@ -1,8 +1,12 @@
 """vLLM's scheduler with a worker that only remembers what each slot holds.
 
 A slot holds the prefix from which its K/V was computed, and the group of layers that wrote it.
-Every step runs the block copies, then each request writes its new positions, then it reads in every
-group what those layers read. Everything read must belong to its own prefix.
+Every step zeroes blocks and runs the block copies, then each request writes its new positions, then
+it reads in every group what those layers read. Everything read must belong to its own prefix.
+
+A recurrent state fills its block, and is the prefix of all tokens that it consumed. The worker
+finds it as vLLM's workers do: in the column of the last token before the step, from which it is
+copied to the column of the last token of the step.
 """
 
 from __future__ import annotations
@@ -59,6 +63,11 @@ class Settings:
     one_copy: bool = False  # vLLM's own manager, changed by ``keep_one_copy``
     events: bool = False
     layers: tuple[Layers, ...] = FULL
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a group has a recurrent state."""
+        return any(each.kind == "state" for each in self.layers)
 
 
 @dataclass
@@ -157,6 +166,9 @@ def arguments(settings: Settings) -> dict[str, Any]:
     )
     config.scheduler_config.async_scheduling = settings.asynchronous
     config.cache_config.block_size = settings.block_size
+    if settings.has_states:
+        config.cache_config.mamba_cache_mode = "align"
+        config.cache_config.mamba_block_size = settings.block_size
     layout = KVCacheConfig(
         num_blocks=settings.num_blocks,
         kv_cache_tensors=[],
@@ -186,6 +198,7 @@ class World:
         self.hasher = get_request_block_hasher(settings.block_size, function)
         self.memory: dict[int, tuple[int, int, int]] = {}  # by slot: group, position, prefix
         self.tables: dict[str, list[list[int]]] = {}  # by request and group
+        self.columns: dict[str, int] = {}  # by request, the one with its states
         self.tally = Tally()
         self.alive: list[str] = []
         longest = min(96, self.scheduler.max_model_len // 2)
@@ -295,26 +308,77 @@ class World:
                 self.tables.pop(request, None)
 
     def forward(self, output: Any) -> ModelRunnerOutput:
+        for block in output.new_block_ids_to_zero or ():
+            for slot in self.slots(block):
+                self.memory.pop(slot, None)
         copies = output.kv_cache_block_copies or ()
         self.tally.copies += len(copies)
-        size = self.settings.block_size
-        brought = {
-            copy.dst_block_id * size + i: self.memory.get(copy.src_block_id * size + i)
-            for copy in copies
-            for i in range(size)
-        }
-        self.memory.update({slot: held for slot, held in brought.items() if held})
+        self.copy([(copy.src_block_id, copy.dst_block_id) for copy in copies])
         batch = self.batch(output)
         prefixes = {name: self.prefixes(name, stop) for name, _, stop in batch}
+        if self.settings.has_states:
+            self.move_states(output, batch)
+        of_attention = [
+            (group, layers)
+            for group, layers in enumerate(self.settings.layers)
+            if layers.kind != "state"
+        ]
         for name, start, stop in batch:  # all write before any reads, as layer by layer
-            for group in range(len(self.settings.layers)):
+            for group, _ in of_attention:
                 for position in range(start, stop):
                     held = group, position, prefixes[name][position]
                     self.memory[self.slot(name, group, position)] = held
         for name, start, stop in batch:
             for group, layers in enumerate(self.settings.layers):
+                if layers.kind == "state":
+                    self.consume(name, group, start, stop, prefixes[name])
+        for name, start, stop in batch:
+            for group, layers in of_attention:
                 self.read(name, group, range(layers.first_read(start), stop), prefixes[name])
         return self.sample([name for name, _, _ in batch])
+
+    def slots(self, block: int) -> range:
+        size = self.settings.block_size
+        return range(block * size, (block + 1) * size)
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies whole blocks, all at once."""
+        brought = {
+            to: self.memory.get(source)
+            for first, second in pairs
+            for source, to in zip(self.slots(first), self.slots(second), strict=True)
+        }
+        for slot, held in brought.items():
+            self.memory[slot] = held or (-1, -1, 0)  # nothing, which is garbage there
+
+    def move_states(self, output: Any, batch: list[tuple[str, int, int]]) -> None:
+        """Copies states to the columns of the last tokens of the step, as vLLM's workers do."""
+        size = self.settings.block_size
+        gone = (
+            *output.finished_req_ids,
+            *(output.preempted_req_ids or ()),
+            *output.scheduled_cached_reqs.resumed_req_ids,
+        )
+        for name in gone:
+            self.columns.pop(name, None)
+        pairs = []
+        for name, start, stop in batch:
+            before, now = self.columns.get(name, (start - 1) // size), -(-stop // size) - 1
+            self.columns[name] = now
+            if before not in (-1, now):
+                for layers, table in zip(self.settings.layers, self.tables[name], strict=True):
+                    if layers.kind == "state":
+                        pairs.append((table[before], table[now]))
+        self.copy(pairs)
+
+    def consume(self, name: str, group: int, start: int, stop: int, prefixes: list[int]) -> None:
+        """Continues the state, and notes it if it is not the one after the token before."""
+        block = self.tables[name][group][-(-stop // self.settings.block_size) - 1]
+        due = (group, start - 1, prefixes[start - 1]) if start else None
+        if not block or (due and any(self.memory.get(slot) != due for slot in self.slots(block))):
+            self.tally.wrong.append((self.tally.steps, f"{name}, group {group}", start))
+        for slot in self.slots(block):
+            self.memory[slot] = group, stop - 1, prefixes[stop - 1]
 
     def read(self, name: str, group: int, positions: range, prefixes: list[int]) -> None:
         """Notes the first position that is missing or belongs to another request."""

@@ -186,6 +186,7 @@ MANAGER_CALLS = [
             "slot_mapping": _on("slot_mapping", "first", 8, 9, group=1),
             "group_table": _on("group_table", 1),
             "stops": _on("stops", "third"),
+            "cache_state": _on("cache_state", "first"),
             "admit": _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
             "match": _on("match", [1, 2, 3, 4, 5, 6]),
             "append": _on("append", "first", [7, 8, 9]),

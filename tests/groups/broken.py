@@ -207,13 +207,6 @@ class DropsWindowsByWhatIsPromised(ModelManager):
         seq.settled = settled
 
 
-class CopiesWhatIsPromised(ModelManager):
-    """Copies run before the forward writes the promised tokens."""
-
-    def to_bring(self, seq: Seq) -> int:
-        return seq.computed
-
-
 class ReusesTheBeginningOfWhatIsPromised(ModelManager):
     """Partial reuse is a copy, and the forward writes after the copies."""
 
@@ -388,7 +381,6 @@ ALL: tuple[Callable[..., ModelManager], ...] = (
     TakesTheStateOfAForkFromTheRest,
     KeepsStatesOfEarlyCommits,
     DropsWindowsByWhatIsPromised,
-    CopiesWhatIsPromised,
     ReusesTheBeginningOfWhatIsPromised,
     GoesWithoutWritingWhatItPromised,
     LeavesWhatFollowsAnAbortedCopy,
@@ -401,7 +393,6 @@ ALL: tuple[Callable[..., ModelManager], ...] = (
 HABITS: dict[Callable[..., ModelManager], dict[str, object]] = {
     KeepsStatesOfEarlyCommits: {"early": True},
     DropsWindowsByWhatIsPromised: {"early": True},
-    CopiesWhatIsPromised: {"early": True},
     ReusesTheBeginningOfWhatIsPromised: {"early": True, "chunk": 8},
     GoesWithoutWritingWhatItPromised: {"early": True},
     TakesAStateToStandAfterAnAbortedStep: {"overlaps": True, "early": False, "aborts": 0.3},

@@ -152,7 +152,9 @@ class CoreManager:
         return int(self.translated(self.core.match, tokens, namespace=namespace).num_cached_tokens)
 
     def admit(self, tokens: list[int], namespace: bytes = b"", num_slots: int | None = None) -> int:
+        found = self.core.match(tokens, namespace=namespace, num_slots=num_slots)
         handle = self.translated(self.core.admit, tokens, namespace=namespace, num_slots=num_slots)
+        assert found.stops == self.core.stops(handle)
         seq = CoreSeq(self, handle, namespace, list(tokens))
         seq.cached = seq.settled_before = seq.computed
         self.seqs[handle] = seq
@@ -227,6 +229,9 @@ class CoreManager:
             self.core.retain_prefix, tokens, priority=priority, namespace=namespace
         )
         return int(found)
+
+    def cache_state(self, handle: int) -> bool:
+        return bool(self.translated(self.core.cache_state, handle))
 
     def retain_tokens(self, handle: int, start: int, stop: int, level: int) -> None:
         if self.retention:

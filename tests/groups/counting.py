@@ -96,6 +96,11 @@ class CountingManager(ModelManager):
             at_stop and len(self.pending) == before
         )
 
+    def cache_state(self, handle: int) -> bool:
+        is_kept = super().cache_state(handle)
+        self.events["states cached where nothing stops"] += is_kept
+        return is_kept
+
     def drop_windows(self, seq: Seq) -> None:
         before = [table.count(None) for table in seq.tables]
         super().drop_windows(seq)

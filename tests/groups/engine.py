@@ -45,6 +45,7 @@ CALLS = {
     "preempt": 1,
     "resume": 2,
     "turn": 2,
+    "cache": 1,
     "retain": 1,
     "hold": 1,
     "touch": 1,
@@ -209,6 +210,10 @@ class Engine:
         if most:
             stop = self.rng.randint(1, most)
             self.manager.retain_tokens(seq.handle, self.rng.randrange(stop), stop, level)
+
+    def cache(self, seq: Seq) -> None:
+        """Caches a state where the engine did not have to stop."""
+        self.manager.cache_state(seq.handle)
 
     def hold(self, seq: Seq) -> None:
         """Holds a block, as a transfer of its K/V does, or releases a hold."""

@@ -228,7 +228,6 @@ class ModelManager(ModelAdmission):
 
     def keep_state(self, seq: Seq) -> None:
         """At a stop, caches the state and continues the sequence in a copy (rule 9)."""
-        groups = self.recurrent()
         if seq.computed not in seq.stops or not seq.stands:
             return
         prefix = seq.prefix(seq.computed)
@@ -236,13 +235,39 @@ class ModelManager(ModelAdmission):
         if seq.computed % self.size:
             self.keep_branch(seq, prefix)
             return
-        missing = [group for group in groups if self.find((group, prefix)) is None]
+        room = self.available(self.share(seq.namespace))
+        if self.keep_whole(seq, room) and seq.computed in {seq.diverges, seq.retained_end}:
+            self.passed.pop(prefix, None)
+            self.continued.add(prefix)
+            self.shared.add(prefix)
+
+    def cache_state(self, handle: int) -> bool:
+        """Caches the state at the end of a unit in free blocks; the boundary is passed."""
+        seq = self.running(handle)
+        if self.recurrent() and not seq.stands:
+            raise WrongStep
+        at_end = seq.computed == seq.settled and seq.computed % self.size == 0
+        if not (self.recurrent() and seq.computed and at_end):
+            return False
+        prefix = seq.prefix(seq.computed)
+        if all(self.find((group, prefix)) for group in self.recurrent()):
+            return False
+        with self.call():
+            room = len(self.free_blocks(self.share(seq.namespace)))
+            if is_kept := self.keep_whole(seq, room):
+                self.pass_by(prefix)
+        return is_kept
+
+    def keep_whole(self, seq: Seq, room: int) -> bool:
+        """Caches the state at the end of a unit if its copies take no more blocks than these."""
+        prefix = seq.prefix(seq.computed)
+        missing = [g for g in self.recurrent() if self.find((g, prefix)) is None]
         own = [seq.tables[group][0] for group in missing]
         if any(block and (self.is_source(block) or self.is_destination(block)) for block in own):
-            return
+            return False
         share = self.share(seq.namespace)
-        if len(missing) > self.available(share) or seq.promoted * self.size < seq.computed:
-            return
+        if len(missing) > room or seq.promoted * self.size < seq.computed:
+            return False
         fresh = self.take(len(missing), share)
         for group, successor in zip(missing, fresh, strict=True):
             [state] = seq.tables[group]
@@ -250,12 +275,10 @@ class ModelManager(ModelAdmission):
             state.content = (group, prefix)
             seq.tables[group] = [successor]
             self.record(group, state, successor, self.size, keeps=True)
-        if self.serves(prefix):
+        is_served = self.serves(prefix)
+        if is_served:
             self.stamps[prefix] = next(self.clock)
-            if seq.computed in {seq.diverges, seq.retained_end}:
-                self.passed.pop(prefix, None)
-                self.continued.add(prefix)
-                self.shared.add(prefix)
+        return is_served
 
     def keep_branch(self, seq: Seq, prefix: Prefix) -> None:
         """Handles a stop within a unit.

@@ -81,8 +81,11 @@ class ModelAdmission(ModelSteps):
         for block in self.blocks:
             if block.content is None or block.content[0] != group:
                 continue
-            longer = cut(block.content[1], len(block.content[1][1]) - block.unwritten)
-            if start < len(longer[1]) <= start + self.size and cut(longer, length) == prefix:
+            end = len(block.content[1][1])
+            if not start < end <= start + self.size:
+                continue
+            written = cut(block.content[1], end - block.unwritten)
+            if len(written[1]) >= length and cut(written, length) == prefix:
                 return block
         return None
 

@@ -76,8 +76,8 @@ GROUPS = tuple(
         (
             "where_prompts_diverge_is_passed_by",
             "sequences/group_keeping.cc",
-            "    if (diverges) groups_->note_diverged(node);\n",
-            "",
+            "  if (keep_whole(s, available(s.partition), false) && diverges)",
+            "  if (keep_whole(s, available(s.partition), false) && diverges && false)",
         ),
         (
             "where_a_prompt_went_on_is_passed_by",
@@ -299,14 +299,14 @@ GROUPS = tuple(
         (
             "stops_where_no_prompt_can_go_on",
             "sequences/group_admission.cc",
-            "(s.num_tokens - 1) / size * size",
-            "s.num_tokens / size * size",
+            "(num_tokens - 1) / size * size",
+            "num_tokens / size * size",
         ),
         (
             "never_stops_where_prompts_diverge",
             "sequences/group_admission.cc",
-            "row.stops[1] = num_shared;",
-            ";",
+            "num_shared > num_computed ? num_shared : 0",
+            "0",
         ),
         (
             "a_window_never_shrinks_the_peak",
@@ -365,7 +365,7 @@ GROUPS = tuple(
         (
             "keeps_a_state_that_may_have_moved",
             "sequences/group_keeping.cc",
-            "|| !row.stands || s.outdated",
+            "|| !group_row(s).stands || s.outdated",
             "|| s.outdated",
         ),
         (

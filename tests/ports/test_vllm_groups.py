@@ -15,11 +15,12 @@ from tests.ports.vllm_modules import KINDS, SIZE, layout, make, request, serve, 
 FULL = spec()
 WINDOW = spec(KINDS.SLIDING_WINDOW, sliding_window=6)
 CHUNK = spec(KINDS.CHUNKED_LOCAL_ATTENTION, attention_chunk_size=8)
-MAMBA = spec(KINDS.MAMBA)
+MAMBA = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=0)
 VLLM = {
     "kv_transfer_config": None,
     "use_v2_model_runner": False,
     "scheduler_config": SimpleNamespace(async_scheduling=False),
+    "cache_config": SimpleNamespace(use_replayssm=False),
 }
 TOKENS = list(range(1, 20))
 
@@ -53,12 +54,24 @@ def run(manager: Any, served: Any, num_tokens: int) -> Any:
 def cached(*names: str) -> Any:
     """A ``CachedRequestData`` without new blocks for these requests."""
     return SimpleNamespace(
-        req_ids=list(names), new_block_ids=[None] * len(names), resumed_req_ids=set()
+        req_ids=list(names),
+        new_block_ids=[None] * len(names),
+        resumed_req_ids=set(),
+        num_computed_tokens=[0] * len(names),
     )
 
 
-@pytest.mark.parametrize("specs", [(FULL, WINDOW), (CHUNK, FULL), (WINDOW, FULL, WINDOW, CHUNK)])
-def test_windows_and_chunks_beside_full_attention_are_supported(
+@pytest.mark.parametrize(
+    "specs",
+    [
+        (FULL, WINDOW),
+        (CHUNK, FULL),
+        (WINDOW, FULL, WINDOW, CHUNK),
+        (FULL, MAMBA),
+        (MAMBA, WINDOW, FULL, MAMBA),
+    ],
+)
+def test_windows_chunks_and_states_beside_full_attention_are_supported(
     vllm: None, specs: tuple[Any, ...]
 ) -> None:
     assert reasons(*specs) == []
@@ -67,7 +80,15 @@ def test_windows_and_chunks_beside_full_attention_are_supported(
 @pytest.mark.parametrize(
     ("specs", "reason"),
     [
-        ((FULL, MAMBA), "recurrent state"),
+        (
+            (FULL, spec(KINDS.MAMBA, mamba_cache_mode="none", num_speculative_blocks=0)),
+            "recurrent states (Mamba) need mamba_cache_mode align",
+        ),
+        (
+            (FULL, spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=2)),
+            "do not go together with draft tokens",
+        ),
+        ((MAMBA,), "no layers of the model have full attention"),
         ((WINDOW,), "no layers of the model have full attention"),
         ((WINDOW, CHUNK), "no layers of the model have full attention"),
         ((FULL, spec(block_size=8)), "blocks of different sizes (4, 8 tokens)"),
@@ -94,6 +115,10 @@ def test_groups_that_are_not_supported_are_refused_by_name(
         ({"options": {"retention": True}}, "retention"),
         ({"options": {"ghost_blocks": 8}}, "ghost_blocks"),
         ({"said": {"use_v2_model_runner": True}}, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        (
+            {"said": {"cache_config": SimpleNamespace(use_replayssm=True)}},
+            "--use-replayssm",
+        ),
         (
             {"said": {"scheduler_config": SimpleNamespace(async_scheduling=True)}},
             "--no-async-scheduling",

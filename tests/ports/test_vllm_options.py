@@ -128,7 +128,7 @@ def test_a_touched_block_is_kept_until_it_is_freed() -> None:
 def test_blocks_a_request_still_takes_are_counted() -> None:
     pool = BlockPool(manager(), enable_caching=True)
     held = {"a": Held(1, 3, 2, 4, 2)}
-    layers: Any = SimpleNamespace(block_size=2, spec=None, most_blocks=None)
+    layers: Any = SimpleNamespace(block_size=2, spec=None, most_blocks=None, has_states=False)
     counts = Coordinator((layers,), pool, held, use_eagle=False)
 
     def needed(name: str, num_tokens: int) -> int:

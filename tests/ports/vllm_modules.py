@@ -70,7 +70,7 @@ MODULES: dict[str, dict[str, Any]] = {
 }
 OURS = (
     "events", "hybrid", "id_lists", "layers", "lookups", "manager", "misses", "naming", "prompts",
-    "publishing", "releases", "report", "steps", "support",
+    "publishing", "releases", "report", "states", "steps", "support",
 )  # fmt: skip
 
 
@@ -108,11 +108,13 @@ def make(
 ) -> Any:
     """The port's manager for these groups."""
     name, kind = ("hybrid", "HybridKVCacheManager") if specs else ("manager", "KVCacheManager")
+    if has_states := any(each.kind is KINDS.MAMBA for each in specs):
+        name, kind = "states", "StatefulKVCacheManager"
     module = importlib.import_module(f"blockmgr.ports.vllm.{name}")
     config = layout(*specs, num_blocks=num_blocks)
     config.needs_kv_cache_zeroing = zeroes
     return getattr(module, kind)(
-        Options.read(options),
+        Options.read(options).for_model(SIZE, has_states=has_states),
         16,
         kv_cache_config=config,
         max_model_len=64,

@@ -19,6 +19,7 @@ from blockmgr import (
     NeverFitsError,
     OutOfBlocksError,
     RecurrentState,
+    SequenceStateError,
     SlidingWindow,
     StepError,
 )
@@ -129,6 +130,77 @@ def test_stops_are_where_a_state_is_worth_keeping() -> None:
     parts = manager.admit([*PROMPT[:8], 50, 51, 52, 53, 54, 55])
     assert manager.sequence(parts).num_cached_tokens == 8
     assert manager.stops(parts) == (12,)
+
+
+def test_a_match_names_the_stops_of_its_admission() -> None:
+    manager = hybrid(min_partial_tokens=2)
+    assert manager.match(PROMPT).stops == (8,)
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 8)
+    step(manager, handle, 11)
+    manager.free(handle)
+    parts = [*PROMPT[:7], *range(50, 60)]
+    found = manager.match(parts)
+    assert (found.num_cached_tokens, found.stops) == (0, (7, 16))
+    assert manager.stops(manager.admit(parts, match=found, num_slots=7)) == found.stops
+    assert manager.match([*PROMPT, 60]).stops == ()  # the tail of the first one
+    assert BlockManager(8, 4).match(PROMPT).stops == ()
+
+
+def test_a_state_is_cached_where_nothing_stops_if_a_block_is_free() -> None:
+    manager = hybrid()
+    handle = manager.admit(range(30))
+    assert manager.stops(handle) == (28,)
+    step(manager, handle, 12)
+    before = manager.group_table(STATE)[manager.row(handle), 0]
+    assert manager.cache_state(handle)
+    assert manager.group_table(STATE)[manager.row(handle), 0] != before
+    assert not manager.cache_state(handle)  # it is cached
+    assert manager.match(range(20)).num_cached_tokens == 0  # the copy has yet to run
+    step(manager, handle, 14)
+    assert manager.match(range(20)).num_cached_tokens == 12
+    assert not manager.cache_state(handle)  # inside a block
+    manager.free(handle)
+    for _ in range(2):  # it goes before what a stop has kept, and is not worth an eviction
+        handle = manager.admit(range(100, 160))
+        step(manager, handle, 60)
+        manager.free(handle)
+    assert manager.match(range(20)).num_cached_tokens == 0
+
+
+def test_a_state_that_is_at_no_stop_evicts_nothing() -> None:
+    manager = BlockManager(
+        10, 4, null_block=True, debug=2, groups=[FullAttention(), RecurrentState()]
+    )
+    first = manager.admit(range(9))
+    step(manager, first, 8)
+    step(manager, first, 9)
+    manager.free(first)
+    second = manager.admit(range(50, 62))
+    step(manager, second, 12)
+    assert manager.stats().free_blocks == 2
+    third = manager.admit([90])
+    assert manager.stats().free_blocks == 0
+    assert not manager.cache_state(second)
+    manager.free(third)
+    assert manager.match(range(9)).num_cached_tokens == 8
+    assert manager.cache_state(second)
+
+
+def test_a_state_that_a_forward_may_have_moved_is_not_cached() -> None:
+    manager = hybrid()
+    handle = manager.admit(PROMPT)
+    manager.copies_applied(manager.take_copies().ticket)
+    with pytest.raises(StepError, match="cannot cache the state of sequence"):
+        manager.cache_state(handle)
+    manager.commit(handle, 8)
+    manager.preempt(handle)
+    with pytest.raises(SequenceStateError):
+        manager.cache_state(handle)
+    alone = BlockManager(8, 4)
+    handle = alone.admit(PROMPT)
+    alone.commit(handle, 8)
+    assert not alone.cache_state(handle)
 
 
 @pytest.mark.parametrize("shared", [8, 10])

@@ -209,6 +209,7 @@ struct Known {
   Field block_ids;
   Field num_idle_blocks;
   Field num_computing_tokens;
+  Field stops;
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;
   PyObject* never_fits;

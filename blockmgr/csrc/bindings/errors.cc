@@ -54,6 +54,7 @@ void know_python() {
             field(match, "block_ids"),
             field(match, "num_idle_blocks"),
             field(match, "num_computing_tokens"),
+            field(match, "stops"),
             error("OutOfBlocksError"),
             error("OutOfSequencesError"),
             error("NeverFitsError"),

@@ -113,6 +113,18 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   return handle;
 }
 
+// Where forwards should end, as a tuple.
+nb::object ascending(std::array<std::int64_t, 2> stops) {
+  std::ranges::sort(stops);
+  const auto first = std::ranges::find_if(stops, [](std::int64_t stop) { return stop > 0; });
+  nb::object tuple = made(nb::steal(PyTuple_New(stops.end() - first)));
+  for (auto stop = first; stop != stops.end(); ++stop) {
+    nb::object number = made(nb::steal(PyLong_FromLongLong(*stop)));
+    PyTuple_SetItem(tuple.ptr(), stop - first, number.release().ptr());
+  }
+  return tuple;
+}
+
 // The initialiser of the frozen dataclass takes longer than a match, so its fields are filled as
 // that would fill them.
 nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
@@ -134,6 +146,7 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   python.block_ids.set(record, ids.array);
   python.num_idle_blocks.set(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
   python.num_computing_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_computing)));
+  python.stops.set(record, ascending(found.stops));
   return record;
 }
 
@@ -185,6 +198,10 @@ void append(Core& self, nb::handle handle, nb::handle tokens) {
 void commit(Core& self, nb::handle handle, nb::handle num_computed_tokens) {
   const std::int64_t h = handle_argument(handle);
   self.core.commit(h, int_argument(num_computed_tokens, "num_computed_tokens"));
+}
+
+bool cache_state(Core& self, nb::handle handle) {
+  return self.core.cache_state(handle_argument(handle));
 }
 
 std::int64_t truncate_to(Core& self, nb::handle handle, nb::handle num_tokens) {
@@ -602,6 +619,8 @@ NB_MODULE(_core, m) {
       .def("commit", checked<commit>,
            nb::sig("def commit(self, handle: object, num_computed_tokens: object, /) -> None"),
            any(), any())
+      .def("cache_state", checked<cache_state>,
+           nb::sig("def cache_state(self, handle: object, /) -> bool"), any())
       .def("truncate", checked<truncate_to>,
            nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> int"), any(),
            any())

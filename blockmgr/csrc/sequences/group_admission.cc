@@ -264,14 +264,18 @@ std::int64_t Sequences::served_of(const Found& chain) const {
 }
 
 // The last whole block that can be served again, and where the prompt diverges from what is cached.
-void Sequences::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
-  GroupRow& row = group_row(s);
-  row.stops = {};
+std::array<std::int64_t, 2> Sequences::stops_of(std::int64_t num_tokens, std::int64_t num_computed,
+                                                std::int64_t num_shared) const noexcept {
   const std::int64_t size = config_.block_size;
   if (!num_states_) num_shared -= num_shared % size;  // a tail without a state is no stop
-  const std::int64_t last = (s.num_tokens - 1) / size * size;
-  if (last > s.num_computed && last != num_shared) row.stops[0] = last;
-  if (num_shared > s.num_computed) row.stops[1] = num_shared;
+  const std::int64_t last = (num_tokens - 1) / size * size;
+  return {last > num_computed && last != num_shared ? last : 0,
+          num_shared > num_computed ? num_shared : 0};
+}
+
+void Sequences::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
+  const auto [last, diverges] = stops_of(s.num_tokens, s.num_computed, num_shared);
+  group_row(s).stops = {last, diverges, 0};
 }
 
 NodeId Sequences::take_of(int g, int partition, NodeId before) noexcept {

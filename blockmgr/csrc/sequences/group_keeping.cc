@@ -61,12 +61,11 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
   }
 }
 
-// Whether it stands where its forward was to stop; from here on it was there. diverges: prompts do.
+// Whether its forward was to stop here; from here on it was there. diverges: prompts do.
 bool Sequences::takes_stop(Sequence& s, bool& diverges) noexcept {
   GroupRow& row = group_row(s);
   const auto stop = std::find(row.stops.begin(), row.stops.end(), s.num_computed);
-  if (!s.num_computed || stop == row.stops.end() || !row.stands || s.outdated || !digester_)
-    return false;
+  if (stop == row.stops.end()) return false;
   *stop = 0;
   diverges = stop != row.stops.begin();
   return true;
@@ -93,29 +92,48 @@ void Sequences::give_state(Sequence& s, int g, NodeId node) noexcept {
 
 // At a stop, the state becomes findable and the sequence goes on in a copy.
 void Sequences::keep_state(Sequence& s) noexcept {
-  GroupRow& row = group_row(s);
+  if (!s.num_computed || !group_row(s).stands || s.outdated || !digester_) return;
   bool diverges = false;
   if (!takes_stop(s, diverges)) return;
   if (s.num_computed % config_.block_size) return keep_branch(s);
-  if (s.num_chained * static_cast<std::int64_t>(config_.block_size) < s.num_computed) return;
-  const NodeId node = table(s)[s.num_computed / config_.block_size - 1];
+  if (keep_whole(s, available(s.partition), false) && diverges)
+    groups_->note_diverged(table(s)[s.num_computed / config_.block_size - 1]);
+}
+
+// The state at the end of a whole block, if its copies take no more blocks than these. Whether a
+// prompt can continue there.
+bool Sequences::keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept {
+  const GroupRow& row = group_row(s);
+  if (s.num_chained * static_cast<std::int64_t>(config_.block_size) < s.num_computed) return false;
+  const std::int64_t unit = s.num_computed / config_.block_size - 1;
+  const NodeId node = table(s)[unit];
   std::int64_t missing = 0;
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (!groups_->group(g).recurrent() || groups_->cached(g, node) >= 0) continue;
     ++missing;
     const NodeId own = row.states[nth(g)];
     if (nodes_.uses(own).pins || nodes_[own].copy_source != kNoNode || nodes_[own].in_flight)
-      return;
+      return false;
   }
-  if (missing > available(s.partition)) return;
+  if (missing > room || (passed && !missing)) return false;
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent() && groups_->cached(g, node) < 0) give_state(s, g, node);
   }
-  if (serves(s, s.num_computed / config_.block_size - 1)) {
-    groups_->add_boundary(node);
-    if (diverges) groups_->note_diverged(node);
-  }
+  const bool is_served = serves(s, unit);
+  if (is_served) groups_->add_boundary(node, passed);
   show_groups(s, s.num_blocks);
+  return is_served;
+}
+
+bool Sequences::cache_state(Handle handle) {
+  Call call(*this);
+  Sequence& s = running(handle);
+  if (!num_states_) return false;
+  refuse_moved(s, "cache the state of");
+  const bool at_end = settled(s) == s.num_computed && s.num_computed % config_.block_size == 0;
+  if (!s.num_computed || !at_end || s.outdated || !digester_) return false;
+  settle_keeps();
+  return keep_whole(s, pool_.free_blocks(s.partition).size(), true);
 }
 
 // A stop within a block, where prompts diverge: the computed tokens of the block become a findable

@@ -63,6 +63,7 @@ struct MatchResult {
   std::int64_t num_partial = 0;
   std::int64_t num_idle = 0;  // blocks that admission takes into use beside the fresh ones
   std::int64_t num_computing = 0;  // tokens after them that a running sequence has yet to commit
+  std::array<std::int64_t, 2> stops{};  // where forwards should end; 0: nowhere
   std::vector<std::int32_t> blocks;
 };
 
@@ -196,6 +197,9 @@ class Sequences : public Store {
   void reserve(Handle handle, std::int64_t num_slots);
   void append(Handle handle, const Token* tokens, std::int64_t count);
   void commit(Handle handle, std::int64_t num_computed);
+  // The state where it stands, at the end of a block, if blocks are free for its copies: nothing is
+  // evicted for it, and it goes first. Whether a prompt can continue there from now on.
+  bool cache_state(Handle handle);
   // The computed tokens that are left.
   std::int64_t truncate(Handle handle, std::int64_t num_tokens);
   // expected: handles that were announced for the children, see next_handles. If they are others
@@ -592,6 +596,8 @@ class Sequences : public Store {
                     const Applicant& applicant, AdmissionPlan& plan);
   std::int64_t first_blocks(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] std::int64_t later_blocks(std::int64_t num_tokens, std::int64_t slots) const;
+  std::array<std::int64_t, 2> stops_of(std::int64_t num_tokens, std::int64_t num_computed,
+                                       std::int64_t num_shared) const noexcept;
   [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
   NodeId take_of(int g, int partition, NodeId before) noexcept;
   NodeId take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
@@ -633,6 +639,7 @@ class Sequences : public Store {
   bool takes_stop(Sequence& s, bool& diverges) noexcept;
   bool may_give(NodeId own) const;
   void keep_state(Sequence& s) noexcept;
+  bool keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept;
   void give_state(Sequence& s, int g, NodeId node) noexcept;
   void keep_branch(Sequence& s) noexcept;
   NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept;

@@ -67,6 +67,9 @@ class Coordinator:
         held = self._held.get(request_id)
         total = 0
         for group, layers in enumerate(self._layers):
+            if layers.has_states:
+                total += not held
+                continue
             has = held.num_blocks if held else len(new_computed_blocks[group])
             most = -(-num_tokens // layers.block_size)
             if apply_admission_cap:

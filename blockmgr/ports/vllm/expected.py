@@ -128,6 +128,12 @@ METHODS: dict[str, tuple[str, ...]] = {
         "spec_decode_tokens",
         "req_to_new_blocks",
     ),
+    "vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split": (
+        "request",
+        "num_new_tokens",
+        "num_new_local_computed_tokens",
+        "num_external_computed_tokens",
+    ),
     "vllm.v1.kv_cache_interface:SlidingWindowSpec.max_admission_blocks_per_request": (
         "max_in_flight_tokens",
         "max_model_len",
@@ -281,6 +287,7 @@ ATTRIBUTES = {
     ),
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": ("sliding_window", "extra_retained_tokens"),
     "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": ("attention_chunk_size",),
+    "vllm.v1.kv_cache_interface:MambaSpec": ("mamba_cache_mode", "num_speculative_blocks"),
 }
 """Attributes that the port reads, by class."""
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 __all__ = ["ROW", "Held", "Room"]
 
@@ -23,6 +26,10 @@ class Held:
         is_loading: Whether a connector has yet to write some of its K/V.
         num_committed: With several groups, number of committed tokens.
         num_told: With several groups, number of its table entries that workers have.
+        num_found: With recurrent states, number of tokens that it found when it was admitted.
+        num_settled: With recurrent states, the token after which the manager knows the state to be.
+        stops: With recurrent states, where its forwards should end.
+        request: With recurrent states, vLLM's request.
     """
 
     handle: int
@@ -33,6 +40,10 @@ class Held:
     is_loading: bool = False
     num_committed: int = 0
     num_told: int = 0
+    num_found: int = 0
+    num_settled: int = 0
+    stops: tuple[int, ...] = ()
+    request: Request | None = None
 
 
 class Room(NamedTuple):

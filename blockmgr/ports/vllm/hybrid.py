@@ -114,10 +114,13 @@ class HybridKVCacheManager(KVCacheManager):
         return self.manager.quota_usage(prompt.namespace).available
 
     def _grow(self, held: Held, request: Request, slots: int) -> bool:
-        # Commits what earlier steps wrote, so that windows release the blocks behind them.
+        self._release_passed(held, request)
+        return super()._grow(held, request, slots)
+
+    def _release_passed(self, held: Held, request: Request) -> None:
+        """Commits what earlier steps wrote, so that windows release the blocks behind them."""
         self.manager.commit(held.handle, held.num_committed)
         self._note_exchanges(held, request)
-        return super()._grow(held, request, slots)
 
     def _publish(self, held: Held, request: Request, num_computed: int) -> None:
         if num_computed < held.next_full:
@@ -138,9 +141,18 @@ class HybridKVCacheManager(KVCacheManager):
 
     def _blocks_from(self, held: Held, start: int) -> GroupedBlocks:
         held.num_told = held.num_blocks
+        return GroupedBlocks(self.manager, self._by_group(held, start))
+
+    def _by_group(self, held: Held, start: int, num_before: int = 0) -> tuple[list[int], ...]:
+        """The ids of a request's blocks from the one of this number on, for the workers.
+
+        Args:
+            held: The request.
+            start: Number of a block.
+            num_before: Tokens computed before the step.
+        """
         row = held.handle & ROW
-        ids = [table[row, start : held.num_blocks].tolist() for table in self._tables]
-        return GroupedBlocks(self.manager, tuple(ids))
+        return tuple(table[row, start : held.num_blocks].tolist() for table in self._tables)
 
     def _ids_from(self, held: Held, start: int) -> list[int]:
         row = held.handle & ROW
@@ -161,7 +173,9 @@ class HybridKVCacheManager(KVCacheManager):
             self._replaced.discard(request)
             if request not in cached.resumed_req_ids:
                 cached.resumed_req_ids.add(request)
-                cached.new_block_ids[index] = self.get_block_ids(request)
+                cached.new_block_ids[index] = self._by_group(
+                    self._held[request], 0, cached.num_computed_tokens[index]
+                )
 
     # Release.
 
@@ -177,6 +191,4 @@ class HybridKVCacheManager(KVCacheManager):
         held = self._held.get(request_id)
         if held is None:
             return self.empty_kv_cache_blocks
-        row = held.handle & ROW
-        ids = [table[row, : held.num_blocks].tolist() for table in self._tables]
-        return GroupedBlocks(self.manager, tuple(ids))
+        return GroupedBlocks(self.manager, self._by_group(held, 0, held.num_found))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, iter_layer_specs
 
-from blockmgr import ChunkedAttention, FullAttention, SlidingWindow
+from blockmgr import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
 
 if TYPE_CHECKING:
     from blockmgr.groups import Group
 
-__all__ = ["Layers", "group_of"]
+__all__ = ["Layers", "group_of", "has_states"]
 
 FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
 
@@ -30,7 +30,19 @@ def group_of(spec: Any) -> Group | None:
     if kind is KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION:
         widths = {layer.attention_chunk_size for layer in layers}
         return ChunkedAttention(widths.pop()) if len(widths) == 1 else None
+    if kind is KVCacheSpecKind.MAMBA:
+        # Each forward replaces one state. In another mode, or with draft tokens, it writes several.
+        is_one = all(
+            layer.mamba_cache_mode == "align" and not layer.num_speculative_blocks
+            for layer in layers
+        )
+        return RecurrentState() if is_one else None
     return None
+
+
+def has_states(spec: Any) -> bool:
+    """Whether layers of this spec have a recurrent state."""
+    return get_kv_cache_spec_kind(spec) is KVCacheSpecKind.MAMBA
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,9 @@ class Layers:
         group = group_of(spec)
         assert group is not None, "what has no group is refused at start-up"
         most = None
-        if not isinstance(group, FullAttention):
+        if isinstance(group, RecurrentState):
+            most = 1
+        elif not isinstance(group, FullAttention):
             most = max(
                 layer.max_admission_blocks_per_request(
                     max_in_flight_tokens=max_in_flight, max_model_len=max_model_len
@@ -64,6 +78,11 @@ class Layers:
             )
         return cls(spec, group, block_size, most)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether a request has one state in this group, instead of a block for some tokens."""
+        return isinstance(self.group, RecurrentState)
+
     def num_blocks(self, num_tokens: int) -> int:
         """Most blocks that a request of this many tokens has at a time."""
         whole = -(-num_tokens // self.block_size)
@@ -71,8 +90,14 @@ class Layers:
 
     def num_fresh_blocks(self, num_tokens: int, num_found: int) -> int:
         """Blocks that it takes besides the found ones."""
+        if self.has_states:  # a match counts the copy of a state that it finds
+            return 0 if num_found else 1
         passed = self._num_passed(num_found) // self.block_size
         return max(0, self.num_blocks(num_tokens) - max(passed, num_found // self.block_size))
+
+    def num_more_blocks(self, num_tokens: int, num_had: int) -> int:
+        """Blocks that a request which has blocks for some tokens still takes for this many."""
+        return 0 if self.has_states else max(0, self.num_blocks(num_tokens) - num_had)
 
     def _num_passed(self, num_tokens: int) -> int:
         """Leading tokens that the query after this many tokens does not read."""

@@ -201,7 +201,9 @@ class KVCacheManager(Lookups, Releases):
             before = num_new_computed_tokens // self.block_size
             held.is_loading = delay_cache_blocks
             is_loaded = 0 in skip_zeroing_group_ids
-            to_zero = (found if is_loaded else num_new_computed_tokens) // self.block_size
+            # What is found of a block is not zeroed: it is copied there, or stays there.
+            kept = found - found % self.block_size if is_loaded else num_new_computed_tokens
+            to_zero = -(-kept // self.block_size)
         else:
             before = to_zero = held.num_blocks
             is_bound = full_sequence_must_fit or reserved_blocks or self.watermark_blocks
@@ -321,11 +323,11 @@ class KVCacheManager(Lookups, Releases):
         """Whether growth leaves the blocks reserved for others."""
         if not (room.whole or room.headroom or room.reserved):
             return True
-        more = -(-room.slots // self.block_size) - held.num_blocks
-        to_end = sum(each.num_blocks(room.whole) - held.num_blocks for each in self.layers)
+        more = max(0, -(-room.slots // self.block_size) - held.num_blocks)
+        needed = sum(0 if each.has_states else more for each in self.layers)
+        to_end = sum(each.num_more_blocks(room.whole, held.num_blocks) for each in self.layers)
         available = self.manager.num_available - room.headroom
-        fits = max(more, 0) * self.num_kv_cache_groups <= available - room.reserved
-        return fits and to_end <= available
+        return needed <= available - room.reserved and to_end <= available
 
     def _follow_session(self, held: Held, request: Request) -> None:
         """A streaming session drops its last sampled token before it continues."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from blockmgr.errors import BlockMgrError
 __all__ = ["OptionError", "Options"]
 
 MAX_PORT = 65_535
+STATE_PARTIAL_TOKENS = 16
 WHOLE_NUMBERS = (
     "explain_every",
     "min_partial_tokens",
@@ -58,7 +59,7 @@ class Options:
         metrics_host: Address to listen on.
         eviction: As in ``ManagerConfig``, by name.
         min_partial_tokens: As in ``ManagerConfig``: fewest tokens to reuse from part of a block,
-            with vLLM's own block copies.
+            with vLLM's own block copies. None for 0, or, if layers have recurrent states, 16.
         ghost_blocks: As in ``ManagerConfig``; ``report_every`` needs it to estimate larger pools.
         hit_rate_window: As in ``ManagerConfig``.
         retention: As in ``ManagerConfig``; requests set it in ``vllm_xargs``: ``blockmgr_priority``
@@ -76,7 +77,7 @@ class Options:
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     eviction: str = "lru"
-    min_partial_tokens: int = 0
+    min_partial_tokens: int | None = None
     ghost_blocks: int = 0
     hit_rate_window: int = 1000
     retention: bool = False
@@ -116,6 +117,7 @@ class Options:
         for name in WHOLE_NUMBERS:
             value = getattr(self, name)
             is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            is_whole |= value is None and name == "min_partial_tokens"
             self._require(name, is_whole, "a whole number, at least 0")
         port = self.metrics_port
         is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= MAX_PORT
@@ -139,6 +141,19 @@ class Options:
         if not holds:
             raise OptionError(f"blockmgr.{name} must be {what}, got {getattr(self, name)!r}")
 
+    def for_model(self, block_size: int, *, has_states: bool) -> Options:
+        """The same, with the defaults that depend on the model's layers.
+
+        Args:
+            block_size: Tokens per block.
+            has_states: Whether some layers have a recurrent state. Then a block holds hundreds of
+                tokens, and prompts seldom diverge where one ends.
+        """
+        if self.min_partial_tokens is not None:
+            return self
+        least = min(STATE_PARTIAL_TOKENS, block_size) if has_states else 0
+        return replace(self, min_partial_tokens=least)
+
     def config(self, **decided: Any) -> ManagerConfig:
         """The manager's configuration, with vLLM's decisions.
 
@@ -152,7 +167,7 @@ class Options:
                 null_block=True,
                 early_commit=True,
                 eviction=self.eviction,
-                min_partial_tokens=self.min_partial_tokens,
+                min_partial_tokens=self.min_partial_tokens or 0,
                 ghost_blocks=self.ghost_blocks,
                 hit_rate_window=self.hit_rate_window,
                 retention=self.retention,

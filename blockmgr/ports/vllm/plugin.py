@@ -97,9 +97,14 @@ def _manager(
     options: Options, vllm_config: Any, stock: Callable[..., Any], **arguments: Any
 ) -> Any:
     """The manager for the scheduler: ours, or vLLM's for unsupported configurations."""
-    from blockmgr.ports.vllm import hybrid, manager, support  # noqa: PLC0415
+    from blockmgr.ports.vllm import hybrid, layers, manager, states, support  # noqa: PLC0415
     from blockmgr.ports.vllm.interface import INTERFACE  # noqa: PLC0415
 
+    groups = arguments["kv_cache_config"].kv_cache_groups
+    has_states = any(layers.has_states(group.kv_cache_spec) for group in groups)
+    if groups:
+        size = groups[0].kv_cache_spec.block_size
+        options = options.for_model(size, has_states=has_states)
     differences = INTERFACE.differences()
     lacking = [f"this version of vLLM is unknown: {d}" for d in differences if d.is_fatal]
     reasons = lacking + support.reasons_against(options, vllm_config, arguments)
@@ -112,8 +117,9 @@ def _manager(
         logger.warning(INTERFACE.warning(differences))
     # A step can preempt scheduled requests before it admits others, and sessions keep blocks.
     max_seqs = max(4 * vllm_config.scheduler_config.max_num_seqs, 1024)
-    has_groups = len(arguments["kv_cache_config"].kv_cache_groups) > 1
-    kind = hybrid.HybridKVCacheManager if has_groups else manager.KVCacheManager
+    kind = hybrid.HybridKVCacheManager if len(groups) > 1 else manager.KVCacheManager
+    if has_states:
+        kind = states.StatefulKVCacheManager
     ours = kind(options, max_seqs, **arguments)
     config = ours.manager.config
     logger.info(
@@ -130,13 +136,17 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
 
     The engine creates its block hasher after the scheduler, if there is caching or a connector.
     """
-    from blockmgr.ports.vllm import hybrid, manager  # noqa: PLC0415
+    from blockmgr.ports.vllm import hybrid, manager, states  # noqa: PLC0415
 
     ours = scheduler.kv_cache_manager
     if not isinstance(ours, manager.KVCacheManager):
         return
     if isinstance(ours, hybrid.HybridKVCacheManager):
         scheduler._make_cached_request_data = _replacing(ours, scheduler._make_cached_request_data)
+    has_states = False
+    if isinstance(ours, states.StatefulKVCacheManager):
+        has_states = True
+        scheduler._mamba_block_aligned_split = ours.clip_chunk
     if options.metrics_port:
         from blockmgr.ports.vllm import exposition  # noqa: PLC0415
 
@@ -145,7 +155,8 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     scheduler.add_request = _preparing(ours, scheduler)
     if ours.enable_kv_cache_events:
         ours.publish_events = functools.partial(_publish_events, scheduler)
-    elif scheduler.connector is None and not options.hash_requests:
+    elif scheduler.connector is None and not options.hash_requests and not has_states:
+        # Workers may share this configuration; those that move states insist on caching.
         vllm_config.cache_config.enable_prefix_caching = False
 
 

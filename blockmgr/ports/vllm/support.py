@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["reasons_against"]
 
 LAYERS = {
-    "mamba": "layers with a recurrent state (Mamba) are not supported",
+    "mamba": (
+        "recurrent states (Mamba) need mamba_cache_mode align, and do not go together with draft "
+        "tokens"
+    ),
     "sliding_window": "sliding windows that keep more than the window are not supported",
 }
 # They find GPU blocks by vLLM's hashes, or take blocks themselves.
@@ -78,6 +81,7 @@ def _not_with_groups(
     yield "decode context parallelism does not work", context
     yield "retention does not work", options.retention
     yield "ghost_blocks do not work", options.ghost_blocks > 0
+    yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
     # Workers must replace tables in which blocks were exchanged, and workers that run ahead cannot.
     is_async = vllm_config.scheduler_config.async_scheduling
     yield "--async-scheduling does not work (--no-async-scheduling turns it off)", is_async
@@ -154,7 +158,8 @@ def _of_options(options: Options, vllm_config: Any, arguments: Mapping[str, Any]
         yield "min_partial_tokens does not go together with a KV connector"
     if arguments.get("dcp_world_size", 1) > 1:
         yield "min_partial_tokens does not go together with decode context parallelism"
-    if arguments["kv_cache_config"].needs_kv_cache_zeroing:
+    layout = arguments["kv_cache_config"]
+    if layout.needs_kv_cache_zeroing and len(layout.kv_cache_groups) == 1:
         yield "min_partial_tokens does not go together with blocks that workers zero"
     if arguments.get("use_eagle"):
         yield "min_partial_tokens does not go together with EAGLE"

@@ -1,0 +1,238 @@
+"""The vLLM port with recurrent states, on stand-ins for vLLM's modules."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from blockmgr.ports.vllm import Options
+from tests.ports.vllm_modules import KINDS, SIZE, make, request, spec
+
+FULL = spec()
+STATE = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=0)
+WINDOW = spec(KINDS.SLIDING_WINDOW, sliding_window=6)
+TOKENS = list(range(1, 20))
+
+
+class Scheduler:
+    """Prefills in chunks, as vLLM's scheduler does, and replaces the tables that it has to."""
+
+    def __init__(self, manager: Any, budget: int = 64) -> None:
+        self.manager = manager
+        self.budget = budget
+        self.tables: dict[str, list[list[int]]] = {}
+
+    def chunk(self, served: Any) -> list[tuple[int, int]] | None:
+        """Computes the next chunk of a request in a step; returns the copies of the step."""
+        manager, start = self.manager, served.num_computed_tokens
+        manager.new_step_starts()
+        found, blocks = 0, manager.empty_kv_cache_blocks
+        if served.request_id not in self.tables:
+            blocks, found, _ = manager.get_computed_blocks(served)
+        most = min(self.budget, served.num_tokens - start - found)
+        count = manager.clip_chunk(served, most, found)
+        added = manager.allocate_slots(served, count, found, blocks)
+        if added is None:
+            manager.take_kv_cache_block_copies()
+            return None
+        step = SimpleNamespace(
+            req_ids=[served.request_id],
+            new_block_ids=[None],
+            resumed_req_ids=set(),
+            num_computed_tokens=[start],
+        )
+        name = served.request_id
+        if name not in self.tables:
+            self.tables[name] = list(manager.get_block_ids(name))
+        else:
+            pairs = zip(self.tables[name], added.get_block_ids(), strict=True)
+            self.tables[name] = [old + new for old, new in pairs]
+            manager.replace_tables(step)
+            if step.resumed_req_ids:
+                self.tables[name] = list(step.new_block_ids[0])
+        copies, _ = manager.take_kv_cache_block_copies()
+        served.num_computed_tokens = start + found + count
+        return [(copy.source, copy.destination) for copy in copies]
+
+    def compute(self, served: Any) -> list[int]:
+        """Computes all of a request; returns where its forwards ended."""
+        ends = []
+        while served.num_computed_tokens < served.num_tokens:
+            assert self.chunk(served) is not None
+            ends.append(served.num_computed_tokens)
+        return ends
+
+    def run(self, name: str, tokens: list[int]) -> list[int]:
+        """Computes a request, and ends it."""
+        served = request(name, tokens)
+        ends = self.compute(served)
+        self.manager.free(served)
+        return ends
+
+
+def test_prefills_stop_where_a_state_is_worth_caching(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, min_partial_tokens=0))
+    assert scheduler.run("first", TOKENS) == [16, 19]
+    again = request("again", [*TOKENS[:17], 90, 91, 92])
+    assert scheduler.manager.get_computed_blocks(again)[1] == 16
+    parts = [*TOKENS[:9], *range(50, 60)]
+    assert scheduler.run("parts", parts) == [8, 16, 19]
+    assert scheduler.run("next", [*TOKENS[:9], *range(70, 75)]) == [12, 14]  # finds 8
+
+
+def test_chunks_end_with_a_block_and_their_states_are_found(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0), budget=6)
+    assert scheduler.run("first", TOKENS) == [4, 8, 12, 16, 19]
+    found = scheduler.manager.get_computed_blocks(request("parts", [*TOKENS[:13], 90, 91]))
+    assert found[1] == 12
+    small = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0), budget=3)
+    assert small.run("first", TOKENS[:8]) == [3, 4, 7, 8]  # a chunk smaller than a block
+
+
+def test_a_prompt_stops_and_continues_within_a_block(vllm: None) -> None:
+    scheduler = Scheduler(make(STATE, FULL, STATE, num_blocks=99, min_partial_tokens=1))
+    scheduler.run("first", TOKENS)
+    assert scheduler.run("parts", [*TOKENS[:10], *range(50, 60)]) == [10, 16, 20]
+    third = request("third", [*TOKENS[:10], *range(70, 75)])
+    assert scheduler.manager.get_computed_blocks(third)[1] == 10
+    copies = scheduler.chunk(third)
+    assert copies is not None
+    tables = scheduler.tables["third"]
+    assert {destination for _, destination in copies} >= {
+        tables[0][-1],
+        tables[2][-1],
+        tables[1][2],
+    }
+
+
+def test_the_end_of_an_answer_is_found_within_a_block(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=1))
+    scheduler.run("turn", TOKENS)
+    found = scheduler.manager.get_computed_blocks(request("next", [*TOKENS, 90, 91]))
+    assert found[1] == 19
+    whole = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
+    whole.run("turn", TOKENS)
+    assert whole.manager.get_computed_blocks(request("next", [*TOKENS, 90, 91]))[1] == 16
+
+
+def test_workers_find_a_state_in_the_columns_of_the_last_tokens(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
+    served = request("a", TOKENS)
+    scheduler.chunk(served)
+    full, state = scheduler.tables["a"]
+    assert [bool(block) for block in full] == [True] * 4
+    assert [bool(block) for block in state] == [False, False, False, True]
+    copies = scheduler.chunk(served)
+    # The state at 16 stays cached, so the workers continue in a copy, where they find it at once.
+    [(source, copy)] = copies or []
+    assert source == state[-1]
+    assert scheduler.tables["a"][1] == [0, 0, 0, copy, copy]
+    assert scheduler.tables["a"][0][:4] == full
+
+
+def test_a_state_that_is_found_is_copied_first(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
+    scheduler.run("first", TOKENS)
+    cached = scheduler.tables["first"][1]
+    again = request("again", [*TOKENS[:17], *range(50, 63)])
+    [(_, copy)] = scheduler.chunk(again) or []
+    assert scheduler.tables["again"][1] == [0, 0, 0, copy, 0, 0, copy]
+    assert copy not in cached
+
+
+def test_a_prompt_waits_a_step_for_a_state_that_this_step_computes(vllm: None) -> None:
+    manager = make(FULL, STATE, num_blocks=99, min_partial_tokens=0)
+    first, second = request("first", TOKENS), request("second", [*TOKENS[:17], 90])
+    other = request("other", [*TOKENS[:15], 80, 81, 82])
+    manager.new_step_starts()
+    assert manager.allocate_slots(first, manager.clip_chunk(first, 19)) is not None
+    for waiting, waits in ((second, True), (other, False)):
+        blocks, found, _ = manager.get_computed_blocks(waiting)
+        assert (found, (manager.allocate_slots(waiting, 8, found, blocks) is None)) == (0, waits)
+    manager.take_kv_cache_block_copies()
+    first.num_computed_tokens = 16
+    manager.new_step_starts()
+    assert manager.get_computed_blocks(second)[1] == 0  # the copy that keeps it has yet to run
+    manager.take_kv_cache_block_copies()
+    assert manager.get_computed_blocks(second)[1] == 16
+
+
+def test_workers_zero_no_state_and_nothing_of_a_block_that_is_found(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, zeroes=True, min_partial_tokens=1))
+    manager = scheduler.manager
+    scheduler.run("first", TOKENS)
+    manager.take_new_block_ids()
+    again = request("again", [*TOKENS[:19], *range(50, 60)])
+    scheduler.chunk(again)
+    full, state = manager.get_block_ids("again")
+    assert again.num_computed_tokens > 19
+    assert manager.take_new_block_ids() == full[5:]
+    assert full[4] not in full[5:]
+    assert state[-1]
+
+
+def test_a_request_that_is_preempted_continues_from_its_state(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=15, min_partial_tokens=1))
+    manager = scheduler.manager
+    served = request("a", TOKENS)
+    scheduler.compute(served)
+    served._all_token_ids = [*TOKENS, 70, 71]
+    served.num_tokens = 21
+    scheduler.chunk(served)
+    assert served.num_computed_tokens == 21
+    manager.allocate_slots(request("other", list(range(30, 44))), 14)
+    manager.take_kv_cache_block_copies()
+    manager.new_step_starts()  # few blocks are left
+    manager.free(served)
+    served.num_computed_tokens = 0
+    served._all_token_ids = [*TOKENS, 70, 71, 72]
+    served.num_tokens = 22
+    manager.take_kv_cache_block_copies()
+    assert manager.get_computed_blocks(served)[1] == 21
+
+
+def test_a_prompt_that_fills_an_empty_pool_is_admitted_although_it_finds_a_state(
+    vllm: None,
+) -> None:
+    manager = make(FULL, STATE, num_blocks=1 + 5 + 2, min_partial_tokens=0)
+    scheduler = Scheduler(manager)
+    scheduler.run("first", TOKENS)
+    again = request("again", [*TOKENS[:17], 90, 91, 92])
+    manager.new_step_starts()
+    blocks, found, _ = manager.get_computed_blocks(again)
+    assert found == 16
+    count = manager.clip_chunk(again, 3, found)
+    taken = manager.allocate_slots(again, count, found, blocks, full_sequence_must_fit=True)
+    assert taken is not None
+
+
+def test_states_count_once_where_blocks_are_counted(vllm: None) -> None:
+    manager = make(FULL, STATE, WINDOW, max_in_flight_tokens=SIZE)
+    none = manager.empty_kv_cache_blocks.blocks
+
+    def needed(name: str, num_tokens: int) -> int:
+        count: int = manager.coordinator.get_num_blocks_to_allocate(
+            name, num_tokens, none, 0, 0, 0, num_tokens, apply_admission_cap=True
+        )
+        return count
+
+    assert needed("a", 40) == 10 + 1 + 4
+    served = request("a", TOKENS)
+    manager.new_step_starts()
+    assert manager.allocate_slots(served, 8) is not None
+    assert needed("a", 40) == 8 + 2
+    assert manager.estimate_cached_tokens(served) == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "has_states", "expected"),
+    [({}, True, 16), ({}, False, 0), ({"min_partial_tokens": 0}, True, 0)],
+)
+def test_parts_of_blocks_are_reused_by_default_where_there_are_states(
+    given: dict[str, int], has_states: bool, expected: int
+) -> None:
+    options = Options.read(given).for_model(32, has_states=has_states)
+    assert options.min_partial_tokens == expected
+    assert Options.read(given).for_model(8, has_states=has_states).min_partial_tokens <= 8
