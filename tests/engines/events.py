@@ -28,7 +28,7 @@ from blockmgr.index import WorkerIndex
 from blockmgr.ports.vllm.options import namespace_of
 from tests.engines.fuzz import ARMS
 from tests.engines.serve import free_port
-from tests.engines.world import World, draw
+from tests.engines.world import LORA, World, draw
 
 HASH = get_hash_fn_by_name("sha256")
 
@@ -91,7 +91,14 @@ class EventWorld(World):
     def findable(self) -> set[Any]:
         """The hashes of all blocks that can be found, from their tokens and salts."""
         manager = self.scheduler.kv_cache_manager.manager
-        salts = {b"": None, namespace_of("tenant", None): (("cache_salt", "tenant"),)}
+        keys = {
+            namespace_of(salt, lora and lora.lora_name, lora and lora.lora_path): (
+                (("lora", lora.lora_name, lora.lora_path),) if lora else (),
+                (("cache_salt", salt),) if salt else (),
+            )
+            for salt in (None, "tenant")
+            for lora in (None, LORA)
+        }
         hashes: dict[bytes, Any] = {}
         waiting = manager.take_events()  # events since the scheduler took them
         assert not len(waiting), "vLLM's scheduler did not take all events"
@@ -101,8 +108,9 @@ class EventWorld(World):
             parent = event.parent
             for digest, tokens in zip(event.digests, event.tokens.tolist(), strict=True):
                 before = None if parent is None else hashes[parent]
-                salt = salts[event.namespace] if parent is None else None
-                hashes[digest] = hash_block_tokens(HASH, before, tokens, salt)
+                adapter, salt = keys[event.namespace]
+                extra = adapter + (salt if parent is None else ())
+                hashes[digest] = hash_block_tokens(HASH, before, tokens, extra or None)
                 parent = digest
         return {maybe_convert_block_hash(each) for each in hashes.values()}
 

@@ -151,8 +151,19 @@ def test_copies_that_are_made_in_one_group_alone_are_noticed(
     assert wrong_runs({"min_partial_tokens": 1}, kind) > 0
 
 
-def test_an_end_that_is_told_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states.StatefulKVCacheManager, "_commit_computed", lambda self, held: None)
+def test_a_state_that_is_told_to_be_at_the_last_block_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish = states.StatefulKVCacheManager._publish
+
+    def whole_blocks(self: Any, held: Any, request: Any, num_computed: int) -> None:
+        publish(self, held, request, num_computed - num_computed % self.block_size)
+
+    def whole_chunk(self: Any, request: Any, num_new_tokens: int, *found: int) -> int:
+        return num_new_tokens
+
+    monkeypatch.setattr(states.StatefulKVCacheManager, "_publish", whole_blocks)
+    monkeypatch.setattr(states.StatefulKVCacheManager, "clip_chunk", whole_chunk)
     assert wrong_runs({}, "state") > 0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +25,14 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -38,10 +40,11 @@ from blockmgr.ports.vllm import register
 from tests.engines.layers import FULL, Layers, draw_layers, group_specs
 from tests.engines.one_copy import keep_one_copy
 
-__all__ = ["Settings", "Tally", "World", "arguments", "draw", "make_scheduler"]
+__all__ = ["LORA", "Settings", "Tally", "World", "arguments", "draw", "make_scheduler"]
 
 MODEL_LENGTH = 512
 VOCABULARY = 1000
+LORA = LoRARequest("adapter", 1, "/adapter")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Settings:
     one_copy: bool = False  # vLLM's own manager, changed by ``keep_one_copy``
     events: bool = False
     layers: tuple[Layers, ...] = FULL
+    drafts: int = 0  # most draft tokens of a request in a step
+    eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
 
     @property
     def has_states(self) -> bool:
@@ -80,6 +85,7 @@ class Tally:
     copies: int = 0
     aborted: int = 0
     resets: int = 0
+    turns: int = 0
     evicted: int = 0
     wrong: list[tuple[int, str, int]] = field(default_factory=list)
     schedule: list[Any] = field(default_factory=list)
@@ -98,6 +104,7 @@ def draw(
     events: bool = False,
     kind: str = "full",
     roomy: bool = False,
+    drafts: str = "",
 ) -> Settings:
     """A small world, in which blocks run out unless it is roomy."""
     rng = random.Random(seed)
@@ -124,7 +131,32 @@ def draw(
         lossless=lossless,
         one_copy=one_copy,
         events=events,
+        drafts=rng.randint(1, 4) if drafts else 0,
+        eagle=drafts == "eagle",
     )
+
+
+class Drafting:
+    """The part of a ``SpeculativeConfig`` that the scheduler reads."""
+
+    disable_lookahead_block_hashes = True
+    max_num_new_slots_for_drafting = 0
+
+    def __init__(self, num_drafts: int, eagle: bool) -> None:
+        self.num_speculative_tokens = num_drafts
+        self._eagle = eagle
+
+    def use_eagle(self) -> bool:
+        return self._eagle
+
+    use_eagle_block_drop = use_eagle
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("use_", "uses_", "needs_")):
+            return lambda: False
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
 
 
 def make_scheduler(settings: Settings) -> Any:
@@ -166,6 +198,8 @@ def arguments(settings: Settings) -> dict[str, Any]:
     )
     config.scheduler_config.async_scheduling = settings.asynchronous
     config.cache_config.block_size = settings.block_size
+    if settings.drafts:
+        config.speculative_config = Drafting(settings.drafts, settings.eagle)
     if settings.has_states:
         config.cache_config.mamba_cache_mode = "align"
         config.cache_config.mamba_block_size = settings.block_size
@@ -201,6 +235,7 @@ class World:
         self.columns: dict[str, int] = {}  # by request, the one with its states
         self.tally = Tally()
         self.alive: list[str] = []
+        self.sessions: dict[str, int] = {}  # streaming sessions, and their turns to come
         longest = min(96, self.scheduler.max_model_len // 2)
         self.heads = [self._tokens(self.rng.randint(4, longest)) for _ in range(3)]
         self.pending: list[tuple[Any, ModelRunnerOutput]] = []  # launched, not reported
@@ -211,12 +246,17 @@ class World:
     def run(self) -> Tally:
         """Runs until every request has ended."""
         added = 0
-        while added < self.settings.requests or self.scheduler.has_unfinished_requests():
+        while (
+            added < self.settings.requests
+            or self.sessions
+            or self.scheduler.has_unfinished_requests()
+        ):
             while added < self.settings.requests and self.rng.random() < 0.5:
                 self.add(added)
                 added += 1
             if not self.settings.calm:
                 self.meddle()
+            self.continue_sessions()
             self.step()
             if self.tally.steps > 20_000:
                 raise AssertionError("the scheduler is stuck")
@@ -236,9 +276,17 @@ class World:
             prompt = list(earlier._all_token_ids) + self._tokens(3) if earlier else prompt
         room = self.scheduler.max_model_len
         prompt = prompt[: room - 2]
+        name = f"r{number}"
+        turns = rng.randint(1, 3) if rng.random() < 0.1 else 0
+        settings = self.settings
+        # vLLM fails where a session that had drafts continues.
+        if settings.asynchronous or settings.calm or settings.drafts or turns * 10 * size > room:
+            turns = 0
+        if turns:
+            self.sessions[name] = turns
         request = Request(
-            f"r{number}",
-            prompt,
+            name,
+            prompt[: room // 2] if name in self.sessions else prompt,
             SamplingParams(
                 temperature=0,
                 max_tokens=rng.randint(1, max(1, min(3 * size, room - len(prompt) - 1))),
@@ -247,12 +295,30 @@ class World:
             ),
             None,
             cache_salt=rng.choice([None, None, None, "tenant"]),
+            lora_request=rng.choice([None, None, None, LORA]),
             block_hasher=self.hasher,
             priority=rng.randint(0, 3),
             arrival_time=number,
+            resumable=name in self.sessions,
         )
         self.scheduler.add_request(request)
         self.alive.append(request.request_id)
+
+    def continue_sessions(self) -> None:
+        """The next turns of streaming sessions that wait for one."""
+        rng, size = self.rng, self.settings.block_size
+        for name, turns in list(self.sessions.items()):
+            request = self.scheduler.requests.get(name)
+            if request is None:  # aborted
+                del self.sessions[name]
+            elif request.status == RequestStatus.WAITING_FOR_STREAMING_REQ and rng.random() < 0.3:
+                count = rng.randint(1, 2 * size)
+                sampling = SamplingParams(max_tokens=rng.randint(1, 2 * size), ignore_eos=True)
+                # One that is not resumable ends the session.
+                turn = Request(name, self._tokens(count), sampling, None, resumable=turns > 0)
+                self.scheduler.add_request(turn)
+                self.sessions[name] -= 1
+                self.tally.turns += 1
 
     def meddle(self) -> None:
         """Random aborts, resets of the cache, and failed loads of blocks."""
@@ -262,11 +328,11 @@ class World:
             if chosen in scheduler.requests:
                 scheduler.finish_requests([chosen], RequestStatus.FINISHED_ABORTED)
                 self.tally.aborted += 1
-        if rng.random() < 0.01 and not self.settings.asynchronous:
-            running = rng.random() < 0.5
+        if rng.random() < 0.01:
+            running = rng.random() < 0.5 and not self.sessions  # which keep their blocks
             scheduler.reset_prefix_cache(reset_running_requests=running)
             self.tally.resets += 1
-        if rng.random() < 0.02 and not self.pending and not self.settings.lossless:
+        if rng.random() < 0.02 and not self.settings.lossless:
             self.lose_some_blocks()
 
     def lose_some_blocks(self) -> None:
@@ -279,7 +345,8 @@ class World:
         if not table:
             return
         lost = set(table[self.rng.randrange(len(table)) :])
-        for request in list(scheduler.running):
+        waiting = [scheduler.requests.get(name) for name in self.sessions if name in self.tables]
+        for request in [*scheduler.running, *filter(None, waiting)]:
             mine = scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
             if lost & set(mine):
                 scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
@@ -303,9 +370,21 @@ class World:
     def report(self) -> None:
         output, result = self.pending.pop(0)
         self.scheduler.update_from_output(output, result)
+        if self.settings.drafts:
+            self.offer_drafts(result.req_ids)
         for request in result.req_ids:
             if request not in self.scheduler.requests:
                 self.tables.pop(request, None)
+
+    def offer_drafts(self, names: list[str]) -> None:
+        """Drafts of the next tokens, of which some are wrong."""
+        alive = [name for name in names if name in self.scheduler.requests]
+        drafts = []
+        for name in alive:
+            at = len(self.scheduler.requests[name]._all_token_ids)
+            right = [self.next_token(name, at + i) for i in range(self.settings.drafts)]
+            drafts.append([token if self.rng.random() < 0.7 else 0 for token in right])
+        self.scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
 
     def forward(self, output: Any) -> ModelRunnerOutput:
         for block in output.new_block_ids_to_zero or ():
@@ -315,7 +394,10 @@ class World:
         self.tally.copies += len(copies)
         self.copy([(copy.src_block_id, copy.dst_block_id) for copy in copies])
         batch = self.batch(output)
-        prefixes = {name: self.prefixes(name, stop) for name, _, stop in batch}
+        drafts = output.scheduled_spec_decode_tokens
+        prefixes = {
+            name: self.prefixes(name, stop, drafts.get(name, ())) for name, _, stop in batch
+        }
         if self.settings.has_states:
             self.move_states(output, batch)
         of_attention = [
@@ -335,7 +417,7 @@ class World:
         for name, start, stop in batch:
             for group, layers in of_attention:
                 self.read(name, group, range(layers.first_read(start), stop), prefixes[name])
-        return self.sample([name for name, _, _ in batch])
+        return self.sample([name for name, _, _ in batch], drafts)
 
     def slots(self, block: int) -> range:
         size = self.settings.block_size
@@ -412,12 +494,13 @@ class World:
         size = self.settings.block_size
         return self.tables[name][group][position // size] * size + position % size
 
-    def prefixes(self, name: str, stop: int) -> list[int]:
+    def prefixes(self, name: str, stop: int, drafts: Sequence[int] = ()) -> list[int]:
         request = self.scheduler.requests[name]
-        tokens = list(request._all_token_ids)
+        tokens = [*request._all_token_ids, *drafts]
         while len(tokens) < stop:  # sampled on the device, not reported yet
             tokens.append(self.next_token(name, len(tokens)))
-        prefix, prefixes = hash(("salt", request.cache_salt)), []
+        adapter = request.lora_request and request.lora_request.name
+        prefix, prefixes = hash(("salt", request.cache_salt, adapter)), []
         for token in tokens[:stop]:
             prefix = hash((prefix, token))
             prefixes.append(prefix)
@@ -426,13 +509,21 @@ class World:
     def next_token(self, name: str, position: int) -> int:
         return random.Random(f"{self.settings.seed} {name} {position}").randrange(VOCABULARY)
 
-    def sample(self, names: list[str]) -> ModelRunnerOutput:
-        sampled = []
+    def sample(self, names: list[str], drafts: dict[str, list[int]]) -> ModelRunnerOutput:
+        sampled: list[list[int]] = []
         for name in names:
             request = self.scheduler.requests[name]
+            if request.is_prefill_chunk:
+                sampled.append([])
+                continue
             placeholders = request.num_output_placeholders
             at = len(request._all_token_ids) + max(0, placeholders - 1)
-            sampled.append([] if request.is_prefill_chunk else [self.next_token(name, at)])
+            tokens = [self.next_token(name, at)]
+            for draft in drafts.get(name, ()):  # accepted up to the first wrong one
+                if draft != tokens[-1]:
+                    break
+                tokens.append(self.next_token(name, at + len(tokens)))
+            sampled.append(tokens)
         index = {name: i for i, name in enumerate(names)}
         return ModelRunnerOutput(req_ids=names, req_id_to_index=index, sampled_token_ids=sampled)
 

@@ -191,4 +191,4 @@ class HybridKVCacheManager(KVCacheManager):
         held = self._held.get(request_id)
         if held is None:
             return self.empty_kv_cache_blocks
-        return GroupedBlocks(self.manager, self._by_group(held, 0, held.num_found))
+        return GroupedBlocks(self.manager, self._by_group(held, 0))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blockmgr import Admission, FullAttention, RecurrentState
+from blockmgr.ports.vllm.blocks import GroupedBlocks
 from blockmgr.ports.vllm.held import ROW
 from blockmgr.ports.vllm.hybrid import HybridKVCacheManager
 from blockmgr.ports.vllm.naming import namespace
@@ -228,6 +229,14 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         super()._end(held, request)
 
     # Tables.
+
+    def get_blocks(self, request_id: str) -> SomeBlocks:
+        """As for windows; the state is in the columns of the last tokens."""
+        held = self._held.get(request_id)
+        if held is None or held.request is None:
+            return super().get_blocks(request_id)
+        before = max(held.num_found, held.request.num_computed_tokens)
+        return GroupedBlocks(self.manager, self._by_group(held, 0, before))
 
     def _states(self, held: Held) -> list[int]:
         """The blocks of the request's states, by group."""
