@@ -476,6 +476,16 @@ bool GroupPlay::resume(const SeqPtr& seq) {
   return true;
 }
 
+// Nothing is evicted for a state that is at no stop, and only free blocks are taken.
+void GroupPlay::cache_state(const SeqPtr& seq) {
+  const std::int64_t evicted = core_.pool().num_evicted();
+  bool kept = false;
+  if (!done(kCacheState, [&] { kept = core_.cache_state(seq->handle); })) return;
+  EXPECT(core_.pool().num_evicted() == evicted, "cache_state evicted a block");
+  EXPECT(!kept || computed(*seq) % setup_.core.block_size == 0,
+         "cache_state cached a state inside a block");
+}
+
 GroupPlay::Planned GroupPlay::drawn() {
   const int* weights = flight_.empty() ? kCalls : kAhead;
   int at = bytes_.below(std::accumulate(weights, weights + kNumPlanned, 0));
@@ -536,6 +546,9 @@ bool GroupPlay::plan_once(Planned move, const SeqPtr& seq) {
     }
     case kPlanRetain:
       setup_.core.retention && bytes_.one_in(2) ? say(seq) : handle_blocks(seq);
+      return true;
+    case kPlanCache:
+      cache_state(seq);
       return true;
     default:
       free(seq);

@@ -48,12 +48,13 @@ class GroupPlay {
     kPlanTurn,
     kPlanFree,
     kPlanRetain,
+    kPlanCache,
     kNumPlanned
   };
   // How often each call is drawn, normally and while copies are in flight. The latter favours calls
   // that copy blocks whose content has not arrived yet.
-  static constexpr int kCalls[kNumPlanned] = {6, 8, 3, 2, 2, 1, 2, 1, 2, 2, 3, 3};
-  static constexpr int kAhead[kNumPlanned] = {6, 8, 3, 2, 12, 1, 4, 1, 2, 2, 2, 2};
+  static constexpr int kCalls[kNumPlanned] = {6, 8, 3, 2, 2, 1, 2, 1, 2, 2, 3, 3, 1};
+  static constexpr int kAhead[kNumPlanned] = {6, 8, 3, 2, 12, 1, 4, 1, 2, 2, 2, 2, 1};
 
   struct Habits {
     bool overlaps;     // launches a step before it commits the previous one
@@ -140,6 +141,7 @@ class GroupPlay {
   void reparent(const std::vector<SeqPtr>& chosen, const std::vector<std::int64_t>& parents);
   void preempt(const SeqPtr& seq);
   bool resume(const SeqPtr& seq);
+  void cache_state(const SeqPtr& seq);
   void extend(Seq& seq, const std::vector<Token>& tokens);
   std::vector<Token> text();
   std::vector<Token> tokens(int count);

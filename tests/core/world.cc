@@ -60,7 +60,8 @@ const char* name_of(Op op) {
       "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
       "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
-      "reset",  "acquire",       "release", "touch_blocks", "forget"};
+      "reset",  "acquire",       "release", "touch_blocks", "forget",
+      "cache_state"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }

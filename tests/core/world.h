@@ -56,6 +56,7 @@ enum Op {
   kRelease,
   kTouchBlocks,
   kForget,
+  kCacheState,
   kNumOps
 };
 enum Outcome {

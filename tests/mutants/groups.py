@@ -369,6 +369,24 @@ GROUPS = tuple(
             "|| s.outdated",
         ),
         (
+            "a_state_at_no_stop_is_worth_an_eviction",
+            "sequences/group_keeping.cc",
+            "  return keep_whole(s, pool_.free_blocks(s.partition).size(), true);",
+            "  return keep_whole(s, available(s.partition), true);",
+        ),
+        (
+            "a_state_at_no_stop_is_as_good_as_one_at_a_stop",
+            "sequences/group_keeping.cc",
+            "  return keep_whole(s, pool_.free_blocks(s.partition).size(), true);",
+            "  return keep_whole(s, pool_.free_blocks(s.partition).size(), false);",
+        ),
+        (
+            "caches_a_state_that_may_have_moved",
+            "sequences/group_keeping.cc",
+            "  refuse_moved(s, \"cache the state of\");\n",
+            "",
+        ),
+        (
             "a_state_is_found_before_its_copy",
             "sequences/group_keeping.cc",
             "  groups_->set_being_kept(kept, true);\n",

@@ -210,6 +210,7 @@ struct Known {
   Field num_idle_blocks;
   Field num_computing_tokens;
   Field stops;
+  PyObject* nothing;  // ()
   PyObject* out_of_blocks;
   PyObject* out_of_sequences;
   PyObject* never_fits;

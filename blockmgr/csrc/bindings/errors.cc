@@ -55,6 +55,7 @@ void know_python() {
             field(match, "num_idle_blocks"),
             field(match, "num_computing_tokens"),
             field(match, "stops"),
+            nb::object(nb::steal(PyTuple_New(0))).release().ptr(),
             error("OutOfBlocksError"),
             error("OutOfSequencesError"),
             error("NeverFitsError"),
