@@ -383,7 +383,7 @@ GROUPS = tuple(
         (
             "caches_a_state_that_may_have_moved",
             "sequences/group_keeping.cc",
-            "  refuse_moved(s, \"cache the state of\");\n",
+            '  refuse_moved(s, "cache the state of");\n',
             "",
         ),
         (
