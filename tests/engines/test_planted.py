@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
-from blockmgr import ChunkedAttention, SlidingWindow
+from blockmgr import BlockManager, ChunkedAttention, SlidingWindow
 from blockmgr.ports.vllm import hybrid, layers, lookups, manager, prompts, states
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.world import World, draw
@@ -165,6 +165,23 @@ def test_a_state_that_is_told_to_be_at_the_last_block_is_noticed(
     monkeypatch.setattr(states.StatefulKVCacheManager, "_publish", whole_blocks)
     monkeypatch.setattr(states.StatefulKVCacheManager, "clip_chunk", whole_chunk)
     assert wrong_runs({}, "state") > 0
+
+
+def test_a_state_that_moves_unseen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = states.StatefulKVCacheManager
+    publish = kind._publish
+
+    def without_news(self: Any, held: Any, request: Any, num_computed: int) -> None:
+        held.next_full = self._next_commit(held)
+        if num_computed >= held.next_full:
+            publish(self, held, request, num_computed)
+
+    # Otherwise few states are cached at the end of a request alone.
+    monkeypatch.setattr(kind, "_is_scarce", lambda self: False)
+    monkeypatch.setattr(BlockManager, "cache_state", lambda self, handle: False)
+    assert wrong_runs({"min_partial_tokens": 1}, "state", "priority") == 0
+    monkeypatch.setattr(kind, "_publish", without_news)
+    assert wrong_runs({"min_partial_tokens": 1}, "state", "priority") > 0
 
 
 def test_states_that_are_committed_while_they_move_are_noticed(

@@ -113,6 +113,8 @@ def draw(
     max_seqs = rng.randint(2, 8)
     budget = rng.choice([8, 16, 32, 64])
     layers = draw_layers(rng, kind, block_size)
+    num_states = sum(each.kind == "state" for each in layers)  # a request has one block of each
+    num_attending = len(layers) - num_states
     if options and "quotas" in options:  # given for one group
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
@@ -123,7 +125,7 @@ def draw(
         asynchronous,
         options,
         block_size=block_size,
-        num_blocks=20_000 if roomy else num_blocks * len(layers),
+        num_blocks=20_000 if roomy else num_blocks * num_attending + 2 * max_seqs * num_states,
         max_seqs=max_seqs,
         budget=budget,
         layers=layers,

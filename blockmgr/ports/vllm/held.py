@@ -27,7 +27,6 @@ class Held:
         num_committed: With several groups, number of committed tokens.
         num_told: With several groups, number of its table entries that workers have.
         num_found: With recurrent states, number of tokens that it found when it was admitted.
-        num_settled: With recurrent states, the token after which the manager knows the state to be.
         stops: With recurrent states, where its forwards should end.
         request: With recurrent states, vLLM's request.
     """
@@ -41,7 +40,6 @@ class Held:
     num_committed: int = 0
     num_told: int = 0
     num_found: int = 0
-    num_settled: int = 0
     stops: tuple[int, ...] = ()
     request: Request | None = None
 

@@ -109,9 +109,9 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         held = super()._admit(request, num_found, room)
         if held is not None:
             held.request = request
-            held.num_found = held.num_settled = num_found
+            held.num_found = num_found
             held.stops = self.manager.stops(held.handle)
-            self._expect_stop(held)
+            held.next_full = num_found + 1
         return held
 
     def _finds_more_soon(self, request: Request, num_found: int) -> bool:
@@ -143,17 +143,28 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         )
         return verdict is Admission.NOW
 
-    def _expect_stop(self, held: Held) -> None:
-        """A commit is due at a stop as well, which may be inside a block."""
-        stop = next((stop for stop in held.stops if stop > held.num_committed), held.next_full)
-        held.next_full = min(held.next_full, stop)
-
     def _publish(self, held: Held, request: Request, num_computed: int) -> None:
+        """Commits at the end of a block and at a stop, which may be inside a block.
+
+        The first forward after a commit tells the manager its tokens, which thus knows that the
+        state moves. Otherwise it would cache the state of a request that is preempted as one that
+        is still where the commit said.
+        """
+        held.next_full = self._next_commit(held)
+        if num_computed < held.next_full:
+            self._learn(held, request, num_computed)
+            return
         super()._publish(held, request, num_computed)
         at_end = held.num_committed == num_computed
         if at_end and (num_computed % self.block_size == 0 or num_computed in held.stops):
             self._stopped.append(held)
-        self._expect_stop(held)
+        held.next_full = held.num_committed + 1
+
+    def _next_commit(self, held: Held) -> int:
+        """Number of computed tokens at which the next commit is due."""
+        committed = held.num_committed
+        due = committed - committed % self.block_size + self.block_size
+        return min((stop for stop in held.stops if committed < stop < due), default=due)
 
     def _release_passed(self, held: Held, request: Request) -> None:
         # A commit tells where the state is, so it must not name an earlier token.
@@ -170,10 +181,9 @@ class StatefulKVCacheManager(HybridKVCacheManager):
     def new_step_starts(self) -> None:
         """Caches the states of requests whose forwards ended at a stop or with a block."""
         stopped, self._stopped = self._stopped, []
-        # Then requests may be preempted: they continue from their states. Copies hold blocks until
-        # they have run, so states are cached at the stops only.
-        most = 2 * len(self._held) * self.num_kv_cache_groups
-        is_scarce = self._has_shares or self.manager.num_available < most
+        # Requests that are preempted should continue from their states. Copies hold blocks until
+        # they have run, so states are then cached at stops only.
+        is_scarce = self._is_scarce()
         if is_scarce:
             stopped = list(self._held.values())
             for held in stopped:
@@ -183,6 +193,11 @@ class StatefulKVCacheManager(HybridKVCacheManager):
             assert held.request is not None
             if self._held.get(held.request.request_id) is held:
                 self._commit_again(held, everywhere=not is_scarce)
+
+    def _is_scarce(self) -> bool:
+        """Whether requests may have to be preempted soon."""
+        most = 2 * len(self._held) * self.num_kv_cache_groups
+        return self._has_shares or self.manager.num_available < most
 
     def _commit_computed(self, held: Held) -> None:
         """Commits all that earlier steps computed, as part of the step that comes."""
@@ -195,6 +210,8 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         if computed > held.num_committed:
             self.manager.commit(held.handle, computed)
             held.num_committed = computed
+            held.next_full = computed + 1
+            self._nothing_to_do.pop(request.request_id, None)
             self._committed_late = True
             self._note_exchanges(held, request)
 
@@ -209,7 +226,6 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         assert request is not None
         before = self._states(held)
         self.manager.commit(held.handle, held.num_committed)
-        held.num_settled = held.num_committed
         if everywhere:
             self.manager.cache_state(held.handle)
         self._note_exchanges(held, request)
@@ -217,10 +233,6 @@ class StatefulKVCacheManager(HybridKVCacheManager):
             self._replaced.add(request.request_id)
 
     def _end(self, held: Held, request: Request) -> None:
-        if self._in_step and request.num_computed_tokens != held.num_settled:
-            # The manager, which has yet to learn the last tokens, would cache the state as one
-            # that stands before them.
-            self.manager.forget(self._states(held))
         if not self._in_step and not held.is_loading:
             self._commit_computed(held)
             self._close_late_commits()
