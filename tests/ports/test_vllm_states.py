@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blockmgr import BlockManager
 from blockmgr.ports.vllm import Options
 from tests.ports.vllm_modules import KINDS, SIZE, make, request, spec
 
@@ -132,6 +133,19 @@ def test_workers_find_a_state_in_the_columns_of_the_last_tokens(vllm: None) -> N
     assert scheduler.tables["a"][0][:4] == full
 
 
+def test_a_session_that_continues_sends_its_whole_table(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
+    served = request("a", TOKENS)
+    scheduler.compute(served)
+    served._all_token_ids = [*TOKENS, *range(50, 61)]
+    served.num_tokens = served.num_prompt_tokens = 30
+    scheduler.manager.new_step_starts()
+    assert scheduler.manager.allocate_slots(served, 11) is not None
+    _, state = scheduler.manager.get_block_ids("a")
+    # Its workers find the state after 19 tokens in column 4, and write it in the last one.
+    assert [bool(block) for block in state] == [False] * 4 + [True, False, False, True]
+
+
 def test_a_state_that_is_found_is_copied_first(vllm: None) -> None:
     scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
     scheduler.run("first", TOKENS)
@@ -193,6 +207,25 @@ def test_a_request_that_is_preempted_continues_from_its_state(vllm: None) -> Non
     assert manager.get_computed_blocks(served)[1] == 21
 
 
+def test_a_state_that_has_moved_is_not_cached_where_the_last_commit_said(
+    vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BlockManager, "cache_state", lambda self, handle: False)
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
+    manager, served = scheduler.manager, request("a", TOKENS)
+    scheduler.compute(served)
+    for token in range(70, 73):  # decoding passes the end of a block at 20
+        served._all_token_ids = [*served._all_token_ids, token]
+        served.num_tokens += 1
+        scheduler.chunk(served)
+    assert served.num_computed_tokens == 22
+    manager.new_step_starts()
+    manager.free(served)  # preempted while this step is planned
+    manager.take_kv_cache_block_copies()
+    again = request("again", [*TOKENS, 70, 71, 90, 91])
+    assert manager.get_computed_blocks(again)[1] == 16
+
+
 def test_a_prompt_that_fills_an_empty_pool_is_admitted_although_it_finds_a_state(
     vllm: None,
 ) -> None:
@@ -219,6 +252,10 @@ def test_states_count_once_where_blocks_are_counted(vllm: None) -> None:
         return count
 
     assert needed("a", 40) == 10 + 1 + 4
+    full, state, window = manager.layers
+    # A match counts the copy of a state that it finds.
+    assert (state.num_fresh_blocks(40, 0), state.num_fresh_blocks(40, 16)) == (1, 0)
+    assert [each.num_more_blocks(40, 8) for each in (full, state, window)] == [2, 0, 0]
     served = request("a", TOKENS)
     manager.new_step_starts()
     assert manager.allocate_slots(served, 8) is not None

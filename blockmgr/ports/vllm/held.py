@@ -22,7 +22,8 @@ class Held:
         num_known: Tokens the sequence has.
         num_blocks: Blocks in its table.
         num_slots: Number of slots in these blocks.
-        next_full: Number of computed tokens at which another block can be published.
+        next_full: Number of computed tokens at which another block can be published; with recurrent
+            states, at which the manager has to be told of them.
         is_loading: Whether a connector has yet to write some of its K/V.
         num_committed: With several groups, number of committed tokens.
         num_told: With several groups, number of its table entries that workers have.

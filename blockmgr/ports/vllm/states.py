@@ -41,7 +41,7 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         )
         self._found_stops: tuple[int, ...] = ()  # of the last match
         self._next_stops: tuple[str, tuple[int, ...]] = ("", ())  # of the last request looked up
-        self._stopped: list[Held] = []  # requests whose forwards end so in this step
+        self._stopped: list[Held] = []  # whose forward ends at a stop or with a block
 
     # Chunks.
 
