@@ -23,7 +23,7 @@ class Held:
         num_blocks: Blocks in its table.
         num_slots: Number of slots in these blocks.
         next_full: Number of computed tokens at which another block can be published; with recurrent
-            states, at which the manager has to be told of them.
+            states, also one more than the last commit, to report that the state moves.
         is_loading: Whether a connector has yet to write some of its K/V.
         num_committed: With several groups, number of committed tokens.
         num_told: With several groups, number of its table entries that workers have.
