@@ -52,6 +52,17 @@ class NodeIds {
     if (free_.word(i >> 6) == whole(i >> 6)) [[unlikely]]
       empty_.insert(i >> 6);
   }
+  // The same of ids [first, last].
+  void give_run(NodeId first, NodeId last) noexcept {
+    while (first <= last) {
+      const auto i = static_cast<std::uint32_t>(first - first_);
+      const int bit = static_cast<int>(i & 63);
+      const int length = std::min(64 - bit, last - first + 1);
+      free_.insert(i >> 6, ones(length) << bit);
+      if (free_.word(i >> 6) == whole(i >> 6)) empty_.insert(i >> 6);
+      first += length;
+    }
+  }
   bool is_free(NodeId n) const { return free_.contains(static_cast<std::uint32_t>(n - first_)); }
   std::size_t bytes() const { return free_.bytes() + empty_.bytes(); }
   // For check_invariants: whether it knows which words are wholly free, and finds

@@ -1,6 +1,7 @@
 #include "places/group_places.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -39,6 +40,20 @@ void GroupPlaces::set_part(int g, NodeId n, NodeId part) noexcept {
   record.skip = 0;
 }
 
+void GroupPlaces::clear_parts(const NodeId* nodes, std::int64_t count) noexcept {
+  for (std::int64_t i = 0; i < count;) {
+    const std::int64_t length = count_neighbours(nodes + i, count - i);
+    if (length == 1) {
+      clear_parts(nodes[i++]);
+      continue;
+    }
+    std::fill_n(&owners_[static_cast<std::size_t>(nodes[i])], length, std::uint8_t{0});
+    std::fill_n(&parts_[static_cast<std::size_t>(nodes[i]) * groups_.size()],
+                length * num_groups(), 0);
+    i += length;
+  }
+}
+
 void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
   units_[static_cast<std::size_t>(n)] = static_cast<std::int32_t>(unit);
   facts_[static_cast<std::size_t>(n)] = 0;
@@ -50,7 +65,7 @@ void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
 
 bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
   for (int g = 0; g < num_groups(); ++g)
-    if (!group(g).recurrent() && reads(g, length, unit)) return true;
+    if (!group(g).recurrent() && reads(group(g), length, unit)) return true;
   return false;
 }
 
@@ -71,8 +86,20 @@ void GroupPlaces::add_boundary(NodeId n, bool passed) noexcept {
   }
 }
 
+void GroupPlaces::add_passed(const NodeId* nodes, std::int64_t count) noexcept {
+  add_boundary(nodes[0], true);
+  for (std::int64_t i = 1; i < count; ++i) {
+    const NodeId n = nodes[i];
+    facts_[static_cast<std::size_t>(n)] |= kBoundary | kPassed;
+    ring::insert_before(passed_.data(), n, nodes[i - 1]);
+    // Prefixes below it are longer, and nodes before it have a boundary that is nearer.
+    const std::int64_t end = (unit(n) + 1) * nodes_.block_size;
+    if (any_reads(end, unit(n))) near(n) = end;
+  }
+}
+
 // The nearest boundary from this node down, if a query there reads the node's unit.
-std::int64_t GroupPlaces::computed_near(NodeId n) const {
+inline std::int64_t GroupPlaces::computed_near(NodeId n) const {
   std::int64_t least = is_boundary(n) ? length(n) : kNever;  // what is below is longer
   for (NodeId child = least == kNever ? nodes_[n].first_child : kNoNode; child >= 0;
        child = nodes_[child].next_sibling)
@@ -85,9 +112,8 @@ void GroupPlaces::set_passed(NodeId n) noexcept {
   facts_[static_cast<std::size_t>(n)] |= kPassed;
   // Before the node that it continues: so the eviction of either frees what only it reads.
   const NodeId parent = nodes_[n].parent;
-  const int partition = pool_.partition_of(n);
-  const bool follows = parent >= 0 && is_passed(parent) && pool_.partition_of(parent) == partition;
-  ring::insert_before(passed_.data(), n, follows ? parent : nodes_.count + partition);
+  const bool follows = parent >= 0 && is_passed(parent);
+  ring::insert_before(passed_.data(), n, follows ? parent : nodes_.count + pool_.partition_of(n));
 }
 
 void GroupPlaces::clear_passed(NodeId n) noexcept {
@@ -100,15 +126,21 @@ void GroupPlaces::clear_passed(NodeId n) noexcept {
 // Of an idle part, which no node has any more.
 inline void GroupPlaces::forget_part(NodeId part) noexcept {
   unkeep(part);
-  pool_.free_part(part);
+  pool_.free_parts(&part, 1);
 }
 
 // A used part goes when its use ends.
 inline void GroupPlaces::drop_unneeded(int g, NodeId n) noexcept {
+  if (const NodeId m = detach_unused(g, n); m >= 0) pool_.free_parts(&m, 1);
+}
+
+// Takes an idle part, found no more, from its node. kNoNode: there is none.
+inline NodeId GroupPlaces::detach_unused(int g, NodeId n) noexcept {
   const NodeId m = cached(g, n);
-  if (m < 0 || nodes_.used(m)) return;
+  if (m < 0 || nodes_.used(m)) return kNoNode;
   clear_part(g, n);
-  forget_part(m);
+  unkeep(m);
+  return m;
 }
 
 void GroupPlaces::continue_from(NodeId n) noexcept {
@@ -179,15 +211,12 @@ void GroupPlaces::refresh(NodeId n) noexcept {
 }
 
 // Of a node that is no boundary. Whether it is another than before.
-bool GroupPlaces::find_near(NodeId n) noexcept {
+inline bool GroupPlaces::find_near(NodeId n) noexcept {
   const std::int64_t now = computed_near(n);
   if (now == near(n)) return false;
   near(n) = now;
-  const std::int64_t end = (unit(n) + 1) * nodes_.block_size;
-  for (int g = 0; g < num_groups(); ++g) {
-    if (group(g).recurrent() || (now != kNever && group(g).first_read(now) < end)) continue;
-    drop_unneeded(g, n);
-  }
+  for (int g = 0; g < num_groups(); ++g)
+    if (!group(g).recurrent() && !is_needed(g, n)) drop_unneeded(g, n);
   return true;
 }
 
@@ -256,24 +285,42 @@ void GroupPlaces::prefetch_before(NodeId n) const {
     if (const NodeId m = part(g, n - kAhead); m >= 0) prefetch(&nodes_[m]);
 }
 
-// Of the passed boundaries the first, and those next to it that each continue the next one, for many
-// come from one path; until so many blocks are free. Whether there was one.
+// Evicts the first passed boundary and those next to it that each continue the next one, for many
+// come from one path; until so many blocks are free. Whether there was one. Their parts become free
+// group by group, so that blocks of one group stay together: they are handed out in that order.
 bool GroupPlaces::evict_passed(int partition, std::int64_t count) noexcept {
   const NodeId sentinel = nodes_.count + partition;
   const FreeBlocks& free = pool_.free_blocks(partition);
   NodeId next = passed_[static_cast<std::size_t>(sentinel)].next;
   if (next == sentinel) return false;
-  NodeId n, parent;
+  std::array<NodeId, 64> ends, parts;
+  NodeId parent;
   do {
-    n = next;
-    prefetch_before(n);
-    next = passed_[static_cast<std::size_t>(n)].next;
-    parent = nodes_[n].parent;
-    facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~(kOfBoundary | kPassed));
-    pool_.count_evicted(partition);
-    drop_states(n);
-    find_near(n);
-    if (!nodes_.used(n) && !stays(n)) pool_.forget(n);
+    // Each frees a block of every group at most, so these free no more than are missing.
+    const std::int64_t missing = count - free.size();
+    const auto most = static_cast<std::size_t>(
+        std::clamp<std::int64_t>(missing / (1 + num_groups()), 1, ends.size()));
+    std::size_t length = 0;
+    do {
+      const NodeId n = ends[length++] = next;
+      prefetch_before(n);
+      next = passed_[static_cast<std::size_t>(n)].next;
+      parent = nodes_[n].parent;
+      facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~(kOfBoundary | kPassed));
+      near(n) = computed_near(n);
+    } while (next == parent && length < most);
+    pool_.count_evicted(partition, static_cast<std::int64_t>(length));
+    for (int g = 0; g < num_groups(); ++g) {
+      std::int64_t num_parts = 0;
+      for (std::size_t i = 0; i < length; ++i) {
+        if (is_needed(g, ends[i])) continue;
+        const NodeId m = detach_unused(g, ends[i]);
+        if (m >= 0) parts[static_cast<std::size_t>(num_parts++)] = m;
+      }
+      if (num_parts) pool_.free_parts(parts.data(), num_parts);
+    }
+    for (std::size_t i = 0; i < length; ++i)
+      if (!nodes_.used(ends[i]) && !stays(ends[i])) pool_.forget(ends[i]);
   } while (next == parent && free.size() < count);
   ring::join(passed_.data(), sentinel, next);
   refresh(parent);
@@ -319,10 +366,27 @@ bool GroupPlaces::evict_used_below(int partition) noexcept {
 
 void GroupPlaces::prune(NodeId n) noexcept {
   while (n >= 0 && nodes_[n].keyed() && !nodes_.used(n) && !stays(n)) {
-    const NodeId parent = nodes_[n].parent;
-    pool_.forget(n);
+    const NodeId first = first_to_go(n);
+    const NodeId parent = nodes_[first].parent;
+    first == n ? pool_.forget(n) : pool_.forget_run(first, n);
     n = parent;
   }
+}
+
+// Nodes that go with this one, because nothing else continues them: back to the first whose ids are
+// in a row, as those of a path mostly are. Fetches their places in the index.
+NodeId GroupPlaces::first_to_go(NodeId last) const {
+  constexpr NodeId kMost = 64;
+  NodeId first = last;
+  while (!nodes_[last].fence && last - first < kMost) {
+    index_.prefetch_bucket(nodes_.digest(first));
+    const Node& record = nodes_[first];
+    const NodeId before = record.parent;
+    const bool alone = record.prev_sibling < 0 && record.next_sibling < 0;
+    if (before != first - 1 || !alone || !nodes_.idle(before) || is_boundary(before)) break;
+    first = before;
+  }
+  return first;
 }
 
 // Whether mirrors know of another part with the same digest, which only a collision brings about.

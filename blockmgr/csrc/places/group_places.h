@@ -108,6 +108,7 @@ class GroupPlaces {
     set_owner(n, -1);
     for (int g = 0; g < num_groups(); ++g) clear_part(g, n);
   }
+  void clear_parts(const NodeId* nodes, std::int64_t count) noexcept;
   // Of which group a record is; -1: of full attention.
   int owner(NodeId m) const { return owners_[static_cast<std::size_t>(m)] - 1; }
   void set_owner(NodeId m, int g) noexcept {
@@ -117,6 +118,11 @@ class GroupPlaces {
   void keep(NodeId part) noexcept {
     num_cached_ += !nodes_[part].keyed();
     nodes_[part].key_tokens = 1;
+  }
+  // All parts of attention that a node has.
+  void keep_parts(NodeId n) noexcept {
+    for (int g = 0; g < num_groups(); ++g)
+      if (const NodeId m = part(g, n); m >= 0 && !group(g).recurrent()) keep(m);
   }
   // Takes that away again.
   void unkeep(NodeId part) noexcept {
@@ -166,6 +172,8 @@ class GroupPlaces {
   // All that its next query reads is cached. As the last one to come into use, if it is in use.
   // passed: only the passing of a sequence made it one, so it goes before all that are not.
   void add_boundary(NodeId n, bool passed = false) noexcept;
+  // The same of nodes that are none yet, each the parent of the next; as passed ones.
+  void add_passed(const NodeId* nodes, std::int64_t count) noexcept;
   bool is_passed(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kPassed; }
   void clear_passed(NodeId n) noexcept;
   // Prompts continue from this boundary, or diverge there: it is more than passed.
@@ -201,8 +209,11 @@ class GroupPlaces {
   bool stays(NodeId n) const { return is_boundary(n) || nodes_[n].first_child >= 0; }
   // Whether the node's part stays when its use ends.
   bool is_needed(int g, NodeId n) const {
-    return group(g).recurrent() ? is_boundary(n)
-                                : near(n) != kNever && reads(g, near(n), unit(n));
+    return group(g).recurrent() ? is_boundary(n) : is_read(group(g), n, unit(n));
+  }
+  // Whether a boundary reads a node, which is this unit of its path, in a group of attention.
+  bool is_read(const Group& group, NodeId n, std::int64_t unit) const {
+    return near(n) != kNever && reads(group, near(n), unit);
   }
 
   // Told by the pool, of nodes.
@@ -235,8 +246,8 @@ class GroupPlaces {
   }
   std::int64_t& near(NodeId n) const { return near_[static_cast<std::size_t>(n)]; }
   // Whether the query after so many tokens reads this unit, or one before it.
-  bool reads(int g, std::int64_t length, std::int64_t unit) const {
-    return group(g).first_read(length) < (unit + 1) * nodes_.block_size;
+  bool reads(const Group& group, std::int64_t length, std::int64_t unit) const {
+    return group.first_read(length) < (unit + 1) * nodes_.block_size;
   }
   bool any_reads(std::int64_t length, std::int64_t unit) const;
   std::int64_t computed_near(NodeId n) const;
@@ -251,6 +262,7 @@ class GroupPlaces {
   void drop_states(NodeId n) noexcept;
   bool find_near(NodeId n) noexcept;
   void refresh(NodeId n) noexcept;
+  NodeId first_to_go(NodeId last) const;
   void prefetch_before(NodeId n) const;
   bool evict_passed(int partition, std::int64_t count) noexcept;
   void evict_used(int partition) noexcept;
@@ -259,6 +271,7 @@ class GroupPlaces {
   [[gnu::noinline]] bool evict_used_below(int partition) noexcept;
   void forget_part(NodeId part) noexcept;
   void drop_unneeded(int g, NodeId n) noexcept;
+  NodeId detach_unused(int g, NodeId n) noexcept;
   void link(NodeId n) noexcept;
   void unlink(NodeId n) noexcept;
   void before_idle(NodeId b) noexcept;

@@ -51,17 +51,18 @@ int Pool::num_nodes(int num_blocks, int num_reserved, const std::vector<int>& ap
 
 // What is set apart are the last blocks, the first partition's at the very end.
 Pool::Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
-           const std::vector<int>& apart, bool grouped)
+           const std::vector<int>& apart)
     : nodes_(nodes),
       index_(index),
       num_reserved_(num_reserved),
       common_(nodes, num_reserved,
               nodes.num_blocks - num_reserved - std::accumulate(apart.begin(), apart.end(), 0), 0,
               nodes.count + 2),
-      idles_unheard_(apart.empty() && !grouped) {
+      plain_(apart.empty()),
+      idles_unheard_(apart.empty()) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(nodes, nodes.count + 3 + i);
-  if (apart.empty() && !grouped) return;
+  if (apart.empty()) return;
   partitions_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(nodes.count));
   num_queued_ = capacity();
   std::int32_t block = nodes.num_blocks;
@@ -97,15 +98,19 @@ inline void Pool::bind(NodeId n, BlockId b) noexcept {
   nodes_.uses(n).ref_count = 1;
 }
 
-// Takes the block from a node whose content is lost.
-inline BlockId Pool::unbind(Partition& own, NodeId n) noexcept {
+// Takes the block from a node whose content is lost. Its id is given back by the caller.
+inline BlockId Pool::unbind(NodeId n) noexcept {
   if (debug_) [[unlikely]]
     poison(n);
-  own.ids.give(n);
   const BlockId b = nodes_.unbind(n);
   if (generations_) [[unlikely]]
     (*generations_)[static_cast<std::size_t>(number(b))] = nodes_[n].generation;
   return b;
+}
+
+inline BlockId Pool::unbind(Partition& own, NodeId n) noexcept {
+  own.ids.give(n);
+  return unbind(n);
 }
 
 // Without partitions, as nearly always, everything below is about members of the pool itself.
@@ -131,15 +136,21 @@ void Pool::take_run(int partition, NodeId before, std::int64_t count, NodeId* ou
   // Victims are known in advance only where no observer is asked for them or notified.
   Partition& own = at(partition);
   const bool known = !own.observed() && !debug_;
-  if (groups_ && known) [[unlikely]] {
+  if (groups_ && known) [[unlikely]]
     groups_->evict(partition, count);
-    num_queued_ -= static_cast<int>(count);
-    for (std::int64_t i = 0; i < count; ++i) out[i] = number(own.free.pop());
-  } else {
-    const std::int64_t one_by_one = known ? std::min<std::int64_t>(count, own.free.size()) : count;
-    for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = number(take_block(own));
-    if (one_by_one < count) evict_run(own, count - one_by_one, out + one_by_one);
+  if (known && own.free.size() >= count) {
+    if (partitions_) num_queued_ -= static_cast<int>(count);
+    FreeBlocks free = own.free;  // in registers: each block is read off the one before it
+    own.ids.take_run(before, count, [&](std::int64_t i, NodeId n) {
+      bind(n, free.pop());
+      out[i] = n;
+    });
+    own.free = free;
+    return;
   }
+  const std::int64_t one_by_one = known ? own.free.size() : count;
+  for (std::int64_t i = 0; i < one_by_one; ++i) out[i] = number(take_block(own));
+  if (one_by_one < count) evict_run(own, count - one_by_one, out + one_by_one);
   own.ids.take_run(before, count, [&](std::int64_t i, NodeId n) {
     bind(n, BlockId{out[i]});
     out[i] = n;
@@ -370,18 +381,17 @@ void Pool::unuse(NodeId b, Context& who) noexcept {
 }
 
 void Pool::enqueue(NodeId b, int fence) noexcept {
-  if (!partitions_) [[likely]]
+  if (plain_) [[likely]]
     return enqueue_in(common_, b, fence);
-  if (groups_) [[unlikely]]
-    groups_->before_unused(b);
-  num_queued_ += !fence;
+  if (groups_) groups_->before_unused(b);
+  if (partitions_) num_queued_ += !fence;
   enqueue_in(of(b), b, fence);
 }
 
 void Pool::dequeue(NodeId b) noexcept {
   if (idles_unheard_) [[likely]]
     return common_.idle.remove(b);  // a free block is only ever taken
-  num_queued_ -= !nodes_[b].fence;
+  if (partitions_) num_queued_ -= !nodes_[b].fence;
   dequeue_from(of(b), b);
 }
 
@@ -459,6 +469,7 @@ void Pool::promote_tail(NodeId b, const Key& key, int num_tokens) noexcept {
 
 void Pool::forget(NodeId b) noexcept {
   while (first_twin(b) >= 0) drop_twin(first_twin(b));
+  if (nodes_.idle(b)) return free_idle(b);
   const bool used = nodes_.used(b);
   const NodeId parent = nodes_[b].parent;
   const int fence = nodes_[b].fence;
@@ -471,13 +482,46 @@ void Pool::forget(NodeId b) noexcept {
   }
 }
 
-void Pool::free_part(NodeId part) noexcept {
-  if (nodes_[part].fence) [[unlikely]]
-    return requeue(part);
-  Partition& own = of(part);
-  --own.num_kept;
-  ++nodes_[part].generation;
-  own.free.push(unbind(own, part));
+// It was available, and is.
+void Pool::free_idle(NodeId b) noexcept {
+  Partition& own = of(b);
+  own.idle.remove(b);
+  if (own.observed() || groups_) [[unlikely]]
+    tell_uncached(own, b, false);
+  index_.erase(b);
+  own.free.push(unbind(own, b));
+}
+
+void Pool::forget_run(NodeId first, NodeId last) noexcept {
+  Partition& own = of(last);
+  own.idle.remove(first, last);
+  for (NodeId n = last; n >= first; --n) {
+    tell_uncached(own, n, false);
+    index_.erase(n);
+    own.free.push(unbind(n));
+  }
+  own.ids.give_run(first, last);
+}
+
+// Their ids are in a row more often than not, the last one first.
+void Pool::free_parts(const NodeId* parts, std::int64_t count) noexcept {
+  Partition& own = of(parts[0]);
+  for (std::int64_t i = 0; i < count;) {
+    const NodeId last = parts[i];
+    if (nodes_[last].fence) [[unlikely]] {
+      requeue(last);
+      ++i;
+      continue;
+    }
+    NodeId n = last;
+    do {
+      ++nodes_[n].generation;
+      own.free.push(unbind(n));
+      --n;
+    } while (++i < count && parts[i] == n && !nodes_[n].fence);
+    own.num_kept -= last - n;
+    n + 1 == last ? own.ids.give(last) : own.ids.give_run(n + 1, last);
+  }
 }
 
 // It waits for a step, and becomes free after it.

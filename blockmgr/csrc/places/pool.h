@@ -32,11 +32,16 @@ class GroupPlaces;
 class Pool {
  public:
   // A pool of all blocks but the first num_reserved, with this many fence lists, and a partition
-  // for each number of blocks that are set apart. grouped: set_groups follows.
+  // for each number of blocks that are set apart.
   Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
-       const std::vector<int>& apart = {}, bool grouped = false);
-  // Groups of layers beside full attention have blocks here as well: see there.
-  void set_groups(GroupPlaces* groups) { groups_ = groups; }
+       const std::vector<int>& apart = {});
+  // Groups of layers beside full attention have blocks here as well: see there. Before anything is
+  // taken.
+  void set_groups(GroupPlaces* groups) {
+    groups_ = groups;
+    plain_ &= !groups;
+    set_fence(open_fence_);
+  }
   // The node ids that such a pool needs.
   static int num_nodes(int num_blocks, int num_reserved, const std::vector<int>& apart);
   // Records needed past the last node: pending copies, unwritten nodes, fences, and an idle list
@@ -47,7 +52,7 @@ class Pool {
 
   int capacity() const { return nodes_.num_blocks - num_reserved_; }
   int available() const {
-    return partitions_ ? num_queued_ : common_.free.size() + common_.idle.size();
+    return partitions_ ? num_queued_ : common_.available();
   }
   int num_free() const;
   int num_idle() const;
@@ -216,32 +221,41 @@ class Pool {
   }
   // Takes a block's key away; it must have no children. Unused, it becomes free.
   void forget(NodeId b) noexcept;
+  // forget() of idle nodes [first, last], each but the last the parent of the next and of no other.
+  void forget_run(NodeId first, NodeId last) noexcept;
   // Of further groups of layers, see GroupPlaces: whether this is the record of a part, among those
   // that are cached.
   static bool is_part(const Node& record) { return record.parent == kNoNode; }
-  // An idle part, whose key was taken, becomes free.
-  void free_part(NodeId part) noexcept;
+  // Idle parts of one partition, whose keys were taken, become free.
+  void free_parts(const NodeId* parts, std::int64_t count) noexcept;
   // acquire() of a part that others may find.
   void acquire_part(NodeId m) noexcept {
     Uses& uses = nodes_.uses(m);
     if (nodes_.used(m) || nodes_[m].fence) return acquire(m);
-    --num_queued_;
+    num_queued_ -= partitions_ != nullptr;
     --of(m).num_kept;
     uses.ref_count = 1;
   }
   // release() of a part that others may find, and that a boundary needs.
   void release_part(NodeId m) noexcept {
     Uses& uses = nodes_.uses(m);
-    if (open_fence_ || debug_ || uses.ref_count + uses.pins != 1) return release(m);
+    if (!keeps_parts() || uses.ref_count + uses.pins != 1) return release(m);
     uses = Uses();
-    ++num_queued_;
-    ++of(m).num_kept;
+    count_kept(partition_of(m), 1);
+  }
+  // Whether release_part() of one in no other use ends all its uses, and count_kept() is the rest.
+  bool keeps_parts() const { return !open_fence_ && !debug_; }
+  void count_kept(int partition, int count) noexcept {
+    if (partitions_) num_queued_ += count;
+    at(partition).num_kept += count;
   }
   // Takes the key of a node that waits in no queue, and is about to.
   void uncache(NodeId b) noexcept;
   // Evicts the next idle node of a partition, whose block becomes free. What it continued.
   NodeId evict_next(int partition) noexcept;
-  void count_evicted(int partition) noexcept { ++at(partition).num_evicted; }
+  void count_evicted(int partition, std::int64_t count = 1) noexcept {
+    at(partition).num_evicted += count;
+  }
   // With append-only deduplication. Before anything is taken.
   void keep_twins() {
     twins_ = std::make_unique<ZeroedArray<NodeId>>(static_cast<std::size_t>(nodes_.count));
@@ -265,7 +279,7 @@ class Pool {
   // Blocks released from here on wait in this fence list; 0: in none.
   void set_fence(int fence) {
     open_fence_ = fence;
-    idles_unheard_ = !fence && !common_.observed() && !partitions_;
+    idles_unheard_ = !fence && !common_.observed() && plain_;
   }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
@@ -288,7 +302,7 @@ class Pool {
   Partition& at(int number) {
     return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
   }
-  Partition& of(NodeId b) { return at(partition_of(b)); }
+  Partition& of(NodeId b) { return partitions_ ? at(partition_of(b)) : common_; }
   int number_of(const Partition& own) const {
     return &own == &common_ ? 0 : 1 + static_cast<int>(&own - apart_.data());
   }
@@ -306,12 +320,14 @@ class Pool {
   void part_from_twins(NodeId b) noexcept;
   void hand_over(NodeId from, NodeId to) noexcept;
   void bind(NodeId n, BlockId b) noexcept;
+  [[gnu::always_inline]] inline BlockId unbind(NodeId n) noexcept;
   [[gnu::always_inline]] inline BlockId unbind(Partition& own, NodeId n) noexcept;
   void poison(NodeId b) noexcept;
   void check_taken(NodeId b) noexcept;
   void use(NodeId b) noexcept;
   void unuse(NodeId b, Context& who) noexcept;
   void unuse(NodeId b) noexcept;
+  void free_idle(NodeId b) noexcept;
   [[gnu::noinline]] void requeue(NodeId b) noexcept;
   void enqueue(NodeId b, int fence) noexcept;
   [[gnu::noinline]] void tell_unused(NodeId b, int fence, Context& who) noexcept;
@@ -350,7 +366,8 @@ class Pool {
   GroupPlaces* groups_ = nullptr;  // nullptr: full attention alone
   std::vector<NodeList> fences_;
   int open_fence_ = 0;
-  // No fence is open, without which no block is fenced; there is no observer, and none are apart.
+  bool plain_;  // none are apart, and there are no further groups
+  // The same, and no fence is open, without which no block is fenced; and there is no observer.
   bool idles_unheard_;
   int num_fenced_ = 0;
   bool debug_ = false;

@@ -8,7 +8,7 @@ namespace blockmgr {
 // Parts for blocks [from, num_blocks) of its table.
 void Sequences::take_parts(Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = table(s);
-  for (std::int64_t unit = from; unit < s.num_blocks; ++unit) groups_->clear_parts(t[unit]);
+  groups_->clear_parts(t + from, s.num_blocks - from);
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
     const bool continues = from > group_row(s).first[nth(g)];
@@ -44,7 +44,8 @@ std::int32_t Sequences::make_parts_private(Sequence& s, std::int64_t logical, No
 // A sequence's reference to the part of a node goes.
 void Sequences::drop_part(const Sequence& s, int g, NodeId node) noexcept {
   const NodeId m = groups_->part(g, node);
-  if (nodes_[m].keyed() && groups_->is_needed(g, node)) return pool_.release_part(m);
+  if (nodes_[m].keyed() && groups_->is_needed(g, node)) [[likely]]
+    return pool_.release_part(m);
   Context who = s.context;
   // With its last reference, the part is removed from its node.
   const bool last = nodes_.uses(m).ref_count == 1 && !nodes_[m].keyed();
@@ -55,16 +56,24 @@ void Sequences::drop_part(const Sequence& s, int g, NodeId node) noexcept {
 // The same of units [from, to) of its table, which shows none of them any more.
 void Sequences::drop_part_run(const Sequence& s, int g, std::int64_t from,
                               std::int64_t to) noexcept {
+  if (from >= to) return;
   const NodeId* t = table(s);
+  const bool keeps = pool_.keeps_parts();
+  const Group group = groups_->group(g);
+  int kept = 0;
   for (std::int64_t unit = from; unit < to; ++unit) {
-    const NodeId m = groups_->part(g, t[unit]);
-    if (nodes_[m].keyed() && groups_->is_needed(g, t[unit])) {
-      pool_.release_part(m);
+    const NodeId n = t[unit];
+    const NodeId m = groups_->part(g, n);
+    Uses& uses = nodes_.uses(m);
+    if (keeps && uses == Uses{1, 0} && nodes_[m].keyed() && groups_->is_read(group, n, unit)) {
+      uses = Uses();
+      ++kept;
     } else {
-      drop_part(s, g, t[unit]);
+      drop_part(s, g, n);
     }
   }
-  if (from < to) std::fill_n(shown_group_at(g, row_of(s)) + from, to - from, 0);
+  pool_.count_kept(s.partition, kept);
+  std::fill_n(shown_group_at(g, row_of(s)) + from, to - from, 0);
 }
 
 // All parts of blocks [from, num_blocks), the last first.
@@ -96,8 +105,7 @@ void Sequences::drop_states(Sequence& s) noexcept {
 // Of a unit that is findable from here on as `node`, the groups decide one by one: the part that is
 // there stands for the sequence's own, or the own becomes findable. `own`: the node it had.
 void Sequences::settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept {
-  const int num_groups = groups_->num_groups();
-  for (int g = 0; g < num_groups; ++g) {
+  for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
     NodeId there = groups_->part(g, node);
     if (own != node && there < 0) {

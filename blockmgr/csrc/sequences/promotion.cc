@@ -124,7 +124,7 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     make_findable(b, key, digest, t, i);
     if (groups_) [[unlikely]] {
       groups_->place(b, i);
-      settle_parts(s, i, b, b);
+      config_.early_commit ? settle_parts(s, i, b, b) : groups_->keep_parts(b);
       if (record.next_sibling >= 0 && groups_->has_tails(node)) drop_unseen_tails(node);
     }
     if (config_.early_commit) note_unwritten(s, i, b);
