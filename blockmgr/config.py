@@ -134,6 +134,7 @@ class ManagerOptions(TypedDict, total=False):
     quotas: Mapping[bytes, int]
     groups: Sequence[Group]
     max_rollback_tokens: int
+    halfway_stop_tokens: int
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
@@ -200,6 +201,10 @@ class ManagerConfig:
         max_rollback_tokens: With ``groups``, number of computed tokens that ``truncate`` may drop,
             as after rejected drafts, without losing a window: each window keeps that many more
             tokens.
+        halfway_stop_tokens: With groups of states, a prompt that has at least so many tokens to
+            compute, and at least eight blocks for each of these groups, gets one more of its
+            ``stops``, halfway. The state there takes a block in each of the groups. It keeps the
+            first half of the prompt findable when the end is evicted. 0 for none.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, each share holds back a part in proportion to its size, rounded down.
         steps_in_flight: Most launched steps that may be incomplete at a time. Above 0, blocks freed
@@ -241,6 +246,7 @@ class ManagerConfig:
     quotas: Mapping[bytes, int] = _NO_QUOTAS
     groups: Sequence[Group] = ()
     max_rollback_tokens: int = 0
+    halfway_stop_tokens: int = 8192
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
@@ -329,6 +335,7 @@ class ManagerConfig:
     def _set_groups(self) -> None:
         object.__setattr__(self, "groups", checked_groups(self.groups))
         self._whole("max_rollback_tokens", 0, 2**31 - 1)
+        self._whole("halfway_stop_tokens", 0, 2**31 - 1)
         if not self.groups:
             if self.max_rollback_tokens:
                 raise ValueError(

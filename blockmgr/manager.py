@@ -129,6 +129,7 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
             "groups": core_groups(config.groups),
             "full_group": first_full(config.groups),
             "max_rollback": config.max_rollback_tokens,
+            "halfway_stop_tokens": config.halfway_stop_tokens,
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.Core(options)

@@ -90,8 +90,9 @@ class GroupCalls:
         Returns:
             Numbers of tokens, ascending and above ``num_computed_tokens``: the last block boundary
             that another prompt can use; the end of the prefix shared with cached blocks, which may
-            be inside a block with ``min_partial_tokens``; and the end of a range that ``retain``
-            keeps longer. Empty without groups of states.
+            be inside a block with ``min_partial_tokens``; half of what a long prompt computes, see
+            ``halfway_stop_tokens``; and the end of a range that ``retain`` keeps longer. Empty
+            without groups of states.
 
         Raises:
             UnknownSequenceError: The handle is not live.

@@ -36,7 +36,7 @@ def ample_blocks(trace: Trace, config: ReplayConfig) -> int:
     """The size of a pool in which a replay never evicts.
 
     A sequence leaves its attention blocks, and one more for a branch inside a block. It keeps
-    states at two stops and at its end, besides the current one.
+    states at three stops and at its end, besides the current one.
     """
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
     attention = len(config.groups) - states
@@ -44,7 +44,7 @@ def ample_blocks(trace: Trace, config: ReplayConfig) -> int:
     for request in trace.requests:
         lengths = config.output_lengths(request)
         blocks = row_blocks(request.num_prompt_tokens, lengths, config.block_size) + 1
-        total += len(lengths) * (blocks * attention + 4 * states)
+        total += len(lengths) * (blocks * attention + 5 * states)
     return total
 
 

@@ -85,6 +85,7 @@ class CoreManager:
         kinds: Sequence[kinds.Kind],
         *,
         min_partial_tokens: int = 0,
+        halfway_stop_tokens: int = 0,
         quotas: Mapping[bytes, int] | None = None,
         eviction: str = "lru",
         events: bool = False,
@@ -93,6 +94,7 @@ class CoreManager:
         self.eviction, self.events, self.retention = eviction, events, retention
         self.num_blocks, self.size, self.kinds = num_blocks, block_size, tuple(kinds)
         self.min_partial_tokens, self.quotas = min_partial_tokens, quotas or {}
+        self.halfway_stop_tokens = halfway_stop_tokens
         self.lookahead, self.early, self.steps_in_flight = 0, False, 0
         self.made: BlockManager | None = None
         self.seqs: dict[int, CoreSeq] = {}
@@ -121,6 +123,7 @@ class CoreManager:
                 groups=[group_of(kind) for kind in self.kinds],
                 max_rollback_tokens=self.lookahead,
                 min_partial_tokens=self.min_partial_tokens,
+                halfway_stop_tokens=self.halfway_stop_tokens,
                 quotas=self.quotas,
                 eviction=self.eviction,
                 events=self.events,

@@ -35,6 +35,7 @@ class CountingManager(ModelManager):
         self.events["a better plan did not fit"] += plan.cached < best.cached
         self.events["no room for the copy"] += plan.taken_over and not best.taken_over
         self.events["asked to stop where prompts part"] += len(seq.stops) > 1
+        self.events["asked to stop halfway"] += bool(self.halfway(seq, plan.cached))
         self.events["closed step"] += bool(self.flight)
         self.events["tables with a gap at the front"] += any(
             table and table[0] is None for table in seq.tables

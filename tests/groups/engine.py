@@ -157,6 +157,7 @@ class Engine:
             rng.choice([2, 4]),
             self.kinds,
             min_partial_tokens=rng.choice([0, 1, 2]),
+            halfway_stop_tokens=rng.choice([0, 1, 16]),
             quotas=quotas,
         )
         self.manager.lookahead = self.habits.drafts

@@ -52,12 +52,14 @@ class ModelAdmission(ModelSteps):
         kinds: Sequence[Kind],
         *,
         min_partial_tokens: int = 0,
+        halfway_stop_tokens: int = 0,
         quotas: Mapping[bytes, int] | None = None,
         retention: bool = True,
     ) -> None:
         del retention  # the specification always supports levels
         super().__init__(num_blocks, block_size, kinds, quotas)
         self.min_partial_tokens = min_partial_tokens
+        self.halfway_stop_tokens = halfway_stop_tokens
         self.branches = set()
 
     def can_go_on(self, prefix: Prefix) -> bool:
@@ -216,6 +218,19 @@ class ModelAdmission(ModelSteps):
         seq.diverges = within or deepest
         return {last, seq.diverges or last} - {0}
 
+    def halfway(self, seq: Seq, cached: int) -> set[int]:
+        """Half of what a long prompt computes: it is found when the end is evicted.
+
+        The state there takes a block in each recurrent group, so that the prompt must have at least
+        eight for each.
+        """
+        first = cached // self.size
+        blocks = (len(seq.tokens) - 1) // self.size - first
+        enough = blocks >= 8 * len(self.recurrent()) > 0
+        if not (enough and blocks * self.size >= self.halfway_stop_tokens > 0):
+            return set()
+        return {(first + blocks // 2) * self.size}
+
     def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
         """The end of the longest common prefix within a unit after the deepest one; 0: none."""
         if not self.min_partial_tokens or not asked:
@@ -261,7 +276,7 @@ class ModelAdmission(ModelSteps):
         seq.promoted = plan.cached // self.size
         seq.stands, seq.moves, seq.preempted = True, 0, False
         self.settle_at(seq, plan.cached)
-        stops = {stop for stop in stops if stop > plan.cached}
+        stops = {stop for stop in stops | self.halfway(seq, plan.cached) if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
         found = seq.prefix(plan.cached)
         self.passed.pop(found, None)  # a prompt continues from it

@@ -137,6 +137,55 @@ def test_there_is_no_state_where_no_forward_stopped() -> None:
     assert world.manager.match(list(range(70))) == 64
 
 
+def test_a_long_prompt_stops_halfway_so_that_half_of_it_outlives_its_end() -> None:
+    world = World(34, 4, FULL, STATE, halfway_stop_tokens=64)
+    prompt = list(range(69))
+    world.serve(prompt, 32, 68)
+    handle = world.manager.admit([500 + i for i in range(69)])
+    assert world.manager.seqs[handle].stops == {32, 68}
+    world.manager.free(handle)
+    assert world.manager.match(prompt) == 32  # the state at 68 was evicted for it
+
+
+@pytest.mark.parametrize("length", [68, 69, 100, 140])
+@pytest.mark.parametrize("cached", [0, 36, 37, 40])
+def test_a_prompt_stops_halfway_if_it_computes_enough(length: int, cached: int) -> None:
+    world = World(200, 4, FULL, STATE, STATE, halfway_stop_tokens=60)
+    prompt = list(range(length))
+    if cached >= 4:
+        world.serve([*prompt[:cached], 999], cached // 4 * 4)
+    handle = world.manager.admit(prompt)
+    seq = world.manager.seqs[handle]
+    assert seq.cached == cached // 4 * 4
+    blocks = (length - 1) // 4 - seq.cached // 4
+    halfway = seq.cached + blocks // 2 * 4
+    assert (halfway in seq.stops) == (blocks >= 16)  # eight for each group of states
+
+
+@pytest.mark.parametrize("least", [0, 65])
+def test_no_prompt_that_is_too_short_stops_halfway(least: int) -> None:
+    world = World(60, 4, FULL, STATE, halfway_stop_tokens=least)
+    handle = world.manager.admit(list(range(65)))
+    assert world.manager.seqs[handle].stops == {64}
+
+
+def test_windows_alone_stop_nowhere() -> None:
+    world = World(90, 4, FULL, SlidingWindow(8), halfway_stop_tokens=4)
+    handle = world.manager.admit(list(range(65)))
+    assert world.manager.seqs[handle].stops == set()
+
+
+def test_half_of_a_prompt_that_is_retained_is_a_stop_once() -> None:
+    world = World(60, 4, FULL, STATE, halfway_stop_tokens=4, retention=True)
+    handle = world.manager.admit(list(range(65)))
+    world.manager.retain_tokens(handle, 0, 32, 1)
+    assert world.manager.seqs[handle].stops == {32, 64}
+    world.compute(handle, 32, 64, 65)
+    world.manager.truncate(handle, 20)
+    assert world.manager.seqs[handle].computed == 0
+    assert world.manager.seqs[handle].stops == set()
+
+
 def test_prompts_are_asked_to_stop_where_they_part() -> None:
     world = World(60, 16, FULL, STATE)
     world.serve(range(100), 96)

@@ -25,6 +25,7 @@ class World:
         block_size: int,
         *kinds: Kind,
         min_partial_tokens: int = 0,
+        halfway_stop_tokens: int = 0,
         quotas: Mapping[bytes, int] | None = None,
         retention: bool = False,
     ) -> None:
@@ -34,6 +35,7 @@ class World:
             block_size,
             kinds,
             min_partial_tokens=min_partial_tokens,
+            halfway_stop_tokens=halfway_stop_tokens,
             quotas=quotas,
             retention=retention,
         )

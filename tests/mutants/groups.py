@@ -7,6 +7,7 @@ from tests.mutants.catalogue import Mutant
 TESTS = (
     "tests/groups/test_core.py",
     "tests/unit/test_groups.py",
+    "tests/unit/test_group_eviction.py",
     "tests/groups/test_rules.py",
     "tests/groups/test_steps.py",
     "tests/groups/test_shares.py",
@@ -52,14 +53,14 @@ GROUPS = tuple(
         (
             "drops_a_part_that_is_used",
             "places/group_places.cc",
-            "  if (m < 0 || nodes_.used(m)) return;",
-            "  if (m < 0) return;",
+            "  if (m < 0 || nodes_.used(m)) return kNoNode;",
+            "  if (m < 0) return kNoNode;",
         ),
         (
             "drops_what_the_next_boundary_needs",
             "places/group_places.cc",
-            " || (now != kNever && group(g).first_read(now) < end)) continue;",
-            ") continue;",
+            "!group(g).recurrent() && !is_needed(g, n)) drop_unneeded(g, n);",
+            "!group(g).recurrent()) drop_unneeded(g, n);",
         ),
         (
             "evicts_paths_as_if_they_were_one",
@@ -130,13 +131,13 @@ GROUPS = tuple(
         (
             "an_evicted_boundary_leaves_its_states",
             "places/group_places.cc",
-            "    drop_states(n);\n",
-            "",
+            "        if (is_needed(g, ends[i])) continue;\n",
+            "        if (group(g).recurrent() || is_needed(g, ends[i])) continue;\n",
         ),
         (
             "a_gap_in_a_window_is_a_boundary",
             "sequences/group_keeping.cc",
-            "      if (!cached) since = i + 1;\n",
+            "      since_room_[nth(g)] = i + 1;\n",
             "",
         ),
         (
@@ -299,8 +300,8 @@ GROUPS = tuple(
         (
             "stops_where_no_prompt_can_go_on",
             "sequences/group_admission.cc",
-            "(num_tokens - 1) / size * size",
-            "num_tokens / size * size",
+            "const std::int64_t last = (num_tokens - 1) / size;\n",
+            "const std::int64_t last = num_tokens / size;\n",
         ),
         (
             "never_stops_where_prompts_diverge",
@@ -533,8 +534,8 @@ GROUPS = tuple(
         (
             "nothing_looks_whether_a_boundary_needs_it",
             "places/pool.cc",
-            "    groups_->before_unused(b);\n",
-            "    ;\n",
+            "  if (groups_) groups_->before_unused(b);\n",
+            "",
         ),
         (
             "groups_are_not_told_of_what_goes",
@@ -653,8 +654,8 @@ GROUPS = tuple(
         (
             "what_was_only_passed_stays_like_the_rest",
             "sequences/group_keeping.cc",
-            "      groups_->add_boundary(t[i], passes);\n",
-            "      groups_->add_boundary(t[i]);\n",
+            "    const bool passes = !num_states_ && !is_stop(end);\n",
+            "    const bool passes = false && !is_stop(end);\n",
         ),
         (
             "the_end_of_a_sequence_was_only_passed",
@@ -665,8 +666,8 @@ GROUPS = tuple(
         (
             "where_prompts_diverge_was_only_passed",
             "sequences/group_keeping.cc",
-            "!num_states_ && end != stops[0] && end != stops[1] &&",
-            "!num_states_ && end != stops[0] &&",
+            " || end == stops[GroupRow::kDiverges] ||\n",
+            " ||\n",
         ),
         (
             "a_boundary_that_is_gone_was_passed",
@@ -683,20 +684,20 @@ GROUPS = tuple(
         (
             "puts_by_a_part_that_no_boundary_needs",
             "sequences/group_parts.cc",
-            "  if (nodes_[m].keyed() && groups_->is_needed(g, node)) return",
-            "  if (nodes_[m].keyed()) return",
+            " && nodes_[m].keyed() && groups_->is_read(group, n, unit)) {\n",
+            " && nodes_[m].keyed()) {\n",
         ),
         (
             "puts_by_a_part_that_others_use",
-            "places/pool.h",
-            "open_fence_ || debug_ || uses.ref_count + uses.pins != 1) return release(m);\n",
-            "open_fence_ || debug_) return release(m);\n",
+            "sequences/group_parts.cc",
+            "    if (keeps && uses == Uses{1, 0} && nodes_[m].keyed()",
+            "    if (keeps && nodes_[m].keyed()",
         ),
         (
             "puts_by_a_part_that_a_step_reads",
             "places/pool.h",
-            "open_fence_ || debug_ || uses.ref_count + uses.pins != 1) return release(m);\n",
-            "debug_ || uses.ref_count + uses.pins != 1) return release(m);\n",
+            "  bool keeps_parts() const { return !open_fence_ && !debug_; }\n",
+            "  bool keeps_parts() const { return !debug_; }\n",
         ),
         (
             "takes_a_part_from_no_queue",
@@ -719,8 +720,92 @@ GROUPS = tuple(
         (
             "the_shallowest_of_a_path_goes_first",
             "places/group_places.cc",
-            "follows ? parent : nodes_.count + partition);\n",
-            "nodes_.count + partition);\n  (void)follows;\n",
+            "follows ? parent : nodes_.count + pool_.partition_of(n));\n",
+            "nodes_.count + pool_.partition_of(n));\n  (void)follows;\n",
+        ),
+        (
+            "of_a_commit_the_shallowest_goes_first",
+            "places/group_places.cc",
+            "    ring::insert_before(passed_.data(), n, nodes[i - 1]);\n",
+            "    ring::insert_before(passed_.data(), n, nodes_.count + pool_.partition_of(n));\n",
+        ),
+        (
+            "a_passed_boundary_reads_its_own_unit",
+            "places/group_places.cc",
+            "    if (any_reads(end, unit(n))) near(n) = end;\n",
+            "    near(n) = end;\n",
+        ),
+        (
+            "evicts_more_boundaries_than_it_must",
+            "places/group_places.cc",
+            "missing / (1 + num_groups()), 1, ends.size()",
+            "missing, 1, ends.size()",
+        ),
+        (
+            "a_part_goes_with_one_that_a_step_reads",
+            "places/pool.cc",
+            "    } while (++i < count && parts[i] == n && !nodes_[n].fence);\n",
+            "    } while (++i < count && parts[i] == n);\n",
+        ),
+        (
+            "of_parts_that_go_together_one_is_counted",
+            "places/pool.cc",
+            "    own.num_kept -= last - n;\n",
+            "    --own.num_kept;\n",
+        ),
+        (
+            "a_path_goes_with_what_branches_off",
+            "places/group_places.cc",
+            "    if (before != first - 1 || !alone || ",
+            "    (void)alone;\n    if (before != first - 1 || ",
+        ),
+        (
+            "a_path_goes_with_the_boundary_before_it",
+            "places/group_places.cc",
+            " || !nodes_.idle(before) || is_boundary(before)) break;\n",
+            " || !nodes_.idle(before)) break;\n",
+        ),
+        (
+            "a_path_goes_with_what_is_used",
+            "places/group_places.cc",
+            " || !nodes_.idle(before) || is_boundary(before)) break;\n",
+            " || is_boundary(before)) break;\n",
+        ),
+        (
+            "keeps_parts_that_no_share_counts",
+            "places/pool.h",
+            "    if (partitions_) num_queued_ += count;\n",
+            "",
+        ),
+        (
+            "short_prompts_stop_halfway",
+            "sequences/group_admission.cc",
+            "blocks >= kMostShare * num_states_ && blocks * size >= least;",
+            "blocks >= kMostShare * num_states_;",
+        ),
+        (
+            "few_blocks_are_enough_to_stop_halfway",
+            "sequences/group_admission.cc",
+            "blocks >= kMostShare * num_states_ && blocks * size >= least;",
+            "blocks * size >= least;",
+        ),
+        (
+            "half_of_all_instead_of_half_of_what_is_computed",
+            "sequences/group_admission.cc",
+            "is_long ? (first + blocks / 2) * size : 0;",
+            "is_long ? last / 2 * size : 0;",
+        ),
+        (
+            "half_of_what_is_retained_is_a_stop_twice",
+            "sequences/retaining.cc",
+            "    if (stops[GroupRow::kHalfway] == end) stops[GroupRow::kHalfway] = 0;\n",
+            "",
+        ),
+        (
+            "forgets_which_ids_begin_a_run",
+            "identity/node_ids.h",
+            "      if (free_.word(i >> 6) == whole(i >> 6)) empty_.insert(i >> 6);\n      first",
+            "      first",
         ),
         (
             "a_unit_before_is_always_a_boundary",
@@ -827,7 +912,7 @@ GROUPS = tuple(
         (
             "no_forward_stops_at_the_end_of_what_is_retained",
             "sequences/retaining.cc",
-            "    if (stops[1] != end) stops[2] = end;\n",
+            "    if (stops[GroupRow::kDiverges] != end) stops[GroupRow::kRetained] = end;\n",
             "",
         ),
         (
@@ -851,8 +936,8 @@ GROUPS = tuple(
         (
             "only_the_stops_of_the_admission_are_more_than_passed",
             "sequences/group_keeping.cc",
-            " && end != stops[2];",
-            ";",
+            "           end == stops[GroupRow::kRetained];\n",
+            "           false;\n",
         ),
         (
             "a_higher_level_goes_first",

@@ -132,6 +132,18 @@ def test_stops_are_where_a_state_is_worth_keeping() -> None:
     assert manager.stops(parts) == (12,)
 
 
+def test_a_long_prompt_stops_halfway() -> None:
+    groups = [FullAttention(), RecurrentState()]
+    manager = hybrid(4096, groups=groups, halfway_stop_tokens=40)
+    prompt = list(range(45))
+    assert manager.match(prompt).stops == (20, 44)
+    assert manager.stops(manager.admit(prompt)) == (20, 44)
+    assert manager.match(range(40)).stops == (36,)
+    by_default = hybrid(4096, groups=groups)
+    assert by_default.match(range(8192)).stops == (8188,)
+    assert by_default.match(range(8193)).stops == (4096, 8192)
+
+
 def test_a_match_names_the_stops_of_its_admission() -> None:
     manager = hybrid(min_partial_tokens=2)
     assert manager.match(PROMPT).stops == (8,)
@@ -451,6 +463,7 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("prefix_caching must be True", lambda: hybrid(prefix_caching=False)),
     ("max_rollback_tokens must be 0", lambda: BlockManager(8, 4, max_rollback_tokens=1)),
     ("max_rollback_tokens must be", lambda: hybrid(max_rollback_tokens=-1)),
+    ("halfway_stop_tokens must be", lambda: hybrid(halfway_stop_tokens=-1)),
     ("group must be in", lambda: hybrid().group_table(4)),
     ("group must be in", lambda: hybrid().group_table(-1)),
     ("group must be in", lambda: BlockManager(8, 4).group_table(1)),

@@ -263,19 +263,29 @@ std::int64_t Sequences::served_of(const Found& chain) const {
   return length;
 }
 
-// The last whole block that can be served again, and where the prompt diverges from what is cached.
-std::array<std::int64_t, 2> Sequences::stops_of(std::int64_t num_tokens, std::int64_t num_computed,
+// In the order of GroupRow::Stop, without the end of what is retained: the last whole block that can
+// be served again, where the prompt diverges from what is cached, and half of what is computed. The
+// state there takes a block in each group, so the halves are several times as long: when the end of
+// the path is evicted, the first one is still found.
+std::array<std::int64_t, 3> Sequences::stops_of(std::int64_t num_tokens, std::int64_t num_computed,
                                                 std::int64_t num_shared) const noexcept {
+  constexpr std::int64_t kMostShare = 8;  // of the blocks computed, those of one more state
   const std::int64_t size = config_.block_size;
   if (!num_states_) num_shared -= num_shared % size;  // a tail without a state is no stop
-  const std::int64_t last = (num_tokens - 1) / size * size;
-  return {last > num_computed && last != num_shared ? last : 0,
-          num_shared > num_computed ? num_shared : 0};
+  const std::int64_t last = (num_tokens - 1) / size;
+  const std::int64_t first = num_computed / size;
+  const std::int64_t blocks = last - first;
+  const std::int64_t least = config_.halfway_stop_tokens;
+  const bool is_long =
+      num_states_ && least && blocks >= kMostShare * num_states_ && blocks * size >= least;
+  const std::int64_t halfway = is_long ? (first + blocks / 2) * size : 0;
+  return {last * size > num_computed && last * size != num_shared ? last * size : 0,
+          num_shared > num_computed ? num_shared : 0, halfway != num_shared ? halfway : 0};
 }
 
 void Sequences::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
-  const auto [last, diverges] = stops_of(s.num_tokens, s.num_computed, num_shared);
-  group_row(s).stops = {last, diverges, 0};
+  const auto [last, diverges, halfway] = stops_of(s.num_tokens, s.num_computed, num_shared);
+  group_row(s).stops = {last, diverges, halfway, 0};
 }
 
 NodeId Sequences::take_of(int g, int partition, NodeId before) noexcept {
@@ -361,7 +371,7 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
   }
   const std::int64_t fresh_from = i;
   pool_.take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
-  for (; i < num_blocks; ++i) groups_->clear_parts(t[i]);
+  groups_->clear_parts(t + i, num_blocks - i);
   for (int g = 0; g < num_groups; ++g) {
     const NodeId source = sources_room_[nth(g)];
     if (groups_->group(g).recurrent()) {

@@ -34,31 +34,53 @@ std::int64_t Sequences::cached_since(const Sequence& s, int g, std::int64_t to) 
   return since;
 }
 
+// Whether all that the query after this node reads is cached, as far as since_room_ says.
+bool Sequences::reads_cached(NodeId n, std::int64_t end) const {
+  for (int g = 0; g < groups_->num_groups(); ++g) {
+    const Group& group = groups_->group(g);
+    if (group.recurrent() ? groups_->cached(g, n) < 0
+                          : since_room_[nth(g)] * config_.block_size > group.first_read(end))
+      return false;
+  }
+  return true;
+}
+
 // A new stretch of its path is findable: [from, num_chained). States stand at few places anyway.
 void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = table(s);
-  const auto stops = group_row(s).stops;
+  const auto& stops = group_row(s).stops;
+  const auto is_stop = [&](std::int64_t end) {
+    return end == stops[GroupRow::kLast] || end == stops[GroupRow::kDiverges] ||
+           end == stops[GroupRow::kRetained];
+  };
   const int num_groups = groups_->num_groups();
   for (int g = 0; g < num_groups; ++g)
     if (!groups_->group(g).recurrent()) since_room_[nth(g)] = cached_since(s, g, from);
+  bool serves = false;
+  std::int64_t passed = from;  // units from here on are new boundaries that it only passes
   for (std::int64_t i = from; i < s.num_chained; ++i) {
     const std::int64_t end = (i + 1) * config_.block_size;
-    const bool passes =
-        !num_states_ && end != stops[0] && end != stops[1] && end != stops[2];
-    bool serves = true;
+    const bool passes = !num_states_ && !is_stop(end);
+    bool all_cached = true;
     for (int g = 0; g < num_groups; ++g) {
-      const Group& group = groups_->group(g);
-      const bool cached = groups_->cached(g, t[i]) >= 0;
-      std::int64_t& since = since_room_[nth(g)];
-      if (!cached) since = i + 1;
-      serves &= group.recurrent() ? cached : since * config_.block_size <= group.first_read(end);
+      if (groups_->cached(g, t[i]) >= 0) continue;
+      since_room_[nth(g)] = i + 1;
+      all_cached = false;
     }
-    if (groups_->is_boundary(t[i])) {
-      if (!passes) groups_->clear_passed(t[i]);
+    // Of what a query reads, all but its own unit was read by the one a unit before.
+    if (!serves || !all_cached) serves = reads_cached(t[i], end);
+    const bool is_boundary = groups_->is_boundary(t[i]);
+    if (passes && serves && !is_boundary) continue;
+    if (passed < i) groups_->add_passed(t + passed, i - passed);
+    passed = i + 1;
+    if (passes) continue;
+    if (is_boundary) {
+      groups_->clear_passed(t[i]);
     } else if (serves) {
-      groups_->add_boundary(t[i], passes);
+      groups_->add_boundary(t[i]);
     }
   }
+  if (passed < s.num_chained) groups_->add_passed(t + passed, s.num_chained - passed);
 }
 
 // Whether its forward was to stop here; from here on it was there. diverges: prompts do.
@@ -67,7 +89,8 @@ bool Sequences::takes_stop(Sequence& s, bool& diverges) noexcept {
   const auto stop = std::find(row.stops.begin(), row.stops.end(), s.num_computed);
   if (stop == row.stops.end()) return false;
   *stop = 0;
-  diverges = stop != row.stops.begin();
+  const auto which = stop - row.stops.begin();
+  diverges = which == GroupRow::kDiverges || which == GroupRow::kRetained;
   return true;
 }
 

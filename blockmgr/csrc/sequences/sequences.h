@@ -34,6 +34,7 @@ struct Config : StoreConfig {
   bool early_commit = false;
   int hit_rate_window = 0;  // requests that recent_hits looks back on
   std::int64_t max_rollback = 0;  // computed tokens that truncate may take back: drafts
+  std::int64_t halfway_stop_tokens = 0;  // of a prompt that stops halfway, at least; 0: none does
 };
 
 struct Prompt {
@@ -63,7 +64,7 @@ struct MatchResult {
   std::int64_t num_partial = 0;
   std::int64_t num_idle = 0;  // blocks that admission takes into use beside the fresh ones
   std::int64_t num_computing = 0;  // tokens after them that a running sequence has yet to commit
-  std::array<std::int64_t, 2> stops{};  // where forwards should end; 0: nowhere
+  std::array<std::int64_t, 3> stops{};  // where forwards should end; 0: nowhere
   std::vector<std::int32_t> blocks;
 };
 
@@ -155,9 +156,9 @@ struct GroupRow {
   // By group: it holds parts of its blocks from this one on; recurrent groups: 0.
   std::vector<std::int32_t> first;
   std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
-  // Where prompts may continue: a forward should end there, so that a state is kept; 0: none. The
-  // second is where the prompt diverges from what is cached, the third the end of what is retained.
-  std::array<std::int64_t, 3> stops{};
+  // Where prompts may continue: a forward should end there, so that a state is kept; 0: none.
+  enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kRetained };
+  std::array<std::int64_t, 4> stops{};
   bool stands = true;  // its states are known to be those after num_computed tokens
   int moves = 0;       // steps launched since, each of which may have moved them
 };
@@ -596,7 +597,7 @@ class Sequences : public Store {
                     const Applicant& applicant, AdmissionPlan& plan);
   std::int64_t first_blocks(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] std::int64_t later_blocks(std::int64_t num_tokens, std::int64_t slots) const;
-  std::array<std::int64_t, 2> stops_of(std::int64_t num_tokens, std::int64_t num_computed,
+  std::array<std::int64_t, 3> stops_of(std::int64_t num_tokens, std::int64_t num_computed,
                                        std::int64_t num_shared) const noexcept;
   [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
   NodeId take_of(int g, int partition, NodeId before) noexcept;
@@ -635,6 +636,7 @@ class Sequences : public Store {
   int most_unwritten(NodeId node) const;
   bool serves(const Sequence& s, std::int64_t logical) const;
   std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;
+  bool reads_cached(NodeId n, std::int64_t end) const;
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
   bool takes_stop(Sequence& s, bool& diverges) noexcept;
   bool may_give(NodeId own) const;

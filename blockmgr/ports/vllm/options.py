@@ -21,6 +21,7 @@ WHOLE_NUMBERS = (
     "ghost_blocks",
     "hit_rate_window",
     "max_pinned_blocks",
+    "halfway_stop_tokens",
 )
 # Fields of ManagerConfig that vLLM decides, with the source of the decision.
 DECIDED_BY_VLLM = {
@@ -65,6 +66,7 @@ class Options:
         retention: As in ``ManagerConfig``; requests set it in ``vllm_xargs``: ``blockmgr_priority``
             (``low`` to ``high``), ``blockmgr_ttl`` in seconds, and ``blockmgr_expect_reuse``.
         max_pinned_blocks: As in ``ManagerConfig``.
+        halfway_stop_tokens: As in ``ManagerConfig``, for models with recurrent states.
         quotas: Blocks reserved for single values of the requests' ``cache_salt``.
         debug: As in ``ManagerConfig``.
     """
@@ -82,6 +84,7 @@ class Options:
     hit_rate_window: int = 1000
     retention: bool = False
     max_pinned_blocks: int = 0
+    halfway_stop_tokens: int = 8192
     quotas: Mapping[str, int] = field(default_factory=dict)
     debug: int = 0
 
@@ -172,6 +175,7 @@ class Options:
                 hit_rate_window=self.hit_rate_window,
                 retention=self.retention,
                 max_pinned_blocks=self.max_pinned_blocks,
+                halfway_stop_tokens=self.halfway_stop_tokens,
                 quotas=quotas,
                 debug=self.debug,
                 **decided,

@@ -58,10 +58,10 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         found = super()._match(prompt, num_slots, most)
         if num_slots == 1 and self.options.min_partial_tokens:
             # A tail may be further than the last whole block with a state.
-            last = (len(prompt) - 1) // self.block_size * self.block_size
-            shared = next((stop for stop in found.stops if stop != last), last)
-            slots = min(len(prompt), shared + 1)
-            if shared in found.stops and slots > self.block_size:
+            for stop in found.stops:
+                slots = min(len(prompt), stop + 1)
+                if slots <= self.block_size:
+                    continue
                 other = super()._match(prompt, slots, most)
                 if other.num_cached_tokens > found.num_cached_tokens:
                     found = other
