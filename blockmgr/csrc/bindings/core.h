@@ -60,7 +60,7 @@ nb::object group_tables(Core& self);
 // explain: (num_cached, num_partial, diverges_at, reasons, stops, more_blocks, evicted_ago), the
 // last four one for each missed block.
 nb::tuple explained(const ExplainResult& result);
-// bindings_holding.cc: calls by block id.
+// bindings/holding.cc: calls by block id.
 void acquire_blocks(Core& self, nb::handle blocks);
 void release_blocks(Core& self, nb::handle blocks);
 void touch_blocks(Core& self, nb::handle blocks);
@@ -69,6 +69,25 @@ bool is_cached(Core& self, nb::handle block);
 std::int64_t ref_count(Core& self, nb::handle block);
 // The blocks of a sequence from a logical one on, as a list.
 nb::list block_ids_from(Core& self, nb::handle handle, nb::handle start);
+
+// bindings/reads.cc: reads of sequences, and of the manager.
+nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::handle stop);
+nb::object group_slots(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int g);
+// (num_tokens, num_computed_tokens, num_cached_tokens, num_blocks, is_preempted)
+nb::tuple view(Core& self, nb::handle handle);
+// (its states stand, where a forward should stop)
+nb::tuple view_groups(Core& self, nb::handle handle);
+nb::object block_ids(Core& self, nb::handle handle);
+nb::object tokens_of(Core& self, nb::handle handle);
+nb::dict stats(Core& self);
+// (requests, query_tokens, hit_tokens)
+nb::tuple recent_hits(Core& self);
+std::vector<Handle> handles(Core& self);
+int num_available(Core& self);
+std::size_t memory_usage(Core& self);
+std::vector<std::string> violations(Core& self);
+// What first went wrong in an eviction policy written in Python, or None.
+nb::object policy_error(Core& self);
 
 // Every block, as columns by the names of blockmgr.BlockSnapshot.
 nb::dict inspect_blocks(Core& self);

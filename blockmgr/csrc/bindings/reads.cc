@@ -1,0 +1,155 @@
+// The Python face of reads: sequences, their slots and tokens, and the counts of a manager.
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "bindings/core.h"
+
+namespace blockmgr {
+
+nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::handle stop) {
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t first = int_argument(start, "start");
+  const std::int64_t last = int_argument(stop, "stop");
+  auto slots = self.read([&](const Sequences& core) {
+    core.check_slots(h, first, last);
+    auto numbers = new_numbers<std::int64_t>(last - first);
+    core.slot_mapping(h, first, last, numbers.get());
+    return numbers;
+  });
+  return to_array(std::move(slots), last - first);
+}
+
+nb::object group_slots(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int g) {
+  const std::int64_t h = handle_argument(handle);
+  const std::int64_t first = int_argument(start, "start");
+  const std::int64_t last = int_argument(stop, "stop");
+  auto slots = self.read([&](const Sequences& core) {
+    core.check_group_slots(h, g, first, last);
+    auto numbers = new_numbers<std::int64_t>(last - first);
+    core.group_slots(h, g, first, last, numbers.get());
+    return numbers;
+  });
+  return to_array(std::move(slots), last - first);
+}
+
+nb::tuple view(Core& self, nb::handle handle) {
+  const std::int64_t h = handle_argument(handle);
+  const auto facts = self.read([&](const Sequences& core) {
+    const Sequence& s = core.view(h);
+    return std::make_tuple(s.num_tokens, s.num_computed, s.num_cached, s.num_blocks,
+                           s.state == Sequence::kPreempted);
+  });
+  return std::apply([](auto... fact) { return nb::make_tuple(fact...); }, facts);
+}
+
+nb::object block_ids(Core& self, nb::handle handle) {
+  const std::int64_t h = handle_argument(handle);
+  const auto ids = self.read([&](const Sequences& core) { return core.block_ids(h, 0); });
+  const auto count = static_cast<std::int64_t>(ids.size());
+  auto numbers = new_numbers<std::int32_t>(count);
+  std::copy(ids.begin(), ids.end(), numbers.get());
+  return to_array(std::move(numbers), count);
+}
+
+nb::object tokens_of(Core& self, nb::handle handle) {
+  const std::int64_t h = handle_argument(handle);
+  std::int64_t count = 0;
+  auto tokens = self.read([&](const Sequences& core) {
+    count = core.view(h).num_tokens;
+    auto numbers = new_numbers<Token>(count);
+    core.copy_tokens(h, numbers.get());
+    return numbers;
+  });
+  return to_array(std::move(tokens), count);
+}
+
+nb::tuple view_groups(Core& self, nb::handle handle) {
+  const std::int64_t h = handle_argument(handle);
+  const GroupRow row = self.read([&](const Sequences& core) { return core.view_groups(h); });
+  nb::list stops;
+  for (const std::int64_t stop : row.stops)
+    if (stop) stops.append(stop);
+  return nb::make_tuple(row.stands, stops);
+}
+
+nb::dict stats(Core& self) {
+  using Fact = std::pair<const char*, std::int64_t>;
+  const auto facts = self.read([](const Sequences& core) {
+    const auto at_level = [&](Level level) {
+      return core.sum_retained([level](const RetainingPolicy& r) { return r.num_cached(level); });
+    };
+    const auto summed = [&](std::int64_t RetainingPolicy::Counts::*count) {
+      return core.sum_retained([count](const RetainingPolicy& r) { return r.counts().*count; });
+    };
+    const Counters& n = core.counters();
+    const Pool& pool = core.pool();
+    return std::to_array<Fact>({
+        {"capacity", pool.capacity()},
+        {"free_blocks", pool.num_free()},
+        {"idle_blocks", pool.num_idle()},
+        {"fenced_blocks", pool.capacity() - pool.available() - pool.num_used()},
+        {"used_blocks", pool.num_used()},
+        {"cached_blocks",
+         core.index().num_keyed() + (core.groups() ? core.groups()->num_cached() : 0)},
+        {"peak_used_blocks", n.peak_used_blocks},
+        {"num_sequences", core.num_sequences()},
+        {"pending_copies", core.copies().num_pending()},
+        {"query_tokens", n.query_tokens},
+        {"hit_tokens", n.hit_tokens},
+        {"partial_hit_tokens", n.partial_hit_tokens},
+        {"resumed_query_tokens", n.resumed_query_tokens},
+        {"resumed_hit_tokens", n.resumed_hit_tokens},
+        {"promoted_blocks", n.promoted_blocks},
+        {"deduplicated_blocks", n.deduplicated_blocks},
+        {"cached_tails", n.cached_tails},
+        {"evicted_blocks", pool.num_evicted()},
+        {"planned_copies", core.copies().num_planned()},
+        {"cancelled_copies", core.copies().num_cancelled()},
+        {"forks", n.forks},
+        {"preemptions", n.preemptions},
+        {"low_priority_blocks", at_level(kLow)},
+        {"expected_blocks", at_level(kExpected)},
+        {"high_priority_blocks", at_level(kHigh)},
+        {"pinned_blocks", at_level(kPinned)},
+        {"pins", core.sum_retained([](const RetainingPolicy& r) { return r.num_pins(); })},
+        {"expired_blocks", summed(&RetainingPolicy::Counts::expired)},
+        {"evicted_pinned_blocks", summed(&RetainingPolicy::Counts::pinned_evicted)},
+        {"touched_blocks", n.touched_blocks},
+        {"forgotten_blocks", n.forgotten_blocks},
+    });
+  });
+  nb::dict d = made(nb::dict());
+  for (const auto& [name, value] : facts) d[name] = value;
+  return d;
+}
+
+nb::tuple recent_hits(Core& self) {
+  const auto sums = self.read([](const Sequences& core) { return core.recent_hits().sums(); });
+  return nb::make_tuple(sums.requests, sums.query_tokens, sums.hit_tokens);
+}
+
+std::vector<Handle> handles(Core& self) {
+  return self.read([](const Sequences& core) { return core.handles(); });
+}
+
+int num_available(Core& self) {
+  return self.read([](const Sequences& core) { return core.pool().available(); });
+}
+
+std::size_t memory_usage(Core& self) {
+  const std::size_t scratch = self.tokens.capacity() * sizeof(Token) +
+                              (self.handles.capacity() + self.parents.capacity()) * sizeof(Handle);
+  return scratch + self.read([](const Sequences& core) { return core.memory(); });
+}
+
+std::vector<std::string> violations(Core& self) {
+  return self.read([](const Sequences& core) { return core.violations(); });
+}
+
+nb::object policy_error(Core& self) {
+  return self.policies.error();
+}
+
+}  // namespace blockmgr
