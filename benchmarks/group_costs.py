@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cases
+from benchmarks import cases, large_pool
 from benchmarks.budgets import SCALE
 from benchmarks.measure import RESULTS, machine, machine_line, time_side_by_side, write_result
 from blockmgr import FullAttention, RecurrentState, SlidingWindow
@@ -37,6 +37,11 @@ BLOCKS: Final = 3 * cases.POOL_BLOCKS
 
 ROWS: dict[str, tuple[Callable[..., cases.Case], float, str]] = {
     "warm match, 32k tokens": (partial(cases.Match, num_blocks=BLOCKS), 2.5, "ns/block"),
+    "match, 1 M blocks, cache-missing": (large_pool.LargePoolMatch, 8, "ns/block"),
+    "the same, 1k tokens": (
+        partial(large_pool.LargePoolMatch, num_prompts=4096, num_tokens=1024), 40, "ns/block",
+    ),
+    "admit, 1 M blocks, cache-missing": (large_pool.LargePoolAdmit, 60, "ns/block"),
     "warm admit, 32k tokens": (partial(cases.Admit, num_blocks=BLOCKS), 3.5, "ns/block"),
     "cold admit + commit": (partial(cases.ColdAdmit, num_blocks=BLOCKS), 35, "ns/block"),
     "the same, evicting": (

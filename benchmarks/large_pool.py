@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.cases import PROMPT_TOKENS, Prompts, cache
-from blockmgr import BlockManager
+from benchmarks.cases import PROMPT_TOKENS, Prompts, cache, num_tables
+from blockmgr import BlockManager, RecurrentState
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from blockmgr import Group
 
 __all__ = ["LargePoolAdmit", "LargePoolMatch"]
 
@@ -25,9 +27,16 @@ class _LargePool:
     all others pass through the cache (50 MB at the defaults), so every block is a miss.
     """
 
-    def __init__(self, num_blocks: int, num_prompts: int, num_tokens: int) -> None:
+    def __init__(
+        self, num_blocks: int, num_prompts: int, num_tokens: int, groups: tuple[Group, ...]
+    ) -> None:
         self.manager = BlockManager(
-            num_blocks, 16, max_seqs=4096, max_blocks_per_seq=num_tokens // 16 + 1
+            num_blocks,
+            16,
+            max_seqs=4096,
+            max_blocks_per_seq=num_tokens // 16 + 1,
+            groups=groups,
+            null_block=bool(groups),
         )
         prompts = Prompts()
         self._shuffle_free_blocks(prompts)
@@ -40,8 +49,10 @@ class _LargePool:
         # Sequences grow block by block in random order and are freed in random order. The first
         # pass leaves ascending runs in each row; the second breaks them up.
         manager = self.manager
+        groups = manager.config.groups
+        num_states = sum(isinstance(group, RecurrentState) for group in groups)
         num_seqs = manager.config.max_seqs
-        num_blocks = manager.num_available // num_seqs
+        num_blocks = (manager.num_available // num_seqs - num_states) // num_tables(groups)
         for _ in range(2):
             slots = {manager.admit([0]): 16 for _ in range(num_seqs)}
             for handle in prompts.shuffled(np.repeat(list(slots), num_blocks - 1)):
@@ -67,9 +78,10 @@ class LargePoolMatch:
         num_blocks: int = LARGE_POOL_BLOCKS,
         num_prompts: int = 128,
         num_tokens: int = PROMPT_TOKENS,
+        groups: tuple[Group, ...] = (),
     ) -> None:
         self.count = num_tokens // 16
-        self._pool = _large_pool(num_blocks, num_prompts, num_tokens)
+        self._pool = _large_pool(num_blocks, num_prompts, num_tokens, groups)
         self._manager = self._pool.manager
 
     def prepare(self) -> None:
