@@ -492,8 +492,14 @@ GROUPS = tuple(
         (
             "decode_gives_back_what_others_have",
             "sequences/group_steps.cc",
-            "      dropped += uses.ref_count == 1 && !uses.pins;",
-            "      ++dropped;",
+            "      if (nodes_.uses(m) == Uses{1, 0}) parts.push_back(m);",
+            "      parts.push_back(m);",
+        ),
+        (
+            "counts_on_a_block_that_the_batch_moves_to",
+            "sequences/promotion.cc",
+            "           std::find(dropped.begin(), dropped.end(), there) != dropped.end();\n",
+            "           (dropped.empty() && there < 0);\n",
         ),
         (
             "forks_what_may_have_moved",
@@ -516,8 +522,8 @@ GROUPS = tuple(
         (
             "a_batch_counts_one_group",
             "sequences/growth.cc",
-            "      taken = grouped_need(takes) - num_dropped(s);\n",
-            "      taken = takes - num_dropped(s);\n",
+            "      taken = grouped_need(takes) - num_dropped(s, plan.promotions.dropped);\n",
+            "      taken = takes - num_dropped(s, plan.promotions.dropped);\n",
         ),
         (
             "a_batch_counts_on_a_node_that_a_caller_holds",

@@ -665,3 +665,30 @@ def test_a_fork_knows_its_state_in_the_row_of_a_sequence_that_did_not() -> None:
     step(manager, child, 10)
     assert len(manager.fork(child)) == 1
     manager.check_invariants()
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_decode_does_not_count_on_a_block_that_the_batch_moves_to(spare: int) -> None:
+    """One sequence leaves a block in its window; another moves to it from one that a copy keeps."""
+    groups = [FullAttention(), SlidingWindow(4)]
+    manager = BlockManager(21 + spare, 4, max_seqs=16, groups=groups, null_block=True, debug=2)
+    reader = manager.admit(range(8))
+    step(manager, reader, 8)
+    writer = manager.admit(range(7))
+    step(manager, writer, 7)
+    for token in (50, 51, 52):
+        manager.decode([reader], [token])
+    [child] = manager.fork(writer)
+    manager.append(child, [90])  # a copy of the block of the fork's parent is pending
+    manager.decode([writer], [7])
+    while manager.num_available >= 2:
+        manager.admit([100])
+    available = manager.num_available
+    if available == 1:
+        with pytest.raises(OutOfBlocksError):
+            manager.decode([writer, reader], [8, 53])
+    else:
+        assert not available
+        with pytest.raises(OutOfBlocksError):
+            manager.decode([writer], [8])
+    manager.check_invariants()

@@ -54,10 +54,10 @@ void Sequences::refuse_unknown_state(const Sequence& s, const char* call) const 
   if (!tells_state(s)) refuse_moved(s, call);
 }
 
-// Parts that decode gives back before it takes any, as far as that is certain.
-std::int64_t Sequences::num_dropped(const Sequence& s) const {
-  std::int64_t dropped = 0;
+// Parts that decode gives back before it takes any, as far as that is certain. Appends them.
+std::int64_t Sequences::num_dropped(const Sequence& s, std::vector<NodeId>& parts) const {
   if (!open_steps_.empty()) return 0;  // they wait for a step
+  const std::size_t before = parts.size();
   const NodeId* t = table(s);
   const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config_.max_rollback);
   for (int g = 0; g < groups_->num_groups(); ++g) {
@@ -65,11 +65,11 @@ std::int64_t Sequences::num_dropped(const Sequence& s) const {
     const std::int64_t read = std::min(groups_->group(g).first_read(from), num_slots(s));
     for (std::int64_t unit = group_row(s).first[nth(g)];
          (unit + 1) * config_.block_size <= read; ++unit) {
-      const Uses& uses = nodes_.uses(groups_->part(g, t[unit]));
-      dropped += uses.ref_count == 1 && !uses.pins;
+      const NodeId m = groups_->part(g, t[unit]);
+      if (nodes_.uses(m) == Uses{1, 0}) parts.push_back(m);
     }
   }
-  return dropped;
+  return static_cast<std::int64_t>(parts.size() - before);
 }
 
 // All tokens of these but those that decode appends are computed: what becomes findable, and what

@@ -158,6 +158,7 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
   const bool by_partition = !plan.needed_by.empty();
   const bool grouped = groups_ != nullptr;
   if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
+  plan.promotions.clear();
   Sharers sharers(plan.sharers, count);
   plan.rewritten.clear();
   if (!config_.remap) plan.rewritten.reserve(static_cast<std::size_t>(count));
@@ -193,7 +194,7 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
     }
     std::int64_t taken = takes;
     if (grouped) [[unlikely]]
-      taken = grouped_need(takes) - num_dropped(s);
+      taken = grouped_need(takes) - num_dropped(s, plan.promotions.dropped);
     needed += taken;
     if (by_partition) [[unlikely]]
       plan.needed_by[s.partition] += taken;
@@ -205,7 +206,6 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
   };
   check();
 
-  plan.promotions.clear();
   std::int64_t lost = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];

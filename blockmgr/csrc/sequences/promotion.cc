@@ -59,20 +59,26 @@ std::int64_t Sequences::plan_promotion(Sequence& s, std::int64_t num_computed,
       break;
     }
     if (groups_ && config_.remap && node >= 0 && node != t[i]) [[unlikely]]
-      lost += num_lost(t[i], node);
+      lost += num_lost(t[i], node, plan.dropped);
   }
   return lost;
 }
 
-// Of several groups: blocks that a sequence leaves for cached ones which are available, and that a
-// copy to come or a caller keeps. Counted for each sequence, although sharers move at once.
-std::int64_t Sequences::num_lost(NodeId own, NodeId cached) const {
+// Of several groups: blocks that a sequence leaves for cached ones which are available, or are to be
+// once another of the batch has dropped them; and that a copy to come or a caller keeps. Counted for
+// each sequence, although sharers move at once.
+std::int64_t Sequences::num_lost(NodeId own, NodeId cached,
+                                 const std::vector<NodeId>& dropped) const {
+  const auto is_lost = [&](NodeId there) {
+    return pool_.counts_as_available(there) ||
+           std::find(dropped.begin(), dropped.end(), there) != dropped.end();
+  };
   std::int64_t lost = nodes_.uses(own).pins && pool_.counts_as_available(cached);
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
     const NodeId part = groups_->part(g, own);
     const NodeId there = groups_->part(g, cached);
-    lost += part >= 0 && there >= 0 && nodes_.uses(part).pins && pool_.counts_as_available(there);
+    lost += part >= 0 && there >= 0 && nodes_.uses(part).pins && is_lost(there);
   }
   return lost;
 }

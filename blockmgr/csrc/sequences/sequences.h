@@ -403,12 +403,15 @@ class Sequences : public Store {
   struct PromotionPlan {
     std::vector<Promotion> promotions;
     std::vector<std::uint8_t> digests;
+    std::vector<NodeId> dropped;  // parts that the batch is counted on to make available
     void clear() {
       promotions.clear();
       digests.clear();
+      dropped.clear();
     }
     std::size_t memory() const {
-      return digests.capacity() + promotions.capacity() * sizeof(Promotion);
+      return digests.capacity() + promotions.capacity() * sizeof(Promotion) +
+             dropped.capacity() * sizeof(NodeId);
     }
   };
   struct DecodePlan {
@@ -572,7 +575,7 @@ class Sequences : public Store {
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
   std::int64_t plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
                               PromotionPlan& plan);
-  std::int64_t num_lost(NodeId own, NodeId cached) const;
+  std::int64_t num_lost(NodeId own, NodeId cached, const std::vector<NodeId>& dropped) const;
   void promote_all(const PromotionPlan& plan) noexcept;
   void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;
   void note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept;
@@ -654,7 +657,7 @@ class Sequences : public Store {
   // Whether decode gives back what windows have passed before it takes blocks. What steps in flight
   // may read is not there to be taken, so it is given back at the end.
   bool drops_before_taking() const { return groups_ && open_steps_.empty(); }
-  std::int64_t num_dropped(const Sequence& s) const;
+  std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts) const;
   [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,
                                   const PromotionPlan& plan) noexcept;
   [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;
