@@ -492,8 +492,8 @@ GROUPS = tuple(
         (
             "decode_gives_back_what_others_have",
             "sequences/group_steps.cc",
-            "      if (nodes_.uses(m) == Uses{1, 0}) parts.push_back(m);",
-            "      parts.push_back(m);",
+            "      if (nodes_.uses(m) != Uses{1, 0}) continue;\n",
+            "",
         ),
         (
             "counts_on_a_block_that_the_batch_moves_to",

@@ -517,6 +517,13 @@ def test_a_miss_names_the_group_that_refused() -> None:
     assert "but group 0 has no block there" in str(manager.explain([*range(20, 28), 0]))
 
 
+def test_a_miss_counts_groups_as_the_engine_does() -> None:
+    manager = hybrid(groups=[FullAttention(), SlidingWindow(5), RecurrentState()])
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 11)
+    assert missed(manager, PROMPT)[:2] == [("GROUP", 1, 0, 4), ("GROUP", 2, 4, 8)]
+
+
 @pytest.mark.parametrize(("message", "call"), REFUSED, ids=range(len(REFUSED)))
 def test_groups_that_cannot_be_are_refused_by_name(
     message: str, call: Callable[[], object]
@@ -593,6 +600,16 @@ def test_a_tail_that_no_look_up_sees_is_not_kept() -> None:
     # All that are kept are found, and the tail where they diverge.
     assert manager.stats().cached_blocks == len(groups) * (sum(found) + 1)
     manager.check_invariants()
+
+
+def test_a_full_block_among_many_siblings_is_kept_beside_tails() -> None:
+    manager = hybrid(2048, groups=[FullAttention(), SlidingWindow(8)], min_partial_tokens=1)
+    head = [1, 2, 3, 4]
+    prompts = [[*head, 10, 10, 10, 100 + i, 0] for i in range(140)]
+    for prompt in prompts:
+        serve_to_its_end(manager, prompt)
+    serve_to_its_end(manager, [*head, 7, 7])
+    assert {manager.match(prompt).num_cached_tokens for prompt in prompts} == {8}
 
 
 def test_an_end_at_which_sequences_stop_again_is_seen_again() -> None:
