@@ -786,13 +786,13 @@ GROUPS = tuple(
         (
             "short_prompts_stop_halfway",
             "sequences/group_admission.cc",
-            "blocks >= kMostShare * num_states_ && blocks * size >= least;",
-            "blocks >= kMostShare * num_states_;",
+            "blocks >= kLeastBlocks * num_states_ && blocks * size >= least;",
+            "blocks >= kLeastBlocks * num_states_;",
         ),
         (
             "few_blocks_are_enough_to_stop_halfway",
             "sequences/group_admission.cc",
-            "blocks >= kMostShare * num_states_ && blocks * size >= least;",
+            "blocks >= kLeastBlocks * num_states_ && blocks * size >= least;",
             "blocks * size >= least;",
         ),
         (

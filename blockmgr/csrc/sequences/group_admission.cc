@@ -269,7 +269,7 @@ std::int64_t Sequences::served_of(const Found& chain) const {
 // the path is evicted, the first one is still found.
 std::array<std::int64_t, 3> Sequences::stops_of(std::int64_t num_tokens, std::int64_t num_computed,
                                                 std::int64_t num_shared) const noexcept {
-  constexpr std::int64_t kMostShare = 8;  // of the blocks computed, those of one more state
+  constexpr std::int64_t kLeastBlocks = 8;  // to compute, for each group of states
   const std::int64_t size = config_.block_size;
   if (!num_states_) num_shared -= num_shared % size;  // a tail without a state is no stop
   const std::int64_t last = (num_tokens - 1) / size;
@@ -277,7 +277,7 @@ std::array<std::int64_t, 3> Sequences::stops_of(std::int64_t num_tokens, std::in
   const std::int64_t blocks = last - first;
   const std::int64_t least = config_.halfway_stop_tokens;
   const bool is_long =
-      num_states_ && least && blocks >= kMostShare * num_states_ && blocks * size >= least;
+      num_states_ && least && blocks >= kLeastBlocks * num_states_ && blocks * size >= least;
   const std::int64_t halfway = is_long ? (first + blocks / 2) * size : 0;
   return {last * size > num_computed && last * size != num_shared ? last * size : 0,
           num_shared > num_computed ? num_shared : 0, halfway != num_shared ? halfway : 0};
