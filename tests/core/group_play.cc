@@ -180,8 +180,12 @@ void GroupPlay::after_call() {
   if (fences_.empty()) return;
   const std::vector<bool> now = held();
   for (InFlight& step : fences_)
-    for (std::size_t b = 0; b < now.size(); ++b)
+    for (std::size_t b = 0; b < now.size(); ++b) {
       if (step.blocks[b] && !now[b]) step.released[b] = true;
+      // A sequence took the block from the cache with the content that the step reads. It keeps
+      // that content even after forget().
+      if (now[b] && is_in_cache(b)) step.released[b] = false;
+    }
 }
 
 GroupPlay::Tables GroupPlay::tables(const Seq& seq) const {

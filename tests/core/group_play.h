@@ -99,7 +99,8 @@ class GroupPlay {
     std::vector<GroupWork> work;
     Step parts;
   };
-  // The blocks that a closed step may read and write, and which of them were released since.
+  // The blocks that a closed step may read and write, and which of them were released since and
+  // not taken again with their content.
   struct InFlight {
     std::vector<bool> blocks;
     std::vector<bool> released;
@@ -192,6 +193,7 @@ class GroupPlay {
   }
   Tables tables(const Seq& seq) const;
   std::vector<bool> held() const;
+  bool is_in_cache(std::size_t block) const;
   void close_fence(const std::vector<BlockCopy>& copies, const std::vector<GroupWork>& work);
   void check_tables(const Seq& seq) const;
 

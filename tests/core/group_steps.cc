@@ -55,6 +55,12 @@ void GroupPlay::check_tables(const Seq& seq) const {
   }
 }
 
+// Whether the content of a block is in memory and cached. Whoever writes it then writes the same.
+bool GroupPlay::is_in_cache(std::size_t block) const {
+  const NodeId n = core_.nodes().owner(static_cast<std::int64_t>(block));
+  return n >= 0 && core_.nodes()[n].keyed() && !core_.nodes()[n].unwritten;
+}
+
 // No block that a step in flight may read is written for another sequence.
 void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
                             const std::vector<GroupWork>& work) {
@@ -69,9 +75,7 @@ void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
         written[static_cast<std::size_t>(one.tables[g][static_cast<std::size_t>(unit)])] = true;
     }
   for (std::size_t b = 0; b < written.size(); ++b) {
-    const NodeId n = core_.nodes().owner(static_cast<std::int64_t>(b));
-    // A cached block may be rewritten, because its tokens are the same.
-    if (n >= 0 && core_.nodes()[n].keyed()) continue;
+    if (is_in_cache(b)) continue;
     for (const InFlight& step : fences_)
       EXPECT(!written[b] || !step.released[b],
              "block " + std::to_string(b) + " is written while a step in flight may read it");
