@@ -7,7 +7,10 @@ from tests.mutants.catalogue import Mutant
 TESTS = (
     "tests/groups/test_core.py",
     "tests/unit/test_groups.py",
+    "tests/unit/test_group_admission.py",
     "tests/unit/test_group_eviction.py",
+    "tests/unit/test_group_promises.py",
+    "tests/unit/test_group_stops.py",
     "tests/groups/test_rules.py",
     "tests/groups/test_steps.py",
     "tests/groups/test_shares.py",
@@ -557,9 +560,16 @@ GROUPS = tuple(
         ),
         (
             "what_is_promised_counts_as_written",
+            "sequences/group_forks.cc",
+            "    s.num_written = grouped_written(s, length);\n",
+            "    s.num_written = length;\n",
+        ),
+        (
+            "a_promise_before_a_block_counts_against_it",
             "sequences/admission.cc",
-            "    if (config_.early_commit) s.num_written = grouped_written(s, s.num_computed);\n",
-            "",
+            "    choose_stops(s, plan.num_shared);\n",
+            "    s.num_written = grouped_written(s, s.num_computed);\n"
+            "    choose_stops(s, plan.num_shared);\n",
         ),
         (
             "a_part_that_is_yet_to_be_written_is_copied_from",

@@ -9,35 +9,18 @@ import numpy as np
 import pytest
 
 from blockmgr import (
-    Admission,
     BlockManager,
     BlockState,
     BlockStateError,
     ChunkedAttention,
     FullAttention,
     ManagerConfig,
-    NeverFitsError,
     OutOfBlocksError,
     RecurrentState,
-    SequenceStateError,
     SlidingWindow,
     StepError,
 )
-
-GROUPS = [SlidingWindow(5), FullAttention(), RecurrentState(), ChunkedAttention(8)]
-WINDOW, FULL, STATE, CHUNK = range(4)
-PROMPT = list(range(11))
-
-
-def hybrid(num_blocks: int = 64, **options: Any) -> BlockManager:
-    options = {"groups": GROUPS, "null_block": True, "debug": 2, **options}
-    return BlockManager(num_blocks, 4, max_seqs=4, **options)
-
-
-def step(manager: BlockManager, handle: int, computed: int) -> None:
-    plan = manager.take_copies()
-    manager.copies_applied(plan.ticket)
-    manager.commit(handle, computed)
+from tests.unit.hybrid import CHUNK, FULL, GROUPS, PROMPT, STATE, WINDOW, hybrid, step
 
 
 def test_each_group_has_a_table() -> None:
@@ -117,195 +100,6 @@ def test_slots_are_those_of_the_table() -> None:
     own = manager.slot_mapping(handle, 2, 11)
     assert (own == manager.slot_mapping(handle, 2, 11, group=FULL)).all()
     assert not len(manager.slot_mapping(handle, 3, 3, group=WINDOW))
-
-
-def test_stops_are_where_a_state_is_worth_keeping() -> None:
-    manager = hybrid()
-    handle = manager.admit(PROMPT)
-    assert manager.stops(handle) == manager.sequence(handle).stops == (8,)
-    step(manager, handle, 8)
-    assert manager.stops(handle) == ()
-    step(manager, handle, 11)
-    manager.free(handle)
-    parts = manager.admit([*PROMPT[:8], 50, 51, 52, 53, 54, 55])
-    assert manager.sequence(parts).num_cached_tokens == 8
-    assert manager.stops(parts) == (12,)
-
-
-def test_a_long_prompt_stops_halfway() -> None:
-    groups = [FullAttention(), RecurrentState()]
-    manager = hybrid(4096, groups=groups, halfway_stop_tokens=40)
-    prompt = list(range(45))
-    assert manager.match(prompt).stops == (20, 44)
-    assert manager.stops(manager.admit(prompt)) == (20, 44)
-    assert manager.match(range(40)).stops == (36,)
-    by_default = hybrid(4096, groups=groups)
-    assert by_default.match(range(8192)).stops == (8188,)
-    assert by_default.match(range(8193)).stops == (4096, 8192)
-
-
-def test_a_match_names_the_stops_of_its_admission() -> None:
-    manager = hybrid(min_partial_tokens=2)
-    assert manager.match(PROMPT).stops == (8,)
-    handle = manager.admit(PROMPT)
-    step(manager, handle, 8)
-    step(manager, handle, 11)
-    manager.free(handle)
-    parts = [*PROMPT[:7], *range(50, 60)]
-    found = manager.match(parts)
-    assert (found.num_cached_tokens, found.stops) == (0, (7, 16))
-    assert manager.stops(manager.admit(parts, match=found, num_slots=7)) == found.stops
-    assert manager.match([*PROMPT, 60]).stops == ()  # the tail of the first one
-    assert BlockManager(8, 4).match(PROMPT).stops == ()
-
-
-def test_a_state_is_cached_where_nothing_stops_if_a_block_is_free() -> None:
-    manager = hybrid()
-    handle = manager.admit(range(30))
-    assert manager.stops(handle) == (28,)
-    step(manager, handle, 12)
-    before = manager.group_table(STATE)[manager.row(handle), 0]
-    assert manager.cache_state(handle)
-    assert manager.group_table(STATE)[manager.row(handle), 0] != before
-    assert not manager.cache_state(handle)  # it is cached
-    assert manager.match(range(20)).num_cached_tokens == 0  # the copy has yet to run
-    step(manager, handle, 14)
-    assert manager.match(range(20)).num_cached_tokens == 12
-    assert not manager.cache_state(handle)  # inside a block
-    manager.free(handle)
-    for _ in range(2):  # it goes before what a stop has kept, and is not worth an eviction
-        handle = manager.admit(range(100, 160))
-        step(manager, handle, 60)
-        manager.free(handle)
-    assert manager.match(range(20)).num_cached_tokens == 0
-
-
-def test_a_state_that_is_at_no_stop_evicts_nothing() -> None:
-    manager = BlockManager(
-        10, 4, null_block=True, debug=2, groups=[FullAttention(), RecurrentState()]
-    )
-    first = manager.admit(range(9))
-    step(manager, first, 8)
-    step(manager, first, 9)
-    manager.free(first)
-    second = manager.admit(range(50, 62))
-    step(manager, second, 12)
-    assert manager.stats().free_blocks == 2
-    third = manager.admit([90])
-    assert manager.stats().free_blocks == 0
-    assert not manager.cache_state(second)
-    manager.free(third)
-    assert manager.match(range(9)).num_cached_tokens == 8
-    assert manager.cache_state(second)
-
-
-def test_a_state_that_a_forward_may_have_moved_is_not_cached() -> None:
-    manager = hybrid()
-    handle = manager.admit(PROMPT)
-    manager.copies_applied(manager.take_copies().ticket)
-    with pytest.raises(StepError, match="cannot cache the state of sequence"):
-        manager.cache_state(handle)
-    manager.commit(handle, 8)
-    manager.preempt(handle)
-    with pytest.raises(SequenceStateError):
-        manager.cache_state(handle)
-    alone = BlockManager(8, 4)
-    handle = alone.admit(PROMPT)
-    alone.commit(handle, 8)
-    assert not alone.cache_state(handle)
-
-
-@pytest.mark.parametrize("shared", [8, 10])
-@pytest.mark.parametrize("limit", ["max_cached_tokens", "match"])
-def test_a_limit_of_what_is_taken_does_not_hide_where_prompts_part(limit: str, shared: int) -> None:
-    manager = hybrid(groups=[FullAttention(), RecurrentState()], min_partial_tokens=1)
-    first = manager.admit([*range(shared), *[50] * 10])
-    step(manager, first, shared + 10)
-    manager.free(first)
-    prompt = [*range(shared), *[51] * 10]
-    found = manager.match(prompt)
-    assert found.num_cached_tokens == 0
-    options: dict[str, Any] = {"match": found, "max_cached_tokens": 0}
-    handle = manager.admit(prompt, **{limit: options[limit]})
-    assert shared in manager.stops(handle)
-
-
-def test_a_tail_with_a_state_is_found_where_full_attention_has_more() -> None:
-    manager = hybrid(groups=[FullAttention(), RecurrentState()], min_partial_tokens=1)
-    for length in (12, 6):  # without a stop, so that only the ends have a state
-        handle = manager.admit(range(length))
-        step(manager, handle, length)
-        manager.free(handle)
-    assert manager.match(range(10)).num_cached_tokens == 6
-
-
-def test_a_place_where_prompts_part_is_found_beside_any_number_of_them() -> None:
-    """A look-up within a block examines 128 of the blocks that continue a prefix."""
-    manager = hybrid(
-        2000, groups=[FullAttention(), RecurrentState()], min_partial_tokens=1, debug=0
-    )
-
-    def serve(prompt: list[int]) -> int:
-        handle = manager.admit(prompt)
-        found = manager.sequence(handle).num_cached_tokens
-        for stop in (*manager.stops(handle), len(prompt)):
-            step(manager, handle, stop)
-        manager.copies_applied(manager.take_copies().ticket)
-        manager.free(handle)
-        return found
-
-    assert [serve([1, 1, last, last]) for last in (3, 4, 5)] == [0, 0, 2]
-    assert [serve([2, 2, last, last]) for last in range(3, 200)] == [0, 0, *[2] * 195]
-    # A look-up does not reach the first one among the others; the third one finds it again.
-    assert [serve([1, 1, last, last]) for last in (6, 7, 8)] == [0, 0, 2]
-
-
-def test_a_part_that_the_forward_has_yet_to_write_is_not_copied_from() -> None:
-    """The node may be written long ago, while its chunk block was released and recomputed."""
-    groups = [FullAttention(), ChunkedAttention(4)]
-    manager = hybrid(groups=groups, early_commit=True, min_partial_tokens=1)
-    first, second = (manager.admit([7, 7, 7, 7, 8]) for _ in range(2))
-    for computed in (4, 5):
-        manager.commit(first, computed)
-        manager.copies_applied(manager.take_copies().ticket)
-    assert manager.group_table(1)[manager.row(first), 0] == 0
-    manager.commit(second, 4)  # ahead of the forward that writes it
-    assert manager.match([7, 7, 7, 9]).num_cached_tokens == 0
-    manager.copies_applied(manager.take_copies().ticket)
-    assert manager.match([7, 7, 7, 9]).num_cached_tokens == 3
-
-
-def test_what_a_sequence_takes_back_is_taken_back_in_all_groups() -> None:
-    """A sequence may be withdrawn before the forward, unless another needs what it computes."""
-    manager = hybrid(groups=[FullAttention(), ChunkedAttention(4)], early_commit=True)
-    first, second, third = (manager.admit([7, 7, 7, 7, 8]) for _ in range(3))
-    for computed in (4, 5):
-        manager.commit(first, computed)
-        manager.copies_applied(manager.take_copies().ticket)
-    manager.commit(second, 4)
-    manager.commit(third, 4)  # merges with the block that the second one writes
-    with pytest.raises(StepError, match="shared"):
-        manager.free(second, withdraw=True)
-    manager.copies_applied(manager.take_copies().ticket)
-    manager.free(second)
-    manager.free(third)
-    fourth = manager.admit([9, 9, 9, 9, 8])
-    manager.commit(fourth, 4)
-    manager.free(fourth, withdraw=True)
-    assert manager.match([9, 9, 9, 9, 8]).num_cached_tokens == 0
-    manager.free(first)
-    assert manager.num_available == 63
-
-
-def test_a_block_that_comes_back_to_a_node_is_withdrawn_alone() -> None:
-    manager = hybrid(groups=[FullAttention(), ChunkedAttention(4)], early_commit=True)
-    first, second = (manager.admit([7, 7, 7, 7, 8]) for _ in range(2))
-    for computed in (4, 5):
-        manager.commit(first, computed)
-        manager.copies_applied(manager.take_copies().ticket)
-    manager.commit(second, 4)
-    manager.free(second, withdraw=True)
-    assert manager.match([7, 7, 7, 7, 8]).num_cached_tokens == 4  # no later query reads the chunk
 
 
 def test_a_cached_state_is_copied_whole() -> None:
@@ -578,92 +372,6 @@ def test_calls_by_block_id_know_the_blocks_of_all_groups() -> None:
 def test_options_are_kept_as_they_were_given() -> None:
     config = ManagerConfig(num_blocks=8, block_size=4, groups=iter(GROUPS), null_block=True)
     assert config.groups == tuple(GROUPS)
-
-
-def serve_to_its_end(manager: BlockManager, prompt: list[int]) -> None:
-    handle = manager.admit(prompt)
-    for stop in sorted({*manager.stops(handle), len(prompt)}):
-        step(manager, handle, stop)
-    manager.free(handle)
-
-
-def test_a_tail_that_no_look_up_sees_is_not_kept() -> None:
-    """A look-up within a block examines the last 128 children of a node."""
-    groups = [FullAttention(), RecurrentState()]
-    manager = hybrid(1000, groups=groups, min_partial_tokens=2, debug=0)
-    prompts = [[1, 1, 100 + i] for i in range(300)]
-    for prompt in prompts:
-        serve_to_its_end(manager, prompt)
-    found = [manager.match([*prompt, 7]).num_cached_tokens == 3 for prompt in prompts]
-    assert found[-100:] == [True] * 100
-    assert manager.match([1, 1, 5]).num_cached_tokens == 2
-    # All that are kept are found, and the tail where they diverge.
-    assert manager.stats().cached_blocks == len(groups) * (sum(found) + 1)
-    manager.check_invariants()
-
-
-def test_a_full_block_among_many_siblings_is_kept_beside_tails() -> None:
-    manager = hybrid(2048, groups=[FullAttention(), SlidingWindow(8)], min_partial_tokens=1)
-    head = [1, 2, 3, 4]
-    prompts = [[*head, 10, 10, 10, 100 + i] for i in range(140)]
-    for prompt in prompts:
-        serve_to_its_end(manager, prompt)
-    serve_to_its_end(manager, [*head, 7, 7])
-    assert {manager.match([*prompt, 0]).num_cached_tokens for prompt in prompts} == {8}
-
-
-def test_an_end_at_which_sequences_stop_again_is_seen_again() -> None:
-    groups = [FullAttention(), RecurrentState()]
-    manager = hybrid(1000, groups=groups, min_partial_tokens=2, debug=0)
-    again = [1, 1, 99]
-    for prompt in [again, *([1, 1, 100 + i] for i in range(100)), again]:
-        serve_to_its_end(manager, prompt)
-    for i in range(100):  # with the earlier ones, more than a look-up examines
-        serve_to_its_end(manager, [1, 1, 300 + i])
-    assert manager.match([*again, 7]).num_cached_tokens == 3
-    assert manager.match([1, 1, 100, 7]).num_cached_tokens == 2
-    manager.check_invariants()
-
-
-def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None:
-    """Windows need no blocks for cached tokens before them."""
-    manager = hybrid(1 + 32, groups=[FullAttention(), SlidingWindow(4)], debug=0)
-    prompt = list(range(80))
-    handle = manager.admit(prompt, num_slots=4)
-    for stop in range(4, 81, 4):
-        manager.reserve(handle, stop)
-        step(manager, handle, stop)
-    manager.free(handle)
-    longer = [*prompt, *range(100, 116)]
-    assert manager.can_admit([7] * 96, num_slots=96) is Admission.NEVER
-    with pytest.raises(NeverFitsError):
-        manager.admit([7] * 96, num_slots=96)
-    found = manager.match(longer, num_slots=96)
-    assert found.num_cached_tokens == 80
-    assert manager.can_admit(longer, num_slots=96) is Admission.NOW
-    handle = manager.admit(longer, num_slots=96)
-    step(manager, handle, 96)
-    manager.free(handle)
-    manager.check_invariants()
-
-
-def test_a_boundary_behind_a_gap_in_a_window_is_none() -> None:
-    """A commit does not cache a block that waits for its copy, and the window moves on."""
-    manager = hybrid(groups=[FullAttention(), SlidingWindow(9)])
-    parent = manager.admit([1])
-    step(manager, parent, 1)
-    [child] = manager.fork(parent)
-    manager.append(child, [1] * 11)
-    plan = manager.take_copies()
-    manager.commit(child, 12)
-    manager.copies_applied(plan.ticket)
-    assert manager.group_table(1)[manager.row(child), :3].tolist()[0] == 0
-    manager.append(child, [1])
-    step(manager, child, 13)
-    # After 8 tokens the window starts in the released block; after 12 it does not.
-    assert manager.match([1] * 9).num_cached_tokens == 0
-    assert manager.match([1] * 14).num_cached_tokens == 12
-    manager.check_invariants()
 
 
 def test_a_fork_knows_its_state_in_the_row_of_a_sequence_that_did_not() -> None:

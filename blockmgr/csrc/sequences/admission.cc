@@ -249,7 +249,6 @@ inline void Sequences::settle_occupied(Sequence& s, const Token* tokens,
     s.num_written = written_of(found);
   }
   if (groups_) [[unlikely]] {
-    if (config_.early_commit) s.num_written = grouped_written(s, s.num_computed);
     choose_stops(s, plan.num_shared);
     show_groups(s, 0);
   }
