@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
 
@@ -126,6 +127,9 @@ def main() -> int:
         )
     parser.add_argument("--seed", type=int, default=1, help="seed of the random order")
     parser.add_argument(
+        "--files", default="*", help="pattern of the files to draw from, such as '*/group*'"
+    )
+    parser.add_argument(
         "--least", type=float, default=0.95, help="share of mutants that must be killed"
     )
     parser.add_argument(
@@ -154,7 +158,7 @@ def main() -> int:
         for half in HALVES:
             sites = all_sites(half)
             names.update(site.name for site in sites)
-            order = drawn(sites, args.seed)
+            order = drawn((s for s in sites if fnmatch(s.file, args.files)), args.seed)
             before = known(args.report)
             if args.believe:
                 before = believed(half, sites, verdicts) | before

@@ -25,6 +25,13 @@ CORE = (
     f" {UNIT}/test_blocks_by_id.py {UNIT}/test_cache_calls.py {UNIT}/test_events.py"
     f" {UNIT}/test_uncopied.py tests/golden"
 )
+GROUPS = (
+    f"{UNIT}/test_groups.py {UNIT}/test_group_admission.py {UNIT}/test_group_eviction.py"
+    f" {UNIT}/test_group_promises.py {UNIT}/test_group_stops.py tests/groups/test_core.py",
+    "tests/groups/test_rules.py tests/groups/test_steps.py tests/groups/test_shares.py"
+    " tests/groups/test_events.py tests/groups/test_retention.py tests/groups/test_levels.py"
+    " tests/groups/test_holds.py",
+)
 INPUT = (
     f"{UNIT}/test_bad_input.py {UNIT}/test_wrong_calls.py {UNIT}/test_arguments.py"
     f" {UNIT}/test_errors.py {UNIT}/test_digest.py {UNIT}/test_package.py"
@@ -84,6 +91,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         ARGUMENTS,
     ),
     # The core, after its own programs.
+    "csrc/*/group*": GROUPS,
     "csrc/sequences/monitor*": (
         f"{UNIT}/test_forks_of_the_process.py {UNIT}/test_threads.py {UNIT}/test_isolation.py",
         CORE,

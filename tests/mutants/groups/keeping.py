@@ -1,0 +1,172 @@
+"""What becomes findable, and what is taken back."""
+
+from __future__ import annotations
+
+from tests.mutants.groups.planted import planted
+
+KEEPING = (
+    *planted(
+        "sequences/group_keeping.cc",
+        (
+            "where_prompts_diverge_is_passed_by",
+            "  if (keep_whole(s, available(s.partition), false) && diverges)",
+            "  if (keep_whole(s, available(s.partition), false) && diverges && false)",
+        ),
+        (
+            "no_boundary_of_a_sequence_that_ended_is_passed",
+            "    if (num_states_) end_path(s, node, resumes);\n",
+            "    (void)resumes;\n",
+        ),
+        (
+            "a_gap_in_a_window_is_a_boundary",
+            "      since_room_[nth(g)] = i + 1;\n",
+            "",
+        ),
+        (
+            "a_gap_before_a_window_is_forgotten",
+            "  while (since > least && groups_->cached(g, t[since - 1]) >= 0) --since;",
+            "  since = least;",
+        ),
+        (
+            "a_kept_state_has_no_successor",
+            "  copies_.plan(kept, state, config_.block_size);\n",
+            "",
+        ),
+        (
+            "keeps_a_state_that_may_have_moved",
+            "|| !group_row(s).stands || s.outdated",
+            "|| s.outdated",
+        ),
+        (
+            "a_state_at_no_stop_is_worth_an_eviction",
+            "  return keep_whole(s, pool_.free_blocks(s.partition).size(), true);",
+            "  return keep_whole(s, available(s.partition), true);",
+        ),
+        (
+            "a_state_at_no_stop_is_as_good_as_one_at_a_stop",
+            "  return keep_whole(s, pool_.free_blocks(s.partition).size(), true);",
+            "  return keep_whole(s, pool_.free_blocks(s.partition).size(), false);",
+        ),
+        (
+            "caches_a_state_that_may_have_moved",
+            '  refuse_moved(s, "cache the state of");\n',
+            "",
+        ),
+        (
+            "a_state_is_found_before_its_copy",
+            "  groups_->set_being_kept(kept, true);\n",
+            "",
+        ),
+        (
+            "keeps_the_end_of_what_may_have_moved",
+            "  if ((num_states_ && !row.stands) || s.num_chained < unit) return;",
+            "  if (s.num_chained < unit) return;",
+        ),
+        (
+            "keeps_the_end_that_others_share",
+            "  return nodes_.uses(own).ref_count == 1 && !nodes_[own].keyed() &&",
+            "  return !nodes_[own].keyed() &&",
+        ),
+        (
+            "a_branch_that_sank_stays_there",
+            "      index_.bring_forward(child);  // for the next prompt that diverges here\n",
+            "",
+        ),
+        (
+            "a_branch_has_no_state",
+            "    if (groups_->group(g).recurrent()) give_state(s, g, tail);\n",
+            "    (void)g;\n",
+        ),
+        (
+            "goes_on_writing_into_a_branch",
+            "  make_private(s, unit, s.num_computed);\n",
+            "",
+        ),
+        (
+            "a_branch_takes_what_is_not_there",
+            "  if (groups_->num_groups() + 1 > available(s.partition)) return;\n",
+            "",
+        ),
+        (
+            "what_was_only_passed_stays_like_the_rest",
+            "    const bool passes = !num_states_ && !is_stop(end);\n",
+            "    const bool passes = false && !is_stop(end);\n",
+        ),
+        (
+            "the_end_of_a_sequence_was_only_passed",
+            "  if (last >= 0 && counters_.cached_tails == tails) groups_->clear_passed(last);\n",
+            "  (void)last, (void)tails;\n",
+        ),
+        (
+            "where_prompts_diverge_was_only_passed",
+            " || end == stops[GroupRow::kDiverges] ||\n",
+            " ||\n",
+        ),
+        (
+            "a_unit_before_is_always_a_boundary",
+            "  const bool read_before = logical > 0 && groups_->is_boundary(t[logical - 1]);\n",
+            "  const bool read_before = logical > 0;\n",
+        ),
+        (
+            "drops_full_blocks_that_are_not_seen",
+            "    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) {\n",
+            "    if (nodes_.idle(child)) {\n",
+        ),
+        (
+            "keeps_tails_that_are_not_seen",
+            "    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) {\n",
+            "    if (false) {\n",
+        ),
+        (
+            "the_state_at_an_end_is_not_told_of",
+            "  if (last >= 0) groups_->tell_kept(&last, 1);\n",
+            "",
+        ),
+        (
+            "only_the_stops_of_the_admission_are_more_than_passed",
+            "           end == stops[GroupRow::kRetained];\n",
+            "           false;\n",
+        ),
+    ),
+    *planted(
+        "sequences/promotion.cc",
+        (
+            "counts_on_a_block_that_the_batch_moves_to",
+            "           std::find(dropped.begin(), dropped.end(), there) != dropped.end();\n",
+            "           (dropped.empty() && there < 0);\n",
+        ),
+        (
+            "a_batch_counts_on_a_node_that_a_caller_holds",
+            "  std::int64_t lost = nodes_.uses(own).pins && pool_.counts_as_available(cached);\n",
+            "  std::int64_t lost = 0;\n",
+        ),
+        (
+            "a_batch_counts_on_a_part_that_a_caller_holds",
+            "    lost += part >= 0 && there >= 0 &&",
+            "    lost += false && there >= 0 &&",
+        ),
+        (
+            "a_unit_is_merged_with_parts_to_be_written",
+            "(groups_ ? most_unwritten(node) : nodes_[node].unwritten)",
+            "nodes_[node].unwritten",
+        ),
+    ),
+    *planted(
+        "sequences/withdrawal.cc",
+        (
+            "a_part_that_is_taken_back_is_found",
+            "      if (!record.unwritten) groups_->lose_part(g, t[i]);\n",
+            "      (void)g;\n",
+        ),
+        (
+            "a_part_that_is_taken_back_waits_for_the_forward",
+            "      forget_unwritten(part);\n",
+            "",
+        ),
+        (
+            "takes_back_a_part_that_others_have",
+            "    each_part(s, i, [&](int, NodeId part) { check(part); });\n",
+            "",
+        ),
+    ),
+)
