@@ -55,7 +55,7 @@ void GroupPlay::check_tables(const Seq& seq) const {
   }
 }
 
-// Whether the content of a block is in memory and cached. Whoever writes it then writes the same.
+// Whether the content of a block is in memory and cached: a sequence that writes it writes the same.
 bool GroupPlay::is_in_cache(std::size_t block) const {
   const NodeId n = core_.nodes().owner(static_cast<std::int64_t>(block));
   return n >= 0 && core_.nodes()[n].keyed() && !core_.nodes()[n].unwritten;

@@ -19,149 +19,10 @@
 #include "memory/tally.h"
 #include "places/group_places.h"
 #include "sequences/recent_hits.h"
+#include "sequences/records.h"
 #include "sequences/store.h"
 
 namespace blockmgr {
-
-using Handle = std::int64_t;  // generation of the row in the high half, row in the low half
-
-struct Config : StoreConfig {
-  int max_seqs = 0;
-  int row_width = 0;
-  bool prefix_caching = true;
-  int min_partial_tokens = 0;
-  int watermark_blocks = 0;
-  bool early_commit = false;
-  int hit_rate_window = 0;  // requests that recent_hits looks back on
-  std::int64_t max_rollback = 0;  // computed tokens that truncate may take back: drafts
-  std::int64_t halfway_stop_tokens = 0;  // of a prompt that stops halfway, at least; 0: none does
-};
-
-struct Prompt {
-  const Token* tokens;
-  std::int64_t num_tokens;
-  std::string_view name;   // of the namespace
-  ExtrasBytes extras;      // by logical block, sorted
-  std::int64_t num_slots;  // 0: as many as tokens
-  bool read_cache = true;  // false: nothing of it is to be found
-  // Of this call alone, see Terms.
-  std::int64_t most_cached = INT64_MAX;
-  std::int64_t due_cached = -1;
-  std::int64_t watermark_blocks = -1;  // -1: the config's
-};
-
-enum class Admission { kNow, kLater, kNever };
-
-struct RemapRecord {
-  Handle handle;
-  std::int32_t index;
-  std::int32_t old_block;
-  std::int32_t new_block;
-};
-
-struct MatchResult {
-  std::int64_t num_cached = 0;
-  std::int64_t num_partial = 0;
-  std::int64_t num_idle = 0;  // blocks that admission takes into use beside the fresh ones
-  std::int64_t num_computing = 0;  // tokens after them that a running sequence has yet to commit
-  std::array<std::int64_t, 3> stops{};  // where forwards should end; 0: nowhere
-  std::vector<std::int32_t> blocks;
-};
-
-// Why a block of a prompt, or what is left after its blocks, is not found. In the order of
-// blockmgr.MissReason, but for what only a replay says.
-enum class Miss : std::uint8_t {
-  kCachingOff,
-  kTooLarge,
-  kLastToken,
-  kPartialBlock,
-  kNotCommitted,
-  kGroup,
-  kEvicted,
-  kOtherExtras,
-  kOtherNamespace,
-  kDiverged,
-  kNeverSeen,
-  kNotRemembered,
-};
-
-struct MissedBlock {
-  Miss reason;
-  std::int64_t stop;              // position after its last token
-  std::int64_t more_blocks = 0;   // evicted: blocks by which the pool is too small
-  std::int64_t evicted_ago = -1;  // evicted: blocks handed out since
-  int group = -1;                 // of layers that refused, in the order of the engine
-};
-
-struct ExplainResult {
-  std::int64_t num_cached = 0;
-  std::int64_t num_partial = 0;
-  std::int64_t diverges_at = -1;
-  std::vector<MissedBlock> missed;  // in order, from num_cached to the end of the prompt
-};
-
-struct Counters {
-  std::int64_t query_tokens = 0;
-  std::int64_t hit_tokens = 0;
-  std::int64_t partial_hit_tokens = 0;
-  std::int64_t resumed_query_tokens = 0;
-  std::int64_t resumed_hit_tokens = 0;
-  std::int64_t promoted_blocks = 0;
-  std::int64_t deduplicated_blocks = 0;
-  std::int64_t cached_tails = 0;
-  std::int64_t forks = 0;
-  std::int64_t preemptions = 0;
-  std::int64_t touched_blocks = 0;
-  std::int64_t forgotten_blocks = 0;
-  std::int64_t peak_used_blocks = 0;
-};
-
-// One row. Tokens live in the blocks that have their slots; those without a slot wait here.
-//
-//   [0, num_computed)            K/V is present
-//   [num_computed, num_tokens)   to be written by the next forward, as far as there are slots
-//   [0, num_blocks * block_size) slots
-//   [slots, num_tokens)          waiting tokens
-struct Sequence {
-  enum State : std::uint8_t { kUnused, kRunning, kPreempted };
-
-  std::uint32_t generation = 1;
-  State state = kUnused;
-  bool outdated = false;        // it runs on K/V that no prompt may find any more: see detach
-  std::uint16_t partition = 0;  // of the pool: the root's
-  std::int32_t num_blocks = 0;
-  std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
-  std::int64_t num_tokens = 0;
-  std::int64_t num_computed = 0;
-  std::int64_t num_cached = 0;
-  // With early commit, in the step of this number; in any other step both are num_computed.
-  std::int64_t early_step = -1;
-  std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
-  std::int64_t num_written = 0;  // of that, what is in memory before the forward
-  std::uint32_t root = 0;
-  Context context = kNobody;  // of the eviction policy
-  std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
-  std::shared_ptr<const ExtrasMap> extras;
-  std::vector<Token> waiting;
-  std::size_t waiting_start = 0;
-
-  const ExtrasIds* extras_ids() const { return extras ? &extras->ids() : nullptr; }
-  std::int64_t num_waiting() const {
-    return static_cast<std::int64_t>(waiting.size() - waiting_start);
-  }
-};
-
-// What a sequence has in further groups of layers, beside its row.
-struct GroupRow {
-  // By group: it holds parts of its blocks from this one on; recurrent groups: 0.
-  std::vector<std::int32_t> first;
-  std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
-  // Where prompts may continue: a forward should end there, so that a state is kept; 0: none.
-  enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kRetained };
-  std::array<std::int64_t, 4> stops{};
-  bool stands = true;  // its states are known to be those after num_computed tokens
-  int moves = 0;       // steps launched since, each of which may have moved them
-};
 
 class Sequences : public Store {
  public:
@@ -275,7 +136,6 @@ class Sequences : public Store {
   std::int64_t take_copies(std::vector<BlockCopy>& copies);
   void copies_aborted(std::int64_t ticket);
   void return_copies(std::int64_t ticket) noexcept;
-  // Further groups of layers: nullptr if there is full attention alone.
   // The first block that a running sequence has of a group of attention.
   std::int64_t first_of(Handle handle, int g) const {
     return group_row(live(handle)).first[static_cast<std::size_t>(g)];
@@ -301,6 +161,7 @@ class Sequences : public Store {
   int in_engine(int g) const {
     return g < 0 ? config_.full_group : g < config_.full_group ? g : g + 1;
   }
+  // Further groups of layers: nullptr if there is full attention alone.
   const GroupPlaces* groups() const { return groups_.get(); }
   void copy_tokens(Handle handle, Token* out) const;
   std::vector<Handle> handles() const;
