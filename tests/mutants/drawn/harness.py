@@ -30,6 +30,7 @@ OPTIONS = {
     "books": ["-fno-access-control"],
 }
 BRIEF = (
+    ("stress", "--profile groups --ops 20000 --seed 1 --moves 64 --out /dev/null"),
     ("stress", "--ops 20000 --seed 1 --moves 64 --out /dev/null"),
     ("stress", "--ops 60000 --seed 2 --moves 64 --out /dev/null"),
 )
