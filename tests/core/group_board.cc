@@ -43,6 +43,7 @@ GroupPlay::Setup GroupBoard::setup_of(const GroupRules& rules) {
   config.row_width = kMostUnits;
   config.max_seqs = kMostSequences;
   config.min_partial_tokens = rules.min_partial_tokens;
+  config.early_commit = rules.early_commit;
   setup.digest = TestDigester::kWide;
   setup.vocabulary = 2;
   setup.habits.chunk = kUnit * kMostUnits;
@@ -57,7 +58,9 @@ GroupBoard::GroupBoard(const GroupRules& rules, Counts* counts)
 void GroupBoard::check() {
   const std::vector<std::string> violations = core_.violations();
   EXPECT(violations.empty(), violations.front());
-  check_memory();
+  // What is promised is in memory after the forward.
+  const auto ahead = [&](const SeqPtr& seq) { return is_ahead(*seq); };
+  if (std::none_of(seqs_.begin(), seqs_.end(), ahead)) check_memory();
   for (const SeqPtr& seq : seqs_)
     if (!seq->preempted) check_tables(*seq);
 }
@@ -104,8 +107,19 @@ void GroupBoard::truncate(std::size_t i, std::int64_t count) {
   if (length > count) GroupPlay::truncate(seq, length - count);
 }
 
+void GroupBoard::promise(std::size_t i, bool stops) {
+  const SeqPtr seq = at(i, false);
+  if (seq && !closed_) GroupPlay::commit(seq->handle, end_of(*seq, stops));
+}
+
+void GroupBoard::withdraw(std::size_t i) {
+  const SeqPtr seq = at(i, false);
+  if (seq && is_ahead(*seq) && !closed_) leave(seq);
+}
+
 void GroupBoard::preempt(std::size_t i) {
-  if (const SeqPtr seq = at(i, false)) GroupPlay::preempt(seq);
+  const SeqPtr seq = at(i, false);
+  if (seq && !is_ahead(*seq)) GroupPlay::preempt(seq);
 }
 
 void GroupBoard::resume(std::size_t i) {
@@ -129,14 +143,16 @@ void GroupBoard::fill(Closed& closed, bool stops, int only) {
   for (std::size_t i = 0; i < seqs_.size(); ++i) {
     const SeqPtr seq = at(i, false);
     if (!seq || (only >= 0 && static_cast<int>(i) != only)) continue;
-    const std::int64_t end = end_of(*seq, stops);
-    if (end > computed(*seq)) add_work(closed, seq, computed(*seq), end);
+    const bool early = setup_.core.early_commit;
+    const std::int64_t end = early ? computed(*seq) : end_of(*seq, stops);
+    if (end > settled(*seq)) add_work(closed, seq, settled(*seq), end);
   }
   close(closed);
 }
 
 void GroupBoard::step(bool stops, int only) {
   if (closed_ || only >= static_cast<int>(seqs_.size())) return;
+  if (only >= 0 && setup_.core.early_commit) return;  // its forward writes all that is promised
   closed_.emplace();
   fill(*closed_, stops, only);
   finish();
@@ -150,7 +166,7 @@ void GroupBoard::begin() {
 
 // applies_last: whether the copies are applied after the commits instead of before them.
 void GroupBoard::finish(bool applies_last) {
-  if (!closed_) return;
+  if (!closed_ || (applies_last && setup_.core.early_commit)) return;  // see launch
   setup_.habits.late = applies_last;
   launch(*closed_);
   const Step due = uncommitted_.front();
@@ -209,7 +225,7 @@ void add_for_each_token(Operations& all, const std::string& name, Run run) {
 }
 
 // Prompts that diverge within a unit and at the end of one; a prompt that starts with few slots.
-void add_few(Operations& all) {
+void add_few(Operations& all, bool early) {
   const auto add_prompt = [&](const std::vector<Token>& text, std::int64_t slots) {
     std::string name = "admit ";
     for (const Token token : text) name += std::to_string(token);
@@ -223,7 +239,10 @@ void add_few(Operations& all) {
   add_for_each_token(all, "append", [](auto& b, Number i, Token t) { b.append(i, t); });
   add_for_each(all, "free", [](auto& b, Number i) { b.free(i); });
   all.push_back({"step", [](auto& b) { b.step(false); }});
-  all.push_back({"step to the stops", [](auto& b) { b.step(true); }});
+  if (!early) return all.push_back({"step to the stops", [](auto& b) { b.step(true); }});
+  add_for_each(all, "promise", [](auto& b, Number i) { b.promise(i, false); });
+  add_for_each(all, "promise to the stop of", [](auto& b, Number i) { b.promise(i, true); });
+  add_for_each(all, "withdraw", [](auto& b, Number i) { b.withdraw(i); });
 }
 
 void add_turns(Operations& all) {
@@ -272,7 +291,7 @@ const std::map<std::string, void (*)(Operations&)> kFamilies = {
 
 Operations all_of(const GroupRules& rules) {
   Operations all;
-  add_few(all);
+  add_few(all, rules.early_commit);
   if (rules.wanted == "all") {
     for (const auto& [family, add] : kFamilies) add(all);
     return all;

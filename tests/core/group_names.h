@@ -70,6 +70,9 @@ class GroupNames {
     put(s.num_tokens);
     for (const Token token : seq.tokens) put(token);
     put(s.num_computed);
+    put(core_.settled(s));
+    put(core_.written(s));
+    put(seq.preempted ? 0 : board_.settled(seq));
     put(s.num_chained);
     put(s.outdated);
     put(s.num_blocks);
@@ -167,6 +170,7 @@ class GroupNames {
     put(nodes_.uses(n).ref_count);
     put(nodes_.uses(n).pins);
     put(record.key_tokens);
+    put(record.unwritten);
     put(record.in_flight);
     if (groups_.owner(n) >= 0) {
       if (record.keyed()) put_node(groups_.node_of(n));

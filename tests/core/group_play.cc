@@ -371,8 +371,12 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
 
 void GroupPlay::free(const SeqPtr& seq) {
   const SeqPtr kept = seq;  // seq may refer to an element of seqs_
+  if (is_ahead(*kept) && (!flight_.empty() || bytes_.one_in(2))) return;
+  leave(kept);
+}
+
+void GroupPlay::leave(const SeqPtr& kept) {
   const bool withdraws = is_ahead(*kept);
-  if (withdraws && (!flight_.empty() || bytes_.one_in(2))) return;
   const Outcome outcome = call(kFree, [&] {
     if (setup_.core.retention && bytes_.one_in(3)) {
       core_.free_expecting(kept->handle, bytes_.one_in(2), withdraws);

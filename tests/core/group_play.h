@@ -131,6 +131,7 @@ class GroupPlay {
   void admit(std::vector<Token> text, int name, int extras);
   void admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots);
   void free(const SeqPtr& seq);
+  void leave(const SeqPtr& seq);  // whether or not it is ahead
   void truncate(const SeqPtr& seq, std::int64_t length);
   bool append(const SeqPtr& seq, int count) { return append(seq, tokens(count)); }
   bool append(const SeqPtr& seq, const std::vector<Token>& fresh);
@@ -174,6 +175,7 @@ class GroupPlay {
   void promise();
   void complete();
   void commit(const Step& step);
+  void commit(Handle handle, std::int64_t computed);
   std::vector<Handle> decode(const Step& step);
   std::vector<Handle> decode(const std::vector<Handle>& batch, const std::vector<Token>& fresh);
   void take_back(const SeqPtr& seq);

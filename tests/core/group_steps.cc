@@ -162,7 +162,7 @@ void GroupPlay::promise() {
       if (!alive()) continue;  // there was no room for the fork
       if (stop <= std::min(static_cast<std::int64_t>(seq->tokens.size()), num_slots(*seq)) &&
           stop > computed(*seq))
-        if (!done(kCommit, [&] { core_.commit(seq->handle, stop); })) fail("commit was refused");
+        commit(seq->handle, stop);
       if (bytes_.below(10) < 6) {
         std::vector<Token> echo = seq->tokens;
         for (const Token token : tokens(3)) echo.push_back(token);
@@ -193,20 +193,22 @@ void GroupPlay::take_back(const SeqPtr& seq) {
   truncate(seq, length - count);
 }
 
+void GroupPlay::commit(Handle handle, std::int64_t computed) {
+  if (!done(kCommit, [&] { core_.commit(handle, computed); })) fail("commit was refused");
+}
+
 void GroupPlay::commit(const Step& step) {
   if (!setup_.habits.late) complete();
   const std::vector<Handle> decoded = decode(step);
   for (const Part& part : step) {
     const SeqPtr seq = find(part.handle);
     if (!seq || std::count(decoded.begin(), decoded.end(), part.handle)) continue;
-    if (!done(kCommit, [&] { core_.commit(part.handle, part.stop); })) fail("commit was refused");
+    commit(part.handle, part.stop);
     if (setup_.habits.drafts && bytes_.below(10) < 3) take_back(seq);
   }
   if (setup_.habits.affirms && uncommitted_.empty())
     for (const SeqPtr& seq : seqs_)
-      if (!seq->preempted && !is_ahead(*seq) &&
-          !done(kCommit, [&] { core_.commit(seq->handle, computed(*seq)); }))
-        fail("commit was refused");
+      if (!seq->preempted && !is_ahead(*seq)) commit(seq->handle, computed(*seq));
   if (setup_.habits.late) complete();
 }
 
