@@ -417,3 +417,29 @@ def test_decode_does_not_count_on_a_block_that_the_batch_moves_to(spare: int) ->
         with pytest.raises(OutOfBlocksError):
             manager.decode([writer], [8])
     manager.check_invariants()
+
+
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_decode_counts_what_sharers_move_to_once(spare: int) -> None:
+    """Two sequences leave a block that a copy keeps; each group has one cached block for both."""
+    groups = [FullAttention(), SlidingWindow(4)]
+    manager = BlockManager(62 + spare, 4, max_seqs=8, groups=groups, null_block=True, debug=2)
+    cached = manager.admit(range(9))
+    step(manager, cached, 8)
+    manager.free(cached)
+    writer = manager.admit(range(7))
+    step(manager, writer, 7)
+    [child] = manager.fork(writer)
+    manager.append(child, [90])
+    manager.decode([writer], [7])
+    [sharer] = manager.fork(writer)
+    left = 2 * 2 + 2 + spare  # a block of each sequence in each group, and the cached ones
+    manager.admit([100] * 2 * (manager.num_available - left))
+    assert manager.num_available == left
+    if spare < 0:
+        with pytest.raises(OutOfBlocksError):
+            manager.decode([writer, sharer], [8, 8])
+    else:
+        manager.decode([writer, sharer], [8, 8])
+        assert manager.num_available == 0
+    manager.check_invariants()

@@ -59,28 +59,31 @@ std::int64_t Sequences::plan_promotion(Sequence& s, std::int64_t num_computed,
       break;
     }
     if (groups_ && config_.remap && node >= 0 && node != t[i]) [[unlikely]]
-      lost += num_lost(t[i], node, plan.dropped);
+      lost += num_lost(t[i], node, plan);
   }
   return lost;
 }
 
 // Of several groups: blocks that a sequence leaves for cached ones which are available, or are to be
-// once another of the batch has dropped them; and that a copy to come or a caller keeps. Counted for
-// each sequence, although sharers move at once.
-std::int64_t Sequences::num_lost(NodeId own, NodeId cached,
-                                 const std::vector<NodeId>& dropped) const {
-  const auto is_lost = [&](NodeId there) {
-    return pool_.counts_as_available(there) ||
-           std::find(dropped.begin(), dropped.end(), there) != dropped.end();
+// once another of the batch has dropped them; and that a copy to come or a caller keeps. Sharers move
+// at once, so a cached one counts once in a plan.
+std::int64_t Sequences::num_lost(NodeId own, NodeId cached, PromotionPlan& plan) const {
+  const auto names = [](const std::vector<NodeId>& nodes, NodeId n) {
+    return std::find(nodes.begin(), nodes.end(), n) != nodes.end();
   };
-  std::int64_t lost = nodes_.uses(own).pins && pool_.counts_as_available(cached);
+  const std::size_t before = plan.taken.size();
+  const auto count = [&](NodeId left, NodeId there) {
+    if (!nodes_.uses(left).pins || names(plan.taken, there)) return;
+    if (pool_.counts_as_available(there) || names(plan.dropped, there)) plan.taken.push_back(there);
+  };
+  count(own, cached);
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
     const NodeId part = groups_->part(g, own);
     const NodeId there = groups_->part(g, cached);
-    lost += part >= 0 && there >= 0 && nodes_.uses(part).pins && is_lost(there);
+    if (part >= 0 && there >= 0) count(part, there);
   }
-  return lost;
+  return static_cast<std::int64_t>(plan.taken.size() - before);
 }
 
 void Sequences::promote_all(const PromotionPlan& plan) noexcept {

@@ -265,14 +265,16 @@ class Sequences : public Store {
     std::vector<Promotion> promotions;
     std::vector<std::uint8_t> digests;
     std::vector<NodeId> dropped;  // parts that the batch is counted on to make available
+    std::vector<NodeId> taken;    // cached blocks that it takes into use, see num_lost
     void clear() {
       promotions.clear();
       digests.clear();
       dropped.clear();
+      taken.clear();
     }
     std::size_t memory() const {
       return digests.capacity() + promotions.capacity() * sizeof(Promotion) +
-             dropped.capacity() * sizeof(NodeId);
+             (dropped.capacity() + taken.capacity()) * sizeof(NodeId);
     }
   };
   struct DecodePlan {
@@ -436,7 +438,7 @@ class Sequences : public Store {
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
   std::int64_t plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
                               PromotionPlan& plan);
-  std::int64_t num_lost(NodeId own, NodeId cached, const std::vector<NodeId>& dropped) const;
+  std::int64_t num_lost(NodeId own, NodeId cached, PromotionPlan& plan) const;
   void promote_all(const PromotionPlan& plan) noexcept;
   void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;
   void note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept;

@@ -132,8 +132,13 @@ KEEPING = (
         "sequences/promotion.cc",
         (
             "counts_on_a_block_that_the_batch_moves_to",
-            "           std::find(dropped.begin(), dropped.end(), there) != dropped.end();\n",
-            "           (dropped.empty() && there < 0);\n",
+            "counts_as_available(there) || names(plan.dropped, there))",
+            "counts_as_available(there))",
+        ),
+        (
+            "counts_what_sharers_move_to_for_each_of_them",
+            "    if (!nodes_.uses(left).pins || names(plan.taken, there)) return;\n",
+            "    if (!nodes_.uses(left).pins) return;\n",
         ),
         (
             "a_batch_counts_on_a_node_that_a_caller_holds",
