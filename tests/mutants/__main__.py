@@ -22,10 +22,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from tests.mutants.catalogue import CORE, EXTENSION, PYTHON, Mutant
 from tests.mutants.core import CRASHED, ENDLESS, Workshop
 from tests.mutants.extension import ExtensionBuild
-from tests.mutants.groups import GROUPS
+from tests.mutants.mutant import Mutant
+from tests.mutants.planted import CORE, EXTENSION, GROUPS, PYTHON
 from tests.mutants.python import tests_that_find
 from tests.mutants.share import drawn_share
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.core.__main__ import CORE as SOURCES
 from tests.core.__main__ import HERE as HARNESS
 from tests.core.__main__ import core_files, policies, sources
-from tests.mutants.catalogue import Mutant
+from tests.mutants.mutant import Mutant
 
 FOUND = re.compile(r"after (\d+) operations")
 CRASHED = 0  # the number of calls is unknown

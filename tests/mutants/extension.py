@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mutants.catalogue import Mutant
 from tests.mutants.core import planted
+from tests.mutants.mutant import Mutant
 from tests.mutants.python import failures
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutants.catalogue import Mutant
 from tests.mutants.core import ENDLESS, planted
+from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 120

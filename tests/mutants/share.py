@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 
-from tests.mutants.catalogue import Mutant
+from tests.mutants.mutant import Mutant
 
 
 def drawn_share(mutants: Sequence[Mutant], parts: int, word: str) -> tuple[Mutant, ...]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.catalogue import CORE, EXTENSION, PYTHON, Mutant
-from tests.mutants.groups import GROUPS
+from tests.mutants.mutant import Mutant
+from tests.mutants.planted import CORE, EXTENSION, GROUPS, PYTHON
 
 PACKAGE = Path(__file__).parents[2] / "blockmgr"
 PLACES = [

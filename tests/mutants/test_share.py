@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.catalogue import CORE
+from tests.mutants.planted import CORE
 from tests.mutants.share import drawn_share
 
 

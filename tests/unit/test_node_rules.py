@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from blockmgr import BlockManager
-from tests.mutants.catalogue import CORE
+from tests.mutants.planted import CORE
 
 SIZE = 2
 ROOT = Path(__file__).parents[2]

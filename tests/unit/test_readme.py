@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from blockmgr.cli import cli
-from tests.mutants import catalogue
+from tests.mutants.planted import CORE, EXTENSION, PYTHON
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -74,7 +74,7 @@ def test_the_picture_shows_the_blocks_that_the_code_has() -> None:
 
 
 def test_the_number_of_planted_bugs_is_that_of_the_catalogue() -> None:
-    planted = len(catalogue.CORE) + len(catalogue.EXTENSION) + len(catalogue.PYTHON)
+    planted = len(CORE) + len(EXTENSION) + len(PYTHON)
     for page in ("README.md", "docs/proof.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         said = re.findall(r"\b(\d+)\s+(?:planted\s+bugs|bugs\s+are\s+planted)", text)

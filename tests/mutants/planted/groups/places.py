@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mutants.groups.planted import planted
+from tests.mutants.planted.groups.bugs import bugs_in
 
 PLACES = (
-    *planted(
+    *bugs_in(
         "places/group_places.cc",
         (
             "a_boundary_needs_its_last_unit_alone",
@@ -203,7 +203,7 @@ PLACES = (
             "    if (false && evict_used_below(partition)) ",
         ),
     ),
-    *planted(
+    *bugs_in(
         "places/group_places.h",
         (
             "prunes_boundaries",
@@ -216,7 +216,7 @@ PLACES = (
             "return is_boundary(n);",
         ),
     ),
-    *planted(
+    *bugs_in(
         "places/pool.cc",
         (
             "nothing_looks_whether_a_boundary_needs_it",
@@ -249,7 +249,7 @@ PLACES = (
             "    --own.num_kept;\n",
         ),
     ),
-    *planted(
+    *bugs_in(
         "places/pool.h",
         (
             "puts_by_a_part_that_a_step_reads",
@@ -267,7 +267,7 @@ PLACES = (
             "",
         ),
     ),
-    *planted(
+    *bugs_in(
         "identity/node_ids.h",
         (
             "forgets_which_ids_begin_a_run",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mutants.groups.planted import planted
+from tests.mutants.planted.groups.bugs import bugs_in
 
 KEEPING = (
-    *planted(
+    *bugs_in(
         "sequences/group_keeping.cc",
         (
             "where_prompts_diverge_is_passed_by",
@@ -128,7 +128,7 @@ KEEPING = (
             "           false;\n",
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/promotion.cc",
         (
             "counts_on_a_block_that_the_batch_moves_to",
@@ -142,13 +142,13 @@ KEEPING = (
         ),
         (
             "a_batch_counts_on_a_node_that_a_caller_holds",
-            "  std::int64_t lost = nodes_.uses(own).pins && pool_.counts_as_available(cached);\n",
-            "  std::int64_t lost = 0;\n",
+            "  count(own, cached);\n",
+            "",
         ),
         (
             "a_batch_counts_on_a_part_that_a_caller_holds",
-            "    lost += part >= 0 && there >= 0 &&",
-            "    lost += false && there >= 0 &&",
+            "    if (part >= 0 && there >= 0) count(part, there);\n",
+            "    if (part >= 0 && there < 0) count(part, there);\n",
         ),
         (
             "a_unit_is_merged_with_parts_to_be_written",
@@ -156,7 +156,7 @@ KEEPING = (
             "nodes_[node].unwritten",
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/withdrawal.cc",
         (
             "a_part_that_is_taken_back_is_found",

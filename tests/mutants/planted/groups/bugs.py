@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutants.catalogue import Mutant
+from tests.mutants.mutant import Mutant
 
 TESTS = (
     "tests/groups/test_core.py",
@@ -21,6 +21,6 @@ TESTS = (
 )
 
 
-def planted(file: str, *bugs: tuple[str, str, str]) -> tuple[Mutant, ...]:
+def bugs_in(file: str, *bugs: tuple[str, str, str]) -> tuple[Mutant, ...]:
     """Bugs of one file, each with its name, the text before and the text after."""
     return tuple(Mutant(name, file, before, after, TESTS) for name, before, after in bugs)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mutants.groups.planted import planted
+from tests.mutants.planted.groups.bugs import bugs_in
 
 ADMISSION = (
-    *planted(
+    *bugs_in(
         "sequences/group_admission.cc",
         (
             "where_a_prompt_went_on_is_passed_by",
@@ -173,7 +173,7 @@ ADMISSION = (
             "    plan.never = !may_fit;\n",
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/admission.cc",
         (
             "a_promise_before_a_block_counts_against_it",
@@ -184,7 +184,7 @@ ADMISSION = (
             ),
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/explain.cc",
         (
             "explains_with_the_number_of_the_core",

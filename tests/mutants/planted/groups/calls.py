@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.mutants.groups.planted import planted
+from tests.mutants.planted.groups.bugs import bugs_in
 
 CALLS = (
-    *planted(
+    *bugs_in(
         "sequences/group_parts.cc",
         (
             "counts_what_no_copy_brings",
@@ -43,7 +43,7 @@ CALLS = (
             "    if (keeps && nodes_[m].keyed()",
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/group_steps.cc",
         (
             "a_window_drops_a_unit_early",
@@ -96,7 +96,7 @@ CALLS = (
             "",
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/group_forks.cc",
         (
             "a_fork_begins_with_an_empty_state",
@@ -144,7 +144,7 @@ CALLS = (
             "    s.num_written = length;\n",
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/growth.cc",
         (
             "decode_drops_before_the_step_is_over",
@@ -162,7 +162,7 @@ CALLS = (
             "      taken = takes - num_dropped(s, plan.promotions.dropped);\n",
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/retaining.cc",
         (
             "half_of_what_is_retained_is_a_stop_twice",
@@ -200,7 +200,7 @@ CALLS = (
             "",
         ),
     ),
-    *planted(
+    *bugs_in(
         "events/log.h",
         (
             "groups_are_numbered_as_if_full_attention_were_last",
@@ -208,7 +208,7 @@ CALLS = (
             "further;",
         ),
     ),
-    *planted(
+    *bugs_in(
         "events/log.cc",
         (
             "runs_of_two_groups_are_one",
@@ -221,7 +221,7 @@ CALLS = (
             "run.step == step_) {",
         ),
     ),
-    *planted(
+    *bugs_in(
         "identity/event_columns.cc",
         (
             "a_snapshot_leaves_out_the_parts",
@@ -229,7 +229,7 @@ CALLS = (
             "      add_told(g, root, [](NodeId) { return false; });\n",
         ),
     ),
-    *planted(
+    *bugs_in(
         "policies/retention.cc",
         (
             "a_higher_level_goes_first",
@@ -240,7 +240,7 @@ CALLS = (
             ),
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/forgetting.cc",
         (
             "what_only_the_forgotten_continued_stays",
@@ -263,7 +263,7 @@ CALLS = (
             "",
         ),
     ),
-    *planted(
+    *bugs_in(
         "sequences/holding.cc",
         (
             "touches_parts_as_nodes",
