@@ -2,6 +2,9 @@
 
 Each engine has a set of groups, an order of eviction and habits drawn from its seed, as in
 ``test_core``. The audit of the manager runs after each call. The first error ends the run.
+
+With ``--lockstep``, the manager is compared with the specification after each call, until something
+is evicted.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import time
 from collections import Counter
 
 from blockmgr.config import EVICTION_POLICIES
+from tests.groups import lockstep
 from tests.groups.core import CoreManager
 from tests.groups.engine import Engine
 from tests.groups.test_core import WITH_FULL
@@ -26,11 +30,32 @@ def engine_of(seed: int) -> Engine:
     return Engine(seed, WITH_FULL[seed % len(WITH_FULL)], build)
 
 
+def compare(calls: int, first: int) -> None:
+    start, seed, made = time.thread_time(), first, 0
+    while made < calls:
+        kinds = lockstep.SETS[seed % len(lockstep.SETS)]
+        try:
+            made += lockstep.run(seed, kinds)
+        except BaseException as error:
+            error.add_note(
+                f"repeat with: python -m tests.groups --lockstep --calls 1 --seed {seed}"
+            )
+            raise
+        seed += 1
+    print(
+        f"{made:,} calls of {seed - first:,} engines, decided alike; "
+        f"{time.thread_time() - start:.0f} s of processor time"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.groups", description=__doc__)
     parser.add_argument("--calls", type=int, default=100_000, help="calls to make, at least")
     parser.add_argument("--seed", type=int, default=0, help="of the first engine")
+    parser.add_argument("--lockstep", action="store_true", help="compare with the specification")
     asked = parser.parse_args()
+    if asked.lockstep:
+        return compare(asked.calls, asked.seed)
     start, seed = time.thread_time(), asked.seed
     total: Counter[str] = Counter()
     while total["calls"] < asked.calls:

@@ -210,14 +210,8 @@ class DropsWindowsByWhatIsPromised(ModelManager):
 class ReusesTheBeginningOfWhatIsPromised(ModelManager):
     """Partial reuse is a copy, and the forward writes after the copies."""
 
-    def most_like(self, group: int, prefix: Prefix) -> Block | None:
-        unwritten = [block.unwritten for block in self.blocks]
-        for block in self.blocks:
-            block.unwritten = 0
-        found = super().most_like(group, prefix)
-        for block, count in zip(self.blocks, unwritten, strict=True):
-            block.unwritten = count
-        return found
+    def most_like(self, group: int, prefix: Prefix, *, promised: bool = False) -> Block | None:
+        return super().most_like(group, prefix, promised=True)
 
 
 class GoesWithoutWritingWhatItPromised(ModelManager):

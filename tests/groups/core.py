@@ -19,7 +19,7 @@ from tests.groups import kinds, memory
 from tests.groups.memory import Prefix
 from tests.groups.model_pool import NeverFits, OutOfBlocks, WrongStep
 
-MAX_SEQS = 64
+MAX_SEQS = 256
 
 
 def group_of(kind: kinds.Kind) -> groups.Group:

@@ -48,8 +48,8 @@ class CountingManager(ModelManager):
         state = ", with a state" if self.recurrent() else ""
         return f"{kind}{state}{', taken over' if plan.taken_over else ''}"
 
-    def found_at(self, prefix: Prefix) -> Plan | None:
-        found = super().found_at(prefix)
+    def found_at(self, prefix: Prefix, *, promised: bool = False) -> Plan | None:
+        found = super().found_at(prefix, promised=promised)
         if found is None and len(prefix[1]) % self.size == 0 and self.needs(prefix):
             gone = {c[0] for c in self.needs(prefix) if self.find(c) is None}
             refusing = {type(self.kinds[group]).__name__ for group in gone}

@@ -143,13 +143,15 @@ class Engine:
         *,
         audits: bool = True,
         habits: Mapping[str, Any] | None = None,
+        more_blocks: int = 0,
     ) -> None:
         self.audits = audits
         self.rng = rng = random.Random(seed)
         self.kinds = tuple(rng.choice(SETS) if kinds is None else kinds)
         self.habits = replace(Habits.drawn(rng, self.kinds), **(habits or {}))
-        num_blocks = rng.choice([6, 10, 16, 30]) + 3 * len(self.kinds)
-        quotas = {b"q": rng.choice([4, 12]) + 2 * len(self.kinds)} if rng.random() < 0.3 else {}
+        num_blocks = rng.choice([6, 10, 16, 30]) + 3 * len(self.kinds) + more_blocks
+        apart = 2 * len(self.kinds) + more_blocks
+        quotas = {b"q": rng.choice([4, 12]) + apart} if rng.random() < 0.3 else {}
         self.namespaces = [b"", b"", b"t", *quotas, *quotas]
         num_blocks += sum(quotas.values())
         self.manager = build(
@@ -278,7 +280,7 @@ class Engine:
         before = [list(table) for table in seq.tables]
         yield
         moved = any(
-            old[unit] is not new[unit]
+            old[unit] != new[unit]
             for old, new in zip(before, seq.tables, strict=True)
             for unit in range(len(old))
         )

@@ -139,7 +139,10 @@ class ModelManager(ModelAdmission):
         within = bool(self.recurrent()) and rest >= self.min_partial_tokens > 0
         end = stop if within else stop - rest
         if end > seq.computed:
-            (seq.stops if self.recurrent() else seq.named).add(end)
+            stops = seq.stops if self.recurrent() else seq.named
+            if seq.retained_end != seq.diverges:
+                stops.discard(seq.retained_end)  # the last request counts
+            stops.add(end)
             seq.retained_end = end
         elif end and end % self.size == 0 and self.can_go_on(seq.prefix(end)):
             self.keep_boundary(seq.prefix(end))
@@ -196,11 +199,19 @@ class ModelManager(ModelAdmission):
                 if twin is None:
                     block.content = (group, prefix)
                     block.unwritten = self.size - written
-                else:
-                    seq.tables[group][unit] = twin
+                elif twin is not block:
+                    self.move_sharers(seq, group, unit, twin)
             seq.promoted += 1
             self.note_passing(seq, prefix)
             self.settle()
+
+    def move_sharers(self, seq: Seq, group: int, unit: int, twin: Block) -> None:
+        """Of several groups, all sequences that share a block move to the cached one at once."""
+        block = seq.tables[group][unit]
+        seqs = self.seqs.values() if len(self.kinds) > 1 else [seq]
+        for table in (one.tables[group] for one in seqs if one.tables):
+            if unit < len(table) and table[unit] is block:
+                table[unit] = twin
 
     def note_passing(self, seq: Seq, prefix: Prefix) -> None:
         """Notes that a unit can be found, and whether it is only passed.
@@ -263,7 +274,7 @@ class ModelManager(ModelAdmission):
         prefix = seq.prefix(seq.computed)
         missing = [g for g in self.recurrent() if self.find((g, prefix)) is None]
         own = [seq.tables[group][0] for group in missing]
-        if any(block and (self.is_source(block) or self.is_destination(block)) for block in own):
+        if any(block and (self.is_kept(block) or self.is_destination(block)) for block in own):
             return False
         share = self.share(seq.namespace)
         if len(missing) > room or seq.promoted * self.size < seq.computed:
@@ -295,7 +306,7 @@ class ModelManager(ModelAdmission):
         if any(self.find((group, prefix)) for group in range(len(self.kinds))):
             return
         own: dict[int, Block | None] = {g: seq.tables[g][0] for g in self.recurrent()}
-        if any(block and self.is_source(block) for block in own.values()):
+        if any(block and self.is_kept(block) for block in own.values()):
             return
         own |= {group: self.own(seq, group, unit) for group, _ in self.attention()}
         if not all(map(self.may_be_given, own.values())):
@@ -423,6 +434,8 @@ class ModelManager(ModelAdmission):
             return True
         if length == before and seq.stands:
             return True
+        if length % self.size:
+            return False  # its block is not that of the tail with the state
         return all(self.state_to_go_back_to(seq, group, length) for group in self.recurrent())
 
     def own(self, seq: Seq, group: int, unit: int) -> Block | None:
@@ -430,10 +443,13 @@ class ModelManager(ModelAdmission):
         return table[unit] if unit < len(table) else None
 
     def state_to_go_back_to(self, seq: Seq, group: int, length: int) -> Block | None:
-        """A kept state; none if a pending copy reads the sequence's own state."""
+        """A cached state; none if the sequence's own one is kept, or a copy is writing it now."""
         [state] = seq.tables[group]
         source = self.find((group, seq.prefix(length)))
-        return None if state is None or self.is_source(state) else source
+        if state is None or self.is_kept(state):
+            return None
+        is_written = any(state is copy.destination for copy in self.flight)
+        return None if is_written else source
 
     def fall_to(self, seq: Seq, length: int, before: int) -> None:
         covered = []
@@ -528,7 +544,7 @@ class ModelManager(ModelAdmission):
             return False
         if seq.promoted < unit or (rest and not rest >= self.min_partial_tokens > 0):
             return False
-        if self.found_at(prefix) is not None:
+        if self.found_at(prefix, promised=True) is not None:
             return rest == 0
         ends: list[tuple[int, Block | None]] = [(g, seq.tables[g][0]) for g in self.recurrent()]
         if rest:
@@ -542,7 +558,8 @@ class ModelManager(ModelAdmission):
                 continue
             if not self.may_be_given(block):
                 return False
-        self.branches.discard(prefix)
+        if not any(self.find((group, prefix)) for group, _ in self.attention()):
+            self.branches.discard(prefix)
         for group, block in ends:
             if self.find((group, prefix)) is None:
                 assert block is not None

@@ -76,8 +76,13 @@ class ModelAdmission(ModelSteps):
         if end and end % self.size == 0:
             self.keep_boundary(cut(prefix, end))
 
-    def most_like(self, group: int, prefix: Prefix) -> Block | None:
-        """A block of the group whose unit starts with the last tokens of the prefix."""
+    def most_like(self, group: int, prefix: Prefix, *, promised: bool = False) -> Block | None:
+        """A block of the group whose unit starts with the last tokens of the prefix.
+
+        promised: what this step's forward is going to write counts, too.
+        """
+        if (tail := self.find((group, prefix))) is not None:
+            return tail  # it can be taken over
         length = len(prefix[1])
         start = length // self.size * self.size
         for block in self.blocks:
@@ -86,12 +91,12 @@ class ModelAdmission(ModelSteps):
             end = len(block.content[1][1])
             if not start < end <= start + self.size:
                 continue
-            written = cut(block.content[1], end - block.unwritten)
+            written = cut(block.content[1], end - (0 if promised else block.unwritten))
             if len(written[1]) >= length and cut(written, length) == prefix:
                 return block
         return None
 
-    def found_at(self, prefix: Prefix) -> Plan | None:
+    def found_at(self, prefix: Prefix, *, promised: bool = False) -> Plan | None:
         """A plan to continue a prompt after this prefix; None if some group cannot serve it."""
         length = len(prefix[1])
         full, rest = divmod(length, self.size)
@@ -104,7 +109,7 @@ class ModelAdmission(ModelSteps):
                     return None
                 plan.shared[group].append(block)
             if rest:  # all groups: the block may be cached later as a whole unit
-                block = self.most_like(group, prefix)
+                block = self.most_like(group, prefix, promised=promised)
                 if block is None:
                     return None
                 plan.copied[group] = block
@@ -238,8 +243,12 @@ class ModelAdmission(ModelSteps):
         lengths = range(
             min(deepest + self.size, len(seq.tokens) - 1), deepest + self.min_partial_tokens - 1, -1
         )
-        shares = (n for n in lengths if all(self.most_like(g, seq.prefix(n)) for g in asked))
-        return next(shares, 0)
+
+        def shares(length: int) -> bool:
+            prefix = seq.prefix(length)
+            return all(self.most_like(group, prefix, promised=True) for group in asked)
+
+        return next(filter(shares, lengths), 0)
 
     def place(self, seq: Seq, num_slots: int) -> None:
         """Gives a sequence its blocks, or raises with nothing changed."""

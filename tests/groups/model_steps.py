@@ -45,6 +45,10 @@ class ModelSteps(ModelPool):
     def is_source(self, block: Block) -> bool:
         return any(block is copy.source for copy in self.waiting())
 
+    def is_kept(self, block: Block) -> bool:
+        """Whether a copy or a caller still reads it, so that it cannot become something else."""
+        return self.is_source(block) or block in self.holds
+
     def is_being_kept(self, block: Block) -> bool:
         """Whether it is a kept state whose sequence still waits for the copy."""
         return any(block is copy.source and copy.keeps for copy in self.waiting())

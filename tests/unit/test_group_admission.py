@@ -7,6 +7,7 @@ import pytest
 from blockmgr import (
     Admission,
     BlockManager,
+    ChunkedAttention,
     FullAttention,
     NeverFitsError,
     OutOfBlocksError,
@@ -165,3 +166,22 @@ def test_a_prompt_that_fits_behind_its_prefix_alone_waits_for_other_sequences() 
         manager.admit(longer)
     manager.free(other)
     assert manager.can_admit(longer) is Admission.NOW
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_a_sequence_that_ends_with_a_chunk_is_found(width: int) -> None:
+    """The query after it reads nothing of the group."""
+    manager = hybrid(groups=[FullAttention(), ChunkedAttention(width), RecurrentState()])
+    serve_to_its_end(manager, list(range(width)))
+    assert manager.match(range(width + 1)).num_cached_tokens == width
+
+
+def test_a_tail_is_taken_over_where_a_whole_block_would_be_copied() -> None:
+    manager = hybrid(groups=[FullAttention(), SlidingWindow(8)], min_partial_tokens=1)
+    serve_to_its_end(manager, [1, 1, 1, 1, 2, 2])
+    beside = manager.admit([1, 1, 1, 1, 2, 2, 2, 2, 9], max_cached_tokens=0)
+    step(manager, beside, 9)
+    handle = manager.admit([1, 1, 1, 1, 2, 2, 7])
+    assert manager.sequence(handle).num_cached_tokens == 6
+    assert not len(manager.take_copies().sources)
+    manager.check_invariants()

@@ -81,3 +81,23 @@ def test_a_part_that_a_step_reads_is_not_freed_with_those_beside_it(units: int) 
     manager.admit(fresh(12))
     assert manager.stats().fenced_blocks == waiting
     manager.check_invariants()
+
+
+def test_a_sequence_is_found_at_its_end_though_others_evicted_that_boundary() -> None:
+    """Behind a running sequence, a passed boundary is evicted first, and frees nothing there."""
+    manager = BlockManager(
+        26, SIZE, max_seqs=4, groups=(FullAttention(), SlidingWindow(8)), null_block=True
+    )
+    handle = manager.admit(PROMPT[:17])
+    for computed in (16, 17):
+        manager.copies_applied(manager.take_copies().ticket)
+        manager.commit(handle, computed)
+    manager.append(handle, PROMPT[17:21])
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(handle, 21)
+    others = manager.admit(fresh(manager.num_available // 2))
+    assert not manager.num_available
+    manager.free(handle)
+    assert found(manager, 5) == 5
+    manager.free(others)
+    manager.check_invariants()

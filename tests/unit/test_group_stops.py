@@ -119,3 +119,26 @@ def test_a_limit_of_what_is_taken_does_not_hide_where_prompts_part(limit: str, s
     options: dict[str, Any] = {"match": found, "max_cached_tokens": 0}
     handle = manager.admit(prompt, **{limit: options[limit]})
     assert shared in manager.stops(handle)
+
+
+def test_a_state_is_found_after_its_sequence_went_back_to_it() -> None:
+    """The copy that it goes back with is not the one with which the state was kept."""
+    manager = hybrid(groups=[FullAttention(), RecurrentState()])
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 8)
+    step(manager, handle, 11)
+    assert manager.truncate(handle, 8) == 8
+    assert manager.match(PROMPT).num_cached_tokens == 8
+
+
+@pytest.mark.parametrize("computed", [0, 8])
+def test_prompts_part_where_tokens_differ_whether_or_not_they_are_written(computed: int) -> None:
+    manager = hybrid(
+        groups=[FullAttention(), RecurrentState()], min_partial_tokens=2, early_commit=True
+    )
+    first = manager.admit([0, 1, 0, 1, 0, 1, 0, 0, 5])
+    manager.commit(first, 8)
+    if computed:
+        manager.copies_applied(manager.take_copies().ticket)
+    second = manager.admit([0, 1, 0, 1, 0, 1, 0, 1, 1])
+    assert manager.stops(second) == (7, 8)

@@ -442,9 +442,7 @@ void GroupPlaces::on_uncached(NodeId n) noexcept {
 }
 
 void GroupPlaces::link(NodeId n) noexcept {
-  std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
-  if (facts & kLinked) return;
-  facts |= kLinked;
+  facts_[static_cast<std::size_t>(n)] |= kLinked;
   ring::insert_before(links_.data(), n, nodes_.count + pool_.partition_of(n));
 }
 

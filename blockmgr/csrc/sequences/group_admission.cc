@@ -73,23 +73,29 @@ int Sequences::find_grouped_partial(const Token* tokens, std::int64_t count,
   for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
     const Node& record = nodes_[child];
     const NodeId next = record.next_sibling;
-    const int most = std::min(limit, record.key_tokens - most_unwritten(child));
+    const int most = std::min<int>(limit, record.key_tokens);
     const Token* own = nodes_.tokens(child);
     const bool tail = record.key_tokens < config_.block_size;
     int n = 0;
     if (record.extras == keys && (tail || !tails_only))
       n = static_cast<int>(std::mismatch(own, own + most, tokens + start).first - own);
-    most_shared = std::max(most_shared, n);
+    most_shared = std::max(most_shared, n);  // also of what this step's forward has yet to write
+    n = std::min(n, record.key_tokens - most_unwritten(child));
     const bool at_end = tail && n == record.key_tokens;
-    const bool serves = n > best && n < config_.block_size &&
+    // A tail that can be taken over needs no copy.
+    const bool is_better =
+        n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
+    const bool serves = is_better && n < config_.block_size &&
                         ((num_states_ || tails_only) ? at_end : true) && has_parts(child) &&
                         (!num_states_ || has_states(child)) &&
                         last_gap(found.full, start + n, found.num_full) < 0;
     if (serves) {
+      Found other = found;
+      other.partial = child;
+      other.num_partial = n;
+      other.take_over = !groups_->is_branch(child) && may_take_over(other);
+      if (n > best || other.take_over) found = other;
       best = n;
-      found.partial = child;
-      found.num_partial = n;
-      found.take_over = !groups_->is_branch(child) && may_take_over(found);
     }
     child = next;
   }

@@ -43,6 +43,7 @@ void Sequences::take_successor(const Sequence& model, const std::vector<NodeId>&
 }
 
 void Sequences::truncate_grouped(Sequence& s, std::int64_t num_tokens) {
+  settle_keeps();  // before another copy of a kept state into the same block is planned
   const std::int64_t before = s.num_computed;
   const std::int64_t length =
       committed_ahead(s) ? before : fall_of(s, std::min(before, num_tokens), before);

@@ -14,8 +14,8 @@ bool Sequences::serves(const Sequence& s, std::int64_t logical) const {
   const bool read_before = logical > 0 && groups_->is_boundary(t[logical - 1]);
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
-    const std::int64_t from =
-        read_before ? logical : groups_->first_unit(g, groups_->length(t[logical]));
+    const std::int64_t first = groups_->first_unit(g, groups_->length(t[logical]));
+    const std::int64_t from = read_before ? std::max(first, logical) : first;
     for (std::int64_t unit = logical; unit >= from; --unit)
       if (groups_->cached(g, t[unit]) < 0) return false;
   }
@@ -285,14 +285,26 @@ void Sequences::end_path(const Sequence& s, NodeId end, bool resumes) noexcept {
                     s.num_computed % size ? end : kNoNode, resumes);
 }
 
+// The end of the whole blocks of a sequence that leaves. Others may have evicted that boundary, which
+// freed nothing as long as the sequence used its blocks.
+void Sequences::keep_last(const Sequence& s, NodeId last) noexcept {
+  if (groups_->is_boundary(last)) {
+    groups_->clear_passed(last);
+  } else if (serves(s, s.num_chained - 1)) {
+    groups_->add_boundary(last);
+  }
+}
+
 // The sequence still has its blocks.
 void Sequences::leave_groups(Sequence& s, bool resumes) noexcept {
   if (s.state != Sequence::kRunning) return;
   const std::int64_t tails = counters_.cached_tails;
   keep_end(s, resumes);
-  const NodeId last = s.num_chained ? table(s)[s.num_chained - 1] : kNoNode;
-  if (last >= 0) groups_->tell_kept(&last, 1);
-  if (last >= 0 && counters_.cached_tails == tails) groups_->clear_passed(last);
+  if (s.num_chained) {
+    const NodeId last = table(s)[s.num_chained - 1];
+    groups_->tell_kept(&last, 1);
+    if (counters_.cached_tails == tails) keep_last(s, last);
+  }
   drop_states(s);
   group_row(s).stops = {};
 }

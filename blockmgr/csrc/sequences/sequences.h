@@ -526,6 +526,7 @@ class Sequences : public Store {
   [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;
   void keep_end(Sequence& s, bool resumes) noexcept;
   void end_path(const Sequence& s, NodeId end, bool resumes) noexcept;
+  void keep_last(const Sequence& s, NodeId last) noexcept;
   void leave_groups(Sequence& s, bool resumes) noexcept;
   void fork_groups(const Sequence& parent, Sequence& child) noexcept;
   void take_successor(const Sequence& model, const std::vector<NodeId>& table,

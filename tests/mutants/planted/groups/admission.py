@@ -8,6 +8,16 @@ ADMISSION = (
     *bugs_in(
         "sequences/group_admission.cc",
         (
+            "a_tail_is_as_good_as_the_beginning_of_a_block",
+            "(n == best && at_end && found.partial >= 0 && !found.take_over);\n",
+            "(n == best && at_end && found.partial >= 0 && found.num_full < 0);\n",
+        ),
+        (
+            "prompts_part_where_a_block_is_unwritten",
+            "    most_shared = std::max(most_shared, n);",
+            "    most_shared = std::max(most_shared, n - most_unwritten(child));",
+        ),
+        (
             "where_a_prompt_went_on_is_passed_by",
             "  if (end >= 0 && groups_->length(end) == cached) groups_->continue_from(end);\n",
             "",
@@ -134,8 +144,8 @@ ADMISSION = (
         ),
         (
             "the_first_prompt_takes_a_branch_over",
-            "!groups_->is_branch(child) && may_take_over(found)",
-            "may_take_over(found)",
+            "!groups_->is_branch(child) && may_take_over(other)",
+            "may_take_over(other)",
         ),
         (
             "no_branch_is_ever_taken_over",

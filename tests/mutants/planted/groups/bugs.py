@@ -11,6 +11,7 @@ TESTS = (
     "tests/unit/test_group_eviction.py",
     "tests/unit/test_group_promises.py",
     "tests/unit/test_group_stops.py",
+    "tests/groups/test_lockstep.py",
     "tests/groups/test_rules.py",
     "tests/groups/test_steps.py",
     "tests/groups/test_shares.py",

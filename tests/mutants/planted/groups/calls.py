@@ -99,6 +99,11 @@ CALLS = (
     *bugs_in(
         "sequences/group_forks.cc",
         (
+            "a_state_that_a_sequence_went_back_to_waits_again",
+            "  settle_keeps();  // before another copy of a kept state",
+            "  // before another copy of a kept state",
+        ),
+        (
             "a_fork_begins_with_an_empty_state",
             "    if (parent.num_computed) copies_.plan(from",
             "    if (false) copies_.plan(from",

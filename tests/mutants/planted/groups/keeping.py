@@ -28,6 +28,16 @@ KEEPING = (
             "  since = least;",
         ),
         (
+            "an_end_after_a_chunk_needs_its_last_block",
+            "    const std::int64_t from = read_before ? std::max(first, logical) : first;\n",
+            "    const std::int64_t from = read_before ? logical : first;\n",
+        ),
+        (
+            "a_boundary_that_others_evicted_stays_away",
+            "  } else if (serves(s, s.num_chained - 1)) {\n    groups_->add_boundary(last);\n",
+            "",
+        ),
+        (
             "a_kept_state_has_no_successor",
             "  copies_.plan(kept, state, config_.block_size);\n",
             "",
@@ -94,8 +104,8 @@ KEEPING = (
         ),
         (
             "the_end_of_a_sequence_was_only_passed",
-            "  if (last >= 0 && counters_.cached_tails == tails) groups_->clear_passed(last);\n",
-            "  (void)last, (void)tails;\n",
+            "    groups_->clear_passed(last);\n  } else if",
+            "    ;\n  } else if",
         ),
         (
             "where_prompts_diverge_was_only_passed",
@@ -119,7 +129,7 @@ KEEPING = (
         ),
         (
             "the_state_at_an_end_is_not_told_of",
-            "  if (last >= 0) groups_->tell_kept(&last, 1);\n",
+            "    groups_->tell_kept(&last, 1);\n",
             "",
         ),
         (

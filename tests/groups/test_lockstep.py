@@ -1,0 +1,31 @@
+"""The manager decides like the specification, as long as nothing is evicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.groups.kinds import FullAttention, Kind, RecurrentState
+from tests.groups.lockstep import SETS, Different, Lockstep, run
+
+SEEDS = 12
+
+
+@pytest.mark.parametrize("kinds", SETS, ids=lambda kinds: " and ".join(map(str, kinds)))
+def test_the_manager_decides_like_the_specification(kinds: tuple[Kind, ...]) -> None:
+    assert sum(run(seed, kinds) for seed in range(SEEDS)) > 100 * SEEDS
+
+
+class KeepsNoTails(Lockstep):
+    """The manager keeps no tails, the specification does."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.min_partial_tokens = 0
+
+
+def test_a_manager_that_decides_otherwise_is_noticed() -> None:
+    kinds = (FullAttention(), RecurrentState())
+    with pytest.raises(Different):
+        sum(run(seed, kinds, KeepsNoTails) for seed in range(SEEDS))
