@@ -33,7 +33,7 @@ class Different(AssertionError):
 
 
 class Evicted(Exception):
-    """A block was evicted. From here on the two may differ: see README.md."""
+    """A block was evicted, or would have to be. From here on the two may differ."""
 
 
 class Lockstep(CoreManager):
@@ -60,6 +60,8 @@ class Lockstep(CoreManager):
         refused = [r if isinstance(r, Exception) else None for r in results]
         expected, found = map(type, refused)
         if expected is not found and not {expected, found} <= {OutOfBlocks, NeverFits}:
+            if found is OutOfBlocks and self.num_kept_for_others():
+                raise Evicted  # one of those has to go first
             raise Different(f"{expected.__name__} expected, {found.__name__} found")
         if refused[1]:
             raise refused[1]
@@ -84,7 +86,10 @@ class Lockstep(CoreManager):
         """What does not fit now may find anything: no admission will use it."""
         found = CoreManager.match(self, tokens, namespace)
         seq = Seq(0, namespace, list(tokens), [])
-        if plan := self.model.best_plan(seq, len(tokens)):
+        plan = self.model.best_plan(seq, len(tokens))
+        if plan and plan.cached != found and self.num_kept_for_others():
+            raise Evicted  # less fits
+        if plan:
             self.equal("match", plan.cached, found)
         self.compare()
         return found

@@ -18,12 +18,11 @@ void Sequences::take_parts(Sequence& s, std::int64_t from) noexcept {
   show_groups(s, from);
 }
 
-// The sequence moves to parts of its own, as its table did from `shared` to its present node. The
-// least that a copy brings.
-std::int32_t Sequences::make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
-                                           std::int32_t num_tokens) noexcept {
+// The sequence moves to parts of its own, as its table did from `shared` to its present node. Copies
+// bring as many tokens as those into the node, for they are planned together.
+void Sequences::make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
+                                   std::int32_t num_tokens) noexcept {
   const NodeId own = table(s)[logical];
-  std::int32_t least = num_tokens;
   groups_->clear_parts(own);
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (groups_->group(g).recurrent()) continue;
@@ -34,11 +33,9 @@ std::int32_t Sequences::make_parts_private(Sequence& s, std::int64_t logical, No
     const NodeId m = take_part_run(s, g, logical, logical + 1, before);
     const std::int32_t brought = num_tokens > 0 ? copies_.reach(source, num_tokens) : 0;
     if (brought > 0) copies_.plan(source, m, brought);
-    least = std::min(least, brought);
     drop_part(s, g, shared);
   }
   show_groups(s, logical);
-  return least;
 }
 
 // A sequence's reference to the part of a node goes.

@@ -25,12 +25,10 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
   const NodeId fresh = pool_.take(s.partition, before(s, logical));
   const Writable own = move_to_fresh(shared, fresh, known, valid, who);
   set_entry(row_of(s), logical, own.node);
-  std::int32_t brought = own.num_copied;
   if (groups_) [[unlikely]]
-    brought = std::min(brought, make_parts_private(s, logical, shared,
-                                                   static_cast<std::int32_t>(valid)));
+    make_parts_private(s, logical, shared, static_cast<std::int32_t>(valid));
   // Tokens that the copy cannot bring have to be computed again.
-  limit_computed(s, start + brought);
+  limit_computed(s, start + own.num_copied);
 }
 
 // What it takes to have this many slots, and to write up to num_tokens: with more than the present

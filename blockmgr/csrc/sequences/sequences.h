@@ -491,8 +491,8 @@ class Sequences : public Store {
   std::int64_t grouped_need(std::int64_t blocks) const;
   void refuse_moved(const Sequence& s, const char* call) const;
   void take_parts(Sequence& s, std::int64_t from) noexcept;
-  std::int32_t make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
-                                  std::int32_t num_tokens) noexcept;
+  void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
+                          std::int32_t num_tokens) noexcept;
   void drop_part(const Sequence& s, int g, NodeId node) noexcept;
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   void drop_parts(Sequence& s, std::int64_t from) noexcept;

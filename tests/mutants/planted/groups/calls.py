@@ -8,11 +8,6 @@ CALLS = (
     *bugs_in(
         "sequences/group_parts.cc",
         (
-            "counts_what_no_copy_brings",
-            "    least = std::min(least, brought);\n",
-            "",
-        ),
-        (
             "a_writer_keeps_the_shared_part",
             "    drop_part(s, g, shared);\n  }\n",
             "  }\n",
