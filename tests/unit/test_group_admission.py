@@ -7,6 +7,7 @@ import pytest
 from blockmgr import (
     Admission,
     BlockManager,
+    BlockState,
     ChunkedAttention,
     FullAttention,
     NeverFitsError,
@@ -77,6 +78,31 @@ def test_a_full_block_among_many_siblings_is_kept_beside_tails() -> None:
         serve_to_its_end(manager, prompt)
     serve_to_its_end(manager, [*head, 7, 7])
     assert {manager.match([*prompt, 0]).num_cached_tokens for prompt in prompts} == {8}
+
+
+def test_an_end_is_kept_beside_a_whole_block_that_no_look_up_sees() -> None:
+    manager = hybrid(2048, groups=[FullAttention(), SlidingWindow(8)], min_partial_tokens=1)
+    head = [1, 2, 3, 4]
+    for i in range(140):
+        serve_to_its_end(manager, [*head, i, i, i, 5])
+    serve_to_its_end(manager, [*head, 0, 0])
+    assert manager.match([*head, 0, 0, 7]).num_cached_tokens == 6
+
+
+def test_a_tail_behind_whole_blocks_goes_once_no_look_up_sees_it() -> None:
+    manager = hybrid(2048, groups=[FullAttention(), SlidingWindow(8)], min_partial_tokens=1)
+    head = [1, 2, 3, 4]
+    serve_to_its_end(manager, [*head, 7, 7])
+    [whole] = manager.match([*head, 0]).block_ids
+    blocks = manager.blocks()
+    [tail] = {b for b in blocks.ids(BlockState.IDLE).tolist() if blocks.group[b] == 0} - {whole}
+    manager.acquire([tail])
+    for i in range(140):
+        serve_to_its_end(manager, [*head, i, i, i, 5])
+    manager.release([tail])
+    assert manager.blocks().state[tail] == BlockState.IDLE
+    serve_to_its_end(manager, [*head, 9, 9])
+    assert manager.blocks().state[tail] == BlockState.FREE
 
 
 def test_an_end_at_which_sequences_stop_again_is_seen_again() -> None:

@@ -27,7 +27,8 @@ CORE = (
 )
 GROUPS = (
     f"{UNIT}/test_groups.py {UNIT}/test_group_admission.py {UNIT}/test_group_eviction.py"
-    f" {UNIT}/test_group_promises.py {UNIT}/test_group_stops.py tests/groups/test_core.py",
+    f" {UNIT}/test_group_promises.py {UNIT}/test_group_stops.py",
+    "tests/groups/test_lockstep.py tests/groups/test_core.py",
     "tests/groups/test_rules.py tests/groups/test_steps.py tests/groups/test_shares.py"
     " tests/groups/test_events.py tests/groups/test_retention.py tests/groups/test_levels.py"
     " tests/groups/test_holds.py",
