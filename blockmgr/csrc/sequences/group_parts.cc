@@ -19,7 +19,7 @@ void Sequences::take_parts(Sequence& s, std::int64_t from) noexcept {
 }
 
 // The sequence moves to parts of its own, as its table did from `shared` to its present node. Copies
-// bring as many tokens as those into the node, for they are planned together.
+// bring as many tokens as those into the node, because they are planned together.
 void Sequences::make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                                    std::int32_t num_tokens) noexcept {
   const NodeId own = table(s)[logical];
