@@ -190,7 +190,10 @@ class ModelManager(ModelAdmission):
                 return
             written = min(max(0, seq.written - unit * self.size), self.size)
             twins = [self.find((g, prefix)) for g, b in own.items() if b is not None]
-            if written == self.size and any(twin and twin.unwritten for twin in twins):
+            others = [twin for twin in twins if twin is not None and twin not in own.values()]
+            blocks = [block for block in own.values() if block is not None]
+            shared = len(self.kinds) > 1 and any(self.references(b) > 1 for b in blocks)
+            if (written == self.size or shared) and any(twin.unwritten for twin in others):
                 return  # written K/V is not replaced by K/V that is yet to be written
             for group, block in own.items():
                 if block is None:

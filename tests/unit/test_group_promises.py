@@ -136,3 +136,24 @@ def test_a_block_that_comes_back_to_a_node_is_withdrawn_alone() -> None:
     manager.commit(second, 4)
     manager.free(second, withdraw=True)
     assert manager.match([7, 7, 7, 7, 8]).num_cached_tokens == 4  # no later query reads the chunk
+
+
+def test_what_a_sharer_has_written_is_not_merged_with_a_promise() -> None:
+    """All sharers of a block would move, also one that is copied from in this step."""
+    groups = [FullAttention(), SlidingWindow(8)]
+    manager = hybrid(40, groups=groups, early_commit=True, debug=0)
+    parent = manager.admit(TEXT[:9])
+    forward(manager, parent, 4)
+    forward(manager, parent, 5)
+    [sharer] = manager.fork(parent)
+    manager.truncate(sharer, 6)
+    other = manager.admit(TEXT[:9])
+    assert manager.sequence(other).num_cached_tokens == 4
+    manager.commit(other, 8)
+    manager.commit(parent, 8)
+    manager.append(sharer, [99])
+    promised = {int(manager.group_table(group)[manager.row(other), 1]) for group in (0, 1)}
+    plan = manager.take_copies()
+    assert plan.num_tokens.tolist() == [1, 1]
+    assert not promised.intersection(plan.sources.tolist())
+    manager.check_invariants()

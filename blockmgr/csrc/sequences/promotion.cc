@@ -51,10 +51,11 @@ std::int64_t Sequences::plan_promotion(Sequence& s, std::int64_t num_computed,
     }
     // A block whose K/V is in memory is not replaced by one that this step's forward has yet to
     // write: in this step the sequence could not be copied from any more. A later commit merges
-    // them.
+    // them. Of several groups, sharers would move too, and may have written some of it.
     if (node >= 0 && node != t[i] &&
         (groups_ ? most_unwritten(node) : nodes_[node].unwritten) &&
-        (i + 1) * config_.block_size <= written_now) {
+        ((i + 1) * config_.block_size <= written_now ||
+         (groups_ && nodes_.uses(t[i]).ref_count > 1))) {
       plan.promotions.back().until = i;
       break;
     }

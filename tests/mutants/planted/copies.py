@@ -148,8 +148,8 @@ COPIES = (
     Mutant(
         "merges_what_is_written_into_a_promise",
         "sequences/promotion.cc",
-        "(i + 1) * config_.block_size <= written_now)",
-        "false)",
+        "(i + 1) * config_.block_size <= written_now ||",
+        "false ||",
         profile="returning",
         times=4,
     ),

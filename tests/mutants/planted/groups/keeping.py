@@ -34,8 +34,14 @@ KEEPING = (
         ),
         (
             "a_boundary_that_others_evicted_stays_away",
-            "  } else if (serves(s, s.num_chained - 1)) {\n    groups_->add_boundary(last);\n",
+            "  } else if (nodes_[last].keyed() && serves(s, s.num_chained - 1)) {\n"
+            "    groups_->add_boundary(last);\n",
             "",
+        ),
+        (
+            "the_end_of_what_is_forgotten_is_a_boundary",
+            "  } else if (nodes_[last].keyed() && serves(s, s.num_chained - 1)) {\n",
+            "  } else if (serves(s, s.num_chained - 1)) {\n",
         ),
         (
             "a_kept_state_has_no_successor",
@@ -140,6 +146,11 @@ KEEPING = (
     ),
     *bugs_in(
         "sequences/promotion.cc",
+        (
+            "sharers_are_merged_with_what_is_to_be_written",
+            "         (groups_ && nodes_.uses(t[i]).ref_count > 1))) {\n",
+            "         (groups_ && nodes_.uses(t[i]).ref_count > 1000))) {\n",
+        ),
         (
             "counts_on_a_block_that_the_batch_moves_to",
             "counts_as_available(there) || names(plan.dropped, there))",
