@@ -51,11 +51,9 @@ std::int64_t Sequences::plan_promotion(Sequence& s, std::int64_t num_computed,
     }
     // A block whose K/V is in memory is not replaced by one that this step's forward has yet to
     // write: in this step the sequence could not be copied from any more. A later commit merges
-    // them. Of several groups, sharers would move too, and may have written some of it.
-    if (node >= 0 && node != t[i] &&
-        (groups_ ? most_unwritten(node) : nodes_[node].unwritten) &&
-        ((i + 1) * config_.block_size <= written_now ||
-         (groups_ && nodes_.uses(t[i]).ref_count > 1))) {
+    // them.
+    if (node >= 0 && node != t[i] && (groups_ || nodes_[node].unwritten) &&
+        is_kept_apart(t[i], node, (i + 1) * config_.block_size <= written_now)) {
       plan.promotions.back().until = i;
       break;
     }
@@ -63,6 +61,13 @@ std::int64_t Sequences::plan_promotion(Sequence& s, std::int64_t num_computed,
       lost += num_lost(t[i], node, plan);
   }
   return lost;
+}
+
+// Whether a block is not merged with a cached one in this step. Of several groups, sharers would move
+// too, and may have written some of it.
+bool Sequences::is_kept_apart(NodeId own, NodeId cached, bool is_written) const {
+  if (!groups_) return is_written;
+  return most_unwritten(cached) && (is_written || nodes_.uses(own).ref_count > 1);
 }
 
 // Of several groups: blocks that a sequence leaves for cached ones which are available, or are to be

@@ -438,6 +438,7 @@ class Sequences : public Store {
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
   std::int64_t plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
                               PromotionPlan& plan);
+  [[gnu::noinline]] bool is_kept_apart(NodeId own, NodeId cached, bool is_written) const;
   std::int64_t num_lost(NodeId own, NodeId cached, PromotionPlan& plan) const;
   void promote_all(const PromotionPlan& plan) noexcept;
   void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;

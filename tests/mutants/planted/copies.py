@@ -90,7 +90,7 @@ COPIES = (
     Mutant(
         "counts_uncomputed_tokens_as_copied",
         "sequences/growth.cc",
-        "  limit_computed(s, start + brought);\n",
+        "  limit_computed(s, start + own.num_copied);\n",
         "",
     ),
     Mutant(
@@ -148,8 +148,8 @@ COPIES = (
     Mutant(
         "merges_what_is_written_into_a_promise",
         "sequences/promotion.cc",
-        "(i + 1) * config_.block_size <= written_now ||",
-        "false ||",
+        "(i + 1) * config_.block_size <= written_now)",
+        "false)",
         profile="returning",
         times=4,
     ),

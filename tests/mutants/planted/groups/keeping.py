@@ -148,8 +148,8 @@ KEEPING = (
         "sequences/promotion.cc",
         (
             "sharers_are_merged_with_what_is_to_be_written",
-            "         (groups_ && nodes_.uses(t[i]).ref_count > 1))) {\n",
-            "         (groups_ && nodes_.uses(t[i]).ref_count > 1000))) {\n",
+            "(is_written || nodes_.uses(own).ref_count > 1);",
+            "is_written;",
         ),
         (
             "counts_on_a_block_that_the_batch_moves_to",
@@ -173,8 +173,8 @@ KEEPING = (
         ),
         (
             "a_unit_is_merged_with_parts_to_be_written",
-            "(groups_ ? most_unwritten(node) : nodes_[node].unwritten)",
-            "nodes_[node].unwritten",
+            "  return most_unwritten(cached) && (",
+            "  return nodes_[cached].unwritten && (",
         ),
     ),
     *bugs_in(
