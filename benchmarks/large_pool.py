@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LargePoolAdmit", "LargePoolMatch"]
 
 LARGE_POOL_BLOCKS = 1_048_576
+MAX_SEQS = 4096
 
 
 class _LargePool:
@@ -33,8 +34,9 @@ class _LargePool:
         self.manager = BlockManager(
             num_blocks,
             16,
-            max_seqs=4096,
-            max_blocks_per_seq=num_tokens // 16 + 1,
+            max_seqs=MAX_SEQS,
+            # Also the sequences that shuffle the pool have it to themselves.
+            max_blocks_per_seq=max(num_tokens // 16 + 1, num_blocks // MAX_SEQS),
             groups=groups,
             null_block=bool(groups),
         )
