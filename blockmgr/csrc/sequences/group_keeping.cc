@@ -286,7 +286,7 @@ void Sequences::end_path(const Sequence& s, NodeId end, bool resumes) noexcept {
 }
 
 // The end of the whole blocks of a sequence that leaves. Others may have evicted that boundary, which
-// freed nothing as long as the sequence used its blocks. The block may be forgotten, too.
+// freed nothing as long as the sequence used its blocks.
 void Sequences::keep_last(const Sequence& s, NodeId last) noexcept {
   if (groups_->is_boundary(last)) {
     groups_->clear_passed(last);

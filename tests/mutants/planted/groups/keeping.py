@@ -39,11 +39,6 @@ KEEPING = (
             "",
         ),
         (
-            "the_end_of_what_is_forgotten_is_a_boundary",
-            "  } else if (nodes_[last].keyed() && serves(s, s.num_chained - 1)) {\n",
-            "  } else if (serves(s, s.num_chained - 1)) {\n",
-        ),
-        (
             "a_kept_state_has_no_successor",
             "  copies_.plan(kept, state, config_.block_size);\n",
             "",
