@@ -157,6 +157,8 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
   const bool grouped = groups_ != nullptr;
   if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
   plan.promotions.clear();
+  if (grouped) [[unlikely]]
+    plan.promotions.clear_counted();
   Sharers sharers(plan.sharers, count);
   plan.rewritten.clear();
   if (!config_.remap) plan.rewritten.reserve(static_cast<std::size_t>(count));

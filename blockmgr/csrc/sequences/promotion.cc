@@ -248,6 +248,8 @@ void Sequences::commit(Handle handle, std::int64_t num_computed) {
                     std::to_string(most) + "], got " + std::to_string(num_computed));
   PromotionPlan& plan = decode_room_.promotions;
   plan.clear();
+  if (groups_) [[unlikely]]
+    plan.clear_counted();
   plan_promotion(s, num_computed, written(s), plan);
   reserve_remaps(plan);
   if (groups_) [[unlikely]]

@@ -269,6 +269,9 @@ class Sequences : public Store {
     void clear() {
       promotions.clear();
       digests.clear();
+    }
+    // Of several groups.
+    void clear_counted() {
       dropped.clear();
       taken.clear();
     }
