@@ -1,8 +1,8 @@
 """The manager itself, as the engines of these tests drive it.
 
 It has the calls of the specification, and shows what the tests inspect: tables by group, copies,
-and the progress of each sequence. ``test_core.py`` checks that it decides like the specification;
-the memory checks that a forward reads the right content.
+and the progress of each sequence. ``lockstep.py`` checks that it decides like the specification,
+the memory that a forward reads the right content.
 """
 
 from __future__ import annotations

@@ -284,7 +284,8 @@ class ModelAdmission(ModelSteps):
         seq.computed = seq.cached = plan.cached
         seq.promoted = plan.cached // self.size
         seq.stands, seq.moves, seq.preempted = True, 0, False
-        self.settle_at(seq, plan.cached)
+        # Blocks before the last one may be promised; only the last one is ever copied.
+        seq.settled = seq.written = plan.cached
         stops = {stop for stop in stops | self.halfway(seq, plan.cached) if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
         found = seq.prefix(plan.cached)

@@ -118,8 +118,8 @@ def test_an_end_at_which_sequences_stop_again_is_seen_again() -> None:
     manager.check_invariants()
 
 
-def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None:
-    """Windows need no blocks for cached tokens before them."""
+def prefix_in_a_pool_too_small_for_all() -> tuple[BlockManager, list[int]]:
+    """A manager that has 80 tokens of a prompt of 96, and that prompt."""
     manager = hybrid(1 + 32, groups=[FullAttention(), SlidingWindow(4)], debug=0)
     prompt = list(range(80))
     handle = manager.admit(prompt, num_slots=4)
@@ -127,7 +127,12 @@ def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None
         manager.reserve(handle, stop)
         step(manager, handle, stop)
     manager.free(handle)
-    longer = [*prompt, *range(100, 116)]
+    return manager, [*prompt, *range(100, 116)]
+
+
+def test_slots_behind_a_cached_prefix_fit_where_those_of_all_would_not() -> None:
+    """Windows need no blocks for cached tokens before them."""
+    manager, longer = prefix_in_a_pool_too_small_for_all()
     assert manager.can_admit([7] * 96, num_slots=96) is Admission.NEVER
     with pytest.raises(NeverFitsError):
         manager.admit([7] * 96, num_slots=96)
@@ -178,14 +183,7 @@ def test_the_end_where_prompts_part_is_taken_over_if_its_copies_do_not_fit(
 
 
 def test_a_prompt_that_fits_behind_its_prefix_alone_waits_for_other_sequences() -> None:
-    manager = hybrid(1 + 32, groups=[FullAttention(), SlidingWindow(4)], debug=0)
-    prompt = list(range(80))
-    handle = manager.admit(prompt, num_slots=4)
-    for stop in range(4, 81, 4):
-        manager.reserve(handle, stop)
-        step(manager, handle, stop)
-    manager.free(handle)
-    longer = [*prompt, *range(100, 116)]
+    manager, longer = prefix_in_a_pool_too_small_for_all()
     other = manager.admit([7] * 16)
     assert manager.can_admit(longer) is Admission.LATER
     with pytest.raises(OutOfBlocksError):

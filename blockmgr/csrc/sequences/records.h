@@ -57,8 +57,8 @@ struct MatchResult {
   std::vector<std::int32_t> blocks;
 };
 
-// Why a block of a prompt, or what is left after its blocks, is not found. In the order of
-// blockmgr.MissReason, but for what only a replay says.
+// The reason why no prompt finds a block, or the tokens after the last whole one. The order is that
+// of blockmgr.MissReason, without the reasons that only a replay knows.
 enum class Miss : std::uint8_t {
   kCachingOff,
   kTooLarge,

@@ -8,6 +8,8 @@ from __future__ import annotations
 from fnmatch import fnmatch
 from pathlib import Path
 
+from tests.mutants.planted.groups.bugs import TESTS as OF_GROUPS
+
 ROOT = Path(__file__).parents[3]
 
 UNIT = "tests/unit"
@@ -24,14 +26,6 @@ CORE = (
     f" {UNIT}/test_policies.py {UNIT}/test_python_policy.py {UNIT}/test_shares.py"
     f" {UNIT}/test_blocks_by_id.py {UNIT}/test_cache_calls.py {UNIT}/test_events.py"
     f" {UNIT}/test_uncopied.py tests/golden"
-)
-GROUPS = (
-    f"{UNIT}/test_groups.py {UNIT}/test_group_admission.py {UNIT}/test_group_eviction.py"
-    f" {UNIT}/test_group_promises.py {UNIT}/test_group_stops.py",
-    "tests/groups/test_lockstep.py tests/groups/test_core.py",
-    "tests/groups/test_rules.py tests/groups/test_steps.py tests/groups/test_shares.py"
-    " tests/groups/test_events.py tests/groups/test_retention.py tests/groups/test_levels.py"
-    " tests/groups/test_holds.py",
 )
 INPUT = (
     f"{UNIT}/test_bad_input.py {UNIT}/test_wrong_calls.py {UNIT}/test_arguments.py"
@@ -92,7 +86,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         ARGUMENTS,
     ),
     # The core, after its own programs.
-    "csrc/*/group*": GROUPS,
+    "csrc/*/group*": (" ".join(OF_GROUPS),),
     "csrc/sequences/monitor*": (
         f"{UNIT}/test_forks_of_the_process.py {UNIT}/test_threads.py {UNIT}/test_isolation.py",
         CORE,

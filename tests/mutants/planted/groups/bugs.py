@@ -5,13 +5,11 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 TESTS = (
-    "tests/groups/test_core.py",
     "tests/unit/test_groups.py",
     "tests/unit/test_group_admission.py",
     "tests/unit/test_group_eviction.py",
     "tests/unit/test_group_promises.py",
     "tests/unit/test_group_stops.py",
-    "tests/groups/test_lockstep.py",
     "tests/groups/test_rules.py",
     "tests/groups/test_steps.py",
     "tests/groups/test_shares.py",
@@ -19,7 +17,10 @@ TESTS = (
     "tests/groups/test_retention.py",
     "tests/groups/test_levels.py",
     "tests/groups/test_holds.py",
+    "tests/groups/test_core.py",
+    "tests/groups/test_lockstep.py",
 )
+"""The quickest first."""
 
 
 def bugs_in(file: str, *bugs: tuple[str, str, str]) -> tuple[Mutant, ...]:
