@@ -188,6 +188,20 @@ def test_decode_does_not_count_on_blocks_that_a_caller_holds(
     manager.check_invariants()
 
 
+@pytest.mark.parametrize("options", [{}, {"quotas": {b"": 7}}], ids=["alone", "quotas"])
+def test_decode_takes_what_its_windows_give_back(options: dict[str, Any]) -> None:
+    """One block is available, and two are needed: the window leaves tokens 8 to 11."""
+    manager = hybrid(1 + 7, groups=[FullAttention(), SlidingWindow(5)], **options)
+    handle = manager.admit(range(12))
+    step(manager, handle, 12)
+    for token in range(4):
+        manager.decode([handle], [token])
+    assert manager.num_available == 1
+    manager.decode([handle], [4])
+    assert manager.num_available == 0
+    manager.check_invariants()
+
+
 @pytest.mark.parametrize("holds", [False, True])
 def test_decode_takes_blocks_before_it_leaves_some_to_a_step_in_flight(holds: bool) -> None:
     """Two cached blocks are available. It evicts and writes them instead of sharing them."""

@@ -15,11 +15,11 @@ int common_prefix(const Token* a, const Token* b, int limit) {
 
 }  // namespace
 
-Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
-                                        const ExtrasIds* extras) {
-  Found found;
+// The leading whole blocks of a prompt that are cached.
+void Sequences::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
+                            const ExtrasIds* extras, Found& found) {
   found.node = root;
-  if (!digester_) return found;
+  if (!digester_) return;
   // The last token is always left to compute; and no chain is longer than the row it came from.
   const std::int64_t limit =
       std::min<std::int64_t>((count - 1) / config_.block_size, config_.row_width);
@@ -29,7 +29,6 @@ Sequences::Found Sequences::find_prefix(const Token* tokens, std::int64_t count,
   found.num_unused = pool_.count_available(found.full, found.num_full);
   found.node = chain.node;
   found.strayed = chain.strayed;
-  return found;
 }
 
 // The child of the last matched node that begins like the tokens after it, the longest first.
@@ -60,15 +59,6 @@ void Sequences::find_partial(const Token* tokens, std::int64_t count, const Extr
     }
     child = record.next_sibling;
   }
-}
-
-Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) const {
-  Demand d;
-  const bool partial = found.partial >= 0;
-  d.num_blocks = std::max(blocks_for(slots), found.num_full + partial);
-  d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
-  d.unused_hits = found.num_unused + (partial && pool_.counts_as_available(found.partial) ? 1 : 0);
-  return d;
 }
 
 inline bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
@@ -130,6 +120,11 @@ std::int64_t Sequences::written_of(const Found& found) const {
   return found.num_full * size + found.num_partial;
 }
 
+void Sequences::check_due(const Found& found, std::int64_t due_cached) const {
+  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
+  if (cached != due_cached) throw StaleMatch(due_cached, cached);
+}
+
 // All counting happens here, before any change.
 Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int64_t count,
                                                    std::int64_t slots, const Applicant& applicant) {
@@ -141,7 +136,7 @@ Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int
   Found& found = plan.found;
   if (applicant.read_cache && applicant.root != kNoNode) {
     const std::int64_t looked_up = applicant.looked_up(count);
-    found = find_prefix(tokens, looked_up, applicant.root, applicant.extras);
+    find_prefix(tokens, looked_up, applicant.root, applicant.extras, found);
     if (blocks_for(slots) > found.num_full)
       find_partial(tokens, looked_up, applicant.extras, found);
   }
@@ -156,9 +151,8 @@ Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int
     plan.demand = demand(found, slots);
     plan.fits = plan.demand.fits(left, applicant.held_back);
   }
-  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
-  if (applicant.due_cached >= 0 && cached != applicant.due_cached)
-    throw StaleMatch(applicant.due_cached, cached);
+  if (applicant.due_cached >= 0) [[unlikely]]
+    check_due(found, applicant.due_cached);
   return plan;
 }
 
@@ -166,9 +160,10 @@ Sequences::AdmissionPlan Sequences::settled_admission(const Token* tokens, std::
                                                       std::int64_t slots,
                                                       const Applicant& applicant) {
   AdmissionPlan plan = plan_admission(tokens, count, slots, applicant);
-  if (plan.never) throw_never_fits(count, slots, applicant.partition, applicant.held_back);
-  if (!plan.fits)
+  if (!plan.fits) [[unlikely]] {
+    if (plan.never) throw_never_fits(count, slots, applicant.partition, applicant.held_back);
     throw OutOfBlocks(plan.demand.needed(), available(applicant.partition), applicant.held_back);
+  }
   if (const ReuseTracker* past = pool_.past(applicant.partition); past && applicant.read_cache) {
     Found& found = plan.found;
     const std::int64_t limit = (applicant.looked_up(count) - 1) / config_.block_size;
@@ -309,13 +304,14 @@ void Sequences::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
     throw Error(ErrorKind::kSequenceState,
                 "sequence " + std::to_string(handle) + " is running; only a preempted one resumes");
   const std::int64_t slots = checked_slots(s.num_tokens, num_slots_wanted, s.partition, 0);
-  // A sequence that grew past the watermark must be able to come back to an empty pool.
-  const std::int64_t all =
-      groups_ ? std::max(first_blocks(Found(), slots), later_blocks(s.num_tokens, slots))
-              : blocks_for(std::max(s.num_tokens, slots));
-  const std::int64_t held_back = std::max<std::int64_t>(
-      0, std::min<std::int64_t>(watermark(s.partition),
-                                pool_.partition(s.partition).capacity - all));
+  std::int64_t held_back = watermark(s.partition);
+  if (held_back) {
+    // A sequence that grew past the watermark must be able to come back to an empty pool.
+    const std::int64_t all =
+        groups_ ? std::max(first_blocks(Found(), slots), later_blocks(s.num_tokens, slots))
+                : blocks_for(std::max(s.num_tokens, slots));
+    held_back = std::clamp<std::int64_t>(pool_.partition(s.partition).capacity - all, 0, held_back);
+  }
   const AdmissionPlan plan =
       settled_admission(s.waiting.data(), s.num_tokens, slots,
                         {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
@@ -349,12 +345,15 @@ MatchResult Sequences::match(const Prompt& prompt) {
   const std::uint16_t partition = partition_of(prompt.name);
   std::int64_t held_back = watermark(partition, prompt.watermark_blocks);
   // What can never be admitted finds whatever there is.
-  const std::int64_t most = blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
-  const std::int64_t anything =
-      -config_.num_blocks - (groups_ ? grouped_need(most) + num_states_ : most);
-  if (never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back)) held_back = anything;
+  const auto anything = [&] {
+    const std::int64_t most = blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
+    return -config_.num_blocks - (groups_ ? grouped_need(most) + num_states_ : most);
+  };
+  if (never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back)) [[unlikely]]
+    held_back = anything();
   AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
-  if (plan.never) plan = plan_prompt(prompt, partition, anything);
+  if (plan.never) [[unlikely]]
+    plan = plan_prompt(prompt, partition, anything());
   const Found& found = plan.found;
   result.num_partial = found.num_partial;
   result.num_cached = found.num_full * config_.block_size + found.num_partial;

@@ -86,7 +86,7 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
   Found found;
   if (root != kUnknownId) {
-    found = find_prefix(prompt.tokens, count, root_node(root), &extras);
+    find_prefix(prompt.tokens, count, root_node(root), &extras, found);
     if (!groups_) find_partial(prompt.tokens, count, &extras, found);
   }
   result.num_partial = found.num_partial;

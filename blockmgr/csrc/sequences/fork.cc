@@ -37,9 +37,8 @@ void Sequences::check_fork(const Sequence& parent, std::int64_t count) const {
     throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));
   if (static_cast<std::size_t>(count) > unused_rows_.size())
     throw OutOfSequences(count, static_cast<std::int64_t>(unused_rows_.size()));
-  if (!groups_) return;
-  refuse_moved(parent, "fork");
-  check_available(count * num_states_, parent.partition);
+  if (groups_) [[unlikely]]
+    check_states(parent, count);
 }
 
 bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected) {
@@ -81,8 +80,9 @@ bool Sequences::fork(Handle handle, std::int64_t count, Handle* children, const 
     }
     show_length(child);
     note_computing(child);
-    if (groups_) fork_groups(parent, child);
   }
+  if (groups_) [[unlikely]]
+    fork_groups(parent, children, count);
   counters_.forks += count;
   return true;
 }

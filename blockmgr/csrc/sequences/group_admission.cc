@@ -125,7 +125,8 @@ Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_
   GroupedFound result;
   const bool partly = config_.min_partial_tokens > 0;
   const std::int64_t count = applicant.looked_up(num_tokens);
-  const Found chain = find_prefix(tokens, num_tokens, applicant.root, applicant.extras);
+  Found chain;
+  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, chain);
   const std::int64_t most = std::min(chain.num_full, size_.whole(count - 1));
   result.num_shared = chain.num_full * config_.block_size;
   const auto share = [&](int shared) {
@@ -225,9 +226,7 @@ void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64
   }
   tried();
   plan.num_shared = found.num_shared;
-  const std::int64_t cached = plan.found.num_full * config_.block_size + plan.found.num_partial;
-  if (applicant.due_cached >= 0 && cached != applicant.due_cached)
-    throw StaleMatch(applicant.due_cached, cached);
+  if (applicant.due_cached >= 0) check_due(plan.found, applicant.due_cached);
 }
 
 // The blocks of a sequence that begins with so many slots behind what is found.

@@ -5,25 +5,35 @@
 
 namespace blockmgr {
 
-void Sequences::fork_groups(const Sequence& parent, Sequence& child) noexcept {
+// Whether so many more sequences can have the parent's states.
+void Sequences::check_states(const Sequence& parent, std::int64_t count) const {
+  refuse_moved(parent, "fork");
+  check_available(count * num_states_, parent.partition);
+}
+
+void Sequences::fork_groups(const Sequence& parent, const Handle* children,
+                            std::int64_t count) noexcept {
   const GroupRow& from = group_row(parent);
-  GroupRow& to = group_row(child);
-  to.first = from.first;
-  to.stops = from.stops;
-  to.stands = from.stands;
-  to.moves = from.moves;
-  const NodeId* t = table(child);
-  for (int g = 0; g < groups_->num_groups(); ++g) {
-    if (!groups_->group(g).recurrent()) {
-      for (std::int64_t unit = to.first[nth(g)]; unit < child.num_blocks; ++unit)
-        ++nodes_.uses(groups_->part(g, t[unit])).ref_count;
-      continue;
+  for (std::int64_t c = 0; c < count; ++c) {
+    const Sequence& child = sequences_[static_cast<std::size_t>(row_of(children[c]))];
+    GroupRow& to = group_row(child);
+    to.first = from.first;
+    to.stops = from.stops;
+    to.stands = from.stands;
+    to.moves = from.moves;
+    const NodeId* t = table(child);
+    for (int g = 0; g < groups_->num_groups(); ++g) {
+      if (!groups_->group(g).recurrent()) {
+        for (std::int64_t unit = to.first[nth(g)]; unit < child.num_blocks; ++unit)
+          ++nodes_.uses(groups_->part(g, t[unit])).ref_count;
+        continue;
+      }
+      const NodeId state = take_of(g, parent.partition, kNoNode);
+      if (parent.num_computed) copies_.plan(from.states[nth(g)], state, config_.block_size);
+      to.states[nth(g)] = state;
     }
-    const NodeId state = take_of(g, parent.partition, kNoNode);
-    if (parent.num_computed) copies_.plan(from.states[nth(g)], state, config_.block_size);
-    to.states[nth(g)] = state;
+    show_groups(child, 0);
   }
-  show_groups(child, 0);
 }
 
 // Gives a sequence that takes a parent's place its parts and states, before anything is released.

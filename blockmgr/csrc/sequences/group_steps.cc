@@ -57,10 +57,10 @@ void Sequences::refuse_unknown_state(const Sequence& s, const char* call) const 
 // Apart from its caller, which seldom needs it.
 [[gnu::noinline]] static void add_to(std::vector<NodeId>& parts, NodeId m) { parts.push_back(m); }
 
-// Parts that decode gives back before it takes any, as far as that is certain. Appends them.
+// Parts that decode gives back before it takes any, as far as that is certain. Appends them. While
+// steps are in flight there are none.
 std::int64_t Sequences::num_dropped(const Sequence& s, std::vector<NodeId>& parts) const {
   std::int64_t dropped = 0;
-  if (!open_steps_.empty()) return 0;  // they wait for a step
   const NodeId* t = table(s);
   const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config_.max_rollback);
   for (int g = 0; g < groups_->num_groups(); ++g) {
@@ -75,6 +75,23 @@ std::int64_t Sequences::num_dropped(const Sequence& s, std::vector<NodeId>& part
     }
   }
   return dropped;
+}
+
+// The blocks of all groups that a batch needs if it takes this many of full attention. Corrects the
+// counts by partition as well, and reserves memory for the states that decode may keep.
+std::int64_t Sequences::plan_parts(const Handle* handles, std::int64_t count, std::int64_t blocks,
+                                   DecodePlan& plan) {
+  plan.promotions.clear_counted();
+  keeps_.reserve(keeps_.size() + static_cast<std::size_t>(count * num_states_));
+  std::int64_t needed = grouped_need(blocks);
+  for (std::int64_t& each : plan.needed_by) each = grouped_need(each);
+  for (std::int64_t i = 0; drops_before_taking() && i < count; ++i) {
+    const Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
+    const std::int64_t dropped = num_dropped(s, plan.promotions.dropped);
+    needed -= dropped;
+    if (!plan.needed_by.empty()) plan.needed_by[s.partition] -= dropped;
+  }
+  return needed;
 }
 
 // All tokens of these but those that decode appends are computed: what becomes findable, and what

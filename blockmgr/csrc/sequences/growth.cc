@@ -44,6 +44,7 @@ inline Sequences::GrowthPlan Sequences::plan_growth(const Sequence& s, std::int6
   if (copies) refuse_unwritten(s, logical, call);
   const std::int64_t fresh = std::max<std::int64_t>(target - s.num_blocks, 0);
   std::int64_t needed = fresh + copies;
+  if (!needed) return {fresh, writes};
   if (groups_) [[unlikely]] {
     if (copies) refuse_moved(s, call);
     needed = grouped_need(needed);
@@ -55,6 +56,7 @@ inline Sequences::GrowthPlan Sequences::plan_growth(const Sequence& s, std::int6
 // Takes the blocks, and moves waiting tokens into them.
 inline void Sequences::grow(Sequence& s, const GrowthPlan& plan) noexcept {
   if (plan.writes) make_private(s, s.num_tokens / config_.block_size, written(s));
+  if (!plan.num_fresh) return;
   const std::int64_t had_slots = num_slots(s);
   const std::int64_t row = row_of(s);
   for (std::int64_t i = 0; i < plan.num_fresh; ++i) {
@@ -154,11 +156,8 @@ inline void Sequences::prefetch_last(Handle handle) const {
 // the blocks are taken may leave fewer: it moves to cached blocks, and a pin keeps what it leaves.
 void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   const bool by_partition = !plan.needed_by.empty();
-  const bool grouped = groups_ != nullptr;
   if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
   plan.promotions.clear();
-  if (grouped) [[unlikely]]
-    plan.promotions.clear_counted();
   Sharers sharers(plan.sharers, count);
   plan.rewritten.clear();
   if (!config_.remap) plan.rewritten.reserve(static_cast<std::size_t>(count));
@@ -186,19 +185,18 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
       const std::uint32_t refs = nodes_.uses(b).ref_count;
       takes = record.keyed() || (refs > 1 && !sharers.is_last(b, refs));
       if (takes) refuse_uncopied(s, logical);
-      if (takes && grouped) [[unlikely]]
+      if (takes && groups_) [[unlikely]]
         refuse_unknown_state(s, "decode");
       if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
     } else if (logical >= longest(s.partition)) {
       throw_never_fits(s.num_tokens + 1, 0, s.partition);
     }
-    std::int64_t taken = takes;
-    if (grouped) [[unlikely]]
-      taken = grouped_need(takes) - num_dropped(s, plan.promotions.dropped);
-    needed += taken;
+    needed += takes;
     if (by_partition) [[unlikely]]
-      plan.needed_by[s.partition] += taken;
+      plan.needed_by[s.partition] += takes;
   }
+  if (groups_) [[unlikely]]
+    needed = plan_parts(handles, count, needed, plan);
   const auto check = [&] {
     if (!by_partition) check_available(needed);
     for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
@@ -220,8 +218,6 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
     check();
   }
   reserve_remaps(plan.promotions);
-  if (groups_) [[unlikely]]
-    keeps_.reserve(keeps_.size() + static_cast<std::size_t>(count * num_states_));
 }
 
 // The forward before has computed all of it.
@@ -237,10 +233,11 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
   plan_decode(handles, count, plan);
   const bool grouped = groups_ != nullptr;
   const bool drops_first = drops_before_taking();
-  for (std::int64_t i = 0; grouped && i < count; ++i)
-    note_decoded(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
-  if (drops_first) [[unlikely]]
+  if (drops_first) [[unlikely]] {
+    for (std::int64_t i = 0; i < count; ++i)
+      note_decoded(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
     commit_decoded(handles, count, plan.promotions);
+  }
 
   // First: another of the batch may release a cached block, whose key would pass to its
   // twin. That was counted as written in place.
@@ -251,8 +248,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
     Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
     const std::int64_t logical = size.whole(s.num_tokens);
     const std::int64_t offset = s.num_tokens - logical * size;
-    if (!grouped) [[likely]]
-      note_decoded(s);
+    note_decoded(s);
     const std::int32_t* t = table(s);
     if (logical < s.num_blocks) {
       // Nearly always the block is the sequence's own already, and costs no call.

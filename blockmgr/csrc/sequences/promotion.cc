@@ -49,15 +49,16 @@ std::int64_t Sequences::plan_promotion(Sequence& s, std::int64_t num_computed,
     } else {
       node = index_.find_or_digest(key, before, out);
     }
+    if (node < 0 || node == t[i]) continue;  // nothing to merge with
     // A block whose K/V is in memory is not replaced by one that this step's forward has yet to
     // write: in this step the sequence could not be copied from any more. A later commit merges
     // them.
-    if (node >= 0 && node != t[i] && (groups_ || nodes_[node].unwritten) &&
+    if ((groups_ || nodes_[node].unwritten) &&
         is_kept_apart(t[i], node, (i + 1) * config_.block_size <= written_now)) {
       plan.promotions.back().until = i;
       break;
     }
-    if (groups_ && config_.remap && node >= 0 && node != t[i]) [[unlikely]]
+    if (groups_ && config_.remap) [[unlikely]]
       lost += num_lost(t[i], node, plan);
   }
   return lost;
@@ -248,12 +249,14 @@ void Sequences::commit(Handle handle, std::int64_t num_computed) {
                     std::to_string(most) + "], got " + std::to_string(num_computed));
   PromotionPlan& plan = decode_room_.promotions;
   plan.clear();
-  if (groups_) [[unlikely]]
+  if (groups_) [[unlikely]] {
     plan.clear_counted();
-  plan_promotion(s, num_computed, written(s), plan);
-  reserve_remaps(plan);
-  if (groups_) [[unlikely]]
     keeps_.reserve(keeps_.size() + static_cast<std::size_t>(num_states_));
+  }
+  if (size_.whole(num_computed) > s.num_chained) {
+    plan_promotion(s, num_computed, written(s), plan);
+    reserve_remaps(plan);
+  }
 
   if (config_.early_commit && s.early_step != step_) {
     s.early_step = step_;

@@ -62,7 +62,8 @@ Sequences::Found Sequences::find_cached(const Prompt& prompt) {
   if (root == kUnknownId) return {};
   const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
   // As if a token followed: nothing is left to compute here.
-  Found found = find_prefix(prompt.tokens, prompt.num_tokens + 1, root_node(root), &extras);
+  Found found;
+  find_prefix(prompt.tokens, prompt.num_tokens + 1, root_node(root), &extras, found);
   if (groups_) {
     settle_keeps();
     found.num_full = served_of(found);
@@ -103,7 +104,8 @@ Sequences::Found Sequences::find_waiting(const Prompt& prompt, NodeId root,
         found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full;
     return within ? found.partial : found.whole;
   }
-  Found found = find_prefix(prompt.tokens, prompt.num_tokens, root, &extras);
+  Found found;
+  find_prefix(prompt.tokens, prompt.num_tokens, root, &extras, found);
   find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
   return found;
 }

@@ -123,13 +123,11 @@ std::vector<Handle> Sequences::handles() const {
   return result;
 }
 
-void Sequences::refuse_ahead(const Sequence& s, const char* call) const {
-  if (committed_ahead(s))
-    throw Error(ErrorKind::kStep,
-                std::string("cannot ") + call + " sequence " +
-                    std::to_string(handle_of(row_of(s))) +
-                    ": it was committed ahead of this step's forward; take and apply the "
-                    "step's copies first");
+void Sequences::throw_ahead(const Sequence& s, const char* call) const {
+  throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
+                                    std::to_string(handle_of(row_of(s))) +
+                                    ": it was committed ahead of this step's forward; take and "
+                                    "apply the step's copies first");
 }
 
 // What is counted as computed changes only downwards here: the sequence loses tokens, or is to
@@ -158,11 +156,10 @@ void Sequences::refuse_unwritten(const Sequence& s, std::int64_t logical, const 
 
 // With early commits, what is committed between taking a plan and applying it could be meant for
 // the forward to come or for the one after; the difference decides what may be copied from.
-void Sequences::refuse_open_ticket(const char* call) const {
-  if (config_.early_commit && copies_.in_flight())
-    throw Error(ErrorKind::kStep, std::string("cannot ") + call +
-                                      " with early_commit while ticket " +
-                                      std::to_string(last_ticket_) + " is not resolved");
+void Sequences::throw_open_ticket(const char* call) const {
+  throw Error(ErrorKind::kStep, std::string("cannot ") + call +
+                                    " with early_commit while ticket " +
+                                    std::to_string(last_ticket_) + " is not resolved");
 }
 
 void Sequences::show_length(const Sequence& s) noexcept {

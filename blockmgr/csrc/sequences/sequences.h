@@ -331,9 +331,17 @@ class Sequences : public Store {
     return s.early_step == step_ ? s.num_written : s.num_computed;
   }
   void limit_computed(Sequence& s, std::int64_t most) noexcept;
-  void refuse_ahead(const Sequence& s, const char* call) const;
+  void refuse_ahead(const Sequence& s, const char* call) const {
+    if (committed_ahead(s)) [[unlikely]]
+      throw_ahead(s, call);
+  }
+  [[noreturn]] void throw_ahead(const Sequence& s, const char* call) const;
   void refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const;
-  void refuse_open_ticket(const char* call) const;
+  void refuse_open_ticket(const char* call) const {
+    if (config_.early_commit && copies_.in_flight()) [[unlikely]]
+      throw_open_ticket(call);
+  }
+  [[noreturn]] void throw_open_ticket(const char* call) const;
   void check_fork(const Sequence& parent, std::int64_t count) const;
   void set_entry(std::int64_t row, std::int64_t logical, NodeId n) noexcept {
     const auto at = static_cast<std::size_t>(row * config_.row_width + logical);
@@ -366,10 +374,13 @@ class Sequences : public Store {
   void end(Sequence& s) noexcept;
 
   // admission.cc
-  Found find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras);
+  void find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras,
+                   Found& found);
   std::int64_t written_of(const Found& found) const;
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                     Found& found) const;
+  // Throws if the cache no longer has what a match said of it.
+  void check_due(const Found& found, std::int64_t due_cached) const;
   Demand demand(const Found& found, std::int64_t slots) const;
   std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots, int partition,
                              std::int64_t watermark) const;
@@ -417,7 +428,10 @@ class Sequences : public Store {
   void mend_chains() noexcept;
 
   // withdrawal.cc
-  void check_leaving(const Sequence& s, bool withdraws, const char* call) const;
+  void check_leaving(const Sequence& s, bool withdraws, const char* call) const {
+    withdraws ? check_withdrawal(s, call) : refuse_ahead(s, call);
+  }
+  void check_withdrawal(const Sequence& s, const char* call) const;
   void withdraw(Sequence& s) noexcept;
   void forget_unwritten(NodeId n) noexcept;
 
@@ -464,7 +478,7 @@ class Sequences : public Store {
   bool may_take_over(const Found& found) const;
   Demand grouped_demand(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
-                    const Applicant& applicant, AdmissionPlan& plan);
+                                      const Applicant& applicant, AdmissionPlan& plan);
   std::int64_t first_blocks(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] std::int64_t later_blocks(std::int64_t num_tokens, std::int64_t slots) const;
   std::array<std::int64_t, 3> stops_of(std::int64_t num_tokens, std::int64_t num_computed,
@@ -525,6 +539,8 @@ class Sequences : public Store {
   // may read is not there to be taken, so it is given back at the end.
   bool drops_before_taking() const { return groups_ && open_steps_.empty(); }
   std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts) const;
+  [[gnu::noinline]] std::int64_t plan_parts(const Handle* handles, std::int64_t count,
+                                            std::int64_t blocks, DecodePlan& plan);
   [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,
                                   const PromotionPlan& plan) noexcept;
   [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;
@@ -532,7 +548,8 @@ class Sequences : public Store {
   void end_path(const Sequence& s, NodeId end, bool resumes) noexcept;
   void keep_last(const Sequence& s, NodeId last) noexcept;
   void leave_groups(Sequence& s, bool resumes) noexcept;
-  void fork_groups(const Sequence& parent, Sequence& child) noexcept;
+  void check_states(const Sequence& parent, std::int64_t count) const;
+  void fork_groups(const Sequence& parent, const Handle* children, std::int64_t count) noexcept;
   void take_successor(const Sequence& model, const std::vector<NodeId>& table,
                       GroupRow& row) noexcept;
   std::int64_t fall_of(const Sequence& s, std::int64_t most, std::int64_t before) const;
@@ -584,6 +601,15 @@ class Sequences : public Store {
   Counters counters_;
   RecentHits recent_hits_;
 };
+
+inline Sequences::Demand Sequences::demand(const Found& found, std::int64_t slots) const {
+  Demand d;
+  const bool partial = found.partial >= 0;
+  d.num_blocks = std::max(blocks_for(slots), found.num_full + partial);
+  d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
+  d.unused_hits = found.num_unused + (partial && pool_.counts_as_available(found.partial) ? 1 : 0);
+  return d;
+}
 
 class Sequences::Call {
  public:

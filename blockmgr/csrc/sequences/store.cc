@@ -80,6 +80,10 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
   }
 }
 
+void Store::throw_out_of_blocks(std::int64_t needed, int partition) const {
+  throw OutOfBlocks(needed, available(partition), 0);
+}
+
 // One reference to what a copy is pending into goes.
 void Store::release_destination(NodeId b) noexcept {
   if (nodes_.uses(b).ref_count == 1) copies_.drop(b);

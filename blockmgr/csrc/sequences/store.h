@@ -129,9 +129,9 @@ class Store {
   std::int64_t available(int partition) const { return pool_.partition(partition).available(); }
   // Throws unless so many blocks can be had.
   void check_available(std::int64_t needed, int partition = 0) const {
-    const std::int64_t left = available(partition);
-    if (needed > left) throw OutOfBlocks(needed, left, 0);
+    if (needed > available(partition)) throw_out_of_blocks(needed, partition);
   }
+  [[noreturn]] void throw_out_of_blocks(std::int64_t needed, int partition) const;
 
   // Whether a write into this block would be seen by others.
   bool is_shared(NodeId b) const { return nodes_.uses(b).ref_count > 1 || nodes_[b].keyed(); }

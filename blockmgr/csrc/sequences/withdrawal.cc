@@ -8,8 +8,7 @@ namespace blockmgr {
 // Before a sequence releases its blocks. The forward will not write them, so no prompt may find
 // them afterwards. Another sequence that has found one already relies on it: then the call is
 // refused.
-void Sequences::check_leaving(const Sequence& s, bool withdraws, const char* call) const {
-  if (!withdraws) return refuse_ahead(s, call);
+void Sequences::check_withdrawal(const Sequence& s, const char* call) const {
   if (!committed_ahead(s)) return;
   refuse_open_ticket(call);
   const auto check = [&](NodeId n) {

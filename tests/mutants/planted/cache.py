@@ -71,8 +71,8 @@ CACHE = (
     Mutant(
         "takes_less_than_a_match_found",
         "sequences/admission.cc",
-        "  if (applicant.due_cached >= 0 && cached != applicant.due_cached)",
-        "  if (applicant.due_cached >= 0 && cached > applicant.due_cached)",
+        "  if (cached != due_cached) throw",
+        "  if (cached > due_cached) throw",
     ),
     Mutant(
         "leaves_out_the_part_that_a_match_found",

@@ -8,7 +8,7 @@ IDENTITY = (
     # Counting and admission.
     Mutant(
         "does_not_count_idle_hits",
-        "sequences/admission.cc",
+        "sequences/sequences.h",
         "  d.unused_hits = found.num_unused + ",
         "  d.unused_hits = 0 * found.num_unused + ",
     ),

@@ -39,8 +39,8 @@ POLICIES = (
     Mutant(
         "a_batch_charges_one_quota",
         "sequences/growth.cc",
-        "      plan.needed_by[s.partition] += taken;",
-        "      plan.needed_by[0] += taken;",
+        "      plan.needed_by[s.partition] += takes;",
+        "      plan.needed_by[0] += takes;",
     ),
     Mutant(
         "copies_into_another_quota",

@@ -41,6 +41,26 @@ CALLS = (
     *bugs_in(
         "sequences/group_steps.cc",
         (
+            "a_batch_counts_one_group",
+            "  std::int64_t needed = grouped_need(blocks);\n",
+            "  std::int64_t needed = blocks;\n",
+        ),
+        (
+            "a_batch_counts_one_group_of_a_quota",
+            "  for (std::int64_t& each : plan.needed_by) each = grouped_need(each);\n",
+            "",
+        ),
+        (
+            "a_quota_does_not_get_what_windows_give_back",
+            "    if (!plan.needed_by.empty()) plan.needed_by[s.partition] -= dropped;\n",
+            "",
+        ),
+        (
+            "a_batch_counts_on_what_waits_for_a_step",
+            "  for (std::int64_t i = 0; drops_before_taking() && i < count; ++i) {\n",
+            "  for (std::int64_t i = 0; i < count; ++i) {\n",
+        ),
+        (
             "a_window_drops_a_unit_early",
             "    const auto until = static_cast<std::int32_t>(read / config_.block_size);",
             "    const auto until = static_cast<std::int32_t>(read / config_.block_size) + 1;",
@@ -105,8 +125,13 @@ CALLS = (
         ),
         (
             "a_fork_counts_no_window",
-            "        ++nodes_.uses(groups_->part(g, t[unit])).ref_count;\n      continue;",
-            "        ;\n      continue;",
+            "          ++nodes_.uses(groups_->part(g, t[unit])).ref_count;\n        continue;",
+            "          ;\n        continue;",
+        ),
+        (
+            "only_the_first_child_gets_parts_and_states",
+            "  for (std::int64_t c = 0; c < count; ++c) {\n",
+            "  for (std::int64_t c = 0; c < 1; ++c) {\n",
         ),
         (
             "a_fork_counts_the_moves_of_its_row",
@@ -155,11 +180,6 @@ CALLS = (
             "growth_counts_one_group",
             "    needed = grouped_need(needed);\n",
             "",
-        ),
-        (
-            "a_batch_counts_one_group",
-            "      taken = grouped_need(takes) - num_dropped(s, plan.promotions.dropped);\n",
-            "      taken = takes - num_dropped(s, plan.promotions.dropped);\n",
         ),
     ),
     *bugs_in(
