@@ -83,11 +83,13 @@ def test_a_part_that_a_step_reads_is_not_freed_with_those_beside_it(units: int) 
     manager.check_invariants()
 
 
-def test_a_sequence_is_found_at_its_end_though_others_evicted_that_boundary() -> None:
+@pytest.mark.parametrize("leaves", ["free", "preempt", "truncate", "reparent"])
+def test_a_path_is_found_at_its_end_though_others_evicted_that_boundary(leaves: str) -> None:
     """Behind a running sequence, a passed boundary is evicted first, and frees nothing there."""
     manager = BlockManager(
-        26, SIZE, max_seqs=4, groups=(FullAttention(), SlidingWindow(8)), null_block=True
+        28, SIZE, max_seqs=4, groups=(FullAttention(), SlidingWindow(8)), null_block=True
     )
+    beam = manager.admit([999])
     handle = manager.admit(PROMPT[:17])
     for computed in (16, 17):
         manager.copies_applied(manager.take_copies().ticket)
@@ -97,7 +99,16 @@ def test_a_sequence_is_found_at_its_end_though_others_evicted_that_boundary() ->
     manager.commit(handle, 21)
     others = manager.admit(fresh(manager.num_available // 2))
     assert not manager.num_available
-    manager.free(handle)
+    match leaves:
+        case "free":
+            manager.free(handle)
+        case "preempt":
+            manager.preempt(handle)
+        case "truncate":
+            assert manager.truncate(handle, 19) == 19
+            manager.free(handle)  # it used these blocks until here
+        case "reparent":
+            manager.reparent([handle, beam], [1, 1])
     assert found(manager, 5) == 5
     manager.free(others)
     manager.check_invariants()

@@ -160,6 +160,7 @@ void Sequences::reparent(const Handle* handles, const std::int64_t* parents, std
     Sequence& s = *changed[c];
     Successor& next = successors[c];
     if (groups_) {
+      keep_path(s);
       drop_states(s);
       drop_parts(s, 0);
       group_row(s) = rows[c];

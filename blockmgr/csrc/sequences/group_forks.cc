@@ -68,6 +68,7 @@ void Sequences::truncate_grouped(Sequence& s, std::int64_t num_tokens) {
   s.waiting.swap(waiting);
   s.waiting_start = 0;
   const bool is_ahead = committed_ahead(s);
+  if (length / config_.block_size < s.num_chained) keep_path(s);
   release_blocks(s, kept);
   if (!is_ahead) fall_to(s, length, before);
   s.num_tokens = num_tokens;

@@ -285,14 +285,12 @@ void Sequences::end_path(const Sequence& s, NodeId end, bool resumes) noexcept {
                     s.num_computed % size ? end : kNoNode, resumes);
 }
 
-// The end of the whole blocks of a sequence that leaves. Others may have evicted that boundary, which
-// freed nothing as long as the sequence used its blocks.
-void Sequences::keep_last(const Sequence& s, NodeId last) noexcept {
-  if (groups_->is_boundary(last)) {
-    groups_->clear_passed(last);
-  } else if (nodes_[last].keyed() && serves(s, s.num_chained - 1)) {
-    groups_->add_boundary(last);
-  }
+// Before a sequence leaves a path: the end of its whole blocks. Others may have evicted that boundary,
+// which freed nothing as long as the sequence used the blocks.
+void Sequences::keep_path(const Sequence& s) noexcept {
+  if (!s.num_chained) return;
+  const NodeId last = table(s)[s.num_chained - 1];
+  if (!groups_->is_boundary(last) && serves(s, s.num_chained - 1)) groups_->add_boundary(last);
 }
 
 // The sequence still has its blocks.
@@ -303,7 +301,10 @@ void Sequences::leave_groups(Sequence& s, bool resumes) noexcept {
   if (s.num_chained) {
     const NodeId last = table(s)[s.num_chained - 1];
     groups_->tell_kept(&last, 1);
-    if (counters_.cached_tails == tails) keep_last(s, last);
+    if (counters_.cached_tails == tails) {
+      keep_path(s);
+      groups_->clear_passed(last);
+    }
   }
   drop_states(s);
   group_row(s).stops = {};

@@ -546,7 +546,7 @@ class Sequences : public Store {
   [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;
   void keep_end(Sequence& s, bool resumes) noexcept;
   void end_path(const Sequence& s, NodeId end, bool resumes) noexcept;
-  void keep_last(const Sequence& s, NodeId last) noexcept;
+  void keep_path(const Sequence& s) noexcept;
   void leave_groups(Sequence& s, bool resumes) noexcept;
   void check_states(const Sequence& parent, std::int64_t count) const;
   void fork_groups(const Sequence& parent, const Handle* children, std::int64_t count) noexcept;

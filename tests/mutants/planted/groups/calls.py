@@ -114,6 +114,11 @@ CALLS = (
     *bugs_in(
         "sequences/group_forks.cc",
         (
+            "the_end_that_truncate_leaves_stays_away",
+            "  if (length / config_.block_size < s.num_chained) keep_path(s);\n",
+            "",
+        ),
+        (
             "a_state_that_a_sequence_went_back_to_waits_again",
             "  settle_keeps();  // before another copy of a kept state",
             "  // before another copy of a kept state",
@@ -179,6 +184,14 @@ CALLS = (
         (
             "growth_counts_one_group",
             "    needed = grouped_need(needed);\n",
+            "",
+        ),
+    ),
+    *bugs_in(
+        "sequences/fork.cc",
+        (
+            "the_end_that_a_beam_leaves_stays_away",
+            "      keep_path(s);\n",
             "",
         ),
     ),

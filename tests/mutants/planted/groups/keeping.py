@@ -34,9 +34,13 @@ KEEPING = (
         ),
         (
             "a_boundary_that_others_evicted_stays_away",
-            "  } else if (nodes_[last].keyed() && serves(s, s.num_chained - 1)) {\n"
-            "    groups_->add_boundary(last);\n",
-            "",
+            "&& serves(s, s.num_chained - 1)) groups_->add_boundary(last);\n",
+            "&& false) groups_->add_boundary(last);\n",
+        ),
+        (
+            "the_end_of_a_path_is_a_boundary_whatever_it_serves",
+            "&& serves(s, s.num_chained - 1)) groups_->add_boundary(last);\n",
+            ") groups_->add_boundary(last);\n",
         ),
         (
             "a_kept_state_has_no_successor",
@@ -105,8 +109,8 @@ KEEPING = (
         ),
         (
             "the_end_of_a_sequence_was_only_passed",
-            "    groups_->clear_passed(last);\n  } else if",
-            "    ;\n  } else if",
+            "      groups_->clear_passed(last);\n    }\n  }\n  drop_states",
+            "    }\n  }\n  drop_states",
         ),
         (
             "where_prompts_diverge_was_only_passed",
