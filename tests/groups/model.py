@@ -12,6 +12,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from tests.groups import memory
+from tests.groups.kinds import FullAttention
 from tests.groups.memory import Prefix
 from tests.groups.model_admission import ModelAdmission
 from tests.groups.model_pool import Block, OutOfBlocks, Seq, WrongStep, cut
@@ -185,7 +186,7 @@ class ModelManager(ModelAdmission):
         while seq.promoted < seq.computed // self.size:
             unit = seq.promoted
             prefix = seq.prefix((unit + 1) * self.size)
-            own = {g: seq.tables[g][unit] for g, _ in self.attention()}
+            own = {g: self.block_of_unit(seq, g, unit) for g, _ in self.attention()}
             if any(b and self.is_destination(b) for b in own.values()):
                 return
             written = min(max(0, seq.written - unit * self.size), self.size)
@@ -197,20 +198,37 @@ class ModelManager(ModelAdmission):
                 return  # written K/V is not replaced by K/V that is yet to be written
             for group, block in own.items():
                 if block is None:
-                    continue  # it left the window before its promotion
+                    continue  # all left the window before its promotion
                 twin = self.find((group, prefix))
                 if twin is None:
                     block.content = (group, prefix)
                     block.unwritten = self.size - written
                 elif twin is not block:
-                    self.move_sharers(seq, group, unit, twin)
+                    self.move_sharers(seq, group, unit, block, twin)
             seq.promoted += 1
             self.note_passing(seq, prefix)
             self.settle()
 
-    def move_sharers(self, seq: Seq, group: int, unit: int, twin: Block) -> None:
+    def sharers(self, seq: Seq, unit: int) -> list[Seq]:
+        """The sequences that have this unit of the sequence in full attention, itself first."""
+        full = [g for g, kind in self.attention() if isinstance(kind, FullAttention)]
+        others = [one for one in self.seqs.values() if one is not seq and one.tables]
+        shares = [
+            one
+            for one in others
+            if full
+            and unit < len(one.tables[full[0]])
+            and one.tables[full[0]][unit] is seq.tables[full[0]][unit]
+        ]
+        return [seq, *shares]
+
+    def block_of_unit(self, seq: Seq, group: int, unit: int) -> Block | None:
+        """Its own block; where it has left the window, that of one which shares the unit."""
+        blocks = (one.tables[group][unit] for one in self.sharers(seq, unit))
+        return next((block for block in blocks if block is not None), None)
+
+    def move_sharers(self, seq: Seq, group: int, unit: int, block: Block, twin: Block) -> None:
         """Of several groups, all sequences that share a block move to the cached one at once."""
-        block = seq.tables[group][unit]
         seqs = self.seqs.values() if len(self.kinds) > 1 else [seq]
         for table in (one.tables[group] for one in seqs if one.tables):
             if unit < len(table) and table[unit] is block:

@@ -17,6 +17,12 @@ def test_the_manager_decides_like_the_specification(kinds: tuple[Kind, ...]) -> 
     assert sum(run(seed, kinds) for seed in range(SEEDS)) > 100 * SEEDS
 
 
+def test_a_part_follows_its_block_though_the_sequence_that_commits_has_passed_it() -> None:
+    """A fork still has the window's part of a block that both share and that is merged."""
+    seed = 500_471  # one engine in a thousand comes there
+    assert run(seed, SETS[seed % len(SETS)]) > 300
+
+
 class KeepsNoTails(Lockstep):
     """The manager keeps no tails, the specification does."""
 
