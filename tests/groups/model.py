@@ -12,7 +12,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 from tests.groups import memory
-from tests.groups.kinds import FullAttention
 from tests.groups.memory import Prefix
 from tests.groups.model_admission import ModelAdmission
 from tests.groups.model_pool import Block, OutOfBlocks, Seq, WrongStep, cut
@@ -211,16 +210,12 @@ class ModelManager(ModelAdmission):
 
     def sharers(self, seq: Seq, unit: int) -> list[Seq]:
         """The sequences that have this unit of the sequence in full attention, itself first."""
-        full = [g for g, kind in self.attention() if isinstance(kind, FullAttention)]
+        full = self.full_attention()
+        if not full:
+            return [seq]
+        block = seq.tables[full[0]][unit]
         others = [one for one in self.seqs.values() if one is not seq and one.tables]
-        shares = [
-            one
-            for one in others
-            if full
-            and unit < len(one.tables[full[0]])
-            and one.tables[full[0]][unit] is seq.tables[full[0]][unit]
-        ]
-        return [seq, *shares]
+        return [seq, *(one for one in others if one.tables[full[0]][unit : unit + 1] == [block])]
 
     def block_of_unit(self, seq: Seq, group: int, unit: int) -> Block | None:
         """Its own block; where it has left the window, that of one which shares the unit."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.groups.kinds import FullAttention, Kind
+from tests.groups.kinds import Kind
 from tests.groups.memory import Prefix
 from tests.groups.model_pool import Block, NeverFits, OutOfBlocks, Seq, cut
 from tests.groups.model_steps import ModelSteps
@@ -211,8 +211,7 @@ class ModelAdmission(ModelSteps):
         have been evicted there; the forward computes it again.
         """
         last = (len(seq.tokens) - 1) // self.size * self.size
-        full = [g for g, kind in self.attention() if isinstance(kind, FullAttention)]
-        asked = full or [g for g, _ in self.attention()]
+        asked = self.full_attention() or [g for g, _ in self.attention()]
 
         def served(length: int) -> bool:
             needed = [c for c in self.needs(seq.prefix(length)) if c[0] in asked]

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.groups.kinds import Attention, Kind, RecurrentState
+from tests.groups.kinds import Attention, FullAttention, Kind, RecurrentState
 from tests.groups.memory import Prefix
 
 Content = tuple[int, Prefix]
@@ -167,6 +167,9 @@ class ModelPool:
         for group, kind in enumerate(self.kinds):
             if not isinstance(kind, RecurrentState):
                 yield group, kind
+
+    def full_attention(self) -> list[int]:
+        return [g for g, kind in enumerate(self.kinds) if isinstance(kind, FullAttention)]
 
     def recurrent(self) -> list[int]:
         return [g for g, kind in enumerate(self.kinds) if isinstance(kind, RecurrentState)]

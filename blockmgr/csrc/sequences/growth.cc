@@ -234,6 +234,7 @@ void Sequences::decode(const Handle* handles, const Token* tokens, std::int64_t 
   const bool grouped = groups_ != nullptr;
   const bool drops_first = drops_before_taking();
   if (drops_first) [[unlikely]] {
+    // Before the commits. The loop below repeats it, which costs other decodes no branch.
     for (std::int64_t i = 0; i < count; ++i)
       note_decoded(sequences_[static_cast<std::size_t>(row_of(handles[i]))]);
     commit_decoded(handles, count, plan.promotions);

@@ -154,8 +154,6 @@ void Sequences::refuse_unwritten(const Sequence& s, std::int64_t logical, const 
                   "step's copies first");
 }
 
-// With early commits, what is committed between taking a plan and applying it could be meant for
-// the forward to come or for the one after; the difference decides what may be copied from.
 void Sequences::throw_open_ticket(const char* call) const {
   throw Error(ErrorKind::kStep, std::string("cannot ") + call +
                                     " with early_commit while ticket " +

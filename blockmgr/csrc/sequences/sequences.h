@@ -337,6 +337,8 @@ class Sequences : public Store {
   }
   [[noreturn]] void throw_ahead(const Sequence& s, const char* call) const;
   void refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const;
+  // With early commits, what is committed between taking a plan and applying it could be meant for
+  // the forward to come or for the one after; the difference decides what may be copied from.
   void refuse_open_ticket(const char* call) const {
     if (config_.early_commit && copies_.in_flight()) [[unlikely]]
       throw_open_ticket(call);
