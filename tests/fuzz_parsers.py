@@ -21,7 +21,7 @@ from typing import Any
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab import formats, trace
 from blockmgr.lab.formats import chat, ids, kv_events, opened, own, reading, record, vllm_log
-from blockmgr.stress import shrink
+from tests.stress import shrink
 
 CORPUS = Path(__file__).parent / "fuzz_corpus"
 HAS_TORCH = importlib.util.find_spec("torch") is not None

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from blockmgr.blocks import Priority
-from blockmgr.stress.profiles import DIGESTS
+from tests.stress.profiles import DIGESTS
 
 # With two token values and a few blocks, prefixes collide and blocks run out in almost every run,
 # which exposes bugs.

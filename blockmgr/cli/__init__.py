@@ -29,7 +29,6 @@ from blockmgr.cli import (
     replay,
     report,
     show,
-    stress,
     sweep,
     workload,
 )
@@ -54,7 +53,6 @@ cli.add_command(show.show)
 cli.add_command(workload.workload)
 cli.add_command(index.index)
 cli.add_command(generate.generate)
-cli.add_command(stress.stress)
 cli.add_command(doctor.doctor)
 
 

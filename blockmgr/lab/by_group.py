@@ -15,7 +15,6 @@ import numpy as np
 from blockmgr.blocks import BlockState
 from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow
 from blockmgr.lab.full_reach import FullReach
-from blockmgr.lab.useless import useless_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,8 +67,6 @@ class ByGroup:
         groups: Groups in the order of ``ReplayConfig.groups``; those that read the same tokens are
             one.
         free_blocks: Free blocks, as a mean over the moments.
-        useless_blocks: Cached blocks that no boundary needs, after the last request. A manager
-            guarantees that there are none.
         peak_blocks: Most blocks that were used or cached at a time.
         cached_blocks_at_end: Blocks that a prompt can find after the last request.
     """
@@ -77,7 +74,6 @@ class ByGroup:
     moments: int
     groups: tuple[GroupCounts, ...]
     free_blocks: float
-    useless_blocks: int
     peak_blocks: int
     cached_blocks_at_end: int
 
@@ -194,7 +190,6 @@ class GroupWatch:
             moments=self._moments,
             groups=tuple(self._counts(group) for group in dict.fromkeys(self._groups)),
             free_blocks=self._free / moments,
-            useless_blocks=useless_blocks(self._manager.blocks(), self._groups, self._size),
             peak_blocks=stats.capacity - min(self._least_free, stats.free_blocks),
             cached_blocks_at_end=stats.cached_blocks,
         )

@@ -125,15 +125,6 @@ def test_processes_of_a_sweep_add_nothing_when_all_are_interrupted(
     assert interrupted(tmp_path, "worker", moment) == (130, b"error: interrupted\n")
 
 
-@pytest.mark.parametrize(
-    "moment", ["blockmgr.stress.run", "blockmgr.stress.run:stress", "multiprocessing.pool:imap"]
-)
-def test_so_does_a_stress_that_is_interrupted(tmp_path: Path, moment: str) -> None:
-    jobs = "2" if "pool" in moment else "1"
-    words = ("stress", "--ops", "1000000", "--jobs", jobs, "--out", os.devnull)
-    assert interrupted(tmp_path, "command", moment, words) == (130, b"error: interrupted\n")
-
-
 def test_a_sweep_that_is_interrupted_leaves_no_process_at_work() -> None:
     """The first replay to finish sends the signal, while others are still running."""
 
@@ -190,7 +181,7 @@ def test_other_programs_keep_their_handlers(tmp_path: Path) -> None:
         (["/venv/bin/blockmgr", "sweep"], ["/venv/bin/python", "/venv/bin/blockmgr"], True),
         (["-m", "sweep"], ["python", "-m", "blockmgr", "sweep"], True),
         (["-m"], ["python", "-X", "dev", "-m", "blockmgr"], True),
-        (["-m"], ["python", "-m", "blockmgr.stress"], False),
+        (["-m"], ["python", "-m", "blockmgr.lab"], False),
         (["-m"], ["python", "-m", "pytest", "blockmgr"], False),
         (["-c"], ["python", "-c", "import blockmgr"], False),
         (["engine.py", "-m", "blockmgr"], ["python", "engine.py", "-m", "blockmgr"], False),

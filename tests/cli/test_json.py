@@ -16,7 +16,6 @@ RUNS = {
     "explain": (SMALL, {"query_tokens"}),
     "replay": (SMALL, {"results", "config"}),
     "show": (SMALL, {"blocks_by_state", "sequences", "hit_rate", "command"}),
-    "stress": (("--ops", "200"), {"ops", "violation", "digest"}),
     "sweep": (("parallel-sampling", "--capacities", "20%", "--jobs", "1"), {"results"}),
     "workload": (("few-shot",), {"requests"}),
 }

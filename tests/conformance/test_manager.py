@@ -18,8 +18,8 @@ from blockmgr import (
     UnknownSequenceError,
 )
 from blockmgr.config import EVICTION_POLICIES
-from blockmgr.stress.world import World
 from tests.strategies import DIGESTS
+from tests.stress.world import World
 from tests.unit.engine import ids, serve, step
 from tests.unit.snapshot import refused
 

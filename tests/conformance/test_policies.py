@@ -14,9 +14,9 @@ from blockmgr.config import EVICTION_POLICIES
 from blockmgr.lab.replay import EventLoop, ReplayConfig
 from blockmgr.lab.trace import Trace, read_trace
 from blockmgr.lab.workloads import generate
-from blockmgr.stress.profiles import constant_digest
 from tests.fingerprints import fingerprint
 from tests.reference_policies import Lru, Sieve
+from tests.stress.profiles import constant_digest
 from tests.unit.engine import cache, serve, step
 from tests.unit.snapshot import refused, snapshot
 

@@ -10,7 +10,6 @@ import random
 
 import pytest
 
-from blockmgr.stress.model import ModelManager as OneGroup
 from tests.groups.engine import Engine
 from tests.groups.kinds import (
     ChunkedAttention,
@@ -23,6 +22,7 @@ from tests.groups.memory import Work
 from tests.groups.model import ModelManager
 from tests.groups.model_pool import NeverFits, OutOfBlocks, WrongStep
 from tests.groups.world import FULL, STATE, World
+from tests.stress.model import ModelManager as OneGroup
 
 # Rule 9
 

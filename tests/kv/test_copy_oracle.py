@@ -15,11 +15,11 @@ from hypothesis import settings
 
 from blockmgr import BlockManager
 from blockmgr.kv import KVBlocks, segments_from
-from blockmgr.stress.oracle import Device, KVMismatchError, Step
-from blockmgr.stress.perform import finish_up
-from blockmgr.stress.run import Plan, Run
-from blockmgr.stress.world import World
 from tests.stateful.machine import ManagerMachine
+from tests.stress.oracle import Device, KVMismatchError, Step
+from tests.stress.perform import finish_up
+from tests.stress.run import Plan, Run
+from tests.stress.world import World
 
 
 class TensorDevice(Device):

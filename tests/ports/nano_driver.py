@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from blockmgr.stress.oracle import Device, Prefixes, Step, Work, extend_prefixes
+from tests.stress.oracle import Device, Prefixes, Step, Work, extend_prefixes
 
 
 class Seq:

@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blockmgr import BlockMgrError, NeverFitsError, StepError
 from blockmgr.ports.tgi import BlockAllocation
-from blockmgr.stress.model import ModelManager
-from blockmgr.stress.oracle import Step
 from tests.ports.tgi_engine import Engine, now
+from tests.stress.model import ModelManager
+from tests.stress.oracle import Step
 
 prompts = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=9)
 

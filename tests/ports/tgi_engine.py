@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from blockmgr.ports.tgi import BlockAllocation, BlockAllocator
-from blockmgr.stress.oracle import Device, Work, extend_prefixes
+from tests.stress.oracle import Device, Work, extend_prefixes
 from tests.unit.snapshot import refused as manager_refused
 
 T = TypeVar("T")

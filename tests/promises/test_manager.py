@@ -24,12 +24,12 @@ from blockmgr import (
     Stats,
 )
 from blockmgr.pool import BlockPool
-from blockmgr.stress.draw import Draw
-from blockmgr.stress.lockstep import DivergenceError
-from blockmgr.stress.perform import finish_up, perform
-from blockmgr.stress.profiles import DIGESTS, PROFILES, draw_config
-from blockmgr.stress.world import World
 from tests.promises.questions import Acts, Broken, keeps_its_word, questions
+from tests.stress.draw import Draw
+from tests.stress.lockstep import DivergenceError
+from tests.stress.perform import finish_up, perform
+from tests.stress.profiles import DIGESTS, PROFILES, draw_config
+from tests.stress.world import World
 from tests.unit.snapshot import snapshot
 
 PLACES = ("balanced", "admission", "tiny_pool", "exact_fit", "multi_tenant")

@@ -16,8 +16,8 @@ from blockmgr import (
     PinBudgetError,
     Priority,
 )
-from blockmgr.stress.profiles import constant_digest
 from tests.reference_policies import REFERENCES
+from tests.stress.profiles import constant_digest
 from tests.unit.engine import step
 
 SHORTAGE = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, PinBudgetError)

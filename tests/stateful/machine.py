@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from blockmgr.stress.model import ModelManager
-from blockmgr.stress.world import Entry, World
 from tests import strategies
+from tests.stress.model import ModelManager
+from tests.stress.world import Entry, World
 
 who = st.integers(0, 4)
 some = st.integers(0, 6)

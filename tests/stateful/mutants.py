@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from blockmgr.stress.model import ModelManager, Plan
-from blockmgr.stress.model_admission import Terms
-from blockmgr.stress.model_pool import Block, Content, Copy, Seq
+from tests.stress.model import ModelManager, Plan
+from tests.stress.model_admission import Terms
+from tests.stress.model_pool import Block, Content, Copy, Seq
 
 MUTANTS: list[type[ModelManager]] = []
 

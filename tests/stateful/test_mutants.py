@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from blockmgr.stress.model import ModelManager
-from blockmgr.stress.profiles import PROFILES
-from blockmgr.stress.run import Failure, Plan, stress
 from tests.stateful.mutants import MUTANTS
+from tests.stress.model import ModelManager
+from tests.stress.profiles import PROFILES
+from tests.stress.run import Failure, Plan, stress
 
 MODELLED = [profile for profile in PROFILES if profile != "huge"]
 # The profile that finds a bug soon, if most profiles rarely do.

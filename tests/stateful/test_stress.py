@@ -13,12 +13,12 @@ import pytest
 from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.errors import TraceFormatError
-from blockmgr.stress import __main__ as program
-from blockmgr.stress import command
-from blockmgr.stress.model import ModelManager
-from blockmgr.stress.profiles import PROFILES
-from blockmgr.stress.run import Failure, Plan, stress
-from blockmgr.stress.shrink import read_case, shrink
+from tests.stress import __main__ as program
+from tests.stress import command
+from tests.stress.model import ModelManager
+from tests.stress.profiles import PROFILES
+from tests.stress.run import Failure, Plan, stress
+from tests.stress.shrink import read_case, shrink
 
 OUTCOMES_WANTED = {
     ("admit", "OutOfBlocksError"),
@@ -122,7 +122,7 @@ def test_no_operation_of_a_cut_down_run_can_be_left_out() -> None:
         stress(Plan(ops=20_000, seed=2, profiles=["balanced"], manager=Forgetful))
     from dataclasses import replace
 
-    from blockmgr.stress.run import violation_of
+    from tests.stress.run import violation_of
 
     def fails(records: Any) -> bool:
         return violation_of(replace(failure.value.case, records=records), Forgetful) is not None

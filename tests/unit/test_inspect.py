@@ -20,9 +20,9 @@ from blockmgr import (
 from blockmgr.blocks import BlockSnapshot, BlockState
 from blockmgr.inspect import LETTERS, describe, pieces, ranges, rows
 from blockmgr.lab.block_map import as_html, block_map
-from blockmgr.stress.model_pool import Block, ModelPool
 from tests.conftest import MakeManager
 from tests.stateful.machine import ManagerMachine
+from tests.stress.model_pool import Block, ModelPool
 from tests.unit.engine import ids, serve
 from tests.unit.snapshot import snapshot
 

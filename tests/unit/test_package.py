@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 
 import blockmgr
-import blockmgr.stress
 from blockmgr import _core
 from tests.fingerprints import core_testing
 
@@ -66,9 +64,3 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_the_version_is_a_version() -> None:
     assert blockmgr.__version__.split(".")[0].isdigit()
-
-
-def test_the_stress_program_takes_as_much_of_the_wheel_as_its_design_says() -> None:
-    package = Path(blockmgr.stress.__file__).parent
-    packed = sum(len(zlib.compress(path.read_bytes())) for path in package.rglob("*.py"))
-    assert 40_000 < packed < 60_000

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pytest
 
 from blockmgr import BlockManager
-from blockmgr.stress.draw import Draw
-from blockmgr.stress.perform import finish_up, perform
-from blockmgr.stress.profiles import DIGESTS, PROFILES, draw_config
-from blockmgr.stress.world import World
 from tests.conftest import MakeManager
+from tests.stress.draw import Draw
+from tests.stress.perform import finish_up, perform
+from tests.stress.profiles import DIGESTS, PROFILES, draw_config
+from tests.stress.world import World
 from tests.unit.engine import ids, serve
 
 Numbers = npt.NDArray[np.int32]

@@ -18,7 +18,7 @@ import pytest
 
 from blockmgr import Admission, BlockManager, BlockMgrError, OutOfBlocksError, ReentrancyError
 from blockmgr.pool import BlockPool
-from blockmgr.stress.model import ModelManager
+from tests.stress.model import ModelManager
 
 HISTORIES = 1000
 THREADS = 3

@@ -27,7 +27,6 @@ LEFT_OUT = (
     "lab/page/",
     "lab/block_map/",
     "lab/plot.py",
-    "stress/",
 )
 # Ports whose tests need the engine, except for these modules.
 ENGINES = {
@@ -50,7 +49,7 @@ def operators() -> dict[str, Operator]:
 
 
 def modules(package: Path) -> list[Path]:
-    """All modules except kernels, pictures, the stress program and ports of missing engines."""
+    """All modules except kernels, pictures and ports of missing engines."""
     found = {p.relative_to(package).as_posix(): p for p in sorted(package.rglob("*.py"))}
     return [p for name, p in found.items() if not name.startswith(LEFT_OUT) and has_engine(name)]
 

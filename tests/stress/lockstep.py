@@ -4,8 +4,6 @@ Each call is made on the manager and on the model; their results or errors are c
 their visible state. Block ids and handles are compared up to renaming.
 """
 
-# ruff: noqa: D102
-
 from __future__ import annotations
 
 import random
@@ -18,15 +16,15 @@ from blockmgr.blocks import BlockState
 from blockmgr.config import DIGEST_NAMES
 from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
 from blockmgr.manager import BlockManager
-from blockmgr.stress.habits import Habits
-from blockmgr.stress.mirror import Mirror
-from blockmgr.stress.model import ModelManager
-from blockmgr.stress.oracle import Device, Step, Work
+from tests.stress.habits import Habits
+from tests.stress.mirror import Mirror
+from tests.stress.model import ModelManager
+from tests.stress.oracle import Device, Step, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from blockmgr.stress.model_pool import Block
+    from tests.stress.model_pool import Block
 
 __all__ = ["DivergenceError", "Entry", "Launched", "LockStep"]
 

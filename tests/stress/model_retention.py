@@ -4,7 +4,6 @@ The level of a block is found by a scan of all blocks that continue it, and the 
 all idle blocks. There are no counters, queues or propagated levels.
 """
 
-# ruff: noqa: D102  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 import math
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.blocks import Pin, Priority
 from blockmgr.errors import PinBudgetError, UnknownPinError
-from blockmgr.stress.model_admission import ModelAdmission, Terms
+from tests.stress.model_admission import ModelAdmission, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockmgr.stress.model_pool import Block, Seq
+    from tests.stress.model_pool import Block, Seq
 
 __all__ = ["RetentionModel"]
 

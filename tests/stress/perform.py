@@ -9,8 +9,8 @@ from blockmgr.blocks import Priority
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockmgr.stress.draw import Record
-    from blockmgr.stress.world import Entry, World
+    from tests.stress.draw import Record
+    from tests.stress.world import Entry, World
 
 __all__ = ["finish_up", "perform"]
 

@@ -1,6 +1,5 @@
 """The model's admissions: the cached prefix of a prompt, and the blocks for the rest."""
 
-# ruff: noqa: D102, D103  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 import itertools
@@ -19,7 +18,7 @@ from blockmgr.errors import (
     StaleMatchError,
     UnknownSequenceError,
 )
-from blockmgr.stress.model_pool import Block, Content, ModelPool, Seq
+from tests.stress.model_pool import Block, Content, ModelPool, Seq
 
 __all__ = ["ModelAdmission", "Plan", "Terms", "common", "token_list", "whole"]
 

@@ -8,7 +8,7 @@ from blockmgr.event_columns import EventKind
 
 if TYPE_CHECKING:
     from blockmgr.event_columns import Events
-    from blockmgr.stress.model_pool import Content
+    from tests.stress.model_pool import Content
 
 __all__ = ["Mirror"]
 

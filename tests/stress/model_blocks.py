@@ -1,18 +1,17 @@
 """The model's calls on single blocks and withdrawals."""
 
-# ruff: noqa: D102  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from blockmgr.errors import BlockStateError, StepError
-from blockmgr.stress.model_admission import whole
-from blockmgr.stress.model_cache import CacheModel
+from tests.stress.model_admission import whole
+from tests.stress.model_cache import CacheModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockmgr.stress.model_pool import Block, Seq
+    from tests.stress.model_pool import Block, Seq
 
 __all__ = ["BlocksModel"]
 

@@ -6,7 +6,6 @@ stamp, and stamps are the LRU order. A cached block stores its whole prefix, so 
 for equal content.
 """
 
-# ruff: noqa: D102, D103  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 import itertools

@@ -4,7 +4,6 @@ It launches steps on the fake device, and commits tokens only after a forward ha
 with early commit, once a forward is certain to).
 """
 
-# ruff: noqa: D102  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.blocks import Admission
-from blockmgr.stress.holding import HoldingEngine
-from blockmgr.stress.lockstep import DivergenceError, Entry, Launched
-from blockmgr.stress.oracle import Work, extend_prefixes
+from tests.stress.holding import HoldingEngine
+from tests.stress.lockstep import DivergenceError, Entry, Launched
+from tests.stress.oracle import Work, extend_prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.files import MAX_LINE_BYTES, bounded_lines, replacing
-from blockmgr.stress.profiles import DIGESTS
+from tests.stress.profiles import DIGESTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from blockmgr.stress.draw import Record
+    from tests.stress.draw import Record
 
 __all__ = ["Case", "read_case", "shrink", "write_case"]
 
@@ -101,4 +101,4 @@ def read_case(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Case:
     except TraceFormatError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} holds no run of blockmgr.stress: {error}") from error
+        raise ValueError(f"{path} holds no run of tests.stress: {error}") from error

@@ -1,18 +1,17 @@
 """Look-ups in the cache, and calls on single blocks: holds, removal."""
 
-# ruff: noqa: D102
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.blocks import BlockState
-from blockmgr.stress.lockstep import DivergenceError
-from blockmgr.stress.remembering import RememberingEngine
+from tests.stress.lockstep import DivergenceError
+from tests.stress.remembering import RememberingEngine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockmgr.stress.model_pool import Block
+    from tests.stress.model_pool import Block
 
 __all__ = ["HoldingEngine"]
 

@@ -1,4 +1,4 @@
-"""The command behind ``blockmgr stress`` and ``python -m blockmgr.stress``."""
+"""What ``python -m tests.stress`` does with its options."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.stress.profiles import PROFILES
-from blockmgr.stress.run import Failure, Outcome, Plan, stress, violation_of
-from blockmgr.stress.shrink import read_case, shrink, write_case
+from tests.stress.profiles import PROFILES
+from tests.stress.run import Failure, Outcome, Plan, stress, violation_of
+from tests.stress.shrink import read_case, shrink, write_case
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from blockmgr.stress.draw import Record
+    from tests.stress.draw import Record
 
 __all__ = ["DETECTORS", "Command", "plan_of"]
 
@@ -52,9 +52,6 @@ def plan_of(
 @dataclass(frozen=True)
 class Command:
     """A run of the program, or a repeated failing run."""
-
-    program: str
-    """The user's command, for the line on how to repeat a failure."""
 
     as_json: bool = False
 
@@ -100,7 +97,7 @@ class Command:
             records = shrink(records, fails)
         case = replace(failure.case, records=records)
         write_case(path, case, violation_of(case, plan.manager))
-        again = f"{self.program} --replay {path}"
+        again = f"python -m tests.stress --replay {path}"
         if self.as_json:
             facts = {"violation": str(failure), "config": str(failure.case.config)}
             counts = {"ops": len(failure.case.records), "ops_needed": len(records)}

@@ -1,4 +1,4 @@
-"""``python -m blockmgr.stress``: ``blockmgr stress`` without an extra."""
+"""``python -m tests.stress``: random operations under three detectors."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from blockmgr.stress.command import DETECTORS, Command, plan_of
-from blockmgr.stress.profiles import PROFILES
+from tests.stress.command import DETECTORS, Command, plan_of
+from tests.stress.profiles import PROFILES
 
 EXIT_CODES = "exit codes: 0 no violation, 1 a violation, 2 wrong usage"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m blockmgr.stress",
+        prog="python -m tests.stress",
         description="Random operations under invariants, a memory oracle and a model.",
         epilog=EXIT_CODES,
     )
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error("--jobs must be at least 1")
-    command = Command("python -m blockmgr.stress", as_json=args.json)
+    command = Command(as_json=args.json)
     try:
         plan = plan_of(
             seed=args.seed,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.errors import InvariantError
 from blockmgr.manager import BlockManager
-from blockmgr.stress.draw import Draw, Record
-from blockmgr.stress.habits import Habits, draw_habits
-from blockmgr.stress.model import ModelManager
-from blockmgr.stress.perform import finish_up, perform
-from blockmgr.stress.profiles import DIGESTS, PROFILES, draw_config
-from blockmgr.stress.shrink import Case
-from blockmgr.stress.world import World
+from tests.stress.draw import Draw, Record
+from tests.stress.habits import Habits, draw_habits
+from tests.stress.model import ModelManager
+from tests.stress.perform import finish_up, perform
+from tests.stress.profiles import DIGESTS, PROFILES, draw_config
+from tests.stress.shrink import Case
+from tests.stress.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

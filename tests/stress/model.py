@@ -6,7 +6,6 @@ recomputes from the block tables and the copies which blocks are in use; a block
 become unused gets a stamp, and stamps are the LRU order.
 """
 
-# ruff: noqa: D102  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,9 @@ from blockmgr.errors import (
     SequenceStateError,
     StepError,
 )
-from blockmgr.stress.model_admission import Plan, Terms, common, token_list, whole
-from blockmgr.stress.model_blocks import BlocksModel
-from blockmgr.stress.model_pool import Block, Content, Seq, chain
+from tests.stress.model_admission import Plan, Terms, common, token_list, whole
+from tests.stress.model_blocks import BlocksModel
+from tests.stress.model_pool import Block, Content, Seq, chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,13 +1,12 @@
 """The memory of an engine that does not look everything up again."""
 
-# ruff: noqa: D102
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
 
-from blockmgr.stress.lockstep import Entry, LockStep
+from tests.stress.lockstep import Entry, LockStep
 
 __all__ = ["RememberingEngine"]
 

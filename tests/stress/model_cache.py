@@ -1,6 +1,5 @@
 """The model's calls on the whole cache: reset, common prefixes."""
 
-# ruff: noqa: D102  its calls are those of BlockManager, and described there
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 from blockmgr.digest import digest_function, digest_size
 from blockmgr.errors import StepError
 from blockmgr.stats import RecentHits
-from blockmgr.stress.model_retention import RetentionModel
+from tests.stress.model_retention import RetentionModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

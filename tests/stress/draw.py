@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockmgr.stress.profiles import BALANCED, PROFILES
+from tests.stress.profiles import BALANCED, PROFILES
 
 if TYPE_CHECKING:
     import random
