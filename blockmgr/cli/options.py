@@ -15,8 +15,8 @@ from blockmgr.lab.choices import hint, parse_policies, pick, pick_policy
 from blockmgr.lab.formats.opened import STDIN, parts
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
+from blockmgr.lab.tasks import RayCluster
 from blockmgr.lab.trace import Trace, read_trace
-from blockmgr.lab.workers import RayCluster
 from blockmgr.lab.workloads import NAMES, generate
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from blockmgr.kv.cache import PagedKVCache
 from blockmgr.kv.capacity import num_blocks_for
 from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.grouped import GroupedKVCache
-from blockmgr.kv.hybrid import HybridShape, LayerShape, StateTensor
+from blockmgr.kv.hybrid import HybridShape
+from blockmgr.kv.layer_shape import LayerShape, StateTensor
 from blockmgr.kv.layout import PRESETS, Segment, segments_from
 from blockmgr.kv.pairs import PairBuffer
 from blockmgr.kv.shape import ModelShape

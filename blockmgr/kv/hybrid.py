@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,103 +18,22 @@ import torch
 from blockmgr.arguments import whole
 from blockmgr.errors import PageSizeError
 from blockmgr.groups import MAX_GROUPS, FullAttention, Group, RecurrentState, checked_groups
-from blockmgr.kv.shape import ModelShape
+from blockmgr.kv.hybrid_config import layers_of
+from blockmgr.kv.layer_shape import LayerShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockmgr.kv.fields import Config
+    from blockmgr.kv.shape import ModelShape
 
-__all__ = ["HybridShape", "LayerShape", "StateTensor"]
+__all__ = ["HybridShape"]
 
 # As in vLLM: a quarter more layers of one kind than of another do not justify more groups.
 NEARLY_AS_MANY = 1.25
 
 # Larger block sizes to try, until the page is a multiple of the state's elements.
 MOST_TRIES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class StateTensor:
-    """One tensor of the state of a recurrent layer.
-
-    Attributes:
-        shape: Shape for one sequence.
-        dtype: Element type.
-
-    Raises:
-        ValueError: A length is below 1, or the shape is empty.
-        TypeError: A value is of the wrong type.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def __post_init__(self) -> None:
-        lengths = tuple(whole(f"shape[{i}]", n, 1) for i, n in enumerate(self.shape))
-        if not lengths:
-            raise ValueError("shape must have at least one axis")
-        object.__setattr__(self, "shape", lengths)
-        if not isinstance(self.dtype, torch.dtype):
-            raise TypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes for one sequence."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerShape:
-    """One layer: what it reads, and what it keeps in a block.
-
-    Attributes:
-        kind: ``FullAttention()``, ``SlidingWindow(w)``, ``ChunkedAttention(w)`` or
-            ``RecurrentState()``.
-        kv: K/V of a layer with attention, with ``num_layers=1``; None for a recurrent one.
-        states: Tensors of the state of a recurrent layer; empty for attention.
-
-    Raises:
-        ValueError: ``kv`` and ``states`` do not fit the kind.
-        TypeError: A value is of the wrong type.
-    """
-
-    kind: Group
-    kv: ModelShape | None = None
-    states: tuple[StateTensor, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.kind, Group):
-            raise TypeError(f"kind must be a group of layers, got {self.kind!r}")
-        object.__setattr__(self, "states", tuple(self.states))
-        for state in self.states:
-            if not isinstance(state, StateTensor):
-                raise TypeError(f"states must be StateTensor objects, got {state!r}")
-        recurrent = isinstance(self.kind, RecurrentState)
-        if recurrent and (self.kv is not None or not self.states):
-            raise ValueError(f"a layer of {self.kind} must have states and no kv")
-        if not recurrent and (not isinstance(self.kv, ModelShape) or self.states):
-            raise ValueError(f"a layer of {self.kind} must have a ModelShape as kv, and no states")
-        if self.kv is not None and self.kv.num_layers != 1:
-            raise ValueError(f"kv must be of one layer, got num_layers {self.kv.num_layers}")
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of a state, including padding for alignment; 0 for attention."""
-        return self.state_offsets()[-1]
-
-    def state_offsets(self) -> tuple[int, ...]:
-        """Byte offsets in the page of each tensor of a state, and the end of the last one.
-
-        Each begins at a multiple of its element size.
-        """
-        ends = [0]
-        offsets = []
-        for state in self.states:
-            size = state.dtype.itemsize
-            offsets.append(-(-ends[-1] // size) * size)
-            ends.append(offsets[-1] + state.num_bytes)
-        return (*offsets, ends[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +148,6 @@ class HybridShape:
             OSError: The file cannot be read.
             TypeError: A field or an argument is of the wrong type.
         """
-        from blockmgr.kv.hybrid_config import layers_of  # noqa: PLC0415  (it imports LayerShape)
-
         return cls(layers_of(config, dtype, state_dtype), group_size)
 
     @property

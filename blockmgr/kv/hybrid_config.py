@@ -14,7 +14,7 @@ from blockmgr.groups import (
     SlidingWindow,
 )
 from blockmgr.kv.fields import DTYPE, LAYERS, Config, ConfigFields, head_dim, kv_dtype, kv_heads
-from blockmgr.kv.hybrid import LayerShape, StateTensor
+from blockmgr.kv.layer_shape import LayerShape, StateTensor
 from blockmgr.kv.shape import OTHER_LAYERS, ModelShape
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.blocks import CopyPlan
-    from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.indices import array_of
 from blockmgr.uncopied import NotCopied
 
@@ -156,7 +155,7 @@ class PairBuffer(NotCopied):
             graph.replay()
 
     Attributes:
-        owner: The blocks it belongs to.
+        owner: The ``KVBlocks`` it belongs to.
         count: ``int32[1]`` on the device.
         pairs: ``int32[max_pairs, 3]`` on the device: source, destination, tokens.
     """
@@ -165,7 +164,7 @@ class PairBuffer(NotCopied):
 
     def __init__(
         self,
-        owner: KVBlocks,
+        owner: object,
         rows: torch.Tensor,
         fill: Callable[[torch.Tensor, CopyPlan], None],
     ) -> None:

@@ -27,13 +27,14 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
-from blockmgr.lab.replay_config import ReplayConfig, ReplayResult
+from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import ID_BITS, OUTPUT_TOKEN, HashedPrompt
 from blockmgr.lab.runs import COLUMNS, References, RequestReferences, RunColumns, Runs
 from blockmgr.lab.stored import StoredRequests
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay import Clock, Progress
+    from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.trace import Trace
 
 __all__ = ["IdColumns", "IdReplays", "id_columns", "id_replays"]

@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import xxhash
 
-from blockmgr.lab.distances import Counts, StackPass
+from blockmgr.lab.distances import StackPass
 from blockmgr.lab.optimum import check_full_blocks_only
 from blockmgr.lab.references import Rule, references, run_columns
 from blockmgr.lab.replay_config import check_one_group
-from blockmgr.lab.spread import Floats, half_width
+from blockmgr.lab.spread import Counts, Floats, half_width
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay import ReplayConfig

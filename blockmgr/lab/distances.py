@@ -11,17 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from blockmgr.lab.spread import LookUps
+from blockmgr.lab.spread import Counts, LookUps
 
 if TYPE_CHECKING:
     from blockmgr.lab.runs import RunColumns
 
-__all__ = ["Counts", "Hits", "StackPass"]
-
-Counts = npt.NDArray[np.int64]
-"""One number per capacity: ``int64[n]`` on the host."""
+__all__ = ["Hits", "StackPass"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

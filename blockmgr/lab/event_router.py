@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from blockmgr.event_columns import Event, Events
     from blockmgr.lab.delivery import Delivery
-    from blockmgr.lab.routers import Arrival, Setting, View
+    from blockmgr.lab.routing import Arrival, Setting, View
 
 __all__ = ["EventRouter"]
 

@@ -22,13 +22,14 @@ from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.replay import Limits
 from blockmgr.lab.replica import BusyTime, Replica, Served, event_bytes
-from blockmgr.lab.routers import Arrival, Listener, Setting, router_of
+from blockmgr.lab.routers import router_of
+from blockmgr.lab.routing import Arrival, Listener, Setting
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
-    from blockmgr.lab.routers import RouterFactory
+    from blockmgr.lab.routing import RouterFactory
     from blockmgr.lab.trace import Trace
 
 __all__ = [

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay import Progress, ReplayConfig
     from blockmgr.lab.replays import Replays
     from blockmgr.lab.study import Capacity
+    from blockmgr.lab.tasks import Advance, RayCluster, Workers
     from blockmgr.lab.trace import Trace
-    from blockmgr.lab.workers import Advance, RayCluster, Workers
 
 __all__ = ["FleetRow", "Size", "Split", "fleets"]
 

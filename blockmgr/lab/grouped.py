@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.group_demand import extra_blocks, grouped_blocks
+from blockmgr.lab.demand import extra_blocks, grouped_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from blockmgr.groups import RecurrentState
 from blockmgr.lab.attainable import Attainable
-from blockmgr.lab.group_demand import row_blocks
+from blockmgr.lab.demand import row_blocks
 from blockmgr.lab.replay import replay
 
 if TYPE_CHECKING:

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from blockmgr import __version__
 from blockmgr.errors import ClusterLostError, MissingExtraError
 from blockmgr.lab.replays import Replays
-from blockmgr.lab.workers import RayCluster, uninterrupted
+from blockmgr.lab.tasks import RayCluster, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
+    from blockmgr.lab.tasks import Advance, Task
     from blockmgr.lab.trace import Trace
-    from blockmgr.lab.workers import Advance, Task
 
 __all__ = ["RayWorkers"]
 

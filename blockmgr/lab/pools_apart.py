@@ -28,7 +28,7 @@ import numpy as np
 from blockmgr.lab.delivery import AT_ONCE
 from blockmgr.lab.fleet import PrefillModel, name_of, quantile, serve
 from blockmgr.lab.optimum import optimum
-from blockmgr.lab.routers import Setting
+from blockmgr.lab.routing import Setting
 from blockmgr.lab.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.replica import Served
     from blockmgr.lab.request import Request
-    from blockmgr.lab.routers import RouterFactory
+    from blockmgr.lab.routing import RouterFactory
 
 __all__ = ["ApartResult", "best_apart_hit_rate", "fleet_apart"]
 

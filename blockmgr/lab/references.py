@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import numpy as np
 
 from blockmgr.lab.by_ids import id_replays
-from blockmgr.lab.replay_config import check_one_group, held_blocks
+from blockmgr.lab.demand import held_blocks
+from blockmgr.lab.replay_config import check_one_group
 from blockmgr.lab.runs import NO_RUN, References, RequestReferences, RunColumns, Runs
 from blockmgr.lab.trace import HashedPrompt
 

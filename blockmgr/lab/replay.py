@@ -34,10 +34,12 @@ import numpy as np
 from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
 from blockmgr.lab.by_group import GroupWatch
+from blockmgr.lab.demand import held_blocks
 from blockmgr.lab.grouped import GroupedSteps
 from blockmgr.lab.hints import Outlook, Traits, TraitsOf
-from blockmgr.lab.replay_config import ReplayConfig, ReplayResult, held_blocks
+from blockmgr.lab.replay_config import ReplayConfig
 from blockmgr.lab.replay_manager import Limits, replay_manager
+from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import OUTPUT_TOKEN
 
 if TYPE_CHECKING:

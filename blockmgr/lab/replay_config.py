@@ -1,20 +1,18 @@
-"""The config and the result of a replay; ``blockmgr.lab.replay`` exports both."""
+"""The config of a replay."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from blockmgr.groups import Group, RecurrentState, checked_groups
-from blockmgr.lab.group_demand import grouped_blocks
 
 if TYPE_CHECKING:
-    from blockmgr.lab.by_group import ByGroup
     from blockmgr.lab.hints import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["ReplayConfig", "ReplayResult", "check_one_group", "held_blocks"]
+__all__ = ["ReplayConfig", "check_one_group"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,62 +116,6 @@ class ReplayConfig:
         return [request.num_output_tokens if self.outputs == "hold" else 0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
-    """The counts of one replay. Units are blocks unless the name says otherwise.
-
-    Attributes:
-        num_blocks: Blocks in the pool.
-        requests: Requests in the trace.
-        rejected: Of those, requests larger than the pool can ever hold.
-        waited: Of those, requests that were admitted after their arrival.
-        wait_ms: Total simulated milliseconds that requests waited.
-        query_tokens: Prompt tokens of all requests, including rejected ones.
-        hit_tokens: Of those, tokens found in the cache.
-        partial_hit_tokens: Of those, tokens found in part of a block.
-        evictions: Cached blocks evicted for new content.
-        copies: Block copies for the engine.
-        deduplicated: Full blocks that were cached already when they were committed.
-        peak_used_blocks: Most blocks in use at a time, without idle blocks.
-        steps: Instants of simulated time at which requests were admitted or ended.
-        memory_bytes: Host memory of the manager.
-        host_s: Seconds of processor time inside manager calls, or of the whole replay if it used
-            ids (``blockmgr.lab.replays``); varies between runs.
-        by_group: The blocks and refused tokens of each group of layers; None without groups.
-    """
-
-    num_blocks: int
-    requests: int
-    rejected: int
-    waited: int
-    wait_ms: int
-    query_tokens: int
-    hit_tokens: int
-    partial_hit_tokens: int
-    evictions: int
-    copies: int
-    deduplicated: int
-    peak_used_blocks: int
-    steps: int
-    memory_bytes: int
-    host_s: float = field(compare=False)
-    by_group: ByGroup | None = None
-
-    @property
-    def hit_rate(self) -> float:
-        """Hit tokens over query tokens, in ``0 … 1``."""
-        return self.hit_tokens / self.query_tokens
-
-    @property
-    def as_plain(self) -> dict[str, Any]:
-        """The counts for a JSON document, without host times, and by group if there are groups."""
-        counts = asdict(self)
-        del counts["host_s"]
-        if self.by_group is None:
-            del counts["by_group"]
-        return counts
-
-
 def check_one_group(config: ReplayConfig, what: str) -> None:
     """Refuse groups of layers in functions that need a single order of blocks.
 
@@ -186,24 +128,3 @@ def check_one_group(config: ReplayConfig, what: str) -> None:
             "group lacks a block, so hits do not follow from one order of blocks; replay at "
             "several pool sizes instead (sweep)"
         )
-
-
-def held_blocks(request: Request, config: ReplayConfig) -> int:
-    """Blocks that must be available for a request without cached tokens.
-
-    Its samples share the blocks that the prompt fills, and each has its own blocks from the first
-    different token on; samples without output share the prompt's tail. With groups of layers, the
-    blocks of all groups count.
-    """
-    if config.groups:
-        lengths = config.output_lengths(request)
-        return grouped_blocks(request.num_prompt_tokens, lengths, config)
-    prompt, block_size = request.num_prompt_tokens, config.block_size
-    outputs = config.output_lengths(request)
-    shared = prompt // block_size
-    own = sum(-(-(prompt + output) // block_size) - shared for output in outputs if output)
-    tail = prompt % block_size > 0 and 0 in outputs
-    # A full last block is computed again if it is cached. Without remapping, both blocks then stay
-    # in use, and the samples take their own blocks after that.
-    twin = prompt % block_size == 0 and len(outputs) > 1 and config.dedup == "append_only"
-    return shared + own + tail + twin

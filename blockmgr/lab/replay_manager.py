@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.group_demand import row_blocks
-from blockmgr.lab.replay_config import held_blocks
+from blockmgr.lab.demand import held_blocks, row_blocks
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:

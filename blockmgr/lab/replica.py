@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from blockmgr.event_columns import Events
     from blockmgr.lab.replay import ReplayConfig, ReplayResult, Waiting
     from blockmgr.lab.request import Request, Tokens
-    from blockmgr.lab.routers import Arrival
+    from blockmgr.lab.routing import Arrival
     from blockmgr.lab.trace import Trace
 
 __all__ = ["BusyTime", "Replica", "Served", "event_bytes"]

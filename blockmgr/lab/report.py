@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from blockmgr.lab.models import Model
-    from blockmgr.lab.replay_config import ReplayResult
+    from blockmgr.lab.replay_result import ReplayResult
     from blockmgr.lab.study import Study
 
 try:

@@ -13,15 +13,14 @@ universe", Journal of the American Statistical Association 47, 1952.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from blockmgr.lab.distances import Counts
+__all__ = ["Counts", "Floats", "LookUps", "half_width"]
 
-__all__ = ["Floats", "LookUps", "half_width"]
+Counts = npt.NDArray[np.int64]
+"""One number per capacity: ``int64[n]`` on the host."""
 
 Floats = npt.NDArray[np.float64]
 

@@ -28,8 +28,8 @@ from blockmgr.lab.fleets import fleets
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import Sweep, sweep
+from blockmgr.lab.tasks import RayCluster
 from blockmgr.lab.trace import Trace
-from blockmgr.lab.workers import RayCluster
 from blockmgr.lab.workloads import generate
 
 CONFIG = ReplayConfig(min_service_ms=0, service_ms_per_token=0)

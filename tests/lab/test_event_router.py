@@ -18,7 +18,7 @@ from blockmgr.lab.delivery import REPAIRS, Delivery
 from blockmgr.lab.event_router import EventRouter
 from blockmgr.lab.fleet import fleet
 from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.routers import Arrival, Setting, View
+from blockmgr.lab.routing import Arrival, Setting, View
 from blockmgr.lab.trace import Trace
 from blockmgr.lab.workloads import generate
 from tests.lab import worlds

@@ -13,7 +13,8 @@ import pytest
 
 from blockmgr.lab.fleet import FleetResult, PrefillModel, best_hit_rate, fleet
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
-from blockmgr.lab.routers import ROUTERS, Arrival, Setting, View, router_of
+from blockmgr.lab.routers import ROUTERS, router_of
+from blockmgr.lab.routing import Arrival, Setting, View
 from blockmgr.lab.trace import Request, Trace
 from blockmgr.lab.workloads import generate
 from tests.lab import worlds

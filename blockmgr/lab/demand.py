@@ -1,8 +1,8 @@
-"""Computes how many blocks a request of a replay takes in all groups of layers.
+"""Computes how many blocks a request of a replay takes.
 
-A forward writes its whole chunk, so a window holds the tokens that the first query of the chunk
-reads and all tokens of the chunk. The results are upper bounds: the alignment of blocks with a
-window changes them by one block per group.
+With groups of layers, a forward writes its whole chunk, so a window holds the tokens that the first
+query of the chunk reads and all tokens of the chunk. The results are upper bounds: the alignment of
+blocks with a window changes them by one block per group.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from blockmgr.blocks import Match
     from blockmgr.lab.replay_config import ReplayConfig
+    from blockmgr.lab.trace import Request
 
-__all__ = ["extra_blocks", "grouped_blocks", "row_blocks"]
+__all__ = ["extra_blocks", "grouped_blocks", "held_blocks", "row_blocks"]
 
 
 def row_blocks(num_prompt_tokens: int, outputs: Sequence[int], block_size: int) -> int:
@@ -61,3 +62,24 @@ def extra_blocks(match: Match, config: ReplayConfig) -> int:
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
     attention = len(config.groups) - states
     return states * (match.num_cached_tokens > 0) + attention * (match.num_partial_tokens > 0)
+
+
+def held_blocks(request: Request, config: ReplayConfig) -> int:
+    """Blocks that must be available for a request without cached tokens.
+
+    Its samples share the blocks that the prompt fills, and each has its own blocks from the first
+    different token on; samples without output share the prompt's tail. With groups of layers, the
+    blocks of all groups count.
+    """
+    if config.groups:
+        lengths = config.output_lengths(request)
+        return grouped_blocks(request.num_prompt_tokens, lengths, config)
+    prompt, block_size = request.num_prompt_tokens, config.block_size
+    outputs = config.output_lengths(request)
+    shared = prompt // block_size
+    own = sum(-(-(prompt + output) // block_size) - shared for output in outputs if output)
+    tail = prompt % block_size > 0 and 0 in outputs
+    # A full last block is computed again if it is cached. Without remapping, both blocks then stay
+    # in use, and the samples take their own blocks after that.
+    twin = prompt % block_size == 0 and len(outputs) > 1 and config.dedup == "append_only"
+    return shared + own + tail + twin
