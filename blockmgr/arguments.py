@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 
+import numpy as np
+
 __all__ = [
     "MOST",
     "extras_pairs",
@@ -114,18 +116,22 @@ def _block_index(key: object) -> int:
 
 
 def real(name: str, value: float) -> float:
-    """The value, which must be a number.
+    """The value, a number of Python or NumPy, as a float.
 
     Args:
         name: Name of the argument, for the error.
         value: The given value.
 
     Raises:
-        TypeError: It is not.
+        TypeError: Not a number.
+        ValueError: Too large an int.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got an int too large to be a float") from None
 
 
 def positive(name: str, value: float) -> float:

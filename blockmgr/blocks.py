@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+
+from blockmgr.arguments import real
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +29,7 @@ __all__ = [
     "Pin",
     "Priority",
     "Remap",
+    "retention_of",
 ]
 
 PAD_SLOT: Final = -1
@@ -142,6 +146,27 @@ class Priority(enum.IntEnum):
 
     PINNED = 4
     """Covered by a pin: evicted only when nothing else is left. Not for ``retain``."""
+
+
+def retention_of(priority: Priority | None, ttl: float | None) -> tuple[int, float]:
+    """A priority and its ttl in the core's form: -1 for no priority, infinity for no end.
+
+    Raises:
+        TypeError: A value of the wrong type.
+        ValueError: A value out of its bounds, or a ttl without a priority.
+    """
+    if priority is not None and not isinstance(priority, Priority):
+        raise TypeError(f"priority must be a Priority or None, got {priority!r}")
+    if priority is Priority.PINNED:
+        raise ValueError("priority must be at most Priority.HIGH, got Priority.PINNED; see pin")
+    if ttl is None:
+        return (-1 if priority is None else priority.value), math.inf
+    seconds = real("ttl", ttl)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"ttl must be above 0 and finite, got {ttl!r}")
+    if priority is None:
+        raise ValueError(f"ttl must be None where priority is None, got {ttl!r}")
+    return priority.value, seconds
 
 
 class Pin(NamedTuple):

@@ -1,39 +1,48 @@
-"""``BlockManager``: the calls that an engine makes.
+"""``BlockManager``: the calls that an engine makes, and ``Sequence``, a view of one sequence.
 
-Longer than other modules, because most of it documents the calls; ``csrc`` implements them. Calls
-about the cache as a whole and about retention are in separate modules.
+Long, because most of it documents the calls; ``csrc`` implements them.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
 
+import numpy as np
+
 from blockmgr import _core
-from blockmgr.arguments import integer
-from blockmgr.blocks import Admission, BlockSnapshot, CopyPlan, Match, Remap
+from blockmgr.arguments import integer, real, whole
+from blockmgr.blocks import (
+    Admission,
+    BlockSnapshot,
+    CopyPlan,
+    Match,
+    Pin,
+    Priority,
+    Remap,
+    retention_of,
+)
 from blockmgr.changes import CompiledManagerCalls
 from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import digest_options
-from blockmgr.errors import InvariantError, PolicyError
-from blockmgr.groups import core_groups, first_full
-from blockmgr.manager_blocks import BlockCalls
-from blockmgr.manager_cache import CacheCalls
-from blockmgr.manager_events import EventCalls
-from blockmgr.manager_groups import GroupCalls
-from blockmgr.manager_retention import RetentionCalls
+from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
+from blockmgr.event_calls import EventCalls
+from blockmgr.explain import Explanation, explanation
+from blockmgr.groups import FullAttention, Group, RecurrentState, core_groups, first_full
 from blockmgr.policy import policies_of
-from blockmgr.prompt import Prompt
-from blockmgr.sequence import Sequence
-from blockmgr.stats import Stats
+from blockmgr.prompt import Prompt, parts_of
+from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
 from blockmgr.tokens import Extras, Tokens, extras_pairs
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as IntSequence
+    from types import TracebackType
 
-    import numpy as np
     import numpy.typing as npt
+
+    Blocks = IntSequence[int] | npt.NDArray[np.integer]
 
 __all__ = ["BlockManager", "Sequence", "Tokens"]
 
@@ -41,7 +50,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCalls, NotCopied):
+class BlockManager(EventCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when
@@ -71,7 +80,17 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
     Language Model Serving with PagedAttention", SOSP 2023, sections 4.2 to 4.4.
     """
 
-    __slots__ = ("__weakref__", "_config", "_core", "block_tables", "compiled", "seq_lens")
+    __slots__ = (
+        "__weakref__",
+        "_config",
+        "_core",
+        "_group_tables",
+        "block_tables",
+        "compiled",
+        "seq_lens",
+    )
+
+    _core: _core.Core
 
     block_tables: npt.NDArray[np.int32]
     """``int32[max_seqs, max_blocks_per_seq]`` on the host: the block table of every row, live,
@@ -545,6 +564,677 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         """
         return self._core.take_remaps(Remap)
 
+    # Layers in groups.
+
+    def group_table(self, group: int) -> npt.NDArray[np.int32]:
+        """The block table of a group of layers.
+
+        Args:
+            group: Its position in ``ManagerConfig.groups``; 0 without groups.
+
+        Returns:
+            ``int32[max_seqs, max_blocks_per_seq]`` on the host, read-only and never reallocated:
+            entry ``i`` of a row is the block with tokens
+            ``[i * block_size, (i + 1) * block_size)``, or 0, the null block, where the group holds
+            nothing. For a group of states, ``int32[max_seqs, 1]``: the block that holds the
+            sequence's state.
+
+        Raises:
+            ValueError: There is no such group.
+            TypeError: ``group`` is not an int.
+        """
+        kind, position = self._group(group)
+        if position < 0:
+            return self.block_tables
+        table: npt.NDArray[np.int32] = self._group_tables[position]
+        return table[:, :1] if isinstance(kind, RecurrentState) else table
+
+    def slot_mapping(
+        self, handle: int, start: int, stop: int, *, group: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """The slot of each token position in ``[start, stop)``, in token order.
+
+        A slot is ``block_id * block_size + offset``. Look-ahead positions have slots too.
+
+        Args:
+            handle: The sequence.
+            start: First position.
+            stop: Position after the last one.
+            group: Position of an attention group in ``ManagerConfig.groups``; ``None`` for the
+                group of ``block_tables``.
+
+        Returns:
+            ``int64[stop - start]`` on the host, owned by the caller. Never ``PAD_SLOT``.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            ValueError: The range is not inside ``[0, num_slots]`` or begins before the group's
+                window, there is no such group, or it is a group of states.
+            TypeError: An argument is not an int.
+        """
+        if group is None:
+            return self._core.slot_mapping(handle, start, stop)
+        kind, position = self._group(group)
+        if isinstance(kind, RecurrentState):
+            raise ValueError(f"group must be one of attention, got {group}, which has states")
+        if position < 0:
+            return self._core.slot_mapping(handle, start, stop)
+        return self._core.group_slots(handle, start, stop, position)
+
+    def stops(self, handle: int) -> tuple[int, ...]:
+        """Token counts at which forwards should end, so that the states can be found later.
+
+        A state is findable only at a position where a forward ended and ``commit`` was called. So
+        end a chunk at each of these positions, and commit it before launching the next one.
+
+        Returns:
+            Numbers of tokens, ascending and above ``num_computed_tokens``: the last block boundary
+            that another prompt can use; the end of the prefix shared with cached blocks, which may
+            be inside a block with ``min_partial_tokens``; half of what a long prompt computes, see
+            ``halfway_stop_tokens``; and the end of a range that ``retain`` keeps longer. Empty
+            without groups of states.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+        """
+        number = integer("handle", handle)
+        computed = self._core.view(number)[1]
+        return tuple(sorted({s for s in self._core.view_groups(number)[1] if s > computed}))
+
+    def cache_state(self, handle: int) -> bool:
+        """Caches a sequence's state at the end of a block that is none of its ``stops``.
+
+        ``commit`` caches states at ``stops`` only. An engine whose forwards also end elsewhere, at
+        the ends of chunks or while it decodes, can have these states cached in blocks that nothing
+        else uses: the call evicts nothing, and what it caches is evicted first. Like a state at a
+        stop, it is found after ``copies_applied``, and the sequence continues in a copy.
+
+        Args:
+            handle: A running sequence, after the ``commit`` that said where its forward stopped.
+
+        Returns:
+            Whether prompts can continue from there. False if the sequence is inside a block, too
+            few blocks are free, the state is cached already, or there are no groups of states.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            StepError: A forward may have moved the state since the last commit.
+
+        Leaves:
+            A planned copy for each group of states.
+        """
+        return self._core.cache_state(handle)
+
+    # The cache.
+
+    def match(
+        self,
+        tokens: Tokens | Prompt,
+        *,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+        num_slots: int | None = None,
+        max_cached_tokens: int | None = None,
+        watermark_blocks: int | None = None,
+    ) -> Match:
+        """Finds what ``admit`` would find; changes nothing, not even recency.
+
+        If that admission succeeds, it takes exactly ``num_cached_tokens`` from the cache, in these
+        blocks. Neither call reuses part of a block if no block is left for the copy, or if
+        ``num_slots`` ends before it. ``admit(match=...)`` takes exactly this match or raises,
+        whatever happens in between. The prompt may be longer than any that the manager could admit.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
+            num_slots: As in ``admit``.
+            max_cached_tokens: As in ``admit``.
+            watermark_blocks: As in ``admit``.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+        """
+        if type(tokens) is Prompt:
+            tokens, namespace, keys = tokens.parts(namespace, extras)
+        else:
+            keys = None if extras is None else extras_pairs(extras)
+        return self._core.match(
+            tokens, namespace, keys, num_slots, max_cached_tokens, watermark_blocks
+        )
+
+    def block_digests(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> list[bytes]:
+        """The digests of the whole blocks of a prompt, cached or not.
+
+        Each digest covers its block and all blocks before it. It depends on ``digest`` and
+        ``block_size`` only, so two managers with the same settings agree. Tokens after the last
+        whole block have no digest. A block that the last token fills is a whole block.
+
+        Args:
+            tokens: The prompt, at least one token, of any length.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
+
+        Returns:
+            ``len(tokens) // block_size`` digests, in order.
+
+        Raises:
+            ValueError: A value out of its bounds, or ``prefix_caching`` is off.
+            TypeError: A value of the wrong type.
+
+        Cost: One digest for each block.
+        """
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return self._core.block_digests(tokens, namespace, keys)
+
+    def explain(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> Explanation:
+        """Explains how much of a prompt is cached, and why the rest is not.
+
+        The answer assumes that there is a block left to copy part of a block to.
+
+        Changes nothing, not even recency. With ``ghost_blocks``, it distinguishes evicted blocks
+        from blocks that were never cached, and says how many more blocks the pool would need to
+        keep them. With several groups of layers, it names the group that lacks what full attention
+        has cached. It reports that the same tokens are cached in another namespace, but neither
+        which namespace nor which extra keys. Even that should stay hidden from other tenants, so
+        this call is for the operator of the engine.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: With ``ghost_blocks``, one digest for each whole block that is not found. If there is
+        such a block, also O(cached blocks + blocks of running sequences) comparisons, most of which
+        end at the first token.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4)
+        >>> handle = manager.admit([1, 2, 3, 4, 5, 6])
+        >>> manager.explain([1, 2, 3, 4, 7]).reason
+        <MissReason.NOT_COMMITTED: 'computed but not committed'>
+        """
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return explanation(self._core.explain(tokens, namespace, keys))
+
+    def hit_rate_curve(self, namespace: bytes = b"") -> HitRateCurve:
+        """The hits that pools of other sizes would have had, up to ``num_blocks + ghost_blocks``.
+
+        With ``quotas``, the curve is that of the namespace's share and its requests.
+
+        For a pool that evicts the least recently used block and reuses whole blocks only, the curve
+        is exact if requests do not overlap; at the pool's own size it is exact under any load. If
+        requests overlap, blocks that several of them compute at once after an eviction count as
+        missed by larger pools as well.
+
+        Args:
+            namespace: Selects the share; all namespaces without a quota have one in common.
+
+        Raises:
+            ValueError: The manager has groups of layers, in which case no single order of blocks
+                determines the hits at other sizes (use ``blockmgr sweep --model``). Or it was built
+                without ``ghost_blocks`` or prefix caching, the namespace is too long, or the quotas
+                leave it no block.
+            TypeError: It is not bytes.
+
+        Cost: O(num_blocks + ghost_blocks).
+
+        >>> manager = BlockManager(num_blocks=4, block_size=2, ghost_blocks=4)
+        >>> for prompt in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [4, 4, 0], [1, 1, 0]):
+        ...     with manager.sequence(manager.admit(prompt)) as sequence:
+        ...         sequence.commit(3)
+        >>> manager.hit_rate_curve().hit_tokens.tolist()
+        [0, 0, 0, 0, 0, 2, 2, 2, 2]
+        """
+        if self._config.groups:
+            raise ValueError(
+                f"groups must be empty for hit_rate_curve, got {len(self._config.groups)}: a hit "
+                "ends where any group lacks a block, so hits do not follow from one order of "
+                "blocks; replay a trace at several pool sizes instead (blockmgr sweep --model)"
+            )
+        counts = self._core.reuse_counts(namespace)
+        if counts is None:
+            raise ValueError(
+                "hit_rate_curve needs prefix_caching, ghost_blocks above 0, and a namespace that "
+                "the quotas leave blocks"
+            )
+        capacity, query_tokens, found = counts
+        # Not numpy.cumsum: it leaks memory if it runs out of memory.
+        hit_tokens = np.add.accumulate(found) * self._config.block_size
+        return HitRateCurve(capacity, query_tokens, hit_tokens)
+
+    def num_common_prefix_blocks(
+        self, handles: IntSequence[int] | npt.NDArray[np.int64] | None = None
+    ) -> int:
+        """The number of leading blocks that all these sequences share, for cascade attention.
+
+        Only whole, computed blocks count, which a forward may read for the whole batch at once,
+        without a mask. For a single sequence, these are all of its computed blocks.
+
+        Args:
+            handles: ``int64[batch]``, running; None for all running sequences.
+
+        Returns:
+            The number of blocks; 0 without any sequence.
+
+        Raises:
+            UnknownSequenceError: A handle is not live.
+            SequenceStateError: A sequence is preempted.
+            TypeError: Handles of the wrong type.
+
+        Cost: O(sequences x blocks they have in common).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> first = manager.admit([1, 2, 3, 4, 5])
+        >>> manager.commit(first, 5)
+        >>> second = manager.admit([1, 2, 3, 4, 6, 7])
+        >>> manager.num_common_prefix_blocks()
+        2
+        """
+        return self._core.num_common_prefix_blocks(handles)
+
+    def reset_prefix_cache(self, *, reset_hit_rate: bool = True) -> int:
+        """Forgets all cached blocks, as after a change of weights; running sequences continue.
+
+        Prompts find nothing that was computed before this call. Idle blocks become free. Blocks in
+        use stay with their sequences and become private. What those sequences and their forks
+        compute later depends on K/V from before the call, so it is not cached until the sequence is
+        preempted and resumed, which computes everything again.
+
+        Planned copies stay planned. Pins stay held but cover no blocks, as ``pinned`` shows;
+        retention and hints of cached blocks are forgotten. With ``ghost_blocks``, the ghosts are
+        forgotten as well. The counters of ``stats`` and ``hit_rate_curve`` continue. An eviction
+        policy keeps what it has learned.
+
+        Args:
+            reset_hit_rate: Whether to reset ``recent_hits`` as well.
+
+        Returns:
+            The number of blocks removed from the cache.
+
+        Raises:
+            StepError: With ``early_commit``, while a sequence is committed ahead of this step's
+                forward.
+            TypeError: ``reset_hit_rate`` is not a bool.
+
+        Cost: O(num_blocks + entries of all block tables).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> handle = manager.admit([1, 2, 3])
+        >>> manager.commit(handle, 3)
+        >>> manager.reset_prefix_cache(), manager.match([1, 2, 3]).num_cached_tokens
+        (1, 0)
+        """
+        return self._core.reset_prefix_cache(reset_hit_rate)
+
+    def recent_hits(self) -> RecentHits:
+        """The hits of the last ``hit_rate_window`` requests.
+
+        Counted in tokens, at first admissions that read the cache.
+
+        Cost: O(1).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2, hit_rate_window=2)
+        >>> for prompt in ([1, 2, 3], [1, 2, 3], [1, 2, 9, 9]):
+        ...     with manager.sequence(manager.admit(prompt)) as sequence:
+        ...         sequence.commit(len(prompt))
+        >>> manager.recent_hits()
+        RecentHits(requests=2, query_tokens=7, hit_tokens=4)
+        """
+        requests, query_tokens, hit_tokens = self._core.recent_hits()
+        return RecentHits(requests=requests, query_tokens=query_tokens, hit_tokens=hit_tokens)
+
+    def reset_hit_rate(self) -> None:
+        """Resets ``recent_hits``. The counters of ``stats`` continue."""
+        self._core.reset_hit_rate()
+
+    def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
+        """How many blocks a namespace may use, and how many it uses.
+
+        For the operator. Namespaces without a quota share one part of the pool, so the numbers are
+        those of this part: without ``quotas``, the whole pool.
+
+        Args:
+            namespace: As in ``admit``.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: O(1).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=4, quotas={b"tenant": 3})
+        >>> manager.quota_usage(b"tenant").limit, manager.quota_usage(b"anybody else").limit
+        (3, 5)
+        """
+        return QuotaUsage(**self._core.quota_usage(namespace))
+
+    # Single blocks.
+
+    def acquire(self, blocks: Blocks) -> None:
+        """Holds blocks independently of the sequences whose tables name them.
+
+        For callers that move K/V out of blocks or into them while sequences come and go. A held
+        block is not handed out. If it can be found, it stays findable, and so do the blocks that it
+        continues. If deduplication passes its key to a block with the same content, its own K/V
+        stays. A hold is not a reference of a block table: a sequence still writes in place to a
+        private block that is held. So hold only cached blocks if their K/V must not change.
+
+        To keep the blocks of a sequence after its end: ``acquire`` them, ``free`` the sequence, and
+        later ``release`` them in the order in which they should be evicted.
+
+        Args:
+            blocks: ``int[n]``, each named by a block table, cached, or held already. A block that
+                is listed twice is held twice.
+
+        Raises:
+            BlockStateError: A block is not held, and it is not cached.
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+
+        Cost: O(blocks), and O(1) for each idle block that they continue.
+
+        >>> manager = BlockManager(num_blocks=4, block_size=2)
+        >>> handle = manager.admit([1, 2, 3, 4])
+        >>> blocks = manager.block_ids(handle)
+        >>> manager.acquire(blocks)
+        >>> manager.free(handle)
+        >>> manager.num_available
+        2
+        >>> manager.release(reversed(blocks))
+        Traceback (most recent call last):
+        ...
+        TypeError: blocks must be a list, tuple, array or buffer of ints, got list_reverseiterator
+        >>> manager.release(blocks[::-1])
+        >>> manager.num_available
+        4
+        """
+        self._core.acquire(blocks)
+
+    def release(self, blocks: Blocks) -> None:
+        """Releases holds on blocks, in this order: the first is evicted first.
+
+        Args:
+            blocks: ``int[n]``; a block that is listed twice is released twice.
+
+        Raises:
+            BlockStateError: A block is released more often than it is held.
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+        """
+        self._core.release(blocks)
+
+    def touch_blocks(self, blocks: Blocks) -> None:
+        """Marks blocks and their ancestors as just used.
+
+        The last block in the list is evicted last. Blocks in use do not change. ``touched_blocks``
+        counts every touch.
+
+        Args:
+            blocks: ``int[n]``, each named by a block table, cached, or held.
+
+        Raises:
+            BlockStateError: A block is not held, and it is not cached.
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+
+        Cost: O(1) for each idle block that one of them continues.
+        """
+        self._core.touch_blocks(blocks)
+
+    def forget(self, blocks: Blocks) -> int:
+        """Removes these blocks, and all that continue them, from the cache.
+
+        For K/V that turns out to be wrong, as after a failed load. Idle blocks become free. Blocks
+        in use stay with their sequences, which continue to use them. What those sequences hold from
+        the first of these blocks on, and what they compute later, is not cached until the sequence
+        is preempted and resumed, which computes it again. Earlier copies of part of a block stay.
+        With ``append_only``, a sequence may have a twin of a forgotten block; its next commit
+        caches the twin. Holds stay. The retention of the blocks is forgotten.
+
+        Args:
+            blocks: ``int[n]``, in use or not. A block that is neither cached nor in use has nothing
+                to forget.
+
+        Returns:
+            The number of blocks removed from the cache, including those that continue them.
+
+        Raises:
+            StepError: With ``early_commit``, while a sequence is committed ahead of this step's
+                forward.
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+
+        Cost: O(entries of all block tables), a few times that if sequences with ``append_only``
+        hold each other's blocks; O(1) for each block forgotten.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> handle = manager.admit([1, 2, 3, 4, 5])
+        >>> manager.commit(handle, 5)
+        >>> manager.forget(manager.block_ids(handle, 1)), manager.match([1, 2, 3, 4, 5]).block_ids
+        (1, array([0], dtype=int32))
+        """
+        return self._core.forget(blocks)
+
+    def is_cached(self, block: int) -> bool:
+        """Whether a prompt can find this block.
+
+        Raises:
+            ValueError: The block is out of bounds.
+            TypeError: Not an int.
+        """
+        return self._core.is_cached(block)
+
+    def ref_count(self, block: int) -> int:
+        """The number of block tables that name this block, plus the number of its holds.
+
+        Raises:
+            ValueError: The block is out of bounds.
+            TypeError: Not an int.
+        """
+        return self._core.ref_count(block)
+
+    def block_ids(self, handle: int, start: int = 0) -> list[int]:
+        """The blocks of a sequence from a logical block on.
+
+        Args:
+            handle: A live sequence.
+            start: First logical block. The list is empty from the number of blocks on.
+
+        Returns:
+            Block ids as plain ints. ``block_tables`` holds the same ids as an array.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            ValueError: ``start`` below 0.
+            TypeError: An argument that is not an int.
+        """
+        return self._core.block_ids_from(handle, start)
+
+    # How long blocks are kept.
+
+    def retain(
+        self,
+        handle: int,
+        start: int,
+        stop: int,
+        *,
+        priority: Priority | None,
+        ttl: float | None = None,
+    ) -> int:
+        """Sets how long to keep the blocks of the tokens ``[start, stop)`` of a sequence.
+
+        The retention applies to each block that lies wholly or partly in the range, until the block
+        loses its content or is retained again: the last call wins. On blocks that are not cached
+        yet, it takes effect when they are. A block is not evicted before the blocks that continue
+        it, and when two blocks with equal content are merged, the higher priority wins. A copy made
+        for a writer has no retention.
+
+        With several groups of layers, prompts continue only from a boundary. Above ``NORMAL``, the
+        end of the range becomes one of ``stops`` if it is not computed yet, and the windows there
+        are kept. If there are several such ranges, only the last one has a stop.
+
+        Args:
+            handle: A running sequence.
+            start: First token position.
+            stop: Position after the last one, up to ``min(num_tokens, num_slots)``.
+            priority: From ``LOW`` to ``HIGH``; ``NORMAL`` overrules a hint. None removes the
+                retention.
+            ttl: Seconds, measured by ``set_time``, after which the retention expires; None for
+                never.
+
+        Returns:
+            The number of blocks in the range.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            ValueError: The range, ``priority`` or ``ttl`` out of bounds, or ``retention`` is off.
+            TypeError: A value of the wrong type.
+
+        Cost: O(blocks in the range and before it), each O(log blocks) if it is idle.
+        """
+        level, seconds = retention_of(priority, ttl)
+        return self._core.retain(handle, start, stop, level, seconds)
+
+    def retain_prefix(
+        self,
+        tokens: Tokens | Prompt,
+        *,
+        priority: Priority | None,
+        ttl: float | None = None,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+    ) -> int:
+        """``retain`` for the full blocks of a prompt that are cached at the moment.
+
+        With several groups of layers, those are the blocks up to the deepest boundary from which a
+        prompt can continue.
+
+        Args:
+            tokens: The prompt, at least one token.
+            priority: As in ``retain``.
+            ttl: As in ``retain``.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
+
+        Returns:
+            The number of leading blocks that are cached; the call has no effect on the others.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds, or ``retention`` is off.
+            TypeError: A value of the wrong type.
+        """
+        level, seconds = retention_of(priority, ttl)
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return self._core.retain_prefix(tokens, namespace, keys, level, seconds)
+
+    def pin(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> int:
+        """Pins the cached full blocks of a prompt: they are evicted after all others.
+
+        A pin is the highest priority, not a reference: ``num_available`` counts pinned blocks, and
+        running sequences get them if no other block is left, the deepest and least recently used
+        first. ``evicted_pinned_blocks`` counts these evictions, and ``pinned`` shows them. A pin
+        does not cover blocks that are cached later; pin the prompt again for those.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
+
+        Returns:
+            The pin, for ``unpin``. Pins may overlap: a block that several pins cover counts once
+            against the budget, and stays pinned until the last of them is released.
+
+        Raises:
+            PinBudgetError: More blocks, or pins, than ``max_pinned_blocks``; with ``quotas``, than
+                the namespace's share of them.
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds, or ``retention`` is off.
+            TypeError: A value of the wrong type.
+        """
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return self._core.pin(tokens, namespace, keys)
+
+    def unpin(self, pin: int) -> None:
+        """Releases a pin. Its blocks stay cached, as if they had never been pinned.
+
+        Raises:
+            UnknownPinError: The pin was released already, or never made.
+            ValueError: ``retention`` is off.
+        """
+        self._core.unpin(pin)
+
+    def pinned(self, pin: int) -> Pin:
+        """The number of blocks of a pin, and how many of them are still cached.
+
+        Raises:
+            UnknownPinError: The pin was released already, or never made.
+            ValueError: ``retention`` is off.
+        """
+        return Pin(*self._core.view_pin(pin))
+
+    def touch(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> int:
+        """Moves a waiting prompt's cached blocks to the end of their priority's eviction order.
+
+        The blocks count as just used, but not as looked up or found, so a policy that only counts
+        hits ignores the call. Blocks that wait for a step in flight count as in use until the step
+        completes. Works without ``retention``.
+
+        Args:
+            tokens: The prompt, at least one token.
+            namespace: As in ``admit``.
+            extras: As in ``admit``.
+
+        Returns:
+            The number of blocks moved, which are the idle ones.
+
+        Raises:
+            NeverFitsError: The prompt is longer than a block table row.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: That of ``match``, and O(1) for each idle block found.
+        """
+        tokens, namespace, keys = parts_of(tokens, namespace, extras)
+        return self._core.touch(tokens, namespace, keys)
+
+    @property
+    def time(self) -> float:
+        """The time set last, in seconds; 0 before the first call of ``set_time``.
+
+        Raises:
+            ValueError: ``retention`` is off.
+        """
+        return self._core.time()
+
+    def set_time(self, seconds: float) -> None:
+        """Sets the time for ``ttl``; the manager has no clock.
+
+        Any clock that never goes back works, such as ``time.monotonic`` read once per step. This
+        call ends the retention that has expired.
+
+        Args:
+            seconds: Finite, and no less than the time set last.
+
+        Raises:
+            ValueError: Out of that range, or ``retention`` is off.
+            TypeError: Not a number.
+
+        Cost: O(shares), and that of ``retain`` for each block whose retention has expired.
+        """
+        self._core.set_time(real("seconds", seconds))
+
     # Reading.
 
     def sequence(self, handle: int) -> Sequence:
@@ -643,6 +1333,158 @@ class BlockManager(BlockCalls, CacheCalls, EventCalls, GroupCalls, RetentionCall
         """
         if error := self._core.policy_error():
             raise PolicyError(error) from error
+
+    def _group(self, group: int) -> tuple[Group, int]:
+        """A group, and its number in the core; -1 for the group of ``block_tables``."""
+        groups = self._config.groups or (FullAttention(),)
+        index = whole("group", group, 0, len(groups) - 1)
+        full = first_full(groups)
+        return groups[index], -1 if index == full else index - (index > full)
+
+
+class Sequence(NotCopied):
+    """A readable view of one sequence. It stores only the handle.
+
+    As a context manager it frees the sequence at the end, unless it is freed already. Two views are
+    equal if they name the same sequence of the same manager.
+    """
+
+    __slots__ = ("_manager", "handle")
+
+    handle: int
+    """The sequence's handle."""
+
+    _instead = "it is a view, so use it again, or fork the sequence it shows"
+
+    def __init__(self, manager: BlockManager, handle: int) -> None:
+        self._manager = manager
+        self.handle = handle
+
+    def __repr__(self) -> str:
+        try:
+            state = "preempted" if self.is_preempted else "running"
+            tokens = f"{self.num_tokens} tokens, {self.num_computed_tokens} computed"
+        except UnknownSequenceError:
+            return f"<Sequence {self.handle}: freed>"
+        return f"<Sequence {self.handle}: {state}, {tokens}, {self.num_blocks} blocks>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return self._manager is other._manager and self.handle == other.handle
+
+    def __hash__(self) -> int:
+        return hash((id(self._manager), self.handle))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self._manager._core.view(self.handle)
+        except UnknownSequenceError:
+            return
+        self.free()
+
+    @property
+    def row(self) -> int:
+        """Row in ``block_tables`` and ``seq_lens``."""
+        return self._manager.row(self.handle)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the sequence."""
+        return self._manager._core.view(self.handle)[0]
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Leading tokens whose K/V is in the cache."""
+        return self._manager._core.view(self.handle)[1]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Leading tokens that came from the cache when the sequence was admitted."""
+        return self._manager._core.view(self.handle)[2]
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks held."""
+        return self._manager._core.view(self.handle)[3]
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens with slots: blocks held times ``block_size``."""
+        return self.num_blocks * self._manager.config.block_size
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the sequence waits for ``resume``."""
+        return self._manager._core.view(self.handle)[4]
+
+    @property
+    def block_ids(self) -> npt.NDArray[np.int32]:
+        """``int32[num_blocks]`` on the host, a copy of the block table."""
+        return self._manager._core.block_ids(self.handle)
+
+    @property
+    def tokens(self) -> npt.NDArray[np.uint32]:
+        """``uint32[num_tokens]`` on the host, a copy."""
+        return self._manager._core.tokens(self.handle)
+
+    def append(self, tokens: Tokens) -> None:
+        """``BlockManager.append`` of this sequence."""
+        self._manager.append(self.handle, tokens)
+
+    def commit(self, num_computed_tokens: int) -> None:
+        """``BlockManager.commit`` of this sequence."""
+        self._manager.commit(self.handle, num_computed_tokens)
+
+    def reserve(self, num_slots: int) -> None:
+        """``BlockManager.reserve`` of this sequence."""
+        self._manager.reserve(self.handle, num_slots)
+
+    def truncate(self, num_tokens: int) -> int:
+        """``BlockManager.truncate`` of this sequence."""
+        return self._manager.truncate(self.handle, num_tokens)
+
+    def fork(self, n: int = 1) -> list[Sequence]:
+        """Views of ``n`` forks of this sequence, as ``BlockManager.fork`` makes them."""
+        manager = self._manager
+        return manager._core.fork(self.handle, n, partial(Sequence, manager))
+
+    def slot_mapping(
+        self, start: int, stop: int, *, group: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """``BlockManager.slot_mapping`` of this sequence."""
+        return self._manager.slot_mapping(self.handle, start, stop, group=group)
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """``BlockManager.stops`` of this sequence."""
+        return self._manager.stops(self.handle)
+
+    def preempt(self) -> None:
+        """``BlockManager.preempt`` of this sequence."""
+        self._manager.preempt(self.handle)
+
+    def resume(self, *, num_slots: int | None = None, read_cache: bool = True) -> None:
+        """``BlockManager.resume`` of this sequence."""
+        self._manager.resume(self.handle, num_slots=num_slots, read_cache=read_cache)
+
+    def retain(
+        self, start: int, stop: int, *, priority: Priority | None, ttl: float | None = None
+    ) -> int:
+        """``BlockManager.retain`` of this sequence."""
+        return self._manager.retain(self.handle, start, stop, priority=priority, ttl=ttl)
+
+    def free(self, *, expect_reuse: bool | None = None) -> None:
+        """``BlockManager.free`` of this sequence."""
+        self._manager.free(self.handle, expect_reuse=expect_reuse)
 
 
 def _read_only(array: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
