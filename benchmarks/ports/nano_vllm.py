@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import blockmgr
 from benchmarks.cases import Prompts, cache
 from benchmarks.ports.pair import Call, Pair
-from blockmgr.ports.nano_vllm import BlockManager, LegacyBlockManager
+from blockmgr.ports.nano_vllm import BlockManager
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 4096
 GROWTH = 64
-KINDS = {"nano_vllm": BlockManager, "nano_vllm, first": LegacyBlockManager}
 
 
 class Seq:
@@ -33,15 +31,14 @@ def cached(manager: blockmgr.BlockManager, num_tokens: int) -> list[int]:
     return prompt.tolist()
 
 
-def can_of_port(kind: Any, num_tokens: int) -> Callable[[], Call]:
+def can_of_port(num_tokens: int) -> Callable[[], Call]:
     def build() -> Call:
-        port = kind(NUM_BLOCKS, BLOCK_SIZE)
+        port = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         seq = Seq(cached(port.manager, num_tokens))
 
         def call() -> None:
-            assert port.can_allocate(seq) == (num_tokens // BLOCK_SIZE if counts else True)
+            assert port.can_allocate(seq) == num_tokens // BLOCK_SIZE
 
-        counts = kind is BlockManager
         return call
 
     return build
@@ -56,14 +53,13 @@ def can_of_core(num_tokens: int) -> Callable[[], Call]:
     return build
 
 
-def life_of_port(kind: Any, num_tokens: int) -> Callable[[], Call]:
+def life_of_port(num_tokens: int) -> Callable[[], Call]:
     def build() -> Call:
-        port = kind(NUM_BLOCKS, BLOCK_SIZE)
+        port = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         seq = Seq(cached(port.manager, num_tokens))
-        arguments = (num_tokens // BLOCK_SIZE,) if kind is BlockManager else ()
 
         def call() -> None:
-            port.allocate(seq, *arguments)
+            port.allocate(seq, num_tokens // BLOCK_SIZE)
             assert seq.num_cached_tokens == num_tokens
             port.deallocate(seq)
 
@@ -81,26 +77,21 @@ def life_of_core(num_tokens: int) -> Callable[[], Call]:
     return build
 
 
-def growth_of_port(kind: Any) -> Callable[[], Call]:
-    def build() -> Call:
-        port = kind(NUM_BLOCKS, BLOCK_SIZE)
-        announces = kind is BlockManager
+def growth_of_port() -> Call:
+    port = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
 
-        def call() -> None:
-            seq = Seq([1])
-            port.allocate(seq, *([0] if announces else []))
-            for token in range(GROWTH):
-                seq.token_ids.append(token)
-                port.can_append(seq)
-                port.may_append(seq)
-                if announces:
-                    seq.num_cached_tokens, seq.num_scheduled_tokens = token + 1, 1
-                    port.hash_blocks(seq)
-            port.deallocate(seq)
+    def call() -> None:
+        seq = Seq([1])
+        port.allocate(seq, 0)
+        for token in range(GROWTH):
+            seq.token_ids.append(token)
+            port.can_append(seq)
+            port.may_append(seq)
+            seq.num_cached_tokens, seq.num_scheduled_tokens = token + 1, 1
+            port.hash_blocks(seq)
+        port.deallocate(seq)
 
-        return call
-
-    return build
+    return call
 
 
 def growth_of_core() -> Call:
@@ -117,15 +108,9 @@ def growth_of_core() -> Call:
     return call
 
 
-PAIRS = []
-for name, kind in KINDS.items():
-    for n in (1_024, 32_768):
-        PAIRS += [
-            Pair(f"{name}: can_allocate, {n} tokens", can_of_port(kind, n), can_of_core(n)),
-            Pair(
-                f"{name}: allocate, deallocate, {n} tokens", life_of_port(kind, n), life_of_core(n)
-            ),
-        ]
-    PAIRS.append(
-        Pair(f"{name}: a step of one, {GROWTH} times", growth_of_port(kind), growth_of_core)
-    )
+PAIRS = [Pair(f"nano_vllm: a step of one, {GROWTH} times", growth_of_port, growth_of_core)]
+for n in (1_024, 32_768):
+    PAIRS += [
+        Pair(f"nano_vllm: can_allocate, {n} tokens", can_of_port(n), can_of_core(n)),
+        Pair(f"nano_vllm: allocate, deallocate, {n} tokens", life_of_port(n), life_of_core(n)),
+    ]

@@ -7,9 +7,7 @@ between. The core cannot ensure that: its single calls are atomic, but a series 
 from __future__ import annotations
 
 import os
-from functools import partial, wraps
-from itertools import starmap
-from operator import call
+from functools import wraps
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -41,18 +39,8 @@ def exclusive(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[
 
     @wraps(method)
     def alone(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        mutex = self._mutex
-        held: list[bool] = []
-        take = (held.extend, map(mutex.acquire, (True,)))
-        work = (partial(method, self, *args, **kwargs),)
-        try:
-            # One line, as in ``at_once``: no exception from outside can come between the call and
-            # its result, or leave the mutex locked.
-            return [*starmap(call, (take, work, (mutex.release,), (held.clear,)))][1]  # type: ignore[no-any-return]
-        except BaseException:
-            if held:
-                mutex.release()
-            raise
+        with self._mutex:
+            return method(self, *args, **kwargs)
 
     return alone
 

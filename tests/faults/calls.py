@@ -53,8 +53,6 @@ class Call:
     name: str
     world: Callable[[], World]
     bind: Callable[[World], Callable[[], Any]]
-    first_part: Callable[[World], Callable[[], Any]] | None = None
-    """Another call, after which this one only has to be made again."""
 
 
 def _on(name: str, *arguments: Any, **keywords: Any) -> Callable[[World], Any]:

@@ -1,16 +1,15 @@
-"""Raises at the lines of a call one by one: ``python -m tests.faults.lines [core | ports]``.
+"""Raises at the lines of a call one by one: ``python -m tests.faults.lines [CALL ...]``.
 
 A trace function raises when the call reaches its first line inside the package, its second, and so
 on until it completes; with ``--instructions``, before its first instruction of Python code, its
 second, and so on. After each, the world must be as before the call or as after a complete call. The
-exception is not an ``Exception``: like a ``KeyboardInterrupt`` it can occur anywhere. A port's call
-with a declared first part may also have done that part; it is then made again.
+exception is not an ``Exception``: like a ``KeyboardInterrupt`` it can occur anywhere.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -18,8 +17,6 @@ from typing import Any
 
 import blockmgr
 from tests.faults.calls import CALLS, Call
-from tests.faults.port_worlds import PortWorld
-from tests.faults.ports import PORT_CALLS
 from tests.faults.worlds import World
 
 PACKAGE = str(Path(blockmgr.__file__).parent)
@@ -38,13 +35,6 @@ class Report:
     """Lines at which it was interrupted."""
     unchanged: int = 0
     """Of those, lines after which the world was unchanged."""
-    undone: int = 0
-    """Lines after which the references and books were as before; only for calls of the ports.
-
-    An allocation that was undone shows in counters, in recency and in evicted blocks.
-    """
-    first_part: int = 0
-    """Lines after which its first part was done."""
     complete: int = 0
     """Lines after which the world was as after a complete call, with the result lost."""
     broken: list[str] = field(default_factory=list)
@@ -92,7 +82,6 @@ def run(call: Call, instructions: bool = False) -> Report:
     """Interrupts one call at every line, each time in its own world."""
     report = Report()
     complete = _state_after(call, call.bind)
-    part = _state_after(call, call.first_part) if call.first_part else None
     number = 1
     while True:
         world = call.world()
@@ -105,15 +94,10 @@ def run(call: Call, instructions: bool = False) -> Report:
         state = world.state()
         if problem := _problem(world):
             report.broken.append(f"{lightning.place}: {problem}")
-        elif state == before or _same_held(world, state, before):
-            report.unchanged += state == before
-            report.undone += state != before
-            if problem := _again(world, call):
-                report.broken.append(f"{lightning.place}: again: {problem}")
+        elif state == before:
+            report.unchanged += 1
         elif state == complete:
             report.complete += 1
-        elif part and _same_held(world, state, part):
-            report.first_part += 1
         else:
             report.broken.append(f"{lightning.place}: half done")
 
@@ -124,10 +108,6 @@ def _state_after(call: Call, bind: Callable[[World], Callable[[], Any]]) -> Any:
     return world.state()
 
 
-def _same_held(world: World, state: Any, before: Any) -> bool:
-    return isinstance(world, PortWorld) and bool(state[1] == before[1])
-
-
 def _problem(world: World) -> str:
     try:
         world.subject.check_invariants()
@@ -136,29 +116,16 @@ def _problem(world: World) -> str:
     return ""
 
 
-def _again(world: World, call: Call) -> str:
-    """The error, if any, when the call is repeated and the world is probed."""
-    if not isinstance(world, PortWorld):
-        return ""
-    try:
-        call.bind(world)()
-        world.probe(world)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return _problem(world)
+COLUMNS = ("lines", "unchanged", "complete", "broken")
 
 
-COLUMNS = ("lines", "unchanged", "undone", "part", "complete", "broken")
-
-
-def main(arguments: list[str], calls: Mapping[str, Call], instructions: bool) -> int:
+def main(arguments: list[str], instructions: bool) -> int:
     """Prints a table; 1 if a call was left half done."""
     total = dict.fromkeys(COLUMNS, 0)
     print(f"{'call':38}", *(f"{column:>9}" for column in COLUMNS))
-    for name in arguments or calls:
-        found = run(calls[name], instructions)
-        row = [found.lines, found.unchanged, found.undone, found.first_part, found.complete]
-        row.append(len(found.broken))
+    for name in arguments or CALLS:
+        found = run(CALLS[name], instructions)
+        row = [found.lines, found.unchanged, found.complete, len(found.broken)]
         print(f"{name:38}", *(f"{number:9}" for number in row), flush=True)
         for line in found.broken:
             print(f"    {line}")
@@ -169,9 +136,5 @@ def main(arguments: list[str], calls: Mapping[str, Call], instructions: bool) ->
 
 
 if __name__ == "__main__":
-    which = {"ports": PORT_CALLS, "core": CALLS}
     words = [word for word in sys.argv[1:] if word != "--instructions"]
-    chosen = which.get(words[0] if words else "")
-    names = words[1:] if chosen else words
-    every = chosen or {**CALLS, **PORT_CALLS}
-    sys.exit(main(names, every, "--instructions" in sys.argv))
+    sys.exit(main(words, "--instructions" in sys.argv))

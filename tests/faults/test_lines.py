@@ -13,15 +13,6 @@ from blockmgr import BlockManager, Sequence
 from blockmgr.pool import BlockPool
 from tests.faults.calls import CALLS
 from tests.faults.lines import run
-from tests.faults.ports import PORT_CALLS
-
-# These calls return nothing that the caller could lose, and forget the target in any case.
-MAY_FINISH = {
-    "tgi.copies",
-    "slots.copy_kv",
-    "aphrodite.cow",
-    "aphrodite, naive.cow",
-}
 
 
 def entered(make: Callable[[], Any]) -> set[CodeType]:
@@ -62,18 +53,3 @@ def test_a_call_struck_at_any_line_has_done_all_or_nothing(name: str) -> None:
     report = run(CALLS[name])
     assert report.lines > 0
     assert report.broken == []
-
-
-# When a trace function raises inside a comprehension, these two versions skip the handler around
-# it. They do not when a signal arrives there.
-@pytest.mark.skipif(
-    (3, 12) <= sys.version_info[:2] <= (3, 13), reason="CPython loses handlers when traced"
-)
-@pytest.mark.parametrize("name", PORT_CALLS)
-def test_a_port_struck_at_any_line_has_done_nothing_and_loses_nothing(name: str) -> None:
-    """If the call had completed, its result would be lost."""
-    report = run(PORT_CALLS[name])
-    assert report.lines > 0
-    assert report.broken == []
-    assert report.complete == 0 or name in MAY_FINISH
-    assert report.first_part == 0 or PORT_CALLS[name].first_part

@@ -1,7 +1,7 @@
-"""A minimal nano-vllm: sequences, three schedulers and a model.
+"""A minimal nano-vllm: sequences, a scheduler and a model.
 
-The schedulers call the block manager as those of each generation of nano-vllm do: prompts before
-decoding, first come, first served; the youngest running sequence is preempted when blocks run out.
+The scheduler calls the block manager as nano-vllm's does: prompts before decoding, first come,
+first served; the youngest running sequence is preempted when blocks run out.
 The model's K/V is in the oracle's memory, and its next token is read from there through the block
 table, so K/V of a wrong prefix shows twice: in the oracle and in the model's output.
 """
@@ -38,7 +38,7 @@ class Seq:
 
 
 class Scheduler:
-    """The common part of the three schedulers; ``counts`` counts events."""
+    """Counts cached blocks, cuts chunks, announces computed blocks; ``counts`` counts events."""
 
     def __init__(self, blocks: Any, token_budget: int, max_seqs: int) -> None:
         self.blocks = blocks
@@ -46,16 +46,37 @@ class Scheduler:
         self.max_seqs = max_seqs
         self.waiting: deque[Seq] = deque()
         self.running: deque[Seq] = deque()
-        self.is_prefill = False
         self.counts: Counter[str] = Counter()
 
     def schedule(self) -> list[Seq]:
-        batch = self.schedule_prompts()
-        self.is_prefill = bool(batch)
-        return batch or self.schedule_decodes()
+        return self.schedule_prompts() or self.schedule_decodes()
 
     def schedule_prompts(self) -> list[Seq]:
-        raise NotImplementedError
+        batch: list[Seq] = []
+        budget = self.token_budget
+        while self.waiting and budget and len(batch) < self.max_seqs:
+            seq = self.waiting[0]
+            found = 0
+            if seq.block_table:
+                wanted = len(seq) - seq.num_cached_tokens
+            else:
+                found = self.blocks.can_allocate(seq)
+                if found == -1:
+                    break
+                wanted = len(seq) - found * self.blocks.block_size
+            if wanted > budget and batch:
+                break  # only the first of a step may be cut
+            if not seq.block_table:
+                self.blocks.allocate(seq, found)
+                self.started(seq)
+            seq.num_scheduled_tokens = min(wanted, budget)
+            budget -= seq.num_scheduled_tokens
+            batch.append(seq)
+            if seq.num_scheduled_tokens == wanted:
+                self.running.append(self.waiting.popleft())
+            else:
+                self.counts["chunks"] += 1
+        return batch
 
     def schedule_decodes(self) -> list[Seq]:
         batch: list[Seq] = []
@@ -92,114 +113,12 @@ class Scheduler:
         return seq.num_cached_tokens, seq.num_cached_tokens + seq.num_scheduled_tokens
 
     def postprocess(self, batch: list[Seq], tokens: list[int]) -> None:
-        raise NotImplementedError
-
-
-class ChunkedScheduler(Scheduler):
-    """The present generation: counts cached blocks, cuts chunks, announces computed blocks."""
-
-    def schedule_prompts(self) -> list[Seq]:
-        batch: list[Seq] = []
-        budget = self.token_budget
-        while self.waiting and budget and len(batch) < self.max_seqs:
-            seq = self.waiting[0]
-            found = 0
-            if seq.block_table:
-                wanted = len(seq) - seq.num_cached_tokens
-            else:
-                found = self.blocks.can_allocate(seq)
-                if found == -1:
-                    break
-                wanted = len(seq) - found * self.blocks.block_size
-            if wanted > budget and batch:
-                break  # only the first of a step may be cut
-            if not seq.block_table:
-                self.blocks.allocate(seq, found)
-                self.started(seq)
-            seq.num_scheduled_tokens = min(wanted, budget)
-            budget -= seq.num_scheduled_tokens
-            batch.append(seq)
-            if seq.num_scheduled_tokens == wanted:
-                self.running.append(self.waiting.popleft())
-            else:
-                self.counts["chunks"] += 1
-        return batch
-
-    def postprocess(self, batch: list[Seq], tokens: list[int]) -> None:
         for seq, token in zip(batch, tokens, strict=True):
             self.blocks.hash_blocks(seq)
             seq.num_cached_tokens += seq.num_scheduled_tokens
             seq.num_scheduled_tokens = 0
             if seq.num_cached_tokens == len(seq):
                 self.sampled(seq, token)
-
-
-class FirstScheduler(Scheduler):
-    """The first generation: whole prompts, and the manager is not notified of forwards."""
-
-    def schedule_prompts(self) -> list[Seq]:
-        batch: list[Seq] = []
-        budget = self.token_budget
-        while self.waiting and len(batch) < self.max_seqs:
-            seq = self.waiting[0]
-            if len(seq) > budget or not self.blocks.can_allocate(seq):
-                break
-            self.blocks.allocate(seq)
-            self.started(seq)
-            seq.num_scheduled_tokens = len(seq) - seq.num_cached_tokens
-            budget -= seq.num_scheduled_tokens
-            self.running.append(self.waiting.popleft())
-            batch.append(seq)
-        return batch
-
-    def computes(self, seq: Seq) -> tuple[int, int]:
-        return len(seq) - seq.num_scheduled_tokens, len(seq)
-
-    def postprocess(self, batch: list[Seq], tokens: list[int]) -> None:
-        for seq, token in zip(batch, tokens, strict=True):
-            self.sampled(seq, token)
-
-
-class FirstChunkedScheduler(Scheduler):
-    """The first interface with chunked prefill, an intermediate version.
-
-    It counts a token as cached when it samples it, a step before its K/V is written, and computes
-    a preempted sequence without sampling from it.
-    """
-
-    def schedule_prompts(self) -> list[Seq]:
-        batch: list[Seq] = []
-        budget = self.token_budget
-        while self.waiting and budget and len(batch) < self.max_seqs:
-            seq = self.waiting[0]
-            if not seq.block_table and not self.blocks.can_allocate(seq):
-                break
-            if len(seq) - seq.num_cached_tokens > budget and batch:
-                break
-            if not seq.block_table:
-                self.blocks.allocate(seq)
-                self.started(seq)
-            wanted = len(seq) - seq.num_cached_tokens
-            seq.num_scheduled_tokens = min(wanted, budget)
-            budget -= seq.num_scheduled_tokens
-            batch.append(seq)
-            if seq.num_scheduled_tokens == wanted:
-                self.running.append(self.waiting.popleft())
-            else:
-                self.counts["chunks"] += 1
-        return batch
-
-    def computes(self, seq: Seq) -> tuple[int, int]:
-        return super().computes(seq) if self.is_prefill else (len(seq) - 1, len(seq))
-
-    def postprocess(self, batch: list[Seq], tokens: list[int]) -> None:
-        for seq, token in zip(batch, tokens, strict=True):
-            if self.is_prefill:
-                seq.num_cached_tokens += seq.num_scheduled_tokens
-                if seq.num_cached_tokens < len(seq) or len(seq) > seq.num_prompt_tokens:
-                    continue
-            seq.num_cached_tokens += 1
-            self.sampled(seq, token)
 
 
 class Engine:
@@ -256,7 +175,7 @@ class Engine:
             first = start // blocks.block_size
             last = (stop - 1) // blocks.block_size
             assert all(named[block] == 1 for block in seq.block_table[first : last + 1])
-        blocks.check_invariants()
+        blocks.manager.check_invariants()
 
 
 def prefixes_of(tokens: list[int], block_size: int) -> Prefixes:

@@ -1,4 +1,4 @@
-"""nano-vllm's schedulers in pools that are little larger than their longest request."""
+"""nano-vllm's scheduler in pools that are little larger than their longest request."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from typing import Literal
 
 import pytest
 
-from tests.ports.nano_driver import Engine, Seq, said_alone
-from tests.ports.test_nano_vllm import LOOPS
+from blockmgr.ports.nano_vllm import BlockManager
+from tests.ports.nano_driver import Engine, Scheduler, Seq, said_alone
 
 
-@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("dedup", ["remap", "append_only"])
-def test_whatever_fits_alone_is_served(loop: str, dedup: Literal["remap", "append_only"]) -> None:
+def test_whatever_fits_alone_is_served(dedup: Literal["remap", "append_only"]) -> None:
     """Unused cached blocks must not be kept beside twins.
 
     Otherwise, under ``append_only``, a cached block that no table names stays beside a sequence's
     own twin, and a request that fits alone cannot be scheduled, in some 50 of 1,000 of these
     workloads.
     """
-    scheduler_type, manager_type = LOOPS[loop]
     for seed in range(200):
-        rng = random.Random(f"{loop} {seed}")
+        rng = random.Random(f"present {seed}")
         size = rng.choice([1, 2, 4])
         shared = [[rng.randrange(2) for _ in range(rng.randrange(2, 12))] for _ in range(2)]
         seqs = [
@@ -35,8 +33,8 @@ def test_whatever_fits_alone_is_served(loop: str, dedup: Literal["remap", "appen
         ]
         longest = max(len(seq) + seq.max_new_tokens - 1 for seq in seqs)
         num_blocks = -(-longest // size) + rng.randrange(3)
-        blocks = manager_type(num_blocks, size, max_seqs=6, dedup=dedup)
-        scheduler = scheduler_type(blocks, token_budget=64 if loop == "first" else 12, max_seqs=4)
+        blocks = BlockManager(num_blocks, size, max_seqs=6, dedup=dedup)
+        scheduler = Scheduler(blocks, token_budget=12, max_seqs=4)
         engine = Engine(scheduler, num_blocks=num_blocks, vocabulary=2)
         arrivals = list(reversed(seqs))
         while arrivals or scheduler.waiting or scheduler.running:

@@ -1,60 +1,44 @@
-"""nano-vllm's block manager on this core: the calls of each generation's scheduler."""
+"""nano-vllm's block manager on this core: the calls of its scheduler."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from blockmgr import NeverFitsError, OutOfBlocksError, OutOfSequencesError, SequenceStateError
-from blockmgr.ports.nano_vllm import BlockManager, LegacyBlockManager
-from tests.ports.nano_driver import (
-    ChunkedScheduler,
-    Engine,
-    FirstChunkedScheduler,
-    FirstScheduler,
-    Scheduler,
-    Seq,
-    said_alone,
-)
+from blockmgr.ports.nano_vllm import BlockManager
+from tests.ports.nano_driver import Engine, Scheduler, Seq, said_alone
 from tests.unit.snapshot import snapshot
-
-Manager = BlockManager | LegacyBlockManager
-BOTH = pytest.mark.parametrize("kind", [BlockManager, LegacyBlockManager])
 
 
 def seq(*tokens: int) -> Seq:
     return Seq("seq", list(tokens), max_new_tokens=8)
 
 
-def start(blocks: Manager, *tokens: int) -> Seq:
+def start(blocks: BlockManager, *tokens: int) -> Seq:
     """A sequence with blocks of which no token is computed."""
     made = seq(*tokens)
     allocate(blocks, made)
     return made
 
 
-def allocate(blocks: Manager, held: Seq) -> None:
-    if isinstance(blocks, BlockManager):
-        blocks.allocate(held, blocks.can_allocate(held))
-    else:
-        assert blocks.can_allocate(held)
-        blocks.allocate(held)
+def allocate(blocks: BlockManager, held: Seq) -> None:
+    blocks.allocate(held, blocks.can_allocate(held))
 
 
-def forward(blocks: Manager, held: Seq, sampled: int = 99) -> None:
-    """Computes everything and samples a token, with the calls of each generation."""
-    if isinstance(blocks, BlockManager):
-        held.num_scheduled_tokens = len(held) - held.num_cached_tokens
-        blocks.hash_blocks(held)
-        held.num_cached_tokens += held.num_scheduled_tokens
+def forward(blocks: BlockManager, held: Seq, sampled: int = 99) -> None:
+    """Computes everything and samples a token."""
+    held.num_scheduled_tokens = len(held) - held.num_cached_tokens
+    blocks.hash_blocks(held)
+    held.num_cached_tokens += held.num_scheduled_tokens
     held.token_ids.append(sampled)
 
 
-def cache(blocks: Manager, *tokens: int) -> list[int]:
+def cache(blocks: BlockManager, *tokens: int) -> list[int]:
     """Computes and frees a prompt; returns its blocks."""
     held = start(blocks, *tokens)
     forward(blocks, held)
@@ -64,23 +48,17 @@ def cache(blocks: Manager, *tokens: int) -> list[int]:
 
 
 @contextmanager
-def refused(blocks: Manager, held: Seq, error: type[Exception], match: str) -> Iterator[None]:
+def refused(blocks: BlockManager, held: Seq, error: type[Exception], match: str) -> Iterator[None]:
     """The call inside raises exactly this error; manager and sequence do not change."""
     before = snapshot(blocks.manager), dict(vars(held)), list(held.block_table)
     with pytest.raises(error, match=match) as caught:
         yield
     assert type(caught.value) is error
     assert (snapshot(blocks.manager), dict(vars(held)), list(held.block_table)) == before
-    blocks.check_invariants()
+    blocks.manager.check_invariants()
 
 
 # The scheduler's loop.
-
-LOOPS: dict[str, tuple[type[Scheduler], type[Manager]]] = {
-    "present": (ChunkedScheduler, BlockManager),
-    "first": (FirstScheduler, LegacyBlockManager),
-    "first, chunked": (FirstChunkedScheduler, LegacyBlockManager),
-}
 
 
 def requests(rng: random.Random, count: int) -> list[Seq]:
@@ -96,18 +74,15 @@ def requests(rng: random.Random, count: int) -> list[Seq]:
     ]
 
 
-@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("dedup", ["remap", "append_only"])
 def test_a_thousand_requests_with_sharing_preemption_and_chunks(
-    loop: str, dedup: str, digest: Any
+    dedup: Literal["remap", "append_only"], digest: Any
 ) -> None:
     """The books are right before and after each forward, and every output is as if alone."""
-    scheduler_type, manager_type = LOOPS[loop]
-    blocks = manager_type(40, 4, max_seqs=16, dedup=dedup, digest=digest)
-    chunked = "chunked" in loop or scheduler_type is ChunkedScheduler
-    scheduler = scheduler_type(blocks, token_budget=20 if chunked else 40, max_seqs=12)
+    blocks = BlockManager(40, 4, max_seqs=16, dedup=dedup, digest=digest)
+    scheduler = Scheduler(blocks, token_budget=20, max_seqs=12)
     engine = Engine(scheduler, num_blocks=40, vocabulary=4)
-    rng = random.Random(f"{loop} {dedup}")
+    rng = random.Random(f"present {dedup}")
     seqs = requests(rng, 1_000)
     arrivals = list(reversed(seqs))
     while arrivals or scheduler.waiting or scheduler.running:
@@ -122,16 +97,15 @@ def test_a_thousand_requests_with_sharing_preemption_and_chunks(
     assert len(blocks.manager.take_copies()) == 0
     assert scheduler.counts["cached tokens"] == blocks.manager.stats().hit_tokens > 2_000
     assert scheduler.counts["preemptions"] > 20
-    assert not chunked or scheduler.counts["chunks"] > 20
+    assert scheduler.counts["chunks"] > 20
     assert blocks.manager.stats().deduplicated_blocks > 10
 
 
-# One rule each, for both generations.
+# One rule each.
 
 
-@BOTH
-def test_allocate_gives_a_block_for_every_started_block_of_tokens(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_allocate_gives_a_block_for_every_started_block_of_tokens() -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, *range(9))
     assert len(set(held.block_table)) == 3
     assert held.num_cached_tokens == 0
@@ -139,22 +113,20 @@ def test_allocate_gives_a_block_for_every_started_block_of_tokens(kind: type[Man
     assert set(blocks.free_block_ids) == set(range(8)) - set(held.block_table)
 
 
-@BOTH
-def test_a_computed_prefix_is_found_in_the_very_blocks(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_a_computed_prefix_is_found_in_the_very_blocks() -> None:
+    blocks = BlockManager(8, 4)
     table = cache(blocks, 1, 2, 3, 4, 5, 6, 7, 8, 9)
     held = start(blocks, 1, 2, 3, 4, 5, 6, 7, 8, 10)
     assert held.block_table[:2] == table[:2]
     assert held.num_cached_tokens == 8
 
 
-@BOTH
-def test_nothing_is_found_before_it_is_computed(kind: type[Manager]) -> None:
+def test_nothing_is_found_before_it_is_computed() -> None:
     """The first generation caches a prompt when it is allocated.
 
     A chunked or aborted prompt can then be read before it is written.
     """
-    blocks = kind(8, 4)
+    blocks = BlockManager(8, 4)
     first = start(blocks, *range(8), 1)
     second = start(blocks, *range(8), 2)
     assert second.num_cached_tokens == 0
@@ -163,17 +135,15 @@ def test_nothing_is_found_before_it_is_computed(kind: type[Manager]) -> None:
     assert start(blocks, *range(8), 3).num_cached_tokens == 0
 
 
-@BOTH
-def test_one_token_of_a_cached_prompt_is_left_to_compute(kind: type[Manager]) -> None:
+def test_one_token_of_a_cached_prompt_is_left_to_compute() -> None:
     """The original schedules a prompt of exactly one cached block with zero tokens."""
-    blocks = kind(8, 4)
+    blocks = BlockManager(8, 4)
     cache(blocks, 1, 2, 3, 4, 5)
     assert start(blocks, 1, 2, 3, 4).num_cached_tokens == 0
 
 
-@BOTH
-def test_a_block_is_added_only_when_the_last_one_is_full(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_a_block_is_added_only_when_the_last_one_is_full() -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, 1, 2, 3)
     for length, num_blocks in ((4, 1), (5, 2), (8, 2), (9, 3)):
         while len(held) < length:
@@ -183,10 +153,9 @@ def test_a_block_is_added_only_when_the_last_one_is_full(kind: type[Manager]) ->
     assert held.block_table == blocks.manager.sequence(*blocks.manager.handles()).block_ids.tolist()
 
 
-@BOTH
-def test_blocks_of_one_token_grow_with_every_token(kind: type[Manager]) -> None:
+def test_blocks_of_one_token_grow_with_every_token() -> None:
     """The original allocates if length modulo block size is 1, which never holds."""
-    blocks = kind(3, 1)
+    blocks = BlockManager(3, 1)
     held = start(blocks, 1)
     forward(blocks, held)
     assert blocks.can_append(held)
@@ -197,10 +166,9 @@ def test_blocks_of_one_token_grow_with_every_token(kind: type[Manager]) -> None:
     assert not blocks.can_append(held)
 
 
-@BOTH
-def test_may_append_without_a_sampled_token_adds_nothing(kind: type[Manager]) -> None:
+def test_may_append_without_a_sampled_token_adds_nothing() -> None:
     """The original adds a block too many after a recomputation without sampling."""
-    blocks = kind(2, 4)
+    blocks = BlockManager(2, 4)
     held = start(blocks, 1, 2, 3, 4, 5)
     table = list(held.block_table)
     assert blocks.can_append(held)
@@ -208,9 +176,8 @@ def test_may_append_without_a_sampled_token_adds_nothing(kind: type[Manager]) ->
     assert held.block_table == table
 
 
-@BOTH
-def test_can_append_says_when_blocks_run_out(kind: type[Manager]) -> None:
-    blocks = kind(2, 4)
+def test_can_append_says_when_blocks_run_out() -> None:
+    blocks = BlockManager(2, 4)
     held, other = start(blocks, 1, 2, 3, 4), start(blocks, 5)
     forward(blocks, held)
     assert not blocks.can_append(held)
@@ -220,9 +187,8 @@ def test_can_append_says_when_blocks_run_out(kind: type[Manager]) -> None:
     assert len(held.block_table) == 2
 
 
-@BOTH
-def test_a_preempted_sequence_finds_itself_again(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_a_preempted_sequence_finds_itself_again() -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, *range(10))
     forward(blocks, held)
     table = list(held.block_table)
@@ -233,18 +199,16 @@ def test_a_preempted_sequence_finds_itself_again(kind: type[Manager]) -> None:
     assert held.block_table[:2] == table[:2]
 
 
-@BOTH
-def test_cached_blocks_make_room_when_nothing_is_free(kind: type[Manager]) -> None:
-    blocks = kind(3, 4)
+def test_cached_blocks_make_room_when_nothing_is_free() -> None:
+    blocks = BlockManager(3, 4)
     cache(blocks, *range(12))
     assert len(blocks.free_block_ids) == 3
     assert len(start(blocks, *[7] * 12).block_table) == 3
 
 
-@BOTH
-def test_equal_blocks_filled_side_by_side_become_one(kind: type[Manager]) -> None:
+def test_equal_blocks_filled_side_by_side_become_one() -> None:
     """The original keeps both and forgets one of them."""
-    blocks = kind(8, 4)
+    blocks = BlockManager(8, 4)
     pair = [start(blocks, 1, 2, 3, 4, 5), start(blocks, 1, 2, 3, 4, 6)]
     for held in pair:
         forward(blocks, held)
@@ -254,9 +218,8 @@ def test_equal_blocks_filled_side_by_side_become_one(kind: type[Manager]) -> Non
     assert len(blocks.used_block_ids) == 3
 
 
-@BOTH
-def test_append_only_tables_never_change(kind: type[Manager]) -> None:
-    blocks = kind(8, 4, dedup="append_only")
+def test_append_only_tables_never_change() -> None:
+    blocks = BlockManager(8, 4, dedup="append_only")
     pair = [start(blocks, 1, 2, 3, 4, 5), start(blocks, 1, 2, 3, 4, 6)]
     tables = [list(held.block_table) for held in pair]
     for held in pair:
@@ -265,10 +228,9 @@ def test_append_only_tables_never_change(kind: type[Manager]) -> None:
     assert [held.block_table for held in pair] == tables
 
 
-@BOTH
-def test_free_blocks_stand_in_the_order_they_are_handed_out(kind: type[Manager]) -> None:
+def test_free_blocks_stand_in_the_order_they_are_handed_out() -> None:
     """Empty blocks come first, then cached ones, the end of a finished prompt first."""
-    blocks = kind(4, 4)
+    blocks = BlockManager(4, 4)
     table = cache(blocks, *range(12))
     free = blocks.free_block_ids
     assert list(free)[2:] == table[1::-1]
@@ -276,17 +238,15 @@ def test_free_blocks_stand_in_the_order_they_are_handed_out(kind: type[Manager])
     assert blocks.free_block_ids == free.__class__([table[0]])
 
 
-@BOTH
-def test_without_prefix_caching_nothing_is_found(kind: type[Manager]) -> None:
-    blocks = kind(8, 4, prefix_caching=False)
+def test_without_prefix_caching_nothing_is_found() -> None:
+    blocks = BlockManager(8, 4, prefix_caching=False)
     cache(blocks, *range(9))
     assert start(blocks, *range(9)).num_cached_tokens == 0
 
 
-@BOTH
-def test_sequences_are_told_apart_by_identity(kind: type[Manager]) -> None:
+def test_sequences_are_told_apart_by_identity() -> None:
     """Two requests with the same prompt count as two holders."""
-    blocks = kind(8, 4)
+    blocks = BlockManager(8, 4)
     pair = [start(blocks, 1, 2), start(blocks, 1, 2)]
     blocks.deallocate(pair[0])
     assert blocks.used_block_ids == set(pair[1].block_table)
@@ -296,11 +256,8 @@ def test_hashes_are_nano_vllms() -> None:
     """Computed from the formula: XXH64 of the parent's eight bytes and the tokens as int64."""
     first = BlockManager.compute_hash(list(range(1, 17)))
     assert first == 12258205949268247123
-    second = LegacyBlockManager.compute_hash(list(range(17, 33)), first)
+    second = BlockManager.compute_hash(list(range(17, 33)), first)
     assert second == 17485596207235398450
-
-
-# The present generation.
 
 
 def test_can_allocate_counts_the_cached_blocks() -> None:
@@ -379,61 +336,20 @@ def test_can_allocate_waits_for_a_row() -> None:
     assert blocks.can_allocate(waiting) == 0
 
 
-# The first generation.
-
-
-def test_the_first_can_allocate_is_a_bool_that_counts_shared_blocks_once() -> None:
-    blocks = LegacyBlockManager(4, 4)
-    held = start(blocks, *range(9))
-    forward(blocks, held)
-    blocks.may_append(held)
-    assert blocks.can_allocate(seq(*range(9))) is True
-    assert blocks.can_allocate(seq(*range(13), 9)) is False
-
-
-def test_a_block_is_found_from_the_next_step_on() -> None:
-    blocks = LegacyBlockManager(8, 4)
-    held = start(blocks, *range(8))
-    forward(blocks, held)
-    blocks.may_append(held)
-    assert start(blocks, *range(9)).num_cached_tokens == 8
-
-
-def test_a_token_counted_as_cached_early_is_not_published() -> None:
-    """With the first interface, a scheduler counts a token as cached when it samples it."""
-    blocks = LegacyBlockManager(8, 4)
-    held = start(blocks, 1, 2, 3)
-    forward(blocks, held, sampled=4)
-    held.num_cached_tokens = 4
-    blocks.may_append(held)
-    blocks.deallocate(held)  # before the forward that writes token 4
-    assert start(blocks, 1, 2, 3, 4, 5).num_cached_tokens == 0
-
-
-def test_chunks_that_were_computed_outlive_an_abort() -> None:
-    blocks = LegacyBlockManager(8, 4)
-    held = start(blocks, *range(12))
-    held.num_cached_tokens = 8
-    blocks.deallocate(held)
-    assert start(blocks, *range(12)).num_cached_tokens == 8
-
-
 # Wrong calls.
 
 
-@BOTH
-def test_deallocating_twice_is_refused(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_deallocating_twice_is_refused() -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, 1)
     blocks.deallocate(held)
     with refused(blocks, held, SequenceStateError, "holds no blocks"):
         blocks.deallocate(held)
 
 
-@BOTH
 @pytest.mark.parametrize("call", ["can_append", "may_append", "deallocate"])
-def test_a_sequence_without_blocks_is_refused(kind: type[Manager], call: str) -> None:
-    blocks = kind(8, 4)
+def test_a_sequence_without_blocks_is_refused(call: str) -> None:
+    blocks = BlockManager(8, 4)
     start(blocks, 1)
     held = seq(1)
     with refused(blocks, held, SequenceStateError, "holds no blocks"):
@@ -447,36 +363,32 @@ def test_hashing_a_sequence_without_blocks_is_refused() -> None:
         blocks.hash_blocks(held)
 
 
-@BOTH
-def test_allocating_twice_is_refused(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_allocating_twice_is_refused() -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, 1)
     with refused(blocks, held, SequenceStateError, "holds blocks already"):
         allocate(blocks, held)
 
 
-@BOTH
-def test_a_foreign_block_table_is_refused(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_a_foreign_block_table_is_refused() -> None:
+    blocks = BlockManager(8, 4)
     held = seq(1)
     held.block_table = [3]
     with refused(blocks, held, SequenceStateError, "holds blocks already"):
         allocate(blocks, held)
 
 
-@BOTH
-def test_a_prompt_larger_than_the_pool_is_refused_at_once(kind: type[Manager]) -> None:
+def test_a_prompt_larger_than_the_pool_is_refused_at_once() -> None:
     """The original lets it wait forever."""
-    blocks = kind(2, 4)
+    blocks = BlockManager(2, 4)
     held = seq(*range(9))
     with refused(blocks, held, NeverFitsError, "9 tokens need 3 blocks of 4, there are 2"):
         blocks.can_allocate(held)
 
 
-@BOTH
-def test_a_sequence_that_outgrows_the_pool_is_refused(kind: type[Manager]) -> None:
+def test_a_sequence_that_outgrows_the_pool_is_refused() -> None:
     """The original preempts all others in vain."""
-    blocks = kind(2, 4)
+    blocks = BlockManager(2, 4)
     held = start(blocks, *range(8))
     forward(blocks, held)
     with refused(blocks, held, NeverFitsError, "9 tokens need 3 blocks of 4, there are 2"):
@@ -485,9 +397,8 @@ def test_a_sequence_that_outgrows_the_pool_is_refused(kind: type[Manager]) -> No
         blocks.may_append(held)
 
 
-@BOTH
-def test_appending_without_room_is_refused(kind: type[Manager]) -> None:
-    blocks = kind(2, 4)
+def test_appending_without_room_is_refused() -> None:
+    blocks = BlockManager(2, 4)
     held, _ = start(blocks, *range(4)), start(blocks, 7)
     forward(blocks, held)
     with refused(blocks, held, OutOfBlocksError, "need 1 blocks, 0 available"):
@@ -495,36 +406,32 @@ def test_appending_without_room_is_refused(kind: type[Manager]) -> None:
 
 
 def test_allocating_without_room_is_refused() -> None:
-    for blocks in (BlockManager(2, 4), LegacyBlockManager(2, 4)):
-        start(blocks, *range(5))
-        held = seq(9)
-        arguments = (0,) if isinstance(blocks, BlockManager) else ()
-        with refused(blocks, held, OutOfBlocksError, "need 1 blocks, 0 available"):
-            blocks.allocate(held, *arguments)
+    blocks = BlockManager(2, 4)
+    start(blocks, *range(5))
+    held = seq(9)
+    with refused(blocks, held, OutOfBlocksError, "need 1 blocks, 0 available"):
+        blocks.allocate(held, 0)
 
 
-@BOTH
-def test_a_sequence_that_lost_tokens_is_refused(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_a_sequence_that_lost_tokens_is_refused() -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, 1, 2, 3)
     del held.token_ids[1:]
     with refused(blocks, held, SequenceStateError, "had 3 tokens and has 1"):
         blocks.may_append(held)
 
 
-@BOTH
-def test_a_sequence_that_lost_tokens_cannot_be_asked_about(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_a_sequence_that_lost_tokens_cannot_be_asked_about() -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, 1, 2, 3)
     del held.token_ids[1:]
     with refused(blocks, held, SequenceStateError, "had 3 tokens and has 1"):
         blocks.can_append(held)
 
 
-@BOTH
 @pytest.mark.parametrize("wrong", [None, 3, [1, 2], "x"])
-def test_what_is_no_sequence_is_refused_by_name(kind: type[Manager], wrong: Any) -> None:
-    blocks = kind(8, 4)
+def test_what_is_no_sequence_is_refused_by_name(wrong: Any) -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, 1, 2, 3)
     with refused(blocks, held, TypeError, "seq must have token_ids, got "):
         blocks.can_allocate(wrong)
@@ -547,9 +454,8 @@ def test_a_schedule_that_is_no_int_is_refused(scheduled: Any) -> None:
         blocks.hash_blocks(held)
 
 
-@BOTH
-def test_no_tokens_are_refused(kind: type[Manager]) -> None:
-    blocks = kind(8, 4)
+def test_no_tokens_are_refused() -> None:
+    blocks = BlockManager(8, 4)
     held = seq()
     with refused(blocks, held, ValueError, "tokens"):
         blocks.can_allocate(held)
@@ -557,12 +463,11 @@ def test_no_tokens_are_refused(kind: type[Manager]) -> None:
         allocate(blocks, held)
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("token", "error"), [(-1, ValueError), (2**32, ValueError), ("a", TypeError)]
 )
-def test_a_bad_token_is_refused(kind: type[Manager], token: Any, error: type[Exception]) -> None:
-    blocks = kind(8, 4)
+def test_a_bad_token_is_refused(token: Any, error: type[Exception]) -> None:
+    blocks = BlockManager(8, 4)
     held = start(blocks, 1)
     held.token_ids.append(token)
     with refused(blocks, held, error, "tokens"):
@@ -593,29 +498,7 @@ def test_a_hash_prefix_out_of_bounds_is_refused(prefix: int) -> None:
         BlockManager.compute_hash([1], prefix)
 
 
-@BOTH
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (-1, 4), (4, 0), (4, -2)])
-def test_a_pool_of_no_or_negative_size_is_refused(
-    kind: type[Manager], num_blocks: int, block_size: int
-) -> None:
+def test_a_pool_of_no_or_negative_size_is_refused(num_blocks: int, block_size: int) -> None:
     with pytest.raises(ValueError, match="must be in"):
-        kind(num_blocks, block_size)
-
-
-def test_eight_prompts_of_one_step_take_forty_blocks_in_either_interface() -> None:
-    """The numbers in guides/ports.md for prompts that share 64 of 65 tokens, in blocks of 16."""
-    prompts = [[*range(64), 100 + i] for i in range(8)]
-    for kind in (LegacyBlockManager, BlockManager):
-        for is_computed, expected in ((False, 40), (True, 12)):
-            blocks: Any = kind(64, 16)
-            for i, prompt in enumerate(prompts):
-                seq = Seq(str(i), prompt, max_new_tokens=4)
-                found = blocks.can_allocate(seq)
-                blocks.allocate(seq, *([found] if kind is BlockManager else []))
-                if is_computed and i == 0:  # its step has ended
-                    seq.num_scheduled_tokens = 65
-                    if kind is BlockManager:
-                        blocks.hash_blocks(seq)
-                    seq.token_ids.append(7)
-                    blocks.may_append(seq)
-            assert len(blocks.used_block_ids) == expected, (kind, is_computed)
+        BlockManager(num_blocks, block_size)

@@ -24,20 +24,17 @@ def _tokens(rng: random.Random, most: int) -> list[int]:
 # nano-vllm.
 
 
-def _nano(kind: Any, seed: int) -> tuple[Any, list[Seq], Seq]:
+def _nano(seed: int) -> tuple[nano_vllm.BlockManager, list[Seq], Seq]:
     rng = random.Random(seed)
     size = rng.randrange(1, 4)
-    blocks = kind(rng.randrange(4, 10), size, max_seqs=rng.choice([2, 512]))
+    blocks = nano_vllm.BlockManager(rng.randrange(4, 10), size, max_seqs=rng.choice([2, 512]))
     running: list[Seq] = []
     for name in range(rng.randrange(1, 12)):
         seq = Seq(str(name), _tokens(rng, 3 * size + 1), 100)
         try:
-            if kind is nano_vllm.BlockManager:
-                blocks.allocate(seq, blocks._num_cached_blocks(seq))
-                seq.num_scheduled_tokens = len(seq) - seq.num_cached_tokens
-                blocks.hash_blocks(seq)
-            else:
-                blocks.allocate(seq)
+            blocks.allocate(seq, blocks._num_cached_blocks(seq))
+            seq.num_scheduled_tokens = len(seq) - seq.num_cached_tokens
+            blocks.hash_blocks(seq)
             running.append(seq)
         except BlockMgrError:
             if running:
@@ -47,44 +44,35 @@ def _nano(kind: Any, seed: int) -> tuple[Any, list[Seq], Seq]:
     return blocks, running, Seq("next", _tokens(rng, 4 * size), 100)
 
 
-def nano_can_allocate(kind: Any) -> Callable[[int], Iterator[str]]:
-    counts = kind is nano_vllm.BlockManager
+def nano_can_allocate(seed: int) -> Iterator[str]:
+    blocks, _, seq = _nano(seed)
+    try:
+        answer = blocks.can_allocate(seq)
+        blocks.allocate(seq, blocks._num_cached_blocks(seq))
+        done = True
+    except NeverFitsError:
+        return
+    except (OutOfBlocksError, OutOfSequencesError):
+        done = False
+    if (answer >= 0) is not done:
+        yield f"world {seed}: {answer}, but done={done}"
+    if done and seq.num_cached_tokens != answer * blocks.block_size:
+        yield f"world {seed}: {answer} blocks, but {seq.num_cached_tokens} tokens found"
 
-    def check(seed: int) -> Iterator[str]:
-        blocks, _, seq = _nano(kind, seed)
+
+def nano_can_append(seed: int) -> Iterator[str]:
+    for at in range(len(_nano(seed)[1])):
+        blocks, running, _ = _nano(seed)
         try:
-            answer: int = blocks.can_allocate(seq)
-            found = [blocks._num_cached_blocks(seq)] if counts else []
-            blocks.allocate(seq, *found)
+            answer = blocks.can_append(running[at])
+            blocks.may_append(running[at])
             done = True
         except NeverFitsError:
-            return
-        except (OutOfBlocksError, OutOfSequencesError):
+            continue
+        except OutOfBlocksError:
             done = False
-        if (answer >= 0 if counts else answer) is not done:
-            yield f"world {seed}: {answer}, but done={done}"
-        if done and counts and seq.num_cached_tokens != answer * blocks.block_size:
-            yield f"world {seed}: {answer} blocks, but {seq.num_cached_tokens} tokens found"
-
-    return check
-
-
-def nano_can_append(kind: Any) -> Callable[[int], Iterator[str]]:
-    def check(seed: int) -> Iterator[str]:
-        for at in range(len(_nano(kind, seed)[1])):
-            blocks, running, _ = _nano(kind, seed)
-            try:
-                answer = blocks.can_append(running[at])
-                blocks.may_append(running[at])
-                done = True
-            except NeverFitsError:
-                continue
-            except OutOfBlocksError:
-                done = False
-            if answer is not done:
-                yield f"sequence {at} of world {seed}: {answer}, but done={done}"
-
-    return check
+        if answer is not done:
+            yield f"sequence {at} of world {seed}: {answer}, but done={done}"
 
 
 # Text Generation Inference.
@@ -291,10 +279,8 @@ def slots_find(seed: int) -> Iterator[str]:
 
 
 PROMISES: dict[tuple[str, str], Callable[[int], Iterator[str]]] = {
-    ("BlockManager", "can_allocate"): nano_can_allocate(nano_vllm.BlockManager),
-    ("BlockManager", "can_append"): nano_can_append(nano_vllm.BlockManager),
-    ("LegacyBlockManager", "can_allocate"): nano_can_allocate(nano_vllm.LegacyBlockManager),
-    ("LegacyBlockManager", "can_append"): nano_can_append(nano_vllm.LegacyBlockManager),
+    ("BlockManager", "can_allocate"): nano_can_allocate,
+    ("BlockManager", "can_append"): nano_can_append,
     ("BlockAllocator", "num_available"): tgi_num_available,
     ("CacheManager", "available_size"): radix_available_size,
     ("CacheManager", "match_req"): radix_match,

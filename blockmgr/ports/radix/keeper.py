@@ -11,7 +11,6 @@ from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.arrays import on_host
 
 if TYPE_CHECKING:
-    from blockmgr.changes import Change
     from blockmgr.pool import BlockPool
     from blockmgr.ports.radix.arrays import Ids, Pages
     from blockmgr.ports.radix.records import RadixCacheHandle
@@ -21,12 +20,10 @@ __all__ = ["PageKeeper"]
 
 
 class _HandOver(NamedTuple):
-    """A plan to put the pages of a request into the tree."""
+    """What became of the pages of a request whose whole pages are in the tree now."""
 
-    promote: Change
-    """Inserts them."""
     chain: Pages
-    """Their pages in the tree afterwards."""
+    """All its pages in the tree."""
     done: Pages
     """Its own pages to release: computed twice, or passed to the tree."""
     unfinished: Pages
@@ -83,7 +80,7 @@ class PageKeeper:
         self._tree.check_integrity()
 
     def _hand_over(self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids) -> _HandOver:
-        """Checks everything, and plans to put the whole pages of a request into the tree."""
+        """Checks everything, and puts the whole pages of a request into the tree."""
         manager, size = self._tree, self.page_size
         if getattr(old_handle, "_has_ended", False):
             raise SequenceStateError("the request of old_handle has ended, or has a later handle")
@@ -100,22 +97,28 @@ class PageKeeper:
         mine = own[twice:whole_pages]
         # The insertion checks the pages that go to the tree before any change.
         self._check_owned(np.concatenate([own[:twice], own[whole_pages:]]), apart_from=mine)
-        return _HandOver(
-            manager._promotion(found, mine, tokens, old_handle.namespace),
-            np.concatenate([found, mine]),
-            own[:whole_pages],
-            own[whole_pages:],
-        )
+        self._refuse_freed(own[:twice], own[whole_pages:])
+        manager._promote(found, mine, tokens, old_handle.namespace)
+        chain = np.concatenate([found, mine])
+        return _HandOver(chain, own[:whole_pages], own[whole_pages:])
 
-    def _end(self, handle: RadixCacheHandle) -> list[Change]:
+    def _refuse_freed(self, *pages: Pages) -> None:
+        """Refuses pages that were freed and are not handed out yet; there are none here."""
+
+    def _continue(self, pages: _HandOver, old_handle: RadixCacheHandle) -> RadixCacheHandle:
+        """A locked handle for the pages in the tree of a request that continues."""
+        handle = self._tree._handle(pages.chain, old_handle.namespace)
+        if not handle.node.is_root():
+            self._tree._lock(handle)
+        return handle
+
+    def _end(self, handle: RadixCacheHandle) -> None:
         # A request without a match holds no lock. The root, passed instead of a match, may stand
         # for any number of requests.
-        changes: list[Change] = []
         if not handle.node.is_root():
-            changes += self._tree._unlock(handle)
+            self._tree._unlock(handle)
         if handle.node is not self._tree.root_node:
-            changes.append((object.__setattr__, handle, "_has_ended", True))
-        return changes
+            object.__setattr__(handle, "_has_ended", True)
 
     def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
         """Refuses pages that do not belong to the caller, or appear twice."""

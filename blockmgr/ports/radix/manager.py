@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.changes import Loan, at_once
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.faces import RadixCacheManager
@@ -142,12 +141,11 @@ class CacheManager(PageKeeper):
         Cost: O(needed_len).
         """
         num_pages = -(-whole("needed_len", needed_len, 0) // self.page_size)
-        loan = Loan(self._pool)
+        pages = self._pool.take(num_pages)
         try:
-            slots = self.manager._slots(loan.take(num_pages))
-            return loan.kept(slots)
-        except BaseException:  # out of device memory, say
-            loan.give_back()
+            return self.manager._slots(pages)
+        except Exception:  # out of device memory, say
+            self._pool.release(pages)
             raise
 
     @exclusive
@@ -199,10 +197,9 @@ class CacheManager(PageKeeper):
 
         Cost: O(tokens), one digest for each page that goes to the tree.
         """
-        plan = self._hand_over(old_handle, input_ids, indices)
-        pages = np.concatenate([plan.done, plan.unfinished])
-        release = (self._pool.compiled.release, pages)
-        at_once((plan.promote, release, *self._end(old_handle)), None)
+        pages = self._hand_over(old_handle, input_ids, indices)
+        self._pool.release(np.concatenate([pages.done, pages.unfinished]))
+        self._end(old_handle)
 
     @exclusive
     def cache_unfinished_req(
@@ -228,11 +225,8 @@ class CacheManager(PageKeeper):
             ValueError: As ``free_and_cache_finished_req``.
             TypeError: As ``free_and_cache_finished_req``.
         """
-        plan = self._hand_over(old_handle, input_ids, indices)
-        handle = self.manager._handle(plan.chain, old_handle.namespace)
-        lock = [] if handle.node.is_root() else self.manager._lock(handle)
-        release = (self._pool.compiled.release, plan.done)
-        return at_once(
-            (plan.promote, *lock, release, *self._end(old_handle)),
-            MatchResult(handle, self.manager._slots(plan.chain)),
-        )
+        pages = self._hand_over(old_handle, input_ids, indices)
+        handle = self._continue(pages, old_handle)
+        self._pool.release(pages.done)
+        self._end(old_handle)
+        return MatchResult(handle, self.manager._slots(pages.chain))

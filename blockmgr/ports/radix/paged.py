@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.changes import Loan, at_once
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.arrays import on_host
@@ -20,7 +19,6 @@ from blockmgr.ports.radix.tree import new_pool
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from blockmgr.changes import Change
     from blockmgr.policy import PolicyFactory
     from blockmgr.ports.radix.arrays import Ids, Pages
     from blockmgr.ports.radix.records import PrefixMatch
@@ -163,15 +161,13 @@ class PagedCacheManager(PageKeeper):
         num_slots = sum(last - first for _, first, last in at)
         if not num_slots:
             return
-        loan = Loan(self._pool)
+        where = np.repeat([row for row, _, _ in at], [last - first for _, first, last in at])
+        columns_ = np.concatenate([np.arange(first, last) for _, first, last in at])
+        pages = self._pool.take(num_slots // size)
         try:
-            slots = self._tree._page_slots.slots(loan.take(num_slots // size))
-            where = np.repeat([row for row, _, _ in at], [last - first for _, first, last in at])
-            columns_ = np.concatenate([np.arange(first, last) for _, first, last in at])
-            self._write(where, columns_, slots)
-            loan.kept(None)
-        except BaseException:
-            loan.give_back()
+            self._write(where, columns_, self._tree._page_slots.slots(pages))
+        except Exception:  # out of device memory, say
+            self._pool.release(pages)
             raise
 
     @exclusive
@@ -198,32 +194,21 @@ class PagedCacheManager(PageKeeper):
         count = whole("cached_len", req.cached_len, 0, min(columns, len(req.input_ids)))
         old = req.cache_handle
         indices = on_host(self.page_table[row, :count])
-        plan = self._hand_over(old, req.input_ids[:count], indices)
-        going = np.concatenate([plan.done, plan.unfinished]) if finished else plan.done
+        pages = self._hand_over(old, req.input_ids[:count], indices)
+        if not finished:
+            req.cache_handle = self._continue(pages, old)
+            shared = self._tree._page_slots.slots(pages.chain)
+            where = np.flatnonzero(shared != indices[: len(shared)])
+            self._write(np.full(len(where), row), where, shared[where])
+        going = np.concatenate([pages.done, pages.unfinished]) if finished else pages.done
         # Pages handed to the tree are released directly: the tree owns them.
-        mine = np.isin(going, plan.chain)
-        leave: list[Change] = [(self._pool.compiled.release, going[mine])]
-        self._refuse_given(going[~mine])
+        mine = np.isin(going, pages.chain)
+        self._pool.release(going[mine])
         if self._lazy:
-            leave.append((self._lazy[-1].append, going[~mine]))
+            self._lazy[-1].append(going[~mine])
         else:
-            leave.append((self._pool.compiled.release, going[~mine]))
-        if finished:
-            at_once((plan.promote, *leave, *self._end(old)), None)
-            return
-        handle = self._tree._handle(plan.chain, old.namespace)
-        lock = [] if handle.node.is_root() else self._tree._lock(handle)
-        renamed = (setattr, req, "cache_handle", handle)
-        shared = self._tree._page_slots.slots(plan.chain)
-        where = np.flatnonzero(shared != indices[: len(shared)])
-        here = np.full(len(where), row), where
-        # First, because it may fail; a concurrent reader of the row sees the same K/V.
-        self._write(*here, shared[where])
-        try:
-            at_once((plan.promote, *lock, *leave, *self._end(old), renamed), None)
-        except BaseException:
-            self._write(*here, indices[where])
-            raise
+            self._pool.release(going[~mine])
+        self._end(old)
 
     @contextmanager
     def lazy_free_region(self) -> Iterator[None]:
@@ -238,14 +223,14 @@ class PagedCacheManager(PageKeeper):
             yield
         finally:
             with self._mutex:
-                pages = np.concatenate([np.empty(0, np.int32), *mine])
-                release = (self._pool.compiled.release, pages)
-                at_once((release, (self._lazy.remove, mine)), None)
+                self._pool.release(np.concatenate([np.empty(0, np.int32), *mine]))
+                self._lazy.remove(mine)
 
-    def _refuse_given(self, pages: Pages) -> None:
+    def _refuse_freed(self, *pages: Pages) -> None:
         """Refuses pages that were freed in an open region and are held until its end."""
+        mine = np.concatenate(pages)
         for kept in (pages_ for region in self._lazy for pages_ in region):
-            again = pages[np.isin(pages, kept)]
+            again = mine[np.isin(mine, kept)]
             if len(again):
                 raise BlockStateError(int(again[0]), "not the caller's: freed in this region")
 

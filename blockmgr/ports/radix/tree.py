@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.changes import at_once
 from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.locking import exclusive, new_mutex
@@ -17,7 +16,6 @@ from blockmgr.ports.radix.records import InsertResult, RadixCacheHandle, RadixNo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockmgr.changes import Change
     from blockmgr.policy import PolicyFactory
     from blockmgr.ports.radix.arrays import Ids, Pages
 
@@ -44,11 +42,8 @@ class RadixTree:
 
     __slots__ = (
         "_caller_keeps_pages",
-        "_calls",
-        "_goes_by_recency",
         "_locks",
         "_mutex",
-        "_owed",
         "_page_slots",
         "_to_device",
         "page_size",
@@ -88,17 +83,12 @@ class RadixTree:
 
     def _set_up(self, pool: BlockPool, device: object) -> None:
         self.pool = pool
-        self._calls = pool.compiled
         self.page_size = pool.block_size
         self.root_node = RadixNode(-1, 0, self)
         self._to_device = ToDevice(device)
         self._page_slots = PageSlots(pool.num_blocks, pool.block_size)
         self._locks: dict[RadixCacheHandle, int] = {}
         self._mutex = new_mutex()
-        # Under any other policy, only the core knows which pages are evicted next.
-        self._goes_by_recency = pool._config.eviction == "lru"
-        # Pages evicted by an interrupted call, for the next call.
-        self._owed: list[Pages] = []
 
     @property
     def device(self) -> Any:
@@ -138,7 +128,10 @@ class RadixTree:
             return
         if unlock and handle not in self._locks:
             raise BlockStateError(page, "not locked by this handle")
-        at_once(self._unlock(handle) if unlock else self._first_lock(handle), None)
+        if unlock:
+            self._unlock(handle)
+        else:
+            self._first_lock(handle)
 
     @exclusive
     def evict(self, size: int) -> Any:
@@ -158,13 +151,7 @@ class RadixTree:
         Cost: O(size).
         """
         num_pages = -(-whole("size", size, 0) // self.page_size)
-        if self._goes_by_recency:
-            next_pages = self.pool.idle_blocks(num_pages)
-            return at_once(((self._calls.evict, num_pages),), self._slots(next_pages))
-        missing = num_pages - sum(map(len, self._owed))
-        # Recorded in the same instruction, so that no exception from outside loses them.
-        self._owed.extend(map(self._calls.evict, (max(0, missing),)))
-        return at_once(((self._owed.clear,),), self._slots(np.concatenate(self._owed)))
+        return self._slots(self.pool.evict(num_pages))
 
     @exclusive
     def reset(self) -> None:
@@ -176,7 +163,6 @@ class RadixTree:
         if self._locks:
             page = next(iter(self._locks)).node.page
             raise BlockStateError(page, "locked; unlock every handle before a reset")
-        self._owed.clear()
         if self._caller_keeps_pages:
             self.pool.evict(self.pool.num_idle)
         else:
@@ -226,38 +212,34 @@ class RadixTree:
             )
         return self._page_slots.pages(indices, len(found))
 
-    def _promotion(self, found: Pages, pages: Pages, tokens: Any, namespace: bytes) -> Change:
+    def _promote(self, found: Pages, pages: Pages, tokens: Any, namespace: bytes) -> None:
         """Inserts pages after the cached chain; the caller keeps the references to them."""
-        if len(pages):
-            start, stop = (n * self.page_size for n in (len(found), len(found) + len(pages)))
-            parent = int(found[-1]) if len(found) else -1
-            whose = b"" if len(found) else namespace
-            return (self._calls.promote_chain, pages, tokens[start:stop], parent, whose, None)
-        return (self._calls.touch, found[-1:])
+        if not len(pages):
+            self.pool.touch(found[-1:])
+            return
+        start, stop = (n * self.page_size for n in (len(found), len(found) + len(pages)))
+        parent = int(found[-1]) if len(found) else -1
+        whose = b"" if len(found) else namespace
+        self.pool.promote(pages, tokens[start:stop], parent=parent, namespace=whose)
 
-    def _first_lock(self, handle: RadixCacheHandle) -> list[Change]:
+    def _first_lock(self, handle: RadixCacheHandle) -> None:
         """Notifies the policy that a request found all pages of a match, and locks the match."""
         if not handle._is_match or handle in self._locks:
-            return self._lock(handle)
-        found, before = handle._pages, handle._pages[:-1][::-1]
-        return [
-            (self._calls.acquire, found, True),
-            (self._calls.release, before),
-            (self._locks.__setitem__, handle, 1),
-        ]
+            self._lock(handle)
+            return
+        self.pool.acquire(handle._pages)
+        self.pool.release(handle._pages[:-1][::-1])
+        self._locks[handle] = 1
 
-    def _lock(self, handle: RadixCacheHandle) -> list[Change]:
-        locks = self._locks.get(handle, 0) + 1
-        return [
-            (self._calls.acquire, [handle.node.page], False),
-            (self._locks.__setitem__, handle, locks),
-        ]
+    def _lock(self, handle: RadixCacheHandle) -> None:
+        self.pool.acquire([handle.node.page], found=False)
+        self._locks[handle] = self._locks.get(handle, 0) + 1
 
-    def _unlock(self, handle: RadixCacheHandle) -> list[Change]:
-        release = (self._calls.release, [handle.node.page])
-        if (locks := self._locks[handle] - 1) == 0:
-            return [release, (self._locks.pop, handle)]
-        return [release, (self._locks.__setitem__, handle, locks)]
+    def _unlock(self, handle: RadixCacheHandle) -> None:
+        self.pool.release([handle.node.page])
+        self._locks[handle] -= 1
+        if not self._locks[handle]:
+            del self._locks[handle]
 
     def _match(self, input_ids: Ids, namespace: bytes) -> RadixCacheHandle:
         pages = self.pool.find(on_host(input_ids), namespace=namespace)
@@ -268,10 +250,10 @@ class RadixTree:
         found = self.pool.find(tokens, namespace=namespace)
         num_whole = len(tokens) // self.page_size
         pages = self._pages_beyond(found, tokens, indices)[: num_whole - len(found)]
-        promote = self._promotion(found, pages, tokens, namespace)
-        release = (self._calls.release, pages)
+        self._promote(found, pages, tokens, namespace)
+        self.pool.release(pages)
         handle = self._handle(np.concatenate([found, pages]), namespace)
-        return at_once((promote, release), InsertResult(len(found) * self.page_size, handle))
+        return InsertResult(len(found) * self.page_size, handle)
 
     def _handle(
         self, pages: Pages, namespace: bytes, *, is_match: bool = False

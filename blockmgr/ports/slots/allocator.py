@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 from blockmgr.arguments import whole
-from blockmgr.changes import at_once
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.locking import exclusive, new_mutex
-
-if TYPE_CHECKING:
-    from blockmgr.changes import Change
 
 __all__ = ["SlotAllocator"]
 
@@ -21,7 +17,7 @@ __all__ = ["SlotAllocator"]
 class _Cache(Protocol):
     """An object that is notified when slots lose their content."""
 
-    def _shrinking(self, slot: int, keep: int) -> list[Change]: ...
+    def _shrink(self, slot: int, keep: int) -> None: ...
 
 
 class SlotAllocator:
@@ -74,8 +70,9 @@ class SlotAllocator:
         if not first:
             return -1
         slot: int = first[0]
-        version = (self._versions.__setitem__, slot, self._versions[slot] + 1)
-        return at_once([*self._occupation(slot, 0), version], slot)
+        self._occupy(slot, 0)
+        self._versions[slot] += 1
+        return slot
 
     @exclusive
     def free(self, idx: int) -> None:
@@ -88,8 +85,8 @@ class SlotAllocator:
         slot = self._checked("idx", idx)
         if slot not in self._occupied:
             raise BlockStateError(slot, "is not occupied; it was freed, or never allocated")
-        release = (self._pool.compiled.release, [slot])
-        at_once((release, (self._occupied.remove, slot)), None)
+        self._pool.release([slot])
+        self._occupied.remove(slot)
 
     @exclusive
     def occupy(self, idx: int, prefix_len: int = 0) -> None:
@@ -108,7 +105,7 @@ class SlotAllocator:
         keep = whole("prefix_len", prefix_len, 0, MAX_BLOCKS)
         if not self.is_free(slot):
             raise BlockStateError(slot, "is not free; it is occupied, or pinned by a cache")
-        at_once(self._occupation(slot, keep), None)
+        self._occupy(slot, keep)
 
     @exclusive
     def is_free(self, idx: int) -> bool:
@@ -142,15 +139,12 @@ class SlotAllocator:
         """
         self._pool.check_invariants()
 
-    def _occupation(self, slot: int, keep: int) -> list[Change]:
+    def _occupy(self, slot: int, keep: int) -> None:
         """Takes an idle slot, and keeps this many leading tokens of its content."""
-        changes: list[Change] = [
-            (self._pool.compiled.acquire, [slot]),
-            (self._occupied.add, slot),
-        ]
         for cache in self._caches:
-            changes += cache._shrinking(slot, keep)
-        return changes
+            cache._shrink(slot, keep)
+        self._pool.acquire([slot])
+        self._occupied.add(slot)
 
     def _checked(self, name: str, slot: int) -> int:
         return whole(name, slot, 0, len(self._versions) - 1)

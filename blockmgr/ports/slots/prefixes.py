@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from blockmgr.arguments import whole
 from blockmgr.blocks import CopyPlan
-from blockmgr.changes import Loan, at_once
 from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError, NeverFitsError, OutOfBlocksError, SequenceStateError
 from blockmgr.pool import BlockPool
@@ -19,7 +18,6 @@ from blockmgr.ports.slots.allocator import SlotAllocator
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from blockmgr.changes import Change
     from blockmgr.kv import KVBlocks
     from blockmgr.manager import Tokens
 
@@ -125,33 +123,16 @@ class PrefixCacheManager:
         if differs and self._pins(slot, keep):
             raise SequenceStateError(f"slot {slot} holds other tokens, which are pinned")
         self._check_room(len(tokens), path)
-        shrinks = differs or not same
-        loan = Loan(self._pool)
-        try:
-            loan.acquire(path[-1:])
-            fresh = loan.take(len(tokens) - len(path))
-            changes = self._addition(tokens, path, fresh)
-            owners = self._slot_of[path]
-            if shrinks:
-                old, left = self._left(slot, keep)
-                changes.append((self._slot_of.put, old, left))
-                both = min(len(old), len(path))
-                again = old[:both] == path[:both]
-                owners[:both][again] = left[:both][again]
-            # This slot becomes the owner of tokens without one and of the added ones.
-            owners[owners < 0] = slot
-            changes += [
-                (self._slot_of.put, path, owners),
-                (self._slot_of.put, fresh, slot),
-                (self._versions.__setitem__, slot, version),
-            ]
-            if shrinks or len(tokens) > len(self._contents.get(slot, _NO_TOKENS)):
-                changes.append((self._contents.__setitem__, slot, tokens))
-            changes += self._slot_hold(slot if len(fresh) else int(owners[-1]))
-            at_once([*changes, loan.keep], None)
-        except BaseException:
-            loan.give_back()
-            raise
+        if differs or not same:
+            self._shrink(slot, keep)
+        fresh = self._add(tokens, path)
+        # This slot becomes the owner of tokens without one and of the added ones.
+        self._slot_of[path[self._slot_of[path] < 0]] = slot
+        self._slot_of[fresh] = slot
+        self._versions[slot] = version
+        if len(tokens) > len(self._contents.get(slot, _NO_TOKENS)):
+            self._contents[slot] = tokens
+        self._hold_slot(slot if len(fresh) else int(self._slot_of[path[-1]]))
 
     @exclusive
     def find(self, token_ids: Tokens) -> tuple[int, int, int]:
@@ -185,8 +166,8 @@ class PrefixCacheManager:
             TypeError: Tokens of the wrong type.
         """
         node, _ = self._held(token_ids)
-        hold = self._slot_hold(int(self._slot_of[node]))
-        at_once([(self._pool.compiled.acquire, [node]), *hold], None)
+        self._pool.acquire([node])
+        self._hold_slot(int(self._slot_of[node]))
 
     @exclusive
     def release(self, token_ids: Tokens) -> None:
@@ -199,11 +180,9 @@ class PrefixCacheManager:
         path = self._path(token_ids)
         if not len(path) or len(path) < len(token_ids) or not self._pool.ref_count(path[-1]):  # type: ignore[arg-type]
             raise ValueError("token_ids must be pinned, they are not")
-        changes: list[Change] = [(self._pool.compiled.release, path[-1:])]
+        self._pool.release(path[-1:])
         if self._slots is not None:
-            slot = int(self._slot_of[path[-1]])
-            changes.append((self._slots._pool.compiled.release, [slot]))
-        at_once(changes, None)
+            self._slots._pool.release([int(self._slot_of[path[-1]])])
 
     @exclusive
     def copy_kv(
@@ -246,13 +225,16 @@ class PrefixCacheManager:
         kv = self._registered(kv_cache, n_layers)
         columns = (np.array([number], np.int32) for number in (source, target, length))
         plan = CopyPlan(0, *columns)
-        # Forgotten first, so that lost content is never found, even if the copy fails.
-        back = self._restoration(target)
-        at_once(self._shrinking(target, keep), None)
+        # Forgotten first, so that lost content is never found, even if the copy is interrupted.
+        path, version = self._path(content), self._versions.get(target, 0)
+        owners = self._slot_of[path]
+        self._shrink(target, keep)
         try:
             kv.copy(plan)
         except Exception:  # refused: nothing was written
-            at_once(back, None)
+            if len(content):
+                self._slot_of[path] = owners
+                self._contents[target], self._versions[target] = content, version
             raise
 
     @exclusive
@@ -294,22 +276,18 @@ class PrefixCacheManager:
         if needed > room:
             raise OutOfBlocksError(needed, room)
 
-    def _addition(
-        self,
-        tokens: npt.NDArray[np.uint32],
-        path: npt.NDArray[np.int32],
-        fresh: npt.NDArray[np.int32],
-    ) -> list[Change]:
-        """Promotes the whole chain, and keeps only the reference to its last block."""
-        if not len(fresh):
-            return []
-        calls = self._pool.compiled
-        parent = int(path[-1]) if len(path) else -1
-        return [
-            (calls.promote_chain, fresh, tokens[len(path) :], parent, b"", None),
-            (calls.release, fresh[:-1]),
-            (calls.release, path[-1:]),
-        ]
+    def _add(
+        self, tokens: npt.NDArray[np.uint32], path: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int32]:
+        """Makes the whole chain findable, and holds its last block; returns the added blocks."""
+        self._pool.acquire(path[-1:])
+        fresh = self._pool.take(len(tokens) - len(path))
+        if len(fresh):
+            parent = int(path[-1]) if len(path) else -1
+            self._pool.promote(fresh, tokens[len(path) :], parent=parent)
+            self._pool.release(fresh[:-1])
+            self._pool.release(path[-1:])
+        return fresh
 
     # Slots.
 
@@ -326,30 +304,21 @@ class PrefixCacheManager:
         version = self._slots.version(slot)
         return slot, whole("slot_ver", slot_ver, version, version)
 
-    def _slot_hold(self, slot: int) -> list[Change]:
+    def _hold_slot(self, slot: int) -> None:
         """Keeps a slot from being handed out."""
-        if self._slots is None:
-            return []
-        return [(self._slots._pool.compiled.acquire, [slot])]
+        if self._slots is not None:
+            self._slots._pool.acquire([slot])
 
     def _pins(self, slot: int, start: int) -> bool:
         """Whether a prefix that the slot serves, beyond this many tokens, is pinned."""
         path = self._path(self._contents[slot])[start:]
         return bool(self._pool.ref_count(path)[self._slot_of[path] == slot].any())
 
-    def _shrinking(self, slot: int, keep: int) -> list[Change]:
+    def _shrink(self, slot: int, keep: int) -> None:
         """Cuts the slot's content down to this many tokens; other slots take over the rest."""
         content = self._contents.get(slot)
         if content is None or keep >= len(content):
-            return []
-        changes: list[Change] = [(self._slot_of.put, *self._left(slot, keep))]
-        if keep:
-            return [*changes, (self._contents.__setitem__, slot, content[:keep])]
-        return [*changes, (self._contents.pop, slot), (self._versions.pop, slot)]
-
-    def _left(self, slot: int, keep: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """The blocks of a slot's content, and the slot that serves each after the cut."""
-        content = self._contents.get(slot, _NO_TOKENS)
+            return
         path = self._path(content)
         shared = {o: _common(held, content) for o, held in self._contents.items() if o != slot}
         heir = max(shared, key=lambda other: shared[other], default=-1)
@@ -360,18 +329,11 @@ class PrefixCacheManager:
         owners[mine] = -1
         mine[until:] = False
         owners[mine] = heir
-        return path, owners
-
-    def _restoration(self, slot: int) -> list[Change]:
-        """Changes that restore a slot's current content, whatever it loses meanwhile."""
-        if slot not in self._contents:
-            return []
-        path = self._path(self._contents[slot])
-        return [
-            (self._slot_of.put, path, self._slot_of[path]),
-            (self._contents.__setitem__, slot, self._contents[slot]),
-            (self._versions.__setitem__, slot, self._versions[slot]),
-        ]
+        self._slot_of[path] = owners
+        if keep:
+            self._contents[slot] = content[:keep]
+        else:
+            del self._contents[slot], self._versions[slot]
 
     def _registered(self, kv_cache: Copies | tuple[Tensor, Tensor], n_layers: int | None) -> Copies:
         if not isinstance(kv_cache, tuple):

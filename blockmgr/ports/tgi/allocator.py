@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import asynccontextmanager
-from itertools import starmap
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.changes import at_once
 from blockmgr.config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from blockmgr.errors import (
     NeverFitsError,
@@ -20,7 +18,7 @@ from blockmgr.errors import (
     StepError,
     UnknownSequenceError,
 )
-from blockmgr.manager import BlockManager, Sequence
+from blockmgr.manager import BlockManager
 from blockmgr.ports.tgi.allocation import BlockAllocation, Link
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.blocks import CopyPlan
-    from blockmgr.changes import Change
     from blockmgr.manager import Tokens
     from blockmgr.policy import PolicyFactory
 
@@ -137,9 +134,9 @@ class BlockAllocator:
         dropped = self._dropped
         while dropped:
             # An allocation that was never returned is unknown, and may have no id.
-            allocation_id = getattr(dropped[0], "allocation_id", -1)
-            release = self._release(allocation_id) if allocation_id in self._links else []
-            at_once([*release, (dropped.popleft,)], None)
+            allocation_id = getattr(dropped.popleft(), "allocation_id", -1)
+            if allocation_id in self._links:
+                self._release(allocation_id)
         return self._manager
 
     @property
@@ -174,22 +171,17 @@ class BlockAllocator:
             num_prompt_tokens = _prompt_length(prefill_tokens, num_tokens)
             if self._caching:
                 prompt = prefill_tokens
-        handles: list[int] = []
-        try:
-            if not self._admit(prompt, min(num_tokens, self._window_size), handles):
-                return None
-            [handle] = handles
-            view = Sequence(self._manager, handle)
-            allocation = BlockAllocation(self, view, num_tokens, num_prompt_tokens)
-            link = Link(allocation, self._dropped.append)
-            link.allocation_id = handle
-            waits = {handle} if allocation.prefix_len % self.block_size else set()
-            known = (self._links.__setitem__, handle, link)
-            return at_once((known, (self._waiting.update, waits), (handles.clear,)), allocation)
-        except BaseException:  # out of memory, say
-            for handle in handles:
-                self._manager.free(handle)
-            raise
+        handle = self._admit(prompt, min(num_tokens, self._window_size))
+        if handle is None:
+            return None
+        view = self._manager.sequence(handle)
+        allocation = BlockAllocation(self, view, num_tokens, num_prompt_tokens)
+        link = Link(allocation, self._dropped.append)
+        link.allocation_id = handle
+        self._links[handle] = link
+        if allocation.prefix_len % self.block_size:
+            self._waiting.add(handle)
+        return allocation
 
     def free(self, blocks: npt.ArrayLike, allocation_id: int) -> None:
         """Closes the allocation with this id, like its ``close``.
@@ -218,42 +210,33 @@ class BlockAllocator:
         """
         while self._open:
             await self._closed.wait()
+        plan = self.manager.take_copies()
+        self._open.append(plan)
+        self._closed.clear()
+        self._in_flight, self._waiting = self._waiting, set()
         try:
-            try:
-                self._closed.clear()
-                calls = self.manager.compiled
-                # Recorded in the instruction that takes it.
-                self._open.extend(starmap(calls.take_copies, ((),)))
-                [plan] = self._open
-                at_once(((self._in_flight.update, self._waiting), (self._waiting.clear,)), None)
-                yield plan
-                applied = (calls.copies_applied, plan.ticket)
-                at_once((applied, (self._in_flight.clear,), (self._open.clear,)), None)
-            finally:
-                self._close_plan()
-        finally:  # again, if an exception from outside interrupted it
-            self._close_plan()
+            yield plan
+        except BaseException:
+            self._manager.copies_aborted(plan.ticket)
+            self._waiting |= self._in_flight
+            raise
+        else:
+            self._manager.copies_applied(plan.ticket)
+        finally:
+            self._in_flight = set()
+            self._open.clear()
+            self._closed.set()
 
-    def _close_plan(self) -> None:
-        """Makes the copies of the open plan pending again, and lets the next task continue."""
-        for plan in self._open[:]:
-            aborted = (self._manager.compiled.copies_aborted, plan.ticket)
-            due = (self._waiting.update, self._in_flight)
-            at_once(((self._open.clear,), aborted, due, (self._in_flight.clear,)), None)
-        self._closed.set()
-
-    def _admit(self, prompt: Tokens, num_slots: int, handles: list[int]) -> bool:
-        """Whether there is room; records the handle in the instruction that creates it."""
+    def _admit(self, prompt: Tokens, num_slots: int) -> int | None:
+        """The handle; None if there is no room."""
         try:
-            calls = self.manager.compiled
-            handles.extend(map(calls.admit, (prompt,), (b"",), (None,), (num_slots,), (True,)))
+            return self.manager.admit(prompt, num_slots=num_slots)
         except (OutOfBlocksError, OutOfSequencesError):
-            return False
+            return None
         except NeverFitsError:
             raise
         except (TypeError, ValueError) as error:
             raise type(error)(f"prefill_tokens: {error}") from None
-        return True
 
     def _is_ready(self, allocation_id: int) -> bool:
         return allocation_id not in self._waiting and allocation_id not in self._in_flight
@@ -275,20 +258,17 @@ class BlockAllocator:
     def _end(self, allocation_id: int, computed: BlockAllocation | None = None) -> None:
         if allocation_id not in self._links:
             raise UnknownSequenceError(allocation_id)
-        calls = self.manager.compiled  # first release what was dropped before
-        changes = self._release(allocation_id)
+        manager = self.manager  # first releases what was dropped before
         most = computed._num_prompt_tokens if computed is not None and self._caching else 0
         if most and self._is_ready(allocation_id):
-            changes.insert(0, (calls.commit, allocation_id, most))
-        at_once(changes, None)
+            manager.commit(allocation_id, most)
+        self._release(allocation_id)
 
-    def _release(self, allocation_id: int) -> list[Change]:
-        return [
-            (self._manager.compiled.free, allocation_id),
-            (self._links.pop, allocation_id),
-            (self._waiting.discard, allocation_id),
-            (self._in_flight.discard, allocation_id),
-        ]
+    def _release(self, allocation_id: int) -> None:
+        self._manager.free(allocation_id)
+        del self._links[allocation_id]
+        self._waiting.discard(allocation_id)
+        self._in_flight.discard(allocation_id)
 
 
 def _prompt_length(prefill_tokens: Tokens, tokens: int) -> int:

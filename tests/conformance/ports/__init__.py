@@ -11,7 +11,6 @@ ADAPTERS: dict[str, type[Adapter]] = {
     "aphrodite_naive": aphrodite.Naive,
     "aphrodite_prefix_caching": aphrodite.PrefixCaching,
     "nano_vllm": nano_vllm.Present,
-    "nano_vllm_legacy": nano_vllm.Legacy,
     "radix": radix.Radix,
     "slots": slots.Slots,
     "tgi": tgi.Tgi,

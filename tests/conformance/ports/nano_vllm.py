@@ -1,4 +1,4 @@
-"""Both generations of nano-vllm's block manager, driven as by its scheduler."""
+"""nano-vllm's block manager, driven as by its scheduler."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from blockmgr.ports import nano_vllm
 from tests.ports.nano_driver import Seq
 
 
-class Common:
+class Present:
+    """A block is shared from the moment that its forward is announced."""
+
+    features: ClassVar[frozenset[str]] = frozenset(
+        {"append", "shares", "caches", "evicts", "tail_first"}
+    )
     shortage: ClassVar[Any] = (OutOfBlocksError, NeverFitsError)
     misuse: ClassVar[type[Exception]] = SequenceStateError
-    kind: ClassVar[type[nano_vllm.BlockManager] | type[nano_vllm.LegacyBlockManager]]
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.blocks: Any = self.kind(num_blocks, block_size)
+        self.blocks = nano_vllm.BlockManager(num_blocks, block_size)
         self.capacity = num_blocks
         self.found: dict[Seq, int] = {}
 
@@ -26,7 +30,10 @@ class Common:
         return seq
 
     def allocate(self, seq: Seq) -> None:
-        raise NotImplementedError
+        found = self.blocks.can_allocate(seq)
+        if found == -1:  # allocate will return this
+            found = len(self.blocks.manager.match(seq.token_ids).block_ids)
+        self.blocks.allocate(seq, found)
 
     def append(self, seq: Seq, token: int) -> None:
         seq.token_ids.append(token)
@@ -53,37 +60,9 @@ class Common:
         return len(self.blocks.free_block_ids)
 
     def check(self) -> None:
-        self.blocks.check_invariants()
-
-
-class Present(Common):
-    """A block is shared from the moment that its forward is announced."""
-
-    features: ClassVar[frozenset[str]] = frozenset(
-        {"append", "shares", "caches", "evicts", "tail_first"}
-    )
-    kind = nano_vllm.BlockManager
-
-    def allocate(self, seq: Seq) -> None:
-        found = self.blocks.can_allocate(seq)
-        if found == -1:  # allocate will return this
-            found = len(self.blocks.manager.match(seq.token_ids).block_ids)
-        self.blocks.allocate(seq, found)
+        self.blocks.manager.check_invariants()
 
     def computed(self, seq: Seq) -> None:
         seq.num_scheduled_tokens = len(seq) - seq.num_cached_tokens
         self.blocks.hash_blocks(seq)
-        seq.num_cached_tokens = len(seq)
-
-
-class Legacy(Common):
-    """A block is shared from the next call for its sequence on."""
-
-    features: ClassVar[frozenset[str]] = frozenset({"append", "caches", "evicts", "tail_first"})
-    kind = nano_vllm.LegacyBlockManager
-
-    def allocate(self, seq: Seq) -> None:
-        self.blocks.allocate(seq)
-
-    def computed(self, seq: Seq) -> None:
         seq.num_cached_tokens = len(seq)

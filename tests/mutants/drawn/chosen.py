@@ -165,7 +165,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         " tests/ports/test_aphrodite_tables.py tests/ports/test_aphrodite_scheduling.py",
         "tests/conformance/test_ports.py",
     ),
-    "ports/nano_vllm/*": (
+    "ports/nano_vllm.py": (
         "tests/ports/test_nano_vllm.py tests/ports/test_nano_small_pools.py",
         "tests/conformance/test_ports.py",
     ),

@@ -1,0 +1,302 @@
+"""The interface of nano-vllm's block manager on this core.
+
+Replaces ``nanovllm.engine.block_manager.BlockManager``; the scheduler does not change::
+
+    schedule prompts   found = can_allocate(seq), then allocate(seq, found)
+    schedule decodes   can_append(seq), then may_append(seq)
+    after a forward    hash_blocks(seq)
+    finish, preempt    deallocate(seq)
+
+Source: nano-vllm, ``nanovllm/engine/block_manager.py``, since chunked prefill.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+
+import blockmgr
+from blockmgr.arguments import integer, whole
+from blockmgr.blocks import Admission, BlockState
+from blockmgr.errors import NeverFitsError, SequenceStateError
+from blockmgr.ports.locking import exclusive, new_mutex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from blockmgr.policy import PolicyFactory
+
+__all__ = ["BlockManager", "NanoSequence"]
+
+
+class NanoSequence(Protocol):
+    """The attributes of nano-vllm's ``Sequence`` that the port reads and writes."""
+
+    token_ids: list[int]
+    """Prompt and sampled tokens. May grow between calls, but only at the end."""
+    block_table: list[int]
+    """Block ids in logical order; written here, empty while the sequence holds no blocks."""
+    num_cached_tokens: int
+    """Set by ``allocate`` and ``deallocate``; advanced by the scheduler."""
+    num_scheduled_tokens: int
+    """Tokens, from ``num_cached_tokens`` on, that this step's forward computes."""
+
+
+class _Holder(NamedTuple):
+    """A sequence that holds blocks, which this keeps alive, and its name in the core."""
+
+    seq: NanoSequence
+    handle: int
+
+
+class BlockManager:
+    """Block tables of nano-vllm's sequences. Calls of several threads wait for one another.
+
+    Args:
+        num_blocks: Physical blocks in the pool.
+        block_size: Tokens per block.
+        max_seqs: Sequences that hold blocks at a time; beyond, ``can_allocate`` answers -1.
+        prefix_caching: Off, nothing is found again.
+        digest: As in ``ManagerConfig``.
+        dedup: As in ``ManagerConfig``. With ``"remap"``, ``hash_blocks`` may change entries of
+            ``block_table`` to the blocks of a sequence with the same content.
+        eviction: As in ``ManagerConfig``.
+    """
+
+    __slots__ = ("_holders", "_mutex", "block_size", "manager")
+
+    manager: blockmgr.BlockManager
+    """The underlying manager, for its statistics. Its sequences belong to the port."""
+
+    block_size: int
+    """Tokens per block."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_seqs: int = 512,
+        prefix_caching: bool = True,
+        digest: str | Callable[[bytes], bytes] = "xxh3_128",
+        dedup: Literal["remap", "append_only"] = "remap",
+        eviction: str | PolicyFactory = "lru",
+    ) -> None:
+        self.manager = blockmgr.BlockManager(
+            num_blocks,
+            block_size,
+            max_seqs=max_seqs,
+            prefix_caching=prefix_caching,
+            digest=digest,
+            dedup=dedup,
+            eviction=eviction,
+        )
+        self.block_size = self.manager.config.block_size
+        self._holders: dict[int, _Holder] = {}  # by identity of the sequence
+        self._mutex = new_mutex()
+
+    @staticmethod
+    def compute_hash(token_ids: list[int], prefix: int = -1) -> int:
+        """The chained 64-bit hash by which nano-vllm names a full block; not used for matching.
+
+        Args:
+            token_ids: The tokens of the block.
+            prefix: The hash of the block before, in ``[0, 2**64)``; -1 for the first.
+
+        Raises:
+            ValueError: ``prefix`` or a token out of its bounds.
+            TypeError: Values of the wrong type.
+
+        >>> BlockManager.compute_hash(list(range(1, 17)))
+        12258205949268247123
+        """
+        prefix = whole("prefix", prefix, -1, 2**64 - 1)
+        before = b"" if prefix == -1 else prefix.to_bytes(8, "little")
+        tokens = [whole("token_ids", token, 0, 2**63 - 1) for token in token_ids]
+        return xxhash.xxh64_intdigest(before + np.array(tokens, "<i8").tobytes())
+
+    @exclusive
+    def can_allocate(self, seq: NanoSequence) -> int:
+        """The number of cached blocks that ``allocate`` would find, or -1 if it would not succeed.
+
+        Raises:
+            NeverFitsError: The sequence needs more blocks than there are; it would wait forever.
+            ValueError: No tokens, or a token out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        _check_has(seq, "token_ids")
+        answer = self.manager.can_admit(seq.token_ids)
+        if answer is Admission.NEVER:
+            raise self._never_fits(seq)
+        return self._num_cached_blocks(seq) if answer is Admission.NOW else -1
+
+    @exclusive
+    def allocate(self, seq: NanoSequence, num_cached_blocks: int) -> None:
+        """Allocates blocks for all tokens of the sequence, the cached ones first.
+
+        Fills ``block_table`` and sets ``num_cached_tokens``.
+
+        Args:
+            seq: A sequence that holds no blocks.
+            num_cached_blocks: Result of ``can_allocate``, with which the scheduler planned its
+                step.
+
+        Raises:
+            OutOfBlocksError: Too few blocks at the moment.
+            NeverFitsError: The sequence needs more blocks than there are.
+            OutOfSequencesError: ``max_seqs`` sequences hold blocks.
+            SequenceStateError: The sequence holds blocks already.
+            ValueError: ``num_cached_blocks`` is not what the cache holds, no tokens, or a token
+                out of bounds.
+            TypeError: Tokens of the wrong type.
+        """
+        _check_has(seq, "token_ids", "block_table")
+        if seq.block_table or id(seq) in self._holders:
+            raise SequenceStateError("the sequence holds blocks already; deallocate it first")
+        found = self._num_cached_blocks(seq)
+        if num_cached_blocks != found:
+            raise ValueError(
+                f"num_cached_blocks must be {found}, as can_allocate answers at the moment, "
+                f"got {num_cached_blocks!r}"
+            )
+        handle = self.manager.admit(seq.token_ids)
+        self._holders[id(seq)] = _Holder(seq, handle)
+        seq.block_table.extend(self.manager.block_ids(handle))
+        seq.num_cached_tokens = self.manager.sequence(handle).num_cached_tokens
+
+    @exclusive
+    def can_append(self, seq: NanoSequence) -> bool:
+        """Whether ``may_append`` has the block it needs.
+
+        Raises:
+            NeverFitsError: The sequence needs more blocks than there are; preempting others
+                cannot help.
+            SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
+        """
+        self._sampled(self._handle(seq), seq)
+        needed = -(-len(seq.token_ids) // self.block_size)
+        lacking = needed - len(seq.block_table)
+        if lacking > 0 and needed > self.manager.config.row_width:
+            raise self._never_fits(seq)
+        return lacking <= max(0, self.manager.num_available)
+
+    @exclusive
+    def may_append(self, seq: NanoSequence) -> None:
+        """Adds the tokens sampled since the last call, with a block for them if necessary.
+
+        Raises:
+            OutOfBlocksError: No block is available; ``can_append`` would have returned False.
+            NeverFitsError: The sequence needs more blocks than there are.
+            SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
+            ValueError: A token out of bounds.
+            TypeError: A token that is not an int.
+        """
+        handle = self._handle(seq)
+        if sampled := self._sampled(handle, seq):
+            self.manager.append(handle, sampled)
+            seq.block_table.extend(self.manager.block_ids(handle, len(seq.block_table)))
+
+    @exclusive
+    def hash_blocks(self, seq: NanoSequence) -> None:
+        """Makes the blocks findable that this step's forward has filled.
+
+        Call it after the forward and before the scheduler advances ``num_cached_tokens``.
+
+        Raises:
+            SequenceStateError: The sequence holds no blocks.
+            ValueError: The sum of ``num_cached_tokens`` and ``num_scheduled_tokens`` is less than
+                the computed tokens, or more than all tokens.
+            TypeError: One of them is not an int.
+        """
+        handle = self._handle(seq)
+        _check_has(seq, "num_scheduled_tokens")
+        view = self.manager.sequence(handle)
+        before, most = view.num_computed_tokens, view.num_tokens
+        computed = integer("num_cached_tokens", seq.num_cached_tokens)
+        computed += integer("num_scheduled_tokens", seq.num_scheduled_tokens)
+        if not before <= computed <= most:
+            raise ValueError(
+                "num_cached_tokens + num_scheduled_tokens must be in "
+                f"[{before}, {most}], got {computed}"
+            )
+        self.manager.commit(handle, computed)
+        # With ``dedup="remap"``, the blocks that are now full may have changed.
+        start, stop = before // self.block_size, computed // self.block_size
+        seq.block_table[start:stop] = self.manager.block_ids(handle, start)[: stop - start]
+
+    @exclusive
+    def deallocate(self, seq: NanoSequence) -> None:
+        """Releases the blocks of a finished or preempted sequence, the last first.
+
+        Its full computed blocks stay findable until they are evicted, so a preempted sequence can
+        find most of its tokens again.
+
+        Raises:
+            SequenceStateError: The sequence holds no blocks: never allocated, or deallocated
+                already.
+        """
+        self.manager.free(self._handle(seq))
+        del self._holders[id(seq)]
+        seq.block_table.clear()
+        seq.num_cached_tokens = 0
+
+    @property
+    def used_block_ids(self) -> set[int]:
+        """The blocks that cannot be handed out: named by a block table, or pinned; a snapshot.
+
+        Cost: O(blocks + entries of all block tables).
+        """
+        state = self.manager.blocks().state
+        used = (state == BlockState.OWNED) | (state == BlockState.CACHED)
+        return set(np.flatnonzero(used).tolist())
+
+    @property
+    def free_block_ids(self) -> deque[int]:
+        """The other blocks in the order of use, empty ones before cached ones; a snapshot.
+
+        Cost: O(blocks + entries of all block tables). ``manager.num_available`` is its length.
+        """
+        blocks = self.manager.blocks()
+        return deque([*blocks.ids(BlockState.FREE).tolist(), *blocks.eviction_order.tolist()])
+
+    def _handle(self, seq: NanoSequence) -> int:
+        holder = self._holders.get(id(seq))
+        if holder is None:
+            raise SequenceStateError(
+                "the sequence holds no blocks; it was never allocated, or deallocated already"
+            )
+        return holder.handle
+
+    def _sampled(self, handle: int, seq: NanoSequence) -> list[int]:
+        """The tokens sampled since the last call."""
+        known, present = self.manager.sequence(handle).num_tokens, len(seq.token_ids)
+        if present < known:
+            raise SequenceStateError(
+                f"the sequence had {known} tokens and has {present}; "
+                "tokens may be added only, deallocate it first"
+            )
+        return seq.token_ids[known:]
+
+    def _num_cached_blocks(self, seq: NanoSequence) -> int:
+        return len(self.manager.match(seq.token_ids).block_ids)
+
+    def _never_fits(self, seq: NanoSequence) -> NeverFitsError:
+        needed = -(-len(seq.token_ids) // self.block_size)
+        return NeverFitsError(
+            f"{len(seq.token_ids)} tokens need {needed} blocks of {self.block_size}, there are "
+            f"{self.manager.config.row_width}"
+        )
+
+
+def _check_has(seq: object, *names: str) -> None:
+    """Refuses objects that are not sequences of nano-vllm.
+
+    Raises:
+        TypeError: ``seq`` lacks one of the attributes ``names``.
+    """
+    for name in names:
+        if not hasattr(seq, name):
+            raise TypeError(f"seq must have {name}, got {type(seq).__name__}")
