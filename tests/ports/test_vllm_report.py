@@ -43,12 +43,16 @@ def test_a_larger_pool_is_that_of_all_shares_together(report: Any, quotas: Any) 
     said = report.Report(manager, 1).line()
     assert "54 of the last 70 prompt tokens came from the cache" in said
     assert said.endswith(
-        "; 200 blocks instead of 100 would have found 77.1% of all tokens instead of 77.1%"
+        "; in whole blocks, this pool of 100 has found 77.1% of all tokens so far, and 200 blocks "
+        "would have found 77.1%"
     )
 
 
 def test_nothing_is_said_of_larger_pools_before_the_first_request(report: Any) -> None:
-    assert "found 0.0% of all tokens" in report.Report(BlockManager(8, 2, ghost_blocks=2), 1).line()
+    assert (
+        "has found 0.0% of all tokens"
+        in report.Report(BlockManager(8, 2, ghost_blocks=2), 1).line()
+    )
     assert "would have found" not in report.Report(BlockManager(8, 2), 1).line()
 
 

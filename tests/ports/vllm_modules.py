@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -46,7 +47,7 @@ class Stats:
 
 MODULES: dict[str, dict[str, Any]] = {
     "vllm": {},
-    "vllm.logger": {"init_logger": lambda name: None},
+    "vllm.logger": {"init_logger": logging.getLogger},
     "vllm.distributed": {},
     "vllm.distributed.kv_events": dict.fromkeys(
         ("MEDIUM_GPU", "AllBlocksCleared", "BlockRemoved", "BlockStored")

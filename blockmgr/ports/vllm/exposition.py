@@ -24,7 +24,7 @@ __all__ = ["registry_of", "serve"]
 
 
 class ReportCollector(Collector):
-    """Hit rates of this pool and of larger ones, and missed tokens by reason."""
+    """Hit rates of this pool and of larger ones, missed tokens and ignored wishes."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -39,16 +39,22 @@ class ReportCollector(Collector):
         yield CounterMetricFamily(
             "blockmgr_missed_tokens", "Prompt tokens not found, by reason.", labels=["reason"]
         )
+        yield CounterMetricFamily(
+            "blockmgr_ignored_wishes", "Invalid wishes in vllm_xargs, by name.", labels=["wish"]
+        )
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """The metric families with current values."""
-        rates, missed = self.describe()
+        rates, missed, ignored = self.describe()
         for num_blocks, rate in self._report.hit_rates().items():
             rates.add_metric([str(num_blocks)], rate)
         for reason, count in self._report.missed_tokens().items():
             missed.add_metric([reason.name.lower()], count)
+        for name, number in self._report.ignored_wishes.items():
+            ignored.add_metric([name], number)
         yield rates
         yield missed
+        yield ignored
 
 
 def registry_of(report: Report) -> CollectorRegistry:

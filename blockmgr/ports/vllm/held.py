@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockmgr.ports.vllm.wishes import NO_WISH, Wish
+
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
@@ -24,6 +26,7 @@ class Held:
         num_slots: Number of slots in these blocks.
         next_full: Number of computed tokens at which another block can be published; with recurrent
             states, also one more than the last commit, to report that the state moves.
+        wish: What the request asks for, read when it was admitted: its end must not fail.
         is_loading: Whether a connector has yet to write some of its K/V.
         num_committed: With several groups, number of committed tokens.
         num_told: With several groups, number of its table entries that workers have.
@@ -37,6 +40,7 @@ class Held:
     num_blocks: int
     num_slots: int
     next_full: int
+    wish: Wish = NO_WISH
     is_loading: bool = False
     num_committed: int = 0
     num_told: int = 0

@@ -36,6 +36,7 @@ from blockmgr.ports.vllm.misses import Misses
 from blockmgr.ports.vllm.prompts import Prompts
 from blockmgr.ports.vllm.releases import Releases
 from blockmgr.ports.vllm.report import Report
+from blockmgr.ports.vllm.wishes import Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +143,8 @@ class KVCacheManager(Lookups, Releases):
         self._new_block_ids: list[int] = []
         is_counted = options.explain_every and enable_caching
         self._misses = Misses(self.manager, options.explain_every) if is_counted else None
-        self.report = Report(self.manager, options.report_every, self._misses)
+        self.wishes = Wishes(options.retention)
+        self.report = Report(self.manager, options.report_every, self._misses, self.wishes.ignored)
         self.block_pool = BlockPool(self.manager, enable_caching, self.kv_events)
         self.coordinator = Coordinator(self.layers, self.block_pool, self._held, use_eagle)
         for single in self.coordinator.single_type_managers:
@@ -268,6 +270,7 @@ class KVCacheManager(Lookups, Releases):
             num_blocks,
             num_blocks * self.block_size,
             (num_found // self.block_size + 1) * self.block_size if self.enable_caching else NEVER,
+            self.wishes.of(request),
         )
         self._held[request.request_id] = held
         return held

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from blockmgr import StepError
 from blockmgr.ports.vllm.blocks import Block
 from blockmgr.ports.vllm.publishing import Publishing
-from blockmgr.ports.vllm.wishes import expects_reuse, retain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +42,13 @@ class Releases(Publishing):
         if not self._in_step:
             self._publish_tail(held, request)
             self._close_late_commits()
-        if self.options.retention:
-            retain(self.manager, held, request)
-        expected = expects_reuse(request) if self.options.retention else None
+        wish = held.wish
+        stop = min(request.num_prompt_tokens, held.num_known, held.num_slots)
+        if wish.priority is not None and stop > 0:
+            self.manager.retain(held.handle, 0, stop, priority=wish.priority, ttl=wish.ttl)
         try:
             # A preempted request may have been scheduled earlier in this step.
-            self.manager.free(held.handle, expect_reuse=expected, withdraw=self._in_step)
+            self.manager.free(held.handle, expect_reuse=wish.expect_reuse, withdraw=self._in_step)
         except StepError:
             self._leaving.append(held.handle)
 

@@ -6,6 +6,7 @@ They go to the log periodically, and to Prometheus.
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -29,12 +30,20 @@ class Report:
         manager: The manager.
         every: Seconds between log lines; 0 for none.
         misses: Counts of missed tokens by reason, if there are any.
+        ignored: Ignored wishes of requests by name, which the caller keeps counting.
     """
 
-    def __init__(self, manager: BlockManager, every: float, misses: Misses | None = None) -> None:
+    def __init__(
+        self,
+        manager: BlockManager,
+        every: float,
+        misses: Misses | None = None,
+        ignored: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.manager = manager
         self._every = every
         self._misses = misses
+        self.ignored_wishes = ignored
         self._due = time.monotonic() + every
 
     def now_and_then(self) -> None:
@@ -55,11 +64,14 @@ class Report:
         if rates := list(self.hit_rates().items()):
             (num_blocks, here), (max_blocks, more) = rates[0], rates[-1]
             parts.append(
-                f"; {max_blocks} blocks instead of {num_blocks} would have found "
-                f"{more:.1%} of all tokens instead of {here:.1%}"
+                f"; in whole blocks, this pool of {num_blocks} has found {here:.1%} of all tokens "
+                f"so far, and {max_blocks} blocks would have found {more:.1%}"
             )
         if self._misses is not None:
             parts.append(self._misses.line())
+        if ignored := self.ignored_wishes:
+            named = ", ".join(f"{count} of {name}" for name, count in sorted(ignored.items()))
+            parts.append(f"; wishes of requests ignored: {named}")
         return "".join(parts)
 
     def missed_tokens(self) -> Mapping[MissReason, int]:

@@ -1,43 +1,130 @@
-"""The retention that a request asks for in ``vllm_xargs``."""
+"""The retention that requests ask for in ``vllm_xargs``: read once, when a request is admitted.
+
+Requests are untrusted input. An invalid wish is ignored, counted and named in the log; it must not
+stop the engine, least of all when the request ends and its blocks are released.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+import math
+import reprlib
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from blockmgr import Priority
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from blockmgr import BlockManager
-    from blockmgr.ports.vllm.held import Held
+__all__ = ["NO_WISH", "Wish", "Wishes"]
 
-__all__ = ["expects_reuse", "retain"]
+PREFIX: Final = "blockmgr_"
+PRIORITIES: Final = {p.name.lower(): p for p in Priority if p is not Priority.PINNED}
+ACCEPTED: Final = {
+    "priority": f"one of {', '.join(PRIORITIES)}",
+    "ttl": "a finite number of seconds above 0, beside a priority",
+    "expect_reuse": "true or false",
+}
+OTHER: Final = "other"
+"""Counts wishes of unknown names, whose number must not grow with what clients invent."""
 
-PRIORITIES = {p.name.lower(): p for p in Priority if p is not Priority.PINNED}
+SILENCE_S: Final = 60.0
+"""Shortest time between two lines of the log about ignored wishes."""
+
+logger = logging.getLogger("vllm.blockmgr")  # below the logger that vLLM sets up
 
 
-def _said(request: Request, name: str) -> Any:
-    params = request.sampling_params
-    extra = params.extra_args if params is not None else None
-    return (extra or {}).get(f"blockmgr_{name}")
+class Wish(NamedTuple):
+    """What a request asks for, checked.
 
-
-def retain(manager: BlockManager, held: Held, request: Request) -> None:
-    """Keeps the prompt as long as the request asks for; ignores invalid values.
-
-    Requests are untrusted input: an invalid one must not stop the engine.
+    Attributes:
+        priority: How long to keep its prompt; None for no wish.
+        ttl: Seconds until that ends; None for never.
+        expect_reuse: Whether its conversation will continue; None if it does not say.
     """
-    priority = PRIORITIES.get(_said(request, "priority"))
-    stop = min(request.num_prompt_tokens, held.num_known, held.num_slots)
-    ttl = _said(request, "ttl")
-    if priority is None or stop < 1:
-        return
-    is_time = isinstance(ttl, int | float) and not isinstance(ttl, bool) and ttl > 0
-    manager.retain(held.handle, 0, stop, priority=priority, ttl=float(ttl) if is_time else None)
+
+    priority: Priority | None = None
+    ttl: float | None = None
+    expect_reuse: bool | None = None
 
 
-def expects_reuse(request: Request) -> bool | None:
-    """Whether the conversation will continue, if the request has a hint."""
-    said = _said(request, "expect_reuse")
-    return bool(said) if isinstance(said, bool | int) else None
+NO_WISH: Final = Wish()
+
+
+class Wishes:
+    """Reads the wishes of requests, and counts those that it ignores.
+
+    Args:
+        retention: Whether the manager has retention; without it, every wish is ignored.
+
+    Attributes:
+        ignored: Ignored wishes by name, without the prefix ``blockmgr_``.
+    """
+
+    def __init__(self, retention: bool) -> None:
+        self._retention = retention
+        self._due = -math.inf
+        self.ignored: Counter[str] = Counter()
+
+    def of(self, request: Request) -> Wish:
+        """The wishes of a request; never raises."""
+        params = request.sampling_params
+        extra = getattr(params, "extra_args", None)
+        if not isinstance(extra, Mapping):
+            return NO_WISH
+        said = {
+            name.removeprefix(PREFIX): value
+            for name, value in extra.items()
+            if isinstance(name, str) and name.startswith(PREFIX)
+        }
+        if not said:
+            return NO_WISH
+        priority = said.get("priority")
+        wish = Wish(
+            PRIORITIES.get(priority) if isinstance(priority, str) else None,
+            _seconds(said.get("ttl")),
+            _truth(said.get("expect_reuse")),
+        )
+        if wish.priority is None:
+            wish = wish._replace(ttl=None)
+        heard = wish if self._retention else NO_WISH
+        for name, value in said.items():
+            if getattr(heard, name, None) is None:
+                self._ignore(name, value, request.request_id)
+        return heard
+
+    def _ignore(self, name: str, value: Any, request_id: str) -> None:
+        self.ignored[name if name in ACCEPTED else OTHER] += 1
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + SILENCE_S
+        reason = f"must be {ACCEPTED[name]}" if name in ACCEPTED else "is no wish of blockmgr"
+        logger.warning(
+            "blockmgr ignores %s%s=%s of request %s: it %s; %d wishes ignored so far",
+            PREFIX,
+            reprlib.repr(name)[1:-1],
+            reprlib.repr(value),
+            reprlib.repr(request_id),
+            reason if self._retention else "needs the option blockmgr.retention",
+            self.ignored.total(),
+        )
+
+
+def _truth(value: Any) -> bool | None:
+    """A truth, which JSON clients may send as 0 or 1; None if it is none."""
+    return bool(value) if isinstance(value, int) and value in (0, 1) else None
+
+
+def _seconds(value: Any) -> float | None:
+    """A time to live; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return None
+    return seconds if 0 < seconds < math.inf else None
