@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, final
 
+import numpy as np
+
 from blockmgr import _core
 from blockmgr.arguments import extras_pairs
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from blockmgr.tokens import Extras, Tokens
@@ -51,8 +52,9 @@ class Prompt:
         self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> None:
         self._keys: Keys = None if extras is None else extras_pairs(extras)
-        self._tokens = _core.prompt_tokens(tokens, namespace, self._keys)
-        self._tokens.flags.writeable = False
+        own = _core.prompt_tokens(tokens, namespace, self._keys)
+        # An array over bytes: no flag makes it writable, and nothing resizes it.
+        self._tokens = np.frombuffer(own.tobytes(), np.uint32)
         self._namespace = namespace
 
     def __init_subclass__(cls) -> NoReturn:
@@ -76,7 +78,7 @@ class Prompt:
 
     @property
     def tokens(self) -> npt.NDArray[np.uint32]:
-        """``uint32[n]`` on the host, read-only."""
+        """``uint32[n]`` on the host; it cannot be made writable."""
         return self._tokens
 
     @property

@@ -82,6 +82,10 @@ def test_a_prompt_keeps_what_it_was_made_of() -> None:
     assert prompt.extras == {1: b"image"}
     with pytest.raises(ValueError, match="read-only"):
         prompt.tokens[0] = 5
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        prompt.tokens.flags.writeable = True
+    with pytest.raises(ValueError, match="cannot resize"):
+        prompt.tokens.resize((0,), refcheck=False)
 
 
 def test_a_prompt_shows_no_content() -> None:

@@ -22,6 +22,41 @@ namespace blockmgr {
 
 namespace nb = nanobind;
 
+// The end of a thread that was inside a call when its interpreter ended. It stays here: its stack
+// has functions that must finish, and references that no thread may drop without the lock.
+[[noreturn]] void stay();
+
+// Makes a call that runs Python code, or takes the interpreter's lock. Once the interpreter ends, a
+// daemon thread never gets that lock: up to Python 3.13, the interpreter then ends the thread by
+// unwinding its stack, which a function that is noexcept turns into the end of the process, and
+// which drops references without the lock. Later versions let the thread hang, as this does.
+// last: what to do before that.
+//
+// The unwinding is noticed by a destructor: it is no C++ exception, and must not be caught where one
+// is being handled, as in the translation of errors.
+template <class Call, class Last = void (*)()>
+auto in_python(Call call, Last last = [] {}) {
+  struct Guard {
+    ~Guard() {
+      if (is_done || std::uncaught_exceptions() > before) return;
+      last();
+      stay();
+    }
+    Last& last;
+    int before = std::uncaught_exceptions();
+    bool is_done = false;
+  };
+  Guard guard{last};
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+    guard.is_done = true;
+  } else {
+    auto result = call();
+    guard.is_done = true;
+    return result;
+  }
+}
+
 inline constexpr std::int64_t kTokenLimit = std::int64_t{1} << 32;
 
 // Returns an object that nanobind made. Throws if there was no memory for it, which nanobind does
@@ -100,8 +135,29 @@ class Scratch {
   std::vector<T> numbers_;
 };
 
+// Whether Python code can run inside a call, after its arguments were read: that of a digest or a
+// policy, and, while the call waits for one of those, that of any other thread. Such code can change,
+// move or free the memory of an array that the caller passed.
+enum class Inside { kNative, kPython };
+
+// The buffer of an object, released at the end.
+struct Export {
+  Export() = default;
+  ~Export() { release(); }
+  Export(const Export&) = delete;
+  Export& operator=(const Export&) = delete;
+  void release() {
+    if (held) PyBuffer_Release(&view);
+    held = false;
+  }
+  Py_buffer view{};
+  bool held = false;
+};
+
 // One-dimensional whole numbers out of a list, a tuple, a buffer, anything with __array__, or any
-// other sequence. Tokens in a contiguous native buffer of the right type are used in place.
+// other sequence. Tokens in a contiguous native buffer of the right type are used in place, if
+// nothing but native code runs inside the call: no other thread can have the interpreter until it is
+// done. Otherwise the call works on a copy, so that what it has proved stays what it proved.
 //
 // Two steps, so that a call can refuse a length before it pays for it: the constructor finds out
 // what holds the numbers and how many there are; read() converts them. The length is asked for
@@ -112,8 +168,7 @@ class IntArray {
  public:
   // kept: numbers that the home may keep room for after the call.
   IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home,
-           std::int64_t kept);
-  ~IntArray();
+           std::int64_t kept, Inside inside = Inside::kPython);
   IntArray(const IntArray&) = delete;
   IntArray& operator=(const IntArray&) = delete;
   std::int64_t size() const { return size_; }
@@ -123,6 +178,7 @@ class IntArray {
 
  private:
   void open_other(nb::handle value);
+  void find_numbers();
   void read_numbers(std::int64_t count);
   void read_items(std::int64_t count);
   void read_iterable(std::int64_t count);
@@ -133,11 +189,11 @@ class IntArray {
   Scratch<T> scratch_;
   const char* name_;
   std::int64_t limit_;
+  Inside inside_;
   Kind kind_ = Kind::kNumbers;
   Numbers numbers_{};
   nb::object owner_;
-  Py_buffer view_{};
-  bool has_view_ = false;
+  Export export_;
   T* out_ = nullptr;
   const T* data_ = nullptr;
   std::int64_t size_ = 0;
@@ -202,6 +258,7 @@ struct Field {
 // and needs memory when there may be none. Kept for good, as the modules are.
 struct Known {
   PyObject* ndarray;     // numpy.ndarray
+  PyObject* is_finalizing;  // sys.is_finalizing
   PyObject* array_name;  // "__array__"
   PyObject* match;    // blockmgr.blocks.Match, and its fields
   Field num_cached_tokens;
@@ -279,11 +336,13 @@ nb::object take_plan(Planner& core, nb::handle make) {
       for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
       return to_array(std::move(numbers), count);
     };
-    if (core.has_groups())
+    return in_python([&]() -> nb::object {
+      if (core.has_groups())
+        return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
+                    column(&BlockCopy::num_tokens), column(&BlockCopy::group));
       return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
-                  column(&BlockCopy::num_tokens), column(&BlockCopy::group));
-    return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
-                column(&BlockCopy::num_tokens));
+                  column(&BlockCopy::num_tokens));
+    });
   } catch (...) {
     core.return_copies(ticket);
     throw;

@@ -37,7 +37,7 @@ class Ids {
 };
 
 TokenArray token_argument(PoolCore& self, nb::handle tokens) {
-  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_tokens());
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_tokens(), self.inside());
 }
 
 // The tokens of so many blocks, refused unread if they are not as many.

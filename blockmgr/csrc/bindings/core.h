@@ -36,6 +36,11 @@ struct Core {
     }
   }
 
+  // Fixed at construction.
+  Inside inside() const {
+    return digest || !policies.all.empty() ? Inside::kPython : Inside::kNative;
+  }
+
   // Tokens of a prompt that can matter to a look-up: one more than fit, because the last one is
   // never served. More is not converted, and room for more is not kept.
   std::int64_t most_matched() const { return core.most_tokens() + 1; }

@@ -147,8 +147,8 @@ void PythonDigest::digest(std::size_t length, std::uint8_t* out) {
     copy = nb::bytes(buffer.data, length);
     argument = copy.ptr();
   }
-  const nb::object result =
-      nb::steal(nb::detail::vectorcall(function_.ptr(), &argument, 1, nullptr));
+  const nb::object result = in_python(
+      [&] { return nb::steal(nb::detail::vectorcall(function_.ptr(), &argument, 1, nullptr)); });
   if (!result.is_valid()) throw nb::python_error();
   if (!PyBytes_Check(result.ptr())) {
     PyErr_Format(PyExc_TypeError, "digest must return bytes, got %U",

@@ -9,7 +9,8 @@ namespace {
 Known python;
 
 void set_python_error(PyObject* type, nb::object arguments) {
-  nb::object error = nb::steal(PyObject_CallObject(type, arguments.ptr()));
+  nb::object error =
+      in_python([&] { return nb::steal(PyObject_CallObject(type, arguments.ptr())); });
   if (!error.is_valid()) throw nb::python_error();
   PyErr_SetObject(type, error.ptr());
 }
@@ -47,6 +48,7 @@ void know_python() {
   PyObject* match = member("blockmgr.blocks", "Match");
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
   python = {member("numpy", "ndarray"),
+            member("sys", "is_finalizing"),
             nb::object(nb::steal(PyUnicode_InternFromString("__array__"))).release().ptr(),
             match,
             field(match, "num_cached_tokens"),

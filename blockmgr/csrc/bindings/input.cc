@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "bindings/bindings.h"
 #include "memory/errors.h"
@@ -12,6 +14,10 @@ constexpr std::size_t kMaxBytes = 1024;
 bool is_whole(nb::handle value) { return PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()); }
 
 }  // namespace
+
+void stay() {
+  for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
 
 void raise(PyObject* type, const std::string& message) {
   PyErr_SetString(type, message.c_str());
@@ -37,7 +43,7 @@ nb::object whole_number(nb::handle value, const char* name, std::int64_t positio
                : std::string(name) + " must be ints" + got + " at index " + std::to_string(position);
   };
   if (!is_whole(value)) raise(PyExc_TypeError, message());
-  nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  nb::object index = in_python([&] { return nb::steal(PyNumber_Index(value.ptr())); });
   if (index.is_valid()) return index;
   nb::python_error cause;
   if (!cause.matches(PyExc_TypeError)) throw cause;
@@ -45,7 +51,7 @@ nb::object whole_number(nb::handle value, const char* name, std::int64_t positio
 }
 
 void export_buffer(nb::handle object, Py_buffer& view, int flags, const char* wanted) {
-  if (!PyObject_GetBuffer(object.ptr(), &view, flags)) return;
+  if (!in_python([&] { return PyObject_GetBuffer(object.ptr(), &view, flags); })) return;
   nb::python_error cause;
   for (PyObject* refusal : {PyExc_BufferError, PyExc_TypeError, PyExc_ValueError})
     if (cause.matches(refusal))

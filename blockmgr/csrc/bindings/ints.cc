@@ -70,7 +70,7 @@ bool in_range(std::int64_t value, std::int64_t limit) {
 
 // The attribute, or nothing if there is none. Other errors are thrown.
 nb::object attribute(nb::handle value, PyObject* name) {
-  nb::object found = nb::steal(PyObject_GetAttr(value.ptr(), name));
+  nb::object found = in_python([&] { return nb::steal(PyObject_GetAttr(value.ptr(), name)); });
   if (found.is_valid()) return found;
   if (!PyErr_ExceptionMatches(PyExc_AttributeError)) throw nb::python_error();
   PyErr_Clear();
@@ -108,8 +108,8 @@ Numbers buffer_numbers(const Py_buffer& view, const char* name) {
 
 template <class T>
 IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, std::vector<T>& home,
-                      std::int64_t kept)
-    : scratch_(home, kept), name_(name), limit_(limit), owner_(nb::borrow(value)) {
+                      std::int64_t kept, Inside inside)
+    : scratch_(home, kept), name_(name), limit_(limit), inside_(inside), owner_(nb::borrow(value)) {
   PyObject* object = value.ptr();
   if (is_plain_array(object, numbers_)) {
     size_ = numbers_.size;
@@ -133,35 +133,29 @@ void IntArray<T>::open_other(nb::handle value) {
   if (!PyObject_CheckBuffer(object)) {
     const nb::object convert = attribute(value, known().array_name);
     if (convert.is_valid()) {
-      owner_ = convert();
-      if (is_plain_array(owner_.ptr(), numbers_)) {
-        size_ = numbers_.size;
-        return;
-      }
+      owner_ = in_python([&] { return convert(); });
     } else if (is_sequence(object)) {
       kind_ = Kind::kIterable;
-      size_ = PyObject_Size(object);
+      size_ = in_python([&] { return PyObject_Size(object); });
       if (size_ < 0) throw nb::python_error();
       return;
     } else {
       raise_kind(name_, value);
     }
   }
-  export_buffer(owner_, view_, PyBUF_FORMAT | PyBUF_STRIDES,
-                (std::string(name_) + " must be a readable buffer of ints").c_str());
-  has_view_ = true;
-  try {
-    numbers_ = buffer_numbers(view_, name_);
-  } catch (...) {
-    PyBuffer_Release(&view_);
-    throw;
-  }
+  find_numbers();
   size_ = numbers_.size;
 }
 
+// Where the numbers of an array or of another buffer are at the moment.
 template <class T>
-IntArray<T>::~IntArray() {
-  if (has_view_) PyBuffer_Release(&view_);
+void IntArray<T>::find_numbers() {
+  export_.release();
+  if (is_plain_array(owner_.ptr(), numbers_)) return;
+  export_buffer(owner_, export_.view, PyBUF_FORMAT | PyBUF_STRIDES,
+                (std::string(name_) + " must be a readable buffer of ints").c_str());
+  export_.held = true;
+  numbers_ = buffer_numbers(export_.view, name_);
 }
 
 template <class T>
@@ -169,6 +163,10 @@ void IntArray<T>::read(std::int64_t most) {
   const std::int64_t count = std::min(size_, most);
   switch (kind_) {
     case Kind::kNumbers:
+      if (inside_ == Inside::kPython) {
+        find_numbers();  // the call may have waited for another thread since
+        if (numbers_.size != size_) raise_changed(name_);
+      }
       read_numbers(count);
       break;
     case Kind::kIterable:
@@ -206,10 +204,10 @@ void IntArray<T>::read_items(std::int64_t count) {
 // Any other sequence says how long it is, and must yield exactly so many items.
 template <class T>
 void IntArray<T>::read_iterable(std::int64_t count) {
-  const nb::object items = nb::steal(PyObject_GetIter(owner_.ptr()));
+  const nb::object items = in_python([&] { return nb::steal(PyObject_GetIter(owner_.ptr())); });
   if (!items.is_valid()) throw nb::python_error();
   const auto next = [&] {
-    nb::object item = nb::steal(PyIter_Next(items.ptr()));
+    nb::object item = in_python([&] { return nb::steal(PyIter_Next(items.ptr())); });
     if (!item.is_valid() && PyErr_Occurred()) throw nb::python_error();
     return item;
   };
@@ -269,8 +267,7 @@ bool all_non_negative(const std::int32_t* numbers, std::int64_t size) {
 template <class T>
 void IntArray<T>::read_numbers(std::int64_t count) {
   const Numbers& from = numbers_;
-  // Handles are copied: they are read again after a digest function, which could change them.
-  if (from.item_bytes == sizeof(T) && limit_ && from.packed()) {
+  if (inside_ == Inside::kNative && from.item_bytes == sizeof(T) && limit_ && from.packed()) {
     const bool same = from.is_signed == (T(-1) < T(0));
     const bool fits =
         same || (sizeof(T) == 4 && from.is_signed &&

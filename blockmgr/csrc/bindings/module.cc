@@ -17,7 +17,7 @@ namespace {
 using HandleArray = IntArray<std::int64_t>;
 
 TokenArray token_argument(Core& self, nb::handle tokens) {
-  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_matched());
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_matched(), self.inside());
 }
 
 // Handles of distinct sequences, or as many of something else. A longer list is refused unread.
@@ -320,7 +320,7 @@ nb::list take_remaps(Core& self, nb::handle make) {
     const Sequences::Remaps remaps = self.core.remaps();
     nb::list result = made(nb::list());
     for (const RemapRecord& r : remaps.records)
-      result.append(make(r.handle, r.index, r.old_block, r.new_block));
+      result.append(in_python([&] { return make(r.handle, r.index, r.old_block, r.new_block); }));
     if (self.core.drop_remaps(remaps.version)) return result;
   }
 }
@@ -330,11 +330,11 @@ nb::object take_copies(Core& self, nb::handle make) { return take_plan(self.core
 nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
   HandleArray rows = batch_argument(self, handles, "handles", self.handles);
   read_handles(self, rows);
+  // Made first: making it can fail, and can run code that calls the manager.
+  const Array<std::int64_t> slots(rows.size());
   TokenArray values = token_argument(self, tokens);
   same_number(rows.size(), values.size(), "tokens");
   values.read();
-  // Made first: making it can fail, and can run code that calls the manager.
-  const Array<std::int64_t> slots(rows.size());
   self.core.decode(rows.data(), values.data(), rows.size(), slots.numbers);
   return slots.array;
 }
@@ -363,7 +363,8 @@ nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n, nb::handle v
     });
     nb::list result = made(nb::list());
     for (const Handle child : expected)
-      result.append(view.is_none() ? made(nb::object(nb::int_(child))) : view(child));
+      result.append(view.is_none() ? made(nb::object(nb::int_(child)))
+                                   : in_python([&] { return view(child); }));
     if (self.core.fork(parent, count, children.data(), expected.data())) return result;
   }
 }
@@ -403,14 +404,17 @@ int debug(Core& self) { return self.core.debug(); }
 
 // The thread that holds the mutex may be waiting for the interpreter, so this thread must release
 // it. It looks at signals now and then: a handler may throw, as that of Ctrl-C does.
-bool wait_for_call(Monitor::Mutex& mutex, bool may_be_interrupted) {
+Monitor::Turn wait_for_call(Monitor::Mutex& mutex, bool may_be_interrupted) {
   constexpr std::chrono::milliseconds kPatience{20};
-  {
-    const nb::gil_scoped_release released;
-    if (mutex.try_lock_for(kPatience)) return true;
-  }
-  if (may_be_interrupted && PyErr_CheckSignals()) throw nb::python_error();
-  return false;
+  PyThreadState* const state = PyEval_SaveThread();
+  const bool is_mine = mutex.try_lock_for(kPatience);
+  in_python([&] { PyEval_RestoreThread(state); }, [&] { if (is_mine) mutex.unlock(); });
+  if (is_mine) return Monitor::Turn::kMine;
+  if (may_be_interrupted && in_python([] { return PyErr_CheckSignals(); })) throw nb::python_error();
+  // Other threads do not run any more, so the holder stays where it is.
+  const nb::object answer = nb::steal(PyObject_CallNoArgs(known().is_finalizing));
+  if (!answer.is_valid()) PyErr_Clear();
+  return answer.is(Py_True) ? Monitor::Turn::kNever : Monitor::Turn::kNotYet;
 }
 
 }  // namespace
@@ -420,6 +424,10 @@ using namespace blockmgr;
 
 NB_MODULE(_core, m) {
   Monitor::wait = wait_for_call;
+#ifndef BLOCKMGR_TESTING
+  // Whatever a user's own references keep alive at the end of the process is no leak of this library.
+  nb::set_leak_warnings(false);
+#endif
   m.doc() = "The native core of blockmgr. Use blockmgr.BlockManager.";
   know_numpy();
   know_python();

@@ -14,7 +14,7 @@ template <class Call>
 void PythonPolicy::tell(Call call) noexcept {
   if (error_.is_valid() || policy_.is_none()) return;
   try {
-    call();
+    in_python(call);
   } catch (nb::python_error& e) {
     remember(nb::borrow(e.value()));
   } catch (...) {  // what int_argument and the casts to Python throw

@@ -26,6 +26,11 @@ struct PoolCore {
     return read(core);
   }
 
+  // Fixed at construction.
+  Inside inside() const {
+    return digest || !policies.all.empty() ? Inside::kPython : Inside::kNative;
+  }
+
   // Tokens that all blocks hold: more are never looked at, and room for more is not kept.
   std::int64_t most_tokens() const {
     return static_cast<std::int64_t>(core.nodes().num_blocks) * core.nodes().block_size;

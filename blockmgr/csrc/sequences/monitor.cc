@@ -67,12 +67,18 @@ void Monitor::throw_reentered() const {
 }
 
 void Monitor::wait_for_turn() {
+  Turn turn = Turn::kNotYet;
   do {
     if (lost_)
       throw Error(ErrorKind::kFork, std::string("the ") + what_ +
                                         " was inside a call of another thread when this process "
                                         "was forked, and cannot be used here; fork between calls");
-  } while (!wait(mutex_, true));
+    if (turn == Turn::kNever)
+      throw Error(ErrorKind::kReentrancy,
+                  std::string("the ") + what_ +
+                      " is inside a call of a thread that ended with the interpreter");
+    turn = wait(mutex_, true);
+  } while (turn != Turn::kMine);
 }
 
 bool Monitor::enter_afterwards() noexcept {
@@ -80,9 +86,11 @@ bool Monitor::enter_afterwards() noexcept {
   // The call was refused because this thread is inside another one, which has an end of its own.
   if (owner_.load(std::memory_order_relaxed) == self) return false;
   if (!mutex_.try_lock()) {
+    Turn turn = Turn::kNotYet;
     do {
-      if (lost_) return false;
-    } while (!wait(mutex_, false));
+      if (lost_ || turn == Turn::kNever) return false;
+      turn = wait(mutex_, false);
+    } while (turn != Turn::kMine);
   }
   owner_.store(self, std::memory_order_relaxed);
   return true;
