@@ -9,8 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import blockmgr
+
+EDITABLE = any("editable" in type(finder).__module__ for finder in sys.meta_path)
+PACKAGE = str(Path(blockmgr.__file__).parents[1])
 
 # One call of a loop that daemon threads run: it makes what the loop needs, and returns the call.
 KINDS = {
@@ -117,6 +123,8 @@ def build():
 }
 PROGRAM = """
 import hashlib, itertools, sys, threading, time
+if not {editable}:  # the package under test is none, so an editable install must not come first
+    sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
 from blockmgr import BlockManager, Prompt
 from blockmgr.pool import BlockPool
 from tests.reference_policies import Lru
@@ -166,11 +174,15 @@ def test_a_process_ends_although_daemon_threads_are_inside_calls(kind: str, clea
         pytest.skip("its call never ends")
     for _ in range(3):
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM.format(build=KINDS[kind], clears=clears)],
+            [
+                sys.executable,
+                "-c",
+                PROGRAM.format(build=KINDS[kind], clears=clears, editable=EDITABLE),
+            ],
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, *filter(None, sys.path)])},
         )
         assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr

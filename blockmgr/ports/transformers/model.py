@@ -9,6 +9,7 @@ are refused before their weights load.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from blockmgr.ports.transformers.needs import Needs, Windows
 
 __all__ = ["PagedModel", "check_config", "load_model"]
+
+_loading = threading.Lock()
 
 CPU_CACHE_BYTES: Final = 2**30
 BLOCK_SIZE: Final = 16
@@ -255,7 +258,10 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads a causal language model from a local directory, after checking its config.
 
-    It downloads nothing, and runs no code from the directory.
+    It downloads nothing, and runs no code from the directory. While transformers loads weights of
+    another element type, it changes torch's default type for the whole process: tensors that other
+    threads make meanwhile should have an explicit type. Two calls of this function wait for each
+    other.
 
     Args:
         path: Directory with ``config.json`` and the weights, as ``save_pretrained`` writes it.
@@ -271,9 +277,10 @@ def load_model(
         raise FileNotFoundError(f"path must be a model directory with a config.json, got {path}")
     config = AutoConfig.from_pretrained(path, local_files_only=True)
     check_config(config)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        path, config=config, dtype=dtype or "auto", local_files_only=True
-    )
+    with _loading:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype or "auto", local_files_only=True
+        )
     model: PreTrainedModel = loaded.to(device)
     return model
 

@@ -7,7 +7,6 @@ support, and gives the reason.
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Final, cast
 
 from blockmgr.errors import MissingExtraError, UnsupportedModelError
@@ -27,6 +26,7 @@ except ImportError as error:
 from blockmgr.ports.transformers.interface import TRIAL, AttentionConfigs, attending
 from blockmgr.ports.transformers.past import Past, past_argument
 from blockmgr.ports.transformers.try_out import HALF, TryOut
+from blockmgr.ports.transformers.weightless import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,10 +171,9 @@ def _try_out(
     """Runs a forward of two tokens without weights; every layer must attend exactly once."""
     seen = TryOut(config, text)
     try:
-        with torch.device("meta"):
-            model = make(copy.deepcopy(config), dtype=HALF)
-            tokens = torch.zeros(1, 2, dtype=torch.int64)
-            last = torch.ones(1, dtype=torch.int64)
+        model = build(make, config, HALF)
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+        last = torch.ones(1, dtype=torch.int64, device="meta")
         arguments = {
             "input_ids": tokens,
             "position_ids": tokens,

@@ -88,13 +88,6 @@ EXTENSION = (
         ("tests/arguments/test_inside.py",),
     ),
     Mutant(
-        "takes_a_pool_with_a_policy_in_python_for_native",
-        "bindings/pool_core.h",
-        "    return digest || !policies.all.empty() ? Inside::kPython : Inside::kNative;\n",
-        "    return digest ? Inside::kPython : Inside::kNative;\n",
-        ("tests/arguments/test_inside.py",),
-    ),
-    Mutant(
         "lets_the_end_of_the_interpreter_unwind_a_policy",
         "bindings/policy.cc",
         "    in_python(call);\n",
