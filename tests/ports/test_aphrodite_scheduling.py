@@ -124,11 +124,12 @@ def test_a_block_that_fills_up_keeps_its_own_memory_while_its_twin_is_not_writte
     assert manager.get_block_table(writer) == own
 
 
-def test_the_last_block_of_a_prompt_is_left_to_compute() -> None:
+def test_a_whole_hit_counts_and_its_last_block_is_left_to_compute() -> None:
+    """The schedulers count one token of it as not cached; no forward writes to a shared block."""
     manager = space()
     manager.free(serve(manager, 0, list(range(8)), 8))
     again = Seq(1, list(range(8)))
-    assert manager.get_num_cached_tokens(again) == 4
+    assert manager.get_num_cached_tokens(again) == 8
     manager.allocate(Group([again]))
     assert len(manager.get_common_computed_block_ids([again])) == 1
 

@@ -68,7 +68,9 @@ class ComputedBlocksTracker:
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
         """Tokens in the leading cached, computed blocks; a multiple of the block size.
 
-        The block of the last token does not count, so that something is left to compute.
+        The block of the last token counts, too: the schedulers of this lineage leave one token to
+        compute of a prompt that is cached whole. ``get_common_computed_block_ids`` leaves that
+        block out, because a forward must not write to a block that others read.
 
         Raises:
             ValueError: A token out of ``[0, 2**32)``.
@@ -89,7 +91,7 @@ class ComputedBlocksTracker:
         else:
             allocator, blocks = table.run.allocator, table.run.blocks
         size = self._allocator.block_size
-        most = max(len(tokens) - 1, 0) // size
+        most = len(tokens) // size
         computed = sum(1 for _ in takewhile(allocator.is_computed, blocks[:most]))
         self._known[name] = computed * size
         return computed * size
