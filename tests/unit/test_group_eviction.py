@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from blockmgr import BlockManager, FullAttention, SlidingWindow
+from blockmgr import BlockManager, FullAttention, Priority, SlidingWindow
+from blockmgr.config import EVICTION_POLICIES
 
 SIZE = 4
 UNITS = 32
@@ -112,3 +115,113 @@ def test_a_path_is_found_at_its_end_though_others_evicted_that_boundary(leaves: 
     assert found(manager, 5) == 5
     manager.free(others)
     manager.check_invariants()
+
+
+# Turns of conversations: each prompt continues the one before it, and its answer.
+
+ASK, ANSWER, WINDOW, CONVERSATIONS, TURNS = 32, 8, 64, 4, 10
+
+
+def turn(manager: BlockManager, prompt: list[int], answer: list[int]) -> int:
+    """Serves a request in chunks of 64 tokens, then token by token; returns what it found."""
+
+    def computed(number: int) -> None:
+        manager.copies_applied(manager.take_copies().ticket)
+        manager.commit(handle, number)
+
+    handle = manager.admit(prompt, num_slots=max(1, manager.match(prompt).num_cached_tokens))
+    found = done = manager.sequence(handle).num_cached_tokens
+    while done < len(prompt):
+        done = min(done + 64, len(prompt))
+        manager.reserve(handle, done)
+        computed(done)
+    for token in answer:
+        manager.append(handle, [token])
+        done += 1
+        computed(done)
+    manager.free(handle)
+    return found
+
+
+def text(conversation: int, start: int, stop: int) -> list[int]:
+    return [1_000_000 * (conversation + 1) + place for place in range(start, stop)]
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+@pytest.mark.parametrize("room", [1.0, 1.25])
+def test_old_turns_of_a_conversation_keep_no_windows(eviction: str, room: float) -> None:
+    """All that the next turns read fits 572 blocks: full attention, and each last window."""
+    groups = [FullAttention(), SlidingWindow(WINDOW), SlidingWindow(WINDOW)]
+    manager = BlockManager(
+        int(572 * room) + 1, SIZE, null_block=True, groups=groups, eviction=eviction
+    )
+    found = attainable = 0
+    for number in range(TURNS):
+        start = number * (ASK + ANSWER)
+        for each in range(CONVERSATIONS):
+            end = start + ASK
+            found += turn(manager, text(each, 0, end), text(each, end, end + ANSWER))
+            attainable += start
+    manager.check_invariants()
+    assert found >= 0.95 * attainable
+
+
+def conversation(**options: Any) -> BlockManager:
+    """Three turns; the ends of the first two have windows that only passed boundaries need."""
+    manager = BlockManager(
+        200, SIZE, null_block=True, groups=[FullAttention(), SlidingWindow(16)], **options
+    )
+    for number in range(3):
+        start = 40 * number
+        turn(manager, text(0, 0, start + 32), text(0, start + 32, start + 40))
+    return manager
+
+
+def crowded(manager: BlockManager) -> None:
+    """Takes the blocks of all passed boundaries, and of few others."""
+    others = 0
+    while manager.stats().evicted_blocks < 40:
+        turn(manager, text(100 + others, 0, 60), [])
+        others += 1
+
+
+def at(manager: BlockManager, tokens: int) -> int:
+    return manager.match([*text(0, 0, tokens), 5, 5, 5, 5]).num_cached_tokens
+
+
+def test_the_end_of_the_last_turn_outlives_those_before_it() -> None:
+    manager = conversation()
+    assert [at(manager, n) for n in (40, 80, 120)] == [40, 80, 120]
+    crowded(manager)
+    assert [at(manager, n) for n in (40, 80, 120)] == [0, 0, 120]
+
+
+def test_an_earlier_turn_from_which_prompts_continue_again_is_kept() -> None:
+    manager = conversation()
+    turn(manager, [*text(0, 0, 40), *[7] * 8], [])
+    crowded(manager)
+    assert [at(manager, n) for n in (40, 80, 120)] == [40, 40, 120]
+
+
+def test_a_retained_turn_is_kept() -> None:
+    manager = BlockManager(
+        200,
+        SIZE,
+        null_block=True,
+        groups=[FullAttention(), SlidingWindow(16)],
+        retention=True,
+    )
+    turn(manager, text(0, 0, 40), [])
+    assert manager.retain_prefix(text(0, 0, 41), priority=Priority.HIGH) == 10
+    for number in (1, 2):
+        turn(manager, text(0, 0, 40 * number + 40), [])
+    crowded(manager)
+    assert at(manager, 40) == 40
+
+
+def test_a_prompt_that_others_share_is_kept() -> None:
+    manager = BlockManager(200, SIZE, null_block=True, groups=[FullAttention(), SlidingWindow(16)])
+    for number in range(3):
+        turn(manager, [*text(0, 0, 40), *[number] * 20], [])
+    crowded(manager)
+    assert at(manager, 40) == 40

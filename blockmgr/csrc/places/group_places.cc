@@ -193,6 +193,29 @@ void GroupPlaces::pass(NodeId n) noexcept {
   set_passed(n);
 }
 
+// Whether a boundary is worth its windows to more than the one path that continues it.
+bool GroupPlaces::serves_others(NodeId n) const {
+  if (facts_[static_cast<std::size_t>(n)] & kDiverged || nodes_.uses(n).ref_count > 1) return true;
+  const NodeId child = nodes_[n].first_child;
+  if (child >= 0 && nodes_[child].next_sibling >= 0) return true;
+  const auto& levels = pool_.partition(pool_.partition_of(n)).retention;
+  return levels && levels->level(n) > kNormal;
+}
+
+void GroupPlaces::pass_earlier(const NodeId* path, std::int64_t count) noexcept {
+  for (std::int64_t unit = count - 1; unit >= 0; --unit) {
+    std::uint8_t& facts = facts_[static_cast<std::size_t>(path[unit])];
+    if (!(facts & kBoundary)) continue;
+    if (facts & kPassed) {
+      if (facts & kContinued) return;  // the turn before this one went on from here
+      continue;
+    }
+    if (serves_others(path[unit])) continue;
+    pass(path[unit]);
+    facts |= kContinued;
+  }
+}
+
 void GroupPlaces::remove_boundary(NodeId n) noexcept {
   unlink(n);
   facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kOfBoundary);

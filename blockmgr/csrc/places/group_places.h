@@ -13,7 +13,10 @@
 //
 // With windows or chunks and no states, each block that a sequence fills ends at a boundary, and
 // each takes a block of every window. Prompts continue from few of them: from the end of a prompt or
-// of a sequence, and from where prompts diverge. All others are *passed* boundaries.
+// of a sequence, and from where prompts diverge. All others are *passed* boundaries. When a prompt
+// has continued from the end of an earlier turn, that end and those before it are passed, too: the
+// next turn reads the windows of the new end. They stay where several prompts continue, where others
+// use them, and where they are retained.
 //
 // With states, a sequence leaves three boundaries: the one from which it continued, the end of its
 // last whole block, and its own end, a tail behind that block. Their states take blocks that could
@@ -184,6 +187,9 @@ class GroupPlaces {
   }
   // The same, and a prompt does so now.
   void continue_from(NodeId n) noexcept;
+  // The nodes of a path up to the boundary from which a prompt has continued, when the prompt has a
+  // boundary of its own: those of earlier turns are passed from now on, unless others need them.
+  void pass_earlier(const NodeId* path, std::int64_t count) noexcept;
   // Prompts diverge here: several continue.
   void note_diverged(NodeId n) noexcept;
   // With states, a sequence has continued from one boundary, stopped at the end of its last whole
@@ -256,6 +262,7 @@ class GroupPlaces {
   NodeId reader_of(NodeId n) const;
   void set_passed(NodeId n) noexcept;
   void pass(NodeId n) noexcept;
+  bool serves_others(NodeId n) const;
   void pass_found(NodeId found, bool observed) noexcept;
   void pass_last(NodeId whole, NodeId tail, bool observed, bool resumes) noexcept;
   void remove_boundary(NodeId n) noexcept;

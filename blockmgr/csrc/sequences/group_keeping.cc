@@ -78,6 +78,7 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
       groups_->clear_passed(t[i]);
     } else if (serves) {
       groups_->add_boundary(t[i]);
+      if (end == stops[GroupRow::kLast]) groups_->pass_earlier(t, s.num_cached / config_.block_size);
     }
   }
   if (passed < s.num_chained) groups_->add_passed(t + passed, s.num_chained - passed);

@@ -18,6 +18,21 @@ PLACES = (
             "    least = std::min(least, kNever);\n",
         ),
         (
+            "ends_of_earlier_turns_keep_their_windows",
+            "    pass(path[unit]);\n",
+            "",
+        ),
+        (
+            "an_earlier_turn_goes_though_others_continue_there",
+            "  if (child >= 0 && nodes_[child].next_sibling >= 0) return true;\n",
+            "",
+        ),
+        (
+            "a_retained_turn_goes_with_the_others",
+            "  return levels && levels->level(n) > kNormal;\n",
+            "  return levels && false;\n",
+        ),
+        (
             "a_window_outlives_its_boundary",
             "  refresh(n);\n",
             "",
