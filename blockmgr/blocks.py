@@ -113,7 +113,8 @@ class Match:
         block_ids: ``int32[num_full_blocks]`` on the host: the whole blocks, in order.
         num_idle_blocks: Idle blocks that admission takes into use for it, besides the fresh ones.
             So it takes ``ceil(num_slots / block_size) - len(block_ids) + num_idle_blocks`` of the
-            available blocks.
+            available blocks. With several groups of layers, the blocks that it takes for the other
+            groups count here, fresh ones too.
         num_computing_tokens: Tokens after the cached ones, in whole blocks, that a running sequence
             of the same namespace has not committed yet. A request that waits for this commit need
             not compute them.

@@ -214,7 +214,8 @@ class BlockManager(EventCalls, NotCopied):
         Raises:
             OutOfBlocksError: Too few blocks at the moment, the watermark counted.
             OutOfSequencesError: All ``max_seqs`` rows are taken.
-            NeverFitsError: The prompt does not fit even an empty pool, the watermark counted.
+            NeverFitsError: The prompt does not fit even an empty pool, the watermark counted. With
+                several groups of layers, it may still fit in parts, with fewer ``num_slots``.
             StaleMatchError: Fewer tokens are cached than ``match`` found.
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.

@@ -346,7 +346,9 @@ void GroupPlay::admit(std::vector<Token> text, int name, int extras) {
 
 void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std::int64_t slots) {
   const auto length = static_cast<std::int64_t>(text.size());
-  auto seq = std::make_shared<Seq>(Seq{0, name, extras, {}, {}});
+  auto seq = std::make_shared<Seq>();
+  seq->name = name;
+  seq->extras = extras;
   extend(*seq, text);
   const Prompt asked{seq->tokens.data(), length, World::text_of(name), kExtraKeys[extras], slots};
   MatchResult match;
@@ -366,6 +368,7 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
   if (outcome != kDone) return;
   EXPECT(computed(*seq) == match.num_cached, "admit uses another prefix than match found");
   seq->settled_before = computed(*seq);
+  remember(*seq);
   seqs_.push_back(seq);
 }
 
@@ -393,15 +396,19 @@ void GroupPlay::leave(const SeqPtr& kept) {
 }
 
 // If the call replaces a block, launched and uncommitted work in the previous one is lost.
+void GroupPlay::note_growth(Seq& seq) {
+  settle(seq);
+  const Tables before = seq.tables;
+  remember(seq);
+  for (std::size_t g = 0; g < before.size(); ++g)
+    if (!std::equal(before[g].begin(), before[g].end(), seq.tables[g].begin())) forget(seq);
+}
+
 bool GroupPlay::append(const SeqPtr& seq, const std::vector<Token>& fresh) {
   const auto count = static_cast<std::int64_t>(fresh.size());
-  const Tables before = tables(*seq);
   if (!done(kAppend, [&] { core_.append(seq->handle, fresh.data(), count); })) return false;
   extend(*seq, fresh);
-  settle(*seq);
-  const Tables after = tables(*seq);
-  for (std::size_t g = 0; g < before.size(); ++g)
-    if (!std::equal(before[g].begin(), before[g].end(), after[g].begin())) forget(*seq);
+  note_growth(*seq);
   keep_text(seq->tokens);
   return true;
 }
@@ -411,12 +418,8 @@ bool GroupPlay::reserve(const SeqPtr& seq) {
 }
 
 bool GroupPlay::reserve(const SeqPtr& seq, std::int64_t slots) {
-  const Tables before = tables(*seq);
   if (!done(kReserve, [&] { core_.reserve(seq->handle, slots); })) return false;
-  settle(*seq);
-  const Tables after = tables(*seq);
-  for (std::size_t g = 0; g < before.size(); ++g)
-    if (!std::equal(before[g].begin(), before[g].end(), after[g].begin())) forget(*seq);
+  note_growth(*seq);
   return true;
 }
 
@@ -427,6 +430,7 @@ std::vector<GroupPlay::SeqPtr> GroupPlay::fork(const SeqPtr& seq, int count) {
   for (int i = 0; i < count; ++i) {
     made.push_back(std::make_shared<Seq>(*seq));
     made.back()->handle = children[i];
+    remember(*made.back());
     seqs_.push_back(made.back());
   }
   return made;
@@ -458,6 +462,7 @@ void GroupPlay::reparent(const std::vector<SeqPtr>& chosen,
     forget(*chosen[i]);
     *chosen[i] = before[static_cast<std::size_t>(parents[i])];
     chosen[i]->handle = handles[i];
+    remember(*chosen[i]);
   }
 }
 
@@ -469,6 +474,7 @@ void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
   seq->tokens.resize(static_cast<std::size_t>(length));
   seq->prefixes.resize(static_cast<std::size_t>(length));
   settle(*seq);
+  remember(*seq);
   if (left < had) forget(*seq);
 }
 
@@ -482,6 +488,7 @@ bool GroupPlay::resume(const SeqPtr& seq) {
   if (!done(kResume, [&] { core_.resume(seq->handle, 0); })) return false;
   seq->preempted = false;
   seq->settled_before = computed(*seq);
+  remember(*seq);
   return true;
 }
 
@@ -490,6 +497,7 @@ void GroupPlay::cache_state(const SeqPtr& seq) {
   const std::int64_t evicted = core_.pool().num_evicted();
   bool kept = false;
   if (!done(kCacheState, [&] { kept = core_.cache_state(seq->handle); })) return;
+  remember(*seq);
   EXPECT(core_.pool().num_evicted() == evicted, "cache_state evicted a block");
   EXPECT(!kept || computed(*seq) % setup_.core.block_size == 0,
          "cache_state cached a state inside a block");

@@ -84,6 +84,9 @@ class GroupPlay {
     std::vector<Prefix> prefixes;
     std::int64_t settled_before = 0;  // with early commits: computed before this step
     bool preempted = false;
+    // What the last call on it left. The engine does not look it up again: no other call changes it.
+    std::vector<std::vector<std::int32_t>> tables;  // by group, in the order of the engine
+    std::int64_t computed = 0;
   };
   using SeqPtr = std::shared_ptr<Seq>;
   // What a closed step computes of one sequence.
@@ -145,6 +148,7 @@ class GroupPlay {
   bool resume(const SeqPtr& seq);
   void cache_state(const SeqPtr& seq);
   void extend(Seq& seq, const std::vector<Token>& tokens);
+  void note_growth(Seq& seq);
   std::vector<Token> text();
   std::vector<Token> tokens(int count);
   void keep_text(const std::vector<Token>& text);
@@ -197,6 +201,7 @@ class GroupPlay {
   std::vector<bool> held() const;
   bool is_in_cache(std::size_t block) const;
   void close_fence(const std::vector<BlockCopy>& copies, const std::vector<GroupWork>& work);
+  void remember(Seq& seq) const;  // after a call on it
   void check_tables(const Seq& seq) const;
 
   // Checks between calls.

@@ -30,10 +30,18 @@ std::int64_t GroupPlay::stop_of(const Seq& seq, std::int64_t start) {
   return first;
 }
 
-// A table must have a block wherever a forward writes, and slots must lie in those blocks.
+void GroupPlay::remember(Seq& seq) const {
+  seq.tables = tables(seq);
+  seq.computed = computed(seq);
+}
+
+// A table must have a block wherever a forward writes, and slots must lie in those blocks; and only
+// calls on a sequence change what the engine remembers of it.
 void GroupPlay::check_tables(const Seq& seq) const {
   const std::int64_t size = setup_.core.block_size;
   const Tables all = tables(seq);
+  EXPECT(all == seq.tables, "slots moved without a call on their sequence");
+  EXPECT(computed(seq) == seq.computed, "num_computed changed without a call on the sequence");
   const std::vector<std::int32_t> own = core_.block_ids(seq.handle, 0);
   EXPECT(std::equal(own.begin(), own.end(),
                     all[static_cast<std::size_t>(setup_.core.full_group)].begin()),
@@ -87,7 +95,7 @@ void GroupPlay::close_fence(const std::vector<BlockCopy>& copies,
 void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
                          std::int64_t stop) const {
   closed.work.push_back({seq->handle, start, stop,
-                         {seq->prefixes.begin(), seq->prefixes.begin() + stop}, tables(*seq)});
+                         {seq->prefixes.begin(), seq->prefixes.begin() + stop}, seq->tables});
   closed.parts.push_back({seq->handle, stop});
 }
 
@@ -195,6 +203,7 @@ void GroupPlay::take_back(const SeqPtr& seq) {
 
 void GroupPlay::commit(Handle handle, std::int64_t computed) {
   if (!done(kCommit, [&] { core_.commit(handle, computed); })) fail("commit was refused");
+  remember(*find(handle));
 }
 
 void GroupPlay::commit(const Step& step) {
@@ -245,6 +254,7 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
     core_.slot_mapping(batch[i], computed(*seq), computed(*seq) + 1, &slot);
     EXPECT(slot == slots[i], "decode and slot_mapping return different slots");
     seq->settled_before = computed(*seq);
+    remember(*seq);
   }
   return batch;
 }

@@ -342,6 +342,16 @@ class TakesOneGroupsDecisionForAll(ModelManager):
         return found
 
 
+class MovesTheSlotsOfOtherSequences(ModelManager):
+    """A commit merges one sequence: the next forward of a fork writes where the fork was before."""
+
+    def move(self, seq: Seq, group: int, unit: int, twin: Block) -> None:
+        block = seq.tables[group][unit]
+        for one in self.seqs.values():
+            if one.tables and one.tables[group][unit : unit + 1] == [block]:
+                one.tables[group][unit] = twin
+
+
 class CountsNoStates(ModelManager):
     """Rule 14: an admission takes a block that it did not count."""
 
@@ -382,6 +392,7 @@ ALL: tuple[Callable[..., ModelManager], ...] = (
     TakesOverWhatAStepInFlightReads,
     PromotesBeforeACopyArrived,
     TakesOneGroupsDecisionForAll,
+    MovesTheSlotsOfOtherSequences,
     CountsNoStates,
 )
 HABITS: dict[Callable[..., ModelManager], dict[str, object]] = {
@@ -406,7 +417,8 @@ BY_AUDIT = frozenset(
         TakesTheStateOfAForkFromTheRest,
         HandsOutWhatAStepInFlightReads,
         TakesOverWhatAStepInFlightReads,
+        MovesTheSlotsOfOtherSequences,
     }
 )
-"""These serve no wrong K/V to a device that runs one step after the other. The audit notices them,
-or a call raises an unexpected error."""
+"""These seldom serve wrong K/V to a device that runs one step after the other. The audit notices
+them, or a call raises an unexpected error."""

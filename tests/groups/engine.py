@@ -34,6 +34,8 @@ SETS: tuple[tuple[Kind, ...], ...] = (
 """Some are those of released models; the widths are close to the size of a unit."""
 
 
+Tables = tuple[tuple[int, ...], ...]
+
 CALLS = {
     "admit": 6,
     "append": 8,
@@ -169,6 +171,12 @@ class Engine:
         self.uncommitted: list[list[tuple[int, int]]] = []
         """For each closed, uncommitted step: its sequences, and the length it computes of each."""
 
+        self.known: dict[int, tuple[Tables, int]] = {}
+        """The tables and the computed length that the last call on a sequence left.
+
+        The engine does not look them up again: no other call changes them.
+        """
+
         self.holds: list[int] = []
         self.fences = Fences()
         self.texts: list[list[int]] = []
@@ -217,6 +225,7 @@ class Engine:
     def cache(self, seq: Seq) -> None:
         """Caches a state where the engine did not have to stop."""
         self.manager.cache_state(seq.handle)
+        self.learn(seq.handle)
 
     def hold(self, seq: Seq) -> None:
         """Holds a block, as a transfer of its K/V does, or releases a hold."""
@@ -242,6 +251,7 @@ class Engine:
         slots = self.rng.choice([None, None, self.rng.randint(1, len(text))])
         promised = self.manager.match(text, namespace)
         handle = self.manager.admit(text, namespace, slots)
+        self.learn(handle)
         cached = self.manager.seqs[handle].cached
         assert slots is not None or cached == promised
         self.found += cached
@@ -277,22 +287,31 @@ class Engine:
     @contextmanager
     def watching(self, seq: Seq) -> Iterator[None]:
         """If a call replaces a block, launched and uncommitted work in the previous one is lost."""
-        before = [list(table) for table in seq.tables]
+        before, _ = self.known[seq.handle]
         yield
+        self.learn(seq.handle)
+        after, _ = self.known[seq.handle]
         moved = any(
             old[unit] != new[unit]
-            for old, new in zip(before, seq.tables, strict=True)
+            for old, new in zip(before, after, strict=True)
             for unit in range(len(old))
         )
         if moved:
             self.forget(seq)
 
-    def fork(self, seq: Seq) -> None:
-        self.manager.fork(seq.handle, self.rng.randint(1, 2))
+    def learn(self, handle: int) -> None:
+        """Remembers what a call on the sequence left."""
+        self.known[handle] = self.manager.tables(handle), self.manager.seqs[handle].computed
+
+    def fork(self, seq: Seq) -> list[int]:
+        made = self.manager.fork(seq.handle, self.rng.randint(1, 2))
+        for child in made:
+            self.learn(child)
+        return made
 
     def branch(self, seq: Seq) -> None:
         """Forks that diverge immediately, like samples of one prompt."""
-        for child in self.manager.fork(seq.handle, self.rng.randint(1, 2)):
+        for child in self.fork(seq):
             self.remember()
             self.append(self.manager.seqs[child])
 
@@ -302,6 +321,7 @@ class Engine:
         parents = [self.rng.randrange(len(running)) for _ in running]
         self.manager.reparent([s.handle for s in running], parents)
         for index, (one, parent) in enumerate(zip(running, parents, strict=True)):
+            self.learn(one.handle)
             if index != parent:
                 self.forget(one)
 
@@ -310,6 +330,7 @@ class Engine:
         launched = self.launched(seq)
         if self.manager.truncate(seq.handle, length) < launched:
             self.forget(seq)
+        self.learn(seq.handle)
 
     def preempt(self, seq: Seq) -> None:
         self.forget(seq)
@@ -331,6 +352,7 @@ class Engine:
             elif name == "resume":
                 if seq := self.some(preempted=True):
                     self.manager.resume(seq.handle)
+                    self.learn(seq.handle)
             elif seq := seq or self.some():
                 getattr(self, name)(seq)
         except (OutOfBlocks, NeverFits, WrongStep):
@@ -372,12 +394,16 @@ class Engine:
         for seq in manager.seqs.values():
             if seq.preempted:
                 continue
+            tables, computed = self.known[seq.handle]
+            if self.audits:
+                now = manager.tables(seq.handle), seq.computed
+                assert now == (tables, computed), f"{seq.handle} changed without a call on it"
             start = self.launched(seq)
             stop = seq.computed if self.habits.early else self.stop_of(seq, start)
             if stop > start and (self.habits.early or rng.random() < 0.7):
                 name = f"sequence {seq.handle}"
                 prefix = seq.prefix(len(seq.tokens))
-                work.append(Work(name, prefix, start, stop, manager.tables(seq.handle)))
+                work.append(Work(name, prefix, start, stop, tables))
                 step.append((seq.handle, stop))
         copies = manager.take_copies()
         if self.habits.overlaps and self.audits:
@@ -408,6 +434,7 @@ class Engine:
                 if handle not in self.manager.seqs:
                     continue  # there was no room for the fork
                 self.manager.commit(handle, stop)
+                self.learn(handle)
                 self.check()
                 if self.rng.random() < 0.6:
                     self.plan(self.rng.choice(["append", "echo"]), seq)
@@ -427,17 +454,20 @@ class Engine:
             if handle in decoded:
                 continue
             manager.commit(handle, stop)
+            self.learn(handle)
             self.check()
             seq = manager.seqs[handle]
             if self.habits.drafts and self.rng.random() < 0.3:
                 taken_back = self.rng.randint(0, min(self.habits.drafts, len(seq.tokens) - 1))
                 self.forget(seq)
                 manager.truncate(handle, len(seq.tokens) - taken_back)
+                self.learn(handle)
                 self.check()
         if self.habits.affirms and not self.uncommitted:
             for seq in manager.seqs.values():
                 if not seq.preempted and not manager.promises(seq):
                     manager.commit(seq.handle, seq.computed)
+                    self.learn(seq.handle)
             self.check()
         if self.habits.late:
             self.complete()
@@ -463,6 +493,8 @@ class Engine:
                 assert self.manager.fingerprint() == self.before, "decode was done in part"
             return set()
         self.decoded += len(batch)
+        for handle in batch:
+            self.learn(handle)
         self.check()
         return set(batch)
 

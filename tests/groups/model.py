@@ -185,16 +185,19 @@ class ModelManager(ModelAdmission):
         while seq.promoted < seq.computed // self.size:
             unit = seq.promoted
             prefix = seq.prefix((unit + 1) * self.size)
-            own = {g: self.block_of_unit(seq, g, unit) for g, _ in self.attention()}
+            own = {g: seq.tables[g][unit] for g, _ in self.attention()}
             if any(b and self.is_destination(b) for b in own.values()):
                 return
             written = min(max(0, seq.written - unit * self.size), self.size)
-            twins = [self.find((g, prefix)) for g, b in own.items() if b is not None]
-            others = [twin for twin in twins if twin is not None and twin not in own.values()]
-            blocks = [block for block in own.values() if block is not None]
-            shared = len(self.kinds) > 1 and any(self.references(b) > 1 for b in blocks)
-            if (written == self.size or shared) and any(twin.unwritten for twin in others):
-                return  # written K/V is not replaced by K/V that is yet to be written
+            if not self.merges(seq, unit):
+                own = {g: self.block_of_unit(seq, g, unit) for g in own}
+            else:
+                twins = {g: self.find((g, prefix)) for g in own}
+                if written == self.size and any(t and t.unwritten for t in twins.values()):
+                    return  # written K/V is not replaced by K/V that is yet to be written
+                lacks = any(block and twins[group] is None for group, block in own.items())
+                if lacks and self.shares(seq, unit):
+                    return  # the others keep their blocks, and one of them would be found
             for group, block in own.items():
                 if block is None:
                     continue  # all left the window before its promotion
@@ -203,10 +206,23 @@ class ModelManager(ModelAdmission):
                     block.content = (group, prefix)
                     block.unwritten = self.size - written
                 elif twin is not block:
-                    self.move_sharers(seq, group, unit, block, twin)
+                    self.move(seq, group, unit, twin)
             seq.promoted += 1
             self.note_passing(seq, prefix)
             self.settle()
+
+    def merges(self, seq: Seq, unit: int) -> bool:
+        """Whether another block stands for its own: in full attention, or else in any group."""
+        prefix = seq.prefix((unit + 1) * self.size)
+        for group in self.full_attention()[:1] or [g for g, _ in self.attention()]:
+            block = seq.tables[group][unit]
+            if block is not None and self.find((group, prefix)) not in {None, block}:
+                return True
+        return False
+
+    def move(self, seq: Seq, group: int, unit: int, twin: Block) -> None:
+        """Only the sequence that commits moves: the slots of others stay until a call on them."""
+        seq.tables[group][unit] = twin
 
     def sharers(self, seq: Seq, unit: int) -> list[Seq]:
         """The sequences that have this unit of the sequence in full attention, itself first."""
@@ -217,17 +233,13 @@ class ModelManager(ModelAdmission):
         others = [one for one in self.seqs.values() if one is not seq and one.tables]
         return [seq, *(one for one in others if one.tables[full[0]][unit : unit + 1] == [block])]
 
+    def shares(self, seq: Seq, unit: int) -> bool:
+        return len(self.kinds) > 1 and len(self.sharers(seq, unit)) > 1
+
     def block_of_unit(self, seq: Seq, group: int, unit: int) -> Block | None:
         """Its own block; where it has left the window, that of one which shares the unit."""
         blocks = (one.tables[group][unit] for one in self.sharers(seq, unit))
         return next((block for block in blocks if block is not None), None)
-
-    def move_sharers(self, seq: Seq, group: int, unit: int, block: Block, twin: Block) -> None:
-        """Of several groups, all sequences that share a block move to the cached one at once."""
-        seqs = self.seqs.values() if len(self.kinds) > 1 else [seq]
-        for table in (one.tables[group] for one in seqs if one.tables):
-            if unit < len(table) and table[unit] is block:
-                table[unit] = twin
 
     def note_passing(self, seq: Seq, prefix: Prefix) -> None:
         """Notes that a unit can be found, and whether it is only passed.

@@ -266,3 +266,64 @@ def test_a_copy_of_what_another_one_promises_has_to_wait() -> None:
     manager.append(second, [2])
     manager.commit(second, 7)
     world.step()
+
+
+# Merges
+
+
+def tables_of(world: World, handle: int) -> tuple[tuple[int, ...], ...]:
+    tables: tuple[tuple[int, ...], ...] = world.manager.tables(handle)
+    return tables
+
+
+def test_a_fork_keeps_its_slots_when_its_parent_merges() -> None:
+    """The fork was told its slots before: its own commit moves it."""
+    world = World(30, 3, FULL, SlidingWindow(2))
+    cached, parent = (world.manager.admit([1, 2, 3, 4]) for _ in range(2))
+    [fork] = world.manager.fork(parent)
+    slots = tables_of(world, fork)
+    world.compute(cached, 4)
+    world.compute(parent, 3)
+    assert tables_of(world, parent)[0][0] == tables_of(world, cached)[0][0]
+    assert tables_of(world, fork) == slots
+    other = world.manager.admit([7, 7, 7, 7])
+    assert not {b for t in tables_of(world, other) for b in t} & {b for t in slots for b in t}
+    world.compute(other, 4)
+    world.compute(fork, 3)
+    assert tables_of(world, fork)[0][0] == tables_of(world, cached)[0][0]
+
+
+def test_a_shared_unit_waits_while_the_cached_one_lacks_the_block_of_a_window() -> None:
+    """Its block cannot stand for the lacking one, as the fork keeps it; the window passes it."""
+    world = World(60, 4, FULL, SlidingWindow(4), STATE)
+    cached, parent = (world.manager.admit([1] * 13) for _ in range(2))
+    [fork] = world.manager.fork(parent)
+    world.compute(cached, 13)  # at no stop, so no boundary keeps the blocks of the window
+    slots = tables_of(world, parent)
+    world.compute(parent, 4)
+    assert tables_of(world, parent)[0] == slots[0]
+    world.compute(parent, 13)
+    world.manager.commit(parent, 13)
+    assert tables_of(world, parent)[0][:2] == tables_of(world, cached)[0][:2]
+    assert tables_of(world, fork)[:2] == slots[:2]
+    world.compute(fork, 13)
+    world.manager.commit(fork, 13)
+    assert tables_of(world, fork)[0][:2] == tables_of(world, cached)[0][:2]
+    for handle in (cached, parent, fork):
+        world.manager.free(handle)
+    assert not world.manager.violations()
+
+
+def test_a_unit_that_is_shared_no_more_merges_and_brings_its_block() -> None:
+    """The cached unit has the block of the window afterwards."""
+    world = World(60, 4, FULL, SlidingWindow(4), STATE)
+    cached, parent = (world.manager.admit([1] * 13) for _ in range(2))
+    [fork] = world.manager.fork(parent)
+    world.compute(cached, 13)
+    slots = tables_of(world, parent)
+    world.compute(parent, 4)
+    world.manager.free(fork)
+    world.compute(parent, 5)
+    after = tables_of(world, parent)
+    assert after[0][0] == tables_of(world, cached)[0][0]
+    assert after[1][0] == slots[1][0]

@@ -11,9 +11,9 @@ WINDOW, FULL, STATE, CHUNK = range(4)
 PROMPT = list(range(11))
 
 
-def hybrid(num_blocks: int = 64, **options: Any) -> BlockManager:
+def hybrid(num_blocks: int = 64, *, block_size: int = 4, **options: Any) -> BlockManager:
     options = {"groups": GROUPS, "null_block": True, "debug": 2, **options}
-    return BlockManager(num_blocks, 4, max_seqs=4, **options)
+    return BlockManager(num_blocks, block_size, max_seqs=4, **options)
 
 
 def step(manager: BlockManager, handle: int, computed: int) -> None:

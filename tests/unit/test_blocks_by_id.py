@@ -219,6 +219,15 @@ def test_a_match_that_is_out_of_date_is_refused(make_manager: MakeManager) -> No
         assert (caught.value.expected, caught.value.found) == (6, 4)
 
 
+def test_a_match_with_part_of_a_block_holds_for_fewer_slots(make_manager: MakeManager) -> None:
+    manager = make_manager(12, 4, min_partial_tokens=1)
+    cache(manager, PROMPT)
+    found = manager.match([*PROMPT[:6], 9])
+    assert found.num_cached_tokens == 6
+    seq = manager.sequence(manager.admit([*PROMPT[:6], 9], match=found, num_slots=4))
+    assert seq.num_cached_tokens == 6
+
+
 @pytest.mark.parametrize(("most", "found"), [(0, 0), (1, 0), (3, 2), (4, 4), (99, 6)])
 def test_no_more_is_taken_from_the_cache_than_is_asked_for(
     make_manager: MakeManager, most: int, found: int

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections import Counter
+
 import pytest
 
 from blockmgr import (
@@ -12,9 +16,12 @@ from blockmgr import (
     FullAttention,
     NeverFitsError,
     OutOfBlocksError,
+    OutOfSequencesError,
     RecurrentState,
     SlidingWindow,
+    StaleMatchError,
 )
+from blockmgr.groups import Group
 from tests.unit.hybrid import hybrid, step
 
 
@@ -209,3 +216,111 @@ def test_a_tail_is_taken_over_where_a_whole_block_would_be_copied() -> None:
     assert manager.sequence(handle).num_cached_tokens == 6
     assert not len(manager.take_copies().sources)
     manager.check_invariants()
+
+
+LAYOUTS = (
+    [FullAttention(), FullAttention(), ChunkedAttention(16)],
+    [FullAttention(), SlidingWindow(3), RecurrentState()],
+    [FullAttention(), ChunkedAttention(4), SlidingWindow(8)],
+    [RecurrentState(), FullAttention(), RecurrentState()],
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("partial", [0, 1])
+def test_a_match_that_still_holds_is_never_out_of_date(layout: list[Group], partial: int) -> None:
+    """With a match, an admission is refused for the same reason as without it."""
+    rng = random.Random(partial)
+    verdicts: Counter[Admission] = Counter()
+    for _ in range(60):
+        manager = hybrid(
+            rng.randint(9, 24), groups=layout, block_size=2, min_partial_tokens=partial
+        )
+        for _ in range(12):
+            prompt = [rng.randrange(2) for _ in range(rng.randint(1, 16))]
+            slots = rng.choice([None, None, rng.randint(1, len(prompt))])
+            match = manager.match(prompt, num_slots=slots)
+            verdict = manager.can_admit(prompt, num_slots=slots)
+            assert manager.can_admit(prompt, num_slots=slots, match=match) is verdict
+            verdicts[verdict] += 1
+            try:
+                handle = manager.admit(prompt, num_slots=slots, match=match)
+            except NeverFitsError:
+                assert verdict is Admission.NEVER
+            except (OutOfBlocksError, OutOfSequencesError):
+                assert verdict is Admission.LATER
+            else:
+                assert verdict is Admission.NOW
+                view = manager.sequence(handle)
+                assert view.num_cached_tokens == match.num_cached_tokens
+                step(manager, handle, min(view.num_tokens, view.num_slots))
+                if rng.random() < 0.6:
+                    manager.free(handle)
+    assert set(verdicts) == set(Admission)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_match_whose_blocks_are_gone_is_out_of_date(layout: list[Group]) -> None:
+    manager = hybrid(60, groups=layout, block_size=2)
+    serve_to_its_end(manager, [1] * 9)
+    match = manager.match([1] * 9)
+    assert match.num_cached_tokens == 8
+    manager.reset_prefix_cache()
+    for call in (manager.admit, manager.can_admit):
+        with pytest.raises(StaleMatchError) as caught:
+            call([1] * 9, match=match)
+        assert (caught.value.expected, caught.value.found) == (8, 0)
+
+
+def test_a_prompt_that_never_fits_is_told_the_blocks_of_all_groups() -> None:
+    windows = [FullAttention(), SlidingWindow(8), SlidingWindow(8)]
+    manager = hybrid(60, groups=windows)
+    with pytest.raises(NeverFitsError) as caught:
+        manager.admit(range(80))
+    assert str(caught.value) == (
+        "slots for 80 tokens take 60 blocks in 3 groups of layers (computed in parts it fits, with "
+        "num_slots of at most 76); the pool has 59"
+    )
+    assert manager.can_admit(range(80), num_slots=77) is Admission.NEVER
+    assert manager.can_admit(range(80), num_slots=76) is Admission.NOW
+
+
+@pytest.mark.parametrize("slots", [None, 1])
+def test_a_prompt_that_fits_in_no_parts_is_told_its_peak(slots: int | None) -> None:
+    groups = [FullAttention(), FullAttention(), ChunkedAttention(16)]
+    manager = hybrid(11, groups=groups, block_size=2)
+    with pytest.raises(NeverFitsError) as caught:
+        manager.admit(range(8), num_slots=slots)
+    assert str(caught.value) == (
+        "a prompt of 8 tokens takes 12 blocks in 3 groups of layers; the pool has 10"
+    )
+
+
+def test_a_prompt_that_no_table_holds_is_told_the_length_of_a_row() -> None:
+    manager = hybrid(60, groups=[FullAttention(), SlidingWindow(8)], max_blocks_per_seq=4)
+    with pytest.raises(NeverFitsError, match="17 tokens take 5 blocks; a block table row holds 4"):
+        manager.admit(range(17))
+
+
+def test_the_slots_that_a_prompt_is_told_are_the_most_that_fit() -> None:
+    rng = random.Random(7)
+    told = 0
+    for _ in range(300):
+        layout = rng.choice(LAYOUTS)
+        manager = hybrid(
+            rng.randint(8, 30), groups=layout, block_size=2, watermark_blocks=rng.choice([0, 2])
+        )
+        prompt = list(range(rng.randint(1, 40)))
+        try:
+            manager.free(manager.admit(prompt))
+        except NeverFitsError as error:
+            found = re.search(r"num_slots of at most (\d+)", str(error))
+            now = [n for n in range(1, len(prompt) + 1) if fits_alone(manager, prompt, n)]
+            assert bool(found) is bool(now)
+            assert not found or int(found[1]) == max(now)
+            told += bool(found)
+    assert told > 20
+
+
+def fits_alone(manager: BlockManager, prompt: list[int], slots: int) -> bool:
+    return manager.can_admit(prompt, num_slots=slots) is Admission.NOW

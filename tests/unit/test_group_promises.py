@@ -138,8 +138,8 @@ def test_a_block_that_comes_back_to_a_node_is_withdrawn_alone() -> None:
     assert manager.match([7, 7, 7, 7, 8]).num_cached_tokens == 4  # no later query reads the chunk
 
 
-def test_what_a_sharer_has_written_is_not_merged_with_a_promise() -> None:
-    """All sharers of a block would move, also one that is copied from in this step."""
+def test_a_sharer_keeps_its_block_when_another_moves_to_a_promise() -> None:
+    """What it has written stays in its block, which it continues in place."""
     groups = [FullAttention(), SlidingWindow(8)]
     manager = hybrid(40, groups=groups, early_commit=True, debug=0)
     parent = manager.admit(TEXT[:9])
@@ -152,8 +152,10 @@ def test_what_a_sharer_has_written_is_not_merged_with_a_promise() -> None:
     manager.commit(other, 8)
     manager.commit(parent, 8)
     manager.append(sharer, [99])
-    promised = {int(manager.group_table(group)[manager.row(other), 1]) for group in (0, 1)}
-    plan = manager.take_copies()
-    assert plan.num_tokens.tolist() == [1, 1]
-    assert not promised.intersection(plan.sources.tolist())
+    tables = [manager.group_table(group) for group in (0, 1)]
+    rows = [manager.row(handle) for handle in (other, parent, sharer)]
+    for table in tables:
+        promised, moved, kept = table[rows, 1].tolist()
+        assert promised == moved != kept
+    assert not len(manager.take_copies())
     manager.check_invariants()

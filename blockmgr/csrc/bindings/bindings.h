@@ -85,6 +85,9 @@ std::int64_t int_argument(nb::handle value, const char* name);
 // A handle; one too large to be one is an unknown sequence.
 std::int64_t handle_argument(nb::handle value);
 std::int64_t pin_argument(nb::handle value);
+// A ticket likewise, to resolve its plan, or to complete its step.
+std::int64_t ticket_argument(nb::handle value);
+std::int64_t step_argument(nb::handle value);
 
 // Bytes of at most 1024, by name; the view lives as long as the object.
 std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least);

@@ -213,11 +213,11 @@ void reset(PoolCore& self) { self.core.reset(); }
 nb::object take_copies(PoolCore& self, nb::handle make) { return take_plan(self.core, make); }
 
 void copies_applied(PoolCore& self, nb::handle ticket) {
-  self.core.copies_applied(int_argument(ticket, "ticket"));
+  self.core.copies_applied(ticket_argument(ticket));
 }
 
 void copies_aborted(PoolCore& self, nb::handle ticket) {
-  self.core.copies_aborted(int_argument(ticket, "ticket"));
+  self.core.copies_aborted(ticket_argument(ticket));
 }
 
 std::uint32_t ref_count(PoolCore& self, nb::handle block) {

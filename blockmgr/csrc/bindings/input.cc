@@ -76,6 +76,21 @@ std::int64_t handle_argument(nb::handle value) {
 
 std::int64_t pin_argument(nb::handle value) { return given_out(value, "pin", raise_unknown_pin); }
 
+template <ErrorKind kKind>
+static void raise_never_taken(nb::handle ticket) {
+  std::string number = shown(ticket);
+  if (number.starts_with("an int ")) number.erase(0, 7);
+  throw Error(kKind, "ticket " + number + " was never taken");
+}
+
+std::int64_t ticket_argument(nb::handle value) {
+  return given_out(value, "ticket", raise_never_taken<ErrorKind::kTicket>);
+}
+
+std::int64_t step_argument(nb::handle value) {
+  return given_out(value, "ticket", raise_never_taken<ErrorKind::kStep>);
+}
+
 std::int64_t int_argument(nb::handle value, const char* name) {
   const nb::object index = whole_number(value, name);
   const long long number = PyLong_AsLongLong(index.ptr());

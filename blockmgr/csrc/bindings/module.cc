@@ -305,14 +305,14 @@ nb::list block_digests(Core& self, nb::handle tokens, nb::handle name, nb::handl
 }
 
 void copies_applied(Core& self, nb::handle ticket) {
-  self.core.copies_applied(int_argument(ticket, "ticket"));
+  self.core.copies_applied(ticket_argument(ticket));
 }
 
 void copies_aborted(Core& self, nb::handle ticket) {
-  self.core.copies_aborted(int_argument(ticket, "ticket"));
+  self.core.copies_aborted(ticket_argument(ticket));
 }
 
-void complete(Core& self, nb::handle ticket) { self.core.complete(int_argument(ticket, "ticket")); }
+void complete(Core& self, nb::handle ticket) { self.core.complete(step_argument(ticket)); }
 
 // Each as make(handle, index, old, new). The log forgets them once all are made.
 nb::list take_remaps(Core& self, nb::handle make) {

@@ -71,16 +71,24 @@ inline bool Sequences::never_fits(std::int64_t num_tokens, std::int64_t slots, i
 }
 
 void Sequences::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
-                                 std::int64_t held_back) const {
+                                 std::int64_t held_back, const Found* found) const {
   if (held_back < 0) held_back = watermark(partition);
   const std::int64_t most = std::max(num_tokens, slots);
+  const std::int64_t capacity = pool_.partition(partition).capacity;
   const char* whose = partitions_.empty() ? "the pool has "
                       : partition         ? "the quota of its namespace is "
                                           : "the quotas leave other namespaces ";
-  std::string message = "slots for " + std::to_string(most) + " tokens take " +
-                        std::to_string(blocks_for(most)) + " blocks; a block table row holds " +
-                        std::to_string(config_.row_width) + " and " + whose +
-                        std::to_string(pool_.partition(partition).capacity);
+  std::string message;
+  if (groups_ && blocks_for(most) <= longest(partition)) {
+    message = never_in_groups(num_tokens, slots ? slots : num_tokens, found ? *found : Found(),
+                              capacity - held_back) +
+              "; ";
+  } else {
+    message = "slots for " + std::to_string(most) + " tokens take " +
+              std::to_string(blocks_for(most)) + " blocks; a block table row holds " +
+              std::to_string(config_.row_width) + " and ";
+  }
+  message += whose + std::to_string(capacity);
   if (held_back)
     message +=
         ", " + std::to_string(held_back) + " of them held back from admission by the watermark";
@@ -117,12 +125,7 @@ std::int64_t Sequences::written_of(const Found& found) const {
   const std::int64_t size = config_.block_size;
   for (std::int64_t i = 0; !unwritten_.empty() && i < found.num_full; ++i)
     if (const int rest = nodes_[found.full[i]].unwritten) return (i + 1) * size - rest;
-  return found.num_full * size + found.num_partial;
-}
-
-void Sequences::check_due(const Found& found, std::int64_t due_cached) const {
-  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
-  if (cached != due_cached) throw StaleMatch(due_cached, cached);
+  return num_cached(found);
 }
 
 // All counting happens here, before any change.
@@ -137,7 +140,7 @@ Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int
   if (applicant.read_cache && applicant.root != kNoNode) {
     const std::int64_t looked_up = applicant.looked_up(count);
     find_prefix(tokens, looked_up, applicant.root, applicant.extras, found);
-    if (blocks_for(slots) > found.num_full)
+    if (blocks_for(std::max(slots, applicant.due_cached)) > found.num_full)
       find_partial(tokens, looked_up, applicant.extras, found);
   }
   const std::int64_t left = available(applicant.partition);
@@ -151,8 +154,8 @@ Sequences::AdmissionPlan Sequences::plan_admission(const Token* tokens, std::int
     plan.demand = demand(found, slots);
     plan.fits = plan.demand.fits(left, applicant.held_back);
   }
-  if (applicant.due_cached >= 0) [[unlikely]]
-    check_due(found, applicant.due_cached);
+  if (applicant.due_cached >= 0 && num_cached(found) != applicant.due_cached) [[unlikely]]
+    throw StaleMatch(applicant.due_cached, num_cached(found));
   return plan;
 }
 
@@ -161,7 +164,8 @@ Sequences::AdmissionPlan Sequences::settled_admission(const Token* tokens, std::
                                                       const Applicant& applicant) {
   AdmissionPlan plan = plan_admission(tokens, count, slots, applicant);
   if (!plan.fits) [[unlikely]] {
-    if (plan.never) throw_never_fits(count, slots, applicant.partition, applicant.held_back);
+    if (plan.never)
+      throw_never_fits(count, slots, applicant.partition, applicant.held_back, &plan.found);
     throw OutOfBlocks(plan.demand.needed(), available(applicant.partition), applicant.held_back);
   }
   if (const ReuseTracker* past = pool_.past(applicant.partition); past && applicant.read_cache) {
@@ -237,7 +241,7 @@ inline void Sequences::settle_occupied(Sequence& s, const Token* tokens,
   show(row_of(s), 0, num_blocks);
   s.num_blocks = static_cast<std::int32_t>(num_blocks);
   s.num_chained = static_cast<std::int32_t>(found.num_full);
-  s.num_computed = s.num_cached = found.num_full * size + found.num_partial;
+  s.num_computed = s.num_cached = num_cached(found);
   if (config_.early_commit) {
     s.early_step = step_;
     s.num_settled = s.num_computed;
@@ -356,7 +360,7 @@ MatchResult Sequences::match(const Prompt& prompt) {
     plan = plan_prompt(prompt, partition, anything());
   const Found& found = plan.found;
   result.num_partial = found.num_partial;
-  result.num_cached = found.num_full * config_.block_size + found.num_partial;
+  result.num_cached = num_cached(found);
   const Demand& demand = plan.demand;
   result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
   result.num_computing = num_computing(prompt, found);

@@ -167,7 +167,7 @@ Sequences::GroupedFound Sequences::find_grouped(const Token* tokens, std::int64_
 
 Sequences::Demand Sequences::grouped_demand(const Found& found, std::int64_t slots) const {
   Demand d = demand(found, slots);
-  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
+  const std::int64_t cached = num_cached(found);
   const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
   const auto uses = [&](NodeId part) { d.unused_hits += pool_.counts_as_available(part); };
   for (int g = 0; g < groups_->num_groups(); ++g) {
@@ -190,7 +190,8 @@ Sequences::Demand Sequences::grouped_demand(const Found& found, std::int64_t slo
 }
 
 // The most that is found first; then what takes less: its end taken over instead of copied, less of
-// it, nothing.
+// it, nothing. Of these, what was due must be there, whether or not it fits. If none fits now, the plan
+// is to wait for the most.
 void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
                              const Applicant& applicant, AdmissionPlan& plan) {
   GroupedFound found;
@@ -198,13 +199,18 @@ void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64
   const std::int64_t most =
       pool_.partition(applicant.partition).capacity - applicant.held_back;
   plan.never = true;
+  AdmissionPlan waits;
   const auto fits = [&](const Found& candidate) {
     plan.found = candidate;
     plan.demand = grouped_demand(candidate, slots);
     const bool may_fit = first_blocks(candidate, slots) <= most;
     plan.never = plan.never && !may_fit;
     plan.fits = may_fit && plan.demand.fits(left, applicant.held_back);
+    if (may_fit && num_cached(candidate) >= num_cached(waits.found)) waits = plan;
     return plan.fits;
+  };
+  const auto is_due = [&](const Found& candidate) {
+    return applicant.due_cached < 0 || num_cached(candidate) == applicant.due_cached;
   };
   const auto tried = [&] {
     const auto fits_somehow = [&](Found candidate) {
@@ -215,23 +221,29 @@ void Sequences::plan_grouped(const Token* tokens, std::int64_t count, std::int64
     };
     const bool within =
         found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full;
-    if (within && fits_somehow(found.partial)) return;
-    if (found.whole.num_full && fits_somehow(found.whole)) return;
+    const bool partial_due = within && is_due(found.partial);
+    if (partial_due && fits_somehow(found.partial)) return;
+    const bool whole_due = found.whole.num_full && is_due(found.whole);
+    if (whole_due && fits_somehow(found.whole)) return;
     Found nothing;
     nothing.node = applicant.root;
-    fits(nothing);
+    if (is_due(nothing)) {
+      fits(nothing);
+    } else if (!partial_due && !whole_due) {
+      throw StaleMatch(applicant.due_cached, num_cached(within ? found.partial : found.whole));
+    }
   };
   if (applicant.read_cache && applicant.root != kNoNode && digester_) {
     found = find_grouped(tokens, count, applicant);
   }
   tried();
+  if (!plan.fits && !plan.never) plan = waits;
   plan.num_shared = found.num_shared;
-  if (applicant.due_cached >= 0) check_due(plan.found, applicant.due_cached);
 }
 
 // The blocks of a sequence that begins with so many slots behind what is found.
 std::int64_t Sequences::first_blocks(const Found& found, std::int64_t slots) const {
-  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
+  const std::int64_t cached = num_cached(found);
   const std::int64_t units = std::max(blocks_for(slots), blocks_for(cached));
   std::int64_t sum = units + num_states_;
   for (int g = 0; g < groups_->num_groups(); ++g)
@@ -255,6 +267,31 @@ std::int64_t Sequences::later_blocks(std::int64_t num_tokens, std::int64_t slots
     most = std::max(most, sum);
   }
   return most + num_states_;
+}
+
+// The most slots with which a prompt can begin alone in so many blocks, and then be computed in parts
+// to its end; 0: it never can.
+std::int64_t Sequences::most_first_slots(std::int64_t num_tokens, std::int64_t most) const {
+  std::int64_t units = (most - num_states_) / grouped_need(1);
+  units = std::min(units, blocks_for(num_tokens));
+  const std::int64_t slots = std::min(units * config_.block_size, num_tokens);
+  return slots > 0 && later_blocks(num_tokens, slots) <= most ? slots : 0;
+}
+
+// Why a prompt never fits in all groups, and with which slots it would.
+std::string Sequences::never_in_groups(std::int64_t num_tokens, std::int64_t slots,
+                                       const Found& found, std::int64_t most) const {
+  const std::string groups = std::to_string(1 + groups_->num_groups()) + " groups of layers";
+  const std::int64_t first = first_blocks(found, slots);
+  const std::int64_t parts = most_first_slots(num_tokens, most);
+  if (first <= most || (!parts && slots <= num_tokens))
+    return "a prompt of " + std::to_string(num_tokens) + " tokens takes " +
+           std::to_string(std::max(first, later_blocks(num_tokens, slots))) + " blocks in " + groups;
+  std::string text = "slots for " + std::to_string(std::max(slots, num_cached(found))) +
+                     " tokens take " + std::to_string(first) + " blocks in " + groups;
+  if (parts && parts < slots)
+    text += " (computed in parts it fits, with num_slots of at most " + std::to_string(parts) + ")";
+  return text;
 }
 
 // Of a chain that full attention has, the blocks up to the deepest place that every group serves.
@@ -321,7 +358,7 @@ NodeId Sequences::take_part_run(const Sequence& s, int g, std::int64_t from, std
 void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept {
   const Found& found = plan.found;
   const std::int64_t num_blocks = plan.demand.num_blocks;
-  const std::int64_t cached = found.num_full * config_.block_size + found.num_partial;
+  const std::int64_t cached = num_cached(found);
   const int num_groups = groups_->num_groups();
   GroupRow& row = group_row(s);
   NodeId* t = table(s);

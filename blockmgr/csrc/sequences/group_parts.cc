@@ -115,28 +115,29 @@ void Sequences::settle_parts(Sequence& s, std::int64_t logical, NodeId own, Node
   }
 }
 
-// All that share a block move to the one that stands for it, at once: each part has one node.
-void Sequences::merge_sharers(const Sequence& s, std::int64_t logical, NodeId cached) noexcept {
+// Whether a sequence cannot leave a block that others share, as their tables stay as they are: the
+// cached one has no part in a group whose window holds the unit, and a part has one node. It can once
+// the others or its window have left the unit.
+bool Sequences::must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const {
+  if (nodes_.uses(table(s)[logical]).ref_count == 1) return false;
+  bool lacks = false;
+  each_part(s, logical, [&](int g, NodeId) { lacks |= groups_->part(g, cached) < 0; });
+  return lacks;
+}
+
+// Of a sequence that moves to the cached block that stands for its own: the same in all groups. What
+// the cached one lacks comes along.
+void Sequences::merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept {
   const NodeId own = table(s)[logical];
-  settle_parts(const_cast<Sequence&>(s), logical, own, cached);
-  for (Sequence& sharer : sequences_) {
-    if (sharer.state != Sequence::kRunning || sharer.num_blocks <= logical ||
-        table(sharer)[logical] != own)
-      continue;
-    for (int g = 0; g < groups_->num_groups(); ++g) {
-      if (groups_->group(g).recurrent() || logical < group_row(sharer).first[nth(g)]) continue;
-      const NodeId there = groups_->part(g, cached);
-      if (there == groups_->part(g, own)) continue;
-      pool_.acquire(there);
-      drop_part(sharer, g, own);
-    }
-    set_entry(row_of(sharer), logical, cached);
-    ++remaps_version_;
-    remaps_.push_back({handle_of(row_of(sharer)), static_cast<std::int32_t>(logical),
-                       nodes_.name(own), nodes_.name(cached)});
-    show_groups(sharer, logical);
-    pool_.exchange(own, cached);
-  }
+  const bool is_shared = nodes_.uses(own).ref_count > 1;
+  settle_parts(s, logical, is_shared ? cached : own, cached);
+  each_part(s, logical, [&](int g, NodeId part) {
+    const NodeId there = groups_->part(g, cached);
+    if (there == part) return;
+    pool_.acquire(there);
+    drop_part(s, g, own);
+    shown_group_at(g, row_of(s))[logical] = number(nodes_.block(there));
+  });
 }
 
 // Trailing tokens of a node that this step's forward has yet to write, in the group that has most.

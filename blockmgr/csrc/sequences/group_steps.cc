@@ -81,16 +81,20 @@ std::int64_t Sequences::num_dropped(const Sequence& s, std::vector<NodeId>& part
 // counts by partition as well, and reserves memory for the states that decode may keep.
 std::int64_t Sequences::plan_parts(const Handle* handles, std::int64_t count, std::int64_t blocks,
                                    DecodePlan& plan) {
-  plan.promotions.clear_counted();
   keeps_.reserve(keeps_.size() + static_cast<std::size_t>(count * num_states_));
   std::int64_t needed = grouped_need(blocks);
   for (std::int64_t& each : plan.needed_by) each = grouped_need(each);
-  for (std::int64_t i = 0; drops_before_taking() && i < count; ++i) {
+  plan.promotions.dropped.clear();
+  if (!drops_before_taking()) return needed;
+  std::int64_t committed = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = sequences_[static_cast<std::size_t>(row_of(handles[i]))];
     const std::int64_t dropped = num_dropped(s, plan.promotions.dropped);
     needed -= dropped;
     if (!plan.needed_by.empty()) plan.needed_by[s.partition] -= dropped;
+    committed += std::max<std::int64_t>(size_.whole(s.num_tokens) - s.num_chained, 0);
   }
+  plan.promotions.count_taken(grouped_need(committed));
   return needed;
 }
 

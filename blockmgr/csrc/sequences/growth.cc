@@ -213,7 +213,7 @@ void Sequences::plan_decode(const Handle* handles, std::int64_t count, DecodePla
     if (by_partition) [[unlikely]]
       plan.needed_by[s.partition] += more;
   }
-  if (lost && drops_before_taking()) [[unlikely]] {
+  if (lost) [[unlikely]] {
     needed += lost;
     check();
   }

@@ -54,43 +54,42 @@ std::int64_t Sequences::plan_promotion(Sequence& s, std::int64_t num_computed,
     // write: in this step the sequence could not be copied from any more. A later commit merges
     // them.
     if ((groups_ || nodes_[node].unwritten) &&
-        is_kept_apart(t[i], node, (i + 1) * config_.block_size <= written_now)) {
+        is_kept_apart(s, i, node, (i + 1) * config_.block_size <= written_now)) {
       plan.promotions.back().until = i;
       break;
     }
-    if (groups_ && config_.remap) [[unlikely]]
-      lost += num_lost(t[i], node, plan);
+    if (plan.counts_taken) [[unlikely]]
+      lost += num_lost(s, i, node, plan);
   }
   return lost;
 }
 
-// Whether a block is not merged with a cached one in this step. Of several groups, sharers would move
-// too, and may have written some of it.
-bool Sequences::is_kept_apart(NodeId own, NodeId cached, bool is_written) const {
+// Whether a block is not merged with a cached one now: see plan_promotion, and must_stay.
+bool Sequences::is_kept_apart(const Sequence& s, std::int64_t logical, NodeId cached,
+                              bool is_written) const {
   if (!groups_) return is_written;
-  return most_unwritten(cached) && (is_written || nodes_.uses(own).ref_count > 1);
+  return (is_written && most_unwritten(cached)) || must_stay(s, logical, cached);
 }
 
 // Of several groups: blocks that a sequence leaves for cached ones which are available, or are to be
-// once another of the batch has dropped them; and that a copy to come or a caller keeps. Sharers move
-// at once, so a cached one counts once in a plan.
-std::int64_t Sequences::num_lost(NodeId own, NodeId cached, PromotionPlan& plan) const {
-  const auto names = [](const std::vector<NodeId>& nodes, NodeId n) {
-    return std::find(nodes.begin(), nodes.end(), n) != nodes.end();
-  };
-  const std::size_t before = plan.taken.size();
+// once another of the batch has dropped them; and that a copy to come, a caller or another sequence
+// keeps. All sharers may be of the batch; then more is counted than is taken.
+std::int64_t Sequences::num_lost(const Sequence& s, std::int64_t logical, NodeId cached,
+                                 PromotionPlan& plan) const {
+  const std::vector<NodeId>& dropped = plan.dropped;
+  std::int64_t lost = 0;
   const auto count = [&](NodeId left, NodeId there) {
-    if (!nodes_.uses(left).pins || names(plan.taken, there)) return;
-    if (pool_.counts_as_available(there) || names(plan.dropped, there)) plan.taken.push_back(there);
+    const Uses& uses = nodes_.uses(left);
+    if (uses.ref_count + uses.pins == 1) return;
+    const bool taken = pool_.counts_as_available(there) ||
+                       std::find(dropped.begin(), dropped.end(), there) != dropped.end();
+    lost += taken && plan.taken.add(there) == 1;
   };
-  count(own, cached);
-  for (int g = 0; g < groups_->num_groups(); ++g) {
-    if (groups_->group(g).recurrent()) continue;
-    const NodeId part = groups_->part(g, own);
-    const NodeId there = groups_->part(g, cached);
-    if (part >= 0 && there >= 0) count(part, there);
-  }
-  return static_cast<std::int64_t>(plan.taken.size() - before);
+  count(table(s)[logical], cached);
+  each_part(s, logical, [&](int g, NodeId part) {
+    if (const NodeId there = groups_->part(g, cached); there >= 0) count(part, there);
+  });
+  return lost;
 }
 
 void Sequences::promote_all(const PromotionPlan& plan) noexcept {
@@ -109,8 +108,9 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     pool_.tell_cached({t + told, until - told}, who);
     told = until + 1;
   };
-  for (std::int64_t i = s.num_chained; i < promotion.until; ++i, digest += digest_size) {
-    if (i + kInsertAhead < promotion.until) {
+  std::int64_t end = promotion.until;
+  for (std::int64_t i = s.num_chained; i < end; ++i, digest += digest_size) {
+    if (i + kInsertAhead < end) {
       index_.prefetch_bucket(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
       prefetch(&nodes_[t[i + kInsertAhead]]);
     }
@@ -130,6 +130,10 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     const Key key{node, extras_at(s.extras_ids(), i), nodes_.tokens(b)};
     const NodeId cached = index_.find_continuing(key, digest);
     if (cached >= 0) {
+      if (groups_ && must_stay(s, i, cached)) [[unlikely]] {
+        end = i;  // another of the batch, or what was evicted, has changed what was planned
+        break;
+      }
       tell(i);
       index_.set_hint(node, cached);
       deduplicate(promotion, i, cached);
@@ -147,9 +151,9 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
     ++counters_.promoted_blocks;
     node = b;
   }
-  tell(promotion.until);
+  tell(end);
   const std::int64_t from = s.num_chained;
-  s.num_chained = static_cast<std::int32_t>(promotion.until);
+  s.num_chained = static_cast<std::int32_t>(end);
   if (groups_) [[unlikely]] {
     mark_boundaries(s, from);
     groups_->tell_kept(t + from, s.num_chained - from);
@@ -165,15 +169,6 @@ void Sequences::note_unwritten(const Sequence& s, std::int64_t logical, NodeId b
   unwritten_.push_back(b);
 }
 
-// Of several groups, all that share a block are merged with another at once.
-std::size_t Sequences::num_sharers(const PromotionPlan& plan) const {
-  std::size_t sharers = 0;
-  for (const Promotion& p : plan.promotions)
-    for (std::int64_t i = p.sequence->num_chained; i < p.until; ++i)
-      sharers += nodes_.uses(table(*p.sequence)[i]).ref_count;
-  return sharers;
-}
-
 // Room in the log for whatever the planned promotions may deduplicate; the last part of a plan.
 // An engine that never reads the log must not make it grow: what earlier calls left beyond the
 // limit is dropped, and the loss remembered.
@@ -183,8 +178,6 @@ void Sequences::reserve_remaps(const PromotionPlan& plan) {
   std::size_t wanted = drops ? 0 : remaps_.size();
   for (const Promotion& p : plan.promotions)
     wanted += static_cast<std::size_t>(p.until - p.sequence->num_chained);
-  if (groups_) [[unlikely]]
-    wanted += num_sharers(plan);
   if (wanted > remaps_.capacity()) remaps_.reserve(wanted);
   if (drops) {
     remaps_.clear();
@@ -203,7 +196,8 @@ void Sequences::deduplicate(const Promotion& promotion, std::int64_t logical,
     note_unwritten(*promotion.sequence, logical, own);  // the key may pass to it within the step
     return;
   }
-  if (groups_) return merge_sharers(*promotion.sequence, logical, cached);
+  if (groups_) [[unlikely]]
+    merge_parts(*promotion.sequence, logical, cached);
   set_entry(promotion.row, logical, cached);
   ++remaps_version_;
   remaps_.push_back({handle_of(promotion.row), static_cast<std::int32_t>(logical),
@@ -249,10 +243,8 @@ void Sequences::commit(Handle handle, std::int64_t num_computed) {
                     std::to_string(most) + "], got " + std::to_string(num_computed));
   PromotionPlan& plan = decode_room_.promotions;
   plan.clear();
-  if (groups_) [[unlikely]] {
-    plan.clear_counted();
+  if (groups_) [[unlikely]]
     keeps_.reserve(keeps_.size() + static_cast<std::size_t>(num_states_));
-  }
   if (size_.whole(num_computed) > s.num_chained) {
     plan_promotion(s, num_computed, written(s), plan);
     reserve_remaps(plan);

@@ -265,19 +265,22 @@ class Sequences : public Store {
     std::vector<Promotion> promotions;
     std::vector<std::uint8_t> digests;
     std::vector<NodeId> dropped;  // parts that the batch is counted on to make available
-    std::vector<NodeId> taken;    // cached blocks that it takes into use, see num_lost
+    Tally taken;                  // cached blocks that it takes into use: see num_lost
+    bool counts_taken = false;
     void clear() {
       promotions.clear();
       digests.clear();
+      counts_taken = false;
     }
-    // Of several groups.
-    void clear_counted() {
-      dropped.clear();
-      taken.clear();
+    // Of several groups, before blocks are taken. most: cached blocks that it may take into use.
+    void count_taken(std::int64_t most) {
+      if (!most) return;
+      taken.begin(most);
+      counts_taken = true;
     }
     std::size_t memory() const {
       return digests.capacity() + promotions.capacity() * sizeof(Promotion) +
-             (dropped.capacity() + taken.capacity()) * sizeof(NodeId);
+             dropped.capacity() * sizeof(NodeId) + taken.memory();
     }
   };
   struct DecodePlan {
@@ -381,16 +384,19 @@ class Sequences : public Store {
   std::int64_t written_of(const Found& found) const;
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                     Found& found) const;
-  // Throws if the cache no longer has what a match said of it.
-  void check_due(const Found& found, std::int64_t due_cached) const;
+  std::int64_t num_cached(const Found& found) const {
+    return found.num_full * config_.block_size + found.num_partial;
+  }
   Demand demand(const Found& found, std::int64_t slots) const;
   std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots, int partition,
                              std::int64_t watermark) const;
   bool never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                   std::int64_t watermark) const;
-  // held_back: from this admission; -1: as the config says.
+  // held_back: from this admission; -1: as the config says. found: what of several groups was to be
+  // reused.
   [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
-                                     std::int64_t held_back = -1) const;
+                                     std::int64_t held_back = -1,
+                                     const Found* found = nullptr) const;
   AdmissionPlan plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                const Applicant& applicant);
   AdmissionPlan plan_prompt(const Prompt& prompt, int partition, std::int64_t held_back);
@@ -457,12 +463,13 @@ class Sequences : public Store {
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
   std::int64_t plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
                               PromotionPlan& plan);
-  [[gnu::noinline]] bool is_kept_apart(NodeId own, NodeId cached, bool is_written) const;
-  std::int64_t num_lost(NodeId own, NodeId cached, PromotionPlan& plan) const;
+  [[gnu::noinline]] bool is_kept_apart(const Sequence& s, std::int64_t logical, NodeId cached,
+                                       bool is_written) const;
+  [[gnu::noinline]] std::int64_t num_lost(const Sequence& s, std::int64_t logical, NodeId cached,
+                                          PromotionPlan& plan) const;
   void promote_all(const PromotionPlan& plan) noexcept;
   void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;
   void note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept;
-  std::size_t num_sharers(const PromotionPlan& plan) const;
   void reserve_remaps(const PromotionPlan& plan);
   void deduplicate(const Promotion& promotion, std::int64_t logical, NodeId cached) noexcept;
 
@@ -483,6 +490,9 @@ class Sequences : public Store {
                                       const Applicant& applicant, AdmissionPlan& plan);
   std::int64_t first_blocks(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] std::int64_t later_blocks(std::int64_t num_tokens, std::int64_t slots) const;
+  std::int64_t most_first_slots(std::int64_t num_tokens, std::int64_t most) const;
+  std::string never_in_groups(std::int64_t num_tokens, std::int64_t slots, const Found& found,
+                              std::int64_t most) const;
   std::array<std::int64_t, 3> stops_of(std::int64_t num_tokens, std::int64_t num_computed,
                                        std::int64_t num_shared) const noexcept;
   [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
@@ -518,7 +528,8 @@ class Sequences : public Store {
   void drop_parts(Sequence& s, std::int64_t from) noexcept;
   void drop_states(Sequence& s) noexcept;
   void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
-  void merge_sharers(const Sequence& s, std::int64_t logical, NodeId cached) noexcept;
+  [[gnu::noinline]] bool must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const;
+  [[gnu::noinline]] void merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept;
   int most_unwritten(NodeId node) const;
   bool serves(const Sequence& s, std::int64_t logical) const;
   std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;

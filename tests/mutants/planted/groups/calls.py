@@ -23,6 +23,21 @@ CALLS = (
             "unit-- > std::max<std::int64_t>(from, first + 1);)",
         ),
         (
+            "a_unit_that_others_share_is_merged_with_one_that_lacks_a_part",
+            "  if (nodes_.uses(table(s)[logical]).ref_count == 1) return false;\n",
+            "  if (nodes_.uses(table(s)[logical]).ref_count) return false;\n",
+        ),
+        (
+            "the_parts_of_a_fork_are_found_with_another_unit",
+            "  settle_parts(s, logical, is_shared ? cached : own, cached);\n",
+            "  settle_parts(s, logical, is_shared ? own : own, cached);\n",
+        ),
+        (
+            "a_merged_unit_shows_its_former_part",
+            "    shown_group_at(g, row_of(s))[logical] = number(nodes_.block(there));\n",
+            "",
+        ),
+        (
             "the_part_of_a_twin_is_lost",
             "      if (there >= 0) groups_->set_part(g, node, there);\n",
             "",

@@ -146,34 +146,53 @@ KEEPING = (
     *bugs_in(
         "sequences/promotion.cc",
         (
-            "sharers_are_merged_with_what_is_to_be_written",
-            "(is_written || nodes_.uses(own).ref_count > 1);",
-            "is_written;",
+            "a_fork_moves_with_the_sequence_that_commits",
+            "  if (groups_) [[unlikely]]\n    merge_parts(*promotion.sequence, logical, cached);\n",
+            "  for (Sequence& each : sequences_) {\n"
+            "    if (!groups_ || each.state != Sequence::kRunning ||\n"
+            "        each.num_blocks <= logical || &each == promotion.sequence ||\n"
+            "        table(each)[logical] != own)\n"
+            "      continue;\n"
+            "    merge_parts(each, logical, cached);\n"
+            "    set_entry(row_of(each), logical, cached);\n"
+            "    pool_.exchange(own, cached);\n"
+            "  }\n"
+            "  if (groups_) merge_parts(*promotion.sequence, logical, cached);\n",
+        ),
+        (
+            "a_merge_trusts_a_plan_that_an_eviction_has_changed",
+            "      if (groups_ && must_stay(s, i, cached)) [[unlikely]] {\n",
+            "      if (groups_ && num_states_ < 0) {\n",
+        ),
+        (
+            "counts_on_a_block_that_others_share",
+            "    if (uses.ref_count + uses.pins == 1) return;\n",
+            "    if (!uses.pins) return;\n",
         ),
         (
             "counts_on_a_block_that_the_batch_moves_to",
-            "counts_as_available(there) || names(plan.dropped, there))",
-            "counts_as_available(there))",
+            "std::find(dropped.begin(), dropped.end(), there) != dropped.end();",
+            "std::find(dropped.begin(), dropped.end(), there) > dropped.end();",
         ),
         (
             "counts_what_sharers_move_to_for_each_of_them",
-            "    if (!nodes_.uses(left).pins || names(plan.taken, there)) return;\n",
-            "    if (!nodes_.uses(left).pins) return;\n",
+            "    lost += taken && plan.taken.add(there) == 1;\n",
+            "    lost += taken && plan.taken.add(there) > 0;\n",
         ),
         (
             "a_batch_counts_on_a_node_that_a_caller_holds",
-            "  count(own, cached);\n",
+            "  count(table(s)[logical], cached);\n",
             "",
         ),
         (
             "a_batch_counts_on_a_part_that_a_caller_holds",
-            "    if (part >= 0 && there >= 0) count(part, there);\n",
-            "    if (part >= 0 && there < 0) count(part, there);\n",
+            "there >= 0) count(part, there);\n",
+            "there < 0) count(part, there);\n",
         ),
         (
             "a_unit_is_merged_with_parts_to_be_written",
-            "  return most_unwritten(cached) && (",
-            "  return nodes_[cached].unwritten && (",
+            "(is_written && most_unwritten(cached))",
+            "(is_written && nodes_[cached].unwritten)",
         ),
     ),
     *bugs_in(
