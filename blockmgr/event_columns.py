@@ -158,9 +158,8 @@ class Events:
 @functools.cache
 def _no_events(block_size: int, digest_size: int) -> Events:
     """No events, as after most steps: one shared object without writable memory."""
-    none = np.zeros(0, np.uint8)
-    start = np.zeros(1, np.int64)
-    start.flags.writeable = False
+    none: npt.NDArray[np.uint8] = np.ndarray(0, np.uint8, bytes(1))
+    start: npt.NDArray[np.int64] = np.ndarray(1, np.int64, bytes(8))  # no flag makes it writable
     return Events(
         kind=none,
         start=start,

@@ -229,7 +229,7 @@ class BlockManager(EventCalls, NotCopied):
         # Checked inline: calling a function would take as long as the core's work for a short
         # prompt.
         if type(tokens) is Prompt:
-            tokens, namespace, keys = tokens.parts(namespace, extras)
+            tokens, namespace, keys = tokens._parts(namespace, extras)
         else:
             keys = None if extras is None else extras_pairs(extras)
         return self._core.admit(
@@ -265,7 +265,7 @@ class BlockManager(EventCalls, NotCopied):
             TypeError: A value of the wrong type.
         """
         if type(tokens) is Prompt:
-            tokens, namespace, keys = tokens.parts(namespace, extras)
+            tokens, namespace, keys = tokens._parts(namespace, extras)
         else:
             keys = None if extras is None else extras_pairs(extras)
         verdict = self._core.can_admit(
@@ -699,7 +699,7 @@ class BlockManager(EventCalls, NotCopied):
             TypeError: A value of the wrong type.
         """
         if type(tokens) is Prompt:
-            tokens, namespace, keys = tokens.parts(namespace, extras)
+            tokens, namespace, keys = tokens._parts(namespace, extras)
         else:
             keys = None if extras is None else extras_pairs(extras)
         return self._core.match(

@@ -46,15 +46,15 @@ class Prompt:
     >>> handle = manager.admit(prompt)
     """
 
-    __slots__ = ("__weakref__", "_keys", "_namespace", "_tokens")
+    __slots__ = ("__weakref__", "_data", "_keys", "_namespace", "_tokens")
 
     def __init__(
         self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
     ) -> None:
         self._keys: Keys = None if extras is None else extras_pairs(extras)
-        own = _core.prompt_tokens(tokens, namespace, self._keys)
         # An array over bytes: no flag makes it writable, and nothing resizes it.
-        self._tokens = np.frombuffer(own.tobytes(), np.uint32)
+        self._data = _core.prompt_tokens(tokens, namespace, self._keys).tobytes()
+        self._tokens = np.frombuffer(self._data, np.uint32)
         self._namespace = namespace
 
     def __init_subclass__(cls) -> NoReturn:
@@ -70,7 +70,7 @@ class Prompt:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made, (self._tokens, self._namespace, self.extras)
+        return _made, (self.tokens, self._namespace, self.extras)
 
     def __repr__(self) -> str:
         # Neither tokens nor keys: they may be secrets.
@@ -78,8 +78,9 @@ class Prompt:
 
     @property
     def tokens(self) -> npt.NDArray[np.uint32]:
-        """``uint32[n]`` on the host; it cannot be made writable."""
-        return self._tokens
+        """``uint32[n]`` on the host, which cannot be made writable; a new array each time."""
+        # The shape and the type of any array can be set, so nobody gets the Prompt's own.
+        return np.frombuffer(self._data, np.uint32)
 
     @property
     def namespace(self) -> bytes:
@@ -91,7 +92,7 @@ class Prompt:
         """Extra keys by logical block; a copy."""
         return dict(self._keys or ())
 
-    def parts(
+    def _parts(
         self, namespace: bytes, extras: Extras | None
     ) -> tuple[npt.NDArray[np.uint32], bytes, Keys]:
         """The arguments of the core for this prompt and the other arguments of a call.
@@ -113,5 +114,5 @@ def parts_of(
 ) -> tuple[Tokens, bytes, Keys]:
     """Tokens, namespace and extra keys in the core's form, from the arguments of a call."""
     if type(tokens) is Prompt:
-        return tokens.parts(namespace, extras)
+        return tokens._parts(namespace, extras)
     return tokens, namespace, extras_pairs(extras)

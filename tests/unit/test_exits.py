@@ -7,6 +7,7 @@ from within a function that may not throw, nor keep the main thread from ending.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import blockmgr
+from blockmgr import _core
 
 EDITABLE = any("editable" in type(finder).__module__ for finder in sys.meta_path)
 PACKAGE = str(Path(blockmgr.__file__).parents[1])
@@ -60,6 +62,38 @@ def build():
     manager = BlockManager(200, 4, max_seqs=60, digest=lambda m: hashlib.md5(m).digest())
     def call():
         manager.match(Prompt(list(range(200)), namespace=b"n", extras={1: b"x"}))
+    return call
+""",
+    "numbers of a sequence in Python": """
+class Tokens:
+    def __len__(self): return 40
+    def __getitem__(self, i): return sum([i])
+def build():
+    manager = BlockManager(64, 4)
+    return lambda: manager.match(Tokens())
+""",
+    "results and errors": """
+from blockmgr import BlockMgrError
+class Extras(dict):
+    def items(self): return [(sum([0]), b"x")]
+def build():
+    manager = BlockManager(8, 4, max_seqs=4, events=True, steps_in_flight=1)
+    def call():
+        try:
+            manager.admit(range(10_000), extras=Extras())
+        except BlockMgrError:
+            pass
+        handle = manager.admit([1, 2, 3, 4, 5, 6])
+        manager.commit(handle, 6)
+        children = manager.fork(handle, 2)
+        manager.append(children[0], [7])
+        plan = manager.take_copies()
+        manager.take_remaps()
+        manager.take_events()
+        manager.copies_applied(plan.ticket)
+        manager.complete(plan.ticket)
+        for each in (handle, *children):
+            manager.free(each)
     return call
 """,
     "nano_vllm": """
@@ -171,6 +205,87 @@ for _ in range(4):
 time.sleep(0.05)
 print("ends", flush=True)
 """
+# A publisher has a thread of its own, which is a daemon thread and calls the manager.
+PUBLISHER = """
+from blockmgr.events import Publisher
+manager = BlockManager(200, 4, max_seqs=60, events=True, digest="sha256")
+publisher = Publisher(manager, 4, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
+def build():
+    def call():
+        serve(manager)
+        publisher.publish()
+    return call
+"""
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+NEEDED = """
+import sys
+import numpy, xxhash, nanobind_backend
+print("%d.%d" % sys.version_info[:2])
+"""
+
+
+def interpreters(version: str) -> list[str]:
+    """Interpreters of this version other than this one; ``BLOCKMGR_PYTHONS`` may name more."""
+    found = [p for p in os.environ.get("BLOCKMGR_PYTHONS", "").split(os.pathsep) if p]
+    found += [str(p) for p in Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")]
+    if on_path := shutil.which(f"python{version}"):
+        found.append(on_path)
+    return found
+
+
+def with_what_it_needs(version: str) -> str:
+    """An interpreter of this version that has the packages which this one needs."""
+    for python in interpreters(version):
+        command = [python, "-c", NEEDED]
+        has = subprocess.run(command, check=False, capture_output=True, text=True)
+        if has.stdout.strip() == version:
+            return python
+    pytest.skip(f"no Python {version} with numpy, xxhash and nanobind-backend on this machine")
+
+
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package, its extension and the tests, for any interpreter."""
+    folder = tmp_path_factory.mktemp("package")
+    ignored = shutil.ignore_patterns("csrc", "__pycache__")
+    shutil.copytree(Path(blockmgr.__file__).parent, folder / "blockmgr", ignore=ignored)
+    shutil.copy(Path(_core.__file__), folder / "blockmgr")
+    (folder / "tests").symlink_to(Path(__file__).parents[1])
+    return folder
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_of_every_python_ends_as_this_one_does(
+    kind: str, version: str, portable: Path
+) -> None:
+    if f"{sys.version_info.major}.{sys.version_info.minor}" == version:
+        pytest.skip("the test below is about this one")
+    python = with_what_it_needs(version)
+    program = PROGRAM.format(build=KINDS[kind], clears=False, editable=False)
+    done = subprocess.run(
+        [python, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=portable,  # the current folder comes first in the path of such a program
+        env={"PYTHONPATH": str(portable), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
+
+
+def test_a_process_ends_although_a_publisher_has_a_thread() -> None:
+    pytest.importorskip("zmq")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(build=PUBLISHER, clears=False, editable=EDITABLE)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, *filter(None, sys.path)])},
+    )
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
 
 
 def ends(kind: str, clears: bool) -> None:

@@ -88,6 +88,21 @@ def test_a_prompt_keeps_what_it_was_made_of() -> None:
         prompt.tokens.resize((0,), refcheck=False)
 
 
+def test_no_attribute_of_its_tokens_changes_a_prompt() -> None:
+    """NumPy lets anybody set the shape and the type of any array, a read-only one too."""
+    prompt = Prompt([*TOKENS, 10], extras={1: b"image"})
+    seen = prompt.tokens
+    seen.shape = (2, 5)
+    other = prompt.tokens
+    other.dtype = np.uint8
+    assert isinstance(seen.base, bytes)
+    assert prompt.tokens.tolist() == [*TOKENS, 10]
+    assert len(prompt) == 10
+    for each in (copy.deepcopy(prompt), pickle.loads(pickle.dumps(prompt))):
+        assert each.tokens.tolist() == [*TOKENS, 10]
+    assert BlockManager(32, 4).admit(prompt) >= 0
+
+
 def test_a_prompt_shows_no_content() -> None:
     text = repr(Prompt([123456789], namespace=b"secret", extras={0: b"hidden"}))
     assert text == "<Prompt: 1 tokens>"

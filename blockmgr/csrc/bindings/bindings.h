@@ -150,7 +150,7 @@ struct Export {
   Export(const Export&) = delete;
   Export& operator=(const Export&) = delete;
   void release() {
-    if (held) PyBuffer_Release(&view);
+    if (held) in_python([this] { PyBuffer_Release(&view); });
     held = false;
   }
   Py_buffer view{};

@@ -25,7 +25,9 @@ class Rows {
     PyErr_SetString(PyExc_TypeError, kWanted);
     throw nb::python_error();
   }
-  ~Rows() { PyBuffer_Release(&view_); }
+  ~Rows() {
+    in_python([this] { PyBuffer_Release(&view_); });
+  }
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
   std::int32_t* data() const { return static_cast<std::int32_t*>(view_.buf); }
@@ -71,7 +73,9 @@ auto with_copy_errors(Work work) {
   } catch (const CopyFault& fault) {
     const nb::handle type = known().copy;
     const nb::object pair = fault.pair < 0 ? nb::none() : made(nb::object(nb::int_(fault.pair)));
-    PyErr_SetObject(type.ptr(), type(pair, fault.problem).ptr());
+    const nb::object error =
+        in_python([&] { return nb::object(type(pair, fault.problem)); });
+    PyErr_SetObject(type.ptr(), error.ptr());
     throw nb::python_error();
   }
 }

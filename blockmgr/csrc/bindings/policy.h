@@ -16,6 +16,11 @@ class PythonPolicy final : public EachBlock<PythonPolicy> {
   PythonPolicy(Nodes& nodes, const PrefixIndex& index, Range range, nb::object policy)
       : EachBlock(nodes, index, range), policy_(std::move(policy)) {}
 
+  // Dropping the last reference to the policy can run its __del__.
+  ~PythonPolicy() override {
+    in_python([this] { clear(); });
+  }
+
   void cached(NodeId b) noexcept;
   void hit(NodeId b) noexcept;
   void idle(NodeId b) noexcept;
