@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from blockmgr.index.service import Feeds
 
 __all__ = ["index"]
+
+_SWITCH_S: Final = 0.0005
 
 
 @click.group(cls=Group, short_help="Tell routers which worker has a prompt in its cache.")
@@ -60,7 +62,15 @@ def _worker(
 )  # fmt: skip
 @click.option(
     "--max-workers", type=click.IntRange(1, 65536), default=64, show_default=True,
-    help="Most workers at a time.",
+    help="Most workers at a time, each rank counted.",
+)  # fmt: skip
+@click.option(
+    "--max-ranks", type=click.IntRange(1, 65536), default=16, show_default=True,
+    help="Most data-parallel ranks whose batches come through one port.",
+)  # fmt: skip
+@click.option(
+    "--block-size", type=click.IntRange(1, 2**31 - 1), default=None, metavar="TOKENS",
+    help="Tokens per block of the prompts that are asked for; workers with others are errors.",
 )  # fmt: skip
 @click.option(
     "--max-blocks", type=click.IntRange(1, 2**40), default=2**26, show_default=True,
@@ -76,6 +86,8 @@ def serve(  # noqa: PLR0917  (click passes them by name)
     workers: list[tuple[str, str, str | None]],
     ranks: int,
     max_workers: int,
+    max_ranks: int,
+    block_size: int | None,
     max_blocks: int,
     load_weight: float,
 ) -> None:
@@ -83,6 +95,8 @@ def serve(  # noqa: PLR0917  (click passes them by name)
 
     POST /place with {"digests": [...]} returns the workers that have a prompt, best first. /workers
     announces and withdraws workers at run time. GET /metrics is for Prometheus.
+
+    If the batches of a worker name data-parallel ranks, /place returns each rank, with its number.
 
     Every client that can reach the port can query and announce, so use a network of routers only.
     """
@@ -97,9 +111,19 @@ def serve(  # noqa: PLR0917  (click passes them by name)
         listener = socket.create_server((host, port))
     except OSError as error:
         raise WrongCommand(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    feeds = Feeds(
-        WorkerIndex(max_workers=max_workers, max_blocks=max_blocks, load_weight=load_weight)
+    # asyncio does it only for sockets that name their protocol. Without it an answer may wait 40 ms
+    # for the client's acknowledgement of its first half. Connections inherit it.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made = WorkerIndex(
+        max_workers=max_workers,
+        max_blocks=max_blocks,
+        load_weight=load_weight,
+        max_ranks=max_ranks,
+        block_size=block_size,
     )
+    feeds = Feeds(made)
+    # Threads that read events must not keep the one that answers waiting. The process is ours.
+    sys.setswitchinterval(_SWITCH_S)
     with listener:
         _announce(feeds, workers, ranks)
         click.echo(f"listening on http://{host}:{listener.getsockname()[1]}", file=sys.stderr)

@@ -26,6 +26,7 @@ __all__ = [
     "decode_hashes",
     "pieces",
     "short",
+    "weight_of",
 ]
 
 AnyBatch = wire.Batch | wire.OldBatch | wire.HashBatch
@@ -46,12 +47,18 @@ LOW_BITS = 2**64 - 1
 MOST_BLOCKS = 8192
 """Most blocks per batch, so that encoding and applying one is fast."""
 
+_TOKENS_AS_A_BLOCK = 32
+_KEY_BYTES_AS_A_BLOCK = 128
+
 # Besides msgspec's own errors: text that is not UTF-8, and arrays nested too deeply.
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _maps = msgspec.msgpack.Decoder(wire.Batch)
 _arrays = msgspec.msgpack.Decoder(wire.OldBatch)
 _hashes = msgspec.msgpack.Decoder(wire.HashBatch)
+_raw = msgspec.msgpack.Decoder(wire.RawBatch)
+_event: msgspec.msgpack.Decoder[wire.HashEvent] = msgspec.msgpack.Decoder(wire.HashEvent)
+_LONG = 2**16
 
 
 def short(digest: bytes) -> int:
@@ -138,9 +145,12 @@ class Encoder:
             events: All findable blocks, after a clearing event.
             ts: Time of the events, in seconds.
         """
-        parts = list(self._parts(events)) or [[]]
-        for index, made in enumerate(parts):
-            yield self._batch(made, ts, self._about(snapshot=True, last=index + 1 == len(parts)))
+        parts = self._parts(events)
+        made = next(parts, [])
+        for following in parts:
+            yield self._batch(made, ts, self._about(snapshot=True))
+            made = following
+        yield self._batch(made, ts, self._about(snapshot=True, last=True))
 
     def _about(self, *, snapshot: bool = False, last: bool = False) -> wire.About:
         """The additions for blockmgr's clients; no groups if all are of whole prefixes."""
@@ -162,11 +172,12 @@ class Encoder:
             if self._old and not self._is_whole_prefix(event):
                 continue
             for piece in pieces(event):
-                if size + len(piece.digests) > MOST_BLOCKS and part:
+                weight = weight_of(piece)
+                if size + weight > MOST_BLOCKS and part:
                     yield part
                     part, size = [], 0
                 part.append(self.event(piece))
-                size += len(piece.digests)
+                size += weight
         if part:
             yield part
 
@@ -227,14 +238,25 @@ def _group(group: Group) -> tuple[str, int | None]:
     return kind, None if window is None else whole("groups window", window, 1, 2**31 - 1)
 
 
+def weight_of(event: Event) -> int:
+    """The size of an event, in blocks; many tokens or long extra keys count as more blocks."""
+    keys = sum(map(len, event.extras.values()))
+    return max(
+        len(event.digests), event.tokens.size // _TOKENS_AS_A_BLOCK, keys // _KEY_BYTES_AS_A_BLOCK
+    )
+
+
 def pieces(event: Event) -> Iterator[Event]:
-    """Splits an event into events of a bounded number of blocks."""
+    """Splits an event into events of a bounded number of blocks, tokens and bytes."""
     count = len(event.digests)
-    if count <= MOST_BLOCKS:
+    if weight_of(event) <= MOST_BLOCKS:
         yield event
         return
-    for start in range(0, count, MOST_BLOCKS):
-        stop = min(count, start + MOST_BLOCKS)
+    longest = max(map(len, event.extras.values()), default=0)
+    weight = max(event.tokens.shape[1] / _TOKENS_AS_A_BLOCK, longest / _KEY_BYTES_AS_A_BLOCK, 1)
+    step = max(1, int(MOST_BLOCKS / weight))
+    for start in range(0, count, step):
+        stop = min(count, start + step)
         yield event._replace(
             digests=event.digests[start:stop],
             parent=event.digests[start - 1] if start else event.parent,
@@ -278,13 +300,25 @@ def decode(payload: bytes) -> AnyBatch:
 def decode_hashes(payload: bytes) -> AnyBatch:
     """Like ``decode``, but skips the tokens of the current layout: for an index of digests.
 
+    The events of a long batch are decoded one by one, so that other threads can run in between.
+
     Raises:
         ValueError: These bytes are not a batch of events.
     """
+    if _LONG < len(payload) <= wire.MOST_BYTES:
+        try:
+            raw = _raw.decode(payload)
+            events = [_event.decode(each) for each in raw.events]
+        except _UNDECODED:
+            pass  # the other layout, or an error
+        else:
+            return wire.HashBatch(raw.ts, events, raw.data_parallel_rank, raw.about)
     return _decode(_hashes, payload)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes) -> AnyBatch:
+    if len(payload) > wire.MOST_BYTES:
+        raise ValueError(f"payload must be at most {wire.MOST_BYTES} bytes, got {len(payload)}")
     try:
         batch: AnyBatch = decoder.decode(payload)
     except _UNDECODED as error:

@@ -15,7 +15,7 @@ import xxhash
 
 from blockmgr.arguments import whole
 from blockmgr.event_columns import EventKind, Tier
-from blockmgr.events.codec import LOW_BITS, MOST_BLOCKS, anonymous, pieces, short
+from blockmgr.events.codec import LOW_BITS, MOST_BLOCKS, anonymous, pieces, short, weight_of
 from blockmgr.events.wire import PlainBatch
 from blockmgr.vllm_keys import vllm_keys
 
@@ -348,11 +348,12 @@ class SglangEncoder:
                 continue
             for piece in pieces(event):
                 for made, blocks in self._events(piece):
-                    if size + blocks > MOST_BLOCKS and part:
+                    weight = max(blocks, weight_of(piece))
+                    if size + weight > MOST_BLOCKS and part:
                         yield self._encoder.encode(PlainBatch(ts, part, self._rank))
                         part, size = [], 0
                     part.append(made)
-                    size += blocks
+                    size += weight
         if part:
             yield self._encoder.encode(PlainBatch(ts, part, self._rank))
 

@@ -7,7 +7,7 @@ import zmq
 from blockmgr.arguments import text, whole
 from blockmgr.errors import EndpointError
 
-__all__ = ["bind", "connect", "endpoint_of_rank"]
+__all__ = ["bind", "bounded", "connect", "endpoint_of_rank"]
 
 _MOST_PORT = 65535
 
@@ -38,6 +38,24 @@ def endpoint_of_rank(name: str, endpoint: str, rank: int | None) -> str:
     if not endpoint.startswith("tcp://") or not port.isdecimal():
         raise ValueError(f"{name} must be tcp:// with a port or inproc://, got {endpoint!r}")
     return endpoint if int(port) == 0 else f"{base}:{int(port) + rank}"
+
+
+def bounded(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, *, most_bytes: int, most_queued: int
+) -> zmq.Socket[bytes]:
+    """Makes a socket that cannot be made to hold much, and does not wait when it is closed.
+
+    Args:
+        context: Its context.
+        kind: Type of the socket.
+        most_bytes: Most bytes of a frame; a connection that sends more is cut.
+        most_queued: Most messages in each direction, for each connection.
+    """
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.maxmsgsize = most_bytes
+    socket.set_hwm(most_queued)
+    return socket
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:

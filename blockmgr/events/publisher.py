@@ -11,15 +11,17 @@ import zmq
 
 from blockmgr.arguments import milliseconds, text, whole
 from blockmgr.events.codec import Encoder
-from blockmgr.events.endpoints import bind, endpoint_of_rank
+from blockmgr.events.endpoints import bind, bounded, endpoint_of_rank
+from blockmgr.events.replies import Replies
 from blockmgr.events.wire import FULL_ATTENTION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from blockmgr.event_columns import Events
     from blockmgr.events.codec import Group
+    from blockmgr.events.replies import Frames
 
 __all__ = ["END", "SNAPSHOT", "Publisher"]
 
@@ -56,6 +58,8 @@ class Publisher:
     ``publish`` sends the events since the last call; call it after each step. A thread answers
     replay requests at once, and publishes the remaining events when the engine is idle. The
     publisher never waits for a reader: a slow reader misses batches, and asks for them again.
+    Answers are made while they are sent, four at a time; a reader that takes nothing of its answer
+    for five seconds gets no more of it.
 
     vLLM's clients do not read the additions to vLLM's format: an epoch in each batch, which
     distinguishes a restart from a gap; snapshots for readers that start late; the tier of a
@@ -132,15 +136,14 @@ class Publisher:
         self._lock = threading.Lock()
         self._context = zmq.Context()
         try:
-            self._pub = self._context.socket(zmq.PUB)
-            self._pub.set_hwm(whole("max_queued", max_queued, 1, _MOST_BATCHES))
-            self._pub.linger = 0
+            # What comes in are subscriptions.
+            self._pub = bounded(self._context, zmq.PUB, most_bytes=4096, most_queued=1000)
+            self._pub.sndhwm = whole("max_queued", max_queued, 1, _MOST_BATCHES)
             self.endpoint = bind(self._pub, listen)
-            self._router = self._context.socket(zmq.ROUTER)
-            self._router.linger = 0
+            self._replies = Replies(self._context, self._answer)
             self.replay_endpoint = None
             if replay is not None:
-                self.replay_endpoint = bind(self._router, replay)
+                self.replay_endpoint = bind(self._replies.socket, replay)
             self._stop = self._context.socket(zmq.PAIR)
             self._stop.bind(f"inproc://stop-{id(self)}")
             self._stopper = self._context.socket(zmq.PAIR)
@@ -211,47 +214,42 @@ class Publisher:
             self._closed = True
             self._stopper.send(b"")
         self._thread.join()
-        for socket in (self._pub, self._router, self._stop, self._stopper):
+        for socket in (self._pub, self._replies.socket, self._stop, self._stopper):
             socket.close(linger=200 if socket is self._pub else 0)
         self._context.term()
 
     def _serve(self) -> None:
+        requests = self._replies.socket
         poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
+        poller.register(requests, zmq.POLLIN)
         poller.register(self._stop, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(self._flush_ms))
+            ready = dict(poller.poll(1 if self._replies.is_sending else self._flush_ms))
             if self._stop in ready:
                 return
             with self._lock:
                 if self._closed:
                     return
                 self._publish()
-            if self._router in ready:
-                self._answer()
+            if requests in ready:
+                self._replies.take()
+            self._replies.send()
 
-    def _answer(self) -> None:
-        """Answers one request: all batches from a number on, or a snapshot.
+    def _answer(self, request: bytes) -> Iterator[Frames]:
+        """The messages of one answer: all batches from a number on, or a snapshot.
 
-        The engine may publish meanwhile. This thread alone uses the socket.
+        The engine may publish meanwhile.
         """
-        frames = self._router.recv_multipart()
-        if len(frames) != 3 or frames[1]:
-            return
-        client, request = frames[0], frames[2]
         if request == SNAPSHOT:
             with self._lock:
                 number = self._next - 1
                 events = self._manager.resident_events()
             for payload in self._encoder.snapshot(events, self._clock()):
-                self._reply(client, self._topic, number.to_bytes(8, "big", signed=True), payload)
+                yield self._topic, number.to_bytes(8, "big", signed=True), payload
         elif len(request) == 8:
             start = int.from_bytes(request, "big")
             with self._lock:
                 kept = [(number, payload) for number, payload in self._kept if number >= start]
             for number, payload in kept:
-                self._reply(client, self._topic, number.to_bytes(8, "big"), payload)
-        self._reply(client, b"", END, b"")
-
-    def _reply(self, client: bytes, topic: bytes, number: bytes, payload: bytes) -> None:
-        self._router.send_multipart((client, b"", topic, number, payload), copy=False)
+                yield self._topic, number.to_bytes(8, "big"), payload
+        yield b"", END, b""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from blockmgr.arguments import positive, text
 from blockmgr.events.codec import AnyBatch
@@ -16,7 +17,12 @@ from blockmgr.events.stream import Stream, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    Answers = list[tuple[int, AnyBatch]]
+
 __all__ = ["Reader", "Sink"]
+
+_MOST_RANKS: Final = 64
+"""Most ranks of one publisher, each of which takes some memory and requests of its own."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,15 +30,37 @@ _LOG = logging.getLogger(__name__)
 class Sink(Protocol):
     """The receiver of the events."""
 
-    def reset(self, worker: str) -> None:
-        """Forgets everything about a worker, because it may be wrong."""
+    def reset(self, worker: str, rank: int | None = None) -> None:
+        """Forgets everything about a worker, because it may be wrong.
+
+        Args:
+            worker: Its name.
+            rank: The only data-parallel rank to forget; None for all of the worker. A sink without
+                this parameter cannot keep ranks apart, so a reader gives it those of one rank only.
+        """
 
     def apply(self, worker: str, batch: AnyBatch) -> None:
-        """Applies a batch: the events since the previous one."""
+        """Applies a batch: the events of its rank since the previous batch of that rank."""
+
+
+class _Position:
+    """What was read of one rank."""
+
+    __slots__ = ("asked_at", "heard_at", "is_stale", "rank", "stream")
+
+    def __init__(self, rank: int | None, now: float) -> None:
+        self.rank = rank
+        self.stream = Stream()
+        self.asked_at = float("-inf")
+        self.heard_at = now
+        self.is_stale = True  # no batch is applied until the sink is up to date
 
 
 class Reader:
     """Hands the batches of one publisher to a sink, in order and each once.
+
+    Several data-parallel ranks may share the connection. Each batch names its rank, and each rank
+    numbers its own batches: a gap or a restart of one rank does not concern the others.
 
     Args:
         worker: Name of the worker, for the sink.
@@ -66,6 +94,7 @@ class Reader:
         self.counts: Counter[str] = Counter()
         self.retry_s = positive("retry_s", retry_s)
         self._sink = sink
+        self._most_ranks = _MOST_RANKS if _takes_ranks(sink) else 1
         self._ask = ask
         self._topic = topic
         self._check_s = positive("check_s", check_s)
@@ -73,39 +102,43 @@ class Reader:
             decode = getattr(sink, "decode_batch", decode_all)
         self._decode: Callable[[bytes], AnyBatch] = decode
         self._clock = clock
-        self._stream = Stream()
-        self._asked_at = float("-inf")
-        self._heard_at = clock()
-        self._logged = False
+        self._logged: set[str] = set()
         self._connected = True  # unless told otherwise
-        self._stale = True  # no batch is applied until the sink is up to date
+        # Until a batch names a rank, the only position is that of no rank.
+        self._positions: dict[int | None, _Position] = {None: _Position(None, clock())}
+
+    @property
+    def ranks(self) -> list[int | None]:
+        """The ranks whose batches were read; None is for batches that name no rank."""
+        return list(self._positions)
 
     @property
     def is_current(self) -> bool:
         """Whether the sink has applied all known batches."""
-        return not self._stale
+        # Another thread may ask, so the positions are listed first.
+        return not any(position.is_stale for position in list(self._positions.values()))
 
     @property
     def wants_answers(self) -> bool:
         """Whether batches are missing and there is a replay endpoint."""
-        return self._stale and self._ask is not None
+        return self._ask is not None and not self.is_current
 
     def lose(self) -> None:
         """Handles the loss of the connection: the state of the worker is unknown."""
         self.counts["lost"] += 1
         self._connected = False
-        self._forget()
+        self._forget_all(max(position.asked_at for position in self._positions.values()))
 
     def heed_connection(self) -> None:
         """Handles a new connection: earlier batches will not arrive."""
         self._connected = True
-        self._stale = True
-        self._asked_at = float("-inf")
+        for position in self._positions.values():
+            position.is_stale = True
+            position.asked_at = float("-inf")
 
     def start_again(self) -> None:
         """Forgets the worker's state and asks again: after an error of the sink."""
-        self._forget()
-        self._asked_at = float("-inf")
+        self._forget_all(float("-inf"))
 
     def receive(self, frames: list[bytes]) -> None:
         """Handles one message: topic, number, payload."""
@@ -122,38 +155,46 @@ class Reader:
         if not self._connected:  # from a lost connection, and perhaps a dead worker
             self.counts["late"] += 1
             return
-        self._heard_at = self._clock()
+        position = self._position_of(batch)
+        if position is not None:
+            position.heard_at = self._clock()
+            self._heed(position, number, batch)
+
+    def _heed(self, position: _Position, number: int, batch: AnyBatch) -> None:
         epoch = batch.about.epoch if batch.about else None
-        verdict = self._stream.judge(epoch, number)
+        verdict = position.stream.judge(epoch, number)
         if verdict is Verdict.RESTARTED:
             self.counts[verdict.value] += 1
-            self._forget()
-            verdict = self._stream.judge(epoch, number)
-        if verdict is Verdict.APPLY and (not self._stale or self._ask is None):
-            self._take(epoch, number, batch)
-            self._stale = False
+            self._forget(position)
+            verdict = position.stream.judge(epoch, number)
+        if verdict is Verdict.APPLY and (not position.is_stale or self._ask is None):
+            self._take(position, epoch, number, batch)
+            position.is_stale = False
             return
         if verdict is Verdict.APPLY:
             verdict = Verdict.GAP
         self.counts[verdict.value] += 1
         if verdict is not Verdict.GAP:
             return
-        self._stale = True
+        position.is_stale = True
         if self._ask is None:
             # There is no replay: later batches are right, but the known state may be wrong.
-            self._forget()
-            self._take(epoch, number, batch)
-            self._stale = False
+            self._forget(position)
+            self._take(position, epoch, number, batch)
+            position.is_stale = False
 
     def catch_up(self) -> None:
         """Asks for missing batches if it is time to. Call it after handling received messages."""
         if self._ask is None:
             return
         now = self._clock()
-        silent = now - max(self._heard_at, self._asked_at) >= self._check_s
-        if silent or (self._stale and now - self._asked_at >= self.retry_s):
-            self._asked_at = now
-            self._recover()
+        for position in list(self._positions.values()):
+            silent = now - max(position.heard_at, position.asked_at) >= self._check_s
+            late = position.is_stale and now - position.asked_at >= self.retry_s
+            if (silent or late) and self._positions.get(position.rank) is position:
+                position.asked_at = now
+                if not self._recover(position):
+                    return  # the same publisher answers for the other ranks
 
     def _batch(self, payload: bytes) -> AnyBatch | None:
         try:
@@ -162,65 +203,121 @@ class Reader:
             self._refuse(f"a message, {error}")
             return None
 
-    def _refuse(self, what: str) -> None:
-        self.counts["foreign"] += 1
-        if not self._logged:
-            self._logged = True
+    def _refuse(self, what: str, key: str = "foreign") -> None:
+        self.counts[key] += 1
+        if key not in self._logged:
+            self._logged.add(key)
             _LOG.warning("%s: ignored %s; others like it are only counted", self.worker, what)
 
-    def _forget(self) -> None:
-        self._sink.reset(self.worker)
-        self._stream.restart()
-        self._stale = True
+    def _position_of(self, batch: AnyBatch) -> _Position | None:
+        """The position of the batch's rank; None if there are too many ranks."""
+        rank = batch.data_parallel_rank
+        position = self._positions.get(rank)
+        if position is not None:
+            return position
+        if list(self._positions) == [None]:
+            position = self._positions.pop(None)
+            position.rank = rank
+        elif rank is None and len(self._positions) == 1:
+            return next(iter(self._positions.values()))
+        elif len(self._positions) >= self._most_ranks:
+            what = f"a batch of rank {rank}: ranks {self.ranks} are known, and at most"
+            self._refuse(f"{what} {self._most_ranks} can be kept apart", "other_rank")
+            return None
+        else:
+            position = _Position(rank, self._clock())
+        self._positions[rank] = position
+        return position
 
-    def _take(self, epoch: int | None, number: int, batch: AnyBatch) -> None:
+    def _forget(self, position: _Position) -> None:
+        if len(self._positions) == 1:
+            self._sink.reset(self.worker)
+        else:
+            self._sink.reset(self.worker, position.rank)
+        position.stream.restart()
+        position.is_stale = True
+
+    def _forget_all(self, asked_at: float) -> None:
+        """Forgets the worker with its ranks: those of the next connection may be others."""
+        self._sink.reset(self.worker)
+        position = _Position(None, self._clock())
+        position.asked_at = asked_at
+        self._positions = {None: position}
+
+    def _take(self, position: _Position, epoch: int | None, number: int, batch: AnyBatch) -> None:
         self._sink.apply(self.worker, batch)
-        self._stream.advance(epoch, number)
+        position.stream.advance(epoch, number)
         self.counts["apply"] += 1
 
     # What is missing.
 
-    def _recover(self) -> None:
-        """Asks for a replay from the next number, or else for a snapshot."""
-        wanted = self._stream.next
+    def _recover(self, position: _Position) -> bool:
+        """Asks for a replay from the next number, or else for a snapshot.
+
+        Returns:
+            Whether the publisher answered.
+        """
+        wanted = position.stream.next
         if wanted is not None:
             answers = self._answers(wanted.to_bytes(8, "big"), "replays")
             if answers is None:
-                self._forget()
-                return
-            if self._take_all(answers):
-                self._stale = False
-                return
-        self._recover_from_nothing()
+                self._forget(position)
+                return False
+            own = self._by_position(position, answers)[position]
+            if self._take_all(position, own):
+                position.is_stale = False
+                return True
+        return self._recover_from_nothing(position)
 
-    def _recover_from_nothing(self) -> None:
+    def _recover_from_nothing(self, position: _Position) -> bool:
         parts = self._answers(SNAPSHOT, "snapshots")
-        self._forget()
+        self._forget(position)
         if parts is None:
-            return
-        about = [batch.about for _, batch in parts if batch.about and batch.about.snapshot]
-        if about and len(about) == len(parts) and about[-1].last:
-            for _, batch in parts:
-                self._sink.apply(self.worker, batch)
-            self._stream.advance(about[-1].epoch, parts[-1][0])
-            self._stale = False
-            return
+            return False
+        for each, own in self._by_position(position, parts).items():
+            self._take_snapshot(each, own)
+        if not position.is_stale:
+            return True
         # The publisher has no snapshots. All batches it can replay are the best available.
         answers = self._answers(bytes(8), "replays")
-        if answers:
-            self._stream.next = answers[0][0]
-        self._stale = answers is None or not self._take_all(answers)
+        if answers is None:
+            return False
+        for each, own in self._by_position(position, answers).items():
+            if own:
+                each.stream.next = own[0][0]
+            each.is_stale = not self._take_all(each, own)
+        return True
 
-    def _take_all(self, answers: list[tuple[int, AnyBatch]]) -> bool:
+    def _take_snapshot(self, position: _Position, parts: Answers) -> None:
+        """Applies the snapshot of a rank if these batches are all of one."""
+        about = [batch.about for _, batch in parts if batch.about and batch.about.snapshot]
+        if not about or len(about) != len(parts) or not about[-1].last:
+            return
+        for _, batch in parts:
+            self._sink.apply(self.worker, batch)
+        position.stream.advance(about[-1].epoch, parts[-1][0])
+        position.is_stale = False
+
+    def _by_position(self, asking: _Position, answers: Answers) -> dict[_Position, Answers]:
+        """The batches of the rank that asks, and of ranks that nothing is known of."""
+        others = set(self._positions.values()) - {asking}
+        parts: dict[_Position, Answers] = {asking: []}
+        for number, batch in answers:
+            position = self._position_of(batch)
+            if position is not None and position not in others:
+                parts.setdefault(position, []).append((number, batch))
+        return parts
+
+    def _take_all(self, position: _Position, answers: Answers) -> bool:
         """Applies consecutive batches up to a gap; returns whether all were applied."""
         for number, batch in answers:
             epoch = batch.about.epoch if batch.about else None
-            if self._stream.judge(epoch, number) is not Verdict.APPLY:
+            if position.stream.judge(epoch, number) is not Verdict.APPLY:
                 return False
-            self._take(epoch, number, batch)
+            self._take(position, epoch, number, batch)
         return True
 
-    def _answers(self, request: bytes, what: str) -> list[tuple[int, AnyBatch]] | None:
+    def _answers(self, request: bytes, what: str) -> Answers | None:
         assert self._ask is not None
         self.counts[what] += 1
         answered = self._ask(request)
@@ -234,3 +331,12 @@ class Reader:
                 return None
             answers.append((number, batch))
         return answers
+
+
+def _takes_ranks(sink: Sink) -> bool:
+    """Whether a sink can forget one rank."""
+    try:
+        inspect.signature(sink.reset).bind("", 0)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from typing import TYPE_CHECKING, Final, Self
 
@@ -9,9 +11,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from blockmgr.arguments import milliseconds, text
-from blockmgr.events.endpoints import connect
+from blockmgr.events.endpoints import bounded, connect
 from blockmgr.events.publisher import END
 from blockmgr.events.reader import Reader, Sink
+from blockmgr.events.wire import MOST_BYTES
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -22,10 +25,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Sink", "Subscriber"]
 
-_MOST_QUEUED: Final = 100_000
+# A full queue holds messages back on the way. A publisher that then drops some is asked for them.
+_MOST_QUEUED: Final = 64
 _MOST_AT_ONCE: Final = 1000
+_MOST_BYTES_AT_ONCE: Final = 2**23
 _MOST_ANSWERED: Final = 2**30
 """Most bytes of an answer, which limits the memory and time for a foreign one."""
+
+_MOST_PARTS: Final = 2**15
+"""Most messages of an answer that wait to be read."""
+
+_FRAMES_BYTES: Final = 256
+"""Memory of a message besides its bytes."""
+
+_LOOK_MS: Final = 50
+"""Longest time for which a wait does not heed ``stop``."""
 
 
 class Subscriber:
@@ -37,7 +51,9 @@ class Subscriber:
     may be gone. The same holds after a restart of the publisher, and from the moment the connection
     is lost. If a publisher is silent, the subscriber asks it from time to time for lost batches.
 
-    It counts messages that are not batches of events, logs the first one, and ignores them.
+    It counts messages that are not batches of events, logs the first one, and ignores them. A frame
+    has at most 4 MiB; a connection that sends more is cut. If several data-parallel ranks publish
+    over the connection, gaps are found and filled for each rank.
 
     Args:
         worker: Name of the worker, for the sink.
@@ -45,7 +61,7 @@ class Subscriber:
         replay_endpoint: Address at which it answers requests; None if it does not.
         sink: Receiver of the events, called only inside ``poll``.
         topic: Topic to subscribe to.
-        timeout_s: Longest wait for an answer.
+        timeout_s: Longest wait for an answer, up to its last byte.
         retry_s: Least time between two attempts to fill a gap.
         check_s: Longest silence before the subscriber asks the publisher.
         decode: Decodes a payload; None for the sink's ``decode_batch``, or else
@@ -66,14 +82,14 @@ class Subscriber:
         sink: Sink,
         *,
         topic: str = "",
-        timeout_s: float = 1.0,
+        timeout_s: float = 5.0,
         retry_s: float = 1.0,
         check_s: float = 5.0,
         decode: Callable[[bytes], AnyBatch] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = worker
-        self._timeout_ms = milliseconds("timeout_s", timeout_s)
+        self._timeout_s = milliseconds("timeout_s", timeout_s) / 1000
         text("endpoint", endpoint)
         if replay_endpoint is not None:
             text("replay_endpoint", replay_endpoint)
@@ -89,8 +105,8 @@ class Subscriber:
         )
         self._replay_endpoint = replay_endpoint
         self._context = zmq.Context()
-        self._sub = self._context.socket(zmq.SUB)
-        self._sub.set_hwm(_MOST_QUEUED)
+        self._stopped = threading.Event()
+        self._sub = bounded(self._context, zmq.SUB, most_bytes=MOST_BYTES, most_queued=_MOST_QUEUED)
         self._monitor = self._sub.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
@@ -118,6 +134,27 @@ class Subscriber:
         """Stops. A second call does nothing."""
         self._context.destroy(linger=0)
 
+    def stop(self) -> None:
+        """Ends a wait for an answer, and makes ``poll`` return at once from now on.
+
+        Any thread may call it. The thread that calls ``poll`` closes the subscriber afterwards.
+        """
+        self._stopped.set()
+
+    def pause(self, seconds: float) -> None:
+        """Waits so long, or until ``stop`` is called."""
+        self._stopped.wait(seconds)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._stopped.is_set()
+
+    @property
+    def ranks(self) -> list[int]:
+        """The data-parallel ranks that batches have named since the connection was made."""
+        return sorted(rank for rank in self._reader.ranks if rank is not None)
+
     @property
     def is_current(self) -> bool:
         """Whether the sink has applied all known batches."""
@@ -128,8 +165,9 @@ class Subscriber:
         """Counts of batches by verdict, and of other events.
 
         Verdicts are ``apply``, ``duplicate``, ``gap``, ``restarted`` and ``outdated``. The other
-        keys count ``foreign`` and ``late`` messages, requested ``replays`` and ``snapshots``,
-        ``unanswered`` requests, and how often the connection was ``lost``.
+        keys count ``foreign`` and ``late`` messages, batches of ``other_rank`` that could not be
+        kept apart, requested ``replays`` and ``snapshots``, ``unanswered`` requests, and how often
+        the connection was ``lost``.
         """
         return self._reader.counts
 
@@ -150,6 +188,8 @@ class Subscriber:
             milliseconds("timeout_s", timeout_s)
         if self._context.closed:
             raise ValueError("the subscriber is closed")
+        if self.is_stopped:
+            return 0
         reader = self._reader
         poller = zmq.Poller()
         poller.register(self._sub, zmq.POLLIN)
@@ -159,12 +199,16 @@ class Subscriber:
         applied = reader.counts["apply"]
         if self._monitor in ready:
             self._heed_connection()
+        left = _MOST_BYTES_AT_ONCE
         for _ in range(_MOST_AT_ONCE):
             try:
                 frames = self._sub.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
             reader.receive(frames)
+            left -= sum(map(len, frames))
+            if left < 0 or self.is_stopped:
+                break
         reader.catch_up()
         return reader.counts["apply"] - applied
 
@@ -185,7 +229,7 @@ class Subscriber:
 
         If the next connection exists already, they would count as messages of that one.
         """
-        while True:
+        for _ in range(2 * _MOST_QUEUED):  # more cannot be waiting
             try:
                 self._sub.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -196,9 +240,10 @@ class Subscriber:
             return
         if self._dealer is not None:
             self._dealer.close(linger=0)  # discards late answers
-        self._dealer = self._context.socket(zmq.DEALER)
-        self._dealer.linger = 0
-        self._dealer.set_hwm(0)
+        # A publisher that does not wait drops what does not fit, so a whole answer must fit.
+        self._dealer = bounded(
+            self._context, zmq.DEALER, most_bytes=MOST_BYTES, most_queued=_MOST_PARTS
+        )
         connect(self._dealer, "replay_endpoint", self._replay_endpoint)
 
     def _ask(self, request: bytes) -> list[tuple[int, bytes]] | None:
@@ -207,11 +252,14 @@ class Subscriber:
         self._dealer.send_multipart((b"", request))
         answers: list[tuple[int, bytes]] = []
         left = _MOST_ANSWERED
-        while self._dealer.poll(self._timeout_ms):
+        end = time.monotonic() + self._timeout_s
+        while not self.is_stopped and (wait := end - time.monotonic()) > 0:
+            if not self._dealer.poll(min(math.ceil(wait * 1000), _LOOK_MS)):
+                continue
             frames = self._dealer.recv_multipart()
             if frames[-2:] == [END, b""]:
                 return answers
-            left -= len(frames[-1])
+            left -= _FRAMES_BYTES + sum(map(len, frames))
             # Older publishers leave out the topic.
             if len(frames) not in (3, 4) or len(frames[-2]) != 8 or left < 0:
                 break

@@ -8,9 +8,10 @@ Source: ``vllm/distributed/kv_events.py`` of vLLM 0.33, for names, order and def
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from blockmgr.event_columns import Tier
 
@@ -19,6 +20,8 @@ __all__ = [
     "KINDS",
     "LOCALITIES",
     "MEDIA",
+    "MOST_BYTES",
+    "MOST_RANK",
     "OLD_MEDIA",
     "TIERS",
     "UNKNOWN",
@@ -30,19 +33,45 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "HashBatch",
+    "HashEvent",
     "HashesCleared",
     "OldBatch",
     "OldBlockRemoved",
     "OldBlockStored",
     "OldBlocksCleared",
     "PlainBatch",
+    "RawBatch",
     "RemovedHashes",
     "StoredHashes",
     "tier_of",
 ]
 
-BlockHash: TypeAlias = bytes | int
+# A sender may be foreign, so a batch has bounds: in bytes, which a socket checks before it reads a
+# message, and in the number of items, because an item of one byte takes dozens of bytes of memory.
+
+MOST_BYTES: Final = 2**22
+"""Most bytes of a batch; encoders stay far below."""
+
+MOST_RANK: Final = 2**16
+"""Largest data-parallel rank."""
+
+_MOST_EVENTS: Final = 2**17
+_MOST_ITEMS: Final = 2**16
+_MOST_KEYS: Final = 64  # extra keys of a block
+_MOST_GROUPS: Final = 256
+
+Word: TypeAlias = Annotated[str, Meta(max_length=1024)]
+"""A name in an event."""
+
+BlockHash: TypeAlias = Annotated[bytes, Meta(max_length=256)] | int
 """A digest, or the low 64 bits of one."""
+
+Hashes: TypeAlias = Annotated[list[BlockHash], Meta(max_length=_MOST_ITEMS)]
+
+Rank: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_RANK)]
+
+_Keys: TypeAlias = Annotated[list[Any], Meta(max_length=_MOST_KEYS)]
+_Lookahead: TypeAlias = Annotated[list[int], Meta(max_length=_MOST_ITEMS)]
 
 MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "STORAGE", Tier.REMOTE: "STORAGE"}
 """vLLM's name of each tier. All storage has one name, and differs in locality."""
@@ -84,38 +113,38 @@ KINDS = WHOLE_PREFIX | {
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     """Stored blocks, each the parent of the next."""
 
-    block_hashes: list[BlockHash]
+    block_hashes: Hashes
     parent_block_hash: BlockHash | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None
-    medium: str | None
-    lora_name: str | None
-    extra_keys: list[Any] | None = None
+    medium: Word | None
+    lora_name: Word | None
+    extra_keys: Annotated[list[_Keys | None], Meta(max_length=_MOST_ITEMS)] | None = None
     group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_kind: Word | None = None
     kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: str | None = None
-    lookahead_token_ids: list[list[int]] | None = None
+    locality: Word | None = None
+    ownership: Word | None = None
+    session_id: Word | None = None
+    lookahead_token_ids: Annotated[list[_Lookahead], Meta(max_length=_MOST_ITEMS)] | None = None
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     """Removed blocks: the tier has no findable copy of them."""
 
-    block_hashes: list[BlockHash]
-    medium: str | None
+    block_hashes: Hashes
+    medium: Word | None
     group_idx: int | None = None
-    locality: str | None = None
-    ownership: str | None = None
+    locality: Word | None = None
+    ownership: Word | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     """Everything was removed from one tier, or from all tiers."""
 
-    medium: str | None = None
-    locality: str | None = None
+    medium: Word | None = None
+    locality: Word | None = None
 
 
 class About(msgspec.Struct, omit_defaults=True, gc=False):
@@ -133,7 +162,7 @@ class About(msgspec.Struct, omit_defaults=True, gc=False):
     epoch: int
     snapshot: bool = False
     last: bool = False
-    groups: tuple[tuple[str, int | None], ...] = ()
+    groups: Annotated[tuple[tuple[Word, int | None], ...], Meta(max_length=_MOST_GROUPS)] = ()
     block_size: int = 0
 
 
@@ -141,8 +170,10 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """The events published in one message."""
 
     ts: float
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
-    data_parallel_rank: int | None = None
+    events: Annotated[
+        list[BlockStored | BlockRemoved | AllBlocksCleared], Meta(max_length=_MOST_EVENTS)
+    ]
+    data_parallel_rank: Rank | None = None
     about: About | None = None
 
 
@@ -159,12 +190,12 @@ class OldBlockStored(
 ):
     """As versions wrote it whose events are arrays."""
 
-    block_hashes: list[BlockHash]
+    block_hashes: Hashes
     parent_block_hash: BlockHash | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None = None
-    medium: str | None = None
+    medium: Word | None = None
 
     lora_name: ClassVar[str | None] = None
     extra_keys: ClassVar[list[Any] | None] = None
@@ -179,8 +210,8 @@ class OldBlockRemoved(
 ):
     """Likewise."""
 
-    block_hashes: list[BlockHash]
-    medium: str | None = None
+    block_hashes: Hashes
+    medium: Word | None = None
 
     group_idx: ClassVar[int | None] = None
     locality: ClassVar[str | None] = None
@@ -191,7 +222,7 @@ class OldBlocksCleared(
 ):
     """Likewise."""
 
-    medium: str | None = None
+    medium: Word | None = None
 
     locality: ClassVar[str | None] = None
 
@@ -200,45 +231,59 @@ class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """Likewise."""
 
     ts: float
-    events: list[OldBlockStored | OldBlockRemoved | OldBlocksCleared]
-    data_parallel_rank: int | None = None
+    events: Annotated[
+        list[OldBlockStored | OldBlockRemoved | OldBlocksCleared], Meta(max_length=_MOST_EVENTS)
+    ]
+    data_parallel_rank: Rank | None = None
     about: About | None = None
 
 
 class StoredHashes(msgspec.Struct, gc=False, tag="BlockStored"):
     """The fields of stored blocks that an index needs; the decoder skips the tokens."""
 
-    block_hashes: list[BlockHash]
+    block_hashes: Hashes
     block_size: int = 0
-    medium: str | None = None
+    medium: Word | None = None
     group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_kind: Word | None = None
     kv_cache_spec_sliding_window: int | None = None
-    locality: str | None = None
+    locality: Word | None = None
 
 
 class RemovedHashes(msgspec.Struct, gc=False, tag="BlockRemoved"):
     """Likewise."""
 
-    block_hashes: list[BlockHash]
-    medium: str | None = None
+    block_hashes: Hashes
+    medium: Word | None = None
     group_idx: int | None = None
-    locality: str | None = None
+    locality: Word | None = None
 
 
 class HashesCleared(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
     """Likewise."""
 
-    medium: str | None = None
-    locality: str | None = None
+    medium: Word | None = None
+    locality: Word | None = None
+
+
+HashEvent: TypeAlias = StoredHashes | RemovedHashes | HashesCleared
 
 
 class HashBatch(msgspec.Struct, array_like=True, gc=False):
     """A batch without tokens."""
 
     ts: float
-    events: list[StoredHashes | RemovedHashes | HashesCleared]
-    data_parallel_rank: int | None = None
+    events: Annotated[list[HashEvent], Meta(max_length=_MOST_EVENTS)]
+    data_parallel_rank: Rank | None = None
+    about: About | None = None
+
+
+class RawBatch(msgspec.Struct, array_like=True, gc=False):
+    """A batch whose events are not decoded."""
+
+    ts: float
+    events: Annotated[list[msgspec.Raw], Meta(max_length=_MOST_EVENTS)]
+    data_parallel_rank: Rank | None = None
     about: About | None = None
 
 

@@ -10,11 +10,17 @@ import numpy as np
 from blockmgr.events import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy.typing as npt
 
 __all__ = ["Groups", "Layers", "layers_of", "longest_served"]
+
+_MOST: Final = 2**31 - 1
+"""Most tokens of a window, chunk or block."""
+
+_MOST_GROUPS: Final = 64
+"""Most groups of a worker. Models have a few; each takes time in every answer."""
 
 _WINDOWS: Final = frozenset({"sliding_window", "sliding_window_mla"})
 _CHUNKS: Final = frozenset({"chunked_local_attention"})
@@ -71,15 +77,19 @@ class Layers:
 def layers_of(kind: str | None, width: int | None, block_size: int) -> Layers | None:
     """The group that events describe; None if they do not determine what its query reads.
 
+    A width or size that no model has is not believed either.
+
     >>> layers_of("sliding_window", 128, 16)
     Layers(kind='sliding_window', width=128, block_size=16)
     >>> layers_of("cross_attention", None, 16) is None
     True
     """
     kind = wire.FULL_ATTENTION if kind is None else kind
+    if not 0 <= block_size <= _MOST:
+        return None
     if kind in wire.WHOLE_PREFIX or (kind in _STATES and block_size > 0):
         return Layers(kind, 0, block_size)
-    if kind in _WINDOWS | _CHUNKS and block_size > 0 and width is not None and width > 0:
+    if kind in _WINDOWS | _CHUNKS and block_size > 0 and width is not None and 0 < width <= _MOST:
         return Layers(kind, width, block_size)
     return None
 
@@ -87,29 +97,46 @@ def layers_of(kind: str | None, width: int | None, block_size: int) -> Layers | 
 class Groups:
     """The groups of layers of a worker, as far as its events describe them."""
 
-    __slots__ = ("first", "further", "known")
+    __slots__ = ("described", "first", "further", "known")
 
     def __init__(self) -> None:
+        self.described: dict[int, tuple[str | None, int | None, int]] = {}
+        """The last description of each known group in an event, as it stood there."""
         self.known: dict[int, Layers | None] = {}
         self.first: int | None = None
         """The group of full attention whose blocks are counted; the others limit the number."""
         self.further: dict[int, Layers] = {}
         """The other groups whose blocks have the same number of tokens."""
 
-    def note(self, group: int, layers: Layers | None) -> None:
-        """Records the kind of a group, unless it is known."""
-        if self.known.get(group) is not None or (layers is None and group in self.known):
+    def note(self, described: Iterable[tuple[int, Layers | None]]) -> None:
+        """Records the kinds of groups, by number, unless they are known or there are too many."""
+        changed = False
+        for group, layers in described:
+            if self.known.get(group) is not None or (layers is None and group in self.known):
+                continue
+            if group not in self.known and len(self.known) == _MOST_GROUPS:
+                continue
+            self.known[group] = layers
+            if self.first is None and layers is not None and layers.is_whole_prefix:
+                self.first = group
+            changed = True
+        if not changed or self.first is None:
             return
-        self.known[group] = layers
-        if self.first is None and layers is not None and layers.is_whole_prefix:
-            self.first = group
-        if self.first is None or (first := self.known[self.first]) is None:
-            return
+        first = self.known[self.first]
         self.further = {
             number: other
             for number, other in self.known.items()
-            if number != self.first and other is not None and other.block_size == first.block_size
+            if number != self.first
+            and first is not None
+            and other is not None
+            and other.block_size == first.block_size
         }
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block of full attention; 0 if no event named it."""
+        first = None if self.first is None else self.known[self.first]
+        return 0 if first is None else first.block_size
 
     def counts(self, group: int) -> bool:
         """Whether the blocks that a query reads of a group are known."""

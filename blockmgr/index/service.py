@@ -5,8 +5,10 @@ It says where a prompt is cached; it does not forward requests.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,6 +16,7 @@ import msgspec
 from blockmgr.arguments import positive, whole
 from blockmgr.errors import MissingExtraError
 from blockmgr.event_columns import Tier
+from blockmgr.events.codec import decode_hashes
 from blockmgr.events.endpoints import endpoint_of_rank
 from blockmgr.events.subscriber import Subscriber
 
@@ -29,10 +32,12 @@ except ImportError as error:
     raise MissingExtraError("index", "blockmgr.index.service") from error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from starlette.requests import Request
 
+    from blockmgr.events.codec import AnyBatch
+    from blockmgr.events.reader import Sink
     from blockmgr.index.workers import WorkerIndex
 
 __all__ = ["Feeds", "application"]
@@ -41,6 +46,9 @@ MOST_BYTES: Final = 2**24
 """Most bytes of a request body: a prompt of half a million blocks."""
 
 _WAIT_S: Final = 0.25
+_CLOSE_S: Final = 2.0
+_BURST_S: Final = 0.002
+_PAUSES: Final = 8
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,8 +63,9 @@ class Feeds:
     def __init__(self, index: WorkerIndex, *, retry_s: float = 1.0) -> None:
         self.index = index
         self._retry_s = positive("retry_s", retry_s)
-        self._feeds: dict[str, tuple[Subscriber, threading.Thread, threading.Event]] = {}
+        self._feeds: dict[str, tuple[Subscriber, threading.Thread]] = {}
         self._lock = threading.Lock()
+        self._working = threading.Lock()
 
     def add(self, worker: str, endpoint: str, replay_endpoint: str | None = None) -> None:
         """Announces a worker and follows its events; restarts if the worker is followed already.
@@ -97,37 +106,40 @@ class Feeds:
 
     def _add(self, wanted: dict[str, tuple[str, str | None]]) -> None:
         """Follows all of these or changes nothing: steps that can fail come first."""
-        readers: dict[str, Subscriber] = {}
+        readers: dict[str, tuple[_Gate, Subscriber]] = {}
         announced: list[str] = []
         with self._lock:
             try:
                 for worker, (endpoint, replay) in wanted.items():
-                    readers[worker] = Subscriber(
-                        worker, endpoint, replay, self.index, retry_s=self._retry_s
-                    )
+                    gate = _Gate(self._working)
+                    gate.reader = Subscriber(worker, endpoint, replay, gate, retry_s=self._retry_s)
+                    readers[worker] = gate, gate.reader
                 for worker in wanted:
                     if worker not in self.index.workers:
                         self.index.announce(worker)
                         announced.append(worker)
             except BaseException:
-                for reader in readers.values():
+                for _, reader in readers.values():
                     reader.close()
                 for worker in announced:
                     self.index.withdraw(worker)
                 raise
-            for worker, reader in readers.items():
+            for worker, (gate, reader) in readers.items():
                 if worker in self._feeds:
                     self._remove(worker)
                     self.index.announce(worker)
-                stop = threading.Event()
+                gate.sink = self.index.sink_of(worker)
                 thread = threading.Thread(
-                    target=_follow, args=(reader, stop), name=f"events of {worker}", daemon=True
+                    target=_follow,
+                    args=(reader, self.index),
+                    name=f"events of {worker}",
+                    daemon=True,
                 )
-                self._feeds[worker] = reader, thread, stop
+                self._feeds[worker] = reader, thread
                 thread.start()
 
     def remove(self, worker: str) -> None:
-        """Forgets a worker.
+        """Forgets a worker with all its ranks. Does not wait for anything that the worker does.
 
         Raises:
             KeyError: It is not followed.
@@ -137,17 +149,20 @@ class Feeds:
                 raise KeyError(f"worker {worker!r} is not followed")
             self._remove(worker)
 
-    def _remove(self, worker: str) -> None:
-        _, thread, stop = self._feeds.pop(worker)
-        stop.set()
-        thread.join()
-        self.index.withdraw(worker)
+    def _remove(self, worker: str) -> threading.Thread:
+        reader, thread = self._feeds.pop(worker)
+        reader.stop()  # its thread closes it, and takes its blocks out of the table
+        self.index.detach(worker)
+        return thread
 
     def close(self) -> None:
         """Stops following all workers; the index keeps nothing of them."""
         with self._lock:
-            for worker in list(self._feeds):
-                self._remove(worker)
+            ending = [self._remove(worker) for worker in list(self._feeds)]
+        end = time.monotonic() + _CLOSE_S
+        for thread in ending:
+            thread.join(max(0.0, end - time.monotonic()))
+        self.index.tidy()
 
     def readers(self) -> dict[str, Subscriber]:
         """The subscribers, by worker."""
@@ -155,15 +170,55 @@ class Feeds:
             return {worker: feed[0] for worker, feed in self._feeds.items()}
 
 
-def _follow(reader: Subscriber, stop: threading.Event) -> None:
+class _Gate:
+    """The sink of a subscriber, which is made before its worker is announced.
+
+    A worker that floods the index gets a ninth of its thread's time. One thread works at a time:
+    a request would wait for each of them in turn.
+    """
+
+    def __init__(self, working: threading.Lock) -> None:
+        self.sink: Sink | None = None
+        self.reader: Subscriber | None = None
+        self._working = working
+        self._used_s = 0.0  # of the processor, since the last pause
+
+    def decode_batch(self, payload: bytes) -> AnyBatch:
+        with self._paced():
+            return decode_hashes(payload)
+
+    def reset(self, worker: str, rank: int | None = None) -> None:
+        assert self.sink is not None
+        self.sink.reset(worker, rank)
+
+    def apply(self, worker: str, batch: AnyBatch) -> None:
+        assert self.sink is not None
+        with self._paced():
+            self.sink.apply(worker, batch)
+
+    @contextlib.contextmanager
+    def _paced(self) -> Iterator[None]:
+        with self._working:
+            before = time.thread_time()
+            try:
+                yield
+            finally:
+                self._used_s += time.thread_time() - before
+        if self._used_s > _BURST_S and self.reader is not None:
+            self.reader.pause(_PAUSES * self._used_s)
+            self._used_s = 0.0
+
+
+def _follow(reader: Subscriber, index: WorkerIndex) -> None:
     with reader:
-        while not stop.is_set():
+        while not reader.is_stopped:
             try:
                 reader.poll(_WAIT_S)
             except Exception:  # out of memory, say: do not trust a batch applied in part
                 _LOG.exception("%s: starts again", reader.worker)
                 reader.start_again()
-                stop.wait(_WAIT_S)
+                time.sleep(_WAIT_S)
+    index.tidy()
 
 
 class _Metrics(Collector):
@@ -180,14 +235,18 @@ class _Metrics(Collector):
         """The metric families."""
         index = self._feeds.index
         blocks = GaugeMetricFamily(
-            "blockmgr_index_blocks", "Blocks that a worker has in a tier", labels=["worker", "tier"]
-        )
-        for worker in index.workers:
+            "blockmgr_index_blocks", "Blocks of a worker, or of its rank, in a tier",
+            labels=["worker", "tier"],
+        )  # fmt: skip
+        for worker, rank in index.rows:
+            named = {} if rank is None else {"rank": str(rank)}
             for tier in Tier:
                 try:
-                    blocks.add_metric([worker, tier.name.lower()], index.num_blocks(worker, tier))
+                    count = index.num_blocks(worker, tier, rank)
                 except KeyError:
                     break  # withdrawn meanwhile
+                labels = {"worker": worker, "tier": tier.name.lower(), **named}
+                blocks.add_sample(blocks.name, labels, count)
         yield blocks
         yield GaugeMetricFamily(
             "blockmgr_index_entries", "Different blocks that some worker has",
@@ -211,6 +270,13 @@ class _Metrics(Collector):
                 messages.add_metric([worker, outcome], count)
         yield current
         yield messages
+        wrong = GaugeMetricFamily(
+            "blockmgr_index_ignored", "1 if a worker's blocks have another size than the index",
+            labels=["worker"],
+        )  # fmt: skip
+        for worker in sorted({worker for worker, _ in index.problems}):
+            wrong.add_metric([worker], 1.0)
+        yield wrong
         refused = CounterMetricFamily(
             "blockmgr_index_refused", "Events and blocks that were not believed", labels=["reason"]
         )
@@ -237,6 +303,7 @@ class _Load(msgspec.Struct, forbid_unknown_fields=True):
     """Body of ``POST /workers/{worker}/load``."""
 
     load: float
+    rank: int | None = None
 
 
 class _RefusedError(Exception):
@@ -255,6 +322,12 @@ def application(feeds: Feeds) -> Starlette:
     ``replay_endpoint`` announces one, ``DELETE /workers/NAME`` forgets it, and
     ``POST /workers/NAME/load`` with ``{"load": x}`` sets its load. ``GET /metrics`` is for
     Prometheus, ``GET /health`` for health checks.
+
+    A worker whose batches name data-parallel ranks is in the answers of ``/place`` once for each,
+    with its ``rank``, and has ``ranks`` in ``GET /workers``; ``blockmgr_index_blocks`` has a label
+    ``rank``. A load with ``"rank": r`` is that of one rank, without it that of all. A worker is
+    announced and forgotten with all its ranks. ``error`` in ``GET /workers`` says why the blocks of
+    a worker are ignored.
 
     Args:
         feeds: The index to query, and the subscribers of its workers.
@@ -276,6 +349,7 @@ def application(feeds: Feeds) -> Starlette:
                 "workers": [
                     {
                         "worker": each.worker,
+                        **({} if each.rank is None else {"rank": each.rank}),
                         "num_blocks": each.num_blocks,
                         "tiers": {tier.name.lower(): n for tier, n in each.tiers.items()},
                         "score": each.score,
@@ -293,8 +367,9 @@ def application(feeds: Feeds) -> Starlette:
             except ValueError as error:
                 raise _RefusedError(400, str(error)) from None
             return _json({"worker": wanted.worker}, 201)
-        current = {worker: reader.is_current for worker, reader in feeds.readers().items()}
-        return _json({"workers": [{"worker": w, "current": c} for w, c in current.items()]})
+        problems = index.problems
+        listed = [_described(name, each, problems) for name, each in feeds.readers().items()]
+        return _json({"workers": listed})
 
     async def worker(request: Request) -> Response:
         try:
@@ -306,7 +381,7 @@ def application(feeds: Feeds) -> Starlette:
     async def load(request: Request) -> Response:
         wanted = await _body(request, _Load)
         try:
-            index.set_load(request.path_params["worker"], wanted.load)
+            index.set_load(request.path_params["worker"], wanted.load, wanted.rank)
         except KeyError as error:
             raise _RefusedError(404, str(error.args[0])) from None
         except ValueError as error:
@@ -333,6 +408,18 @@ def application(feeds: Feeds) -> Starlette:
         Route("/health", health),
     ]
     return Starlette(routes=routes, exception_handlers={_RefusedError: refused})
+
+
+def _described(
+    worker: str, reader: Subscriber, problems: Mapping[tuple[str, int | None], str]
+) -> dict[str, Any]:
+    """A worker as ``GET /workers`` shows it."""
+    described: dict[str, Any] = {"worker": worker, "current": reader.is_current}
+    if ranks := reader.ranks:
+        described["ranks"] = ranks
+    if own := [problem for (name, _), problem in problems.items() if name == worker]:
+        described["error"] = own[0]
+    return described
 
 
 async def _body(request: Request, kind: type[Any]) -> Any:

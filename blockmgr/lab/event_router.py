@@ -46,7 +46,11 @@ class EventRouter:
     """
 
     def __init__(self, setting: Setting) -> None:
-        self._index = WorkerIndex(max_workers=setting.num_replicas, load_weight=setting.load_weight)
+        self._index = WorkerIndex(
+            max_workers=setting.num_replicas,
+            load_weight=setting.load_weight,
+            block_size=setting.block_size,
+        )
         groups = setting.groups or (FullAttention(),)
         encoder = Encoder(setting.block_size, epoch=0, groups=groups)
         seeds = np.random.SeedSequence(setting.seed).spawn(setting.num_replicas)

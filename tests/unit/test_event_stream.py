@@ -23,7 +23,9 @@ from blockmgr.events import Encoder, Publisher, Subscriber, subscriber
 from blockmgr.events.endpoints import endpoint_of_rank
 from blockmgr.events.publisher import END, SNAPSHOT
 from blockmgr.events.reader import Reader
+from blockmgr.events.replies import Replies
 from blockmgr.events.stream import Stream, Verdict
+from blockmgr.events.wire import MOST_BYTES
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -175,17 +177,17 @@ def script() -> Iterator[Script]:
     made.close()
 
 
-def batch(hashes: list[int], epoch: int | None = None) -> bytes:
+def batch(hashes: list[int], epoch: int | None = None, rank: int | None = None) -> bytes:
     event = {
         "type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None,
         "token_ids": [0] * len(hashes), "block_size": 1, "lora_id": None, "medium": "GPU",
         "lora_name": None,
     }  # fmt: skip
     about = [] if epoch is None else [{"epoch": epoch}]
-    return msgspec.msgpack.encode([0.0, [event], None, *about])
+    return msgspec.msgpack.encode([0.0, [event], rank, *about])
 
 
-def listening(script: Script, mirror: Mirror) -> Subscriber:
+def listening(script: Script, mirror: Any) -> Subscriber:
     reader = Subscriber("w", script.endpoint, None, mirror, retry_s=0.02)
     assert script.pub.poll(5000)  # wait for the subscription
     script.pub.recv()
@@ -298,7 +300,10 @@ def test_a_publisher_that_forgot_what_is_missing_is_asked_for_a_snapshot() -> No
         with reader_of(publisher, mirror) as reader:
             until(lambda: reader.is_current, reader)
             publisher.publish()
-            until(lambda: reader._reader._stream.next == publisher.num_published, reader)
+            until(
+                lambda: reader._reader._positions[None].stream.next == publisher.num_published,
+                reader,
+            )
             before = reader.counts["snapshots"]
             for prompt in range(4):
                 cache(manager, [prompt] * 5)
@@ -508,3 +513,285 @@ def test_an_encoder_and_a_step_agree_on_the_time(manager: BlockManager) -> None:
     step(manager)
     [payload] = Encoder(2).batches(manager.take_events(), 12.5)
     assert msgspec.msgpack.decode(payload)[0] == 12.5
+
+
+# Ranks that share a connection.
+
+
+class RankMirror:
+    """A sink that keeps the hashes of each rank."""
+
+    def __init__(self) -> None:
+        self.known: dict[int | None, set[Any]] = {}
+
+    def reset(self, worker: str, rank: int | None = None) -> None:
+        for each in list(self.known) if rank is None else [rank]:
+            self.known[each] = set()
+
+    def apply(self, worker: str, batch: Any) -> None:
+        known = self.known.setdefault(batch.data_parallel_rank, set())
+        for event in batch.events:
+            known.update(event.block_hashes)
+
+
+def test_ranks_of_one_connection_count_their_own_batches(script: Script) -> None:
+    """A gap of one rank leaves the other, whose numbers go on."""
+    mirror = RankMirror()
+    with listening(script, mirror) as reader:
+        for number, hashes, rank in ((0, [1], 0), (0, [2], 1), (1, [3], 1), (1, [4], 0)):
+            script.send(number, batch(hashes, rank=rank))
+        until(lambda: mirror.known == {0: {1, 4}, 1: {2, 3}}, reader)
+        assert (reader.ranks, reader.counts["restarted"]) == ([0, 1], 0)
+        script.send(7, batch([5], rank=1))
+        script.send(2, batch([6], rank=0))
+        until(lambda: mirror.known == {0: {1, 4, 6}, 1: {5}}, reader)
+        assert reader.counts["gap"] == 1
+
+
+def test_a_restart_of_one_rank_leaves_the_others(script: Script) -> None:
+    mirror = RankMirror()
+    with listening(script, mirror) as reader:
+        for hashes, epoch, rank in (([1], 5, 0), ([2], 5, 1), ([3], 9, 1)):
+            script.send(0, batch(hashes, epoch, rank))
+        until(lambda: mirror.known == {0: {1}, 1: {3}}, reader)
+
+
+def test_a_gap_of_one_rank_is_filled_with_its_own_batches_only() -> None:
+    """The publisher's answer has batches of all ranks, with their own numbers."""
+    kept = [(n, batch([10 * rank + n], rank=rank)) for n in range(4) for rank in range(2)]
+    asked: list[bytes] = []
+
+    def ask(request: bytes) -> list[tuple[int, bytes]]:
+        asked.append(request)
+        first = int.from_bytes(request, "big")
+        return [] if request == SNAPSHOT else [each for each in kept if each[0] >= first]
+
+    mirror = RankMirror()
+    reader = Reader("w", mirror, ask, retry_s=1e-9)
+    reader.catch_up()
+    assert mirror.known == {0: {0, 1, 2, 3}, 1: {10, 11, 12, 13}}
+    assert reader.is_current
+    kept += [(4, batch([4], rank=0)), (5, batch([5], rank=0)), (4, batch([14], rank=1))]
+    before = len(asked)
+    reader.receive([b"", (5).to_bytes(8, "big"), kept[-2][1]])
+    assert not reader.is_current
+    reader.catch_up()
+    assert asked[before:] == [(4).to_bytes(8, "big")]
+    assert mirror.known[0] == {0, 1, 2, 3, 4, 5}
+    reader.receive([b"", (4).to_bytes(8, "big"), kept[-1][1]])
+    assert mirror.known[1] == {10, 11, 12, 13, 14}
+    assert reader.counts["duplicate"] == 0
+
+
+def test_a_snapshot_of_several_ranks_is_taken_for_each_of_them() -> None:
+    def part(hashes: list[int], rank: int, *, last: bool) -> bytes:
+        event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None}
+        event |= {"token_ids": [], "block_size": 1, "lora_id": None, "medium": None}
+        about = {"epoch": 3, "snapshot": True, "last": last}
+        return msgspec.msgpack.encode([0.0, [{**event, "lora_name": None}], rank, about])
+
+    parts = [
+        (8, part([1], 0, last=False)), (3, part([5], 1, last=True)), (8, part([2], 0, last=True)),
+    ]  # fmt: skip
+    mirror = RankMirror()
+    reader = Reader("w", mirror, lambda request: parts if request == SNAPSHOT else None)
+    reader.catch_up()
+    assert mirror.known == {0: {1, 2}, 1: {5}}
+    reader.receive([b"", (9).to_bytes(8, "big"), batch([3], epoch=3, rank=0)])
+    reader.receive([b"", (4).to_bytes(8, "big"), batch([6], epoch=3, rank=1)])
+    assert mirror.known == {0: {1, 2, 3}, 1: {5, 6}}
+
+
+def test_a_sink_that_knows_no_ranks_gets_one_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    """It would mix their caches. The refused rank is counted and logged once."""
+    mirror = Mirror()
+    reader = Reader("w", mirror, None)
+    with caplog.at_level(logging.WARNING):
+        for number, rank in ((0, 0), (0, 1), (1, 1), (1, 0)):
+            payload = batch([10 * rank + number], rank=rank)
+            reader.receive([b"", number.to_bytes(8, "big"), payload])
+    assert mirror.known["w"] == {0, 1}
+    assert reader.counts["other_rank"] == 2
+    assert len(caplog.records) == 1
+    assert "a batch of rank 1: ranks [0] are known" in caplog.text
+
+
+def test_a_lost_connection_takes_what_is_known_of_all_ranks_along() -> None:
+    mirror = RankMirror()
+    reader = Reader("w", mirror, None)
+    for rank in range(2):
+        reader.receive([b"", bytes(8), batch([rank], rank=rank)])
+    reader.lose()
+    assert mirror.known == {0: set(), 1: set()}
+    reader.heed_connection()
+    reader.receive([b"", bytes(8), batch([7], rank=3)])
+    assert (mirror.known[3], reader.ranks, reader.is_current) == ({7}, [3], True)
+
+
+def test_a_publisher_cannot_name_endless_ranks() -> None:
+    reader = Reader("w", RankMirror(), None)
+    for rank in range(200):
+        reader.receive([b"", bytes(8), batch([rank], rank=rank)])
+    assert len(reader.ranks) == 64
+    assert reader.counts["other_rank"] == 136
+
+
+# Publishers that never end, or send too much.
+
+
+@pytest.fixture
+def trickle() -> Iterator[Script]:
+    """A publisher whose answers never end: a short batch every few milliseconds."""
+    script, stop = Script(), threading.Event()
+
+    def answer() -> None:
+        clients: set[bytes] = set()
+        number = 0
+        while not stop.wait(0.005):
+            while script.router.poll(0):
+                frames = script.router.recv_multipart()
+                clients.add(frames[0])
+                script.asked.append(frames[-1])
+            for client in clients:
+                number += 1
+                script.router.send_multipart((client, b"", b"", number.to_bytes(8, "big"), b"x"))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    yield script
+    stop.set()
+    thread.join()
+    script.close()
+
+
+def test_an_answer_that_trickles_has_a_deadline(trickle: Script) -> None:
+    """The deadline is that of the whole answer: each of its parts comes in time."""
+    mirror = Mirror()
+    with Subscriber("w", trickle.endpoint, trickle.replay, mirror, timeout_s=0.2) as reader:
+        reader.poll(0.01)
+        assert reader.counts["unanswered"] == 1
+        assert not reader.is_current
+
+
+def test_a_wait_for_an_answer_ends_when_another_thread_says_so(trickle: Script) -> None:
+    with Subscriber("w", trickle.endpoint, trickle.replay, Mirror(), timeout_s=600) as reader:
+        thread = threading.Thread(target=reader.poll, args=(0.01,))
+        thread.start()
+        while not trickle.asked:
+            thread.join(0.01)
+        assert thread.is_alive()
+        reader.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert (reader.is_stopped, reader.poll(600)) == (True, 0)
+
+
+def test_all_frames_of_an_answer_count(trickle: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also topics, and messages of one byte, each of which takes memory."""
+    monkeypatch.setattr(subscriber, "_MOST_ANSWERED", 2000)
+    with Subscriber("w", trickle.endpoint, trickle.replay, Mirror(), timeout_s=600) as reader:
+        reader.poll(0.01)
+        assert reader.counts["unanswered"] == 1
+
+
+def test_a_frame_that_is_too_long_ends_the_connection(script: Script) -> None:
+    """The bound is checked before the frame is read, so it takes no memory."""
+    mirror = Mirror()
+    with listening(script, mirror) as reader:
+        script.send(0, batch([1]))
+        until(lambda: mirror.known.get("w") == {1}, reader)
+        script.send(1, bytes(MOST_BYTES + 1))
+        until(lambda: reader.counts["lost"] > 0, reader)
+        assert mirror.known["w"] == set()
+
+
+def test_every_socket_has_bounds(manager: BlockManager, publisher: Publisher) -> None:
+    """A frame without a bound is read whole into memory before anybody looks at it."""
+    with reader_of(publisher, Mirror()) as reader:
+        sockets = [reader._sub, reader._dealer, publisher._pub, publisher._replies.socket]
+        for socket in sockets:
+            assert socket is not None
+            assert 0 < socket.maxmsgsize <= MOST_BYTES
+            assert 0 < socket.rcvhwm <= 2**15
+
+
+def test_readers_that_ask_and_never_read_do_not_fill_memory() -> None:
+    """Few answers are made at a time, and only as far as they are sent."""
+    made: list[int] = []
+
+    def answer(request: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
+        for number in range(10**6):
+            made.append(number)
+            yield b"", number.to_bytes(8, "big"), bytes(2**16)
+
+    with zmq.Context() as context:
+        replies = Replies(context, answer)
+        port = replies.socket.bind_to_random_port("tcp://127.0.0.1")
+        clients = [context.socket(zmq.DEALER) for _ in range(12)]
+        for client in clients:
+            client.linger = 0
+            client.rcvhwm = 1
+            client.connect(f"tcp://127.0.0.1:{port}")
+            for _ in range(3):
+                client.send_multipart((b"", SNAPSHOT), zmq.DONTWAIT)
+        before = -1
+        for _ in range(1000):  # until nothing more fits
+            if replies.socket.poll(10):
+                replies.take()
+            replies.send()
+            if before == len(made) > 0:
+                break
+            before = len(made)
+        assert replies.is_sending
+        assert len(replies._open) <= 4
+        assert len(made) < 2000
+        context.destroy(linger=0)
+
+
+def test_a_reader_that_takes_nothing_makes_room_for_the_next() -> None:
+    now = [0.0]
+    with zmq.Context() as context:
+        endless = iter(lambda: (b"", bytes(8), bytes(2**16)), None)
+        replies = Replies(
+            context, lambda request: endless if request == b"e" else iter([(b"", END, b"")]),
+            lambda: now[0],
+        )  # fmt: skip
+        port = replies.socket.bind_to_random_port("tcp://127.0.0.1")
+        clients = [context.socket(zmq.DEALER) for _ in range(5)]
+        for client, request in zip(clients, [b"e"] * 4 + [SNAPSHOT], strict=True):
+            client.linger = 0
+            client.rcvhwm = 1
+            client.connect(f"tcp://127.0.0.1:{port}")
+            client.send_multipart((b"", request))
+            assert replies.socket.poll(5000)
+            replies.take()
+        for _ in range(200):
+            replies.send()
+        assert not clients[-1].poll(20)
+        for _ in range(1000):
+            now[0] += 6.0
+            replies.send()
+            if clients[-1].poll(20):
+                break
+        assert clients[-1].recv_multipart(zmq.DONTWAIT) == [b"", b"", END, b""]
+        context.destroy(linger=0)
+
+
+def test_a_long_answer_comes_whole(manager: BlockManager) -> None:
+    """More messages than fit at once; none is dropped, as ZMQ does where nobody looks."""
+    with Publisher(manager, 2, ANY, ANY) as publisher:
+        for prompt in range(500):
+            cache(manager, [prompt] * 3)
+            publisher.publish()
+        with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+            client.linger = 0
+            client.set_hwm(1)
+            client.connect(str(publisher.replay_endpoint))
+            client.send_multipart((b"", bytes(8)))
+            numbers = []
+            while client.poll(5000):
+                frames = client.recv_multipart()
+                if frames[2] == END:
+                    break
+                numbers.append(int.from_bytes(frames[2], "big"))
+            assert numbers == list(range(publisher.num_published))

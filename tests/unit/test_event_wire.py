@@ -38,7 +38,7 @@ from blockmgr.events import (
     decode,
 )
 from blockmgr.events.codec import MOST_BLOCKS, anonymous, decode_hashes, short
-from blockmgr.events.wire import KINDS, OldBatch, tier_of
+from blockmgr.events.wire import KINDS, MOST_BYTES, OldBatch, tier_of
 
 PROMPT = list(range(8))
 
@@ -591,3 +591,70 @@ def test_numbers_out_of_bounds_are_refused(make: Any, name: str) -> None:
             make(**{name: wrong})
     with pytest.raises(ValueError, match="block_size must be in"):
         SglangEncoder(0)
+
+
+def stored_map(**fields: Any) -> dict[str, Any]:
+    return {
+        "type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [0],
+        "block_size": 1, "lora_id": None, "medium": "GPU", "lora_name": None, **fields,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [0.0, [stored_map(block_hashes=[0] * (2**16 + 1))], None],
+        [0.0, [stored_map(block_hashes=[bytes(257)])], None],
+        [0.0, [stored_map(medium="x" * 1025)], None],
+        [0.0, [stored_map(kv_cache_spec_kind="x" * 1025)], None],
+        [0.0, [{"type": "BlockRemoved", "block_hashes": [0] * (2**16 + 1), "medium": None}], None],
+        [0.0, [{"type": "AllBlocksCleared"}] * (2**17 + 1), None],
+        [0.0, [], -1],
+        [0.0, [], 2**16 + 1],
+        [0.0, [], None, {"epoch": 1, "groups": [["mamba", None]] * 257}],
+        [0.0, [], None, {"epoch": 1, "groups": [["x" * 1025, None]]}],
+        [0.0, [["BlockRemoved", [0] * (2**16 + 1), None]], None],
+        [0.0, [stored_map(token_ids=[0] * 2**22)], None],
+    ],
+    ids=[
+        "hashes", "bytes-of-a-hash", "name-of-a-medium", "name-of-a-kind", "removed-hashes",
+        "events", "rank-below-0", "rank", "groups", "name-of-a-group", "old-hashes", "bytes",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("decoder", [decode, decode_hashes])
+def test_a_batch_with_too_many_or_too_long_items_is_refused(batch: Any, decoder: Any) -> None:
+    payload = msgspec.msgpack.encode(batch)
+    with pytest.raises(ValueError, match="payload must be"):
+        decoder(payload)
+
+
+@pytest.mark.parametrize("keys", [[[0] * 65], [[]] * (2**16 + 1)])
+def test_too_many_extra_keys_are_refused(keys: Any) -> None:
+    payload = msgspec.msgpack.encode([0.0, [stored_map(extra_keys=keys)], None])
+    with pytest.raises(ValueError, match="payload must be"):
+        decode(payload)
+
+
+@pytest.mark.parametrize("layout", ["maps", "arrays", "sglang"])
+@pytest.mark.parametrize(("block_size", "key"), [(1, 0), (4096, 0), (16, 5000)])
+def test_a_batch_is_never_longer_than_a_reader_takes(
+    layout: Any, block_size: int, key: int
+) -> None:
+    """Large blocks and long extra keys make more batches, and none of them is too long."""
+    count = 4_000_000 // max(block_size, key)
+    digests = [number.to_bytes(32, "big") for number in range(1, count + 1)]
+    tokens = np.full((count, block_size), 2**20, np.uint32)
+    extras = {number: bytes(key) for number in range(count)} if key else {}
+    event = Event(
+        EventKind.STORED, digests[: 2**15], None, tokens[: 2**15], extras, 0, Tier.DEVICE, b"", 0
+    )
+    if layout == "sglang":
+        payloads = list(SglangEncoder(block_size).batches([event] * 3, 0.0))
+    else:
+        encoder = Encoder(block_size, hashes="bytes", layout=layout)
+        payloads = list(encoder.batches([event] * 3, 0.0))
+    assert max(map(len, payloads)) <= MOST_BYTES
+    seen = [
+        len(each.block_hashes) for payload in payloads for each in decode_hashes(payload).events
+    ]
+    assert sum(seen) == 3 * min(count, 2**15)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,10 +24,12 @@ pytest.importorskip("uvicorn", reason="the extra 'index'")
 pytest.importorskip("httpx2", reason="starlette's test client")
 
 import httpx2
+import msgspec
+import zmq
 from starlette.testclient import TestClient
 
-from blockmgr.events import Publisher
-from blockmgr.index import WorkerIndex
+from blockmgr.events import Publisher, Subscriber
+from blockmgr.index import WorkerIndex, service
 from blockmgr.index.service import MOST_BYTES, Feeds, application
 
 ANY = "tcp://127.0.0.1:0"
@@ -161,19 +165,19 @@ def test_an_error_while_events_are_taken_in_leaves_nothing_half_believed(
     feeds: Feeds, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The thread continues and requests a snapshot."""
-    apply, failed, manager = feeds.index.apply, [], manager_with([1, 2, 3, 4, 5])
+    apply, failed, manager = feeds.index._apply_to, [], manager_with([1, 2, 3, 4, 5])
 
-    def fail_once(worker: str, batch: Any) -> None:
+    def fail_once(worker: Any, batch: Any) -> None:
         if not failed:
             failed.append(batch)
-            feeds.index.store(worker, [99])
+            feeds.index.store(worker.name, [99])
             raise MemoryError
         apply(worker, batch)
 
     with Publisher(manager, 2, ANY, ANY) as publisher:
         feeds.add("w", publisher.endpoint, publisher.replay_endpoint)
         until(lambda: feeds.readers()["w"].is_current and feeds.index.num_blocks("w") == 2)
-        monkeypatch.setattr(feeds.index, "apply", fail_once)
+        monkeypatch.setattr(feeds.index, "_apply_to", fail_once)
         cache(manager, [7, 7, 7])
         until(lambda: bool(failed) and feeds.index.num_blocks("w") == 3)
         until(lambda: not feeds.index.found([99]).any() and feeds.readers()["w"].is_current)
@@ -260,3 +264,161 @@ def test_a_worker_option_that_is_none_is_refused(value: str) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "NAME=ENDPOINT" in json.dumps(done.stderr)
+
+
+# Workers that are slow, lie or name ranks.
+
+
+class Raw:
+    """A publisher of any bytes, whose answers never end."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.pub = self.context.socket(zmq.XPUB)
+        self.router = self.context.socket(zmq.ROUTER)
+        for socket in (self.pub, self.router):
+            socket.linger = 0
+            socket.bind(ANY)
+        self.asked = threading.Event()
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.trickle)
+        self.thread.start()
+
+    def told(self, *, replay: bool = True) -> dict[str, str | None]:
+        endpoint, answers = (
+            socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (self.pub, self.router)
+        )
+        return {"endpoint": endpoint, "replay_endpoint": answers if replay else None}
+
+    def trickle(self) -> None:
+        clients: set[bytes] = set()
+        number = 0
+        while not self.stop.wait(0.005):
+            while self.router.poll(0):
+                clients.add(self.router.recv_multipart()[0])
+            for client in clients:
+                number += 1
+                self.router.send_multipart((client, b"", b"", number.to_bytes(8, "big"), b"x"))
+                self.asked.set()
+
+    def send(self, number: int, events: list[dict[str, Any]], rank: int | None = None) -> None:
+        payload = msgspec.msgpack.encode([0.0, events, rank])
+        self.pub.send_multipart((b"", number.to_bytes(8, "big"), payload))
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def raw() -> Iterator[Raw]:
+    made = Raw()
+    yield made
+    made.close()
+
+
+def stored(hashes: list[int], **fields: Any) -> dict[str, Any]:
+    return {"type": "BlockStored", "block_hashes": hashes, "medium": "GPU", **fields}
+
+
+def test_others_are_answered_while_a_worker_does_not_end_its_answer(
+    feeds: Feeds, client: TestClient, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every answer comes while the bad worker's exchange is open. So does its own end."""
+    monkeypatch.setattr(service, "Subscriber", partial(Subscriber, timeout_s=3600))
+    feeds.add("good", "tcp://127.0.0.1:9", None)
+    feeds.index.store("good", [1, 2])
+    assert client.post("/workers", json={"worker": "evil", **raw.told()}).status_code == 201
+    assert raw.asked.wait(60)
+    reader = feeds.readers()["evil"]
+    [thread] = [each for each in threading.enumerate() if each.name == "events of evil"]
+    for _ in range(3):
+        answer = client.post("/place", json={"digests": [1, 2]}).json()
+        assert answer["workers"][0] == {
+            "worker": "good", "num_blocks": 2, "tiers": {"device": 2}, "score": 1.0,
+        }  # fmt: skip
+        assert client.get("/health").json()["workers"] == 2
+        assert "blockmgr_index_current" in client.get("/metrics").text
+        assert not reader.is_current
+    assert client.post("/workers", json={"worker": "evil", **raw.told()}).status_code == 201
+    raw.asked.clear()
+    assert raw.asked.wait(60)
+    assert client.delete("/workers/evil").status_code == 204
+    assert [each["worker"] for each in client.get("/workers").json()["workers"]] == ["good"]
+    thread.join(60)
+    assert not thread.is_alive()
+    assert reader.is_stopped
+
+
+def test_a_worker_is_forgotten_while_its_reader_is_in_a_call(feeds: Feeds) -> None:
+    """Nothing waits for the thread, and what it still applies does not reach a later worker."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def apply(worker: Any, batch: Any) -> None:
+        entered.set()
+        leave.wait(60)
+        original(worker, batch)
+
+    original = feeds.index._apply_to
+    manager = manager_with([1, 2, 3])
+    with Publisher(manager, 2, ANY, ANY) as publisher:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(feeds.index, "_apply_to", apply)
+            feeds.add("w", publisher.endpoint, publisher.replay_endpoint)
+            assert entered.wait(60)
+            [thread] = [each for each in threading.enumerate() if each.name == "events of w"]
+            feeds.remove("w")
+            assert feeds.index.workers == []
+            assert thread.is_alive()
+        feeds.add("w", "tcp://127.0.0.1:9", None)
+        leave.set()
+        thread.join(60)
+        assert feeds.index.num_blocks("w") == 0
+
+
+def test_ranks_that_share_a_port_are_told_apart_over_http(
+    feeds: Feeds, client: TestClient, raw: Raw
+) -> None:
+    assert client.post(
+        "/workers", json={"worker": "w", **raw.told(replay=False)}
+    ).status_code == 201  # fmt: skip
+    assert raw.pub.poll(60_000)
+    for rank in (0, 1):
+        raw.send(0, [stored([1, 2, 3])], rank)
+    raw.send(1, [{"type": "BlockRemoved", "block_hashes": [3, 2], "medium": "GPU"}], 1)
+
+    def found() -> list[tuple[int, int]]:
+        workers = client.post("/place", json={"digests": [1, 2, 3]}).json()["workers"]
+        assert {each["worker"] for each in workers} == {"w"}
+        return [(each.get("rank"), each["num_blocks"]) for each in workers]
+
+    until(lambda: found() == [(0, 3), (1, 1)])
+    assert client.get("/workers").json()["workers"] == [
+        {"worker": "w", "current": True, "ranks": [0, 1]}
+    ]
+    assert client.post("/workers/w/load", json={"load": 5.0, "rank": 0}).status_code == 204
+    assert found() == [(1, 1), (0, 3)]
+    refused = client.post("/workers/w/load", json={"load": 5.0, "rank": 7})
+    assert (refused.status_code, refused.json()["error"]) == (
+        404, "worker 'w' has no rank 7, only [0, 1]"
+    )  # fmt: skip
+    metrics = client.get("/metrics").text
+    assert 'blockmgr_index_blocks{rank="1",tier="device",worker="w"} 1.0' in metrics
+    assert client.delete("/workers/w").status_code == 204
+    assert feeds.index.rows == []
+    until(lambda: feeds.index.num_entries == 0)
+
+
+def test_a_worker_with_another_block_size_is_shown_as_an_error(raw: Raw) -> None:
+    made = Feeds(WorkerIndex(max_workers=2, block_size=16))
+    with closing(made), TestClient(application(made)) as client:
+        client.post("/workers", json={"worker": "w", **raw.told(replay=False)})
+        assert raw.pub.poll(60_000)
+        raw.send(0, [stored([1], block_size=64)])
+        until(lambda: "error" in client.get("/workers").json()["workers"][0])
+        [worker] = client.get("/workers").json()["workers"]
+        assert "its blocks have 64 tokens, but 16 in this index" in worker["error"]
+        metrics = client.get("/metrics").text
+        assert 'blockmgr_index_ignored{worker="w"} 1.0' in metrics
+        assert 'blockmgr_index_refused_total{reason="other_block_size"} 1.0' in metrics

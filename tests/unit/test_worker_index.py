@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import msgspec
 from blockmgr.events import Encoder, Reader, decode
 from blockmgr.events.codec import decode_hashes
 from blockmgr.index import WorkerIndex
+from tests import fuzz_service
 
 
 def index_of(*workers: str, **options: Any) -> WorkerIndex:
@@ -36,8 +38,9 @@ def told(index: WorkerIndex, worker: str, manager: BlockManager) -> None:
         index.apply(worker, decode_hashes(payload))
 
 
-def batch(*events: dict[str, Any]) -> Any:
-    return decode_hashes(msgspec.msgpack.encode([0.0, list(events), None]))
+def batch(*events: dict[str, Any], rank: int | None = None, **about: Any) -> Any:
+    more = [{"epoch": 1, **about}] if about else []
+    return decode_hashes(msgspec.msgpack.encode([0.0, list(events), rank, *more]))
 
 
 def stored(hashes: list[Any], **fields: Any) -> dict[str, Any]:
@@ -281,7 +284,7 @@ def test_a_group_with_a_number_out_of_bounds_is_not_believed(group: int) -> None
     index = index_of("w")
     index.apply("w", batch(stored([1], group_idx=group), removed([1], group_idx=group)))
     assert (index.counts["other_group"], index.num_entries) == (2, 0)
-    assert not index._groups["w"].known
+    assert not index._workers["w"].caches[0].groups.known
 
 
 def test_a_copy_on_disk_goes_and_the_one_elsewhere_stays() -> None:
@@ -441,6 +444,9 @@ def test_a_withdrawn_worker_leaves_nothing_and_makes_room() -> None:
         (lambda i: WorkerIndex(load_weight=float("inf")), ValueError, "load_weight must be finite"),
         (lambda i: i.place([1.5]), TypeError, "digests must be bytes or ints, got float"),
         (lambda i: WorkerIndex(max_workers=0), ValueError, "max_workers must be in"),
+        (lambda i: WorkerIndex(max_ranks=0), ValueError, "max_ranks must be in"),
+        (lambda i: WorkerIndex(block_size=0), ValueError, "block_size must be in"),
+        (lambda i: i.sink_of("x"), KeyError, "never announced"),
         (lambda i: _core.WorkerTable(1, 1).find(b"123"), ValueError, "keys must be 8 bytes"),
         (
             lambda i: _core.WorkerTable((1 << 16) + 1, 1),
@@ -461,3 +467,283 @@ def test_numbers_below_zero_are_those_that_others_publish_signed() -> None:
     index.store("w", [-1])
     assert index.found([2**64 - 1])[0, 0] == 1
     assert index.found([b"\xff" * 16])[0, 0] == 1
+
+
+# Data-parallel ranks of a worker.
+
+
+def test_ranks_of_a_worker_have_caches_of_their_own() -> None:
+    """Removals and clearings of one rank leave the others."""
+    index = index_of("w", "x")
+    for rank in (1, 0):
+        index.apply("w", batch(stored([1, 2, 3]), rank=rank))
+    index.apply("x", batch(stored([1])))
+    assert index.rows == [("w", 0), ("w", 1), ("x", None)]
+    assert index.workers == ["w", "x"]
+    index.apply("w", batch(removed([3]), rank=1))
+    assert index.found([1, 2, 3])[:, 0].tolist() == [3, 2, 1]
+    index.apply("w", batch({"type": "AllBlocksCleared"}, rank=1))
+    placed = [(each.worker, each.rank, each.num_blocks) for each in index.place([1, 2, 3])]
+    assert placed == [("w", 0, 3), ("x", None, 1), ("w", 1, 0)]
+    assert [index.num_blocks("w", rank=rank) for rank in (None, 0, 1)] == [3, 3, 0]
+
+
+def test_a_rank_is_forgotten_alone_and_a_worker_with_all_its_ranks() -> None:
+    index = index_of("w", max_workers=3)
+    for rank in range(3):
+        index.apply("w", batch(stored([1]), rank=rank))
+    index.reset("w", 1)
+    assert index.found([1])[:, 0].tolist() == [1, 0, 1]
+    index.reset("w")
+    assert (index.rows, index.num_entries) == ([("w", None)], 0)
+    index.apply("w", batch(stored([1]), rank=7))
+    index.announce("x")
+    index.announce("y")
+    assert index.rows == [("w", 7), ("x", None), ("y", None)]
+    index.withdraw("w")
+    assert (index.rows, index.num_entries) == ([("x", None), ("y", None)], 0)
+
+
+def test_a_load_is_that_of_a_rank_or_of_all() -> None:
+    index = index_of("w")
+    for rank in range(2):
+        index.apply("w", batch(stored([1]), rank=rank))
+    index.set_load("w", 0.5)
+    assert index.scores([1]).tolist() == [0.5, 0.5]
+    index.set_load("w", 0.25, 1)
+    assert index.scores([1]).tolist() == [0.5, 0.75]
+    with pytest.raises(KeyError, match=r"worker 'w' has no rank 2, only .0, 1."):
+        index.set_load("w", 0.1, 2)
+    with pytest.raises(KeyError, match="has no rank 5"):
+        index.num_blocks("w", Tier.DEVICE, 5)
+
+
+def test_a_batch_without_a_rank_is_of_the_only_rank_there_is() -> None:
+    index = index_of("w")
+    index.apply("w", batch(stored([1])))
+    index.apply("w", batch(stored([2]), rank=3))
+    index.apply("w", batch(stored([3])))
+    assert (index.rows, index.found([1, 2, 3])[0, 0]) == ([("w", 3)], 3)
+
+
+@pytest.mark.parametrize("options", [{"max_ranks": 2}, {"max_workers": 3}])
+def test_a_worker_cannot_name_endless_ranks(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each takes a place among the workers. The message names the bounds."""
+    index = index_of("w", "x", **options)
+    with caplog.at_level(logging.WARNING):
+        for rank in range(9):
+            index.apply("w", batch(stored([rank]), rank=rank))
+    assert index.rows == [("w", 0), ("w", 1), ("x", None)]
+    assert index.counts["other_rank"] == 7
+    assert len(caplog.records) == 1
+    assert "rank 2 is one too many: max_ranks is" in caplog.text
+
+
+def test_a_withdrawn_worker_gets_nothing_of_what_its_old_reader_still_has() -> None:
+    """Another worker with its name may have been announced meanwhile."""
+    index = index_of("w")
+    sink = index.sink_of("w")
+    sink.apply("w", batch(stored([1])))
+    index.withdraw("w")
+    index.announce("w")
+    index.store("w", [5])
+    sink.apply("w", batch(stored([2])))
+    sink.reset("w")
+    assert (index.found([5])[0, 0], index.num_entries) == (1, 1)
+
+
+# Blocks of another size.
+
+
+@pytest.mark.parametrize("way", ["event", "about"])
+def test_a_worker_with_another_block_size_is_an_error_that_names_both(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At its first batch, and not a worker that never has anything."""
+    index = index_of("w", "x", block_size=16)
+    about = {}
+    if way == "about":
+        about = {"groups": [["full_attention", None], ["mamba", None]], "block_size": 64}
+    with caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            index.apply("w", batch(stored([1], block_size=64), rank=1, **about))
+    index.apply("x", batch(stored([1], block_size=16)))
+    assert index.found([1])[:, 0].tolist() == [0, 1]
+    assert index.counts["other_block_size"] >= 2
+    assert list(index.problems) == [("w", 1)]
+    assert "its blocks have 64 tokens, but 16 in this index" in index.problems["w", 1]
+    assert len(caplog.records) == 1
+    assert "64 tokens, but 16" in caplog.text
+    index.reset("w")
+    index.apply("w", batch(stored([1], block_size=16)))
+    assert (index.problems, index.found([1])[0, 0]) == ({}, 1)
+
+
+def test_a_block_size_that_changes_is_an_error_too() -> None:
+    index = index_of("w")
+    index.apply("w", batch(stored([1], block_size=16), stored([2], block_size=32)))
+    index.apply("w", batch(stored([3], block_size=16)))
+    assert "its blocks have 32 tokens, but 16 before" in index.problems["w", None]
+    assert index.num_blocks("w") == 2
+
+
+def test_workers_with_different_block_sizes_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a size of the index, nobody knows which one is right, and both are kept."""
+    index = index_of("w", "x")
+    with caplog.at_level(logging.WARNING):
+        index.apply("w", batch(stored([1], block_size=16)))
+        for _ in range(100):
+            index.apply("x", batch(stored([2], block_size=32)))
+            index.reset("x")
+    assert "x: its blocks have 32 tokens, those of w have 16" in caplog.text
+    assert len(caplog.records) <= 16
+    assert index.problems == {}
+
+
+# Descriptions that no model has.
+
+
+@pytest.mark.parametrize("width", [2**31, 2**63, 0, -1])
+@pytest.mark.parametrize("kind", ["sliding_window", "chunked_local_attention"])
+@pytest.mark.parametrize("way", ["event", "about"])
+def test_a_width_that_no_model_has_is_not_believed(kind: str, width: int, way: str) -> None:
+    index = index_of("evil", "good")
+    index.store("good", [1, 2, 3])
+    about = {}
+    if way == "about":
+        about = {"groups": [["full_attention", None], [kind, width]], "block_size": 4}
+    group = {"group_idx": 1, "kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": width}
+    full = stored([1, 2, 3], block_size=4)
+    index.apply("evil", batch(full, stored([1, 2, 3], block_size=4, **group), **about))
+    assert index.found([1, 2, 3])[:, 0].tolist() == [3, 3]
+    assert index.counts["other_group"] == 1
+
+
+@pytest.mark.parametrize("size", [2**31, 2**63, -4])
+def test_a_block_size_that_no_model_has_is_not_believed(size: int) -> None:
+    index = index_of("w")
+    groups = [["full_attention", None], ["sliding_window", 8]]
+    index.apply("w", batch(stored([1], block_size=size), groups=groups, block_size=size))
+    assert index.place([1])[0].num_blocks == 0
+    assert index.counts["other_group"] == 1
+
+
+def test_a_worker_has_a_bounded_number_of_groups() -> None:
+    """Each takes time in every answer. Those beyond the bound are counted."""
+    index = index_of("w")
+    groups = [["full_attention", None]] + [["sliding_window", 8]] * 255
+    described = {"groups": groups, "block_size": 4}
+    events = [stored([1, 2], group_idx=group, block_size=4) for group in range(256)]
+    index.apply("w", batch(*events, **described))
+    groups_of = index._workers["w"].caches[0].groups
+    assert (len(groups_of.known), len(groups_of.further)) == (64, 63)
+    assert index.counts["other_group"] == 192
+    assert index.found([1, 2])[0, 0] == 2
+
+
+# Digests that are made up to share a place of the table.
+
+
+FIBONACCI = 0x9E3779B97F4A7C15
+STRUCTURED = {
+    "multiples of an inverse": lambda j: pow(FIBONACCI, -1, 2**64) * j,
+    "numbers in a row": lambda j: j,
+    "high bits": lambda j: j << 48,
+    "middle bits": lambda j: j << 24,
+    "equal halves": lambda j: j << 32 | j,
+    "multiples of the golden ratio": lambda j: FIBONACCI * j,
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+def test_no_keys_share_a_place_in_a_table_with_a_secret(name: str) -> None:
+    """Of 8,000 keys at random, the longest run in a table that is half full is below 100."""
+    keys = np.array([STRUCTURED[name](j) % 2**64 for j in range(1, 8001)], np.uint64).tobytes()
+    for _ in range(5):
+        table = _core.WorkerTable(2, 2**20)
+        assert table.store(0, 0, keys) == 0
+        assert table.longest_run() < 400
+
+
+def test_each_table_has_a_secret_of_its_own() -> None:
+    """A fixed one is for tests."""
+    keys = np.arange(1, 400, dtype=np.uint64).tobytes()
+
+    def runs(secrets: list[int | None]) -> list[int]:
+        tables = [_core.WorkerTable(1, 1000, secret) for secret in secrets]
+        for table in tables:
+            table.store(0, 0, keys)
+        return [table.longest_run() for table in tables]
+
+    assert len(set(runs([None] * 30))) > 1
+    assert runs([7] * 5) == runs([7]) * 5
+    with pytest.raises(TypeError, match="secret must be an int"):
+        _core.WorkerTable(1, 1, "secret")
+
+
+def test_a_long_batch_is_applied_in_parts_and_whole() -> None:
+    """Others are answered between the parts."""
+    index = index_of("w", "x")
+    keys = list(range(1, 2**15))
+    index.apply("w", batch(*[stored(keys[start : start + 3]) for start in range(0, len(keys), 3)]))
+    assert index.num_blocks("w") == len(keys)
+    events = [*[removed([key]) for key in keys], {"type": "AllBlocksCleared"}, stored([5])]
+    index.apply("w", batch(*events))
+    assert index.num_blocks("w") == 1
+    index.apply("w", batch())
+    assert index.num_blocks("w") == 1
+
+
+def test_nothing_that_a_worker_says_reaches_the_answers_about_others() -> None:
+    """Hundreds of batches that no engine sends, decoded and applied or refused with a reason."""
+    rng = random.Random(4)
+    index = index_of("good", "evil", block_size=16)
+    index.store("good", fuzz_service.GOOD)
+    applied = 0
+    for _ in range(600):
+        try:
+            told = decode_hashes(fuzz_service.lie(rng))
+        except ValueError:
+            continue
+        index.apply("evil", told)
+        applied += 1
+        placed = {each.worker: each.num_blocks for each in index.place(fuzz_service.GOOD)}
+        assert placed["good"] == len(fuzz_service.GOOD)
+    assert applied > 50
+    index.withdraw("evil")
+    assert index.num_entries == len(fuzz_service.GOOD)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
+def test_a_worker_is_cleared_in_parts(at_once: int) -> None:
+    """Entries move while it goes round; those of others stay."""
+    table = _core.WorkerTable(2, 2**20)
+    keys = np.arange(1, 3000, dtype=np.uint64)
+    for worker, own in ((0, keys), (1, keys[::7])):
+        table.store(worker, 0, own.tobytes())
+    place, rounds = 0, 0
+    while place >= 0:
+        place = table.clear(0, 0, place, at_once)
+        rounds += 1
+        assert rounds < 10**5
+    assert (table.num_blocks(0, 0), table.num_entries()) == (0, len(keys[::7]))
+    assert table.clear(0, 0, 0, 1) == -1
+    with pytest.raises(ValueError, match="start must be in"):
+        table.clear(0, 0, -1, 1)
+    with pytest.raises(ValueError, match="count must be in"):
+        table.clear(0, 0, 0, 0)
+
+
+def test_a_long_batch_in_the_old_layout_is_decoded_too() -> None:
+    """Long batches are decoded event by event, but only in the current layout."""
+    keys = list(range(1, 20_000))
+    payload = msgspec.msgpack.encode([0.0, [["BlockRemoved", keys, "GPU"]], 3])
+    told = decode_hashes(payload)
+    assert (told.data_parallel_rank, told.events[0].block_hashes) == (3, keys)
+    current = batch(stored(keys * 3), rank=3, groups=[["mamba", 7]], block_size=2)
+    assert current.events[0].block_hashes == keys * 3
+    assert (current.data_parallel_rank, current.about.groups) == (3, (("mamba", 7),))
+    with pytest.raises(ValueError, match="payload must be a batch of events"):
+        batch(stored(keys * 3), {"type": "BlockMoved"})

@@ -1,5 +1,6 @@
 // The table of an index of workers. Keys come as the bytes of native 64-bit numbers.
 #include <cstring>
+#include <random>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -11,6 +12,7 @@ namespace {
 
 constexpr int kMaxWorkers = 1 << 16;
 constexpr std::int64_t kMaxIndexed = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxPlace = std::int64_t{1} << 62;
 
 std::int64_t in_bounds(nb::handle value, const char* name, std::int64_t low, std::int64_t high) {
   const std::int64_t number = int_argument(value, name);
@@ -46,9 +48,17 @@ class Keys {
   std::vector<std::uint64_t> copy_;
 };
 
-void init(WorkerTable* self, nb::handle max_workers, nb::handle max_blocks) {
+std::uint64_t secret_of(nb::handle secret) {
+  if (!secret.is_none()) return static_cast<std::uint64_t>(int_argument(secret, "secret"));
+  std::random_device draw;
+  const std::uint64_t high = draw();
+  return high << 32 ^ draw();
+}
+
+void init(WorkerTable* self, nb::handle max_workers, nb::handle max_blocks, nb::handle secret) {
   const auto workers = static_cast<int>(in_bounds(max_workers, "max_workers", 1, kMaxWorkers + 1));
-  new (self) WorkerTable(workers, in_bounds(max_blocks, "max_blocks", 1, kMaxIndexed));
+  const std::int64_t blocks = in_bounds(max_blocks, "max_blocks", 1, kMaxIndexed);
+  new (self) WorkerTable(workers, blocks, secret_of(secret));
 }
 
 int worker_of(const WorkerTable& self, nb::handle worker) {
@@ -123,18 +133,24 @@ void bind_fleet(nb::module_& m) {
   m.def("keys_of", keys_of,
         nb::sig("def keys_of(digests: list[bytes | int], /) -> tuple[bytes, int]"));
   nb::class_<WorkerTable>(m, "WorkerTable", "Workers by block; documented as blockmgr.index.")
-      .def("__init__", init,
-           nb::sig("def __init__(self, max_workers: object, max_blocks: object, /) -> None"))
+      .def("__init__", init, nb::arg(), nb::arg(), nb::arg() = nb::none(),
+           nb::sig("def __init__(self, max_workers: object, max_blocks: object, "
+                   "secret: object = None, /) -> None"))
       .def("store", store,
            nb::sig("def store(self, worker: object, tier: object, keys: bytes, /) -> int"))
       .def("remove", remove,
            nb::sig("def remove(self, worker: object, tier: object, keys: bytes, /) -> int"))
       .def(
           "clear",
-          [](WorkerTable& self, nb::handle worker, nb::handle tier) {
-            self.clear(worker_of(self, worker), tier_of(tier));
+          [](WorkerTable& self, nb::handle worker, nb::handle tier, nb::handle from,
+             nb::handle count) {
+            return self.clear(worker_of(self, worker), tier_of(tier),
+                              in_bounds(from, "start", 0, kMaxPlace),
+                              in_bounds(count, "count", 1, kMaxPlace));
           },
-          nb::sig("def clear(self, worker: object, tier: object, /) -> None"))
+          nb::arg(), nb::arg(), nb::arg() = nb::int_(0), nb::arg() = nb::int_(kMaxPlace - 1),
+          nb::sig("def clear(self, worker: object, tier: object, start: object = 0, "
+                  "count: object = 4611686018427387903, /) -> int"))
       .def("find", find, nb::sig("def find(self, keys: bytes, /) -> " BM_ARRAY("int32")))
       .def("has", has,
            nb::sig("def has(self, worker: object, keys: bytes, /) -> " BM_ARRAY("bool_")))
@@ -145,6 +161,7 @@ void bind_fleet(nb::module_& m) {
           },
           nb::sig("def num_blocks(self, worker: object, tier: object, /) -> int"))
       .def("num_entries", &WorkerTable::num_entries)
+      .def("longest_run", &WorkerTable::longest_run)
       .def("memory_usage", &WorkerTable::memory);
 }
 

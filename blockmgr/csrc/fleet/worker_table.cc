@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <random>
 #include <utility>
 
 #include "memory/node.h"
@@ -17,10 +18,17 @@ constexpr std::int64_t kKeysAhead = 8;
 // workers of a word, so counting a block is an addition of one bit to each.
 constexpr std::size_t kCountPlanes = 32;
 
+std::array<std::uint64_t, 3> drawn(std::uint64_t secret) {
+  std::mt19937_64 draw(secret);
+  const std::uint64_t first = draw(), second = draw(), third = draw();
+  return {first, second | 1, third | 1};
+}
+
 }  // namespace
 
-WorkerTable::WorkerTable(int max_workers, std::int64_t max_blocks)
-    : max_workers_(max_workers),
+WorkerTable::WorkerTable(int max_workers, std::int64_t max_blocks, std::uint64_t secret)
+    : secret_(drawn(secret)),
+      max_workers_(max_workers),
       max_blocks_(max_blocks),
       words_((static_cast<std::size_t>(max_workers) + 63) / 64),
       stride_(words_ * kTiers),
@@ -83,23 +91,31 @@ std::int64_t WorkerTable::remove(int worker, int tier, const std::uint64_t* keys
   return missing;
 }
 
-void WorkerTable::clear(int worker, int tier) noexcept {
+std::int64_t WorkerTable::clear(int worker, int tier, std::int64_t from,
+                                std::int64_t count) noexcept {
   const auto word = static_cast<std::size_t>(tier) * words_ + static_cast<std::size_t>(worker) / 64;
   const std::uint64_t bit = std::uint64_t{1} << (worker % 64);
-  if (!num_blocks(worker, tier)) return;
-  for (std::size_t i = 0; i < keys_.size(); ++i)
-    if (keys_[i]) masks(i)[word] &= ~bit;
-  // An entry that moves up into a gap may come from the front of the table to its end, behind the
-  // place that is looked at. So the loop runs until no entry is left.
-  for (bool again = true; again;) {
-    again = false;
-    for (std::size_t i = 0; i < keys_.size(); ++i)
-      while (keys_[i] && is_empty(i)) {
-        erase(i);
-        again = true;
-      }
+  std::int64_t& held = counts_[static_cast<std::size_t>(worker * kTiers + tier)];
+  const std::size_t last = keys_.size() - 1;
+  std::size_t i = static_cast<std::size_t>(from) & last;  // the table may have grown meanwhile
+  // An entry that moves up into a gap may come from the front of the table to its end, or from
+  // behind the places looked at to before them. So it goes round until nothing is left.
+  for (; held && count > 0; --count, i = next(i))
+    while (keys_[i] && (masks(i)[word] & bit)) {
+      masks(i)[word] &= ~bit;
+      --held;
+      if (is_empty(i)) erase(i);
+    }
+  return held ? static_cast<std::int64_t>(i) : -1;
+}
+
+std::int64_t WorkerTable::longest_run() const {
+  std::int64_t longest = 0, run = 0;
+  for (std::size_t i = 0; i < 2 * keys_.size(); ++i) {  // twice around: a run may cross the end
+    run = keys_[i & (keys_.size() - 1)] ? run + 1 : 0;
+    longest = std::max(longest, run);
   }
-  counts_[static_cast<std::size_t>(worker * kTiers + tier)] = 0;
+  return longest;
 }
 
 bool WorkerTable::is_empty(std::size_t i) const {

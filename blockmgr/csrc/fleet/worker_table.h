@@ -2,9 +2,11 @@
 //
 // An entry is a key of 64 bits and, for each tier, a bit a worker. Linear probing, at most half
 // full; an entry goes when its last bit does, and those behind it move up. Keys are digests cut
-// short: they say where a prompt may be found, and never whether it is.
+// short: they say where a prompt may be found, and never whether it is. Workers choose the keys, so
+// the place of a key depends on a secret of the table: no worker can make keys share a place.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -16,15 +18,16 @@ class WorkerTable {
   static constexpr int kTiers = 4;
 
   // Grows up to max_blocks entries, and takes in no others then.
-  WorkerTable(int max_workers, std::int64_t max_blocks);
+  WorkerTable(int max_workers, std::int64_t max_blocks, std::uint64_t secret);
 
   // Each of these keys, for a worker and a tier. May run out of memory with some of them entered.
   // Returns how many were refused.
   std::int64_t store(int worker, int tier, const std::uint64_t* keys, std::int64_t count);
   // Returns how many of them the worker did not have there.
   std::int64_t remove(int worker, int tier, const std::uint64_t* keys, std::int64_t count) noexcept;
-  // All that the worker has in the tier. Cost: O(entries).
-  void clear(int worker, int tier) noexcept;
+  // Takes out what the worker has in the tier, in parts: from one place of the table on, as many
+  // places as given. Returns the place to continue at, or -1 if nothing is left.
+  std::int64_t clear(int worker, int tier, std::int64_t from, std::int64_t count) noexcept;
 
   // How many of the leading blocks each worker has, each counted in the first tier that has it:
   // found[worker * kTiers + tier]. A worker's count ends at the first block that it has nowhere.
@@ -38,6 +41,8 @@ class WorkerTable {
   std::int64_t num_blocks(int worker, int tier) const {
     return counts_[static_cast<std::size_t>(worker * kTiers + tier)];
   }
+  // Occupied places in a row, at most: no search looks at more places but one. Cost: O(entries).
+  std::int64_t longest_run() const;
   std::size_t memory() const {
     return (keys_.capacity() + masks_.capacity()) * sizeof(std::uint64_t) +
            counts_.capacity() * sizeof(std::int64_t);
@@ -46,9 +51,10 @@ class WorkerTable {
  private:
   // No key is 0: that is an empty place.
   static std::uint64_t key_of(std::uint64_t key) { return key ? key : 1; }
-  // A sender of made-up digests must not be able to make them all fall into one place.
+  // With one secret multiplication, keys at equal distances may still fall into few places.
   std::size_t home(std::uint64_t key) const {
-    return static_cast<std::size_t>((key * kSpread) >> shift_);
+    key = (key ^ secret_[0]) * secret_[1];
+    return static_cast<std::size_t>(((key ^ key >> 32) * secret_[2]) >> shift_);
   }
   std::size_t next(std::size_t i) const { return (i + 1) & (keys_.size() - 1); }
   std::uint64_t* masks(std::size_t i) { return masks_.data() + i * stride_; }
@@ -64,7 +70,7 @@ class WorkerTable {
   void erase(std::size_t i) noexcept;
   void grow();
 
-  static constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15;  // the golden ratio
+  std::array<std::uint64_t, 3> secret_;  // the last two are odd
   int max_workers_;
   std::int64_t max_blocks_;
   std::size_t words_;   // of a mask

@@ -6,6 +6,20 @@ from tests.mutants.mutant import Mutant
 
 EXTENSION = (
     Mutant(
+        "a_key_has_its_place_without_the_secret",
+        "fleet/worker_table.h",
+        "    key = (key ^ secret_[0]) * secret_[1];\n",
+        "    return static_cast<std::size_t>(key * 0x9e3779b97f4a7c15u >> shift_);\n",
+        ("tests/unit/test_worker_index.py",),
+    ),
+    Mutant(
+        "a_clearing_forgets_what_moved_up",
+        "fleet/worker_table.cc",
+        "    while (keys_[i] && (masks(i)[word] & bit)) {\n",
+        "    if (keys_[i] && (masks(i)[word] & bit)) {\n",
+        ("tests/unit/test_worker_index.py",),
+    ),
+    Mutant(
         "forgets_in_the_order_of_nodes",
         "sequences/prefixes.cc",
         "  for (std::int32_t block = 0; block < nodes_.num_blocks; ++block)\n"

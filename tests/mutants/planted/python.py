@@ -65,8 +65,8 @@ PYTHON = (
     Mutant(
         "groups_are_known_by_their_blocks_alone",
         "index/workers.py",
-        "            if batch.about is not None and batch.about.groups:\n",
-        "            if False:\n",
+        "                if is_first and (about := batch.about) is not None and about.groups:\n",
+        "                if False:\n",
         tests=("tests/groups/test_events.py",),
     ),
     Mutant(
@@ -75,6 +75,83 @@ PYTHON = (
         "    salt = np.uint64((group + 1) * _SPREAD % 2**64)\n",
         "    salt = np.uint64(_SPREAD)\n",
         tests=("tests/unit/test_worker_index.py",),
+    ),
+    # Workers that name ranks, lie or are slow.
+    Mutant(
+        "one_rank_has_the_numbers_of_another",
+        "events/reader.py",
+        "        rank = batch.data_parallel_rank\n",
+        "        rank = None\n",
+        tests=("tests/unit/test_event_stream.py",),
+    ),
+    Mutant(
+        "a_gap_of_one_rank_is_filled_with_batches_of_others",
+        "events/reader.py",
+        "            if position is not None and position not in others:\n",
+        "            if position is not None:\n",
+        tests=("tests/unit/test_event_stream.py",),
+    ),
+    Mutant(
+        "a_sink_without_ranks_gets_all_of_them",
+        "events/reader.py",
+        "        self._most_ranks = _MOST_RANKS if _takes_ranks(sink) else 1\n",
+        "        self._most_ranks = _MOST_RANKS\n",
+        tests=("tests/unit/test_event_stream.py",),
+    ),
+    Mutant(
+        "ranks_of_a_worker_share_a_cache",
+        "index/ranks.py",
+        "        found = self.of_rank(rank)\n",
+        "        found = self.caches[0]\n",
+        tests=("tests/unit/test_worker_index.py",),
+    ),
+    Mutant(
+        "a_deadline_that_each_message_extends",
+        "events/subscriber.py",
+        "            frames = self._dealer.recv_multipart()\n",
+        (
+            "            frames = self._dealer.recv_multipart()\n"
+            "            end = time.monotonic() + self._timeout_s\n"
+        ),
+        tests=("tests/unit/test_event_stream.py::test_an_answer_that_trickles_has_a_deadline",),
+    ),
+    Mutant(
+        "a_withdrawn_worker_goes_on",
+        "index/workers.py",
+        "            found.is_withdrawn = True\n",
+        "",
+        tests=("tests/unit/test_worker_index.py",),
+    ),
+    Mutant(
+        "a_worker_that_ends_is_waited_for",
+        "index/service.py",
+        "        self.index.detach(worker)\n",
+        "        thread.join()\n        self.index.detach(worker)\n",
+        tests=(
+            "tests/unit/test_index_service.py::"
+            "test_a_worker_is_forgotten_while_its_reader_is_in_a_call",
+        ),
+    ),
+    Mutant(
+        "blocks_of_another_size_are_believed",
+        "index/workers.py",
+        "            if right and layers.block_size != right:\n",
+        "            if False:\n",
+        tests=("tests/unit/test_worker_index.py",),
+    ),
+    Mutant(
+        "a_window_of_any_width_is_believed",
+        "index/layers.py",
+        " and 0 < width <= _MOST:\n",
+        " and width > 0:\n",
+        tests=("tests/unit/test_worker_index.py",),
+    ),
+    Mutant(
+        "answers_are_made_for_readers_that_do_not_read",
+        "events/replies.py",
+        "        self.socket.router_mandatory = True",
+        "        self.socket.router_mandatory = False",
+        tests=("tests/unit/test_event_stream.py",),
     ),
     Mutant(
         "salt_and_adapter_of_one_text_meet",
