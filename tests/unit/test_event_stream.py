@@ -583,6 +583,23 @@ def test_a_gap_of_one_rank_is_filled_with_its_own_batches_only() -> None:
     assert reader.counts["duplicate"] == 0
 
 
+def test_a_rank_that_appears_late_leaves_what_others_have_applied() -> None:
+    """All that can be replayed has the batches of the others as well."""
+    kept = [(n, batch([n], rank=0)) for n in range(3)]
+
+    def ask(request: bytes) -> list[tuple[int, bytes]]:
+        return [] if request == SNAPSHOT else kept
+
+    mirror = RankMirror()
+    reader = Reader("w", mirror, ask, retry_s=1e-9)
+    reader.catch_up()
+    kept += [(n, batch([10 + n], rank=1)) for n in range(3)]
+    reader.receive([b"", (2).to_bytes(8, "big"), kept[-1][1]])
+    reader.catch_up()
+    assert mirror.known == {0: {0, 1, 2}, 1: {10, 11, 12}}
+    assert (reader.counts["apply"], reader.is_current) == (6, True)
+
+
 def test_a_snapshot_of_several_ranks_is_taken_for_each_of_them() -> None:
     def part(hashes: list[int], rank: int, *, last: bool) -> bytes:
         event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None}
