@@ -101,7 +101,7 @@ def explain(
         num_blocks = capacity.blocks(working_set_blocks(trace, config))
         repeated = {**chosen.repeated, "block_size": size}
         command = repeat_command(ctx, ALWAYS_REPEATED, repeated)
-        provenance = Provenance(command=command, seed=seed)
+        provenance = Provenance(command=command, seed=seed, read=trace.read)
         total = min(request or len(trace.requests), len(trace.requests))
         with progress_bar("replaying", "requests", total) as advance:
             if request is None:

@@ -286,7 +286,7 @@ def fleet(
             {**chosen.repeated, "block_size": size},
             leave_out={"jobs", "ray_address"},
         )
-        provenance = Provenance(command=command, seed=seed)
+        provenance = Provenance(command=command, seed=seed, read=trace.read)
         if json_wanted:
             known = {} if layers is None else {"model": layers.as_plain(size)}
             document = {

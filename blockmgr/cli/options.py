@@ -11,6 +11,7 @@ import click
 
 from blockmgr.cli.common import READING
 from blockmgr.config import DIGEST_NAMES, EVICTION_POLICIES
+from blockmgr.files import printable
 from blockmgr.lab.choices import hint, parse_policies, pick, pick_policy
 from blockmgr.lab.formats.opened import STDIN, parts
 from blockmgr.lab.routers import ROUTERS
@@ -326,6 +327,8 @@ def chosen_source(
 def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Trace:
     """The requests that ``trace_options`` and ``--seed`` name.
 
+    How a file was read is printed on stderr: what was assumed, left out and not used.
+
     Raises:
         TraceFormatError: The file is not a trace.
         MissingExtraError: Reading it takes an extra that is not installed.
@@ -334,7 +337,10 @@ def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Tr
     """
     if trace_path is not None:
         context = click.get_current_context(silent=True)
-        return read_trace(trace_path, **(context.meta.get(READING, {}) if context else {}))
+        trace = read_trace(trace_path, **(context.meta.get(READING, {}) if context else {}))
+        for line in trace.read.lines if trace.read is not None else ():
+            click.echo(printable(line), err=True)
+        return trace
     return generate(workload or DEFAULT_WORKLOAD, seed)
 
 

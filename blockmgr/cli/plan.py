@@ -143,7 +143,7 @@ def plan(
             )
         repeated = {**chosen.repeated, "block_sizes": sizes}
         command = repeat_command(ctx, ALWAYS_REPEATED, repeated)
-        provenance = Provenance(command=command, seed=seed)
+        provenance = Provenance(command=command, seed=seed, read=trace.read)
         if json_wanted:
             click.echo(json_text(_document(outcome, hit_rates, described), provenance))
         else:

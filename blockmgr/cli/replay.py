@@ -133,7 +133,7 @@ def replay(
             "block_size": size,
         }
         command = repeat_command(ctx, ALWAYS_REPEATED, chosen)
-        provenance = Provenance(command=command, seed=seed)
+        provenance = Provenance(command=command, seed=seed, read=trace.read)
         if json_wanted:
             click.echo(as_json(outcome, provenance, layers))
         else:

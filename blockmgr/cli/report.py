@@ -197,7 +197,8 @@ def report(
                 command=command,
                 advance=advance,
             )
-        numbers = json.dumps(page.data_of(gathered), indent=2, sort_keys=True)
+        origin = {} if trace.read is None else {"read": trace.read.as_plain}
+        numbers = json.dumps({**page.data_of(gathered), **origin}, indent=2, sort_keys=True)
         click.echo(numbers if json_wanted else gathered.summary)
         click.echo(Provenance(command=command, seed=seed).line, err=True)
         with telling(output):

@@ -146,7 +146,7 @@ def show(
             chosen["at"] = percent(at)
         if source is None and trace_path is None:
             chosen["workload"] = workload or DEFAULT_WORKLOAD
-        _print_or_draw(ctx, moment, trace.name, chosen, output)
+        _print_or_draw(ctx, moment, trace, chosen, output)
 
 
 def _step_at(at: Fraction, trace: Trace, num_blocks: int, config: ReplayConfig) -> int:
@@ -159,10 +159,10 @@ def _step_at(at: Fraction, trace: Trace, num_blocks: int, config: ReplayConfig) 
 
 
 def _print_or_draw(
-    ctx: click.Context, moment: Moment, trace: str, chosen: dict[str, object], output: Path | None
+    ctx: click.Context, moment: Moment, trace: Trace, chosen: dict[str, object], output: Path | None
 ) -> None:
     capacity: Capacity = ctx.params["capacity"]
-    title = f"{trace}: step {moment.step:,}"
+    title = f"{trace.name}: step {moment.step:,}"
     stats = moment.manager.stats()
     share_of = "" if isinstance(capacity.value, int) else f", {capacity.text} of the working set"
     facts = [
@@ -172,10 +172,12 @@ def _print_or_draw(
         ("token hit rate so far", f"{stats.hit_rate:.2%}"),
     ]
     provenance = Provenance(
-        command=repeat_command(ctx, ALWAYS_REPEATED, chosen), seed=ctx.params["seed"]
+        command=repeat_command(ctx, ALWAYS_REPEATED, chosen),
+        seed=ctx.params["seed"],
+        read=trace.read,
     )
     if ctx.params["json_wanted"]:
-        click.echo(json_text({"trace": trace, **_numbers(moment)}, provenance))
+        click.echo(json_text({"trace": trace.name, **_numbers(moment)}, provenance))
         return
     if output is None:
         _print(title, facts, moment, sys.stdout)

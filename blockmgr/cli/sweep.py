@@ -159,7 +159,7 @@ def sweep(
         # The number of workers does not affect the result.
         repeated = {**chosen.repeated, "block_sizes": sizes}
         command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs", "ray_address"})
-        provenance = Provenance(command=command, seed=seed)
+        provenance = Provenance(command=command, seed=seed, read=trace.read)
         if json_wanted:
             click.echo(json_text(_document(outcome, layers, warmed), provenance))
         else:

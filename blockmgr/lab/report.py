@@ -17,6 +17,7 @@ from blockmgr.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from blockmgr.lab.formats import AsRead
     from blockmgr.lab.models import Model
     from blockmgr.lab.replay_result import ReplayResult
     from blockmgr.lab.study import Study
@@ -81,10 +82,12 @@ class Provenance:
     Attributes:
         command: The command line, ready for a shell.
         seed: Seed of the workload; meaningless for a trace file.
+        read: How the trace file was read; None for a workload.
     """
 
     command: str
     seed: int
+    read: AsRead | None = None
 
     @property
     def line(self) -> str:
@@ -123,11 +126,13 @@ def as_json(study: Study, provenance: Provenance, model: Model | None = None) ->
 
 def json_text(document: Mapping[str, Any], provenance: Provenance) -> str:
     """Any result as JSON with sorted keys and the information needed to repeat it."""
-    origin = {
+    origin: dict[str, Any] = {
         "command": provenance.command,
         "seed": provenance.seed,
         "version": __version__,
     }
+    if provenance.read is not None:
+        origin["read"] = provenance.read.as_plain
     return json.dumps({**document, **origin}, indent=2, sort_keys=True)
 
 

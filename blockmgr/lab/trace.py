@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.files import MAX_LINE_BYTES, printable, replacing
-from blockmgr.lab.formats import FROM_ZERO, Reading, read_rows
+from blockmgr.lab.formats import FROM_ZERO, AsRead, Reading, read_rows
 from blockmgr.lab.formats.chat_tokens import ChatTokens
 from blockmgr.lab.formats.opened import STDIN, opened, parts
 from blockmgr.lab.formats.own import FORMAT, VERSION
@@ -46,6 +46,8 @@ class Trace:
     Attributes:
         name: File name or workload name, for reports.
         requests: At least one, ``arrival_ms`` never decreasing.
+        read: How ``read_trace`` read it: what it assumed, left out and did not use; None for a
+            trace that was made.
 
     Raises:
         ValueError: There are no requests, they are out of order, or ids stand for different numbers
@@ -54,6 +56,7 @@ class Trace:
 
     name: str
     requests: Sequence[Request]
+    read: AsRead | None = None
 
     def __post_init__(self) -> None:
         if not self.requests:
@@ -196,7 +199,10 @@ def read_trace(
     size = reading.id_size.size() if reading.id_size is not None else 1
     requests = store.requests(size, from_zero=before is not None and before[0] in FROM_ZERO)
     name = "stdin" if str(path) == STDIN else Path(path).resolve().name
-    return Trace(printable(name), requests)
+    if reading.id_size is not None:
+        reading.notes.assume("tokens an id", reading.id_size.reason(size))
+    assert before is not None  # a trace has at least one file
+    return Trace(printable(name), requests, reading.notes.as_read(before[0]))
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

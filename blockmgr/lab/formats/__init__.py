@@ -16,50 +16,69 @@ Azure, BurstGPT           lengths alone: refused                 ``lengths``
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats import chat, ids, kv_events, own, vllm_log
+from blockmgr.lab.formats.fields import AsRead, Known
 from blockmgr.lab.formats.lengths import refuse_lengths
 from blockmgr.lab.formats.reading import Clock, Reader, Reading
 from blockmgr.lab.formats.record import Record, kind_of, records, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from blockmgr.lab.formats.opened import Opened
     from blockmgr.lab.stored import Row
 
-__all__ = ["FORMATS", "FROM_ZERO", "Reading", "read_rows"]
+__all__ = ["FORMATS", "FROM_ZERO", "AsRead", "Format", "Reading", "read_rows"]
 
 VLLM_LOG: Final = "vLLM's log"
-FORMATS: Final[dict[str, Reader]] = {
-    "blockmgr's own": own.own,
-    "Mooncake": ids.mooncake,
-    "Qwen-Bailian": ids.bailian,
-    "vLLM's KV events": kv_events.kv_events,
-    "OpenAI-style chat log": chat.openai_log,
-    "ShareGPT": chat.sharegpt,
-}
-"""Readers of JSON records by the name of their format."""
 
-MARKS: Final[dict[str, tuple[set[str], ...]]] = {
-    "blockmgr's own": ({"format"},),
-    "Qwen-Bailian": ({"chat_id", "hash_ids"},),
-    "Mooncake": ({"hash_ids"}, {"input_length"}),
-    "vLLM's KV events": ({"events"},),
-    "ShareGPT": ({"conversations"},),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A format of JSON records.
+
+    Attributes:
+        read: Its reader.
+        known: The fields of its records; None if the reader checks their parts itself.
+        marks: Sets of fields, each of which identifies the format.
+        from_zero: Whether it has dates, so that time counts from the first request.
+        in_order: Whether it is chronological, so that a clock that goes back is an error.
+    """
+
+    read: Reader
+    known: Known | None
+    marks: tuple[set[str], ...] = ()
+    from_zero: bool = False
+    in_order: bool = False
+
+
+FORMATS: Final[dict[str, Format]] = {
+    "blockmgr's own": Format(read=own.own, known=own.KNOWN, marks=({"format"},), in_order=True),
+    "Qwen-Bailian": Format(
+        read=ids.bailian, known=ids.BAILIAN_ROW, marks=({"chat_id", "hash_ids"},)
+    ),
+    "Mooncake": Format(
+        read=ids.mooncake, known=ids.MOONCAKE_ROW, marks=({"hash_ids"}, {"input_length"})
+    ),
+    "vLLM's KV events": Format(
+        read=kv_events.kv_events, known=None, marks=({"events"},), from_zero=True, in_order=True
+    ),
+    "ShareGPT": Format(read=chat.sharegpt, known=chat.CONVERSATION, marks=({"conversations"},)),
+    "OpenAI-style chat log": Format(read=chat.openai_log, known=chat.LOG, from_zero=True),
 }
-"""Fields that identify formats, in the order of the checks."""
+"""Formats of JSON records by name, in the order of the checks."""
 
 KNOWN: Final = f"a trace: {', '.join([*FORMATS, VLLM_LOG])}"
 
-FROM_ZERO: Final = frozenset({"vLLM's KV events", VLLM_LOG, "OpenAI-style chat log"})
+FROM_ZERO: Final = frozenset(
+    {VLLM_LOG, *(name for name, format_ in FORMATS.items() if format_.from_zero)}
+)
 """Formats with dates; time counts from the first request."""
-
-IN_ORDER: Final = frozenset({"blockmgr's own", "vLLM's KV events", VLLM_LOG})
-"""Formats in chronological order, in which a clock that goes back is an error."""
 
 
 def read_rows(
@@ -88,8 +107,17 @@ def read_rows(
         raise TraceFormatError(file.path, 1, 1, "the end of the file", "a request")
     name = _format_of(first)
     _check_same(file, name, expected)
-    reading.clock = Clock(sort=reading.sort and name not in IN_ORDER)
-    return name, FORMATS[name](chain((first,), found), reading)
+    format_ = FORMATS[name]
+    reading.clock = Clock(sort=reading.sort and not format_.in_order)
+    return name, format_.read(_checked(chain((first,), found), format_.known, reading), reading)
+
+
+def _checked(found: Iterable[Record], known: Known | None, reading: Reading) -> Iterator[Record]:
+    """The same records, after their fields were compared with those that the reader knows."""
+    for record in found:
+        if known is not None:
+            reading.notes.check(record.value, known)
+        yield record
 
 
 def _check_same(file: Opened, name: str, expected: tuple[str, str] | None) -> None:
@@ -112,8 +140,8 @@ def _format_of(first: Record) -> str:
         return "vLLM's KV events"
     if not isinstance(value, dict):
         raise first.error("", kind_of(value), KNOWN)
-    for name, marks in MARKS.items():
-        if any(value.keys() >= mark for mark in marks):
+    for name, format_ in FORMATS.items():
+        if any(value.keys() >= mark for mark in format_.marks):
             return name
     bodies = (value, value.get("body"), value.get("request"))
     if any(isinstance(body, dict) and "messages" in body for body in bodies):

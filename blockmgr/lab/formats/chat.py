@@ -16,6 +16,7 @@ import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.record import shown
 from blockmgr.lab.stored import Row
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.reading import Reading
     from blockmgr.lab.formats.record import Record
 
-__all__ = ["CONVERSATION_MS", "TURN_MS", "openai_log", "sharegpt"]
+__all__ = ["CONVERSATION", "CONVERSATION_MS", "LOG", "TURN_MS", "openai_log", "sharegpt"]
 
 CONVERSATION_MS: Final = 1000
 TURN_MS: Final = 10_000
@@ -47,6 +48,15 @@ ROLES: Final = {
     "tool": "tool",
     "function": "tool",
 }
+
+CONVERSATION: Final = Known("conversations", "id", {"conversations": Known("from value")})
+MESSAGE: Final = Known("role content", "", {"content": Known("text", "type")})
+ANSWER: Final = Known("choices created created_at timestamp", "id object model")
+BODY: Final = Known("messages model tools", "", {"messages": MESSAGE})
+LOG: Final = BODY.with_more(
+    "custom_id timestamp created created_at choices",
+    {"body": BODY, "request": BODY, "response": ANSWER.with_more("status_code", {"body": ANSWER})},
+)
 
 Messages = list[dict[str, Any]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.reading import IdSize
 from blockmgr.lab.formats.record import MAX_NUMBER
 from blockmgr.lab.request import TOKENS_PER_HASH_ID
@@ -15,10 +16,14 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.reading import Reading
     from blockmgr.lab.formats.record import Record
 
-__all__ = ["bailian", "mooncake"]
+__all__ = ["BAILIAN_ROW", "MOONCAKE_ROW", "bailian", "mooncake"]
 
 BAILIAN_TOKENS_PER_ID: Final = 16
 MS_IN_SECOND: Final = 1000
+MOONCAKE_ROW: Final = Known("timestamp input_length output_length hash_ids")
+BAILIAN_ROW: Final = Known(
+    "timestamp input_length output_length hash_ids", "chat_id parent_chat_id turn type"
+)
 CHECKED_IDS: Final = 2**19
 """Most distinct ids whose predecessors are checked: more take too much memory."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.record import MAX_NUMBER, shown
 from blockmgr.lab.stored import Row
 
@@ -39,6 +40,8 @@ FIELDS: Final = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
+BATCH: Final = Known("ts events data_parallel_rank")
+EVENT: Final = Known(" ".join(("type", *FIELDS["BlockStored"])))
 DEVICE: Final = (None, "GPU")
 FULL_ATTENTION: Final = (None, 0)
 
@@ -120,6 +123,8 @@ def kv_events(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
     engines: dict[Any, _Engine] = {}
     for record in records:
         now, events, rank = _batch(record, reading)
+        reading.notes.check(record.value if isinstance(record.value, dict) else {}, BATCH)
+        reading.notes.check([event for event in events if isinstance(event, dict)], EVENT)
         engine = engines.setdefault(rank, _Engine())
         yield from _ended(engine, now - PAUSE_MS)
         for event in events:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.record import MAX_NUMBER, shown
 from blockmgr.lab.stored import Row
 
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.reading import Reading
     from blockmgr.lab.formats.record import Record
 
-__all__ = ["FORMAT", "VERSION", "own"]
+__all__ = ["FORMAT", "KNOWN", "VERSION", "own"]
 
 FORMAT: Final = "blockmgr-trace"
 VERSION: Final = 1
+KNOWN: Final = Known("format version arrival_ms tokens num_output_tokens outputs namespace")
 
 
 def own(records: Iterable[Record], reading: Reading) -> Iterator[Row]:

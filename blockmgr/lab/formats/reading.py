@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from blockmgr.lab.formats.fields import Notes
 from blockmgr.lab.formats.record import shown
 
 if TYPE_CHECKING:
@@ -125,6 +126,19 @@ class IdSize:
             + " fits the lengths of these prompts"
         )
 
+    def reason(self, size: int) -> str:
+        """``size`` with where it comes from."""
+        if self._known is not None:
+            return f"{size}, as given"
+        if self._low == self._high:
+            return f"{size}, the only one that fits the lengths of prompts"
+        if size == self._usual:
+            return f"{size}, usual for the format; {self._low} to {self._highest()} fit"
+        return f"{size}, the only power of two from {self._low} to {self._highest()}, which fit"
+
+    def _highest(self) -> str:
+        return "any number" if self._high == UNBOUNDED else str(self._high)
+
     def _likely(self) -> list[int]:
         """The usual size alone if it fits, else the powers of two that do."""
         if self._usual is not None and self._low <= self._usual <= self._high:
@@ -202,6 +216,7 @@ class Reading:
         ids: Ids read so far.
         id_size: Set by readers of ids.
         clock: Clock of the current file.
+        notes: What was assumed, left out and not read so far.
         order: Number of requests read so far.
     """
 
@@ -211,6 +226,7 @@ class Reading:
     ids: Ids = field(default_factory=Ids)
     id_size: IdSize | None = None
     clock: Clock = field(default_factory=lambda: Clock(sort=True))
+    notes: Notes = field(default_factory=Notes)
     order: int = 0
 
     def next_order(self) -> int:
