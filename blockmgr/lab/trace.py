@@ -197,7 +197,9 @@ def read_trace(
                 )
             before = (name, file.path)
     size = reading.id_size.size() if reading.id_size is not None else 1
-    requests = store.requests(size, from_zero=before is not None and before[0] in FROM_ZERO)
+    dates = reading.times is not None and reading.times.dates
+    from_zero = dates or (before is not None and before[0] in FROM_ZERO)
+    requests = store.requests(size, from_zero=from_zero)
     name = "stdin" if str(path) == STDIN else Path(path).resolve().name
     if reading.id_size is not None:
         reading.notes.assume("tokens an id", reading.id_size.reason(size))

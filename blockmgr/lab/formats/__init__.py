@@ -25,7 +25,7 @@ from blockmgr.lab.formats import chat, ids, kv_events, own, vllm_log
 from blockmgr.lab.formats.fields import AsRead, Known
 from blockmgr.lab.formats.lengths import refuse_lengths
 from blockmgr.lab.formats.reading import Clock, Reader, Reading
-from blockmgr.lab.formats.record import Record, kind_of, records, shown
+from blockmgr.lab.formats.record import Record, is_json, kind_of, records, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -65,6 +65,12 @@ FORMATS: Final[dict[str, Format]] = {
     "Mooncake": Format(
         read=ids.mooncake, known=ids.MOONCAKE_ROW, marks=({"hash_ids"}, {"input_length"})
     ),
+    "LMCache's lookup hashes": Format(
+        read=ids.lookup_hashes, known=ids.LOOKUP, marks=({"chunk_hashes"},), from_zero=True
+    ),
+    "kv-cache-tester": Format(
+        read=ids.sessions, known=ids.SESSION, marks=({"requests", "block_size"},)
+    ),
     "vLLM's KV events": Format(
         read=kv_events.kv_events, known=None, marks=({"events"},), from_zero=True, in_order=True
     ),
@@ -96,7 +102,7 @@ def read_rows(
         TraceFormatError: Its format is unknown or not the expected one, or it is malformed.
     """
     head = file.head.decode("utf-8", "replace").lstrip("\ufeff")
-    if head and not head.lstrip().startswith(("{", "[")):
+    if head.strip() and not is_json(head):
         name = _text_format(file, head)
         _check_same(file, name, expected)
         reading.clock = Clock(sort=False)

@@ -1,8 +1,8 @@
 """The rule of all readers: each field of a row is used, known to be harmless, or reported.
 
 A format declares what it knows of its objects as ``Known``. ``blockmgr.lab.formats`` applies it to
-each record before the reader gets it, so a field that it skips is
-reported. Assumptions of a reader, and rows that it leaves out, go to the same ``Notes``. The result is ``AsRead``, which
+each record before the reader gets it, so a field that a reader skips is reported. Assumptions of a
+reader, and rows that it leaves out, go to the same ``Notes``. The result is ``AsRead``, which
 ``read_trace`` returns with the trace; commands print it on stderr and in their JSON output.
 """
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats.fields import Notes
 from blockmgr.lab.formats.record import shown
 
@@ -15,15 +16,18 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from blockmgr.errors import TraceFormatError
     from blockmgr.lab.formats.chat_tokens import ChatTokens
     from blockmgr.lab.formats.record import Record
+    from blockmgr.lab.formats.times import Times
     from blockmgr.lab.stored import Row
 
-__all__ = ["Clock", "IdSize", "Ids", "Reader", "Reading"]
+__all__ = ["Clock", "IdSize", "Ids", "Reader", "Reading", "peeked"]
 
 MOST_POWER: Final = 20
 UNBOUNDED: Final = 2**53
+FITS: Final = 2**61
+FIRST_RECORDS: Final = 32
+FIRST_CHARS: Final = 2**20
 SMALL: Final = "numbers"
 LARGE: Final = "numbers of 64 bits"
 NEGATIVE: Final = "negative numbers"
@@ -31,6 +35,28 @@ WIDE: Final = "numbers of more than 64 bits"
 TEXT: Final = "strings"
 ALIKE: Final = ({SMALL, LARGE}, {SMALL, NEGATIVE}, {TEXT, WIDE})
 """Kinds of ids that can be distinguished in 64 bits."""
+
+
+def peeked(records: Iterable[Record]) -> tuple[list[Record], Iterator[Record]]:
+    """The first records, as far as they are few and short; and all records, in order."""
+    rest = iter(records)
+    first: list[Record] = []
+    error: list[TraceFormatError] = []
+    try:
+        while len(first) < FIRST_RECORDS and sum(one.num_chars for one in first) < FIRST_CHARS:
+            first.append(next(rest))
+    except StopIteration:
+        pass
+    except TraceFormatError as caught:
+        error.append(caught)
+
+    def everything() -> Iterator[Record]:
+        yield from first
+        if error:
+            raise error[0]
+        yield from rest
+
+    return first, everything()
 
 
 class Clock:
@@ -69,22 +95,62 @@ class IdSize:
     Args:
         usual: Size defined by the format; None if there is none.
         known: Size given by the caller; None to detect it.
+        names: Name of the field with the ids.
+
+    Attributes:
+        whole: Whether only whole blocks have ids.
     """
 
-    def __init__(self, usual: int | None, known: int | None = None) -> None:
+    def __init__(
+        self, usual: int | None, known: int | None = None, *, names: str = "hash_ids"
+    ) -> None:
         self._usual = usual
         self._known = known
+        self._names = names
+        self._source = "as given"
+        self.whole = False
+        # The sizes that fit if the last, incomplete blocks have no ids.
+        self._whole_low, self._whole_high = 1, UNBOUNDED
         self._low, self._high = 1, UNBOUNDED
         self._last: tuple[Record, int, int] | None = None
         self._plausible = usual or 1  # that fit all prompts so far
         self._doubt: TraceFormatError | None = None  # for the first prompt that no likely size fits
 
-    def see(self, record: Record, num_ids: int, num_tokens: int) -> None:
+    def declare(self, record: Record, name: str, size: int) -> None:
+        """Take the size that the field ``name`` of a record says.
+
+        Raises:
+            TraceFormatError: The caller, or an earlier record, says another one.
+        """
+        if self._known is None:
+            if not self._low <= size <= self._high:
+                expected = f"{self._low} to {self._highest()}, which fit the prompts before"
+                raise record.error(name, f"{name} {size}", expected)
+            self._known, self._source = size, f"{name} of the rows"
+        elif self._known != size:
+            of = self._source.replace("as given", "as --tokens-per-id says")
+            raise record.error(name, f"{name} {size}", f"{self._known}, {of}")
+
+    def see(self, record: Record, num_ids: int, num_tokens: int) -> bool:
         """Process one prompt.
+
+        Returns:
+            Whether the last block of the prompt has no id.
 
         Raises:
             TraceFormatError: No size fits this prompt and all earlier ones.
         """
+        if self.whole and self._known is not None:
+            least, most = num_tokens // self._known, -(-num_tokens // self._known)
+            if num_ids not in (least, most):
+                raise self._contradiction(record, num_ids, num_tokens, self._known)
+            return num_ids < most
+        self._see(record, num_ids, num_tokens)
+        return False
+
+    def _see(self, record: Record, num_ids: int, num_tokens: int) -> None:
+        self._whole_low = max(self._whole_low, num_tokens // (num_ids + 1) + 1)
+        self._whole_high = min(self._whole_high, num_tokens // num_ids if num_ids else UNBOUNDED)
         low = -(-num_tokens // num_ids) if num_ids else UNBOUNDED + 1
         high = -(-num_tokens // (num_ids - 1)) - 1 if num_ids > 1 else UNBOUNDED
         if self._known is not None:
@@ -129,7 +195,7 @@ class IdSize:
     def reason(self, size: int) -> str:
         """``size`` with where it comes from."""
         if self._known is not None:
-            return f"{size}, as given"
+            return f"{size}, {self._source}"
         if self._low == self._high:
             return f"{size}, the only one that fits the lengths of prompts"
         if size == self._usual:
@@ -149,11 +215,17 @@ class IdSize:
     def _contradiction(
         self, record: Record, num_ids: int, num_tokens: int, size: int
     ) -> TraceFormatError:
-        return record.error(
-            "hash_ids",
-            f"{num_ids} hash_ids for input_length {num_tokens}",
-            f"{-(-num_tokens // size)}, one for each {size} tokens",
-        )
+        found = f"{num_ids} {self._names} for input_length {num_tokens}"
+        expected = f"{-(-num_tokens // size)}, one for each {size} tokens"
+        if self._known is None and self._whole_low <= self._whole_high:
+            sizes = range(self._whole_low, min(self._whole_high, 2**MOST_POWER) + 1)
+            powers = [power for power in (1 << n for n in range(MOST_POWER)) if power in sizes]
+            fits = powers[0] if powers else self._whole_low
+            expected += f"; if the last, incomplete block has no id: --tokens-per-id ({fits} fits)"
+        elif self._known is not None and num_ids == num_tokens // size:
+            found += ", none for the last, incomplete block"
+            expected += ", as in the first rows"
+        return record.error(self._names, found, expected)
 
 
 class Ids:
@@ -193,6 +265,28 @@ class Ids:
         numbered = [numbers.setdefault(value, len(numbers)) for value in values]
         return np.array(numbered, dtype=np.uint64)
 
+    def encoded_whole(
+        self, record: Record, name: str, values: list[Any], unnamed: int | None
+    ) -> npt.NDArray[np.uint64]:
+        """``values``, and an id that nothing else has for the block numbered ``unnamed``.
+
+        Two low bits tell ids, blocks without ids, and numbered ids apart.
+
+        Raises:
+            TraceFormatError: A value is neither a whole number nor a text.
+        """
+        encoded = []
+        for value in values:
+            if type(value) is int and 0 <= value < FITS:
+                encoded.append(value << 2)
+            elif type(value) in (int, str):
+                encoded.append(self._numbers.setdefault(value, len(self._numbers)) << 2 | 2)
+            else:
+                raise record.error(name, f"{shown(value)} in {name}", "integers or strings")
+        if unnamed is not None:
+            encoded.append(unnamed << 2 | 1)
+        return np.array(encoded, dtype=np.uint64)
+
     @staticmethod
     def _as_numbers(values: list[int]) -> tuple[str, npt.NDArray[np.uint64] | None]:
         try:
@@ -218,6 +312,8 @@ class Reading:
         clock: Clock of the current file.
         notes: What was assumed, left out and not read so far.
         order: Number of requests read so far.
+        times: Converts times; set by readers of formats with times.
+        sessions: Number of sessions read so far, by readers that give them a pace.
     """
 
     sort: bool = False
@@ -228,6 +324,8 @@ class Reading:
     clock: Clock = field(default_factory=lambda: Clock(sort=True))
     notes: Notes = field(default_factory=Notes)
     order: int = 0
+    times: Times | None = None
+    sessions: int = 0
 
     def next_order(self) -> int:
         """The index of the next request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.errors import TraceFormatError
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from blockmgr.lab.formats.opened import Opened
 
-__all__ = ["MAX_NUMBER", "MAX_TOKEN", "Record", "kind_of", "records", "shown"]
+__all__ = ["MAX_NUMBER", "MAX_TOKEN", "Record", "is_json", "kind_of", "records", "shown"]
 
 TYPE_NAMES: Final = {
     bool: "a boolean",
@@ -29,6 +30,11 @@ MAX_NUMBER: Final = 2**53
 PIECE: Final = 64 * 2**10
 CUT: Final = 16  # more characters than the longest word of JSON
 SPACE: Final = " \t\r\n"
+NUMBER: Final = r"-?\d+(\.\d*)?([eE][+-]?\d+)?"
+WORD: Final = r"[a-zN]+"
+JSON: Final = re.compile(rf"""\s*(\{{|\[\s*(["{{\[\]]|({NUMBER}|{WORD})\s*(,|\]\s*$)))""")
+ARRAY: Final = re.compile(rf"""\s*\[\s*(["{{\[\]]|{WORD}\s*[,\]])""")
+OBJECT_OF_LINES: Final = re.compile(r"\s*\{[ \t\r]*\n")
 
 
 class Record:
@@ -55,12 +61,19 @@ class Record:
         """
         text = _text(path, line, raw).rstrip("\r\n")
         try:
-            return cls(path, line, text, json.loads(text))
+            return cls(path, line, text, json.loads(text, object_pairs_hook=_once))
         except json.JSONDecodeError as error:
             column, found = error.colno, f"broken JSON ({error.msg.lower()})"
+        except _TwiceError as error:
+            column, found = text.find(json.dumps(error.name)) + 1 or 1, str(error)
         except (RecursionError, ValueError) as error:
             column, found = 1, f"unusable JSON ({error})"
         raise TraceFormatError(path, line, column, found, "a JSON object")
+
+    @property
+    def num_chars(self) -> int:
+        """Length of its text."""
+        return len(self._text)
 
     def error(self, field: str, found: str, expected: str) -> TraceFormatError:
         """The error about ``field``, at the position of its name."""
@@ -151,15 +164,42 @@ class Record:
         return values
 
 
+class _TwiceError(ValueError):
+    """An object has two fields of the same name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"two fields {shown(name)} in an object")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def is_json(head: str) -> bool:
+    """Whether a file with these first characters holds JSON records.
+
+    A log may begin with "[" as well, before the time or the level of its first line.
+    """
+    return JSON.match(head) is not None
+
+
 def records(file: Opened, most_bytes: int) -> Iterator[Record]:
-    """The records of a file: its lines, or the elements of its single array.
+    """The records of a file: its lines, the elements of its array, or objects of several lines.
 
     Raises:
         TraceFormatError: A record is not JSON, or is longer than ``most_bytes``.
     """
-    beginning = file.head.decode("utf-8", "replace").lstrip("\ufeff" + SPACE)
-    if beginning.startswith("[") and beginning[1:].lstrip().startswith(("{", "]")):
+    head = file.head.decode("utf-8", "replace").lstrip("\ufeff")
+    if ARRAY.match(head):
         yield from _elements(file, most_bytes)
+        return
+    if OBJECT_OF_LINES.match(head):
+        yield from _objects(file, most_bytes)
         return
     for number, raw in file.lines(most_bytes):
         yield Record.of_line(file.path, number, raw.removeprefix(b"\xef\xbb\xbf"))
@@ -255,7 +295,7 @@ def _elements(file: Opened, most_bytes: int) -> Iterator[Record]:
     window.drop(window.text.index("[") + 1)
     if window.skip_space() == "]":
         return
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_once)
     while True:
         window.skip_space()
         line, column = window.line, window.column
@@ -268,6 +308,19 @@ def _elements(file: Opened, most_bytes: int) -> Iterator[Record]:
         window.drop(1)
         if after == "]":
             return
+
+
+def _objects(file: Opened, most_bytes: int) -> Iterator[Record]:
+    """Objects one after another, with their line breaks."""
+    window = _Window(file, most_bytes)
+    window.more()
+    window.drop(len(window.text) - len(window.text.lstrip("\ufeff")))
+    decoder = json.JSONDecoder(object_pairs_hook=_once)
+    while window.skip_space():
+        line, column = window.line, window.column
+        value, size = _decoded(decoder, window)
+        yield Record(file.path, line, window.text[:size], value, column)
+        window.drop(size)
 
 
 def _decoded(decoder: json.JSONDecoder, window: _Window) -> tuple[Any, int]:
