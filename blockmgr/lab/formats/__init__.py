@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "FROM_ZERO", "AsRead", "Format", "Reading", "read_rows"]
 
 VLLM_LOG: Final = "vLLM's log"
+CHAT_LOG: Final = "OpenAI-style chat log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +63,7 @@ FORMATS: Final[dict[str, Format]] = {
     "Qwen-Bailian": Format(
         read=ids.bailian, known=ids.BAILIAN_ROW, marks=({"chat_id", "hash_ids"},)
     ),
-    "Mooncake": Format(
-        read=ids.mooncake, known=ids.MOONCAKE_ROW, marks=({"hash_ids"}, {"input_length"})
-    ),
+    "Mooncake": Format(read=ids.mooncake, known=ids.MOONCAKE_ROW, marks=({"hash_ids"},)),
     "LMCache's lookup hashes": Format(
         read=ids.lookup_hashes, known=ids.LOOKUP, marks=({"chunk_hashes"},), from_zero=True
     ),
@@ -75,9 +74,33 @@ FORMATS: Final[dict[str, Format]] = {
         read=kv_events.kv_events, known=None, marks=({"events"},), from_zero=True, in_order=True
     ),
     "ShareGPT": Format(read=chat.sharegpt, known=chat.CONVERSATION, marks=({"conversations"},)),
-    "OpenAI-style chat log": Format(read=chat.openai_log, known=chat.LOG, from_zero=True),
+    CHAT_LOG: Format(read=chat.openai_log, known=chat.LOG, from_zero=True),
 }
 """Formats of JSON records by name, in the order of the checks."""
+
+REFUSED: Final[tuple[tuple[str, str, tuple[set[str], ...]], ...]] = (
+    (
+        "a result of vLLM's benchmark, which has lengths and no prompts",
+        "the data set that the benchmark sent, or the server's log with --enable-log-requests",
+        ({"input_lens"}, {"request_throughput"}, {"total_input_tokens"}),
+    ),
+    (
+        "answers without their requests",
+        "rows with both, or the file of requests that was sent",
+        ({"custom_id", "response"}, {"choices"}, {"object", "usage"}),
+    ),
+    (
+        "turns of aiperf without the prompts that were sent",
+        "rows with messages, or with input_length and hash_ids",
+        ({"turns"}, {"payloads"}),
+    ),
+    (
+        "lengths of prompts without ids",
+        "ids, tokens or text of the prompts, because hits depend on common prefixes",
+        ({"input_length"}, {"input_tokens"}, {"prompt_tokens"}, {"prompt_len"}),
+    ),
+)
+"""Files that are not traces, and what to use instead, by their fields."""
 
 KNOWN: Final = f"a trace: {', '.join([*FORMATS, VLLM_LOG])}"
 
@@ -149,9 +172,11 @@ def _format_of(first: Record) -> str:
     for name, format_ in FORMATS.items():
         if any(value.keys() >= mark for mark in format_.marks):
             return name
-    bodies = (value, value.get("body"), value.get("request"))
-    if any(isinstance(body, dict) and "messages" in body for body in bodies):
-        return "OpenAI-style chat log"
+    if chat.is_request(value):
+        return CHAT_LOG
+    for what, way_on, marks in REFUSED:
+        if any(value.keys() >= mark for mark in marks):
+            raise first.error("", what, way_on)
     found = f"an object with {', '.join(map(shown, list(value)[:5])) or 'nothing'}"
     raise first.error("", found, KNOWN)
 

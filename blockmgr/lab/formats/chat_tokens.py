@@ -44,6 +44,12 @@ class ChatTokens:
                 f"tokenizer must be a folder with a tokenizer, got {str(folder)!r}: {reason}"
             ) from None
 
+    @property
+    def template(self) -> str | None:
+        """The chat template; None without one."""
+        template = self._tokenizer.chat_template
+        return None if template is None else str(template)
+
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Any = None) -> list[int]:
         """The tokens of a conversation up to the model's answer.
 
@@ -65,11 +71,17 @@ class ChatTokens:
             text = tokenizer.apply_chat_template(
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=True
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, LookupError, AttributeError, ValueError) as error:
+            # A template is a program: what it does not expect raises any of these.
             raise ValueError(f"the chat template refuses it: {error}") from None
         return self.text(text)
 
     def text(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens."""
+        """The tokens of a text, without special tokens.
+
+        Raises:
+            ValueError: It has half of a character, which no tokenizer takes.
+        """
+        text.encode()
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens

@@ -164,7 +164,7 @@ def sessions(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
             named = record.renamed({**request, "block_size": size})
             name = f"{session.get('id')} {request.get('model')}"
             arrival_ms = start_ms + named.milliseconds("t", MS_IN_SECOND)
-            yield reader.row(named, arrival_ms, name.encode("utf-8", "replace"))
+            yield reader.row(named, arrival_ms, name.encode(errors="backslashreplace"))
 
 
 def _requests(record: Record, session: dict[str, Any]) -> Iterator[Any]:
@@ -201,7 +201,11 @@ def _rows(records: Iterable[Record], reading: Reading, names: _Names) -> Iterato
         session = reader.session(record, row)
         arrival_ms, _ = arrivals.of(record, (row,), session)
         namespace = row.get(names.namespace)
-        found = reader.row(record, arrival_ms, str(namespace).encode() if namespace else b"")
+        found = reader.row(
+            record,
+            arrival_ms,
+            str(namespace).encode(errors="backslashreplace") if namespace else b"",
+        )
         arrivals.ends(session, arrival_ms + answered_ms(found.num_output_tokens))
         yield found
 
