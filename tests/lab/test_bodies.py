@@ -11,36 +11,12 @@ import pytest
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.trace import Trace, read_trace
+from tests.lab.byte_tokenizer import TEMPLATE, saved
 
 WriteLines = Callable[..., Path]
 
-TEMPLATE = (
-    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}{% endif %}"
-    "{% for c in m.tool_calls %}<call>{{ c.function.name }}:{{ c.function.arguments.q }}"
-    "{% endfor %}{% endfor %}<assistant>"
-)
 TIME = {"timestamp": 1_764_000_000}
 USER = {"role": "user", "content": "hello"}
-
-
-def saved(folder: Path, template: str | None) -> Path:
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("jinja2")
-    whole = tokenizers.Tokenizer(tokenizers.models.BPE())
-    whole.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    whole.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=256, initial_alphabet=alphabet, show_progress=False
-    )
-    whole.train_from_iterator(["a"], trainer)
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=whole)
-    fast.chat_template = template
-    fast.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

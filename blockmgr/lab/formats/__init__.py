@@ -6,12 +6,16 @@ format                    a prompt is known by                   read by
 blockmgr's own            tokens                                 ``own``
 Mooncake                  ids that stand for prefixes            ``ids``
 Qwen-Bailian              ids                                    ``ids``
+LMCache's lookup hashes   ids of whole chunks                    ``ids``
+kv-cache-tester           ids of one session                     ``ids``
 vLLM's KV events          tokens that were stored                ``kv_events``
 vLLM's log                tokens                                 ``vllm_log``
-OpenAI-style chat logs    text, with a tokenizer                 ``chat``
+OpenAI-style chat logs    text, with a tokenizer; or tokens      ``chat``, ``bodies``
 ShareGPT                  text, with a tokenizer                 ``chat``
 Azure, BurstGPT           lengths alone: refused                 ``lengths``
 ========================= ====================================== ====================
+
+Each format declares the fields that it knows; ``fields`` has the rule for all others.
 """
 
 from __future__ import annotations

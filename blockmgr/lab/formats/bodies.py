@@ -106,7 +106,7 @@ def asked(record: Record, reading: Reading) -> tuple[dict[str, Any], list[Asked]
     """The body of the request in a record, and its prompts.
 
     Raises:
-        TraceFormatError: It has none, or one that is no text.
+        TraceFormatError: It has none, or one that is not text.
     """
     row = record.object()
     bodies = [row, *(row[name] for name in BODIES if isinstance(row.get(name), dict))]
@@ -263,7 +263,7 @@ def normal(record: Record, reading: Reading, field_name: str, item: Any) -> Mess
     """A message, or an item of a response, as messages for a chat template.
 
     Raises:
-        TraceFormatError: It is none, or its content is no text.
+        TraceFormatError: It is neither, or its content is not text.
     """
     if not isinstance(item, dict):
         raise record.error(field_name, f"message {shown(item)}", "an object with a role")
@@ -343,7 +343,7 @@ def text_of(record: Record, name: str, content: Any) -> str:
     """The text of a content: a text, text parts, or nothing.
 
     Raises:
-        TraceFormatError: A part is no text, such as an image.
+        TraceFormatError: A part is not text, such as an image.
     """
     if content is None:
         return ""
