@@ -1,5 +1,7 @@
 """A coverage-guided fuzzer of the parsers: ``python -m tests.fuzz_parsers --seconds 60``.
 
+``--rows`` changes the fields of sample files instead; see ``tests.fuzz_rows``.
+
 A parser must read any file or refuse it with the documented error; and a trace that was read must
 be the same after it is written and read again. Inputs are mutations of the corpus; an input that
 reaches a line of the parsers for the first time joins the corpus for the rest of the run. Model
@@ -20,12 +22,27 @@ from typing import Any
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab import formats, trace
-from blockmgr.lab.formats import chat, ids, kv_events, opened, own, reading, record, vllm_log
+from blockmgr.lab.formats import (
+    bodies,
+    chat,
+    fields,
+    ids,
+    kv_events,
+    opened,
+    own,
+    reading,
+    record,
+    times,
+    vllm_log,
+)
 from tests.stress import shrink
 
 CORPUS = Path(__file__).parent / "fuzz_corpus"
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-READERS = (formats, chat, ids, kv_events, opened, own, reading, record, vllm_log)
+READERS = (
+    *(formats, bodies, chat, fields, ids, kv_events),
+    *(opened, own, reading, record, times, vllm_log),
+)
 PARSERS = {trace.__file__, shrink.__file__, *(module.__file__ for module in READERS)}
 if HAS_TORCH:
     from blockmgr.kv import shape
@@ -151,12 +168,32 @@ def fuzz(seconds: float, seed: int, runs: int) -> tuple[int, int, int]:
     return done, len(kept) - start, len(known)
 
 
+def fuzz_rows(seconds: float, seed: int, runs: int) -> tuple[int, int]:
+    """The number of runs on samples of trace files, and of those that were read."""
+    from tests.fuzz_rows import Rows
+
+    rows, done, end = Rows(seed), 0, time.monotonic() + seconds
+    while done < runs and time.monotonic() < end:
+        try:
+            rows.one()
+        except Exception:
+            print(f"row fuzzer, seed {seed}, run {done}: {rows.file}", file=sys.stderr)
+            raise
+        done += 1
+    return done, rows.read
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz_parsers", description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--runs", type=int, default=10**9)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rows", action="store_true", help="change fields of sample files")
     args = parser.parse_args(argv)
+    if args.rows:
+        done, read = fuzz_rows(args.seconds, args.seed, args.runs)
+        print(f"{done:,} files, {read:,} of them read, 0 violations")
+        return 0
     done, new, lines = fuzz(args.seconds, args.seed, args.runs)
     print(f"{done:,} inputs, {new} of them reached something new, {lines} lines, 0 violations")
     return 0

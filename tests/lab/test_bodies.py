@@ -224,6 +224,7 @@ def test_a_cache_salt_keeps_prompts_apart(read: Any) -> None:
     ("row", "found"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content"),
+        ({"messages": [{"role": "user", "content": [{"type": [], "text": "a"}]}]}, "content"),
         ({"messages": [USER], "tools": 5}, "tools 5"),
         ({"messages": [{"role": "assistant", "tool_calls": [5]}]}, "call 5"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "a conversation ("),

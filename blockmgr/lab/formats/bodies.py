@@ -26,8 +26,8 @@ BODIES: Final = ("body", "request", "payload")
 
 TEXTS: Final = ("prompt", "text_input")
 PROMPTS: Final = ("messages", *TEXTS, "input")
-TEXT_PARTS: Final = frozenset(
-    {"text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"}
+TEXT_PARTS: Final = (
+    *("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"),
 )
 THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
 

@@ -48,7 +48,7 @@ class Known:
         """Names of the fields of ``value`` that are not known, with the path to each object."""
         if isinstance(value, list):
             for item in value:
-                if isinstance(item, dict | list):
+                if isinstance(item, dict):
                     yield from self.unread(item, prefix)
             return
         if not isinstance(value, dict):
