@@ -1,4 +1,4 @@
-"""Each field of a row is used, known to be harmless, or reported; what was assumed is said."""
+"""Each field of a row is used, known to be harmless, or reported; so are assumptions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_recorded_events_name_the_fields_of_batches_and_of_events(write_lines: W
     assert as_read(write_lines(json.dumps(batch))).unread == {"moon": 1, "planet": 1}
 
 
-def test_what_was_assumed_about_ids_is_said(write_lines: WriteLines) -> None:
+def test_assumptions_about_ids_are_reported(write_lines: WriteLines) -> None:
     path = write_lines(json.dumps(ROW))
     assert as_read(path).assumed["tokens an id"].startswith("512, usual for the format")
     assert as_read(path, tokens_per_id=400).assumed["tokens an id"] == "400, as given"
