@@ -39,11 +39,15 @@ MAX_WINDOW = 2**24
 MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
 
-EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc", "adaptive")
+EVICTION_POLICIES = ("lru", "lfuda", "s3fifo", "arc")
 """Names of the eviction orders for idle blocks."""
 
-REMOVED_POLICIES = {"sieve": "s3fifo", "slru": "adaptive"}
-"""Removed eviction orders, and their replacements."""
+REMOVED_POLICIES = {
+    "sieve": "use 's3fifo'",
+    "slru": "use 'arc'",
+    "adaptive": "use 'lru', or 'arc' where a sweep of your trace shows that it finds more",
+}
+"""Removed eviction orders, and what to use in their place."""
 
 DIGEST_NAMES = ("xxh3_128", "sha256", "sha256_cbor")
 """Names of digests; ``blockmgr.digest`` has their functions."""
@@ -359,7 +363,7 @@ class ManagerConfig:
             near = get_close_matches(value, choices, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             if name == "eviction" and value in REMOVED_POLICIES:
-                hint = f"; {value} was removed, use {REMOVED_POLICIES[value]!r}"
+                hint = f"; {value} was removed, {REMOVED_POLICIES[value]}"
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
 

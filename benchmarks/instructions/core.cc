@@ -408,14 +408,11 @@ void count_pool() {
 
 void count_construction() {
   constexpr int kBlocks = 65536;
-  const auto construct = [](const char* policy) {
-    Config config = pool_of(kBlocks, policy);
-    config.max_seqs = 1;
-    return [config] { World world(config); };
-  };
-  construct("lru")();
-  count("construction", kBlocks, "block", construct("lru"));
-  count("adaptive: construction", kBlocks, "block", construct("adaptive"));
+  Config config = pool_of(kBlocks);
+  config.max_seqs = 1;
+  const auto construct = [&config] { World world(config); };
+  construct();
+  count("construction", kBlocks, "block", construct);
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ def pick_policy(text: str) -> str:
     """
     if text in REMOVED_POLICIES:
         one_of = f"policy must be one of {', '.join(EVICTION_POLICIES)}, got {text!r}"
-        raise ValueError(f"{one_of}; {text} was removed, use {REMOVED_POLICIES[text]!r}")
+        raise ValueError(f"{one_of}; {text} was removed, {REMOVED_POLICIES[text]}")
     return pick("policy", text, EVICTION_POLICIES)
 
 

@@ -16,7 +16,6 @@
 
 #include "digester.h"
 #include "play.h"
-#include "policies/adaptive.h"
 #include "policies/arc.h"
 #include "policies/s3fifo.h"
 #include "runs.h"
@@ -322,15 +321,6 @@ std::vector<Tampering> of_pool() {
          if (!found) return {};
          const int q = static_cast<int>(v.below(found->sizes_.size()));
          return set(found->nodes_[found->end(q)].prev, v.node(any));
-       }},
-      {"the next to go of a sample",
-       [](Victim& v) -> Undo {
-         auto* const policy = dynamic_cast<AdaptivePolicy*>(partition(v).policy.get());
-         if (!policy) return {};
-         AgedLists& lists = policy->sample_.lists_;
-         for (int i = 0; i < lists.num_lists_; ++i)
-           if (lists.empty(i)) return set(lists.least_, i);
-         return {};
        }},
       {"one extra cached block in the index",
        [](Victim& v) { return set(v.core.index_.num_keyed_, v.core.index_.num_keyed_ + 1); }},

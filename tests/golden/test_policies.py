@@ -23,7 +23,6 @@ RECORDED: dict[str, tuple[int, int, int]] = {
     "lfuda": (632624, 383933, 1748542116),
     "s3fifo": (673332, 373756, 2225571201),
     "arc": (672908, 373862, 1859786397),
-    "adaptive": (639880, 382119, 2655840315),
 }
 """By policy: tokens found, blocks evicted, and a checksum of what each request found."""
 

@@ -12,7 +12,7 @@ from tests.groups.kinds import FullAttention, Kind
 
 WITH_FULL = [kinds for kinds in SETS if any(isinstance(kind, FullAttention) for kind in kinds)]
 SEEDS = 60
-POLICIES = ["lfuda", "s3fifo", "arc", "adaptive"]
+POLICIES = ["lfuda", "s3fifo", "arc"]
 
 
 @pytest.mark.parametrize("kinds", WITH_FULL, ids=lambda kinds: " and ".join(map(str, kinds)))

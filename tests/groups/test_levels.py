@@ -85,7 +85,7 @@ def test_time_ends_what_is_retained() -> None:
     assert core.match([*SYSTEM, 3]).num_cached_tokens == 0
 
 
-@pytest.mark.parametrize("eviction", ["lru", "adaptive"])
+@pytest.mark.parametrize("eviction", ["lru", "arc"])
 def test_no_engine_reads_anything_wrong_with_levels(eviction: str) -> None:
     build = functools.partial(CoreManager, retention=True, eviction=eviction)
     found = 0

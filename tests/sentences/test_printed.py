@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from blockmgr.cli import cli
 from blockmgr.config import EVICTION_POLICIES
-from blockmgr.lab.workloads import NAMES, VARIANTS
+from blockmgr.lab.workloads import VARIANTS
 from tests.sentences import ROOT
 
 GUIDE = (ROOT / "docs" / "guides" / "hit-rate.md").read_text(encoding="utf-8")
@@ -76,16 +76,6 @@ def test_the_policies_page_shows_every_policy_and_what_a_sweep_finds() -> None:
         assert shown[result["policy"]][place] == f"{100 * result['hit_rate']:.2f}"
     for table in ("A production chat trace", "The generated workload `agent`"):
         assert set(EVICTION_POLICIES) <= rows_of("policies/index.md", table).keys()
-
-
-def test_every_row_of_the_adaptive_page_names_its_workload_and_its_mode() -> None:
-    for before in ("A production hour of chat", "Larger variants of the generators"):
-        rows = list(rows_of("policies/adaptive.md", before))
-        assert len(rows) >= 4  # two header lines, and a row per mode
-        for row in rows[2:]:
-            name, *_, mode = row.split(", ")
-            assert name in (*NAMES, "trace")
-            assert mode in ("one at a time", "service times")
 
 
 def test_the_guide_names_every_variant_of_a_workload() -> None:

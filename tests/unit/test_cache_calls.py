@@ -173,7 +173,7 @@ def test_without_ghosts_what_was_forgotten_is_not_called_never_seen(
     assert manager.explain(PROMPT).reason is MissReason.NOT_REMEMBERED
 
 
-@pytest.mark.parametrize("eviction", ["lru", "lfuda", "s3fifo", "arc", "adaptive"])
+@pytest.mark.parametrize("eviction", ["lru", "lfuda", "s3fifo", "arc"])
 def test_every_policy_serves_on_after_a_reset(make_manager: MakeManager, eviction: str) -> None:
     manager = make_manager(8, 2, eviction=eviction)
     for turn in range(12):

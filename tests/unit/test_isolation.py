@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blockmgr import Admission, BlockManager, namespace_key
+from blockmgr import Admission, BlockManager, FullAttention, SlidingWindow, namespace_key
 from blockmgr.config import EVICTION_POLICIES
 from tests.conftest import MakeManager
 from tests.unit.engine import cache, ids, serve
@@ -213,6 +213,53 @@ def test_even_without_quotas_the_content_of_others_makes_no_difference(eviction:
             for translate in (int, lambda token: token + 1_000, lambda token: 7 - token)
         ]
         assert world[0] == world[1] == world[2], f"seed {seed}"
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"retention": True},
+        {"ghost_blocks": 600},
+        {"min_partial_tokens": 1},
+        {"groups": (FullAttention(), SlidingWindow(8)), "null_block": True},
+    ],
+    ids=["plain", "retention", "ghosts", "partial", "groups"],
+)
+def test_the_tokens_of_others_decide_no_match_and_no_eviction(
+    eviction: str, options: dict[str, Any]
+) -> None:
+    """In a crowded pool, large enough for a policy that remembers only some blocks by digest."""
+    world = [
+        crowded(eviction, options, translate) for translate in (int, lambda token: 9999 - token)
+    ]
+    assert world[0] == world[1]
+
+
+def crowded(eviction: str, options: dict[str, Any], translate: Translate) -> list[Any]:
+    """What tenant ``a`` finds beside ``b``, and the order of eviction of all blocks."""
+    rng = random.Random(5)
+    manager = BlockManager(600, 2, eviction=eviction, **options)
+    names = {b"a": int, b"b": translate}
+    prompts = {name: [[rng.randrange(50) for _ in range(40)] for _ in range(40)] for name in names}
+    seen: list[Any] = []
+    for turn in range(600):
+        name = rng.choice([*names])
+        number = rng.randrange(40)
+        prompt = prompts[name][number][: rng.randint(5, 40)] + [rng.randrange(50) for _ in range(5)]
+        if rng.random() < 0.3:
+            prompts[name][number] = prompt
+        handle = manager.admit([names[name](token) for token in prompt], namespace=name)
+        manager.commit(handle, len(prompt))
+        manager.copies_applied(manager.take_copies().ticket)
+        if name == b"a":
+            seen.append(manager.sequence(handle).num_cached_tokens)
+        manager.free(handle)
+        if turn % 50 == 0:
+            seen.append(manager.blocks().eviction_rank.tolist())
+    assert manager.stats().evicted_blocks > 600
+    return seen
 
 
 def test_a_tenant_that_floods_the_cache_leaves_what_another_has_in_its_quota(

@@ -327,16 +327,26 @@ def test_the_sizes_are_all_that_prints() -> None:
     assert repr(Quotas({A: 5, B: 1, b"": 7})) == "<Quotas: 3 namespaces, 5, 1 and 7 blocks>"
 
 
-def test_thousands_of_quotas_cost_memory_in_proportion() -> None:
-    few = BlockManager(5_000, 1, quotas={A: 1}, max_seqs=1)
-    many = BlockManager(5_000, 1, quotas={i.to_bytes(4): 1 for i in range(4_000)}, max_seqs=1)
-    assert 0 < many.memory_usage() - few.memory_usage() < 4_000 * 512
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 600), ({"retention": True}, 1_024), ({"retention": True, "ghost_blocks": 5_000}, 1_800)],
+    ids=["plain", "retention", "ghosts"],
+)
+def test_thousands_of_quotas_cost_memory_in_proportion(
+    eviction: str, options: dict[str, Any], most: int
+) -> None:
+    def built(quotas: dict[bytes, int]) -> BlockManager:
+        return BlockManager(5_000, 1, quotas=quotas, max_seqs=1, eviction=eviction, **options)
+
+    many = built({i.to_bytes(4): 1 for i in range(4_000)})
+    assert 0 < many.memory_usage() - built({A: 1}).memory_usage() < 4_000 * most
     many.check_invariants()
 
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 def test_a_quota_adds_no_more_under_a_policy_than_it_says(eviction: str) -> None:
-    """No bytes per block of others for any policy; most is the learned data of `adaptive`."""
+    """No bytes per block of others for any policy."""
 
     def added(num_blocks: int, size: int = 1) -> float:
         few, many = (
@@ -348,8 +358,8 @@ def test_a_quota_adds_no_more_under_a_policy_than_it_says(eviction: str) -> None
         return (many - few) / 2
 
     assert added(40_000) == added(20_000), "a quota counts only its own blocks"
-    assert added(20_000) < (170_000 if eviction == "adaptive" else 1_000)
-    assert added(20_000, 1_024) < (1_300_000 if eviction == "adaptive" else 3_000)
+    assert added(20_000) < 1_000
+    assert added(20_000, 1_024) < 3_000
 
 
 @pytest.mark.parametrize("namespace", ["text", None, 5, bytearray(b"x")])

@@ -239,28 +239,6 @@ def test_the_map_of_blocks_shows_levels_of_every_share() -> None:
     assert shown.eviction_rank[low] < shown.eviction_rank[found]
 
 
-# A sequence's context lasts until its step completes.
-
-
-def test_adaptive_learns_whose_blocks_they_were_with_steps_in_flight() -> None:
-    """Blocks that wait for a step become idle with the context of their release."""
-
-    def served(steps: int) -> int:
-        manager = BlockManager(40, 2, eviction="adaptive", steps_in_flight=steps)
-        found = 0
-        for number in range(3000):
-            tokens = prompt(number % 7 if number % 2 else number + 100, 3)
-            found += serve(manager, tokens, b"")
-            if steps:
-                plan = manager.take_copies()
-                manager.copies_applied(plan.ticket)
-                manager.complete(plan.ticket)
-        manager.check_invariants()
-        return found
-
-    assert served(1) >= served(0) * 0.95
-
-
 # Pools.
 
 
@@ -389,7 +367,7 @@ def test_a_prompt_longer_than_the_pool_counts_as_looked_up_whole() -> None:
 
 
 def test_a_chain_of_no_blocks_teaches_a_policy_nothing() -> None:
-    pool = BlockPool(64, 1, eviction="adaptive")
+    pool = BlockPool(64, 1, eviction="arc")
     pool.promote(pool.take(4), [1, 2, 3, 4])
     before = fingerprint(pool)
     assert pool.promote([], []).tolist() == []

@@ -3,7 +3,6 @@
 // It does not check the numbers that tests pass.
 #include "bindings/core.h"
 #include "bindings/pool_core.h"
-#include "policies/reuse_model.h"
 
 namespace blockmgr {
 
@@ -19,15 +18,6 @@ std::int64_t victim_steps(Core& self) {
       if (const Policy* policy = core.pool().policy(i)) steps += policy->num_steps();
     return steps;
   });
-}
-
-int cell_of(int turn, int part, int gap, int computed) {
-  BlockTraits traits;
-  traits.turn = BlockTraits::turn_bucket(turn);
-  traits.part = static_cast<std::uint8_t>(part);
-  traits.gap = static_cast<std::uint8_t>(gap);
-  traits.computed = static_cast<std::uint8_t>(computed);
-  return traits.cell();
 }
 
 }  // namespace
@@ -47,19 +37,6 @@ NB_MODULE(_core_testing, m) {
       },
       nb::arg("core"));
   m.def("victim_steps", victim_steps, nb::arg("core"));
-  // The estimator of the adaptive policy by itself, to be compared with a slow one.
-  nb::class_<ReuseModel>(m, "ReuseModel")
-      .def(nb::init<std::int64_t>(), nb::arg("unit"))
-      .def_static("cell", cell_of, nb::arg("turn"), nb::arg("part"), nb::arg("gap"),
-                  nb::arg("computed"))
-      .def("end", &ReuseModel::end, nb::arg("cell"), nb::arg("level"), nb::arg("age"),
-           nb::arg("used"))
-      .def("clear_waiting", &ReuseModel::clear_waiting)
-      .def("waiting", &ReuseModel::waiting, nb::arg("cell"), nb::arg("level"), nb::arg("age"))
-      .def("fit", &ReuseModel::fit)
-      .def("level", &ReuseModel::level, nb::arg("cell"))
-      .def("factor", &ReuseModel::factor, nb::arg("cell"))
-      .def("worth", &ReuseModel::worth, nb::arg("level"), nb::arg("age"));
 }
 
 }  // namespace blockmgr

@@ -1,12 +1,9 @@
-// What the books of queues, ghosts, aged lists and the sample promise, and what decides a victim.
+// What the books of queues and ghosts promise, and what decides a victim.
 #include <set>
-#include <span>
 
 #include "checks/audit.h"
-#include "policies/aged_lists.h"
 #include "policies/ghosts.h"
 #include "policies/queues.h"
-#include "policies/reuse_sample.h"
 
 namespace blockmgr {
 
@@ -81,76 +78,6 @@ void GhostSet::fingerprint(std::string& out) const {
     for (std::int32_t i = node(end(l)).next; i != end(l); i = node(i).next)
       put_numbers(out, node(i).tag);
   }
-}
-
-void Spans::fingerprint(std::string& out) const {
-  for (const Span& s : std::span(spans_).first(static_cast<std::size_t>(count_)))
-    put_numbers(out, s.start, s.slot);
-}
-
-bool AgedLists::least_is_least() const {
-  if (least_ < 0) return true;
-  if (empty(least_)) return false;
-  for (int i = 0; i < num_lists_; ++i)
-    if (!empty(i) && worth(i) < worth(least_)) return false;
-  return true;
-}
-
-void AgedLists::fingerprint(std::string& out) const {
-  for (int i = 0; i < num_lists_; ++i) {
-    if (empty(i)) continue;
-    put_numbers(out, -1, i);
-    each(i, [&](int item) { put_numbers(out, item); });
-  }
-}
-
-// The counts decide every later fit; the worths and levels decide what happens until then.
-void ReuseModel::fingerprint(std::string& out) const {
-  for (const auto* values : {&hits_, &ended_, &worth_, &cell_ended_, &cell_hits_, &factor_})
-    for (const double& value : *values)
-      if (value > 0) {
-        put_numbers(out, &value - values->data());
-        out.append(reinterpret_cast<const char*>(&value), sizeof value);
-      }
-}
-
-void ReuseSample::audit(BlockAudit& audit) const {
-  int seen = 0, lru = 0, learned = 0, listed = 0;
-  bool in_lru = true;
-  for (int i = entry(end()).prev; i != end() && seen <= num_entries_; i = entry(i).prev) {
-    const Entry& e = entry(i);
-    const std::string who = "sampled block " + std::to_string(i);
-    ++seen;
-    lru += e.in_lru;
-    learned += e.in_learned;
-    listed += e.in_learned && e.idle;
-    audit.expect(find(e.tag) == i, who + " cannot be found");
-    audit.expect(in_lru || !e.in_lru, who + " is in the LRU directory behind one that is not");
-    if (e.in_lru)
-      audit.expect((e.prev != end() && entry(e.prev).in_lru) || lru_last_ == i,
-                   who + " is the last of the LRU directory and not known as such");
-    in_lru = e.in_lru;
-  }
-  audit.expect(seen == num_entries_, "the order of the sample has another length than the sample");
-  audit.expect(lru == num_lru_ && lru <= directory_, "the LRU directory is miscounted or too full");
-  audit.expect(learned == num_learned_, "the learned directory is miscounted");
-  audit.expect(listed == lists_.size(), "the lists of the sample are miscounted");
-  audit.expect(lists_.least_is_least(), "a sampled block is worth less than the next to go");
-}
-
-void ReuseSample::fingerprint(std::string& out) const {
-  for (int i = entry(end()).prev; i != end(); i = entry(i).prev) {
-    const Entry& e = entry(i);
-    put_numbers(out, e.tag, e.since, e.cell, e.level, e.idle, e.in_lru, e.in_learned);
-  }
-  lists_.fingerprint(out);
-  out.append(reinterpret_cast<const char*>(&look_ups_), sizeof look_ups_);
-  out.append(reinterpret_cast<const char*>(&lru_hits_), sizeof lru_hits_);
-  out.append(reinterpret_cast<const char*>(&learned_hits_), sizeof learned_hits_);
-  for (const double* count : {&variance_, &won_, &all_look_ups_})
-    out.append(reinterpret_cast<const char*>(count), sizeof *count);
-  put_numbers(out, difference_, directory_);
-  model_.fingerprint(out);
 }
 
 }  // namespace blockmgr

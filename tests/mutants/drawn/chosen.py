@@ -35,7 +35,7 @@ ARGUMENTS = "tests/arguments"
 MACHINE = "tests/stateful/test_machine.py"
 STRESS = "tests/stateful/test_stress.py"
 POLICIES = (
-    f"tests/golden/test_policies.py {UNIT}/test_adaptive.py tests/property/test_policies.py"
+    f"tests/golden/test_policies.py {UNIT}/test_policies.py tests/property/test_policies.py"
     " tests/conformance/test_policies.py"
 )
 EVENTS = (
@@ -71,7 +71,6 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         INPUT,
         ARGUMENTS,
     ),
-    "csrc/bindings/adaptive.cc": (f"{UNIT}/test_adaptive.py", CORE, INPUT),
     "csrc/bindings/policy.*": (
         f"{UNIT}/test_python_policy.py",
         "tests/property/test_policies.py",
@@ -80,7 +79,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "csrc/bindings/input.cc": (INPUT, "tests/property/test_laws.py", CORE),
     "csrc/bindings/*": (
         CORE,
-        f"{INPUT} {UNIT}/test_adaptive.py {UNIT}/test_cache_calls.py",
+        f"{INPUT} {UNIT}/test_cache_calls.py",
         f"{UNIT}/test_threads.py {UNIT}/test_isolation.py"
         f" {UNIT}/test_forks_of_the_process.py {UNIT}/test_stray_writes.py",
         ARGUMENTS,
@@ -99,7 +98,6 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "csrc/sequences/copy_order*": (
         f"tests/kv/test_copy_order.py tests/kv/test_copy_checker.py {UNIT}/test_copies.py",
     ),
-    "csrc/policies/reuse_model*": (POLICIES,),
     "csrc/policies/reuse*": (f"{UNIT}/test_hit_rate_curve.py tests/property/test_reuse.py", CORE),
     "csrc/sequences/explain*": (f"{UNIT}/test_explain.py tests/property/test_explain.py", CORE),
     "csrc/*/ret*": (f"{UNIT}/test_retention.py tests/property/test_retention.py", CORE),

@@ -271,13 +271,6 @@ POLICIES = (
         "  if (last != b) sift(last, position);\n",
         "  if (last != b) place(last, position);\n",
     ),
-    Mutant(
-        "a_parent_never_becomes_a_candidate",
-        "policies/adaptive.cc",
-        "  parent.listed = true;\n  lists_.push_front(",
-        "  if (parent.diverged > 1) return;\n  parent.listed = true;\n  lists_.push_front(",
-        profile="returning",
-    ),
     # The hit rate curve.
     Mutant(
         "a_cached_ghost_is_not_resolved",
