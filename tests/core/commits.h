@@ -24,8 +24,7 @@ struct Commits {
 };
 
 template struct Commits<&Pool::take, &Pool::take_run, &Pool::take_idle, &Pool::victim,
-                        &Pool::acquire, &Pool::acquire_chain,
-                        static_cast<void (Pool::*)(NodeId, Context&) noexcept>(&Pool::release),
+                        &Pool::acquire, &Pool::acquire_chain, &Pool::release,
                         &Pool::release_table, &Pool::pin, &Pool::unpin, &Pool::admitted,
                         &Pool::hit, &Pool::touch, &Pool::tell_cached, &Pool::exchange,
                         &Pool::promote, &Pool::promote_tail, &Pool::forget,
@@ -37,10 +36,10 @@ template struct Commits<&Interner::retain, &Interner::release>;
 template struct Commits<&CopyTracker::plan, &CopyTracker::drop, &CopyTracker::take,
                         &CopyTracker::applied, &CopyTracker::aborted>;
 template struct Commits<&Observer::on_taken, &Observer::on_freed, &Observer::on_cached,
-                        &Observer::on_waiting, &Observer::on_idle, &Observer::on_used,
+                        &Observer::on_idle, &Observer::on_used,
                         &Observer::on_touched, &Observer::on_moved, &Observer::on_uncached>;
 template struct Commits<&Policy::admitted, &Policy::on_hit, &Policy::victim>;
-template struct Commits<&BlockPool::acquire_run, &BlockPool::note_request, &BlockPool::run_from>;
+template struct Commits<&BlockPool::acquire_run, &BlockPool::run_from>;
 template struct Commits<&Store::move_to_fresh, &Store::make_findable, &Store::drop_reference,
                         &Store::abort_copies>;
 template struct Commits<&Sequences::occupy, &Sequences::store_tokens, &Sequences::release_blocks,

@@ -21,37 +21,28 @@ class Witness final : public Policy {
     found.reserve(static_cast<std::size_t>(nodes.count));
   }
 
-  Context admitted(Run run, std::int64_t num_blocks) noexcept override {
+  void admitted(Run run) noexcept override {
     found.assign(run.begin(), run.end());
     for (const NodeId b : run)
       if (state(b) == kUnknown) fault_ = "a block that is not cached is found";
     check_run(run);
-    return base_ ? base_->admitted(run, num_blocks) : last_request_++ % 1024 + 1;
+    if (base_) base_->admitted(run);
   }
   void on_hit(NodeId b) noexcept override {
     ++num_hits;
     if (state(b) == kUnknown) fault_ = "a block that is not cached is found";
     if (base_) base_->on_hit(b);
   }
-  void on_cached(Run run, Context& who) noexcept override {
+  void on_cached(Run run) noexcept override {
     for (const NodeId b : run) move(b, kUnknown, kUsed, "is cached twice");
     check_run(run);
-    check_context(who);
-    if (base_) base_->on_cached(run, who);
+    if (base_) base_->on_cached(run);
   }
-  void on_waiting(Run run, Context& who) noexcept override {
-    for (const NodeId b : run)
-      if (state(b) != kUsed) fault_ = "a block that waits for a step was not in use";
-    check_run(run);
-    if (run.count > 1) check_context(who);
-    if (base_) base_->on_waiting(run, who);
-  }
-  void on_idle(Run run, Context& who) noexcept override {
+  void on_idle(Run run) noexcept override {
     for (std::int64_t i = run.count; i-- > 0;)
       move(run.nodes[i], kUsed, kIdle, "becomes idle, but was not in use");
     check_run(run);
-    if (run.count > 1) check_context(who);
-    if (base_) base_->on_idle(run, who);
+    if (base_) base_->on_idle(run);
   }
   void on_used(Run run) noexcept override {
     for (const NodeId b : run) move(b, kIdle, kUsed, "is used, but was not idle");
@@ -91,7 +82,6 @@ class Witness final : public Policy {
 
   std::vector<NodeId> found;  // blocks found by the last admission
   std::int64_t num_hits = 0;   // further hits
-  std::int64_t due = -1;       // expected context of the calling sequence; -1: any
 
  private:
   enum State : char { kUnknown, kUsed, kIdle };
@@ -106,10 +96,6 @@ class Witness final : public Policy {
         fault_ = "a run is not part of a chain";
     }
   }
-  // Only without a base policy, because a base policy may change the context.
-  void check_context(Context who) noexcept {
-    if (!base_ && due >= 0 && who != due) fault_ = "a policy is notified of a run with another request";
-  }
   void move(NodeId b, State from, State to, const char* otherwise) noexcept {
     if (state(b) != from) fault_ = otherwise;
     state(b) = to;
@@ -117,7 +103,6 @@ class Witness final : public Policy {
 
   std::unique_ptr<Policy> base_;
   Column<State> states_;
-  Context last_request_ = 0;
   const char* fault_ = nullptr;
 };
 

@@ -170,7 +170,6 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
                                               name_of(outcome) + "\" and changed something");
   if (counts_) ++(*counts_)[op][outcome];
   for (const Witness* witness : witnesses_) EXPECT(!witness->fault(), witness->fault());
-  expect_context(nullptr);
   if (touched) check_others(others, touched, deep);
   if (merges && outcome == kDone) merged(before_merging);
   if (moves && outcome == kDone) note_moved(was_keyed);
@@ -518,7 +517,6 @@ void World::commit(Entry& entry, std::int64_t num_computed) {
   Entry committed = entry;
   begin_early(committed);
   touching(entry.name);
-  expect_context(&entry);
   if (call(kCommit, bit(due), run) == kDone) {
     if (early()) {
       entry.early_step = committed.early_step;
@@ -542,7 +540,6 @@ void World::truncate(Entry& entry, std::int64_t num_tokens) {
                       : num_tokens < s.num_computed && ahead(entry) ? kStepRefused
                                                                     : kDone;
   touching(entry.name);
-  expect_context(&entry);
   if (call(kTruncate, bit(due), [&] { core_.truncate(entry.handle, num_tokens); }) == kDone) {
     const auto length = static_cast<std::size_t>(num_tokens);
     entry.tokens.resize(length);
@@ -646,7 +643,6 @@ void World::free(const EntryPtr& entry, bool withdraw) {
   touching(kept->name);
   const int cached = core_.index().num_keyed();
   const std::vector<bool> was_keyed = keyed();
-  expect_context(kept.get());
   if (call(kFree, bit(due), [&] { core_.free(kept->handle, withdraw); }) == kDone) {
     EXPECT(!kept->outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");
@@ -663,7 +659,6 @@ void World::preempt(Entry& entry, bool withdraw) {
   const Outcome due = !entry.running ? kWrongState : refused ? kStepRefused : kDone;
   touching(entry.name);
   const int cached = core_.index().num_keyed();
-  expect_context(&entry);
   if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle, withdraw); }) == kDone) {
     EXPECT(!entry.outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");

@@ -341,7 +341,6 @@ class World {
   void check_cached();
   void check_computed();
   void check_ghosts();
-  void expect_context(const Entry* entry);
   Witness* witness_of(int name) const;
   std::int64_t hits_in(int name) const;
   void check_found(const Entry& entry);

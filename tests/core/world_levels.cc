@@ -52,12 +52,6 @@ Witness* World::witness_of(int name) const {
   return nullptr;
 }
 
-// From now on, notifications must carry the context of this sequence; nullptr: of any.
-void World::expect_context(const Entry* entry) {
-  for (Witness* witness : witnesses_)
-    witness->due = entry ? static_cast<std::int64_t>(view(*entry).context) : -1;
-}
-
 std::int64_t World::hits_in(int name) const {
   const Witness* witness = witness_of(name);
   return witness ? witness->num_hits : 0;
@@ -237,7 +231,6 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
   for (std::size_t i = 0; i < chain.size(); ++i)
     expected[i] = chain[i] >= 0 && levels_.is_expected(chain[i]);
   const std::vector<bool> was_keyed = keyed();
-  expect_context(kept.get());
   if (call(kFree, bit(due), [&] { core_.free_expecting(kept->handle, expect_reuse); }) == kDone) {
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));

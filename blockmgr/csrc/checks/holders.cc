@@ -231,8 +231,6 @@ std::string BlockPool::fingerprint() const {
   std::string out = block_fingerprint(nodes_, index_, pool_, copies_);
   put_numbers(out, last_ticket_);
   for (std::int64_t b = 0; b < nodes_.num_blocks; ++b) put_numbers(out, pool_.generation(b));
-  for (NodeId b = 0; contexts_ && b < nodes_.count; ++b)
-    if (nodes_[b].keyed()) put_numbers(out, context(b));
   return out;
 }
 

@@ -296,12 +296,12 @@ void Pool::acquire_chain(const NodeId* chain, std::int64_t count) noexcept {
   own.tell([idle](Observer& each) { each.on_used(idle); });
 }
 
-void Pool::release_table(const NodeId* table, std::int64_t count, Context& who) noexcept {
+void Pool::release_table(const NodeId* table, std::int64_t count) noexcept {
   const std::int64_t worth_a_run = debug_ ? INT64_MAX : 4;
   while (count) {
-    release(table[--count], who);  // not full as a rule
+    release(table[--count]);  // not full as a rule
     if (count >= worth_a_run && nodes_[table[count - 1]].keyed())
-      count = release_cached(table, count, who);
+      count = release_cached(table, count);
   }
 }
 
@@ -315,7 +315,7 @@ inline std::int64_t Pool::count_run(const NodeId* table, std::int64_t count) con
 // release() of blocks that are cached, or used by others, from the last one on. How many come
 // before the first that is neither. What is before a used block is used, so those that become
 // unused are neighbours: one run.
-std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count, Context& who) noexcept {
+std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count) noexcept {
   constexpr std::int64_t kAhead = 8;
   Uses* const uses = nodes_.uses_of.data();
   Partition& own = of(table[0]);
@@ -353,26 +353,19 @@ std::int64_t Pool::release_cached(const NodeId* table, std::int64_t count, Conte
     for (NodeId n = begin; n <= kept; ++n) --uses[n].ref_count;
     count -= length;
   }
-  if (idles_unheard_ || !last) return count;
-  if (partitions_ && !open_fence_) num_queued_ += static_cast<int>(last - first);
-  for (std::int64_t i = first; groups_ && !open_fence_ && i < last; ++i) groups_->on_idle(table[i]);
-  own.tell([&, run = Run{table + first, last - first}](Observer& each) {
-    open_fence_ ? each.on_waiting(run, who) : each.on_idle(run, who);
-  });
+  if (idles_unheard_ || open_fence_ || !last) return count;
+  if (partitions_) num_queued_ += static_cast<int>(last - first);
+  for (std::int64_t i = first; groups_ && i < last; ++i) groups_->on_idle(table[i]);
+  own.tell([run = Run{table + first, last - first}](Observer& each) { each.on_idle(run); });
   return count;
 }
 
 void Pool::unuse(NodeId b) noexcept {
-  Context nobody = kNobody;
-  unuse(b, nobody);
-}
-
-void Pool::unuse(NodeId b, Context& who) noexcept {
   for (;;) {
     const NodeId parent = nodes_[b].parent;
     enqueue(b, open_fence_);  // before its parent: children are evicted first
-    if (!idles_unheard_) [[unlikely]]
-      tell_unused(b, open_fence_, who);
+    if (!idles_unheard_ && !open_fence_) [[unlikely]]
+      tell_unused(b);
     if (parent < 0) return;
     --nodes_.uses(parent).pins;
     if (nodes_.used(parent)) return;
@@ -432,18 +425,13 @@ inline void Pool::enqueue_in(Partition& own, NodeId b, int fence) noexcept {
   }
 }
 
-void Pool::tell_unused(NodeId b, int fence, Context& who) noexcept {
+void Pool::tell_unused(NodeId b) noexcept {
   const bool keyed = nodes_[b].keyed();
-  if (fence && !keyed) return;
   if (groups_ && keyed) {
     if (is_part(nodes_[b])) return;
-    if (!fence) groups_->on_idle(b);
+    groups_->on_idle(b);
   }
-  of(b).tell([&](Observer& each) {
-    const Run run{&b, 1};
-    if (fence) return each.on_waiting(run, who);
-    keyed ? each.on_idle(run, who) : each.on_freed(1);
-  });
+  of(b).tell([&](Observer& each) { keyed ? each.on_idle({&b, 1}) : each.on_freed(1); });
 }
 
 inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {
@@ -627,8 +615,7 @@ void Pool::move_fence(int from, int to) noexcept {
     --num_fenced_;
     --of(b).num_fenced;
     enqueue(b, to);
-    Context noted = kAsNoted;
-    if (!to) tell_unused(b, to, noted);
+    if (!to) tell_unused(b);
   }
 }
 

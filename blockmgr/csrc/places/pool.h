@@ -130,10 +130,6 @@ class Pool {
   // Acquires each block of a chain that the index found, first to last.
   void acquire_chain(const NodeId* chain, std::int64_t count) noexcept;
   void release(NodeId b) noexcept {
-    Context nobody = kNobody;
-    release(b, nobody);
-  }
-  void release(NodeId b, Context& who) noexcept {
     Uses& uses = nodes_.uses(b);
     if (debug_) [[unlikely]]
       if (!expect(uses.ref_count, "a block is released more often than it is held", b)) return;
@@ -149,10 +145,10 @@ class Pool {
       --nodes_.uses(parent).pins;
       return;
     }
-    unuse(b, who);
+    unuse(b);
   }
   // Releases each block of a table, last to first.
-  void release_table(const NodeId* table, std::int64_t count, Context& who) noexcept;
+  void release_table(const NodeId* table, std::int64_t count) noexcept;
   void pin(NodeId b) noexcept {
     if (!nodes_.used(b)) [[unlikely]]
       use(b);
@@ -165,9 +161,8 @@ class Pool {
     if (!nodes_.used(b)) unuse(b);
   }
   // What the policy of a partition needs to know of requests: see there.
-  Context admitted(int number, Run found, std::int64_t num_blocks) noexcept {
-    Policy* policy = at(number).policy.get();
-    return policy ? policy->admitted(found, num_blocks) : kNobody;
+  void admitted(int number, Run found) noexcept {
+    if (Policy* policy = at(number).policy.get()) policy->admitted(found);
   }
   void hit(NodeId b) noexcept {
     if (Policy* policy = of(b).policy.get()) policy->on_hit(b);
@@ -201,9 +196,9 @@ class Pool {
     if (key.parent >= 0) pin(key.parent);
   }
   void promote_tail(NodeId b, const Key& key, int num_tokens) noexcept;
-  void tell_cached(Run run, Context& who) noexcept {
+  void tell_cached(Run run) noexcept {
     if (!idles_unheard_ && run.count) [[unlikely]]
-      of(run.nodes[0]).tell([&](Observer& each) { each.on_cached(run, who); });
+      of(run.nodes[0]).tell([&](Observer& each) { each.on_cached(run); });
   }
   // For callers who know blocks by their ids and ask whether one still has the content it had: the
   // generation of its node, which no later node of the block falls below. Before anything is taken.
@@ -325,18 +320,17 @@ class Pool {
   void poison(NodeId b) noexcept;
   void check_taken(NodeId b) noexcept;
   void use(NodeId b) noexcept;
-  void unuse(NodeId b, Context& who) noexcept;
   void unuse(NodeId b) noexcept;
   void free_idle(NodeId b) noexcept;
   [[gnu::noinline]] void requeue(NodeId b) noexcept;
   void enqueue(NodeId b, int fence) noexcept;
-  [[gnu::noinline]] void tell_unused(NodeId b, int fence, Context& who) noexcept;
+  [[gnu::noinline]] void tell_unused(NodeId b) noexcept;
   void dequeue(NodeId b) noexcept;
   [[gnu::noinline]] void tell_used(NodeId b) noexcept;
   [[gnu::noinline]] static void tell_taken(Partition& own) noexcept;
   [[gnu::noinline]] void tell_uncached(Partition& own, NodeId b, bool evicted) noexcept;
   std::int64_t count_run(const NodeId* table, std::int64_t count) const;
-  std::int64_t release_cached(const NodeId* table, std::int64_t count, Context& who) noexcept;
+  std::int64_t release_cached(const NodeId* table, std::int64_t count) noexcept;
   BlockId take_block(Partition& own) noexcept;
   void evict(Partition& own, NodeId b) noexcept;
   [[gnu::noinline]] BlockId evict_block(Partition& own) noexcept;

@@ -11,20 +11,13 @@ namespace blockmgr {
 
 class BlockAudit;
 
-// What a policy knows of the request behind a run. It is kept with the sequence, handed to each
-// call about its blocks, and may be added to until the last run of that call.
-using Context = std::uint32_t;
-inline constexpr Context kNobody = 0;            // no sequence stands behind the blocks
-inline constexpr Context kAsNoted = 0xffffffff;  // the one that on_waiting was given
-
 // What a partition tells, in the order things happen. Nothing here may throw or allocate: all
 // memory is taken at construction.
 //
 //   on_cached ──► (used) ──► on_idle ──► on_used ──► ... ──► on_idle ──► on_uncached
-//                     └──► on_waiting ──┘
 //
 // Blocks are cached while they are used, and idle each time their last use ends; or they wait for a
-// step first, and can be used again before that.
+// step first, in which they count as used.
 class Observer {
  public:
   Observer() = default;
@@ -36,23 +29,17 @@ class Observer {
   virtual void on_taken(std::int64_t count) noexcept { (void)count; }
   virtual void on_freed(std::int64_t count) noexcept { (void)count; }
   // The used blocks became findable.
-  virtual void on_cached(Run run, Context& who) noexcept = 0;
-  // The last use of the blocks ended, and a step has to complete before they are idle.
-  virtual void on_waiting(Run run, Context& who) noexcept {
-    (void)run;
-    (void)who;
-  }
+  virtual void on_cached(Run run) noexcept = 0;
   // The last use of the blocks ended. Their other cached children, if any, are idle already.
-  virtual void on_idle(Run run, Context& who) noexcept = 0;
+  virtual void on_idle(Run run) noexcept = 0;
   // The idle blocks are used again. Their children may still be idle; the parent of the first may
   // be so only if no sequence uses it: it is touched, or retained above the ordinary.
   virtual void on_used(Run run) noexcept = 0;
   // A waiting request will use the idle block: it counts as just used, but not as found. Its
   // children, if they are touched as well, were so before it.
   virtual void on_touched(NodeId b) noexcept {
-    Context nobody = kNobody;
     on_used({&b, 1});
-    on_idle({&b, 1}, nobody);
+    on_idle({&b, 1});
   }
   // The key of a block that is not idle, with its children and with what is known of it, has passed
   // to a used one with the same content, which was not cached.

@@ -24,7 +24,7 @@ class Policy : public Observer {
 
   // A prompt of num_blocks blocks is admitted, and this leading run of it was found; its blocks may
   // be idle or in use, and become used afterwards. The result is kept with the sequence.
-  virtual Context admitted(Run found, std::int64_t num_blocks) noexcept = 0;
+  virtual void admitted(Run found) noexcept = 0;
   // A look-up found the block besides, idle or in use.
   virtual void on_hit(NodeId b) noexcept = 0;
   // An idle block without cached children; kNoNode leaves the choice to the pool, which takes the
@@ -50,15 +50,14 @@ class EachBlock : public Policy {
  public:
   using Policy::Policy;
 
-  Context admitted(Run found, std::int64_t) noexcept override {
+  void admitted(Run found) noexcept override {
     for (const NodeId b : found) own().hit(b);
-    return kNobody;
   }
   void on_hit(NodeId b) noexcept override { own().hit(b); }
-  void on_cached(Run run, Context&) noexcept override {
+  void on_cached(Run run) noexcept override {
     for (const NodeId b : run) own().cached(b);
   }
-  void on_idle(Run run, Context&) noexcept override {
+  void on_idle(Run run) noexcept override {
     for (std::int64_t i = run.count; i-- > 0;) own().idle(run.nodes[i]);
   }
   void on_used(Run run) noexcept override {

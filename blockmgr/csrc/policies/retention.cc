@@ -77,8 +77,7 @@ void RetainingPolicy::move(NodeId b, Level to) noexcept {
 
 // To the policy below: the use of a block that it took for used has ended, by no request.
 void RetainingPolicy::tell_unused(NodeId b) noexcept {
-  Context nobody = kNobody;
-  base_->on_idle({&b, 1}, nobody);
+  base_->on_idle({&b, 1});
 }
 
 // Blocks become idle in order, so nearly always the list's end is the place.
@@ -122,7 +121,7 @@ NodeId RetainingPolicy::victim() noexcept {
 
 // What happens to blocks.
 
-Context RetainingPolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
+void RetainingPolicy::admitted(Run found) noexcept {
   for (const NodeId b : found) {
     Kept& k = at(b);
     if (k.hint == kNormal) continue;
@@ -133,11 +132,11 @@ Context RetainingPolicy::admitted(Run found, std::int64_t num_blocks) noexcept {
       refresh(b);
     }
   }
-  return base_ ? base_->admitted(found, num_blocks) : kNobody;
+  if (base_) base_->admitted(found);
 }
 
-void RetainingPolicy::on_cached(Run run, Context& who) noexcept {
-  if (base_) base_->on_cached(run, who);
+void RetainingPolicy::on_cached(Run run) noexcept {
+  if (base_) base_->on_cached(run);
   for (const NodeId b : run) cached(b);
 }
 
@@ -169,12 +168,7 @@ Run RetainingPolicy::below_base(Run run) const {
   return {run.nodes + first, run.count - first};
 }
 
-// The context is noted at any level, because the level may have changed when the step completes.
-void RetainingPolicy::on_waiting(Run run, Context& who) noexcept {
-  if (base_) base_->on_waiting(run, who);
-}
-
-void RetainingPolicy::on_idle(Run run, Context& who) noexcept {
+void RetainingPolicy::on_idle(Run run) noexcept {
   for (std::int64_t i = run.count; i-- > 0;) {
     Kept& k = at(run.nodes[i]);
     k.idle = true;
@@ -182,7 +176,7 @@ void RetainingPolicy::on_idle(Run run, Context& who) noexcept {
     queue(run.nodes[i]);
   }
   if (!base_) return;
-  if (const Run told = below_base(run); told.count) base_->on_idle(told, who);
+  if (const Run told = below_base(run); told.count) base_->on_idle(told);
 }
 
 void RetainingPolicy::on_used(Run run) noexcept {

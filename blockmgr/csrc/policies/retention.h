@@ -60,11 +60,10 @@ class RetainingPolicy final : public Policy {
   RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range range,
                   std::unique_ptr<Policy> base, int max_pinned, std::int32_t first_pin);
 
-  Context admitted(Run found, std::int64_t num_blocks) noexcept override;
+  void admitted(Run found) noexcept override;
   void on_hit(NodeId b) noexcept override;
-  void on_cached(Run run, Context& who) noexcept override;
-  void on_waiting(Run run, Context& who) noexcept override;
-  void on_idle(Run run, Context& who) noexcept override;
+  void on_cached(Run run) noexcept override;
+  void on_idle(Run run) noexcept override;
   void on_used(Run run) noexcept override;
   void on_touched(NodeId b) noexcept override;
   void on_moved(NodeId from, NodeId to) noexcept override;

@@ -57,7 +57,7 @@ void ReuseTracker::on_freed(std::int64_t count) noexcept {
 }
 
 // A full block that is cached is no ghost any more.
-void ReuseTracker::on_cached(Run run, Context&) noexcept {
+void ReuseTracker::on_cached(Run run) noexcept {
   for (const NodeId b : run) {
     if (nodes_[b].key_tokens != nodes_.block_size) continue;
     const std::int32_t ghost = find(nodes_.digest(b));
@@ -68,7 +68,7 @@ void ReuseTracker::on_cached(Run run, Context&) noexcept {
   }
 }
 
-void ReuseTracker::on_idle(Run run, Context&) noexcept {
+void ReuseTracker::on_idle(Run run) noexcept {
   for (std::int64_t i = run.count; i-- > 0;) {
     --in_use_;
     add(next_tick(), run.nodes[i] + 1);

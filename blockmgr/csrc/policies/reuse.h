@@ -44,8 +44,8 @@ class ReuseTracker final : public Observer {
   // Blocks that wait for a step count as in use.
   void on_taken(std::int64_t count) noexcept override;
   void on_freed(std::int64_t count) noexcept override;
-  void on_cached(Run run, Context& who) noexcept override;
-  void on_idle(Run run, Context& who) noexcept override;
+  void on_cached(Run run) noexcept override;
+  void on_idle(Run run) noexcept override;
   void on_used(Run run) noexcept override;
   void on_moved(NodeId from, NodeId to) noexcept override;
   void on_uncached(NodeId b, bool evicted) noexcept override;

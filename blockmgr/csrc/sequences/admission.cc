@@ -208,7 +208,7 @@ void Sequences::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   // Before anything is taken into use, which may drop a ghost.
   for (std::int64_t i = 0; i < found.num_ghosts; ++i)
     pool_.past(s.partition)->resolve(found.ghosts[i]);
-  s.context = pool_.admitted(s.partition, {found.full, found.num_full}, num_blocks);
+  pool_.admitted(s.partition, {found.full, found.num_full});
   std::copy_n(found.full, found.num_full, t);
   pool_.acquire_chain(t, found.num_full);
   NodeId parent = root_node(s.root);
@@ -422,10 +422,9 @@ void Sequences::cache_tail(Sequence& s) noexcept {
   const Key key{chain_node(s, logical), extras_at(s.extras_ids(), logical), nodes_.tokens(b)};
   if (is_covered(key, num_tokens)) return;
   supersede_tails(key, num_tokens);
-  Context who = s.context;
   pool_.drop_twin(b);  // a truncated twin, as a tail of its own from here on
   pool_.promote_tail(b, key, num_tokens);
-  pool_.tell_cached({&b, 1}, who);
+  pool_.tell_cached({&b, 1});
   ++counters_.cached_tails;
 }
 

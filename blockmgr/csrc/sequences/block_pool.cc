@@ -24,10 +24,6 @@ BlockPool::BlockPool(const StoreConfig& config, std::unique_ptr<Digester> digest
       marks_(static_cast<std::size_t>(config.num_blocks)) {
   pool_.keep_generations();
   run_room_.reserve(static_cast<std::size_t>(config.num_blocks));
-  for (int i = 0; i < pool_.num_partitions(); ++i)
-    if (pool_.policy(i) && !contexts_)
-      contexts_ =
-          std::make_unique<ZeroedArray<Context>>(static_cast<std::size_t>(nodes_.count));
 }
 
 NodeId BlockPool::checked(std::int64_t id, std::int64_t position) const {
@@ -126,7 +122,7 @@ void BlockPool::acquire(const std::int64_t* ids, std::int64_t count, bool found)
       continue;
     }
     const Run run{run_room_.data(), length};
-    if (found) note_request(run, pool_.admitted(pool_.partition_of(run.nodes[0]), run, count));
+    if (found) pool_.admitted(pool_.partition_of(run.nodes[0]), run);
     acquire_run(run);
     i += length;
   }
@@ -135,12 +131,7 @@ void BlockPool::acquire(const std::int64_t* ids, std::int64_t count, bool found)
 void BlockPool::release(const std::int64_t* ids, std::int64_t count) {
   const Held held(monitor_);
   check_held(ids, count);
-  Context of = kNobody, who = kNobody;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const NodeId b = nodes_.owner(ids[i]);
-    if (context(b) != of) of = who = context(b);  // of another request
-    drop_reference(b, who);
-  }
+  for (std::int64_t i = 0; i < count; ++i) drop_reference(nodes_.owner(ids[i]));
 }
 
 void BlockPool::touch(const std::int64_t* ids, std::int64_t count) {
@@ -215,7 +206,7 @@ bool BlockPool::acquire_prefix(const ChainKey& key, std::int64_t num_asked, std:
   if (past) past->count(run.nodes, run.count, ghosts_room_.data(), num_ghosts, num_asked);
   for (std::int64_t i = 0; i < num_ghosts; ++i)
     past->resolve(ghosts_room_[static_cast<std::size_t>(i)]);
-  note_request(run, pool_.admitted(partition, run, most));
+  pool_.admitted(partition, run);
   if (run.count) acquire_run(run);
   return true;
 }
@@ -305,12 +296,6 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
       plan_promotion(ids, count, tokens, node, extras.ids(), digests_room_.data(), out);
   if (announce) announce(num_cached ? nodes_.name(out[0]) : static_cast<std::int32_t>(ids[0]));
 
-  // What continues a block is of the same request; what begins a prompt begins one.
-  Context who = kNobody;
-  if (contexts_ && key.parent != kNoNode) who = context(nodes_.owner(key.parent));
-  if (contexts_ && key.parent == kNoNode)
-    who = pool_.admitted(partition_of_chain(key), {nullptr, 0}, count);
-  const Context request = who;
   RetainingPolicy* retention = pool_.partition(partition_of_chain(key)).retention;
   for (std::int64_t i = 0; i < num_cached; ++i) {
     const NodeId twin = out[i];
@@ -318,7 +303,7 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
     if (const NodeId own = nodes_.owner(ids[i]); twin != own) {
       if (retention) retention->inherit(own, twin);
       pool_.acquire(twin);
-      drop_reference(own, who);
+      drop_reference(own);
     }
     node = twin;
   }
@@ -332,8 +317,7 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
     make_findable(b, {node, extras_at(&extras.ids(), i), nodes_.tokens(b)}, digest, out, i);
     out[i] = node = b;
   }
-  pool_.tell_cached({out + num_cached, count - num_cached}, who);
-  note_request({out, count}, request);
+  pool_.tell_cached({out + num_cached, count - num_cached});
   name_blocks(out, count);
 }
 
@@ -353,9 +337,8 @@ std::int32_t BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,
   const BlockId chosen = in_place ? nodes_.block(shared) : pool_.next(partition);
   if (announce) announce(number(chosen));
   if (in_place) return number(chosen);
-  Context who = context(shared);
   const NodeId fresh = pool_.take_next(partition, chosen, std::max(nodes_[shared].parent, kNoNode));
-  return nodes_.name(move_to_fresh(shared, fresh, 0, num_tokens, who).node);
+  return nodes_.name(move_to_fresh(shared, fresh, 0, num_tokens).node);
 }
 
 void BlockPool::check_evict(std::int64_t count, std::string_view name) const {
@@ -410,7 +393,7 @@ std::vector<std::int32_t> BlockPool::children(std::int64_t parent, std::string_v
 std::size_t BlockPool::memory() const {
   return store_memory() + digests_room_.capacity() + tokens_room_.capacity() * sizeof(Token) +
          marks_.bytes() + run_room_.capacity() * sizeof(NodeId) +
-         ghosts_room_.capacity() * sizeof(std::int32_t) + (contexts_ ? contexts_->bytes() : 0);
+         ghosts_room_.capacity() * sizeof(std::int32_t);
 }
 
 }  // namespace blockmgr

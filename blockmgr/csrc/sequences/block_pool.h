@@ -114,13 +114,6 @@ class BlockPool : public Store {
   // The part of the list that is a run of cached blocks from this position on; 0: not even one.
   std::int64_t run_from(const std::int64_t* ids, std::int64_t count, std::int64_t first) noexcept;
   void acquire_run(Run run) noexcept;
-  void note_request(Run run, Context who) noexcept {
-    for (const NodeId b : run)
-      if (contexts_) (*contexts_)[static_cast<std::size_t>(b)] = who;
-  }
-  Context context(NodeId b) const {
-    return contexts_ ? (*contexts_)[static_cast<std::size_t>(b)] : kNobody;
-  }
   void begin_list() noexcept;
   // Whether this list has named the block before.
   bool named_before(std::int64_t block) noexcept {
@@ -147,9 +140,6 @@ class BlockPool : public Store {
   std::uint32_t mark_ = 0;
   std::vector<NodeId> run_room_;
   std::vector<std::int32_t> ghosts_room_;
-  // What the policy knows of the request that found or promoted a block last. nullptr: there is no
-  // policy.
-  std::unique_ptr<ZeroedArray<Context>> contexts_;
 };
 
 }  // namespace blockmgr

@@ -362,7 +362,7 @@ void Sequences::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept 
   const int num_groups = groups_->num_groups();
   GroupRow& row = group_row(s);
   NodeId* t = table(s);
-  s.context = pool_.admitted(s.partition, {found.full, found.num_full}, num_blocks);
+  pool_.admitted(s.partition, {found.full, found.num_full});
   std::copy_n(found.full, found.num_full, t);
   pool_.acquire_chain(t, found.num_full);
   const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;

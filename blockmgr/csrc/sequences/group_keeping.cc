@@ -207,8 +207,7 @@ NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
     if (!may_give(recurrent ? row.states[nth(g)] : groups_->part(g, b))) return kNoNode;
   }
   pool_.promote_tail(b, key, rest);
-  Context who = s.context;
-  pool_.tell_cached({&b, 1}, who);
+  pool_.tell_cached({&b, 1});
   ++counters_.cached_tails;
   groups_->place(b, unit);
   for (int g = 0; g < groups_->num_groups(); ++g)
@@ -255,7 +254,6 @@ void Sequences::keep_end(Sequence& s, bool resumes) noexcept {
           !may_give(row.states[nth(g)]))
         return;
   }
-  Context who = s.context;
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (!groups_->group(g).recurrent() || groups_->cached(g, node) >= 0) continue;
     groups_->set_part(g, node, row.states[nth(g)]);
@@ -269,7 +267,7 @@ void Sequences::keep_end(Sequence& s, bool resumes) noexcept {
     if (!groups_->group(g).recurrent()) continue;
     NodeId& state = row.states[nth(g)];
     if (state == groups_->part(g, node)) {
-      pool_.release(state, who);
+      pool_.release(state);
       state = kNoNode;
     }
   }

@@ -33,20 +33,19 @@ void Sequences::make_parts_private(Sequence& s, std::int64_t logical, NodeId sha
     const NodeId m = take_part_run(s, g, logical, logical + 1, before);
     const std::int32_t brought = num_tokens > 0 ? copies_.reach(source, num_tokens) : 0;
     if (brought > 0) copies_.plan(source, m, brought);
-    drop_part(s, g, shared);
+    drop_part(g, shared);
   }
   show_groups(s, logical);
 }
 
 // A sequence's reference to the part of a node goes.
-void Sequences::drop_part(const Sequence& s, int g, NodeId node) noexcept {
+void Sequences::drop_part(int g, NodeId node) noexcept {
   const NodeId m = groups_->part(g, node);
   if (nodes_[m].keyed() && groups_->is_needed(g, node)) [[likely]]
     return pool_.release_part(m);
-  Context who = s.context;
   // With its last reference, the part is removed from its node.
   const bool last = nodes_.uses(m).ref_count == 1 && !nodes_[m].keyed();
-  drop_reference(m, who);
+  drop_reference(m);
   if (last) groups_->clear_part(g, node);
 }
 
@@ -66,7 +65,7 @@ void Sequences::drop_part_run(const Sequence& s, int g, std::int64_t from,
       uses = Uses();
       ++kept;
     } else {
-      drop_part(s, g, n);
+      drop_part(g, n);
     }
   }
   pool_.count_kept(s.partition, kept);
@@ -81,7 +80,7 @@ void Sequences::drop_parts(Sequence& s, std::int64_t from) noexcept {
     std::int32_t& first = group_row(s).first[nth(g)];
     std::int32_t* shown = shown_group_at(g, row_of(s));
     for (std::int64_t unit = s.num_blocks; unit-- > std::max<std::int64_t>(from, first);) {
-      drop_part(s, g, t[unit]);
+      drop_part(g, t[unit]);
       shown[unit] = 0;
     }
     first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));
@@ -89,11 +88,10 @@ void Sequences::drop_parts(Sequence& s, std::int64_t from) noexcept {
 }
 
 void Sequences::drop_states(Sequence& s) noexcept {
-  Context who = s.context;
   for (int g = 0; g < groups_->num_groups(); ++g) {
     if (!groups_->group(g).recurrent()) continue;
     NodeId& state = group_row(s).states[nth(g)];
-    if (state >= 0) drop_reference(state, who);
+    if (state >= 0) drop_reference(state);
     state = kNoNode;
     shown_group_at(g, row_of(s))[0] = 0;
   }
@@ -135,7 +133,7 @@ void Sequences::merge_parts(Sequence& s, std::int64_t logical, NodeId cached) no
     const NodeId there = groups_->part(g, cached);
     if (there == part) return;
     pool_.acquire(there);
-    drop_part(s, g, own);
+    drop_part(g, own);
     shown_group_at(g, row_of(s))[logical] = number(nodes_.block(there));
   });
 }

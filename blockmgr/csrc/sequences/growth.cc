@@ -21,9 +21,8 @@ void Sequences::make_private(Sequence& s, std::int64_t logical, std::int64_t num
   const std::int64_t start = logical * config_.block_size;
   const std::int64_t known = std::min<std::int64_t>(s.num_tokens - start, config_.block_size);
   const std::int64_t valid = std::max<std::int64_t>(num_valid - start, 0);
-  Context who = s.context;
   const NodeId fresh = pool_.take(s.partition, before(s, logical));
-  const Writable own = move_to_fresh(shared, fresh, known, valid, who);
+  const Writable own = move_to_fresh(shared, fresh, known, valid);
   set_entry(row_of(s), logical, own.node);
   if (groups_) [[unlikely]]
     make_parts_private(s, logical, shared, static_cast<std::int32_t>(valid));

@@ -101,11 +101,10 @@ void Sequences::promote(const Promotion& promotion, const std::uint8_t* digest) 
   Sequence& s = *promotion.sequence;
   const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
   const std::int32_t* t = table(s);
-  Context who = s.context;
   NodeId node = chain_node(s, s.num_chained);
   std::int64_t told = s.num_chained;  // what policies know of
   const auto tell = [&](std::int64_t until) {
-    pool_.tell_cached({t + told, until - told}, who);
+    pool_.tell_cached({t + told, until - told});
     told = until + 1;
   };
   std::int64_t end = promotion.until;

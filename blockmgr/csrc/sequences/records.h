@@ -128,7 +128,6 @@ struct Sequence {
   std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
   std::int64_t num_written = 0;  // of that, what is in memory before the forward
   std::uint32_t root = 0;
-  Context context = kNobody;  // of the eviction policy
   std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;

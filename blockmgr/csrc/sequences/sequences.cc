@@ -174,25 +174,24 @@ void Sequences::release_blocks(Sequence& s, std::int64_t keep) noexcept {
 
 // With copies pending. None is into a block that is found by its content, or whose twin is; but a
 // short table is not worth a run.
-void Sequences::release_written(const Sequence& s, std::int64_t keep, Context& who) noexcept {
+void Sequences::release_written(const Sequence& s, std::int64_t keep) noexcept {
   constexpr std::int64_t kShort = 16;
   const std::int32_t* t = table(s);
   std::int64_t end = s.num_blocks;
   const bool runs = end - keep > kShort;
   const std::int64_t stop = runs ? std::max<std::int64_t>(keep, s.num_chained) : keep;
-  while (end > stop) drop_reference(t[--end], who);
-  if (runs) pool_.release_table(t + keep, end - keep, who);
+  while (end > stop) drop_reference(t[--end]);
+  if (runs) pool_.release_table(t + keep, end - keep);
 }
 
 void Sequences::release_nodes(Sequence& s, std::int64_t keep) noexcept {
   const std::int32_t* t = table(s);
   const std::int64_t count = s.num_blocks - keep;
-  Context who = s.context;
   if (count <= 0) return;
   if (copies_.num_pending()) {
-    release_written(s, keep, who);
+    release_written(s, keep);
   } else {
-    pool_.release_table(t + keep, count, who);
+    pool_.release_table(t + keep, count);
   }
   std::fill_n(shown_at(row_of(s)) + keep, count, 0);
   s.num_blocks = static_cast<std::int32_t>(keep);

@@ -407,8 +407,7 @@ class Sequences : public Store {
   void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
                     std::int64_t count) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
-  [[gnu::noinline]] void release_written(const Sequence& s, std::int64_t keep,
-                                         Context& who) noexcept;
+  [[gnu::noinline]] void release_written(const Sequence& s, std::int64_t keep) noexcept;
   void release_nodes(Sequence& s, std::int64_t keep) noexcept;
   void cache_tail(Sequence& s) noexcept;
   bool is_covered(const Key& key, int num_tokens) const;
@@ -523,7 +522,7 @@ class Sequences : public Store {
   void take_parts(Sequence& s, std::int64_t from) noexcept;
   void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                           std::int32_t num_tokens) noexcept;
-  void drop_part(const Sequence& s, int g, NodeId node) noexcept;
+  void drop_part(int g, NodeId node) noexcept;
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   void drop_parts(Sequence& s, std::int64_t from) noexcept;
   void drop_states(Sequence& s) noexcept;

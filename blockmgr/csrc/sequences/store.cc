@@ -90,11 +90,11 @@ void Store::release_destination(NodeId b) noexcept {
 }
 
 Store::Writable Store::move_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,
-                                     std::int64_t num_tokens, Context& who) noexcept {
+                                     std::int64_t num_tokens) noexcept {
   std::copy_n(nodes_.tokens(shared), num_known, nodes_.tokens(fresh));
   const std::int32_t brought = copies_.reach(shared, static_cast<std::int32_t>(num_tokens));
   if (brought > 0) copies_.plan(shared, fresh, brought);
-  drop_reference(shared, who);
+  drop_reference(shared);
   return {fresh, brought};
 }
 

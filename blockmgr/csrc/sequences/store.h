@@ -142,14 +142,14 @@ class Store {
     std::int32_t num_copied;
   };
   Writable move_to_fresh(NodeId shared, NodeId fresh, std::int64_t num_known,
-                         std::int64_t num_tokens, Context& who) noexcept;
+                         std::int64_t num_tokens) noexcept;
   // Blocks that are set apart, by quota.
   static std::vector<int> apart(const StoreConfig& config);
   // A table's reference goes, and with the last one what was to be copied into the block.
-  void drop_reference(NodeId b, Context& who) noexcept {
+  void drop_reference(NodeId b) noexcept {
     if (nodes_[b].copy_source != kNoNode) [[unlikely]]
       release_destination(b);
-    pool_.release(b, who);
+    pool_.release(b);
   }
   // Makes block i of a chain findable, the blocks before it being chain[0, i). The caller that promotes
   // a run tells of it when it is whole: Pool::tell_cached.

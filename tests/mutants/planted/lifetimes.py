@@ -115,8 +115,8 @@ LIFETIMES = (
     Mutant(
         "releases_a_block_twice",
         "places/pool.cc",
-        "    release(table[--count], who);",
-        "    release(table[--count], who);\n    if (count % 7 == 3) release(table[count], who);",
+        "    release(table[--count]);",
+        "    release(table[--count]);\n    if (count % 7 == 3) release(table[count]);",
     ),
     Mutant(
         "stale_handles_live_on",

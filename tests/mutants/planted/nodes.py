@@ -213,18 +213,6 @@ NODES = (
         "      index_.set_hint",
     ),
     Mutant(
-        "a_run_is_cached_for_nobody",
-        "sequences/promotion.cc",
-        "  Context who = s.context;\n",
-        "  Context who = kNobody;\n",
-    ),
-    Mutant(
-        "a_run_ends_its_use_for_nobody",
-        "sequences/sequences.cc",
-        "  Context who = s.context;\n",
-        "  Context who = kNobody;\n",
-    ),
-    Mutant(
         "retention_tells_of_the_wrong_end_of_a_run",
         "policies/retention.cc",
         "  return {run.nodes + first, run.count - first};",

@@ -9,7 +9,7 @@ CALLS = (
         "sequences/group_parts.cc",
         (
             "a_writer_keeps_the_shared_part",
-            "    drop_part(s, g, shared);\n  }\n",
+            "    drop_part(g, shared);\n  }\n",
             "  }\n",
         ),
         (
