@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 __all__ = ["report"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "policies", "block_size", "seed"})
-# Without paths and the number of processes: the same report gives the same bytes.
-NOT_SHOWN: Final = frozenset({"output", "png", "svg", "jobs", "json_wanted"})
+# Without its paths and the number of processes: the same report gives the same bytes.
+NOT_SHOWN: Final = frozenset({"png", "svg", "jobs", "json_wanted"})
+ANY_PAGE: Final = "report.html"
+"""The page in the command that the page itself shows."""
+
 PLACES: Final = 6
 
 
@@ -178,7 +181,8 @@ def report(
             model=layers,
         )
         repeated = {**chosen.repeated, "block_size": size}
-        command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out=NOT_SHOWN)
+        shown = {**repeated, "output": ANY_PAGE}
+        command = repeat_command(ctx, ALWAYS_REPEATED, shown, leave_out=NOT_SHOWN)
         total = page.num_steps(
             policies=len(policies),
             capacities=len(capacities) or PLACES,
@@ -200,7 +204,8 @@ def report(
         origin = {} if trace.read is None else {"read": trace.read.as_plain}
         numbers = json.dumps({**page.data_of(gathered), **origin}, indent=2, sort_keys=True)
         click.echo(numbers if json_wanted else gathered.summary)
-        click.echo(Provenance(command=command, seed=seed).line, err=True)
+        told = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs"})
+        click.echo(Provenance(command=told, seed=seed).line, err=True)
         with telling(output):
             page.save_report(gathered, output)
         for path in pictures:
