@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     # Sphinx would read the trailing underscore of the type's own name as a link.
     _Flags = npt.NDArray[np.bool_]
 
-__all__ = ["Event", "EventKind", "Events", "Tier", "events_of"]
+__all__ = ["WHOLE_PREFIX", "Event", "EventKind", "Events", "Tier", "events_of"]
+
+WHOLE_PREFIX = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of layers, under vLLM's names, whose blocks stand for all tokens before them."""
 
 
 class EventKind(enum.IntEnum):

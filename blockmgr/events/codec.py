@@ -29,7 +29,7 @@ __all__ = [
     "weight_of",
 ]
 
-AnyBatch = wire.Batch | wire.OldBatch | wire.HashBatch
+AnyBatch = wire.Batch | wire.OldBatch | wire.SglangBatch | wire.HashBatch
 
 Group: TypeAlias = (
     FullAttention | SlidingWindow | ChunkedAttention | RecurrentState | str | tuple[str, int]
@@ -54,7 +54,8 @@ _KEY_BYTES_AS_A_BLOCK = 128
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _maps = msgspec.msgpack.Decoder(wire.Batch)
-_arrays = msgspec.msgpack.Decoder(wire.OldBatch)
+_sglang = msgspec.msgpack.Decoder(wire.SglangBatch)
+_arrays = msgspec.msgpack.Decoder(wire.LongBatch)
 _hashes = msgspec.msgpack.Decoder(wire.HashBatch)
 _raw = msgspec.msgpack.Decoder(wire.RawBatch)
 _event: msgspec.msgpack.Decoder[wire.HashEvent] = msgspec.msgpack.Decoder(wire.HashEvent)
@@ -289,16 +290,16 @@ def _extra_keys(event: Event) -> tuple[str | None, list[Any] | None]:
 
 
 def decode(payload: bytes) -> AnyBatch:
-    """Decodes a batch, in vLLM's current layout or the older one.
+    """Decodes a batch, in vLLM's current layout, its older one, or SGLang's.
 
     Raises:
         ValueError: These bytes are not a batch of events.
     """
-    return _decode(_maps, payload)
+    return _decode((_maps, _sglang, _arrays), payload)
 
 
 def decode_hashes(payload: bytes) -> AnyBatch:
-    """Like ``decode``, but skips the tokens of the current layout: for an index of digests.
+    """Like ``decode``, but skips the tokens of layouts with maps: for an index of digests.
 
     The events of a long batch are decoded one by one, so that other threads can run in between.
 
@@ -310,20 +311,21 @@ def decode_hashes(payload: bytes) -> AnyBatch:
             raw = _raw.decode(payload)
             events = [_event.decode(each) for each in raw.events]
         except _UNDECODED:
-            pass  # the other layout, or an error
+            pass  # another layout, or an error
         else:
             return wire.HashBatch(raw.ts, events, raw.data_parallel_rank, raw.about)
-    return _decode(_hashes, payload)
+    return _decode((_hashes, _arrays), payload)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes) -> AnyBatch:
+def _decode(decoders: Sequence[msgspec.msgpack.Decoder[Any]], payload: bytes) -> AnyBatch:
     if len(payload) > wire.MOST_BYTES:
         raise ValueError(f"payload must be at most {wire.MOST_BYTES} bytes, got {len(payload)}")
-    try:
-        batch: AnyBatch = decoder.decode(payload)
-    except _UNDECODED as error:
+    first: Exception | None = None
+    for decoder in decoders:
         try:
-            return _arrays.decode(payload)
-        except _UNDECODED:
-            raise ValueError(f"payload must be a batch of events: {error}") from None
-    return batch
+            batch: AnyBatch = decoder.decode(payload)
+        except _UNDECODED as error:
+            first = first or error
+        else:
+            return batch
+    raise ValueError(f"payload must be a batch of events: {first}")

@@ -16,7 +16,7 @@ import xxhash
 from blockmgr.arguments import whole
 from blockmgr.event_columns import EventKind, Tier
 from blockmgr.events.codec import LOW_BITS, MOST_BLOCKS, anonymous, pieces, short, weight_of
-from blockmgr.events.wire import PlainBatch
+from blockmgr.events.wire import PlainBatch, SglangCleared, SglangRemoved, SglangStored
 from blockmgr.vllm_keys import vllm_keys
 
 if TYPE_CHECKING:
@@ -286,33 +286,13 @@ def _updated(name: int, old: Tier, new: Tier) -> dict[str, Any]:
     }
 
 
-class _SglangStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
-    block_hashes: list[int]
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: str | None = None
-    cache_salt: str | None = None
-    session_id: str | None = None
-    lora_name: str | None = None
-
-
-class _SglangRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):
-    block_hashes: list[int]
-    medium: str | None = None
-
-
-class _SglangCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
-    pass
-
-
 class SglangEncoder:
     """Encodes events as SGLang's batches: arrays of maps, like vLLM's with fewer fields.
 
     A block's name is the first 64 bits of its digest as a signed number. A namespace is published
     as part of its SHA-256, in place of the salt; a salt among the extra keys is published
-    unchanged, as in SGLang. ``AllBlocksCleared`` concerns all tiers, so it is published when no
+    unchanged, as in SGLang. Other keys, such as images, are part of the name alone, because SGLang
+    has no field for them. ``AllBlocksCleared`` concerns all tiers, so it is published when no
     tier has blocks; otherwise a cleared tier becomes the removal of its blocks.
 
     Args:
@@ -368,13 +348,13 @@ class SglangEncoder:
             if name in self._salts and self._told.best(name) is None:
                 del self._salts[name]
         if event.kind is EventKind.CLEARED and not any(self._told.tiers.values()):
-            yield _SglangCleared(), 0
+            yield SglangCleared(), 0
             return
         for start in range(0, len(names), MOST_BLOCKS):
             part = names[start : start + MOST_BLOCKS]
-            yield _SglangRemoved(part, medium), len(part)
+            yield SglangRemoved(part, medium), len(part)
 
-    def _stored(self, event: Event, names: list[int], medium: str) -> _SglangStored:
+    def _stored(self, event: Event, names: list[int], medium: str) -> SglangStored:
         parent = None if event.parent is None else _head(event.parent)
         salt, lora = _salt_and_adapter(event.extras.get(0))
         if event.namespace:
@@ -384,9 +364,7 @@ class SglangEncoder:
         if salt is not None:
             self._salts.update(dict.fromkeys(names, salt))
         tokens = event.tokens.ravel().tolist()
-        return _SglangStored(
-            names, parent, tokens, self._block_size, None, medium, salt, None, lora
-        )
+        return SglangStored(names, parent, tokens, self._block_size, None, medium, salt, None, lora)
 
 
 def _head(digest: bytes) -> int:

@@ -13,11 +13,12 @@ from typing import Annotated, Any, ClassVar, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from blockmgr.event_columns import Tier
+from blockmgr.event_columns import WHOLE_PREFIX, EventKind, Tier
 
 __all__ = [
     "FULL_ATTENTION",
     "KINDS",
+    "KIND_OF",
     "LOCALITIES",
     "MEDIA",
     "MOST_BYTES",
@@ -35,6 +36,7 @@ __all__ = [
     "HashBatch",
     "HashEvent",
     "HashesCleared",
+    "LongBatch",
     "OldBatch",
     "OldBlockRemoved",
     "OldBlockStored",
@@ -42,6 +44,10 @@ __all__ = [
     "PlainBatch",
     "RawBatch",
     "RemovedHashes",
+    "SglangBatch",
+    "SglangCleared",
+    "SglangRemoved",
+    "SglangStored",
     "StoredHashes",
     "tier_of",
 ]
@@ -95,9 +101,6 @@ TIERS = {
 
 FULL_ATTENTION = "full_attention"
 UNKNOWN = "unknown"
-WHOLE_PREFIX = frozenset({FULL_ATTENTION, "mla_attention", "sink_full_attention"})
-"""Kinds of layers whose blocks stand for all tokens before them."""
-
 KINDS = WHOLE_PREFIX | {
     "sliding_window",
     "sliding_window_mla",
@@ -128,6 +131,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
     ownership: Word | None = None
     session_id: Word | None = None
     lookahead_token_ids: Annotated[list[_Lookahead], Meta(max_length=_MOST_ITEMS)] | None = None
+    cache_salt: Word | None = None  # SGLang's
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -238,6 +242,82 @@ class OldBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     about: About | None = None
 
 
+class LongBlockStored(OldBlockStored, array_like=True, gc=False, tag="BlockStored"):
+    """Likewise, with the items that later versions appended."""
+
+    lora_name: Word | None = None  # type: ignore[misc]
+    extra_keys: Annotated[list[_Keys | None], Meta(max_length=_MOST_ITEMS)] | None = None  # type: ignore[misc]
+    group_idx: int | None = None  # type: ignore[misc]
+    kv_cache_spec_kind: Word | None = None  # type: ignore[misc]
+    kv_cache_spec_sliding_window: int | None = None  # type: ignore[misc]
+
+
+class LongBlockRemoved(OldBlockRemoved, array_like=True, gc=False, tag="BlockRemoved"):
+    """Likewise."""
+
+    group_idx: int | None = None  # type: ignore[misc]
+
+
+class LongBatch(OldBatch, array_like=True, gc=False):
+    """Likewise; only decoded."""
+
+    events: Annotated[  # type: ignore[assignment]
+        list[LongBlockStored | LongBlockRemoved | OldBlocksCleared], Meta(max_length=_MOST_EVENTS)
+    ]
+
+
+class SglangStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
+    """As SGLang writes it, which omits what is None and adds the salt.
+
+    Source: ``srt/disaggregation/kv_events.py`` of SGLang 0.5.23.
+    """
+
+    block_hashes: Annotated[list[int], Meta(max_length=_MOST_ITEMS)]
+    parent_block_hash: int | None
+    token_ids: list[Any]
+    block_size: int
+    lora_id: int | None
+    medium: Word | None = None
+    cache_salt: Word | None = None
+    session_id: Word | None = None
+    lora_name: Word | None = None
+
+    extra_keys: ClassVar[list[Any] | None] = None
+    group_idx: ClassVar[int | None] = None
+    kv_cache_spec_kind: ClassVar[str | None] = None
+    kv_cache_spec_sliding_window: ClassVar[int | None] = None
+    locality: ClassVar[str | None] = None
+
+
+class SglangRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):
+    """Likewise."""
+
+    block_hashes: Annotated[list[int], Meta(max_length=_MOST_ITEMS)]
+    medium: Word | None = None
+
+    group_idx: ClassVar[int | None] = None
+    locality: ClassVar[str | None] = None
+
+
+class SglangCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
+    """Likewise; of all tiers."""
+
+    medium: ClassVar[str | None] = None
+    locality: ClassVar[str | None] = None
+
+
+class SglangBatch(msgspec.Struct, array_like=True, gc=False):
+    """Likewise; only decoded."""
+
+    ts: float
+    events: Annotated[
+        list[SglangStored | SglangRemoved | SglangCleared], Meta(max_length=_MOST_EVENTS)
+    ]
+    data_parallel_rank: Rank | None = None
+
+    about: ClassVar[About | None] = None
+
+
 class StoredHashes(msgspec.Struct, gc=False, tag="BlockStored"):
     """The fields of stored blocks that an index needs; the decoder skips the tokens."""
 
@@ -285,6 +365,21 @@ class RawBatch(msgspec.Struct, array_like=True, gc=False):
     events: Annotated[list[msgspec.Raw], Meta(max_length=_MOST_EVENTS)]
     data_parallel_rank: Rank | None = None
     about: About | None = None
+
+
+KIND_OF: dict[type, EventKind] = {
+    **dict.fromkeys(
+        (BlockStored, OldBlockStored, LongBlockStored, SglangStored, StoredHashes), EventKind.STORED
+    ),
+    **dict.fromkeys(
+        (BlockRemoved, OldBlockRemoved, LongBlockRemoved, SglangRemoved, RemovedHashes),
+        EventKind.REMOVED,
+    ),
+    **dict.fromkeys(
+        (AllBlocksCleared, OldBlocksCleared, SglangCleared, HashesCleared), EventKind.CLEARED
+    ),
+}
+"""The kind of an event in any layout, by its class."""
 
 
 def tier_of(event: Any) -> Tier | None:

@@ -44,17 +44,9 @@ _SPREAD: Final = 0x9E3779B97F4A7C15  # the golden ratio: the keys of groups are 
 _FULL: Final = Layers(wire.FULL_ATTENTION, 0, 0)
 _LOG = logging.getLogger(__name__)
 _REMOVED: Final = EventKind.REMOVED
-_KINDS: Final[Mapping[type, EventKind]] = {
-    **dict.fromkeys((wire.BlockStored, wire.OldBlockStored, wire.StoredHashes), EventKind.STORED),
-    **dict.fromkeys(
-        (wire.BlockRemoved, wire.OldBlockRemoved, wire.RemovedHashes), EventKind.REMOVED
-    ),
-    **dict.fromkeys(
-        (wire.AllBlocksCleared, wire.OldBlocksCleared, wire.HashesCleared), EventKind.CLEARED
-    ),
-}
-
-_CLEARING: Final = frozenset(kind for kind, what in _KINDS.items() if what is EventKind.CLEARED)
+_CLEARING: Final = frozenset(
+    kind for kind, what in wire.KIND_OF.items() if what is EventKind.CLEARED
+)
 
 TIER_WEIGHTS: Mapping[Tier, float] = MappingProxyType(
     {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.5, Tier.REMOTE: 0.4}
@@ -431,7 +423,7 @@ class WorkerIndex:
         # Removals come one block at a time: one like the last one is not examined again.
         alike: tuple[Any, ...] | None = None
         for event in events:
-            kind = _KINDS[event.__class__]
+            kind = wire.KIND_OF[event.__class__]
             about = (event.medium, event.locality, event.group_idx) if kind is _REMOVED else None
             if about is not None and about == alike and event.block_hashes:
                 run.append(event)

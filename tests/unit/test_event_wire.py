@@ -52,6 +52,13 @@ def events_of_a_run() -> list[Event]:
     return list(manager.take_events())
 
 
+def events_of_a_plain_run() -> list[Event]:
+    """Two blocks stored without any keys."""
+    manager = BlockManager(8, 4, events=True)
+    cache(manager, [*PROMPT, 9])
+    return list(manager.take_events())
+
+
 def test_a_batch_as_vllm_writes_it() -> None:
     """Encoded by hand from the format: fixarray, float 64, maps in the order of their fields."""
     event = Event(
@@ -98,7 +105,7 @@ def test_whole_digests_and_older_arrays_are_options() -> None:
     assert events[0][2:] == [None, PROMPT, 4, None, "GPU"]
     again = decode(payload)
     assert [type(event).__name__ for event in again.events] == [
-        "OldBlockStored", "OldBlockRemoved", "OldBlocksCleared",
+        "LongBlockStored", "LongBlockRemoved", "OldBlocksCleared",
     ]  # fmt: skip
 
 
@@ -229,7 +236,7 @@ def test_arrays_tell_of_whole_prefixes_alone() -> None:
     events = [event._replace(group=g) for event in small_run() for g in range(3)]
     [payload] = encoder.batches(events, 0.0)
     names = [type(event).__name__ for event in decode(payload).events]
-    assert names == ["OldBlockStored", "OldBlockRemoved", *["OldBlocksCleared"] * 3]
+    assert names == ["LongBlockStored", "LongBlockRemoved", *["OldBlocksCleared"] * 3]
 
 
 @pytest.mark.parametrize(
@@ -516,6 +523,27 @@ def test_sglangs_dialect_is_read() -> None:
     assert (stored.block_hashes, removed.block_hashes) == ([5, -3], [-3])
     assert [tier_of(event) for event in (stored, removed)] == [Tier.DEVICE, Tier.HOST]
     assert cleared.medium is None
+    whole = decode(payload)
+    assert whole.events[0].cache_salt == "tenant"
+    assert whole.events[0].lora_name == "sql"
+    assert [tier_of(event) for event in whole.events[:2]] == [Tier.DEVICE, Tier.HOST]
+
+
+def test_sglang_omits_the_adapter_of_plain_prompts_and_is_read_all_the_same() -> None:
+    [payload] = SglangEncoder(4, rank=3).batches(events_of_a_plain_run(), 1.5)
+    batch = decode(payload)
+    [stored] = batch.events
+    assert (stored.token_ids, stored.lora_name, stored.cache_salt) == (PROMPT, None, None)
+    assert (batch.data_parallel_rank, batch.about, stored.group_idx) == (3, None, None)
+
+
+def test_arrays_keep_what_later_versions_appended() -> None:
+    stored = ["BlockStored", [1], None, [5], 1, None, "GPU", "sql", [["x"]], 2, "mamba"]
+    events = [stored, ["BlockRemoved", [1], "GPU", 2], ["AllBlocksCleared"]]
+    for read in (decode, decode_hashes):
+        first, removed, _ = read(msgspec.msgpack.encode([1.5, events, 0])).events
+        assert (first.lora_name, first.extra_keys) == ("sql", [["x"]])
+        assert (first.group_idx, first.kv_cache_spec_kind, removed.group_idx) == (2, "mamba", 2)
 
 
 def test_sglang_is_told_of_a_cleared_tier_block_by_block_if_others_have_any() -> None:
