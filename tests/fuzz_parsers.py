@@ -25,13 +25,18 @@ from blockmgr.lab import formats, trace
 from blockmgr.lab.formats import (
     bodies,
     chat,
+    event_batch,
+    event_blocks,
     fields,
     ids,
     kv_events,
+    log_lines,
     opened,
     own,
     reading,
     record,
+    recorded_engine,
+    sglang_log,
     times,
     vllm_log,
 )
@@ -40,8 +45,8 @@ from tests.stress import shrink
 CORPUS = Path(__file__).parent / "fuzz_corpus"
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 READERS = (
-    *(formats, bodies, chat, fields, ids, kv_events),
-    *(opened, own, reading, record, times, vllm_log),
+    *(formats, bodies, chat, fields, ids, opened, own, reading, record, times),
+    *(kv_events, event_batch, event_blocks, recorded_engine, log_lines, sglang_log, vllm_log),
 )
 PARSERS = {trace.__file__, shrink.__file__, *(module.__file__ for module in READERS)}
 if HAS_TORCH:

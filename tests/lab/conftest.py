@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blockmgr.files import MAX_LINE_BYTES
+from blockmgr.lab.formats import Reading, read_rows
+from blockmgr.lab.formats.fields import Notes
+from blockmgr.lab.formats.opened import opened
 from blockmgr.lab.trace import Request, Trace
 
 MakeRequest = Callable[..., Request]
@@ -64,3 +68,24 @@ def write_lines(tmp_path: Path) -> WriteLines:
         return path
 
     return write
+
+
+@pytest.fixture
+def notes() -> Callable[[Path], Notes]:
+    """What reading a file assumes, leaves out and does not use."""
+
+    def read(path: Path) -> Notes:
+        reading = Reading()
+        with opened(str(path)) as file:
+            _, rows = read_rows(file, reading, MAX_LINE_BYTES, None)
+            for _ in rows:
+                pass
+        return reading.notes
+
+    return read
+
+
+@pytest.fixture
+def left_out(notes: Callable[[Path], Notes]) -> Callable[[Path], dict[str, int]]:
+    """What reading a file leaves out, with counts."""
+    return lambda path: notes(path).left_out

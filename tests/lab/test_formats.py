@@ -21,7 +21,7 @@ import pytest
 from blockmgr.errors import MissingExtraError, TraceFormatError
 from blockmgr.lab import stored
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.formats import ids, record, vllm_log
+from blockmgr.lab.formats import ids, record
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.stored import RequestStore, Row
 from blockmgr.lab.sweep import largest_request_blocks
@@ -371,124 +371,6 @@ def test_a_character_that_is_read_in_two_parts_is_whole(
     path = tmp_path / "trace.json"
     path.write_text(f'{head}{text}"}}]', encoding="utf-8")
     assert len(read_trace(path).requests) == 1
-
-
-# KV events
-
-
-def test_kv_events_become_the_prompts_that_were_stored() -> None:
-    trace = read_trace(TRACES / "kv_events.jsonl")
-    first, second, third = trace.requests
-    # Two chunks of a prompt, then a block that decoding filled.
-    assert facts(first) == (0, 16, 4)
-    assert first.tokens().tolist() == list(range(100, 116))
-    assert [output.tolist() for output in first.outputs] == [[116, 117, 118, 119]]
-    # A block stored later, after another parent: a prompt with everything before it.
-    assert facts(second) == (9_500, 20, 0)
-    assert second.tokens().tolist() == [*range(100, 116), *range(120, 124)]
-    assert facts(third) == (12_000, 4, 0)
-    assert third.namespace != second.namespace == b""
-
-
-def events(*batches: Any) -> list[str]:
-    return [json.dumps([number, list(batch), None]) for number, batch in enumerate(batches)]
-
-
-def block(name: Any, parent: Any, tokens: list[int], **more: Any) -> dict[str, Any]:
-    return {
-        **{"type": "BlockStored", "block_hashes": [name], "parent_block_hash": parent},
-        **{"token_ids": tokens, "block_size": len(tokens), **more},
-    }
-
-
-@pytest.mark.parametrize(
-    ("event", "field", "found"),
-    [
-        (block(2, 9, [1]), "parent_block_hash", "parent_block_hash 9"),
-        (block(2, None, [-1]), "token_ids", "-1 in token_ids"),
-        ({**block(2, None, [1]), "block_size": 2}, "token_ids", "1 token_ids for 1 blocks of 2"),
-        ({**block(2, None, [1]), "block_size": True}, "block_size", "block_size true"),
-        ({"type": "BlockRemoved", "block_hashes": [None]}, "block_hashes", "block_hashes [null]"),
-        ({"type": "Other"}, "type", 'event {"type": "Other"}'),
-    ],
-)
-def test_a_malformed_event_is_named(
-    write_lines: WriteLines, event: Any, field: str, found: str
-) -> None:
-    lines = events([block(1, None, [1])], [event])
-    with pytest.raises(TraceFormatError) as caught:
-        read_trace(write_lines(*lines))
-    assert (caught.value.line, caught.value.column) == (2, lines[1].index(f'"{field}"') + 1)
-    assert caught.value.found == found
-
-
-def test_events_of_ranks_are_apart_and_their_clock_never_goes_back(
-    write_lines: WriteLines,
-) -> None:
-    ranks = [json.dumps([n, [block("a", None, [n])], n]) for n in range(3)]
-    trace = read_trace(write_lines(*ranks))
-    assert [request.tokens().tolist() for request in trace.requests] == [[0], [1], [2]]
-    with pytest.raises(TraceFormatError, match="found ts 0, expected at least 1000 ms"):
-        read_trace(write_lines(*reversed(ranks[:2])), sort=True)
-
-
-def test_a_removed_block_is_known_while_another_one_continues_it(write_lines: WriteLines) -> None:
-    removed = {"type": "BlockRemoved", "block_hashes": [1]}
-    cleared = {"type": "AllBlocksCleared"}
-    stored_twice = [block(1, None, [1]), block(2, 1, [2], medium="GPU")]
-    pause: list[list[Any]] = [[], [], []]
-    go_on = events(stored_twice, [removed], *pause, [block(3, 2, [3])])
-    assert read_trace(write_lines(*go_on)).requests[-1].tokens().tolist() == [1, 2, 3]
-    with pytest.raises(TraceFormatError, match=r":6:.*parent_block_hash 2"):
-        read_trace(write_lines(*events(stored_twice, [cleared], *pause, [block(3, 2, [3])])))
-
-
-# vLLM's log
-
-
-def test_a_log_of_vllm_names_prompts_and_outputs() -> None:
-    trace = read_trace(TRACES / "vllm.log")
-    assert [facts(request) for request in trace.requests] == [(0, 4, 3), (1000, 2, 2), (5000, 3, 0)]
-    first, second, third = trace.requests
-    assert first.tokens().tolist() == [128000, 46864, 11, 10137]
-    assert first.outputs[0].tolist() == [9, 8, 7]
-    assert second.outputs[0].tolist() == [1548, 385]  # the pieces of a stream
-    assert second.namespace == b"lora poet"
-    assert third.tokens().tolist() == [128000, 13347, 0]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "found"),
-    [
-        ("prompt_token_ids: [128000, 13347, 0]", "prompt_token_ids: None", "no prompt_token_ids"),
-        ("[128000, 13347, 0]", "[128000, 13347", "broken prompt_token_ids"),
-        ("[128000, 13347, 0]", "[128000, -1]", "-1 in prompt_token_ids"),
-        ("[128000, 13347, 0]", "[128000, x]", '"[128000, x]" in prompt_token_ids'),
-        ("11-22 15:00:06", "13-22 15:00:06", "time 13-22 15:00:06"),
-        ("11-22 15:00:06", "11-22 14:00:06", "time 11-22 14:00:06"),
-        ("11-22 15:00:06", "", "no time"),
-    ],
-)
-def test_a_malformed_line_of_a_log_is_named(tmp_path: Path, old: str, new: str, found: str) -> None:
-    text = (TRACES / "vllm.log").read_text().replace(old, new)
-    path = tmp_path / "vllm.log"
-    path.write_text(text)
-    with pytest.raises(TraceFormatError) as caught:
-        read_trace(path)
-    assert caught.value.line == 9
-    assert caught.value.found.startswith(found)
-    line = text.splitlines()[8]
-    place = found.rpartition(" in ")[2].removeprefix("no ").removeprefix("broken ")
-    place = place.removeprefix("time ")
-    assert caught.value.column == (line.find(place) + 1 or 1)
-
-
-def test_a_request_whose_answer_was_not_logged_waits_for_it_only_so_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vllm_log, "UNANSWERED", 1)
-    trace = read_trace(TRACES / "vllm.log")
-    assert [request.num_output_tokens for request in trace.requests] == [0, 2, 0]
 
 
 # Text

@@ -11,6 +11,7 @@ import pytest
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.trace import read_trace
 from tests.lab.byte_tokenizer import TEMPLATE, saved
+from tests.server_logs import asked, received, sglang, vllm
 
 ROOT = Path(__file__).parents[2]
 TRACES = Path(__file__).parent / "traces"
@@ -94,8 +95,14 @@ SAMPLES: dict[str, tuple[bytes, dict[str, Any]]] = {
         ).encode(),
         {},
     ),
-    "vLLM's KV events": (sample("kv_events.jsonl"), {}),
-    "vLLM's log": (sample("vllm.log"), {}),
+    "KV events of vLLM": (sample("kv_events.jsonl"), {}),
+    "vLLM's log, ": (sample("vllm.log"), {}),
+    "vLLM's log at": (
+        "\n".join((sample("vllm.log").decode().splitlines()[0], vllm(1, received("a")))).encode(),
+        {},
+    ),
+    "SGLang's log, ": (sglang(1, f"Receive: obj={asked('a', [5, 6])}").encode(), {}),
+    "SGLang's log at": (sglang(1, "Prefill batch, #new-seq: 1, #new-token: 6").encode(), {}),
     "OpenAI chat completions": (
         lines({**TIME, "request": {"messages": [USER]}, "response": {"choices": [CHOICE]}}),
         {},

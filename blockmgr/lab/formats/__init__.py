@@ -10,6 +10,7 @@ LMCache's lookup hashes   ids of whole chunks                    ``ids``
 kv-cache-tester           ids of one session                     ``ids``
 vLLM's KV events          tokens that were stored                ``kv_events``
 vLLM's log                tokens                                 ``vllm_log``
+SGLang's log              tokens                                 ``sglang_log``
 OpenAI-style chat logs    text, with a tokenizer; or tokens      ``chat``, ``bodies``
 ShareGPT                  text, with a tokenizer                 ``chat``
 Azure, BurstGPT           lengths alone: refused                 ``lengths``
@@ -25,10 +26,11 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.errors import TraceFormatError
-from blockmgr.lab.formats import chat, ids, kv_events, own, vllm_log
+from blockmgr.lab.formats import chat, ids, kv_events, own, sglang_log, vllm_log
 from blockmgr.lab.formats.fields import AsRead, Known
 from blockmgr.lab.formats.lengths import refuse_lengths
-from blockmgr.lab.formats.reading import Clock, Reader, Reading
+from blockmgr.lab.formats.log_lines import head_of_log
+from blockmgr.lab.formats.reading import Clock, LogReader, Reader, Reading
 from blockmgr.lab.formats.record import Record, is_json, kind_of, records, shown
 
 if TYPE_CHECKING:
@@ -41,6 +43,12 @@ __all__ = ["FORMATS", "FROM_ZERO", "AsRead", "Format", "Reading", "read_rows"]
 
 VLLM_LOG: Final = "vLLM's log"
 CHAT_LOG: Final = "OpenAI-style chat log"
+SGLANG_LOG: Final = "SGLang's log"
+LOGS: Final[dict[str, LogReader]] = {
+    VLLM_LOG: vllm_log.vllm_log,
+    SGLANG_LOG: sglang_log.sglang_log,
+}
+"""Readers of servers' logs by the name of their format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +114,10 @@ REFUSED: Final[tuple[tuple[str, str, tuple[set[str], ...]], ...]] = (
 )
 """Files that are not traces, and what to use instead, by their fields."""
 
-KNOWN: Final = f"a trace: {', '.join([*FORMATS, VLLM_LOG])}"
+KNOWN: Final = f"a trace: {', '.join([*FORMATS, *LOGS])}"
 
 FROM_ZERO: Final = frozenset(
-    {VLLM_LOG, *(name for name, format_ in FORMATS.items() if format_.from_zero)}
+    {*LOGS, *(name for name, format_ in FORMATS.items() if format_.from_zero)}
 )
 """Formats with dates; time counts from the first request."""
 
@@ -129,11 +137,14 @@ def read_rows(
         TraceFormatError: Its format is unknown or not the expected one, or it is malformed.
     """
     head = file.head.decode("utf-8", "replace").lstrip("\ufeff")
-    if head.strip() and not is_json(head):
-        name = _text_format(file, head)
+    text = head_of_log(head)
+    name = None if text is None else _log_of(text)
+    if name is None and head.strip() and not is_json(head):
+        raise _no_trace(file, head)
+    if name is not None:
         _check_same(file, name, expected)
-        reading.clock = Clock(sort=False)
-        return name, vllm_log.vllm_log(file.path, file.lines(most_bytes), reading)
+        reading.clock = Clock(sort=reading.sort)
+        return name, LOGS[name](file.path, file.lines(most_bytes), reading)
     found = records(file, most_bytes)
     first = next(found, None)
     if first is None:
@@ -159,12 +170,19 @@ def _check_same(file: Opened, name: str, expected: tuple[str, str] | None) -> No
         raise TraceFormatError(file.path, 1, 1, f"{name}", f"{known}, as in {path}")
 
 
-def _text_format(file: Opened, head: str) -> str:
+def _log_of(text: str) -> str | None:
+    """The name of a server's log that begins with this text; None for another file."""
+    marks = {VLLM_LOG: vllm_log.MARK, SGLANG_LOG: sglang_log.PREFIX}
+    found = {name: mark.search(text) for name, mark in marks.items()}
+    starts = {name: at.start() for name, at in found.items() if at is not None}
+    return min(starts, key=starts.__getitem__, default=None)
+
+
+def _no_trace(file: Opened, head: str) -> TraceFormatError:
+    """The error for text that is no log."""
     refuse_lengths(file.path, head)
-    if vllm_log.is_vllm_log(head):
-        return VLLM_LOG
     first = head.partition("\n")[0].rstrip("\r")
-    raise TraceFormatError(file.path, 1, 1, shown(first), KNOWN)
+    return TraceFormatError(file.path, 1, 1, shown(first), KNOWN)
 
 
 def _format_of(first: Record) -> str:
@@ -188,7 +206,7 @@ def _format_of(first: Record) -> str:
 def _is_batch(value: Any) -> bool:
     return (
         isinstance(value, list)
-        and len(value) in (2, 3)
+        and 2 <= len(value) <= 4
         and type(value[0]) in (int, float)
         and isinstance(value[1], list)
     )

@@ -1,231 +1,287 @@
-"""vLLM's KV events as a trace: joins stored blocks to prompts.
+"""Recorded KV events of vLLM, SGLang or blockmgr as a trace: joins stored blocks to prompts.
 
 A recording has one batch per line, as ``[ts, events, rank]`` or as an object with these names;
 ``ts`` is in seconds. Events are maps with a ``type``, or lists that begin with it, as from older
-versions. Block hashes may be numbers or texts.
+versions. Block hashes may be numbers or texts. Each data-parallel rank has a cache and a clock.
 
 Events contain stored blocks, but not requests. A ``BlockStored`` becomes a request whose prompt is
 everything from the root to its last block. An event that continues the last block of an earlier one
-within ``PAUSE_MS`` belongs to the same request: several blocks are the next chunk of the prompt, a
+within two seconds belongs to the same request: several blocks are the next chunk of the prompt, a
 single block was filled by decoding. So a prompt that was found completely is not in the trace, and
-the counts are lower bounds.
+the counts are lower bounds. SGLang stores an answer when it ends, so the first event that continues
+a request after the pause is taken as its answer; its hashes are signed, which tells it apart.
+
+Only blocks on the device count, and of the groups of layers only one whose blocks stand for the
+whole prefix, as ``kv_cache_spec_kind`` says. Extra keys belong to their block, so prompts share
+everything before their first image.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from blockmgr.event_columns import WHOLE_PREFIX
+from blockmgr.lab.formats.event_batch import (
+    BATCH,
+    CLEARED,
+    RANKS,
+    STORED,
+    Batch,
+    Stored,
+    batch_of,
+    event_of,
+    hashes_of,
+    stored_of,
+)
+from blockmgr.lab.formats.event_blocks import KeyTokens, Names
 from blockmgr.lab.formats.fields import Known
-from blockmgr.lab.formats.record import MAX_NUMBER, shown
-from blockmgr.lab.stored import Row
+from blockmgr.lab.formats.record import shown
+from blockmgr.lab.formats.recorded_engine import PAUSE_MS, RecordedEngine, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from blockmgr.errors import TraceFormatError
+    from blockmgr.lab.formats.event_blocks import KnownBlock
     from blockmgr.lab.formats.reading import Reading
     from blockmgr.lab.formats.record import Record
+    from blockmgr.lab.stored import Row
 
 __all__ = ["kv_events"]
 
-PAUSE_MS: Final = 2000
-"""Longest time between two events of a request: more than a block of 16 slow tokens."""
-
-MS_IN_SECOND: Final = 1000
-FIELDS: Final = {
-    "BlockStored": (
-        *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
-        *("lora_name", "extra_keys", "group_idx"),
-    ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
-    "AllBlocksCleared": (),
-}
-BATCH: Final = Known("ts events data_parallel_rank")
-EVENT: Final = Known(" ".join(("type", *FIELDS["BlockStored"])))
 DEVICE: Final = (None, "GPU")
-FULL_ATTENTION: Final = (None, 0)
+STATE: Final = "kv_events"
 
+BEFORE: Final = "stored blocks after blocks that are not recorded"
+STATED: Final = "stored blocks that a snapshot restates"
+REPEATED: Final = "repeated batches"
+OUTDATED: Final = "batches from before a restart of their publisher"
+CUT: Final = "stored blocks that continue the previous file"
+OTHER_MEDIA: Final = "events of other memory than the device's"
+OTHER_GROUPS: Final = "events of groups that are not of full attention"
+MORE_GROUPS: Final = "events of further groups of full attention"
+UNTOLD: Final = "keys of blocks that differ from others in names alone"
 
-@dataclass(slots=True)
-class _Block:
-    """A stored block: its parent, tokens and namespace."""
-
-    parent: Any
-    tokens: list[int]
-    namespace: bytes
-    children: int = 0
-    removed: bool = False
-
-
-@dataclass(slots=True)
-class _Open:
-    """A request that may continue."""
-
-    arrival_ms: int
-    latest_ms: int
-    order: int
-    namespace: bytes
-    prompt: list[int]
-    output: list[int] = field(default_factory=list)
-
-    def row(self) -> Row:
-        return Row(
-            arrival_ms=self.arrival_ms,
-            order=self.order,
-            prompt=self.prompt,
-            num_tokens=None,
-            num_output_tokens=len(self.output),
-            outputs=[self.output] if self.output else [],
-            namespace=self.namespace,
-        )
-
-
-class _Engine:
-    """The stored blocks of one engine."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[Any, _Block] = {}
-        self.open: dict[Any, _Open] = {}  # by last block
-
-    def store(self, block: Any, stored: _Block) -> None:
-        """Add a block whose parent is known."""
-        known = self.blocks.get(block)
-        if known is not None:
-            known.removed = False
-            return
-        self.blocks[block] = stored
-        if stored.parent is not None:
-            self.blocks[stored.parent].children += 1
-
-    def remove(self, block: Any) -> None:
-        """Remove a block; its tokens are needed as long as another block continues it."""
-        if block in self.blocks:
-            self.blocks[block].removed = True
-        while block is not None and (found := self.blocks.get(block)) is not None:
-            if found.children or not found.removed:
-                return
-            del self.blocks[block]
-            block = found.parent
-            if block is not None:
-                self.blocks[block].children -= 1
-
-    def path(self, block: Any) -> list[int]:
-        """Tokens from a root to the end of ``block``."""
-        parts = []
-        while block is not None:
-            parts.append(self.blocks[block].tokens)
-            block = self.blocks[block].parent
-        return [token for part in reversed(parts) for token in part]
+BATCH_FIELDS: Final = Known(
+    " ".join((*BATCH, *RANKS)), within={"about": Known("epoch snapshot last groups", "block_size")}
+)
+EVENT_FIELDS: Final = Known(
+    "type block_hashes parent_block_hash token_ids block_size medium lora_id lora_name extra_keys "
+    "cache_salt group_idx kv_cache_spec_kind",
+    # They change no prompt, or are part of the names of blocks as well.
+    "kv_cache_spec_sliding_window locality ownership session_id lookahead_token_ids",
+)
 
 
 def kv_events(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
-    """The requests behind the events of one engine, or of several ranks."""
-    engines: dict[Any, _Engine] = {}
+    """The requests behind the events of one engine, or of several ranks.
+
+    Raises:
+        TraceFormatError: An event is malformed or contradicts an earlier one, or no prompt begins
+            in the file.
+    """
+    recording = reading.carried.setdefault(STATE, _Recording(reading))
+    assert isinstance(recording, _Recording)
+    recording.begin_file()
+    record, found = None, False
     for record in records:
-        now, events, rank = _batch(record, reading)
-        reading.notes.check(record.value if isinstance(record.value, dict) else {}, BATCH)
-        reading.notes.check([event for event in events if isinstance(event, dict)], EVENT)
-        engine = engines.setdefault(rank, _Engine())
-        yield from _ended(engine, now - PAUSE_MS)
-        for event in events:
-            kind, fields = _event(record, event)
-            if fields.get("medium") not in DEVICE or fields.get("group_idx") not in FULL_ATTENTION:
-                continue
-            if kind == "BlockStored":
-                _store(record, reading, engine, now, fields)
-            elif kind == "BlockRemoved":
-                for block in _hashes(record, fields):
-                    engine.remove(block)
-            else:
-                yield from _ended(engine, MAX_NUMBER)
-                engine.blocks.clear()
-    for engine in engines.values():
-        yield from _ended(engine, MAX_NUMBER)
+        for row in recording.take(record):
+            found = True
+            yield row
+    for engine in recording.engines.values():
+        for row in engine.end_of_file():
+            found = True
+            yield row
+    if not found and record is not None:
+        raise recording.nothing(record)
+    recording.tell()
 
 
-def _ended(engine: _Engine, before: int) -> Iterator[Row]:
-    """Requests that have not continued since then, the oldest first."""
-    while engine.open:
-        block, request = next(iter(engine.open.items()))
-        if request.latest_ms >= before:
+class _Recording:
+    """The engines of a recording, and what was left out of it."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.engines: dict[int | None, RecordedEngine] = {}
+        self._reading = reading
+        self._keys = KeyTokens()
+        self._names = Names()
+        self._left_out: Counter[str] = Counter()
+        self._batches = 0
+        self._earlier: set[int | None] = set()
+
+    def begin_file(self) -> None:
+        """Let each rank start again if its clock does, as in the file of another engine."""
+        self._earlier = set(self.engines)
+
+    def take(self, record: Record) -> Iterator[Row]:
+        """The requests that ended with the batch in a record."""
+        batch = batch_of(record)
+        self._batches += 1
+        notes = self._reading.notes
+        notes.check(batch.fields, BATCH_FIELDS)
+        notes.check([event for event in batch.events if isinstance(event, dict)], EVENT_FIELDS)
+        engine = self._engine(record, batch)
+        if engine.is_repeated(batch.ts, record.value):
+            self._left_out[REPEATED] += 1
             return
-        del engine.open[block]
-        yield request.row()
+        if batch.epoch is not None and engine.epoch is not None and batch.epoch < engine.epoch:
+            self._left_out[OUTDATED] += 1
+            return
+        yield from engine.ended(batch.time_ms - PAUSE_MS)
+        yield from _follow_publisher(record, engine, batch)
+        for event in batch.events:
+            yield from self._event(record, engine, batch, *event_of(record, event))
+        engine.in_snapshot = batch.is_snapshot and not batch.is_last
 
+    def _engine(self, record: Record, batch: Batch) -> RecordedEngine:
+        engine = self.engines.setdefault(batch.rank, RecordedEngine())
+        if batch.time_ms < engine.latest_ms:
+            if batch.rank not in self._earlier:
+                expected = f"at least {engine.latest_ms} ms, as before in this rank"
+                raise record.error("ts", f"ts {shown(batch.ts)}", expected)
+            engine = self.engines[batch.rank] = RecordedEngine()
+        self._earlier.discard(batch.rank)
+        engine.latest_ms = batch.time_ms
+        return engine
 
-def _batch(record: Record, reading: Reading) -> tuple[int, list[Any], Any]:
-    value = record.value
-    if isinstance(value, list) and len(value) in (2, 3):
-        value = dict(zip(("ts", "events", "data_parallel_rank"), value, strict=False))
-    if not isinstance(value, dict):
-        raise record.error("", shown(record.value), "a batch of events: [ts, events, rank]")
-    named = record.renamed(value)
-    now = reading.clock.at(named, "ts", named.milliseconds("ts", MS_IN_SECOND))
-    return now, named.items("events"), value.get("data_parallel_rank")
+    def _event(
+        self,
+        record: Record,
+        engine: RecordedEngine,
+        batch: Batch,
+        kind: str,
+        fields: dict[str, Any],
+    ) -> Iterator[Row]:
+        if fields.get("medium") not in DEVICE:
+            self._left_out[OTHER_MEDIA] += 1
+        elif kind == CLEARED:
+            yield from engine.clear()
+        elif kind == STORED:
+            if self._is_whole_prefix(record, engine, fields):
+                yield from self._store(record, engine, batch, stored_of(record, fields))
+        elif fields.get("group_idx") in engine.group:
+            for name in hashes_of(record, fields):
+                engine.blocks.remove(name)
 
+    def _is_whole_prefix(
+        self, record: Record, engine: RecordedEngine, fields: dict[str, Any]
+    ) -> bool:
+        """Whether a stored event is of the group whose blocks are prompts."""
+        group = fields.get("group_idx")
+        if group is not None and (type(group) is not int or group < 0):
+            raise record.error(
+                "group_idx", f"group_idx {shown(group)}", "null or an integer from 0"
+            )
+        kind = fields.get("kv_cache_spec_kind")
+        if kind is None:
+            kind = engine.kinds.get(group)
+        if kind is not None and kind not in WHOLE_PREFIX:
+            self._left_out[OTHER_GROUPS] += 1
+            return False
+        if not engine.group:
+            engine.group = [group]
+        if group in engine.group:
+            return True
+        if kind is None:
+            found = f"group_idx {shown(group)} without kv_cache_spec_kind"
+            expected = "the kind of each group of layers, to find the one of full attention"
+            raise record.error("group_idx", found, expected)
+        self._left_out[MORE_GROUPS] += 1
+        return False
 
-def _event(record: Record, event: Any) -> tuple[str, dict[str, Any]]:
-    kind: Any = None
-    if isinstance(event, dict):
-        kind, fields = event.get("type"), event
-    elif isinstance(event, list) and event:
-        kind = event[0]
-        names = FIELDS.get(kind, ()) if isinstance(kind, str) else ()
-        fields = dict(zip(names, event[1:], strict=False))
-    if not isinstance(kind, str) or kind not in FIELDS:
-        raise record.error("type", f"event {shown(event)}", f"one of {', '.join(FIELDS)}")
-    return kind, fields
-
-
-def _hashes(record: Record, fields: dict[str, Any]) -> list[Any]:
-    hashes = fields.get("block_hashes")
-    if not isinstance(hashes, list) or not all(type(one) in (int, str) for one in hashes):
-        found = f"block_hashes {shown(hashes)}"
-        raise record.error("block_hashes", found, "a list of integers or strings")
-    return hashes
-
-
-def _store(
-    record: Record, reading: Reading, engine: _Engine, now: int, fields: dict[str, Any]
-) -> None:
-    hashes = _hashes(record, fields)
-    tokens = record.tokens("token_ids", fields.get("token_ids"))
-    size = fields.get("block_size")
-    if type(size) is not int or size < 1:
-        raise record.error("block_size", f"block_size {shown(size)}", "an integer above 0")
-    if not hashes or len(tokens) != len(hashes) * size:
-        found = f"{len(tokens)} token_ids for {len(hashes)} blocks of {size}"
-        raise record.error("token_ids", found, f"{len(hashes) * size}, and at least 1 block")
-    parent = fields.get("parent_block_hash")
-    if parent is not None and (type(parent) not in (int, str) or parent not in engine.blocks):
-        found = f"parent_block_hash {shown(parent)}"
-        expected = "null, or a block that was stored before: recordings begin with their engine"
-        raise record.error("parent_block_hash", found, expected)
-    namespace = _namespace(fields, None if parent is None else engine.blocks[parent].namespace)
-    request = engine.open.pop(parent, None) if parent is not None else None
-    if request is not None and namespace == request.namespace:
-        request.latest_ms = now
-        if len(hashes) > 1 and not request.output:
-            request.prompt += tokens
+    def _store(
+        self, record: Record, engine: RecordedEngine, batch: Batch, stored: Stored
+    ) -> Iterator[Row]:
+        if any(isinstance(name, int) and name < 0 for name in stored.hashes):
+            engine.answers_at_end = True
+        parent = engine.blocks.get(stored.parent)
+        if stored.parent is not None and (parent is None or parent.removed):
+            self._left_out[BEFORE] += len(stored.hashes)
+            return
+        scope, namespace, keys = _namespace(record, stored, parent)
+        tokens = self._keys.changed(record, stored.tokens, keys)
+        self._tell_apart(stored, namespace, tokens)
+        run = Run(stored, tokens, namespace, scope, batch.time_ms, self._batches)
+        if batch.is_snapshot or engine.stating is not None:
+            engine.know(record, run)
+            self._left_out[STATED] += len(stored.hashes)
+        elif engine.continues_cut(run):
+            engine.know(record, run)
+            self._left_out[CUT] += len(stored.hashes)
         else:
-            request.output += tokens
-    else:
-        if request is not None:
-            engine.open[parent] = request
-        whole = (engine.path(parent) if parent is not None else []) + tokens
-        request = _Open(now, now, reading.next_order(), namespace, whole)
-    for number, block in enumerate(hashes):
-        part = tokens[number * size : (number + 1) * size]
-        engine.store(block, _Block(parent, part, namespace))
-        parent = block
-    engine.open[parent] = request
+            yield from engine.take(record, run, self._reading.next_order())
+
+    def _tell_apart(self, stored: Stored, namespace: bytes, tokens: list[int]) -> None:
+        """Change the tokens of blocks that differ from others in nothing but their names."""
+        parent, size = stored.parent, stored.size
+        for number, name in enumerate(stored.hashes):
+            at = number * size
+            content = array("I", tokens[at : at + size]).tobytes()
+            if self._names.are_apart(parent, namespace, content, name):
+                tokens[at] = self._keys.of(tokens[at], f"name {name}")
+                self._left_out[UNTOLD] += 1
+            parent = name
+
+    def nothing(self, record: Record) -> TraceFormatError:
+        """The error for a file without a prompt."""
+        reasons = [f"{count:,} {what}" for what, count in self._left_out.items()]
+        found = "no stored block of a prompt" + (f", but {', '.join(reasons)}" if reasons else "")
+        expected = (
+            "a BlockStored of full attention on the device that begins a prompt: record from the "
+            "start of the engine, or reset its prefix cache first"
+        )
+        return record.error("events", found, expected)
+
+    def tell(self) -> None:
+        """Report what was assumed, and what was left out."""
+        notes = self._reading.notes
+        notes.assume("requests", "blocks that follow one another within 2 s are of one request")
+        notes.assume("prompts that were found whole", "not recorded: hits are at least these")
+        if any(engine.answers_at_end for engine in self.engines.values()):
+            notes.assume("answers", "stored when they end, as by SGLang, whose hashes have signs")
+        for what, count in self._left_out.items():
+            self._reading.notes.leave_out(what, count)
+        self._left_out.clear()
 
 
-def _namespace(fields: dict[str, Any], before: bytes | None) -> bytes:
-    """The namespace of the blocks: the adapter, then all extra keys from the first block on."""
-    if before is None:
-        adapter = fields.get("lora_name") or fields.get("lora_id")
-        before = b"" if adapter is None else f"lora {adapter}".encode()
-    extra = fields.get("extra_keys")
-    keys = [key for key in extra if key] if isinstance(extra, list) else []
-    return before + b"".join(f" {key!r}".encode() for key in keys)
+def _follow_publisher(record: Record, engine: RecordedEngine, batch: Batch) -> Iterator[Row]:
+    """Apply what blockmgr's publisher adds to a batch: restarts, snapshots, kinds of groups."""
+    if batch.epoch is None:
+        return
+    restarted = engine.epoch is not None and batch.epoch != engine.epoch
+    if restarted or (batch.is_snapshot and not engine.in_snapshot):
+        yield from engine.clear()
+    engine.epoch = batch.epoch
+    engine.kinds.update(enumerate(batch.kinds))
+    if batch.events:
+        kind, fields = event_of(record, batch.events[0])
+        # Its first batch, and those after a loss of events, restate everything after a clearing.
+        if kind == CLEARED and fields.get("medium") in DEVICE:
+            engine.stating = batch.ts
+    if engine.stating != batch.ts:
+        engine.stating = None
+
+
+def _namespace(
+    record: Record, stored: Stored, parent: KnownBlock | None
+) -> tuple[bytes, bytes, list[list[Any]]]:
+    """The scope and namespace of a prompt, and the keys of each block that belong to neither.
+
+    The namespace is the adapter, the salt, and the keys of the first block that are not images.
+    """
+    scope = "" if stored.adapter is None else f"lora {stored.adapter}"
+    scope += "" if stored.salt is None else f" salt {stored.salt}"
+    keys = [[key for key in keys if key != stored.adapter] for keys in stored.keys]
+    encoded = scope.encode("utf-8", "surrogatepass")
+    if parent is not None:
+        if parent.scope != encoded:
+            found = "another adapter or salt than that of the parent block"
+            raise record.error("lora_name", found, "the same for all blocks of a prompt")
+        return encoded, parent.namespace, keys
+    own = [key for key in keys[0] if isinstance(key, str)] if keys else []
+    if own:
+        keys[0] = [key for key in keys[0] if not isinstance(key, str)]
+    namespace = scope + "".join(f" {key!r}" for key in own)
+    return encoded, namespace.encode("utf-8", "surrogatepass"), keys

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.times import Times
     from blockmgr.lab.stored import Row
 
-__all__ = ["Clock", "IdSize", "Ids", "Reader", "Reading", "peeked"]
+__all__ = ["Clock", "IdSize", "Ids", "LogReader", "Reader", "Reading", "peeked"]
 
 MOST_POWER: Final = 20
 UNBOUNDED: Final = 2**53
@@ -314,6 +314,7 @@ class Reading:
         order: Number of requests read so far.
         times: Converts times; set by readers of formats with times.
         sessions: Number of sessions read so far, by readers that give them a pace.
+        carried: State that a reader keeps from one file of a trace to the next, by its name.
     """
 
     sort: bool = False
@@ -326,6 +327,7 @@ class Reading:
     order: int = 0
     times: Times | None = None
     sessions: int = 0
+    carried: dict[str, Any] = field(default_factory=dict)
 
     def next_order(self) -> int:
         """The index of the next request."""
@@ -338,3 +340,12 @@ class Reader(Protocol):
 
     def __call__(self, records: Iterable[Record], reading: Reading) -> Iterator[Row]:
         """The requests of these records."""
+
+
+class LogReader(Protocol):
+    """Reads the lines of one file of one server's log."""
+
+    def __call__(
+        self, path: str, lines: Iterable[tuple[int, bytes]], reading: Reading
+    ) -> Iterator[Row]:
+        """The requests of these lines."""

@@ -2,134 +2,243 @@
 
 vLLM writes them with ``--enable-log-requests`` (``--enable-log-outputs`` for outputs). Depending on
 the version, the tokens are on the line ``Received request``, or on ``Request ... details`` at the
-debug level. All other lines are skipped. Times have no year, so a log of more than a year is
-refused at the point where its clock goes back.
+debug level; those of outputs on ``Generated response``, or on its ``details``. All other lines are
+skipped. A request is known by its id: lines of several processes may alternate.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from calendar import timegm
-from dataclasses import replace
-from time import strptime
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.errors import TraceFormatError
+from blockmgr.lab.formats.log_lines import SHORT, LogClock, checked_time, log_lines
 from blockmgr.lab.formats.record import MAX_TOKEN, shown
 from blockmgr.lab.stored import Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from blockmgr.lab.formats.log_lines import LogLine
     from blockmgr.lab.formats.reading import Reading
 
-__all__ = ["is_vllm_log", "vllm_log"]
+__all__ = ["MARK", "vllm_log"]
 
-MARK: Final = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d\b")
-CLOCK: Final = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{1,6}))?\b")
-ASKED: Final = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: ")
+MARK: Final = SHORT
+"""What the lines of this log have."""
+
+MESSAGE: Final = re.compile(
+    r"(?:^|[\]:|-] ?)(Received request|Request|Generated response) (\S+?)"
+    r"( \(streaming \w+\))?( details)?: "
+)
+"""What a line says, before text that users wrote."""
+
 PROMPT: Final = re.compile(r".*\bprompt_token_ids: (\[[^]]*\]|None)(,|\.?$)")
 ADAPTER: Final = re.compile(r".*\blora_request: (LoRARequest\(.*?\)|None)")
 ADAPTER_NAME: Final = re.compile(r"lora_name='([^']*)'")
-ANSWERED: Final = re.compile(r"Generated response (\S+?)( \(streaming \w+\))?: ")
-OUTPUT: Final = re.compile(r".*\boutput_token_ids: (\[[^]]*\]|None), finish_reason: ")
-MS_IN_SECOND: Final = 1000
+SAMPLES: Final = re.compile(r".*\bparams: SamplingParams\(n=(\d{1,4})\b")
+OUTPUT: Final = re.compile(r".*\boutput_token_ids: (\[[^]]*\]|None)(?:, finish_reason: |\.?$)")
 UNANSWERED: Final = 8192
 """Most requests that wait for the line of their output; the oldest continues without it."""
 
+MOST_PROMPTS: Final = 4096
+"""Most prompts of one request whose answers are told apart."""
 
-def is_vllm_log(head: str) -> bool:
-    """Whether a file with these first bytes is a log of vLLM."""
-    return MARK.search(head) is not None
+WITHOUT: Final = "requests without the tokens of their prompts"
+UNASKED: Final = "answers without their requests"
+UNDESCRIBED: Final = "adapters of requests whose lines are missing"
+REPEATED: Final = "repeated lines"
+WAY_ON: Final = (
+    "prompt_token_ids in its requests: start vLLM with --enable-log-requests and "
+    "VLLM_LOGGING_LEVEL=DEBUG, without --max-log-len"
+)
 
 
 def vllm_log(path: str, lines: Iterable[tuple[int, bytes]], reading: Reading) -> Iterator[Row]:
     """The requests in a log that have tokens.
 
     Raises:
-        TraceFormatError: A request's tokens or its time are missing or broken.
+        TraceFormatError: A request's tokens or its time are broken, or no request has tokens.
     """
-    waiting: dict[str, Row] = {}
-    for number, raw in lines:
-        text = raw.decode("utf-8", "replace").rstrip("\r\n")
-        line = _Line(path, number, text)
-        if (asked := ASKED.search(text)) and "prompt_token_ids: " in text:
-            waiting[asked[1]] = line.request(asked.end(), reading)
-            if len(waiting) > UNANSWERED:
-                yield waiting.pop(next(iter(waiting)))
-        elif answered := ANSWERED.search(text):
-            # The server appends a number to the id of each prompt of a request.
-            name = next((n for n in (answered[1], f"{answered[1]}-0") if n in waiting), None)
-            if name is not None:
-                tokens = line.tokens("output_token_ids", OUTPUT, answered.end())
-                before = waiting[name]
-                output = [*(before.outputs[0] if before.outputs else ()), *(tokens or ())]
-                if output:
-                    row = replace(before, outputs=[output], num_output_tokens=len(output))
-                    waiting[name] = row
-                if "delta" not in (answered[2] or ""):
-                    yield waiting.pop(name)
-    yield from waiting.values()
+    log = _Log(path, reading)
+    for line in log_lines(path, lines):
+        said = MESSAGE.search(line.text)
+        if said is None:
+            continue
+        if said[1] == "Generated response":
+            yield from log.answer(line, said)
+        else:
+            yield from log.request(line, said)
+    yield from log.end()
 
 
-class _Line:
-    def __init__(self, path: str, number: int, text: str) -> None:
-        self._path = path
-        self._number = number
-        self._text = text
+@dataclass(slots=True)
+class _Asked:
+    """A request that waits for its answer."""
 
-    def request(self, start: int, reading: Reading) -> Row:
-        """The request on this line, whose message continues at ``start``."""
-        tokens = self.tokens("prompt_token_ids", PROMPT, start)
-        if not tokens:
-            raise self._error("prompt_token_ids", "no prompt_token_ids", "the tokens of the prompt")
-        adapter = ADAPTER.match(self._text, start)
-        name = ADAPTER_NAME.search(adapter[1]) if adapter else None
+    arrival_ms: int
+    order: int
+    prompt: list[int]
+    namespace: bytes = b""
+    samples: int = 1
+    answers: list[list[int]] = field(default_factory=list)
+    pieces: list[int] = field(default_factory=list)
+    streamed: bool = False
+    ended: int = 0
+    is_described: bool = False
+
+    def row(self) -> Row:
+        answers = [*self.answers, *([self.pieces] if self.pieces else [])]
+        num_tokens = max(map(len, answers), default=0)
+        if self.samples > 1 and self.streamed:
+            # Pieces do not say of which sample they are.
+            num_tokens, answers = -(-len(self.pieces) // self.samples), []
         return Row(
-            arrival_ms=self._time_ms(reading),
-            order=reading.next_order(),
-            prompt=tokens,
+            arrival_ms=self.arrival_ms,
+            order=self.order,
+            prompt=self.prompt,
             num_tokens=None,
-            num_output_tokens=0,
-            namespace=f"lora {name[1]}".encode() if name else b"",
+            num_output_tokens=num_tokens,
+            outputs=answers,
+            namespace=self.namespace,
         )
 
-    def tokens(self, name: str, pattern: re.Pattern[str], start: int) -> list[int] | None:
+
+class _Log:
+    """The requests of a log that wait for their answers."""
+
+    def __init__(self, path: str, reading: Reading) -> None:
+        self._path = path
+        self._reading = reading
+        self._clock = LogClock()
+        self._waiting: dict[str, _Asked] = {}
+        self._seen: dict[str, int] = {}  # the latest requests with tokens, by a hash of their line
+        self._left_out: Counter[str] = Counter()
+        self._last_line = 1
+        self._found = False
+
+    def request(self, line: LogLine, said: re.Match[str]) -> Iterator[Row]:
+        """Read a line about a request; returns one that it ends."""
+        name, text = said[2], line.text
+        self._last_line = line.number
+        tokens = None
+        if "prompt_token_ids: " in text[said.end() :]:
+            if self._seen.get(name) == hash(text):
+                self._left_out[REPEATED] += 1
+                return
+            tokens = self._tokens(line, "prompt_token_ids", PROMPT, said.end())
+            if tokens:
+                yield from self._ask(line, name, tokens)
+        if said[1] == "Received request":
+            self._describe(line, name, said.end())
+
+    def _describe(self, line: LogLine, name: str, start: int) -> None:
+        """Read what a line says besides tokens."""
+        adapter = ADAPTER.match(line.text, start)
+        if adapter is None:
+            raise self._error(line, "lora_request", "a broken request", "lora_request: at its end")
+        asked = self._waiting.get(name)
+        if asked is not None:
+            called = ADAPTER_NAME.search(adapter[1])
+            samples = SAMPLES.match(line.text, start)
+            asked.namespace = f"lora {called[1]}".encode() if called else b""
+            asked.samples = max(1, int(samples[1])) if samples else 1
+            asked.is_described = True
+        elif name not in self._seen:
+            self._left_out[WITHOUT] += 1
+
+    def _ask(self, line: LogLine, name: str, tokens: list[int]) -> Iterator[Row]:
+        before = self._waiting.pop(name, None)  # another request with this id
+        if before is not None:
+            yield self._row(before)
+        order = self._reading.next_order()
+        self._waiting[name] = _Asked(self._time_ms(line), order, tokens)
+        self._found = True
+        self._seen.pop(name, None)
+        self._seen[name] = hash(line.text)
+        if len(self._seen) > UNANSWERED:
+            del self._seen[next(iter(self._seen))]
+        if len(self._waiting) > UNANSWERED:
+            yield self._row(self._waiting.pop(next(iter(self._waiting))))
+
+    def answer(self, line: LogLine, said: re.Match[str]) -> Iterator[Row]:
+        """Read a line about an answer; returns the request if it was the last one."""
+        if "output_token_ids: " not in line.text[said.end() :]:
+            return
+        name = self._asked_by(said[2])
+        if name is None:
+            if said[2] not in self._seen:
+                self._left_out[UNASKED] += 1
+            return
+        asked = self._waiting[name]
+        tokens = self._tokens(line, "output_token_ids", OUTPUT, said.end()) or []
+        if said[3] is None:
+            asked.answers.append(tokens)
+        elif "delta" in said[3]:
+            asked.pieces += tokens
+            asked.streamed = True
+            return
+        elif tokens and asked.samples == 1:
+            asked.pieces = tokens
+        asked.ended += 1
+        if asked.ended >= asked.samples:
+            yield self._row(self._waiting.pop(name))
+
+    def _row(self, asked: _Asked) -> Row:
+        self._left_out[UNDESCRIBED] += not asked.is_described
+        return asked.row()
+
+    def _asked_by(self, name: str) -> str | None:
+        """The waiting request of an answer; the server numbers the prompts of one request."""
+        if name in self._waiting:
+            return name
+        for number in range(MOST_PROMPTS):
+            if f"{name}-{number}" in self._waiting:
+                return f"{name}-{number}"
+            if f"{name}-{number}" not in self._seen:
+                break
+        return None
+
+    def end(self) -> Iterator[Row]:
+        """All requests that still wait, and a report of what was left out."""
+        for asked in self._waiting.values():
+            yield self._row(asked)
+        if not self._found:
+            count = self._left_out[WITHOUT]
+            found = f"{count:,} {WITHOUT}" if count else "a log of vLLM without requests"
+            raise TraceFormatError(self._path, self._last_line, 1, found, WAY_ON)
+        notes = self._reading.notes
+        notes.assume("images and salts", "not in vLLM's log: prompts are equal if their tokens are")
+        for what, count in (+self._left_out).items():
+            notes.leave_out(what, count)
+
+    def _tokens(
+        self, line: LogLine, name: str, pattern: re.Pattern[str], start: int
+    ) -> list[int] | None:
         """The last list of this name: earlier text may be part of a prompt."""
-        found = pattern.match(self._text, start)
+        found = pattern.match(line.text, start)
         if found is None:
             expected = f"{name}: and a list of integers, in full (no --max-log-len)"
-            raise self._error(name, f"broken {name}", expected)
+            raise self._error(line, name, f"broken {name}", expected)
         if found[1] == "None":
             return None
         try:
             values = json.loads(found[1])
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             values = [found[1]]
         for value in values:
             if type(value) is not int or not 0 <= value <= MAX_TOKEN:
                 expected = f"integers in [0, {MAX_TOKEN}]"
-                raise self._error(name, f"{shown(value)} in {name}", expected)
+                raise self._error(line, name, f"{shown(value)} in {name}", expected)
         tokens: list[int] = values
         return tokens
 
-    def _time_ms(self, reading: Reading) -> int:
-        clock = CLOCK.search(self._text)
-        if clock is None:
-            raise self._error("", "no time", "one such as 11-22 15:04:05 before the message")
-        try:
-            # A leap year, so that 29 February is valid.
-            seconds = timegm(strptime(f"2000-{clock[1]}", "%Y-%m-%d %H:%M:%S"))
-        except ValueError:
-            raise self._error(clock[1], f"time {clock[1]}", "a month, day and time") from None
-        fraction = int(f"{clock[2] or '0':0<6}") // 1000
-        time_ms = (seconds - timegm((2000, 1, 1, 0, 0, 0))) * MS_IN_SECOND + fraction
-        expected = reading.clock.check(time_ms)
-        if expected is not None:
-            raise self._error(clock[1], f"time {clock[1]} ({time_ms} ms)", expected)
-        return time_ms
+    def _time_ms(self, line: LogLine) -> int:
+        return checked_time(self._path, line, self._clock, self._reading)
 
-    def _error(self, name: str, found: str, expected: str) -> TraceFormatError:
-        column = max(0, self._text.find(name)) + 1
-        return TraceFormatError(self._path, self._number, column, found, expected)
+    def _error(self, line: LogLine, name: str, found: str, expected: str) -> TraceFormatError:
+        column = max(0, line.text.find(name)) + 1
+        return TraceFormatError(self._path, line.number, column, found, expected)

@@ -1,0 +1,209 @@
+"""The requests of one engine, joined from the blocks that it stored."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from blockmgr.lab.formats.event_blocks import UNKNOWN, Blocks, KnownBlock
+from blockmgr.lab.formats.record import shown
+from blockmgr.lab.stored import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockmgr.lab.formats.event_batch import Stored
+    from blockmgr.lab.formats.record import Record
+
+__all__ = ["PAUSE_MS", "RecordedEngine", "Run"]
+
+PAUSE_MS: Final = 2000
+"""Longest time between two events of a request: more than a block of 16 slow tokens."""
+
+UNANSWERED: Final = 8192
+"""Most requests that wait for the event of their answer; the oldest continues without it."""
+
+COMPARED: Final = 64
+"""Most batches of one time that a batch is compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Stored blocks of one prompt whose parent is known.
+
+    Attributes:
+        stored: The event.
+        tokens: Its tokens, with numbers where keys belong to them.
+        namespace: That of the prompt.
+        scope: The part of the namespace that every event of the prompt repeats.
+        now: When the event was published, in milliseconds.
+        batch: Number of its batch.
+    """
+
+    stored: Stored
+    tokens: list[int]
+    namespace: bytes
+    scope: bytes
+    now: int
+    batch: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that may continue."""
+
+    arrival_ms: int
+    latest_ms: int
+    batch: int
+    order: int
+    namespace: bytes
+    prompt: list[int]
+    output: list[int] = field(default_factory=list)
+
+    def row(self) -> Row:
+        # The last token of an answer is never computed. All these were, so there was another one.
+        output = [*self.output, UNKNOWN] if self.output else []
+        return Row(
+            arrival_ms=self.arrival_ms,
+            order=self.order,
+            prompt=self.prompt,
+            num_tokens=None,
+            num_output_tokens=len(output),
+            outputs=[output] if output else [],
+            namespace=self.namespace,
+        )
+
+    def extend(self, run: Run) -> None:
+        """Add blocks that continue this request."""
+        is_chunk = len(run.stored.hashes) > 1 or run.batch == self.batch
+        part = self.prompt if is_chunk and not self.output else self.output
+        part += run.tokens
+        self.latest_ms, self.batch = run.now, run.batch
+
+    def answer(self, run: Run) -> None:
+        """Add blocks that continue this request as its answer."""
+        self.output += run.tokens
+        self.latest_ms, self.batch = run.now, run.batch
+
+
+class RecordedEngine:
+    """One cache, with the requests that may continue, by their last block.
+
+    Attributes:
+        latest_ms: Time of its latest batch.
+        blocks: Its blocks.
+        epoch: When its publisher started; None if unknown.
+        kinds: Kinds of its groups of layers, by number.
+        group: Number of the group whose blocks are prompts; empty before its first event.
+        answers_at_end: Whether it stores an answer when it ends, as SGLang does.
+        in_snapshot: Whether a snapshot is not complete.
+        stating: Time of the batches that restate blocks; None if the latest do not.
+    """
+
+    def __init__(self) -> None:
+        self.latest_ms = 0
+        self.blocks = Blocks()
+        self.epoch: int | None = None
+        self.kinds: dict[int | None, str] = {}
+        self.group: list[int | None] = []
+        self.answers_at_end = False
+        self.in_snapshot = False
+        self.stating: float | None = None
+        self._latest: deque[tuple[float, Any]] = deque(maxlen=COMPARED)
+        self._open: dict[int | str, _Open] = {}
+        self._unanswered: dict[int | str, _Open] = {}
+        self._cut: dict[int | str, int] = {}
+
+    def is_repeated(self, ts: float, batch: Any) -> bool:
+        """Whether the same batch was read at the same time; remembers it if not."""
+        if self._latest and self._latest[0][0] != ts:
+            self._latest.clear()
+        if (ts, batch) in self._latest:
+            return True
+        self._latest.append((ts, batch))
+        return False
+
+    def know(self, record: Record, run: Run) -> None:
+        """Add the blocks of a run.
+
+        Raises:
+            TraceFormatError: The name of a block belongs to another one.
+        """
+        parent, size = run.stored.parent, run.stored.size
+        for number, name in enumerate(run.stored.hashes):
+            part = array("I", run.tokens[number * size : (number + 1) * size])
+            if not self.blocks.store(name, KnownBlock(parent, part, run.namespace, run.scope)):
+                found = f"block {shown(name)} with another prompt than before"
+                expected = "the recording of one engine that did not restart"
+                raise record.error("block_hashes", found, expected)
+            parent = name
+
+    def take(self, record: Record, run: Run, order: int) -> Iterator[Row]:
+        """Add a run to the requests, and return those that end with it."""
+        parent, tail = run.stored.parent, run.stored.hashes[-1]
+        path = self.blocks.path(parent)
+        self.know(record, run)
+        request = None if parent is None else self._open.pop(parent, None)
+        answered = None if parent is None or request else self._unanswered.pop(parent, None)
+        if request is not None:
+            request.extend(run)
+        elif answered is not None:
+            request = answered
+            request.answer(run)
+        else:
+            whole = path + run.tokens
+            request = _Open(run.now, run.now, run.batch, order, run.namespace, whole)
+        same = self._open.pop(tail, None)  # another request with the same blocks
+        self._open[tail] = request
+        if same is not None:
+            yield same.row()
+
+    def continues_cut(self, run: Run) -> bool:
+        """Whether a run continues a request that ended with its file; it does from then on."""
+        parent = run.stored.parent
+        latest = None if parent is None else self._cut.pop(parent, None)
+        if latest is None or run.now - latest > PAUSE_MS:
+            return False
+        self._cut[run.stored.hashes[-1]] = run.now
+        return True
+
+    def ended(self, before: int) -> Iterator[Row]:
+        """Requests that have not continued since ``before``, the oldest first."""
+        while self._open:
+            tail, request = next(iter(self._open.items()))
+            if request.latest_ms >= before:
+                return
+            del self._open[tail]
+            if self.answers_at_end and not request.output:
+                yield from self._wait(tail, request)
+            else:
+                yield request.row()
+
+    def _wait(self, tail: int | str, request: _Open) -> Iterator[Row]:
+        """Keep a request for its answer; returns those that cannot wait any more."""
+        same = self._unanswered.pop(tail, None)
+        self._unanswered[tail] = request
+        if same is not None:
+            yield same.row()
+        if len(self._unanswered) > UNANSWERED:
+            yield self._unanswered.pop(next(iter(self._unanswered))).row()
+
+    def end(self) -> Iterator[Row]:
+        """All requests."""
+        for requests in (self._unanswered, self._open):
+            for request in requests.values():
+                yield request.row()
+            requests.clear()
+
+    def end_of_file(self) -> Iterator[Row]:
+        """All requests; events that continue one in the next file are not requests."""
+        self._cut = {tail: request.latest_ms for tail, request in self._open.items()}
+        yield from self.end()
+
+    def clear(self) -> Iterator[Row]:
+        """Forget all blocks, and with them the requests that could continue."""
+        yield from self.end()
+        self._cut.clear()
+        self.blocks = Blocks()

@@ -1,0 +1,499 @@
+"""Logs of vLLM's and SGLang's servers: which requests they become, in whatever frames they are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blockmgr.errors import TraceFormatError
+from blockmgr.lab.formats import log_lines, sglang_log, vllm_log
+from blockmgr.lab.trace import Request, Trace, read_trace
+
+WriteLines = Callable[..., Path]
+
+TRACES = Path(__file__).parent / "traces"
+VLLM = (TRACES / "vllm.log").read_text().splitlines()
+PROMPTS = [[128000, 46864, 11, 10137], [128000, 13347], [128000, 13347, 0]]
+
+
+def facts(request: Request) -> tuple[int, int, int]:
+    return request.arrival_ms, request.num_prompt_tokens, request.num_output_tokens
+
+
+def prompts(trace: Trace) -> list[list[int]]:
+    return [request.tokens().tolist() for request in trace.requests]
+
+
+def same(one: Trace, other: Trace) -> bool:
+    def everything(trace: Trace) -> list[Any]:
+        return [
+            (facts(r), r.tokens().tolist(), [o.tolist() for o in r.outputs], r.namespace)
+            for r in trace.requests
+        ]
+
+    return everything(one) == everything(other)
+
+
+def refused(path: Path) -> TraceFormatError:
+    with pytest.raises(TraceFormatError) as caught:
+        read_trace(path)
+    return caught.value
+
+
+# vLLM
+
+
+def test_a_log_of_vllm_names_prompts_and_outputs() -> None:
+    trace = read_trace(TRACES / "vllm.log")
+    assert [facts(request) for request in trace.requests] == [(0, 4, 3), (1000, 2, 2), (5000, 3, 0)]
+    assert prompts(trace) == PROMPTS
+    first, second, _ = trace.requests
+    assert first.outputs[0].tolist() == [9, 8, 7]
+    assert second.outputs[0].tolist() == [1548, 385]  # the pieces of a stream
+    assert second.namespace == b"lora poet"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("[128000, 13347, 0]", "[128000, 13347", "broken prompt_token_ids"),
+        ("[128000, 13347, 0]", "[128000, -1]", "-1 in prompt_token_ids"),
+        ("[128000, 13347, 0]", "[128000, x]", '"[128000, x]" in prompt_token_ids'),
+        ("11-22 15:00:06", "13-22 15:00:06", "time 13-22 15:00:06"),
+        ("11-22 15:00:06", "11-22 14:00:06", "time 11-22 14:00:06"),
+        ("11-22 15:00:06", "", "no time"),
+    ],
+)
+def test_a_malformed_line_of_a_log_is_named(tmp_path: Path, old: str, new: str, found: str) -> None:
+    text = (TRACES / "vllm.log").read_text().replace(old, new)
+    path = tmp_path / "vllm.log"
+    path.write_text(text)
+    caught = refused(path)
+    assert caught.line == 9
+    assert caught.found.startswith(found)
+    line = text.splitlines()[8]
+    place = found.rpartition(" in ")[2].removeprefix("no ").removeprefix("broken ")
+    place = place.removeprefix("time ")
+    assert caught.column == (line.find(place) + 1 or 1)
+
+
+def test_a_line_without_its_end_does_not_lose_the_adapter(write_lines: WriteLines) -> None:
+    for line in (VLLM[2], VLLM[9]):
+        cut = line[: line.index("lora_request: ") + 14]
+        assert refused(write_lines(VLLM[1], cut)).found == "a broken request"
+
+
+def test_a_request_whose_answer_was_not_logged_waits_for_it_only_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_log, "UNANSWERED", 1)
+    trace = read_trace(TRACES / "vllm.log")
+    assert [request.num_output_tokens for request in trace.requests] == [0, 2, 0]
+
+
+def vllm(second: int, said: str, level: str = "INFO", process: str = "APIServer pid=7") -> str:
+    return f"({process}) {level} 11-22 15:00:{second:02} [request_logger.py:9] {said}"
+
+
+def details(name: str, tokens: list[int] | None, prompt: str = "Hi") -> str:
+    said = f"Request {name} details: prompt: {prompt!r}, prompt_token_ids: {tokens}"
+    return f"{said}, prompt_embeds shape: None."
+
+
+def received(name: str, lora: str | None = None, samples: int = 1) -> str:
+    adapter = f"LoRARequest(lora_name='{lora}', lora_int_id=1)" if lora else None
+    return (
+        f"Received request {name}: params: SamplingParams(n={samples}, stop=['x)']), "
+        f"lora_request: {adapter}."
+    )
+
+
+def generated(name: str, tokens: list[int] | None, how: str = "", output: str = "x") -> str:
+    said = f"Generated response {name}{how}: output: {output!r}, output_token_ids: {tokens}"
+    return f"{said}, finish_reason: stop"
+
+
+def test_newer_versions_tell_the_adapter_and_the_samples_on_a_line_of_their_own(
+    write_lines: WriteLines,
+) -> None:
+    lines = [
+        vllm(1, details("a", [1, 2]), "DEBUG"),
+        vllm(1, received("a", "poet", samples=2)),
+        vllm(2, generated("a", [3])),
+        vllm(3, generated("a", [4, 5])),
+        vllm(4, details("b", [6]), "DEBUG"),
+        vllm(4, received("b")),
+    ]
+    first, second = read_trace(write_lines(*lines)).requests
+    assert (first.namespace, second.namespace) == (b"lora poet", b"")
+    assert [output.tolist() for output in first.outputs] == [[3], [4, 5]]
+
+
+def test_the_newest_versions_tell_the_tokens_of_answers_at_the_debug_level(
+    write_lines: WriteLines,
+) -> None:
+    lines = [
+        vllm(1, details("a", [1, 2]), "DEBUG"),
+        vllm(1, received("a")),
+        vllm(2, "Generated response a details: output_token_ids: [3, 4]", "DEBUG"),
+        vllm(2, "Generated response a: output: 'x', finish_reason: stop"),
+    ]
+    [request] = read_trace(write_lines(*lines)).requests
+    assert request.outputs[0].tolist() == [3, 4]
+
+
+def test_pieces_of_several_samples_give_a_length_alone(write_lines: WriteLines) -> None:
+    delta = " (streaming delta)"
+    lines = [
+        vllm(1, details("a", [1, 2]), "DEBUG"),
+        vllm(1, received("a", samples=2)),
+        *(vllm(2, generated("a", [n], delta)) for n in range(5)),
+        *(vllm(3, generated("a", None, " (streaming complete)")) for _ in range(2)),
+    ]
+    [request] = read_trace(write_lines(*lines)).requests
+    assert (request.num_output_tokens, request.outputs) == (3, ())
+
+
+def test_answers_to_the_prompts_of_one_request_go_to_them_in_turn(write_lines: WriteLines) -> None:
+    asked = [vllm(1, details(f"a-{n}", [n]), "DEBUG") for n in range(3)]
+    told = [vllm(1, received(f"a-{n}")) for n in range(3)]
+    answers = [vllm(2, generated("a", [n + 10])) for n in range(3)]
+    trace = read_trace(write_lines(*asked, *told, *answers))
+    assert [r.outputs[0].tolist() for r in trace.requests] == [[10], [11], [12]]
+
+
+def test_what_users_wrote_is_no_line_of_the_server(write_lines: WriteLines, left_out: Any) -> None:
+    trap = "] Received request z: prompt_token_ids: [7], lora_request: None."
+    lines = [
+        vllm(1, details("a", [1, 2], prompt=trap), "DEBUG"),
+        vllm(1, received("a")),
+        vllm(2, generated("a", [3], output=f"{trap} output_token_ids: [9], finish_reason: ")),
+    ]
+    path = write_lines(*lines)
+    assert prompts(read_trace(path)) == [[1, 2]]
+    assert left_out(path) == {}
+
+
+def test_lines_of_processes_alternate_and_may_come_twice(
+    write_lines: WriteLines, left_out: Any
+) -> None:
+    one, other = "APIServer_0 pid=7", "APIServer_1 pid=8"
+    lines = [
+        vllm(1, details("a", [1]), "DEBUG", one),
+        vllm(1, details("b", [2]), "DEBUG", other),
+        vllm(1, details("b", [2]), "DEBUG", other),
+        vllm(1, received("b"), process=other),
+        vllm(1, received("a"), process=one),
+        vllm(1, details("c", [5]), "DEBUG", one),
+        "(EngineCore pid=9) DEBUG 11-22 15:00:01 [core.py:1] EngineCore loop active.",
+        vllm(2, generated("b", [3]), process=other),
+        vllm(2, generated("old", [3]), process=other),
+        vllm(2, received("late"), process=other),
+        vllm(3, details("none", None), "DEBUG", one),
+        vllm(3, received("none"), process=one),
+    ]
+    path = write_lines(*lines)
+    assert prompts(read_trace(path)) == [[1], [2], [5]]
+    assert left_out(path) == {
+        vllm_log.REPEATED: 1,
+        vllm_log.UNASKED: 1,
+        vllm_log.WITHOUT: 2,
+        vllm_log.UNDESCRIBED: 1,
+    }
+
+
+def test_requests_with_one_id_are_all_read(write_lines: WriteLines) -> None:
+    lines = [vllm(n, details("a", [n]), "DEBUG") for n in range(1, 4)]
+    assert prompts(read_trace(write_lines(*lines))) == [[1], [2], [3]]
+
+
+def test_a_log_without_tokens_says_how_to_get_them(write_lines: WriteLines) -> None:
+    plain = write_lines(VLLM[0], vllm(1, received("a")), vllm(2, received("b")), VLLM[3])
+    caught = refused(plain)
+    assert (caught.line, caught.found) == (3, f"2 {vllm_log.WITHOUT}")
+    assert "--enable-log-requests and VLLM_LOGGING_LEVEL=DEBUG" in caught.expected
+    assert refused(write_lines(VLLM[0], VLLM[3])).found == "a log of vLLM without requests"
+
+
+def test_a_log_goes_on_in_the_new_year(write_lines: WriteLines) -> None:
+    old = vllm(1, details("a", [1]), "DEBUG").replace("11-22 15", "12-31 23")
+    new = vllm(1, details("b", [2]), "DEBUG").replace("11-22 15", "01-01 00")
+    later = vllm(1, details("c", [2]), "DEBUG").replace("11-22 15", "01-02 00")
+    trace = read_trace(write_lines(old, new, later))
+    assert [request.arrival_ms for request in trace.requests] == [0, 3_600_000, 90_000_000]
+
+
+def test_logs_that_were_put_together_can_be_sorted(write_lines: WriteLines) -> None:
+    lines = [vllm(n, details(f"r{n}", [n]), "DEBUG") for n in (5, 3)]
+    assert "--sort" in refused(write_lines(*lines)).expected
+    assert prompts(read_trace(write_lines(*lines), sort=True)) == [[3], [5]]
+
+
+# Frames
+
+
+def framed(how: str, line: str, number: int) -> str:
+    stamp = f"2026-11-22T15:00:{number:02}.123456789Z"
+    if how == "docker":
+        return json.dumps({"log": line + "\n", "stream": "stderr", "time": stamp})
+    if how == "journald, JSON":
+        return json.dumps({"MESSAGE": line, "__REALTIME_TIMESTAMP": f"17637912{number:02}000000"})
+    if how == "journald, bytes":
+        return json.dumps({"MESSAGE": list(line.encode()), "_PID": "1"})
+    if how == "coloured":
+        coloured = line.replace("INFO", "\x1b[32mINFO\x1b[0m").replace(
+            "DEBUG", "\x1b[37mDEBUG\x1b[0m"
+        )
+        return coloured.replace("[logger", "\x1b[90m[logger").replace(".py:", ".py:\x1b[0m")
+    return {
+        "plain": line,
+        "docker compose": f"vllm-1  | {line}",
+        "docker logs -t": f"{stamp} {line}",
+        "kubernetes": f"{stamp} stdout F {line}",
+        "kubectl --prefix": f"[pod/vllm-0/server] {line}",
+        "journald": f"Nov 22 15:00:{number:02} host vllm[7]: {line}",
+        "journald, short-iso": f"2026-11-22T15:00:{number:02}+0100 host vllm[7]: {line}",
+        "rsyslog": f"Nov 22 15:00:{number:02} host vllm[7]: #033[32m{line}#033[0m",
+        "loki": json.dumps({"line": line, "ts": stamp}),
+        "fluent": json.dumps({"message": line, "kubernetes": {"pod_name": "vllm-0"}}),
+        "windows": line + "\r",
+    }[how]
+
+
+FRAMES = [
+    *("plain", "docker", "journald, JSON", "journald, bytes", "coloured", "docker compose"),
+    *("docker logs -t", "kubernetes", "kubectl --prefix", "journald", "journald, short-iso"),
+    *("rsyslog", "loki", "fluent", "windows"),
+]
+
+
+@pytest.mark.parametrize("how", FRAMES)
+def test_a_log_reads_alike_in_every_frame(write_lines: WriteLines, how: str) -> None:
+    lines = [framed(how, line, number) for number, line in enumerate(VLLM)]
+    assert same(read_trace(write_lines(*lines)), read_trace(TRACES / "vllm.log"))
+
+
+@pytest.mark.parametrize("how", ["docker", "kubernetes"])
+def test_long_lines_that_a_container_split_are_whole(write_lines: WriteLines, how: str) -> None:
+    lines = []
+    for number, line in enumerate(VLLM):
+        pieces = [line[at : at + 40] for at in range(0, len(line), 40)]
+        for place, piece in enumerate(pieces):
+            made = framed(how, piece, number)
+            if place + 1 < len(pieces):
+                made = made.replace("\\n", "").replace("stdout F", "stdout P")
+            lines.append(made)
+    path = write_lines(*lines)
+    assert same(read_trace(path), read_trace(TRACES / "vllm.log"))
+
+
+def test_a_split_line_without_its_end_is_read_as_far_as_it_goes(write_lines: WriteLines) -> None:
+    whole = framed("kubernetes", VLLM[1], 1)
+    cut = framed("kubernetes", VLLM[2], 2).replace("stdout F", "stdout P")
+    assert len(read_trace(write_lines(whole, cut)).requests) == 2
+    cut = framed("kubernetes", VLLM[2][:120], 2).replace("stdout F", "stdout P")
+    assert refused(write_lines(whole, cut)).line == 2
+
+
+def test_a_split_line_has_a_bound(write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "MAX_LINE_BYTES", 100)
+    parts = [framed("kubernetes", VLLM[1][:60], 1).replace("stdout F", "stdout P")] * 2
+    assert refused(write_lines(*parts)).found == "a split line of more than 100 bytes"
+
+
+def test_a_logger_of_json_has_the_time_in_its_frame(write_lines: WriteLines) -> None:
+    said = [details("a", [1]), received("a"), details("b", [2]), received("b")]
+    lines = [
+        json.dumps({"asctime": f"2026-11-22 15:00:0{n},500", "levelname": "DEBUG", "message": text})
+        for n, text in enumerate(said)
+    ]
+    head = json.dumps({"message": VLLM[0], "asctime": "2026-11-22 14:00:00,000"})
+    trace = read_trace(write_lines(head, *lines))
+    assert [facts(request) for request in trace.requests] == [(0, 1, 0), (2000, 1, 0)]
+
+
+def test_a_compressed_log_is_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "server.log.gz"
+    path.write_bytes(gzip.compress((TRACES / "vllm.log").read_bytes()))
+    assert same(read_trace(path), read_trace(TRACES / "vllm.log"))
+
+
+def test_text_about_logs_is_no_log(write_lines: WriteLines) -> None:
+    said = json.dumps({"messages": [{"role": "user", "content": VLLM[1]}], "timestamp": 1})
+    with pytest.raises(ValueError, match="--tokenizer"):
+        read_trace(write_lines(said))
+
+
+# SGLang
+
+
+def sglang(second: int, said: str) -> str:
+    return f"[2026-11-22 15:00:{second:02}] {said}"
+
+
+def asked(rid: Any, ids: Any, **more: Any) -> str:
+    fields = {"rid": rid, "session_id": None, "text": "it's, (input_ids=[1]) \"", "input_ids": ids}
+    fields |= {"sampling_params": {"temperature": 0.7, "stop": ["]"]}, "stream": False, **more}
+    return f"GenerateReqInput({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
+def answered(ids: list[int]) -> str:
+    out = {"text": "', 'output_ids': [9]", "output_ids": ids, "meta_info": {"prompt_tokens": 3}}
+    return f", out={out!r}"
+
+
+SGLANG = [
+    "[2026-11-22 14:59:59] server_args=ServerArgs(model_path='m')",
+    sglang(1, f"Receive: obj={asked('a', [5, 6, 7])}"),
+    "[2026-11-22 15:00:01 TP0] Prefill batch, #new-seq: 1, #new-token: 3, #cached-token: 0",
+    sglang(2, f"Receive: obj={asked('b', [5, 6], lora_path='poet')}"),
+    sglang(3, f"Finish: obj={asked('a', [5, 6, 7])}{answered([8, 9])}"),
+    sglang(4, f"Finish: obj={asked('b', [5, 6])}{answered([1])}"),
+    sglang(5, f"Receive: obj={asked('c', [4])}"),
+]
+
+
+def test_a_log_of_sglang_names_prompts_and_outputs(write_lines: WriteLines) -> None:
+    trace = read_trace(write_lines(*SGLANG))
+    assert [facts(request) for request in trace.requests] == [(0, 3, 2), (1000, 2, 1), (4000, 1, 0)]
+    assert prompts(trace) == [[5, 6, 7], [5, 6], [4]]
+    assert trace.requests[0].outputs[0].tolist() == [8, 9]
+    assert [request.namespace for request in trace.requests] == [b"", b"lora poet", b""]
+
+
+@pytest.mark.parametrize("how", FRAMES)
+def test_a_log_of_sglang_reads_alike_in_every_frame(write_lines: WriteLines, how: str) -> None:
+    plain = read_trace(write_lines(*SGLANG))
+    lines = [framed(how, line, number) for number, line in enumerate(SGLANG)]
+    assert same(read_trace(write_lines(*lines)), plain)
+
+
+def as_json(line: str) -> str:
+    """The same line in the format of ``--log-requests-format json``."""
+    stamp, _, said = line.partition("] ")
+    kind, _, _ = said.partition(": obj=")
+    if kind not in ("Receive", "Finish"):
+        return line
+    names = {"GenerateReqInput": dict, "None": None}
+    _, _, call = said.partition(": obj=")
+    call, _, out = call.partition(", out=")
+    data: dict[str, Any] = {
+        "timestamp": stamp[1:].replace(" ", "T") + ".000000",
+        "event": "request.received" if kind == "Receive" else "request.finished",
+        "obj": eval(call, names),
+    }
+    if out:
+        data["out"] = eval(out)
+    return f"{stamp}] {json.dumps(data)}"
+
+
+def test_a_log_of_sglang_in_json_reads_alike(write_lines: WriteLines) -> None:
+    plain = read_trace(write_lines(*SGLANG))
+    lines = [as_json(line) for line in SGLANG]
+    assert sum('"event"' in line for line in lines) == 5
+    assert same(read_trace(write_lines(*lines)), plain)
+
+
+def test_the_prompts_of_one_request_of_sglang_are_requests(write_lines: WriteLines) -> None:
+    lines = [sglang(1, f"Receive: obj={asked(['a', 'b'], [[1], [2, 3]])}")]
+    lines += [sglang(2, f"Finish: obj={asked('b', [2, 3])}{answered([4])}")]
+    trace = read_trace(write_lines(*lines))
+    assert [facts(request) for request in trace.requests] == [(0, 1, 0), (0, 2, 1)]
+    unnamed = [sglang(1, f"Receive: obj={asked(None, [[1], [2, 3]])}")]
+    assert prompts(read_trace(write_lines(*unnamed))) == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize("field", ["extra_key", "cache_salt", "image_data", "lora_path"])
+def test_whatever_else_identifies_a_prompt_of_sglang_is_its_namespace(
+    write_lines: WriteLines, field: str
+) -> None:
+    values = ["A", "B", "A", None]
+    lines = [
+        sglang(n, f"Receive: obj={asked(f'r{n}', [1], **{field: value})}")
+        for n, value in enumerate(values)
+    ]
+    for made in (lines, [as_json(line) for line in lines]):
+        names = [request.namespace for request in read_trace(write_lines(*made)).requests]
+        assert names[0] == names[2] != names[1]
+        assert names[3] == b""
+
+
+def test_requests_of_sglang_without_tokens_are_counted(
+    write_lines: WriteLines, left_out: Any
+) -> None:
+    lines = [
+        SGLANG[1],
+        SGLANG[1],
+        sglang(2, f"Receive: obj={asked('t', None)}"),
+        sglang(2, f"Receive: obj={asked('s', [1], session_params={'id': 's'})}"),
+        sglang(2, f"Receive: obj={asked('HEALTH_CHECK_1', [0])}"),
+        sglang(3, f"Finish: obj={asked('old', [1])}{answered([1])}"),
+        SGLANG[4],
+        SGLANG[4],
+    ]
+    path = write_lines(*lines)
+    assert prompts(read_trace(path)) == [[5, 6, 7]]
+    assert left_out(path) == {
+        sglang_log.REPEATED: 1,
+        sglang_log.WITHOUT: 1,
+        sglang_log.SESSIONS: 1,
+        sglang_log.HEALTH_CHECKS: 1,
+        sglang_log.UNASKED: 1,
+    }
+
+
+def test_fields_of_sglangs_requests_that_are_not_read_are_named(
+    write_lines: WriteLines, notes: Any
+) -> None:
+    more = {"priority": 1, "future_field": [1], "input_embeds": None, "is_new": None}
+    line = sglang(1, f"Receive: obj={asked('a', [1], **more)}")
+    for made in (line, as_json(line)):
+        assert notes(write_lines(made)).unread == {"future_field": 1}
+
+
+def test_what_the_logs_do_not_tell_is_told(write_lines: WriteLines, notes: Any) -> None:
+    assert list(notes(TRACES / "vllm.log").assumed) == ["images and salts"]
+    assert list(notes(write_lines(*SGLANG)).assumed) == ["images"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([SGLANG[0], SGLANG[2]], "a log of SGLang without requests"),
+        ([SGLANG[0], sglang(1, "Receive: obj=GenerateReqInput(rid='a')")], "1 requests without"),
+        ([SGLANG[0], as_json(sglang(1, f"Receive: obj={asked('t', None)}"))], "1 requests without"),
+    ],
+)
+def test_a_log_of_sglang_without_tokens_says_how_to_get_them(
+    write_lines: WriteLines, lines: list[str], found: str
+) -> None:
+    caught = refused(write_lines(*lines))
+    assert (caught.line, caught.found.startswith(found)) == (len(lines) - (found[0] == "a"), True)
+    assert "--log-requests --log-requests-level 3" in caught.expected
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (SGLANG[1].replace("[5, 6, 7]", "[5] ... [7]"), "input_ids without the tokens in the"),
+        (as_json(SGLANG[1]).replace("[5, 6, 7]", '[5, "...", 7]'), "input_ids without the tokens"),
+        (SGLANG[1][:-30], "a broken request"),
+        (SGLANG[4][:-30], "a broken request"),
+        (as_json(SGLANG[1])[:-3], "a broken request"),
+        (SGLANG[1].replace("[5, 6, 7]", "[5, -6]"), "-6 in input_ids"),
+        (SGLANG[1].replace("[5, 6, 7]", "9"), "9 in input_ids"),
+        (SGLANG[1].replace("15:00:01", "15:61:01"), "time 2026-11-22 15:61:01"),
+        (SGLANG[1].replace("15:00:01", "14:00:01"), "time 2026-11-22 14:00:01"),
+    ],
+)
+def test_a_malformed_request_of_sglang_is_named(
+    write_lines: WriteLines, line: str, found: str
+) -> None:
+    good = sglang(0, f"Receive: obj={asked('z', [1])}")
+    caught = refused(write_lines(good, line))
+    assert (caught.line, caught.found[: len(found)]) == (2, found)
