@@ -1,7 +1,7 @@
-"""Reads recordings of real managers back, whole or damaged: ``python -m tests.fuzz_recordings``.
+"""Reads recordings and logs back, whole or damaged: ``python -m tests.fuzz_recordings``.
 
-A whole recording of one engine must give the requests that it served. A damaged one must be refused
-with the documented error, or give no more hits than the engine's requests have.
+A recording of real managers must be refused with the documented error, or give no more hits than
+the requests have. A whole log must give the requests of its servers, a damaged one some of them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from blockmgr.errors import TraceFormatError
+from blockmgr.lab.formats import vllm_log
 from blockmgr.lab.trace import Trace, read_trace
+from tests import server_logs
 from tests.recordings import Engine, Writer, hits, true_hits
 
 DAMAGES = ("cut", "dropped", "doubled", "swapped", "late", "shuffled")
@@ -117,6 +120,50 @@ def one(seed: int, path: Path, counts: Counter[str]) -> None:
             raise AssertionError(f"seed {seed}, {damage}: {hits_of(trace, 4)} found of {most}")
 
 
+def one_log(seed: int, path: Path, counts: Counter[str]) -> None:
+    """One log of one or two servers, whole and damaged.
+
+    Raises:
+        AssertionError: It has requests that were not there.
+    """
+    rng = random.Random(seed)
+    layout, how = rng.choice(server_logs.LAYOUTS), rng.choice(server_logs.FRAMES)
+    lines, requests = [], []
+    for name in rng.choice(["a", "a", "ab"]):
+        more, asked = server_logs.log_of(rng, layout, rng.randint(1, 8), name)
+        lines += more
+        requests += asked
+    lines.sort(key=lambda one: one[0])
+    framed = [server_logs.framed(how, line, second) for second, line in lines]
+    there = Counter((one.prompt, one.lora, one.output) for one in requests)
+    for damage in (None, *DAMAGES):
+        trace = read(damaged(rng, framed, damage) if damage else framed, path)
+        counts[f"log, {damage or 'whole'}{'' if trace else ', refused'}"] += 1
+        if trace is None:
+            if damage is None:
+                raise AssertionError(f"seed {seed}: a whole log is refused")
+            continue
+        told = trace.read.left_out if trace.read is not None else {}
+        # Of a damaged log answers may be missing; and adapters, with a word.
+        parts = 3 if damage is None else 1 if vllm_log.UNDESCRIBED in told else 2
+        found = Counter(one[:parts] for one in facts_of(trace))
+        most = Counter(one[:parts] for one in there.elements())
+        if found - most or (damage is None and found != most):
+            raise AssertionError(f"seed {seed}, {damage}: {found - most} found of {most}")
+
+
+def facts_of(trace: Trace) -> list[tuple[Any, ...]]:
+    """Prompt, adapter and answer of each request."""
+    return [
+        (
+            tuple(request.tokens().tolist()),
+            request.namespace.decode().removeprefix("lora ") or None,
+            tuple(request.outputs[0].tolist()) if request.outputs else (),
+        )
+        for request in trace.requests
+    ]
+
+
 def fuzz(seconds: float, seed: int, runs: int) -> Counter[str]:
     """The number of recordings by what became of them; raises on an error."""
     counts: Counter[str] = Counter()
@@ -127,6 +174,7 @@ def fuzz(seconds: float, seed: int, runs: int) -> Counter[str]:
             if time.monotonic() > end:
                 break
             one(number, path, counts)
+            one_log(number, path, counts)
     return counts
 
 
@@ -139,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     counts = fuzz(args.seconds, args.seed, args.runs)
     for what, count in sorted(counts.items()):
         print(f"{count:8,} {what}")
-    print(f"{sum(counts.values()):8,} recordings, 0 violations")
+    print(f"{sum(counts.values()):8,} recordings and logs, 0 violations")
     return 0
 
 

@@ -360,7 +360,7 @@ def test_salts_of_both_engines_are_namespaces(write_lines: WriteLines) -> None:
 
 
 def test_blocks_whose_keys_are_not_recorded_are_told_apart_by_their_names(
-    write_lines: WriteLines, left_out: Any
+    write_lines: WriteLines, notes: Any
 ) -> None:
     def turn(names: list[Any]) -> list[Any]:
         return ["BlockStored", names, None, [1, 1, 2, 2], 2, None, "GPU"]
@@ -368,7 +368,7 @@ def test_blocks_whose_keys_are_not_recorded_are_told_apart_by_their_names(
     path = write_lines(*batches([turn(["a", "b"])], *PAUSE, [turn(["c", "d"])]))
     trace = read_trace(path)
     assert found(trace, 2) == 0
-    assert left_out(path) == {reader.UNTOLD: 1}
+    assert dict([reader.UNTOLD]).items() <= notes(path).assumed.items()
     again = batches([turn(["a", "b"])], *PAUSE, [turn(["c", "d"])], *PAUSE, [turn(["c", "d"])])
     assert found(read_trace(write_lines(*again)), 2) == 2
     other = [json.dumps([1, [turn(["a", "b"])], 0]), json.dumps([2, [turn(["c", "d"])], 1])]

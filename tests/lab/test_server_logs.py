@@ -13,6 +13,19 @@ import pytest
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats import log_lines, sglang_log, vllm_log
 from blockmgr.lab.trace import Request, Trace, read_trace
+from tests.server_logs import (
+    FRAMES,
+    TRAP,
+    answered,
+    as_json,
+    asked,
+    details,
+    framed,
+    generated,
+    received,
+    sglang,
+    vllm,
+)
 
 WriteLines = Callable[..., Path]
 
@@ -94,28 +107,6 @@ def test_a_request_whose_answer_was_not_logged_waits_for_it_only_so_long(
     monkeypatch.setattr(vllm_log, "UNANSWERED", 1)
     trace = read_trace(TRACES / "vllm.log")
     assert [request.num_output_tokens for request in trace.requests] == [0, 2, 0]
-
-
-def vllm(second: int, said: str, level: str = "INFO", process: str = "APIServer pid=7") -> str:
-    return f"({process}) {level} 11-22 15:00:{second:02} [request_logger.py:9] {said}"
-
-
-def details(name: str, tokens: list[int] | None, prompt: str = "Hi") -> str:
-    said = f"Request {name} details: prompt: {prompt!r}, prompt_token_ids: {tokens}"
-    return f"{said}, prompt_embeds shape: None."
-
-
-def received(name: str, lora: str | None = None, samples: int = 1) -> str:
-    adapter = f"LoRARequest(lora_name='{lora}', lora_int_id=1)" if lora else None
-    return (
-        f"Received request {name}: params: SamplingParams(n={samples}, stop=['x)']), "
-        f"lora_request: {adapter}."
-    )
-
-
-def generated(name: str, tokens: list[int] | None, how: str = "", output: str = "x") -> str:
-    said = f"Generated response {name}{how}: output: {output!r}, output_token_ids: {tokens}"
-    return f"{said}, finish_reason: stop"
 
 
 def test_newer_versions_tell_the_adapter_and_the_samples_on_a_line_of_their_own(
@@ -237,41 +228,6 @@ def test_logs_that_were_put_together_can_be_sorted(write_lines: WriteLines) -> N
 # Frames
 
 
-def framed(how: str, line: str, number: int) -> str:
-    stamp = f"2026-11-22T15:00:{number:02}.123456789Z"
-    if how == "docker":
-        return json.dumps({"log": line + "\n", "stream": "stderr", "time": stamp})
-    if how == "journald, JSON":
-        return json.dumps({"MESSAGE": line, "__REALTIME_TIMESTAMP": f"17637912{number:02}000000"})
-    if how == "journald, bytes":
-        return json.dumps({"MESSAGE": list(line.encode()), "_PID": "1"})
-    if how == "coloured":
-        coloured = line.replace("INFO", "\x1b[32mINFO\x1b[0m").replace(
-            "DEBUG", "\x1b[37mDEBUG\x1b[0m"
-        )
-        return coloured.replace("[logger", "\x1b[90m[logger").replace(".py:", ".py:\x1b[0m")
-    return {
-        "plain": line,
-        "docker compose": f"vllm-1  | {line}",
-        "docker logs -t": f"{stamp} {line}",
-        "kubernetes": f"{stamp} stdout F {line}",
-        "kubectl --prefix": f"[pod/vllm-0/server] {line}",
-        "journald": f"Nov 22 15:00:{number:02} host vllm[7]: {line}",
-        "journald, short-iso": f"2026-11-22T15:00:{number:02}+0100 host vllm[7]: {line}",
-        "rsyslog": f"Nov 22 15:00:{number:02} host vllm[7]: #033[32m{line}#033[0m",
-        "loki": json.dumps({"line": line, "ts": stamp}),
-        "fluent": json.dumps({"message": line, "kubernetes": {"pod_name": "vllm-0"}}),
-        "windows": line + "\r",
-    }[how]
-
-
-FRAMES = [
-    *("plain", "docker", "journald, JSON", "journald, bytes", "coloured", "docker compose"),
-    *("docker logs -t", "kubernetes", "kubectl --prefix", "journald", "journald, short-iso"),
-    *("rsyslog", "loki", "fluent", "windows"),
-]
-
-
 @pytest.mark.parametrize("how", FRAMES)
 def test_a_log_reads_alike_in_every_frame(write_lines: WriteLines, how: str) -> None:
     lines = [framed(how, line, number) for number, line in enumerate(VLLM)]
@@ -317,6 +273,24 @@ def test_a_logger_of_json_has_the_time_in_its_frame(write_lines: WriteLines) -> 
     assert [facts(request) for request in trace.requests] == [(0, 1, 0), (2000, 1, 0)]
 
 
+def test_a_broken_frame_is_refused_because_its_text_is_escaped(write_lines: WriteLines) -> None:
+    lines = [framed("docker", line, number) for number, line in enumerate(VLLM)]
+    caught = refused(write_lines(*lines[:2], lines[2][:-20]))
+    assert (caught.line, caught.found) == (3, "a broken frame")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        vllm(1, details("a", [1], prompt=TRAP), "DEBUG"),
+        vllm(1, generated("a", [1], output=TRAP)),
+    ],
+)
+def test_text_of_users_in_a_cut_line_is_no_request(write_lines: WriteLines, line: str) -> None:
+    cut = line.partition(" None.")[0] + " None."
+    assert refused(write_lines(VLLM[1], cut)).found.startswith("a broken ")
+
+
 def test_a_compressed_log_is_a_log(tmp_path: Path) -> None:
     path = tmp_path / "server.log.gz"
     path.write_bytes(gzip.compress((TRACES / "vllm.log").read_bytes()))
@@ -330,21 +304,6 @@ def test_text_about_logs_is_no_log(write_lines: WriteLines) -> None:
 
 
 # SGLang
-
-
-def sglang(second: int, said: str) -> str:
-    return f"[2026-11-22 15:00:{second:02}] {said}"
-
-
-def asked(rid: Any, ids: Any, **more: Any) -> str:
-    fields = {"rid": rid, "session_id": None, "text": "it's, (input_ids=[1]) \"", "input_ids": ids}
-    fields |= {"sampling_params": {"temperature": 0.7, "stop": ["]"]}, "stream": False, **more}
-    return f"GenerateReqInput({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
-
-
-def answered(ids: list[int]) -> str:
-    out = {"text": "', 'output_ids': [9]", "output_ids": ids, "meta_info": {"prompt_tokens": 3}}
-    return f", out={out!r}"
 
 
 SGLANG = [
@@ -371,25 +330,6 @@ def test_a_log_of_sglang_reads_alike_in_every_frame(write_lines: WriteLines, how
     plain = read_trace(write_lines(*SGLANG))
     lines = [framed(how, line, number) for number, line in enumerate(SGLANG)]
     assert same(read_trace(write_lines(*lines)), plain)
-
-
-def as_json(line: str) -> str:
-    """The same line in the format of ``--log-requests-format json``."""
-    stamp, _, said = line.partition("] ")
-    kind, _, _ = said.partition(": obj=")
-    if kind not in ("Receive", "Finish"):
-        return line
-    names = {"GenerateReqInput": dict, "None": None}
-    _, _, call = said.partition(": obj=")
-    call, _, out = call.partition(", out=")
-    data: dict[str, Any] = {
-        "timestamp": stamp[1:].replace(" ", "T") + ".000000",
-        "event": "request.received" if kind == "Receive" else "request.finished",
-        "obj": eval(call, names),
-    }
-    if out:
-        data["out"] = eval(out)
-    return f"{stamp}] {json.dumps(data)}"
 
 
 def test_a_log_of_sglang_in_json_reads_alike(write_lines: WriteLines) -> None:

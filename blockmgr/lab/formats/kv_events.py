@@ -62,7 +62,7 @@ CUT: Final = "stored blocks that continue the previous file"
 OTHER_MEDIA: Final = "events of other memory than the device's"
 OTHER_GROUPS: Final = "events of groups that are not of full attention"
 MORE_GROUPS: Final = "events of further groups of full attention"
-UNTOLD: Final = "keys of blocks that differ from others in names alone"
+UNTOLD: Final = ("blocks with equal tokens and other names", "different in what is not recorded")
 
 BATCH_FIELDS: Final = Known(
     " ".join((*BATCH, *RANKS)), within={"about": Known("epoch snapshot last groups", "block_size")}
@@ -221,7 +221,7 @@ class _Recording:
             content = array("I", tokens[at : at + size]).tobytes()
             if self._names.are_apart(parent, namespace, content, name):
                 tokens[at] = self._keys.of(tokens[at], f"name {name}")
-                self._left_out[UNTOLD] += 1
+                self._reading.notes.assume(*UNTOLD)
             parent = name
 
     def nothing(self, record: Record) -> TraceFormatError:
@@ -237,7 +237,9 @@ class _Recording:
     def tell(self) -> None:
         """Report what was assumed, and what was left out."""
         notes = self._reading.notes
-        notes.assume("requests", "blocks that follow one another within 2 s are of one request")
+        notes.assume(
+            "requests", "blocks stored within 2 s of one another are of one, if they follow"
+        )
         notes.assume("prompts that were found whole", "not recorded: hits are at least these")
         if any(engine.answers_at_end for engine in self.engines.values()):
             notes.assume("answers", "stored when they end, as by SGLang, whose hashes have signs")

@@ -17,16 +17,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.files import MAX_LINE_BYTES
+from blockmgr.lab.formats.record import is_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from blockmgr.lab.formats.reading import Reading
 
-__all__ = ["SHORT", "LogClock", "LogLine", "checked_time", "head_of_log", "log_lines", "plain"]
+__all__ = [
+    "SHORT",
+    "STRING",
+    "LogClock",
+    "LogLine",
+    "checked_time",
+    "head_of_log",
+    "log_lines",
+    "plain",
+    "without_strings",
+]
 
 COLOUR: Final = re.compile(r"(?:\x1b|#033|\^\[)\[[0-9;]*m")
 KUBERNETES: Final = re.compile(r"(\d{4}-\d\d-\d\dT\S+) (stdout|stderr) ([FP])(?: |$)")
+STRING: Final = re.compile(r"'(?:[^'\\]|\\.)*(?:'|$)|\"(?:[^\"\\]|\\.)*(?:\"|$)")
+NAME: Final = re.compile(r"['\"]\w{1,32}['\"]")
 TEXTS: Final = ("log", "MESSAGE", "message", "msg", "line")
 """Fields of JSON frames that hold the line, in the order of the checks."""
 
@@ -63,6 +76,19 @@ def plain(text: str) -> str:
     return COLOUR.sub("", text)
 
 
+def without_strings(text: str, start: int = 0) -> str:
+    """A line with spaces in place of the strings that Python wrote after ``start``.
+
+    Users choose their content, so it may look like anything. Names of fields are kept.
+    """
+    return text[:start] + STRING.sub(_blank, text[start:])
+
+
+def _blank(found: re.Match[str]) -> str:
+    string = found[0]
+    return string if NAME.fullmatch(string) else "'" + " " * (len(string) - 1)
+
+
 def head_of_log(head: str) -> str | None:
     """The first lines of a file without their frames; None for a file of other JSON."""
     lines = head.lstrip().split("\n")
@@ -71,7 +97,7 @@ def head_of_log(head: str) -> str | None:
         is_cut = len(lines) == 1 and re.match(r'\{"(?:log|MESSAGE)"\s*:\s*["\[]', lines[0])
         if _unframed(lines[0]) is None and not is_cut:
             return None
-    elif first == "[" and not re.match(r"\[\d{4}-\d\d-\d\d |\[[A-Za-z]", lines[0]):
+    elif is_json(head):
         return None
     return "\n".join(plain(_part(line)[1]) for line in lines)
 
@@ -80,11 +106,18 @@ def log_lines(path: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[LogLine
     """The lines of a file, with the parts of split lines joined.
 
     Raises:
-        TraceFormatError: A joined line is too long.
+        TraceFormatError: A joined line is too long, or a frame is broken.
     """
     parts: dict[str, list[str]] = {}
+    is_framed = False
     for number, raw in lines:
         text = raw.decode("utf-8", "replace").lstrip("\ufeff").rstrip("\r\n")
+        if text.startswith("{"):
+            whole = _unframed(text) is not None
+            if is_framed and not whole:
+                # Its text is escaped, so what users wrote could not be told from the rest.
+                raise TraceFormatError(path, number, 1, "a broken frame", "all of it on one line")
+            is_framed |= whole
         stream, part, framed, is_whole = _part(text)
         if stream is not None:
             begun = parts.setdefault(stream, [])

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats.fields import Known
-from blockmgr.lab.formats.log_lines import LogClock, LogLine, checked_time, log_lines
+from blockmgr.lab.formats.log_lines import (
+    STRING,
+    LogClock,
+    LogLine,
+    checked_time,
+    log_lines,
+    without_strings,
+)
 from blockmgr.lab.formats.record import MAX_TOKEN, shown
 from blockmgr.lab.stored import Row
 
@@ -33,8 +40,6 @@ PREFIX: Final = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?: [^\]]
 """What the lines of this log begin with."""
 
 MESSAGE: Final = re.compile(PREFIX.pattern + r'(?:(Receive|Finish): obj=\w+(?=\()|(?=\{"))')
-STRING: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-NAME: Final = re.compile(r"['\"]\w{1,32}['\"]")
 SPLIT: Final = re.compile(r"\[[\d, ]*\]|[\[({]|[\])}]|, ")
 ITEM: Final = re.compile(r"'?(\w+)'?(?:=|: )")
 EVENTS: Final = {"request.received": "Receive", "request.finished": "Finish"}
@@ -131,7 +136,7 @@ def _text(line: LogLine, message: re.Match[str]) -> _Said:
     """A line in text, which looks like Python."""
     text = line.text
     # Prompts may contain anything, so the brackets of a copy without them are counted.
-    masked = STRING.sub(_mask, text)
+    masked = without_strings(text)
     spans, end = _items(masked, message.end())
     request = _values(text, spans)
     answer: dict[str, Any] = {}
@@ -141,11 +146,6 @@ def _text(line: LogLine, message: re.Match[str]) -> _Said:
         answer = _values(text, spans)
     timed = LogLine(line.number, text[message.start() : message.end()], line.framed)
     return _Said(timed, message[1], request, answer, is_broken=end < 0)
-
-
-def _mask(found: re.Match[str]) -> str:
-    string = found[0]
-    return string if NAME.fullmatch(string) else "'" + " " * (len(string) - 2) + "'"
 
 
 def _items(masked: str, start: int) -> tuple[list[tuple[int, int]], int]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.errors import TraceFormatError
-from blockmgr.lab.formats.log_lines import SHORT, LogClock, checked_time, log_lines
+from blockmgr.lab.formats.log_lines import SHORT, LogClock, checked_time, log_lines, without_strings
 from blockmgr.lab.formats.record import MAX_TOKEN, shown
 from blockmgr.lab.stored import Row
 
@@ -64,10 +64,11 @@ def vllm_log(path: str, lines: Iterable[tuple[int, bytes]], reading: Reading) ->
         TraceFormatError: A request's tokens or its time are broken, or no request has tokens.
     """
     log = _Log(path, reading)
-    for line in log_lines(path, lines):
-        said = MESSAGE.search(line.text)
+    for whole in log_lines(path, lines):
+        said = MESSAGE.search(whole.text)
         if said is None:
             continue
+        line = replace(whole, text=without_strings(whole.text, said.end()))
         if said[1] == "Generated response":
             yield from log.answer(line, said)
         else:
@@ -132,22 +133,25 @@ class _Log:
             tokens = self._tokens(line, "prompt_token_ids", PROMPT, said.end())
             if tokens:
                 yield from self._ask(line, name, tokens)
+        elif said[4]:
+            expected = "prompt_token_ids: and a list of integers"
+            raise self._error(line, "Request", "a broken request", expected)
         if said[1] == "Received request":
-            self._describe(line, name, said.end())
+            self._describe(line, said)
 
-    def _describe(self, line: LogLine, name: str, start: int) -> None:
+    def _describe(self, line: LogLine, said: re.Match[str]) -> None:
         """Read what a line says besides tokens."""
-        adapter = ADAPTER.match(line.text, start)
+        adapter = ADAPTER.match(line.text, said.end())
         if adapter is None:
             raise self._error(line, "lora_request", "a broken request", "lora_request: at its end")
-        asked = self._waiting.get(name)
+        asked = self._waiting.get(said[2])
         if asked is not None:
-            called = ADAPTER_NAME.search(adapter[1])
-            samples = SAMPLES.match(line.text, start)
+            called = ADAPTER_NAME.search(said.string, *adapter.span(1))
+            samples = SAMPLES.match(line.text, said.end())
             asked.namespace = f"lora {called[1]}".encode() if called else b""
             asked.samples = max(1, int(samples[1])) if samples else 1
             asked.is_described = True
-        elif name not in self._seen:
+        elif said[2] not in self._seen:
             self._left_out[WITHOUT] += 1
 
     def _ask(self, line: LogLine, name: str, tokens: list[int]) -> Iterator[Row]:
@@ -166,7 +170,10 @@ class _Log:
 
     def answer(self, line: LogLine, said: re.Match[str]) -> Iterator[Row]:
         """Read a line about an answer; returns the request if it was the last one."""
-        if "output_token_ids: " not in line.text[said.end() :]:
+        rest = line.text[said.end() :]
+        if ("output_token_ids: " if said[4] else "finish_reason: ") not in rest:
+            raise self._error(line, "Generated", "a broken answer", "all of it on one line")
+        if "output_token_ids: " not in rest:
             return
         name = self._asked_by(said[2])
         if name is None:
@@ -211,14 +218,14 @@ class _Log:
             found = f"{count:,} {WITHOUT}" if count else "a log of vLLM without requests"
             raise TraceFormatError(self._path, self._last_line, 1, found, WAY_ON)
         notes = self._reading.notes
-        notes.assume("images and salts", "not in vLLM's log: prompts are equal if their tokens are")
+        notes.assume("images and salts", "not logged: prompts are equal if their tokens are")
         for what, count in (+self._left_out).items():
             notes.leave_out(what, count)
 
     def _tokens(
         self, line: LogLine, name: str, pattern: re.Pattern[str], start: int
     ) -> list[int] | None:
-        """The last list of this name: earlier text may be part of a prompt."""
+        """The list of this name."""
         found = pattern.match(line.text, start)
         if found is None:
             expected = f"{name}: and a list of integers, in full (no --max-log-len)"
