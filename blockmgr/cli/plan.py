@@ -24,6 +24,7 @@ from blockmgr.cli.options import (
     how_options_without,
     source_options,
 )
+from blockmgr.lab.group_plan import LARGE_STEP
 from blockmgr.lab.planning import Plan, PlanRow, kv_bytes_per_token
 from blockmgr.lab.planning import plan as run_plan
 from blockmgr.lab.replay import ReplayConfig
@@ -31,7 +32,7 @@ from blockmgr.lab.report import Provenance, json_text, print_table
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from fractions import Fraction
     from pathlib import Path
 
@@ -148,6 +149,8 @@ def plan(
             click.echo(json_text(_document(outcome, hit_rates, described), provenance))
         else:
             _print(outcome, hit_rates)
+            for line in _steps(outcome):
+                click.echo(line, err=True)
             click.echo(provenance.line, err=True)
 
 
@@ -200,12 +203,15 @@ def _entry(row: PlanRow) -> dict[str, Any]:
         "num_tokens": row.num_tokens,
         "replayed_hit_rate": None if replayed is None else replayed.hit_rate,
         "replayed_waited": None if replayed is None else replayed.waited,
+        "smaller": None
+        if row.smaller is None
+        else {"hit_rate": row.smaller.hit_rate, "num_blocks": row.smaller.num_blocks},
     }
 
 
 def _print(outcome: Plan, hit_rates: tuple[Fraction, ...]) -> None:
     table = Table(box=box.SIMPLE, padding=0)
-    headings = ["hit\nrate", "block\nsize", "blocks", "tokens", "GiB", "replayed", "waited"]
+    headings = ["hit\nrate", "block\nsize", "blocks", "pool\ntokens", "GiB", "replayed", "waited"]
     if outcome.bytes_per_token is None:
         headings.remove("GiB")
     for heading in [*headings, "cheapest"]:
@@ -218,6 +224,19 @@ def _print(outcome: Plan, hit_rates: tuple[Fraction, ...]) -> None:
                 table.add_row(*_cells(row, outcome.bytes_per_token is not None), mark)
         table.add_section()
     print_table(table, sys.stdout, *_titles(outcome))
+
+
+def _steps(outcome: Plan) -> Iterator[str]:
+    """Which rates lie inside a step: with several groups, hits do not grow block by block."""
+    for row in outcome.rows:
+        above, below = row.replayed, row.smaller
+        if above is None or below is None or above.hit_rate - float(row.hit_rate) <= LARGE_STEP:
+            continue
+        yield (
+            f"{percent(row.hit_rate)} with blocks of {row.block_size} is inside a step: "
+            f"{above.num_blocks:,} blocks find {above.hit_rate:.2%}, {below.num_blocks:,} find "
+            f"{below.hit_rate:.2%}"
+        )
 
 
 def _titles(outcome: Plan) -> list[str]:

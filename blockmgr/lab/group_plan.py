@@ -3,7 +3,7 @@
 With one group, the curve of LRU contains the answer. With several, a hit ends where any group lacks
 a block, so no single list of blocks determines the hits, and pools are replayed. A larger pool
 almost always finds more. The answer is a pool that reaches the rate, while one that is smaller by a
-hundredth of the working set does not.
+hundredth of the working set does not, or by one block if the answer is far above the rate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay import ReplayConfig, ReplayResult
     from blockmgr.lab.trace import Trace
 
-__all__ = ["PoolSearch"]
+__all__ = ["LARGE_STEP", "PoolSearch"]
+
+LARGE_STEP: Final = 0.005
+"""Hit rate above the requested one from which the search goes on, block by block at last."""
 
 STEPS: Final = 100
 """Resolution of pool sizes, as a fraction of the working set."""
@@ -61,10 +64,18 @@ class PoolSearch:
         low, high = self._least, largest
         if self.replay(low).hit_rate >= hit_rate:
             return low
-        while high - low > step:
+        while high - low > step or (high - low > 1 and self._is_far_above(high, hit_rate)):
             middle = (low + high) // 2
             if self.replay(middle).hit_rate >= hit_rate:
                 high = middle
             else:
                 low = middle
         return high
+
+    def _is_far_above(self, num_blocks: int, hit_rate: Fraction) -> bool:
+        return self.replay(num_blocks).hit_rate - float(hit_rate) > LARGE_STEP
+
+    def smaller(self, num_blocks: int) -> ReplayResult | None:
+        """The replay of the largest pool below ``num_blocks`` so far; None if there is none."""
+        tried = [blocks for blocks in self._replayed if blocks < num_blocks]
+        return self._replayed[max(tried)] if tried else None

@@ -48,6 +48,8 @@ class PlanRow:
         num_blocks: The smallest pool that reaches it; None if no pool does.
         num_bytes: K/V bytes of these blocks; None if there are none or the model is unknown.
         replayed: A replay at ``num_blocks`` with service times; None without ``num_blocks``.
+        smaller: With several groups, a replay of the largest smaller pool that was tried, which
+            does not reach the rate; None with one group, whose answer is exact.
     """
 
     hit_rate: Fraction
@@ -56,6 +58,7 @@ class PlanRow:
     num_blocks: int | None
     num_bytes: int | None
     replayed: ReplayResult | None
+    smaller: ReplayResult | None = None
 
     @property
     def num_tokens(self) -> int | None:
@@ -183,6 +186,7 @@ def _row(
         num_blocks=blocks,
         num_bytes=None if taken is None or bytes_per_token is None else taken * bytes_per_token,
         replayed=None if blocks is None else found.replay(blocks),
+        smaller=None if blocks is None else found.smaller(blocks),
     )
 
 
@@ -203,3 +207,6 @@ class _OnCurve:
     def replay(self, num_blocks: int) -> ReplayResult:
         """The replay of a pool."""
         return replay(self._trace, num_blocks, self._config)
+
+    def smaller(self, num_blocks: int) -> None:
+        """No pool: the curve has each of them."""

@@ -109,6 +109,28 @@ def test_plan_answers_in_bytes_of_the_blocks_of_all_groups(run: Run) -> None:
     assert entry["replayed_hit_rate"] >= 0.1
 
 
+def test_plan_tells_the_next_smaller_pool_where_hits_come_in_a_step(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"format": "blockmgr-trace", "version": 1}]
+    for number in range(30):
+        first = 1000 * (number % 3)
+        tokens = list(range(first, first + 65))
+        row = {"arrival_ms": 60_000 * number, "namespace": "", "num_output_tokens": 0}
+        rows.append({**row, "outputs": [], "tokens": tokens})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    args = ("plan", path, "--hit-rate", "10%", "--model", "gemma-3")
+    result = run(*args)
+    assert result.exit_code == 0, result.stderr
+    [line] = [line for line in result.stderr.splitlines() if "inside a step" in line]
+    [entry] = json.loads(run(*args, "--json").stdout)["results"]
+    blocks, smaller = entry["num_blocks"], entry["smaller"]
+    assert smaller["num_blocks"] == blocks - 1
+    assert smaller["hit_rate"] < 0.1
+    assert f"{blocks:,} blocks find {entry['replayed_hit_rate']:.2%}, {blocks - 1:,} find" in line
+
+
 def test_a_config_says_groups_and_block_size(run: Run, config_folder: Path) -> None:
     pytest.importorskip("torch", reason="needs torch")
     document = json.loads(run(*REPLAY, "--model", config_folder, "--json").stdout)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
+from blockmgr import FullAttention, SlidingWindow
+from blockmgr.lab.group_plan import LARGE_STEP
 from blockmgr.lab.planning import ELEMENT_BYTES, Plan, kv_bytes_per_token, plan
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable
-from blockmgr.lab.trace import Trace
+from blockmgr.lab.trace import Request, Trace
 from blockmgr.lab.workloads import generate
 
 ALONE = ReplayConfig(block_size=16, min_service_ms=0, service_ms_per_token=0)
@@ -93,3 +96,28 @@ def test_bytes_of_a_token_are_those_of_the_tensors() -> None:
         assert dtype.itemsize == size
         shape = ModelShape(num_layers=3, num_kv_heads=5, head_dim=7, dtype=dtype)
         assert kv_bytes_per_token(3, 5, 7, name) == shape.bytes_per_token
+
+
+def test_with_several_groups_a_rate_is_met_closely_or_lies_inside_a_step() -> None:
+    alternating = tuple(
+        Request(
+            arrival_ms=60_000 * number,
+            prompt=np.arange(64 * (number % 3), 64 * (number % 3) + 65, dtype=np.uint32),
+            num_output_tokens=0,
+        )
+        for number in range(30)
+    )
+    groups = (FullAttention(), SlidingWindow(32))
+    config = ReplayConfig(block_size=16, groups=groups)
+    steps = 0
+    for trace in (Trace("alternating", alternating), generate("parallel-sampling", 0)):
+        for rate in (Fraction(1, 10), Fraction(1, 4), Fraction(2, 5)):
+            [row] = plan(trace, [rate], config).rows
+            assert row.replayed is not None
+            assert row.num_blocks is not None
+            assert row.replayed.hit_rate >= rate
+            if row.replayed.hit_rate - float(rate) > LARGE_STEP and row.smaller is not None:
+                steps += 1
+                assert row.smaller.num_blocks == row.num_blocks - 1
+                assert row.smaller.hit_rate < rate
+    assert steps > 0
