@@ -200,7 +200,7 @@ def test_the_sample_of_a_row_is_read_as_the_table_says(
         ("[INFO] started", '"[INFO] started"'),
         ('["a", "b"]', "a string"),
         ("[1, 2, 3]", "a list"),
-        ("[[1.0, [], 0]]", "the end of the file"),
+        ("[[1.0, [], 0]]", "no stored block of a prompt"),
         ("[null]", "null"),
         ("[]", "the end of the file"),
     ],
