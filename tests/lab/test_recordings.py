@@ -219,6 +219,16 @@ def test_what_continues_a_block_that_is_gone_is_left_out(
     assert left_out(path) == {reader.BEFORE: 3}
 
 
+def test_what_continues_a_removed_block_is_left_out_even_if_its_tokens_are_known(
+    write_lines: WriteLines, left_out: Any
+) -> None:
+    path = write_lines(
+        *batches([stored([1, 2, 3], None, [1, 2, 3])], [removed(2)], *PAUSE, [block(4, 2, [4])])
+    )
+    assert prompts(read_trace(path)) == [[1, 2, 3]]
+    assert left_out(path) == {reader.BEFORE: 1}
+
+
 def test_a_recording_that_begins_late_starts_at_its_first_whole_prompt(
     write_lines: WriteLines, left_out: Any
 ) -> None:

@@ -273,6 +273,15 @@ def test_a_logger_of_json_has_the_time_in_its_frame(write_lines: WriteLines) -> 
     assert [facts(request) for request in trace.requests] == [(0, 1, 0), (2000, 1, 0)]
 
 
+def test_times_in_frames_have_zones(write_lines: WriteLines) -> None:
+    said = [(details("a", [1]), "16:00:00+01:00"), (details("b", [2]), "15:00:01Z")]
+    lines = [json.dumps({"message": text, "time": f"2026-11-22T{time}"}) for text, time in said]
+    head = json.dumps({"message": VLLM[0].partition("] ")[2], "time": "2026-11-22T15:00:00+01:00"})
+    marked = json.dumps({"message": "x INFO 11-22 15:00:00 x"})
+    trace = read_trace(write_lines(head, marked, *lines))
+    assert [request.arrival_ms for request in trace.requests] == [0, 1000]
+
+
 def test_a_broken_frame_is_refused_because_its_text_is_escaped(write_lines: WriteLines) -> None:
     lines = [framed("docker", line, number) for number, line in enumerate(VLLM)]
     caught = refused(write_lines(*lines[:2], lines[2][:-20]))
