@@ -24,10 +24,14 @@ class ModelManager(ModelAdmission):
     # ---- prompts ------------------------------------------------------------------------
 
     def match(self, tokens: list[int], namespace: bytes = b"") -> int:
-        """The tokens that ``admit`` would find now."""
+        """The tokens that ``admit`` would find now, or when there is room."""
         seq = Seq(0, namespace, list(tokens), [])
         plan = self.best_plan(seq, len(tokens))
-        return 0 if plan is None else plan.cached
+        if plan is not None:
+            return plan.cached
+        share = self.share(namespace)
+        plans = (p for p in self.plans(seq, len(tokens)) if self.may_fit(p, len(tokens), share))
+        return max((p.cached for p in plans), default=0)
 
     def admit(self, tokens: list[int], namespace: bytes = b"", num_slots: int | None = None) -> int:
         seq = Seq(next(self.handles), namespace, list(tokens), [])

@@ -103,7 +103,9 @@ def test_a_fenced_state_is_found_and_not_taken_over() -> None:
     manager.commit(handle, 4)
     world.forward(handle, 4)
     manager.free(handle)
-    assert manager.match([1] * 5) == 0  # its state would have to be taken over
+    assert manager.match([1] * 5) == 4
+    with pytest.raises(OutOfBlocks):  # its state would have to be taken over
+        manager.admit([1] * 5)
     manager.complete()
     assert manager.match([1] * 5) == 4
 
