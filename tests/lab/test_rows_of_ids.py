@@ -87,6 +87,12 @@ def test_the_same_prompt_twice_shares_no_block_without_an_id(read: Any) -> None:
     assert unbounded(trace, ReplayConfig(block_size=4)).hit_tokens == 2 * 32
 
 
+def test_a_block_without_an_id_is_equal_to_no_block_with_one(read: Any) -> None:
+    # The id of the second prompt's last block is the number of the first request.
+    rows = [row(0, 40, [7, 8], block_size=16), row(1, 48, [7, 8, 1], block_size=16)]
+    assert unbounded(read(*rows), ReplayConfig(block_size=4)).hit_tokens == 32
+
+
 def test_without_a_size_ids_of_whole_blocks_are_refused_with_the_option(read: Any) -> None:
     with pytest.raises(TraceFormatError, match=r"incomplete block .*--tokens-per-id \(16 fits\)"):
         read(*whole_blocks(wide=False))
