@@ -25,6 +25,39 @@ VALUES: tuple[Any, ...] = (
 NAMES = ("priority", "ttl", "expect_reuse", "prio", "", "\ud800")
 
 
+class FailingText(str):
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("hashed")
+
+
+class FailingInt(int):
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("compared")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("hashed")
+
+
+class FailingFloat(float):
+    def __float__(self) -> float:
+        raise RuntimeError("converted")
+
+
+class WithoutText:
+    def __repr__(self) -> str:
+        raise RuntimeError("printed")
+
+
+FAILING: tuple[Any, ...] = (
+    FailingText("high"), FailingInt(1), FailingFloat(2), WithoutText(), 10**5000, [10**5000],
+)  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield from stand_ins(monkeypatch)
@@ -154,3 +187,17 @@ def test_ignored_wishes_are_in_the_line_and_in_the_metrics() -> None:
     exposition = importlib.import_module("blockmgr.ports.vllm.exposition")
     read = exposition.registry_of(manager.report).get_sample_value
     assert read("blockmgr_ignored_wishes_total", {"wish": "priority"}) == 1
+
+
+@pytest.mark.parametrize("name", ["priority", "ttl", "expect_reuse"])
+@pytest.mark.parametrize("value", FAILING, ids=lambda value: type(value).__name__)
+def test_a_value_that_fails_when_it_is_read_or_printed_is_ignored_and_counted(
+    name: str, value: Any
+) -> None:
+    manager = make(retention=True)
+    before = manager.manager.num_available
+    served = wishing({"blockmgr_priority": "high", f"blockmgr_{name}": value})
+    serve(manager, served)
+    manager.free(served)
+    assert manager.manager.num_available == before
+    assert manager.wishes.ignored == {name: 1}

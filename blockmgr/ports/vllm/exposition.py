@@ -33,7 +33,7 @@ class ReportCollector(Collector):
         """The metric families without samples."""
         yield GaugeMetricFamily(
             "blockmgr_hit_rate",
-            "Share of the last prompt tokens that a pool of so many blocks finds.",
+            "Share of the last prompt tokens that a pool of so many blocks finds in whole blocks.",
             labels=["blocks"],
         )
         yield CounterMetricFamily(

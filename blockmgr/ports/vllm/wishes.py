@@ -11,7 +11,6 @@ import math
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from blockmgr import Priority
@@ -73,18 +72,19 @@ class Wishes:
         """The wishes of a request; never raises."""
         params = request.sampling_params
         extra = getattr(params, "extra_args", None)
-        if not isinstance(extra, Mapping):
+        if type(extra) is not dict:
             return NO_WISH
+        # Exact types: a subclass may run code of its own when it is compared or converted.
         said = {
             name.removeprefix(PREFIX): value
             for name, value in extra.items()
-            if isinstance(name, str) and name.startswith(PREFIX)
+            if type(name) is str and name.startswith(PREFIX)
         }
         if not said:
             return NO_WISH
         priority = said.get("priority")
         wish = Wish(
-            PRIORITIES.get(priority) if isinstance(priority, str) else None,
+            PRIORITIES.get(priority) if type(priority) is str else None,
             _seconds(said.get("ttl")),
             _truth(said.get("expect_reuse")),
         )
@@ -107,7 +107,7 @@ class Wishes:
             "blockmgr ignores %s%s=%s of request %s: it %s; %d wishes ignored so far",
             PREFIX,
             reprlib.repr(name)[1:-1],
-            reprlib.repr(value),
+            _shown(value),
             reprlib.repr(request_id),
             reason if self._retention else "needs the option blockmgr.retention",
             self.ignored.total(),
@@ -116,12 +116,21 @@ class Wishes:
 
 def _truth(value: Any) -> bool | None:
     """A truth, which JSON clients may send as 0 or 1; None if it is none."""
-    return bool(value) if isinstance(value, int) and value in (0, 1) else None
+    is_truth = type(value) is bool or (type(value) is int and value in {0, 1})
+    return bool(value) if is_truth else None
+
+
+def _shown(value: Any) -> str:
+    """A short text of a value; its type alone where the value has no text."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # an int of more than 4,300 digits, at any depth
+        return f"({type(value).__name__})"
 
 
 def _seconds(value: Any) -> float | None:
     """A time to live; None if it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if type(value) is not int and type(value) is not float:
         return None
     try:
         seconds = float(value)
