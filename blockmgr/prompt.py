@@ -79,7 +79,7 @@ class Prompt:
     @property
     def tokens(self) -> npt.NDArray[np.uint32]:
         """``uint32[n]`` on the host, which cannot be made writable; a new array each time."""
-        # The shape and the type of any array can be set, so nobody gets the Prompt's own.
+        # The shape and the type of any array can be set, so no caller gets the Prompt's own.
         return np.frombuffer(self._data, np.uint32)
 
     @property
