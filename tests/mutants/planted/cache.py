@@ -71,8 +71,8 @@ CACHE = (
     Mutant(
         "takes_less_than_a_match_found",
         "sequences/admission.cc",
-        "  if (cached != due_cached) throw",
-        "  if (cached > due_cached) throw",
+        "num_cached(found) != applicant.due_cached) [[unlikely]]",
+        "num_cached(found) > applicant.due_cached) [[unlikely]]",
     ),
     Mutant(
         "leaves_out_the_part_that_a_match_found",

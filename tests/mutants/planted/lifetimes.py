@@ -85,8 +85,8 @@ LIFETIMES = (
     Mutant(
         "leaks_the_last_block",
         "sequences/sequences.cc",
-        "    pool_.release_table(t + keep, count, who);",
-        "    pool_.release_table(t + keep, count - (count % 7 == 6), who);",
+        "    pool_.release_table(t + keep, count);",
+        "    pool_.release_table(t + keep, count - (count % 7 == 6));",
     ),
     Mutant(
         "keeps_what_a_released_block_continues",

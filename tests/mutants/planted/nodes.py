@@ -197,8 +197,8 @@ NODES = (
     Mutant(
         "a_run_that_waits_is_told_as_idle",
         "places/pool.cc",
-        "    open_fence_ ? each.on_waiting(run, who) : each.on_idle(run, who);",
-        "    each.on_idle(run, who);",
+        "  if (idles_unheard_ || open_fence_ || !last) return count;\n",
+        "  if (idles_unheard_ || !last) return count;\n",
     ),
     Mutant(
         "a_run_that_is_used_again_is_not_told",

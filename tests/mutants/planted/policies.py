@@ -204,8 +204,8 @@ POLICIES = (
     Mutant(
         "the_policy_is_not_told_what_was_found",
         "sequences/admission.cc",
-        "{found.full, found.num_full}, num_blocks);",
-        "{found.full, 0}, num_blocks);",
+        "  pool_.admitted(s.partition, {found.full, found.num_full});\n",
+        "  pool_.admitted(s.partition, {found.full, 0});\n",
     ),
     Mutant(
         "the_policy_is_not_told_of_parts",

@@ -72,8 +72,8 @@ CALLS = (
         ),
         (
             "a_batch_counts_on_what_waits_for_a_step",
-            "  for (std::int64_t i = 0; drops_before_taking() && i < count; ++i) {\n",
-            "  for (std::int64_t i = 0; i < count; ++i) {\n",
+            "  if (!drops_before_taking()) return needed;\n",
+            "",
         ),
         (
             "a_window_drops_a_unit_early",

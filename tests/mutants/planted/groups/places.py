@@ -250,8 +250,8 @@ PLACES = (
         ),
         (
             "a_run_that_comes_out_of_use_stays_listed",
-            "groups_ && !open_fence_ && i < last; ++i) groups_->on_idle(table[i]);\n",
-            "groups_ && !open_fence_ && i < first; ++i) groups_->on_idle(table[i]);\n",
+            "groups_ && i < last; ++i) groups_->on_idle(table[i]);\n",
+            "groups_ && i < first; ++i) groups_->on_idle(table[i]);\n",
         ),
         (
             "a_part_goes_with_one_that_a_step_reads",
