@@ -269,6 +269,9 @@ class LongBatch(OldBatch, array_like=True, gc=False):
 class SglangStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStored"):
     """As SGLang writes it, which omits what is None and adds the salt.
 
+    The last fields are vLLM's alone. An event that has one is vLLM's, and if its own layout has
+    refused it, this one must not take it without them.
+
     Source: ``srt/disaggregation/kv_events.py`` of SGLang 0.5.23.
     """
 
@@ -282,11 +285,11 @@ class SglangStored(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockStore
     session_id: Word | None = None
     lora_name: Word | None = None
 
-    extra_keys: ClassVar[list[Any] | None] = None
-    group_idx: ClassVar[int | None] = None
-    kv_cache_spec_kind: ClassVar[str | None] = None
-    kv_cache_spec_sliding_window: ClassVar[int | None] = None
-    locality: ClassVar[str | None] = None
+    extra_keys: None = None
+    group_idx: None = None
+    kv_cache_spec_kind: None = None
+    kv_cache_spec_sliding_window: None = None
+    locality: None = None
 
 
 class SglangRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemoved"):
@@ -295,15 +298,15 @@ class SglangRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag="BlockRemo
     block_hashes: Annotated[list[int], Meta(max_length=_MOST_ITEMS)]
     medium: Word | None = None
 
-    group_idx: ClassVar[int | None] = None
-    locality: ClassVar[str | None] = None
+    group_idx: None = None
+    locality: None = None
 
 
 class SglangCleared(msgspec.Struct, omit_defaults=True, gc=False, tag="AllBlocksCleared"):
     """Likewise; of all tiers."""
 
-    medium: ClassVar[str | None] = None
-    locality: ClassVar[str | None] = None
+    medium: None = None
+    locality: None = None
 
 
 class SglangBatch(msgspec.Struct, array_like=True, gc=False):
@@ -315,7 +318,7 @@ class SglangBatch(msgspec.Struct, array_like=True, gc=False):
     ]
     data_parallel_rank: Rank | None = None
 
-    about: ClassVar[About | None] = None
+    about: None = None
 
 
 class StoredHashes(msgspec.Struct, gc=False, tag="BlockStored"):

@@ -121,7 +121,7 @@ class Watcher:
     # What it leaves.
 
     def make(self, name: str) -> None:
-        """Makes a call, and checks what is left of the sequences that it did not name."""
+        """Makes a call, and checks the rest of the sequences, which it did not name."""
         named: list[int] = []
         try:
             named = self.call(name)

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockmgr import BlockManager, ManagerConfig, UnknownSequenceError, _core
+from blockmgr import (
+    BlockManager,
+    ManagerConfig,
+    StepError,
+    TicketError,
+    UnknownSequenceError,
+    _core,
+)
 from tests.conftest import MakeManager
 from tests.fingerprints import fingerprint
 from tests.unit.snapshot import refused
@@ -226,15 +233,21 @@ def test_integers_beyond_every_integer_are_refused_too(
         "extras": [lambda: manager.admit([1], extras={value: b"x"})],
         "handles": [lambda: manager.decode([value], [1])],
         "parents": [lambda: manager.reparent([handle], [value])],
-        "ticket": [lambda: manager.copies_applied(value), lambda: manager.complete(value)],
     }
     for name, refusals in calls.items():
         for call in refusals:
             with refused(manager, ValueError, name):
                 call()
-    for call in (manager.free, manager.sequence, manager.row, manager.fork):
-        with refused(manager, UnknownSequenceError):
-            call(value)
+    # No object has these numbers, as with numbers that were never given.
+    unknown: dict[type[Exception], list[Callable[[int], object]]] = {
+        UnknownSequenceError: [manager.free, manager.sequence, manager.row, manager.fork],
+        TicketError: [manager.copies_applied, manager.copies_aborted],
+        StepError: [manager.complete],
+    }
+    for error, named in unknown.items():
+        for call_of in named:
+            with refused(manager, error):
+                call_of(value)
     manager.copies_applied(ticket)
 
 
