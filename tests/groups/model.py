@@ -259,6 +259,35 @@ class ModelManager(ModelAdmission):
             self.stamps[prefix] = next(self.clock)
             if passes:
                 self.pass_by(prefix)
+            elif several and len(prefix[1]) == seq.last:
+                self.pass_earlier(seq)
+        if several and not passes and len(prefix[1]) == seq.diverges and prefix in self.stamps:
+            self.continued.add(prefix)
+            self.shared.add(prefix)
+
+    def pass_earlier(self, seq: Seq) -> None:
+        """Passes the ends of earlier turns: the next turn continues from the end of this one."""
+        for end in range(seq.cached // self.size * self.size, 0, -self.size):
+            earlier = seq.prefix(end)
+            if earlier in self.passed and earlier in self.continued:
+                return  # an earlier turn passed those before it
+            ends = earlier in self.stamps and earlier not in self.passed
+            if ends and not self.serves_others(earlier):
+                self.pass_by(earlier)
+                self.continued.add(earlier)
+
+    def serves_others(self, boundary: Prefix) -> bool:
+        """Whether more than one path needs it, or a caller wants it kept."""
+        length = len(boundary[1])
+        next_units = range(length + 1, length + self.size + 1)
+        after = {p for p in self.known() if len(p[1]) in next_units and cut(p, length) == boundary}
+        users = [self.references(b) for b in self.blocks if b.content and b.content[1] == boundary]
+        return (
+            boundary in self.shared
+            or max(users, default=0) > 1
+            or len(after) > 1
+            or self.level(boundary) > 0
+        )
 
     def pass_by(self, prefix: Prefix) -> None:
         """Marks a boundary as passed, before its parent if that is passed: the deepest first."""
@@ -423,7 +452,7 @@ class ModelManager(ModelAdmission):
         child.computed, child.cached = parent.computed, parent.cached
         child.promoted, child.stops = parent.promoted, set(parent.stops)
         child.named, child.diverges = set(parent.named), parent.diverges
-        child.retained_end = parent.retained_end
+        child.retained_end, child.last = parent.retained_end, parent.last
         for group, block in states.items():
             [state] = parent.tables[group]
             assert state is not None
@@ -607,6 +636,7 @@ class ModelManager(ModelAdmission):
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
             seq.stops.clear()
             seq.named.clear()
+            seq.last = 0
             seq.preempted = True
 
     def free(self, handle: int) -> None:

@@ -287,6 +287,8 @@ class ModelAdmission(ModelSteps):
         seq.settled = seq.written = plan.cached
         stops = {stop for stop in stops | self.halfway(seq, plan.cached) if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
+        last = (len(seq.tokens) - 1) // self.size * self.size
+        seq.last = last if last in stops and last != seq.diverges else 0
         found = seq.prefix(plan.cached)
         self.passed.pop(found, None)  # a prompt continues from it
         if found in self.continued:

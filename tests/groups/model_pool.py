@@ -82,6 +82,9 @@ class Seq:
     diverges: int = 0
     """Where its prompt diverges from what full attention has; 0: from the beginning."""
 
+    last: int = 0
+    """The last unit boundary at which its prompt can be found again; 0: prompts diverge there."""
+
     named: set[int] = field(default_factory=set)
     """Without states: where prompts may continue, so that boundaries there are not just passed."""
 

@@ -225,3 +225,16 @@ def test_a_prompt_that_others_share_is_kept() -> None:
         turn(manager, [*text(0, 0, 40), *[number] * 20], [])
     crowded(manager)
     assert at(manager, 40) == 40
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_a_system_prompt_is_kept_though_what_its_last_user_left_is_evicted(eviction: str) -> None:
+    """Between two of its users the pool has room for other prompts, and for their ends only."""
+    groups = [FullAttention(), SlidingWindow(WINDOW)]
+    manager = BlockManager(211, SIZE, null_block=True, groups=groups, eviction=eviction)
+    found = []
+    for user in range(8):
+        found.append(turn(manager, [*text(0, 0, 128), *text(100 + user, 0, 200)], []))
+        turn(manager, text(200 + user, 0, 300), [])
+    manager.check_invariants()
+    assert found == [0, 0] + [128] * 6

@@ -80,6 +80,8 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
       groups_->add_boundary(t[i]);
       if (end == stops[GroupRow::kLast]) groups_->pass_earlier(t, s.num_cached / config_.block_size);
     }
+    // Others continue here, too, even if what they have behind it goes before the next one comes.
+    if (!num_states_ && end == stops[GroupRow::kDiverges]) groups_->note_diverged(t[i]);
   }
   if (passed < s.num_chained) groups_->add_passed(t + passed, s.num_chained - passed);
 }

@@ -13,6 +13,12 @@ KEEPING = (
             "  if (keep_whole(s, available(s.partition), false) && diverges && false)",
         ),
         (
+            "a_place_where_prompts_diverged_is_that_of_the_last_one",
+            "    if (!num_states_ && end == stops[GroupRow::kDiverges]) "
+            "groups_->note_diverged(t[i]);\n",
+            "",
+        ),
+        (
             "no_boundary_of_a_sequence_that_ended_is_passed",
             "    if (num_states_) end_path(s, node, resumes);\n",
             "    (void)resumes;\n",
