@@ -15,16 +15,17 @@
     ├── StepError                              the order of calls within a step is broken
     ├── TicketError                            a copy plan resolved twice, or never taken
     ├── ReentrancyError                        a call from inside another call of the same manager
-    ├── ForkError                              forked while another thread was inside a call ├──
-    PolicyError                            an eviction policy in Python has failed ├── LayoutError
-    (also ValueError)      KV tensors that cannot be registered ├── PageSizeError        (also
-    ValueError)      groups of layers whose pages are not equal ├── CopyError            (also
-    ValueError)      block copies that must not be launched ├── UnsupportedModelError (also
-    ValueError)     attention the paged cache cannot serve ├── TraceFormatError     (also
-    ValueError)      path:line:column, found and expected ├── EndpointError        (also OSError)
-    cannot listen on an address ├── ClusterLostError     (also ConnectionError) a cluster that has
-    stopped answering ├── MissingExtraError    (also ImportError)     names the extra to install └──
-    InvariantError (also AssertionError)  only from check_invariants(): our bug
+    ├── ForkError                              forked while another thread was inside a call
+    ├── PolicyError                            an eviction policy in Python has failed
+    ├── LayoutError           (also ValueError)      KV tensors that cannot be registered
+    ├── PageSizeError         (also ValueError)      groups of layers whose pages are not equal
+    ├── CopyError             (also ValueError)      block copies that must not be launched
+    ├── UnsupportedModelError (also ValueError)      attention the paged cache cannot serve
+    ├── TraceFormatError      (also ValueError)      path:line:column, found and expected
+    ├── EndpointError         (also OSError)         cannot listen on an address
+    ├── ClusterLostError      (also ConnectionError) a cluster that has stopped answering
+    ├── MissingExtraError     (also ImportError)     names the extra to install
+    └── InvariantError        (also AssertionError)  only from check_invariants(): our bug
 
 Bad arguments are plain ``ValueError`` and ``TypeError`` that name the parameter, the value and
 its bound. Whatever a call raises, the manager is as it was before the call.
