@@ -59,6 +59,7 @@ class HybridShape:
         TypeError: A value is of the wrong type.
 
     >>> from blockmgr import FullAttention, RecurrentState
+    >>> from blockmgr.kv import LayerShape, ModelShape, StateTensor
     >>> kv = ModelShape(num_layers=1, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
     >>> conv = StateTensor((512, 4), torch.bfloat16)
     >>> state = StateTensor((8, 64, 16), torch.float32)
