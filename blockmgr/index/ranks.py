@@ -23,6 +23,7 @@ class Cache:
         groups: Its groups of layers.
         problem: Why its blocks are not believed; None if they are.
         is_emptying: Whether blocks that are left in the tables do not count any more.
+        is_gone: Whether the slot was given back, and may be that of another cache.
     """
 
     slot: int
@@ -31,6 +32,7 @@ class Cache:
     groups: Groups = field(default_factory=Groups)
     problem: str | None = None
     is_emptying: bool = False
+    is_gone: bool = False
 
     def forget(self) -> None:
         """Forgets what events said about it, except for its rank."""

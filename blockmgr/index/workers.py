@@ -206,6 +206,7 @@ class WorkerIndex:
                 cache = self._leaving.pop()
             self._empty(cache)
             with self._lock:
+                cache.is_gone = True
                 self._free.append(cache.slot)
 
     @property
@@ -271,6 +272,8 @@ class WorkerIndex:
                 place = 0
                 while place >= 0:
                     with self._lock:
+                        if cache.is_gone:  # another thread has emptied it, too
+                            return
                         cache.is_emptying = True
                         place = table.clear(cache.slot, int(tier), place, _PLACES_AT_ONCE)
                     if place >= 0:

@@ -21,14 +21,14 @@ import msgspec
 
 from blockmgr.events import Encoder, Reader, decode
 from blockmgr.events.codec import decode_hashes
-from blockmgr.index import WorkerIndex
+from blockmgr.index import WorkerIndex, workers
 from tests import fuzz_service
 
 
-def index_of(*workers: str, **options: Any) -> WorkerIndex:
+def index_of(*names: str, **options: Any) -> WorkerIndex:
     index = WorkerIndex(**{"max_workers": 8, **options})
-    for worker in workers:
-        index.announce(worker)
+    for name in names:
+        index.announce(name)
     return index
 
 
@@ -747,3 +747,24 @@ def test_a_long_batch_in_the_old_layout_is_decoded_too() -> None:
     assert (current.data_parallel_rank, current.about.groups) == (3, (("mamba", 7),))
     with pytest.raises(ValueError, match="payload must be a batch of events"):
         batch(stored(keys * 3), {"type": "BlockMoved"})
+
+
+def test_a_worker_that_leaves_while_it_is_emptied_takes_nothing_from_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other threads may use the index between two parts, and the next worker gets its place."""
+    index = index_of("a", block_size=16)
+    index.store("a", list(range(1, 200)))
+    index.store("a", list(range(1, 200)), Tier.HOST)
+
+    def others(_: float) -> None:
+        monkeypatch.setattr(workers.time, "sleep", lambda _: None)
+        index.withdraw("a")
+        index.announce("b")
+        index.store("b", list(range(1, 100)), Tier.REMOTE)
+
+    monkeypatch.setattr(workers, "_PLACES_AT_ONCE", 1)
+    monkeypatch.setattr(workers.time, "sleep", others)
+    index.reset("a")
+    assert index.workers == ["b"]
+    assert index.num_blocks("b", Tier.REMOTE) == 99
