@@ -216,6 +216,34 @@ def build():
         publisher.publish()
     return call
 """
+# A thread that never comes back from a digest in Python, and a call that would wait for it.
+HELD = """
+import hashlib, os, sys, threading, time, types
+if not {editable}:  # the package under test is none, so an editable install must not come first
+    sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
+from blockmgr import BlockManager
+
+inside = threading.Event()
+def digest(data):
+    if threading.current_thread() is not threading.main_thread():
+        inside.set()
+        time.sleep(3600)
+    return hashlib.sha256(data).digest()
+
+manager = BlockManager(200, 4, digest=digest)
+class AtTheEnd:
+    def __del__(self, manager=manager, write=os.write):
+        try:
+            manager.admit([1])
+        except Exception as error:
+            write(1, type(error).__name__.encode())
+
+sys.modules["late"] = types.ModuleType("late")
+sys.modules["late"].kept = AtTheEnd()
+handle = manager.admit([*range(20)])
+threading.Thread(target=manager.commit, args=(handle, 20), daemon=True).start()
+assert inside.wait(30)
+"""
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 NEEDED = """
 import sys
@@ -312,3 +340,15 @@ def test_a_process_ends_although_daemon_threads_are_inside_calls(kind: str) -> N
 def test_a_call_at_the_very_end_waits_for_no_thread_that_has_ended(kind: str) -> None:
     """Ports wait for one another by locks of Python, of which this does not hold."""
     ends(kind, clears=True)
+
+
+def test_a_call_at_the_very_end_waits_for_no_thread_that_is_inside_a_call() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HELD.format(editable=EDITABLE)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([PACKAGE, *filter(None, sys.path)])},
+    )
+    assert (done.returncode, done.stdout) == (0, "ReentrancyError"), done.stderr

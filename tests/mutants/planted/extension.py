@@ -109,6 +109,13 @@ EXTENSION = (
         ("tests/unit/test_exits.py",),
     ),
     Mutant(
+        "waits_for_a_thread_that_has_ended",
+        "bindings/module.cc",
+        "  return answer.is(Py_True) ? Monitor::Turn::kNever",
+        "  return false ? Monitor::Turn::kNever",
+        ("tests/unit/test_exits.py",),
+    ),
+    Mutant(
         "reads_no_numbers_after_the_last_four",
         "bindings/ints.cc",
         "  while (i < count && read(i)) ++i;\n  return i == count;\n",

@@ -123,6 +123,14 @@ PYTHON = (
         tests=("tests/unit/test_worker_index.py",),
     ),
     Mutant(
+        "a_worker_that_has_left_is_emptied_on",
+        "index/workers.py",
+        "                        if cache.is_gone:  # another thread has emptied it, too\n"
+        "                            return\n",
+        "",
+        tests=("tests/unit/test_worker_index.py",),
+    ),
+    Mutant(
         "a_worker_that_ends_is_waited_for",
         "index/service.py",
         "        self.index.detach(worker)\n",
