@@ -423,7 +423,7 @@ def fuzz(seconds: float, seed: int, limit_ms: float) -> int:
         until_good(clients["beside them"])
         _, health = clients["beside them"].ask("GET", "/health")
         if health != {"workers": 1, "entries": len(GOOD)}:
-            wrong.append(f"what is left: {health}")
+            wrong.append(f"the index has more than the good worker's blocks: {health}")
     slow = False
     for name, each in times.items():
         text, high = line(name, each)

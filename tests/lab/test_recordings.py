@@ -1,4 +1,4 @@
-"""Recorded KV events: which requests they become, and what is left out with a count."""
+"""Recorded KV events: the requests that they become, and the counts of blocks left out."""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ CUT: Final = "stored blocks that continue the previous file"
 OTHER_MEDIA: Final = "events of other memory than the device's"
 OTHER_GROUPS: Final = "events of groups that are not of full attention"
 MORE_GROUPS: Final = "events of further groups of full attention"
-UNTOLD: Final = ("blocks with equal tokens and other names", "different in what is not recorded")
+UNTOLD: Final = (
+    "blocks with equal tokens and different names",
+    "different blocks: something that is not recorded differs",
+)
 
 BATCH_FIELDS: Final = Known(
     " ".join((*BATCH, *RANKS)), within={"about": Known("epoch snapshot last groups", "block_size")}

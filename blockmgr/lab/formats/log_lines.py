@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.reading import Reading
 
 __all__ = [
+    "REPEATED",
     "SHORT",
     "STRING",
+    "UNANSWERED",
+    "UNASKED",
     "LogClock",
     "LogLine",
     "checked_time",
@@ -54,6 +57,12 @@ LEAP_YEAR: Final = 2000
 """So that 29 February is valid in dates without a year."""
 
 MS_IN_SECOND: Final = 1000
+
+UNANSWERED: Final = 8192
+"""Most requests that wait for the line of their output; the oldest continues without it."""
+
+UNASKED: Final = "answers without their requests"
+REPEATED: Final = "repeated lines"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.log_lines import (
+    REPEATED,
     STRING,
+    UNANSWERED,
+    UNASKED,
     LogClock,
     LogLine,
     checked_time,
@@ -65,13 +68,8 @@ KNOWN: Final = Known(
 
 HEALTH: Final = "HEALTH_CHECK"
 CUT: Final = "..."
-UNANSWERED: Final = 8192
-"""Most requests that wait for the line of their output; the oldest continues without it."""
-
 WITHOUT: Final = "requests without input_ids"
 SESSIONS: Final = "requests that continue a session (session_params)"
-UNASKED: Final = "answers without their requests"
-REPEATED: Final = "repeated lines"
 HEALTH_CHECKS: Final = "health checks"
 WAY_ON: Final = (
     "input_ids in its requests: start SGLang with --log-requests --log-requests-level 3, and ask "

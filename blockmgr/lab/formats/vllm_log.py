@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.errors import TraceFormatError
-from blockmgr.lab.formats.log_lines import SHORT, LogClock, checked_time, log_lines, without_strings
+from blockmgr.lab.formats.log_lines import (
+    REPEATED,
+    SHORT,
+    UNANSWERED,
+    UNASKED,
+    LogClock,
+    checked_time,
+    log_lines,
+    without_strings,
+)
 from blockmgr.lab.formats.record import MAX_TOKEN, shown
 from blockmgr.lab.stored import Row
 
@@ -41,16 +50,11 @@ ADAPTER: Final = re.compile(r".*\blora_request: (LoRARequest\(.*?\)|None)")
 ADAPTER_NAME: Final = re.compile(r"lora_name='([^']*)'")
 SAMPLES: Final = re.compile(r".*\bparams: SamplingParams\(n=(\d{1,4})\b")
 OUTPUT: Final = re.compile(r".*\boutput_token_ids: (\[[^]]*\]|None)(?:, finish_reason: |\.?$)")
-UNANSWERED: Final = 8192
-"""Most requests that wait for the line of their output; the oldest continues without it."""
-
 MOST_PROMPTS: Final = 4096
 """Most prompts of one request whose answers are told apart."""
 
 WITHOUT: Final = "requests without the tokens of their prompts"
-UNASKED: Final = "answers without their requests"
 UNDESCRIBED: Final = "adapters of requests whose lines are missing"
-REPEATED: Final = "repeated lines"
 WAY_ON: Final = (
     "prompt_token_ids in its requests: start vLLM with --enable-log-requests and "
     "VLLM_LOGGING_LEVEL=DEBUG, without --max-log-len"
