@@ -334,6 +334,16 @@ def test_a_log_of_sglang_names_prompts_and_outputs(write_lines: WriteLines) -> N
     assert [request.namespace for request in trace.requests] == [b"", b"lora poet", b""]
 
 
+def test_a_request_of_sglang_is_remembered_only_so_long(
+    write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a log of any length takes little memory: repeats far apart are requests of their own."""
+    again = [sglang(6 + n, f"Receive: obj={asked(name, [n])}") for n, name in enumerate("ac")]
+    assert len(prompts(read_trace(write_lines(*SGLANG, *again)))) == 3
+    monkeypatch.setattr(sglang_log, "UNANSWERED", 2)
+    assert prompts(read_trace(write_lines(*SGLANG, *again))) == [[5, 6, 7], [5, 6], [4], [0]]
+
+
 @pytest.mark.parametrize("how", FRAMES)
 def test_a_log_of_sglang_reads_alike_in_every_frame(write_lines: WriteLines, how: str) -> None:
     plain = read_trace(write_lines(*SGLANG))
