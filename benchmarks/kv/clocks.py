@@ -22,9 +22,9 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
     """Median, 99th percentile and minimum, in microseconds."""
     values = np.asarray(seconds) * MICROSECOND
     return {
-        "median": float(np.median(values)),
-        "p99": float(np.percentile(values, 99)),
-        "min": float(values.min()),
+        "median": round(float(np.median(values)), 2),
+        "p99": round(float(np.percentile(values, 99)), 2),
+        "min": round(float(values.min()), 2),
     }
 
 

@@ -259,8 +259,8 @@ class EmptyLaunch:
         numbers = torch.zeros(8, dtype=torch.int32, device=device)
         self._tensors = (table, table, numbers, numbers, numbers)
         self._sizes = (2, 2, 2, 2)
-        self._launch = copy_triton._Launcher(empty_kernel, 1, 16, *self._tensors, *self._sizes)
-        self._tile_bytes = 16 * copy_triton.TILES[1].units
+        self._launch = copy_triton._Launcher(empty_kernel, 16, *self._tensors, *self._sizes)
+        self._tile_bytes = 16 * copy_triton.TILE_UNITS
 
     def calls(self, copies: Copies) -> int:
         return 1

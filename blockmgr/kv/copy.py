@@ -38,10 +38,12 @@ NO_LIMIT = 2**31 - 1
 class Copier(Protocol):
     """The interface of a backend. A list is staged and checked on the host, then launched."""
 
-    chunks: list[torch.Tensor]
-    """For ``ops.copy_blocks``: the chunks of a block for the kernels; empty without kernels."""
     table: torch.Tensor
     """``int64[num_segments, COLUMNS]``, on the device that ``ops.copy_blocks`` reads."""
+
+    @property
+    def chunks(self) -> torch.Tensor | None:
+        """For ``ops.copy_blocks``: the chunks of a block for the kernels; None without kernels."""
 
     def stage(self) -> Ints:
         """``int32[1 + max_pairs, 3]`` to pack a list into; valid until the next launch."""
@@ -119,7 +121,6 @@ class KVBlocks(NotCopied):
         self._table, self._chunks = self._copier.table, self._copier.chunks
         self._tensors = self._registered.tensors
         self._place, self._form = place_of(self._tensors), form_of(self._tensors)
-        self._bytes_per_block = self._registered.bytes_per_block
         self._no_limit = torch.tensor([NO_LIMIT], dtype=torch.int32, device=self.device)
 
     @property
@@ -160,7 +161,7 @@ class KVBlocks(NotCopied):
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one whole block over all segments."""
-        return self._bytes_per_block
+        return self._registered.bytes_per_block
 
     @property
     def max_pairs(self) -> int:
@@ -373,7 +374,6 @@ class KVBlocks(NotCopied):
             pairs,
             count,
             self.num_blocks,
-            self._bytes_per_block,
             self.access_bytes,
             self._place,
             self._form,

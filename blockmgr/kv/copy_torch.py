@@ -284,7 +284,7 @@ class TorchCopier:
         self._other_views: WeakKeyDictionary[Registration, list[BlockView]] = WeakKeyDictionary()
         self._rows = np.zeros((1 + max_pairs, 3), np.int32)
         self.table = registered.table
-        self.chunks: list[torch.Tensor] = []
+        self.chunks: torch.Tensor | None = None
 
     def stage(self) -> Rows:
         """Rows to pack the next list into."""

@@ -17,8 +17,8 @@ __all__ = ["copy_blocks"]
 
 torch.library.define(
     "blockmgr::copy_blocks",
-    "(Tensor(a!)[] tensors, Tensor table, Tensor[] chunks, Tensor pairs, Tensor count, "
-    "int num_blocks, int bytes_per_block, int access_bytes, int place, int form) -> ()",
+    "(Tensor(a!)[] tensors, Tensor table, Tensor? chunks, Tensor pairs, Tensor count, "
+    "int num_blocks, int access_bytes, int place, int form) -> ()",
 )
 
 
@@ -26,11 +26,10 @@ torch.library.define(
 def _copy_blocks(  # noqa: PLR0917  (a schema has no keywords)
     tensors: Sequence[torch.Tensor],
     table: torch.Tensor,
-    chunks: Sequence[torch.Tensor],
+    chunks: torch.Tensor | None,
     pairs: torch.Tensor,
     count: torch.Tensor,
     num_blocks: int,
-    bytes_per_block: int,
     access_bytes: int,
     place: int,
     form: int,
@@ -40,7 +39,7 @@ def _copy_blocks(  # noqa: PLR0917  (a schema has no keywords)
         raise RuntimeError("the tensors are not laid out as they were registered")
     if moved and not all(tensor.data_ptr() for tensor in tensors):
         raise RuntimeError("the memory of a tensor was freed after it was registered")
-    if not chunks:  # the torch backend
+    if chunks is None:  # the torch backend
         views = views_of(tensors, table, num_blocks, access_bytes)
         rows = pairs[: max(0, int(count))].cpu().numpy().copy()
         # As in the kernel: at most the tokens of a block.
@@ -61,7 +60,6 @@ def _copy_blocks(  # noqa: PLR0917  (a schema has no keywords)
         pairs,
         count,
         num_blocks=num_blocks,
-        bytes_per_block=bytes_per_block,
         access_bytes=access_bytes,
     )
 

@@ -9,6 +9,9 @@ import pytest
 
 from tests.gpu.world import LAYOUTS, Place, World, torch
 
+# torch 2.11 warns of its own use of an old interface when its compiler is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> None:

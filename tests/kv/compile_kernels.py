@@ -90,29 +90,28 @@ def main() -> None:
             (copy_triton.copy_few_kernel, (table, table, chunks, *[2] * 16)),
             (copy_triton.move_kernel, (table, chunks, odd, 2, 2)),
         ):
-            for which, tile in enumerate(copy_triton.TILES):
-                launcher = copy_triton._Launcher(kernel, which, 16, *example)
-                # Lengths 1 and 16, which fail if a launch is specialised on its first list.
-                numbers = [a if isinstance(a, torch.Tensor) else 1 for a in example]
-                launcher(5, *numbers)
-                (grid, stream, kinds, given) = driver.launches.pop()
-                right = all(a is b for a, b in zip(given, numbers, strict=True))
-                json.dump(
-                    {
-                        "target": name,
-                        "kernel": kernel.__name__,
-                        "units": tile.units,
-                        "threads": tile.num_warps * target.warp_size,
-                        "shared": launcher._run.metadata.shared,
-                        "grid": list(grid),
-                        "stream": stream,
-                        "types": kinds,
-                        "arguments_arrive": right,
-                        **widths(launcher._run.asm),
-                    },
-                    sys.stdout,
-                )
-                print()
+            launcher = copy_triton._Launcher(kernel, 16, *example)
+            # Lengths 1 and 16, which fail if a launch is specialised on its first list.
+            numbers = [a if isinstance(a, torch.Tensor) else 1 for a in example]
+            launcher(5, *numbers)
+            (grid, stream, kinds, given) = driver.launches.pop()
+            right = all(a is b for a, b in zip(given, numbers, strict=True))
+            json.dump(
+                {
+                    "target": name,
+                    "kernel": kernel.__name__,
+                    "units": copy_triton.TILE_UNITS,
+                    "threads": copy_triton.NUM_WARPS * target.warp_size,
+                    "shared": launcher._run.metadata.shared,
+                    "grid": list(grid),
+                    "stream": stream,
+                    "types": kinds,
+                    "arguments_arrive": right,
+                    **widths(launcher._run.asm),
+                },
+                sys.stdout,
+            )
+            print()
 
 
 if __name__ == "__main__":
