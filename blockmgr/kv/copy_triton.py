@@ -26,7 +26,7 @@ __all__ = ["TritonCopier", "launch_pairs"]
 
 # What one program copies at a time: at the widest access 4 KiB, one tensor's part of a block of 16
 # tokens and one head. Small programs fill a multiprocessor: some wait for entries of tables, others
-# move bytes. Chosen on an H200 among 4 to 32 KiB, 2 to 8 warps and 4 to 32 programs: for five models
+# move bytes. Chosen on an H200 among 4 to 32 KiB, 2 to 8 warps, 4 to 32 programs: for five models
 # and 8 to 2,048 pairs within 17 % of the best choice for each list, and 5 % in the mean.
 TILE_UNITS = 256
 NUM_WARPS = 2
