@@ -110,8 +110,8 @@ class Rows:
         self.read += 1
         assert read is not None
         assert not doubled, f"{name}: a field was twice in a row, and was read"
-        told = {field.rsplit(".", 1)[-1] for field in read.unread}
-        missing = expected - told
+        told = [f".{field}." for field in read.unread]
+        missing = {field for field in expected if not any(one in f".{field}." for one in told)}
         assert not missing, f"{name}: not reported: {missing}, of {read}"
 
     def _change(self, rows: list[Any]) -> None:
@@ -179,11 +179,21 @@ def objects(value: Any) -> list[dict[str, Any]]:
     return []
 
 
-def unknown(value: Any) -> set[str]:
-    """The names that no format has, of fields in places that a reader looks into."""
+def unknown(value: Any, place: str = "") -> set[str]:
+    """The fields that no format has, in places that a reader looks into: names with dots.
+
+    A reader may name the object that has the field instead, if it reads nothing of that object.
+    """
     if isinstance(value, list):
-        return {name for item in value for name in unknown(item)}
+        return {name for item in value for name in unknown(item, place)}
     if not isinstance(value, dict):
         return set()
-    found = {name for name in value if name.startswith(UNKNOWN) and value[name] is not None}
-    return found.union(*(unknown(value[name]) for name in value if name in KNOWN_PLACES))
+    found = {
+        f"{place}{name}"
+        for name, one in value.items()
+        if name.startswith(UNKNOWN) and one is not None
+    }
+    within = (
+        unknown(one, f"{place}{name}.") for name, one in value.items() if name in KNOWN_PLACES
+    )
+    return found.union(*within)
