@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict
 
 from blockmgr.arguments import integer, whole
-from blockmgr.groups import checked_groups
+from blockmgr.groups import checked_groups, checked_prompt_end_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -139,6 +139,7 @@ class ManagerOptions(TypedDict, total=False):
     groups: Sequence[Group]
     max_rollback_tokens: int
     halfway_stop_tokens: int
+    prompt_end_stop: int | None
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
@@ -209,6 +210,12 @@ class ManagerConfig:
             compute, and at least eight blocks for each of these groups, gets one more of its
             ``stops``, halfway. The state there takes a block in each of the groups. It keeps the
             first half of the prompt findable when the end is evicted. 0 for none.
+        prompt_end_stop: With groups of states and ``min_partial_tokens``, each prompt gets one more
+            of its ``stops``, so many tokens before its end. Set it if prompts repeat earlier
+            prompts without the thoughts of the answers: to the number of tokens that the chat
+            template adds for an answer only, such as ``<think>`` and a newline. The state there is
+            cached if there are free blocks for it; it evicts nothing, and is among the first to be
+            evicted. None for no such stop.
         watermark_blocks: Blocks held back when admitting, so that running sequences can grow. With
             quotas, each share holds back a part in proportion to its size, rounded down.
         steps_in_flight: Most launched steps that may be incomplete at a time. Above 0, blocks freed
@@ -251,6 +258,7 @@ class ManagerConfig:
     groups: Sequence[Group] = ()
     max_rollback_tokens: int = 0
     halfway_stop_tokens: int = 8192
+    prompt_end_stop: int | None = None
     watermark_blocks: int = 0
     steps_in_flight: int = 0
     early_commit: bool = False
@@ -340,6 +348,8 @@ class ManagerConfig:
         object.__setattr__(self, "groups", checked_groups(self.groups))
         self._whole("max_rollback_tokens", 0, 2**31 - 1)
         self._whole("halfway_stop_tokens", 0, 2**31 - 1)
+        stop = checked_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
+        object.__setattr__(self, "prompt_end_stop", stop)
         if not self.groups:
             if self.max_rollback_tokens:
                 raise ValueError(

@@ -98,6 +98,31 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
     return found
 
 
+def checked_prompt_end_stop(
+    value: object, groups: Sequence[Group], min_partial_tokens: int
+) -> int | None:
+    """The option ``prompt_end_stop`` of a config.
+
+    Raises:
+        TypeError: Neither an integer nor None.
+        ValueError: Below 0, or without effect: there is no group of states, or nothing is reused
+            inside blocks.
+    """
+    if value is None:
+        return None
+    stop = whole("prompt_end_stop", value, 0, 2**31 - 1)
+    if not any(isinstance(group, RecurrentState) for group in groups):
+        raise ValueError(
+            f"prompt_end_stop must be None without a group of recurrent states, got {stop}"
+        )
+    if not min_partial_tokens:
+        raise ValueError(
+            "prompt_end_stop needs min_partial_tokens of at least 1, because prompts end inside "
+            f"blocks, got prompt_end_stop={stop} and min_partial_tokens=0"
+        )
+    return stop
+
+
 def first_full(groups: Sequence[Group]) -> int:
     """Position of the group whose blocks are in ``BlockManager.block_tables``."""
     # No generator, as in ``arguments.is_number``.

@@ -149,6 +149,7 @@ class BlockManager(EventCalls, NotCopied):
             "full_group": first_full(config.groups),
             "max_rollback": config.max_rollback_tokens,
             "halfway_stop_tokens": config.halfway_stop_tokens,
+            "prompt_end_stop": -1 if config.prompt_end_stop is None else config.prompt_end_stop,
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.Core(options)
@@ -632,8 +633,8 @@ class BlockManager(EventCalls, NotCopied):
             Numbers of tokens, ascending and above ``num_computed_tokens``: the last block boundary
             that another prompt can use; the end of the prefix shared with cached blocks, which may
             be inside a block with ``min_partial_tokens``; half of what a long prompt computes, see
-            ``halfway_stop_tokens``; and the end of a range that ``retain`` keeps longer. Empty
-            without groups of states.
+            ``halfway_stop_tokens``; the end of the prompt, see ``prompt_end_stop``; and the end of
+            a range that ``retain`` keeps longer. Empty without groups of states.
 
         Raises:
             UnknownSequenceError: The handle is not live.

@@ -15,7 +15,7 @@ from blockmgr.cli.models import (
     chosen_block_sizes,
     chosen_model,
     dtype_option,
-    forward_option,
+    forward_options,
     model_option,
 )
 from blockmgr.cli.options import (
@@ -60,7 +60,7 @@ SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 @model_option
 @dtype_option
 @how_options
-@forward_option
+@forward_options
 @click.option(
     "--request",
     type=click.IntRange(min=1),

@@ -16,7 +16,7 @@ from blockmgr.cli.models import (
     chosen_block_sizes,
     chosen_model,
     dtype_option,
-    forward_option,
+    forward_options,
     model_option,
 )
 from blockmgr.cli.options import (
@@ -201,7 +201,7 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
 @model_option
 @dtype_option
 @how_options
-@forward_option
+@forward_options
 @jobs_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @click.option(

@@ -19,7 +19,7 @@ __all__ = [
     "chosen_block_sizes",
     "chosen_model",
     "dtype_option",
-    "forward_option",
+    "forward_options",
     "model_option",
 ]
 
@@ -47,15 +47,23 @@ def dtype_option(command: F) -> F:
     )(command)
 
 
-def forward_option(command: F) -> F:
-    """``--forward-tokens``."""
-    return click.option(
+def forward_options(command: F) -> F:
+    """``--forward-tokens`` and ``--prompt-end-stop``."""
+    tokens = click.option(
         "--forward-tokens",
         type=click.IntRange(min=1),
         default=8192,
         show_default=True,
         help="Most tokens of a prompt that one forward computes, for models with several groups.",
-    )(command)
+    )
+    stop = click.option(
+        "--prompt-end-stop",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Also cache a state this many tokens before the end of each prompt, for models with "
+        "recurrent states; needs --min-partial-tokens.",
+    )
+    return tokens(stop(command))
 
 
 def _model(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:

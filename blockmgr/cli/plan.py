@@ -14,7 +14,7 @@ from blockmgr.cli.models import (
     chosen_block_sizes,
     chosen_model,
     dtype_option,
-    forward_option,
+    forward_options,
     model_option,
 )
 from blockmgr.cli.options import (
@@ -93,7 +93,7 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_model_options
 @how_options_without("block_size", "eviction", "dedup")
-@forward_option
+@forward_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
 @click.pass_context

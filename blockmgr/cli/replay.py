@@ -19,7 +19,7 @@ from blockmgr.cli.models import (
     chosen_block_sizes,
     chosen_model,
     dtype_option,
-    forward_option,
+    forward_options,
     model_option,
 )
 from blockmgr.cli.options import (
@@ -63,7 +63,7 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
 @model_option
 @dtype_option
 @how_options
-@forward_option
+@forward_options
 @click.option(
     "--min-hit-rate",
     callback=share,

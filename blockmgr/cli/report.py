@@ -14,7 +14,7 @@ from blockmgr.cli.models import (
     chosen_block_sizes,
     chosen_model,
     dtype_option,
-    forward_option,
+    forward_options,
     model_option,
 )
 from blockmgr.cli.options import (
@@ -118,7 +118,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @model_option
 @dtype_option
 @how_options_without("eviction", "dedup")
-@forward_option
+@forward_options
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),

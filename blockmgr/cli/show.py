@@ -25,7 +25,7 @@ from blockmgr.cli.models import (
     chosen_block_sizes,
     chosen_model,
     dtype_option,
-    forward_option,
+    forward_options,
     model_option,
 )
 from blockmgr.cli.options import (
@@ -77,7 +77,7 @@ STYLES: Final = {
 @model_option
 @dtype_option
 @how_options
-@forward_option
+@forward_options
 @click.option(
     "--step",
     type=click.IntRange(min=1),

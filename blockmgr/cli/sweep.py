@@ -15,7 +15,7 @@ from blockmgr.cli.models import (
     chosen_block_sizes,
     chosen_model,
     dtype_option,
-    forward_option,
+    forward_options,
     model_option,
 )
 from blockmgr.cli.options import (
@@ -99,7 +99,7 @@ HEADINGS: Final = (
 @model_option
 @dtype_option
 @how_options_without("block_size", "eviction")
-@forward_option
+@forward_options
 @jobs_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option

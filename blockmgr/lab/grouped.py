@@ -116,7 +116,7 @@ class GroupedSteps:
             self._taken(handle, computed, end)
             self.watching_s += self._clock() - paused
             manager.commit(handle, end)
-            if end < prompt:
+            if end < prompt or end in stops:
                 # A state kept there is held until it is copied for this sequence.
                 self._apply_copies()
             computed = end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from blockmgr.groups import Group, RecurrentState, checked_groups
+from blockmgr.groups import Group, RecurrentState, checked_groups, checked_prompt_end_stop
 
 if TYPE_CHECKING:
     from blockmgr.lab.hints import Hints
@@ -38,6 +38,8 @@ class ReplayConfig:
             with tokens that no prompt repeats, or there are ``"none"``, as in simulators that count
             ids. Outputs with known tokens always hold blocks.
         groups: As in ``ManagerConfig``: groups of layers; empty for one of full attention.
+        prompt_end_stop: As in ``ManagerConfig``: with recurrent states, each prompt also stops so
+            many tokens before its end; None for no such stop.
         forward_tokens: With groups, most tokens of a prompt that one forward computes; it affects
             the blocks that windows hold during a forward.
 
@@ -58,6 +60,7 @@ class ReplayConfig:
     hints: Literal["none", "truth"] | Hints = "none"
     outputs: Literal["hold", "none"] = "hold"
     groups: tuple[Group, ...] = ()
+    prompt_end_stop: int | None = None
     forward_tokens: int = 8192
 
     def __post_init__(self) -> None:
@@ -82,6 +85,7 @@ class ReplayConfig:
                 f"got {self.min_partial_tokens}"
             )
         object.__setattr__(self, "groups", checked_groups(self.groups))
+        checked_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         if self.groups:
             for name, only in (("dedup", "remap"), ("hints", "none")):
                 value = getattr(self, name)
@@ -102,7 +106,7 @@ class ReplayConfig:
         groups = plain.pop("groups")
         if groups:
             return {**plain, "groups": [repr(group) for group in groups]}
-        del plain["forward_tokens"]
+        del plain["forward_tokens"], plain["prompt_end_stop"]
         return plain
 
     def service_ms(self, request: Request) -> int:

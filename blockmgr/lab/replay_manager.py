@@ -76,6 +76,7 @@ def replay_manager(
         ghost_blocks=ghost_blocks,
         retention=config.hints != "none",
         groups=config.groups,
+        prompt_end_stop=config.prompt_end_stop,
         null_block=grouped,
         events=events,
     )

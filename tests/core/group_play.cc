@@ -90,6 +90,7 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes) {
   config.early_commit = bytes.below(10) < 3;
   config.max_rollback = habits.drafts;
   config.halfway_stop_tokens = bytes.below(3) * 16;
+  config.prompt_end_stop = bytes.below(5) - 1;
   config.event_blocks = config.num_blocks % 2 ? 0 : config.num_blocks % 3 ? 256 : 3;
   config.eviction = kPolicies[bytes.below(static_cast<int>(std::size(kPolicies)))];
   if (bytes.one_in(2)) config.eviction = "lru";

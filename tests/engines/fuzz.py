@@ -32,7 +32,10 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "chunks, partial": ("chunk", {"min_partial_tokens": 1, "debug": 1}),
     "windows, quotas": ("window", {"quotas": {"tenant": 6}, "debug": 1}),
     "states": ("state", {"debug": 1, "min_partial_tokens": 0}),
-    "states, partial": ("state", {"debug": 1, "min_partial_tokens": 1, "halfway_stop_tokens": 1}),
+    "states, partial": (
+        "state",
+        {"debug": 1, "min_partial_tokens": 1, "halfway_stop_tokens": 1, "prompt_end_stop": 1},
+    ),
     "states, quotas": ("state", {"quotas": {"tenant": 6}, "debug": 1}),
 }
 

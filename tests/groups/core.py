@@ -86,6 +86,7 @@ class CoreManager:
         *,
         min_partial_tokens: int = 0,
         halfway_stop_tokens: int = 0,
+        prompt_end_stop: int | None = None,
         quotas: Mapping[bytes, int] | None = None,
         eviction: str = "lru",
         events: bool = False,
@@ -94,7 +95,7 @@ class CoreManager:
         self.eviction, self.events, self.retention = eviction, events, retention
         self.num_blocks, self.size, self.kinds = num_blocks, block_size, tuple(kinds)
         self.min_partial_tokens, self.quotas = min_partial_tokens, quotas or {}
-        self.halfway_stop_tokens = halfway_stop_tokens
+        self.halfway_stop_tokens, self.prompt_end_stop = halfway_stop_tokens, prompt_end_stop
         self.lookahead, self.early, self.steps_in_flight = 0, False, 0
         self.made: BlockManager | None = None
         self.seqs: dict[int, CoreSeq] = {}
@@ -124,6 +125,7 @@ class CoreManager:
                 max_rollback_tokens=self.lookahead,
                 min_partial_tokens=self.min_partial_tokens,
                 halfway_stop_tokens=self.halfway_stop_tokens,
+                prompt_end_stop=self.prompt_end_stop,
                 quotas=self.quotas,
                 eviction=self.eviction,
                 events=self.events,

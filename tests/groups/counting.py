@@ -89,10 +89,12 @@ class CountingManager(ModelManager):
 
     def keep_state(self, seq: Seq) -> None:
         at_stop = seq.computed in seq.stops
+        at_end = at_stop and seq.computed == seq.prompt_end
         before = len(self.pending)
         super().keep_state(seq)
         self.events["commits at a stop"] += at_stop
         self.events["kept states"] += len(self.pending) > before
+        self.events["kept near the end of a prompt"] += at_end and len(self.pending) > before
         self.events["commits at a stop that keep nothing new"] += (
             at_stop and len(self.pending) == before
         )

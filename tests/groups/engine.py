@@ -151,6 +151,7 @@ class Engine:
         self.rng = rng = random.Random(seed)
         self.kinds = tuple(rng.choice(SETS) if kinds is None else kinds)
         self.habits = replace(Habits.drawn(rng, self.kinds), **(habits or {}))
+        has_states = any(isinstance(kind, RecurrentState) for kind in self.kinds)
         num_blocks = rng.choice([6, 10, 16, 30]) + 3 * len(self.kinds) + more_blocks
         apart = 2 * len(self.kinds) + more_blocks
         quotas = {b"q": rng.choice([4, 12]) + apart} if rng.random() < 0.3 else {}
@@ -160,8 +161,9 @@ class Engine:
             num_blocks,
             rng.choice([2, 4]),
             self.kinds,
-            min_partial_tokens=rng.choice([0, 1, 2]),
+            min_partial_tokens=(least := rng.choice([0, 1, 2])),
             halfway_stop_tokens=rng.choice([0, 1, 16]),
+            prompt_end_stop=rng.choice([None, 0, 1, 3]) if least and has_states else None,
             quotas=quotas,
         )
         self.manager.lookahead = self.habits.drafts

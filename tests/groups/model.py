@@ -144,6 +144,8 @@ class ModelManager(ModelAdmission):
         end = stop if within else stop - rest
         if end > seq.computed:
             stops = seq.stops if self.recurrent() else seq.named
+            if seq.prompt_end == end:
+                seq.prompt_end = 0  # it is more than that
             if seq.retained_end != seq.diverges:
                 stops.discard(seq.retained_end)  # the last request counts
             stops.add(end)
@@ -304,14 +306,29 @@ class ModelManager(ModelAdmission):
             return
         prefix = seq.prefix(seq.computed)
         seq.stops.discard(seq.computed)
-        if seq.computed % self.size:
-            self.keep_branch(seq, prefix)
+        if seq.computed == seq.prompt_end:
+            self.keep_prompt_end(seq, prefix)
             return
         room = self.available(self.share(seq.namespace))
+        if seq.computed % self.size:
+            if self.keep_branch(seq, prefix, room):
+                self.branches.add(prefix)
+            return
         if self.keep_whole(seq, room) and seq.computed in {seq.diverges, seq.retained_end}:
             self.passed.pop(prefix, None)
             self.continued.add(prefix)
             self.shared.add(prefix)
+
+    def keep_prompt_end(self, seq: Seq, prefix: Prefix) -> None:
+        """The same where the next turn may continue: it evicts nothing, and is just passed."""
+        room = len(self.free_blocks(self.share(seq.namespace)))
+        if seq.computed % self.size:
+            is_kept = self.keep_branch(seq, prefix, room)
+        else:
+            lacks = any(self.find((group, prefix)) is None for group in self.recurrent())
+            is_kept = lacks and self.keep_whole(seq, room)
+        if is_kept and prefix in self.stamps:
+            self.pass_by(prefix)
 
     def cache_state(self, handle: int) -> bool:
         """Caches the state at the end of a unit in free blocks; the boundary is passed."""
@@ -352,27 +369,27 @@ class ModelManager(ModelAdmission):
             self.stamps[prefix] = next(self.clock)
         return is_served
 
-    def keep_branch(self, seq: Seq, prefix: Prefix) -> None:
+    def keep_branch(self, seq: Seq, prefix: Prefix, room: int) -> bool:
         """Handles a stop within a unit.
 
         Caches the computed tokens of the unit and the state; the sequence continues in copies of
-        both (rule 16).
+        both (rule 16), if these take no more blocks than there is room for.
         """
         unit, rest = divmod(seq.computed, self.size)
         share = self.share(seq.namespace)
         if seq.promoted < unit or not rest >= self.min_partial_tokens > 0:
-            return
-        if len(self.kinds) > self.available(share):
-            return
+            return False
+        if len(self.kinds) > room:
+            return False
         if any(self.find((group, prefix)) for group in range(len(self.kinds))):
-            return
+            self.passed.pop(prefix, None)
+            return False
         own: dict[int, Block | None] = {g: seq.tables[g][0] for g in self.recurrent()}
         if any(block and self.is_kept(block) for block in own.values()):
-            return
+            return False
         own |= {group: self.own(seq, group, unit) for group, _ in self.attention()}
         if not all(map(self.may_be_given, own.values())):
-            return
-        self.branches.add(prefix)
+            return False
         for (group, block), fresh in zip(own.items(), self.take(len(own), share), strict=True):
             assert block is not None
             block.content = (group, prefix)
@@ -381,6 +398,7 @@ class ModelManager(ModelAdmission):
             self.record(group, block, fresh, self.size if recurrent else rest, keeps=recurrent)
         if self.serves(prefix):
             self.stamps[prefix] = next(self.clock)
+        return True
 
     def may_be_given(self, block: Block | None) -> bool:
         """Whether only this sequence has the block, so that it can be cached."""
@@ -453,6 +471,7 @@ class ModelManager(ModelAdmission):
         child.promoted, child.stops = parent.promoted, set(parent.stops)
         child.named, child.diverges = set(parent.named), parent.diverges
         child.retained_end, child.last = parent.retained_end, parent.last
+        child.prompt_end = parent.prompt_end
         for group, block in states.items():
             [state] = parent.tables[group]
             assert state is not None
@@ -606,6 +625,8 @@ class ModelManager(ModelAdmission):
         if seq.promoted < unit or (rest and not rest >= self.min_partial_tokens > 0):
             return False
         if self.found_at(prefix, promised=True) is not None:
+            if rest:
+                self.passed.pop(prefix, None)  # it is an end, too
             return rest == 0
         ends: list[tuple[int, Block | None]] = [(g, seq.tables[g][0]) for g in self.recurrent()]
         if rest:
@@ -634,6 +655,7 @@ class ModelManager(ModelAdmission):
             self.settle()  # its end gets the requested level
             seq.retained, seq.retained_end = {}, 0
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
+            seq.prompt_end = max({seq.prompt_end} & seq.stops, default=0)
             seq.stops.clear()
             seq.named.clear()
             seq.last = 0

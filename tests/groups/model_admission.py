@@ -53,6 +53,7 @@ class ModelAdmission(ModelSteps):
         *,
         min_partial_tokens: int = 0,
         halfway_stop_tokens: int = 0,
+        prompt_end_stop: int | None = None,
         quotas: Mapping[bytes, int] | None = None,
         retention: bool = True,
     ) -> None:
@@ -60,6 +61,7 @@ class ModelAdmission(ModelSteps):
         super().__init__(num_blocks, block_size, kinds, quotas)
         self.min_partial_tokens = min_partial_tokens
         self.halfway_stop_tokens = halfway_stop_tokens
+        self.prompt_end_stop = prompt_end_stop
         self.branches = set()
 
     def can_go_on(self, prefix: Prefix) -> bool:
@@ -235,6 +237,19 @@ class ModelAdmission(ModelSteps):
             return set()
         return {(first + blocks // 2) * self.size}
 
+    def prompt_end(self, seq: Seq, others: set[int], cached: int) -> int:
+        """The position near the prompt's end where only this option stops it; 0: none.
+
+        If the next turn does not repeat the answer, it continues from there. A sequence that
+        resumes has tokens that were not in its prompt, so it keeps the position.
+        """
+        if self.prompt_end_stop is None or not self.recurrent():
+            return 0
+        end = seq.prompt_end if seq.preempted else len(seq.tokens) - self.prompt_end_stop
+        rest = end % self.size
+        is_stop = not rest or rest >= self.min_partial_tokens > 0
+        return end if is_stop and end > cached and end not in others else 0
+
     def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
         """The end of the longest common prefix within a unit after the deepest one; 0: none."""
         if not self.min_partial_tokens or not asked:
@@ -282,11 +297,14 @@ class ModelAdmission(ModelSteps):
                 seq.tables[group].append(next(fresh))
         seq.computed = seq.cached = plan.cached
         seq.promoted = plan.cached // self.size
-        seq.stands, seq.moves, seq.preempted = True, 0, False
+        seq.stands, seq.moves = True, 0
         # Blocks before the last one may be promised; only the last one is ever copied.
         seq.settled = seq.written = plan.cached
-        stops = {stop for stop in stops | self.halfway(seq, plan.cached) if stop > plan.cached}
+        stops |= self.halfway(seq, plan.cached)
+        seq.prompt_end = self.prompt_end(seq, stops, plan.cached)
+        stops = {stop for stop in {*stops, seq.prompt_end} if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
+        seq.preempted = False
         last = (len(seq.tokens) - 1) // self.size * self.size
         seq.last = last if last in stops and last != seq.diverges else 0
         found = seq.prefix(plan.cached)

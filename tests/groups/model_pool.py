@@ -85,6 +85,9 @@ class Seq:
     last: int = 0
     """The last unit boundary at which its prompt can be found again; 0: prompts diverge there."""
 
+    prompt_end: int = 0
+    """The stop near the end of the prompt, which the next turn repeats without the answer."""
+
     named: set[int] = field(default_factory=set)
     """Without states: where prompts may continue, so that boundaries there are not just passed."""
 

@@ -26,6 +26,7 @@ class World:
         *kinds: Kind,
         min_partial_tokens: int = 0,
         halfway_stop_tokens: int = 0,
+        prompt_end_stop: int | None = None,
         quotas: Mapping[bytes, int] | None = None,
         retention: bool = False,
     ) -> None:
@@ -36,6 +37,7 @@ class World:
             kinds,
             min_partial_tokens=min_partial_tokens,
             halfway_stop_tokens=halfway_stop_tokens,
+            prompt_end_stop=prompt_end_stop,
             quotas=quotas,
             retention=retention,
         )

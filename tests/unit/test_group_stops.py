@@ -35,6 +35,134 @@ def test_a_long_prompt_stops_halfway() -> None:
     assert by_default.match(range(8193)).stops == (4096, 8192)
 
 
+@pytest.mark.parametrize(
+    ("before_end", "stops"),
+    [(None, (8,)), (0, (8, 11)), (1, (8, 10)), (3, (8,)), (4, (7, 8)), (11, (8,))],
+)
+def test_a_prompt_stops_where_the_next_turn_parts_from_it(
+    before_end: int | None, stops: tuple[int, ...]
+) -> None:
+    manager = hybrid(min_partial_tokens=2, prompt_end_stop=before_end)
+    assert manager.match(PROMPT).stops == stops
+    assert manager.stops(manager.admit(PROMPT)) == stops
+    few = hybrid(min_partial_tokens=4, prompt_end_stop=before_end)
+    assert few.match(PROMPT).stops == (8,)  # no state within a block
+
+
+def turns(manager: BlockManager, *, template: int, answer: int, count: int) -> list[int]:
+    """Tokens found in a conversation whose prompts repeat no thoughts.
+
+    A turn asks 13 tokens more, after which the template adds some for this answer only.
+    """
+    found, said = [], 0
+    text: list[int] = []
+    for _ in range(count):
+        text += range(1000 + said, 1013 + said)
+        prompt = [*text, *range(500, 500 + template)]
+        handle = manager.admit(prompt)
+        found.append(manager.sequence(handle).num_computed_tokens)
+        for stop in (*manager.stops(handle), len(prompt)):
+            step(manager, handle, stop)
+        for token in range(20):  # thoughts and the answer, one token a step
+            manager.append(handle, [2000 + said + token])
+            step(manager, handle, len(prompt) + token + 1)
+        manager.free(handle)
+        text += range(2020 + said - answer, 2020 + said)
+        said += 100
+    return found
+
+
+@pytest.mark.parametrize("template", [0, 2])
+def test_the_next_turn_finds_the_prompt_if_it_repeats_no_thoughts(template: int) -> None:
+    groups = [FullAttention(), RecurrentState()]
+    options: dict[str, Any] = {"block_size": 32, "groups": groups, "min_partial_tokens": 1}
+    asked = [13 + 18 * turn for turn in range(6)]  # 13 tokens of each turn, 5 of each answer
+    best = [0, *asked[:-1]]
+    manager = hybrid(200, **options, prompt_end_stop=template)
+    assert turns(manager, template=template, answer=5, count=6) == best
+    # Without the stop, the state of a turn is found one turn later, if at all.
+    without = turns(hybrid(200, **options), template=template, answer=5, count=6)
+    assert all(found < most for found, most in zip(without[1:], best[1:], strict=True))
+
+
+def after_one_turn(num_blocks: int) -> BlockManager:
+    """A manager with the states after 8 and 9 tokens of a prompt, and after 17 with the answer."""
+    groups = [FullAttention(), RecurrentState()]
+    manager = hybrid(num_blocks, groups=groups, min_partial_tokens=1, prompt_end_stop=0)
+    handle = manager.admit(range(9))
+    for stop in (8, 9):
+        step(manager, handle, stop)
+    manager.append(handle, range(9, 17))
+    step(manager, handle, 17)
+    manager.free(handle)
+    assert [found(manager, length) for length in (9, 17)] == [9, 17]
+    return manager
+
+
+def found(manager: BlockManager, length: int) -> int:
+    """Tokens found by a prompt that diverges from the turn after so many tokens."""
+    return manager.match([*range(length), 99]).num_cached_tokens
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_decode_caches_no_state_inside_a_block(commits: bool) -> None:
+    manager = hybrid(min_partial_tokens=1, prompt_end_stop=0)
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 8)
+    manager.copies_applied(manager.take_copies().ticket)
+    if commits:
+        manager.commit(handle, 11)
+        manager.copies_applied(manager.take_copies().ticket)
+    manager.decode([handle], [50])
+    manager.copies_applied(manager.take_copies().ticket)
+    assert found(manager, 11) == (11 if commits else 8)
+
+
+def test_the_state_at_the_end_of_a_prompt_is_evicted_first() -> None:
+    manager = after_one_turn(18)
+    assert manager.stats().free_blocks == 8
+    manager.admit(range(50, 80))  # takes 9 blocks
+    assert [found(manager, length) for length in (9, 17)] == [8, 17]
+
+
+def test_the_state_at_the_end_of_a_prompt_evicts_nothing() -> None:
+    manager = after_one_turn(17)
+    handle = manager.admit(range(50, 73))
+    assert manager.stats().free_blocks == 0
+    step(manager, handle, 23)
+    assert [found(manager, length) for length in (9, 17)] == [9, 17]
+    assert manager.match([*range(50, 73), 99]).num_cached_tokens == 0
+
+
+def test_the_end_of_a_sequence_that_said_nothing_is_more_than_passed() -> None:
+    manager = after_one_turn(24)
+    handle = manager.admit(range(30, 39))
+    for stop in (8, 9):
+        step(manager, handle, stop)
+    manager.free(handle)
+    free = manager.stats().free_blocks
+    manager.admit(range(50, 50 + 4 * free))  # takes one block more
+    assert manager.match([*range(30, 39), 99]).num_cached_tokens == 9
+    assert found(manager, 9) == 8
+
+
+def test_a_sequence_that_resumes_still_stops_at_the_end_of_its_prompt_only() -> None:
+    manager = hybrid(min_partial_tokens=1, prompt_end_stop=2)
+    handle = manager.admit(PROMPT)
+    step(manager, handle, 8)
+    manager.preempt(handle)
+    assert manager.stops(handle) == ()
+    manager.resume(handle)
+    assert manager.stops(handle) == (9,)
+    for stop in (9, 11):
+        step(manager, handle, stop)
+    manager.append(handle, [50, 51, 52, 53])
+    step(manager, handle, 15)
+    manager.preempt(handle)
+    manager.resume(handle)
+    assert 13 not in manager.stops(handle)
+
+
 def test_a_match_names_the_stops_of_its_admission() -> None:
     manager = hybrid(min_partial_tokens=2)
     assert manager.match(PROMPT).stops == (8,)

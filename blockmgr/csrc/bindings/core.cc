@@ -88,6 +88,7 @@ void init_core(Core* self, nb::dict options) {
   config.hit_rate_window = whole("hit_rate_window", 0, kMaxWindow);
   config.max_rollback = whole("max_rollback", 0, INT32_MAX);
   config.halfway_stop_tokens = whole("halfway_stop_tokens", 0, INT32_MAX);
+  config.prompt_end_stop = whole("prompt_end_stop", -1, INT32_MAX);
   config.full_group = whole("full_group", 0, INT32_MAX);
   // (kind, width) of each, without the one whose blocks are the nodes' own.
   for (const nb::handle group : nb::cast<nb::list>(options["groups"]))

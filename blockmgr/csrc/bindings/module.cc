@@ -113,7 +113,7 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
 }
 
 // Where forwards should end, as a tuple.
-[[gnu::noinline]] nb::object ascending(std::array<std::int64_t, 3> stops) {
+[[gnu::noinline]] nb::object ascending(Stops stops) {
   std::ranges::sort(stops);
   const auto first = std::ranges::find_if(stops, [](std::int64_t stop) { return stop > 0; });
   nb::object tuple = made(nb::steal(PyTuple_New(stops.end() - first)));
@@ -145,8 +145,7 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   python.block_ids.set(record, ids.array);
   python.num_idle_blocks.set(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
   python.num_computing_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_computing)));
-  const bool has_stops = found.stops[0] || found.stops[1] || found.stops[2];
-  python.stops.set(record, has_stops ? ascending(found.stops) : nb::borrow(python.nothing));
+  python.stops.set(record, found.stops != Stops{} ? ascending(found.stops) : nb::borrow(python.nothing));
   return record;
 }
 

@@ -365,7 +365,8 @@ MatchResult Sequences::match(const Prompt& prompt) {
   result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
   result.num_computing = num_computing(prompt, found);
   if (num_states_) [[unlikely]]
-    result.stops = stops_of(prompt.num_tokens, result.num_cached, plan.num_shared);
+    result.stops = stops_of(prompt.num_tokens, result.num_cached, plan.num_shared,
+                            prompt_end_of(prompt.num_tokens));
   result.blocks.resize(static_cast<std::size_t>(found.num_full));
   nodes_.name_all(found.full, found.num_full, result.blocks.data());
   return result;

@@ -306,11 +306,12 @@ std::int64_t Sequences::served_of(const Found& chain) const {
 }
 
 // In the order of GroupRow::Stop, without the end of what is retained: the last whole block that can
-// be served again, where the prompt diverges from what is cached, and half of what is computed. The
-// state there takes a block in each group, so the halves are several times as long: when the end of
-// the path is evicted, the first one is still found.
-std::array<std::int64_t, 3> Sequences::stops_of(std::int64_t num_tokens, std::int64_t num_computed,
-                                                std::int64_t num_shared) const noexcept {
+// be served again; where the prompt diverges from what is cached; half of what is computed; and what
+// the next turn repeats, if it does not repeat the answer. The state halfway takes a block in each
+// group, so the halves are several times as long: when the end of the path is evicted, the first one
+// is still found.
+Stops Sequences::stops_of(std::int64_t num_tokens, std::int64_t num_computed,
+                          std::int64_t num_shared, std::int64_t prompt_end) const noexcept {
   constexpr std::int64_t kLeastBlocks = 8;  // to compute, for each group of states
   const std::int64_t size = config_.block_size;
   if (!num_states_) num_shared -= num_shared % size;  // a tail without a state is no stop
@@ -321,13 +322,21 @@ std::array<std::int64_t, 3> Sequences::stops_of(std::int64_t num_tokens, std::in
   const bool is_long =
       num_states_ && least && blocks >= kLeastBlocks * num_states_ && blocks * size >= least;
   const std::int64_t halfway = is_long ? (first + blocks / 2) * size : 0;
+  const bool is_end = num_states_ && prompt_end > num_computed && prompt_end != last * size &&
+                      prompt_end != num_shared && prompt_end != halfway && can_stop_at(prompt_end);
   return {last * size > num_computed && last * size != num_shared ? last * size : 0,
-          num_shared > num_computed ? num_shared : 0, halfway != num_shared ? halfway : 0};
+          num_shared > num_computed ? num_shared : 0, halfway != num_shared ? halfway : 0,
+          is_end ? prompt_end : 0};
 }
 
 void Sequences::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
-  const auto [last, diverges, halfway] = stops_of(s.num_tokens, s.num_computed, num_shared);
-  group_row(s).stops = {last, diverges, halfway, 0};
+  auto& stops = group_row(s).stops;
+  // A sequence that resumes may have tokens that were not in its prompt.
+  const std::int64_t prompt_end = s.state == Sequence::kPreempted ? stops[GroupRow::kPromptEnd]
+                                                                  : prompt_end_of(s.num_tokens);
+  const auto [last, diverges, halfway, end] =
+      stops_of(s.num_tokens, s.num_computed, num_shared, prompt_end);
+  stops = {last, diverges, halfway, end, 0};
 }
 
 NodeId Sequences::take_of(int g, int partition, NodeId before) noexcept {

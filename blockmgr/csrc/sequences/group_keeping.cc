@@ -86,15 +86,13 @@ void Sequences::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
   if (passed < s.num_chained) groups_->add_passed(t + passed, s.num_chained - passed);
 }
 
-// Whether its forward was to stop here; from here on it was there. diverges: prompts do.
-bool Sequences::takes_stop(Sequence& s, bool& diverges) noexcept {
+// Why its forward was to stop here, if it was; from here on it was there.
+std::optional<GroupRow::Stop> Sequences::takes_stop(Sequence& s) noexcept {
   GroupRow& row = group_row(s);
   const auto stop = std::find(row.stops.begin(), row.stops.end(), s.num_computed);
-  if (stop == row.stops.end()) return false;
+  if (stop == row.stops.end()) return {};
   *stop = 0;
-  const auto which = stop - row.stops.begin();
-  diverges = which == GroupRow::kDiverges || which == GroupRow::kRetained;
-  return true;
+  return static_cast<GroupRow::Stop>(stop - row.stops.begin());
 }
 
 // Whether a block that only this sequence has can become what others find.
@@ -119,10 +117,14 @@ void Sequences::give_state(Sequence& s, int g, NodeId node) noexcept {
 // At a stop, the state becomes findable and the sequence goes on in a copy.
 void Sequences::keep_state(Sequence& s) noexcept {
   if (!s.num_computed || !group_row(s).stands || s.outdated || !digester_) return;
-  bool diverges = false;
-  if (!takes_stop(s, diverges)) return;
-  if (s.num_computed % config_.block_size) return keep_branch(s);
-  if (keep_whole(s, available(s.partition), false) && diverges)
+  const auto stop = takes_stop(s);
+  if (!stop) return;
+  const bool passed = stop == GroupRow::kPromptEnd;
+  const std::int64_t room =
+      passed ? pool_.free_blocks(s.partition).size() : available(s.partition);
+  if (s.num_computed % config_.block_size) return keep_branch(s, room, passed);
+  const bool is_kept = keep_whole(s, room, passed);
+  if (is_kept && (stop == GroupRow::kDiverges || stop == GroupRow::kRetained))
     groups_->note_diverged(table(s)[s.num_computed / config_.block_size - 1]);
 }
 
@@ -164,12 +166,11 @@ bool Sequences::cache_state(Handle handle) {
 
 // A stop within a block, where prompts diverge: the computed tokens of the block become a findable
 // tail, and the sequence continues in copies, in all groups.
-void Sequences::keep_branch(Sequence& s) noexcept {
+void Sequences::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept {
   const std::int64_t unit = s.num_computed / config_.block_size;
   const auto rest = static_cast<int>(s.num_computed % config_.block_size);
-  if (s.num_chained < unit || rest < config_.min_partial_tokens || !config_.min_partial_tokens)
-    return;
-  if (groups_->num_groups() + 1 > available(s.partition)) return;
+  if (s.num_chained < unit || !can_stop_at(s.num_computed)) return;
+  if (groups_->num_groups() + 1 > room) return;
   settle_keeps();
   for (int g = 0; g < groups_->num_groups(); ++g)
     if (groups_->group(g).recurrent() && nodes_.uses(group_row(s).states[nth(g)]).pins) return;
@@ -177,8 +178,8 @@ void Sequences::keep_branch(Sequence& s) noexcept {
   if (tail < 0) return;
   for (int g = 0; g < groups_->num_groups(); ++g)
     if (groups_->group(g).recurrent()) give_state(s, g, tail);
-  groups_->set_branch(tail);
-  if (serves(s, unit)) groups_->add_boundary(tail);
+  if (!passed) groups_->set_branch(tail);
+  if (serves(s, unit)) groups_->add_boundary(tail, passed);
   make_private(s, unit, s.num_computed);
 }
 
@@ -198,6 +199,7 @@ NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
     // Another tail of these tokens stands for this one, even if it serves less.
     if (record.key_tokens == rest) {
       index_.bring_forward(child);  // for the next prompt that diverges here
+      groups_->clear_passed(child);
       return kNoNode;
     }
     if (!num_states_ && has_parts(child)) return kNoNode;
@@ -308,7 +310,8 @@ void Sequences::leave_groups(Sequence& s, bool resumes) noexcept {
     }
   }
   drop_states(s);
-  group_row(s).stops = {};
+  auto& stops = group_row(s).stops;
+  stops = {0, 0, 0, stops[GroupRow::kPromptEnd], 0};  // if it resumes
 }
 
 }  // namespace blockmgr

@@ -24,6 +24,7 @@ struct Config : StoreConfig {
   int hit_rate_window = 0;  // requests that recent_hits looks back on
   std::int64_t max_rollback = 0;  // computed tokens that truncate may take back: drafts
   std::int64_t halfway_stop_tokens = 0;  // of a prompt that stops halfway, at least; 0: none does
+  std::int64_t prompt_end_stop = -1;  // tokens before a prompt's end where it stops; -1: it does not
 };
 
 struct Prompt {
@@ -48,12 +49,15 @@ struct RemapRecord {
   std::int32_t new_block;
 };
 
+// Where the forwards of a prompt should end, so that a state is kept there; 0: nowhere.
+using Stops = std::array<std::int64_t, 4>;
+
 struct MatchResult {
   std::int64_t num_cached = 0;
   std::int64_t num_partial = 0;
   std::int64_t num_idle = 0;  // blocks that admission takes into use beside the fresh ones
   std::int64_t num_computing = 0;  // tokens after them that a running sequence has yet to commit
-  std::array<std::int64_t, 3> stops{};  // where forwards should end; 0: nowhere
+  Stops stops{};
   std::vector<std::int32_t> blocks;
 };
 
@@ -144,9 +148,9 @@ struct GroupRow {
   // By group: it holds parts of its blocks from this one on; recurrent groups: 0.
   std::vector<std::int32_t> first;
   std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
-  // Where prompts may continue: a forward should end there, so that a state is kept; 0: none.
-  enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kRetained };
-  std::array<std::int64_t, 4> stops{};
+  // Why a forward should end there. The last one is chosen after the admission, by retain.
+  enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kPromptEnd, kRetained };
+  std::array<std::int64_t, 5> stops{};
   bool stands = true;  // its states are known to be those after num_computed tokens
   int moves = 0;       // steps launched since, each of which may have moved them
 };

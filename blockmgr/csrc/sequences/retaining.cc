@@ -39,8 +39,8 @@ void Sequences::keep_boundary(const Sequence& s, std::int64_t end) noexcept {
   auto& stops = group_row(s).stops;
   const std::int64_t units = end / config_.block_size;
   if (end > s.num_computed) {
-    if (stops[GroupRow::kLast] == end) stops[GroupRow::kLast] = 0;
-    if (stops[GroupRow::kHalfway] == end) stops[GroupRow::kHalfway] = 0;
+    for (const auto other : {GroupRow::kLast, GroupRow::kHalfway, GroupRow::kPromptEnd})
+      if (stops[other] == end) stops[other] = 0;
     if (stops[GroupRow::kDiverges] != end) stops[GroupRow::kRetained] = end;
   } else if (!within && units && units <= s.num_chained && serves(s, units - 1)) {
     keep_boundary(table(s)[units - 1]);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -143,7 +144,7 @@ class Sequences : public Store {
   GroupRow view_groups(Handle handle) const {
     const Sequence& s = view(handle);
     GroupRow row = groups_ ? group_row(s) : GroupRow();
-    if (!num_states_) row.stops = {};  // forwards need not end there
+    if (!num_states_ || s.state != Sequence::kRunning) row.stops = {};  // no forward ends there
     return row;
   }
   const ZeroedArray<std::int32_t>& shown_groups() const { return shown_groups_; }
@@ -492,8 +493,17 @@ class Sequences : public Store {
   std::int64_t most_first_slots(std::int64_t num_tokens, std::int64_t most) const;
   std::string never_in_groups(std::int64_t num_tokens, std::int64_t slots, const Found& found,
                               std::int64_t most) const;
-  std::array<std::int64_t, 3> stops_of(std::int64_t num_tokens, std::int64_t num_computed,
-                                       std::int64_t num_shared) const noexcept;
+  Stops stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::int64_t num_shared,
+                 std::int64_t prompt_end) const noexcept;
+  // Where a prompt of so many tokens stops near its end; 0: nowhere.
+  std::int64_t prompt_end_of(std::int64_t num_tokens) const {
+    return config_.prompt_end_stop < 0 ? 0 : num_tokens - config_.prompt_end_stop;
+  }
+  // With states: whether a prompt can continue from a state after so many tokens.
+  bool can_stop_at(std::int64_t end) const {
+    const std::int64_t rest = end % config_.block_size;
+    return !rest || (config_.min_partial_tokens && rest >= config_.min_partial_tokens);
+  }
   [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
   NodeId take_of(int g, int partition, NodeId before) noexcept;
   NodeId take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
@@ -534,12 +544,12 @@ class Sequences : public Store {
   std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;
   bool reads_cached(NodeId n, std::int64_t end) const;
   void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
-  bool takes_stop(Sequence& s, bool& diverges) noexcept;
+  std::optional<GroupRow::Stop> takes_stop(Sequence& s) noexcept;
   bool may_give(NodeId own) const;
   void keep_state(Sequence& s) noexcept;
   bool keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept;
   void give_state(Sequence& s, int g, NodeId node) noexcept;
-  void keep_branch(Sequence& s) noexcept;
+  void keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept;
   NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept;
   void drop_unseen_tails(NodeId parent) noexcept;
   void drop_windows(Sequence& s) noexcept;

@@ -22,6 +22,7 @@ WHOLE_NUMBERS = (
     "hit_rate_window",
     "max_pinned_blocks",
     "halfway_stop_tokens",
+    "prompt_end_stop",
 )
 # Fields of ManagerConfig that vLLM decides, with the source of the decision.
 DECIDED_BY_VLLM = {
@@ -67,6 +68,7 @@ class Options:
             (``low`` to ``high``), ``blockmgr_ttl`` in seconds, and ``blockmgr_expect_reuse``.
         max_pinned_blocks: As in ``ManagerConfig``.
         halfway_stop_tokens: As in ``ManagerConfig``, for models with recurrent states.
+        prompt_end_stop: As in ``ManagerConfig``, for models with recurrent states.
         quotas: Blocks reserved for single values of the requests' ``cache_salt``.
         debug: As in ``ManagerConfig``.
     """
@@ -85,6 +87,7 @@ class Options:
     retention: bool = False
     max_pinned_blocks: int = 0
     halfway_stop_tokens: int = 8192
+    prompt_end_stop: int | None = None
     quotas: Mapping[str, int] = field(default_factory=dict)
     debug: int = 0
 
@@ -120,7 +123,7 @@ class Options:
         for name in WHOLE_NUMBERS:
             value = getattr(self, name)
             is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            is_whole |= value is None and name == "min_partial_tokens"
+            is_whole |= value is None and name in ("min_partial_tokens", "prompt_end_stop")
             self._require(name, is_whole, "a whole number, at least 0")
         port = self.metrics_port
         is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= MAX_PORT
@@ -176,6 +179,7 @@ class Options:
                 retention=self.retention,
                 max_pinned_blocks=self.max_pinned_blocks,
                 halfway_stop_tokens=self.halfway_stop_tokens,
+                prompt_end_stop=self.prompt_end_stop,
                 quotas=quotas,
                 debug=self.debug,
                 **decided,

@@ -168,6 +168,21 @@ ADMISSION = (
             "blocks * size >= least;",
         ),
         (
+            "a_sequence_that_resumes_stops_at_the_end_of_its_answer",
+            "s.state == Sequence::kPreempted ? stops[GroupRow::kPromptEnd]",
+            "false ? stops[GroupRow::kPromptEnd]",
+        ),
+        (
+            "the_end_of_a_prompt_is_just_passed_where_prompts_diverge",
+            "prompt_end != num_shared && ",
+            "",
+        ),
+        (
+            "prompts_stop_where_too_little_of_a_block_is_cached",
+            " && can_stop_at(prompt_end);",
+            ";",
+        ),
+        (
             "half_of_all_instead_of_half_of_what_is_computed",
             "is_long ? (first + blocks / 2) * size : 0;",
             "is_long ? last / 2 * size : 0;",

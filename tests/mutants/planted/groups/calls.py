@@ -214,8 +214,13 @@ CALLS = (
         "sequences/retaining.cc",
         (
             "half_of_what_is_retained_is_a_stop_twice",
-            "    if (stops[GroupRow::kHalfway] == end) stops[GroupRow::kHalfway] = 0;\n",
-            "",
+            "{GroupRow::kLast, GroupRow::kHalfway, GroupRow::kPromptEnd})",
+            "{GroupRow::kLast, GroupRow::kPromptEnd})",
+        ),
+        (
+            "the_end_of_a_prompt_that_is_retained_is_just_passed",
+            "{GroupRow::kLast, GroupRow::kHalfway, GroupRow::kPromptEnd})",
+            "{GroupRow::kLast, GroupRow::kHalfway})",
         ),
         (
             "the_end_of_what_is_retained_is_just_passed",

@@ -9,8 +9,8 @@ KEEPING = (
         "sequences/group_keeping.cc",
         (
             "where_prompts_diverge_is_passed_by",
-            "  if (keep_whole(s, available(s.partition), false) && diverges)",
-            "  if (keep_whole(s, available(s.partition), false) && diverges && false)",
+            "  if (is_kept && (stop == GroupRow::kDiverges || stop == GroupRow::kRetained))",
+            "  if (is_kept && false)",
         ),
         (
             "a_place_where_prompts_diverged_is_that_of_the_last_one",
@@ -105,8 +105,33 @@ KEEPING = (
         ),
         (
             "a_branch_takes_what_is_not_there",
-            "  if (groups_->num_groups() + 1 > available(s.partition)) return;\n",
+            "  if (groups_->num_groups() + 1 > room) return;\n",
             "",
+        ),
+        (
+            "the_end_of_a_prompt_evicts_for_its_state",
+            "passed ? pool_.free_blocks(s.partition).size() : available(s.partition);",
+            "available(s.partition);",
+        ),
+        (
+            "the_end_of_a_prompt_outlives_what_prompts_continue_from",
+            "groups_->add_boundary(tail, passed);",
+            "groups_->add_boundary(tail);",
+        ),
+        (
+            "the_first_turn_that_continues_a_prompt_leaves_its_end",
+            "  if (!passed) groups_->set_branch(tail);\n",
+            "  groups_->set_branch(tail);\n",
+        ),
+        (
+            "an_end_of_a_sequence_stays_passed",
+            "      groups_->clear_passed(child);\n",
+            "",
+        ),
+        (
+            "a_sequence_that_resumes_has_no_prompt",
+            "stops[GroupRow::kPromptEnd], 0};  // if it resumes",
+            "0, 0};",
         ),
         (
             "what_was_only_passed_stays_like_the_rest",
