@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from blockmgr.groups import Group, RecurrentState, checked_groups, checked_prompt_end_stop
@@ -98,6 +98,11 @@ class ReplayConfig:
     def has_states(self) -> bool:
         """Whether any group has recurrent states."""
         return any(isinstance(group, RecurrentState) for group in self.groups)
+
+    @property
+    def of_one_group(self) -> ReplayConfig:
+        """The same for full attention alone."""
+        return replace(self, groups=(), prompt_end_stop=None)
 
     @property
     def as_plain(self) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
         trace.check_block_size(config.block_size, config.min_partial_tokens, any_size=True)
         if config.has_states or not trace.has_whole_ids(config.block_size):
             return by_ample_pool(trace, config)
-        return as_alone(attainable(trace, replace(config, groups=())), config)
+        return as_alone(attainable(trace, config.of_one_group), config)
     best = unbounded(trace, config)
     if not config.min_partial_tokens:
         return best
@@ -141,7 +141,7 @@ def full_attention(trace: Trace, config: ReplayConfig) -> Attainable:
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
     """
-    alone = replace(config, groups=())
+    alone = config.of_one_group
     if trace.has_whole_ids(config.block_size):
         return attainable(trace, alone)
     finer = gcd(trace.tokens_per_id, config.block_size)

@@ -48,11 +48,15 @@ def config_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_replay_counts_by_group_what_a_replay_in_the_lab_counts(run: Run) -> None:
-    document = json.loads(run(*REPLAY, "--model", "qwen3-next", "--json").stdout)
+@pytest.mark.parametrize("stop", [None, 0])
+def test_replay_counts_by_group_what_a_replay_in_the_lab_counts(run: Run, stop: int | None) -> None:
+    option = () if stop is None else ("--prompt-end-stop", stop)
+    document = json.loads(run(*REPLAY, "--model", "qwen3-next", *option, "--json").stdout)
 
     groups = named("qwen3-next").groups
-    config = ReplayConfig(block_size=544, min_partial_tokens=16, groups=groups)
+    config = ReplayConfig(
+        block_size=544, min_partial_tokens=16, groups=groups, prompt_end_stop=stop
+    )
     trace = generate("tree-of-thought", 0)
     [entry] = document["results"]
     result = replay(trace, entry["num_blocks"], config)

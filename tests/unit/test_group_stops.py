@@ -134,6 +134,22 @@ def test_the_state_at_the_end_of_a_prompt_evicts_nothing() -> None:
     assert manager.match([*range(50, 73), 99]).num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("before_end", [None, 0])
+def test_ends_of_prompts_take_no_look_up_from_ends_of_sequences(before_end: int | None) -> None:
+    """A look-up sees 128 tails that continue one block: here two of each conversation."""
+    groups = [FullAttention(), RecurrentState()]
+    manager = hybrid(2048, block_size=16, groups=groups, debug=0, min_partial_tokens=1, prompt_end_stop=before_end)  # fmt: skip
+    for first in range(100, 1100, 10):
+        handle = manager.admit(range(first, first + 3))
+        step(manager, handle, 3)
+        manager.append(handle, range(first + 3, first + 6))
+        step(manager, handle, 6)
+        manager.free(handle)
+    matches = [manager.match(range(first, first + 9)) for first in range(100, 1100, 10)]
+    assert [match.num_cached_tokens for match in matches] == [6] * 100
+    assert not manager.check_invariants()
+
+
 def test_the_end_of_a_sequence_that_said_nothing_is_more_than_passed() -> None:
     manager = after_one_turn(24)
     handle = manager.admit(range(30, 39))

@@ -174,6 +174,11 @@ void Sequences::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   settle_keeps();
   for (int g = 0; g < groups_->num_groups(); ++g)
     if (groups_->group(g).recurrent() && nodes_.uses(group_row(s).states[nth(g)]).pins) return;
+  if (passed) {  // it takes no look-up from a tail that is more than that
+    const Seen seen = seen_children(chain_node(s, unit));
+    if (seen.count == kMostChildren && seen.passed < 0) return;
+    if (seen.count == kMostChildren) drop_tail(seen.passed);
+  }
   const NodeId tail = cache_end_block(s, unit, rest);
   if (tail < 0) return;
   for (int g = 0; g < groups_->num_groups(); ++g)
@@ -220,17 +225,35 @@ NodeId Sequences::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
   return b;
 }
 
-// Look-ups see so many children of a node. A tail behind them is found no more: it goes, with what
-// only it needs.
+// Look-ups see so many children of a node.
+Sequences::Seen Sequences::seen_children(NodeId parent) const {
+  Seen seen;
+  for (seen.next = index_.first_child(parent); seen.next >= 0 && seen.count < kMostChildren;
+       seen.next = nodes_[seen.next].next_sibling, ++seen.count) {
+    const bool is_tail = nodes_[seen.next].key_tokens < config_.block_size;
+    if (is_tail && nodes_.idle(seen.next) && groups_->is_passed(seen.next)) seen.passed = seen.next;
+  }
+  return seen;
+}
+
+// Of an idle tail, and of what only it needs.
+void Sequences::drop_tail(NodeId tail) noexcept {
+  groups_->end_boundary(tail);
+  groups_->prune(tail);
+}
+
+// A tail behind the children that look-ups see is found no more: it goes. But first one that is just
+// passed goes, and the next tail is seen in its place.
 void Sequences::drop_unseen_tails(NodeId parent) noexcept {
-  NodeId child = index_.first_child(parent);
-  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) child = nodes_[child].next_sibling;
+  const Seen seen = seen_children(parent);
+  NodeId child = seen.next;
+  if (child >= 0 && seen.passed >= 0) {
+    child = nodes_[child].next_sibling;
+    drop_tail(seen.passed);
+  }
   for (int looked = 0; child >= 0 && looked < kMostChildren; ++looked) {
     const NodeId next = nodes_[child].next_sibling;
-    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) {
-      groups_->end_boundary(child);
-      groups_->prune(child);
-    }
+    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) drop_tail(child);
     child = next;
   }
 }

@@ -551,6 +551,13 @@ class Sequences : public Store {
   void give_state(Sequence& s, int g, NodeId node) noexcept;
   void keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept;
   NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept;
+  struct Seen {
+    NodeId next = kNoNode;    // the first child that no look-up sees
+    NodeId passed = kNoNode;  // of those that they see, the last idle tail that is just passed
+    int count = 0;
+  };
+  Seen seen_children(NodeId parent) const;
+  void drop_tail(NodeId tail) noexcept;
   void drop_unseen_tails(NodeId parent) noexcept;
   void drop_windows(Sequence& s) noexcept;
   void commit_groups(Sequence& s) noexcept;

@@ -124,6 +124,16 @@ KEEPING = (
             "  groups_->set_branch(tail);\n",
         ),
         (
+            "the_end_of_a_prompt_takes_a_look_up_from_others",
+            "  if (passed) {  // it takes no look-up",
+            "  if (false) {  // it takes no look-up",
+        ),
+        (
+            "ends_of_prompts_are_seen_as_long_as_ends_of_sequences",
+            "  if (child >= 0 && seen.passed >= 0) {\n",
+            "  if (false) {\n",
+        ),
+        (
             "an_end_of_a_sequence_stays_passed",
             "      groups_->clear_passed(child);\n",
             "",
