@@ -137,8 +137,12 @@ def test_the_state_at_the_end_of_a_prompt_evicts_nothing() -> None:
 @pytest.mark.parametrize("before_end", [None, 0])
 def test_ends_of_prompts_take_no_look_up_from_ends_of_sequences(before_end: int | None) -> None:
     """A look-up sees 128 tails that continue one block: here two of each conversation."""
-    groups = [FullAttention(), RecurrentState()]
-    manager = hybrid(2048, block_size=16, groups=groups, debug=0, min_partial_tokens=1, prompt_end_stop=before_end)  # fmt: skip
+    options: dict[str, Any] = {
+        "groups": [FullAttention(), RecurrentState()],
+        "block_size": 16,
+        "debug": 0,
+    }
+    manager = hybrid(2048, **options, min_partial_tokens=1, prompt_end_stop=before_end)
     for first in range(100, 1100, 10):
         handle = manager.admit(range(first, first + 3))
         step(manager, handle, 3)

@@ -165,13 +165,13 @@ KEEPING = (
         ),
         (
             "drops_full_blocks_that_are_not_seen",
-            "    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) {\n",
-            "    if (nodes_.idle(child)) {\n",
+            "nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) drop_tail(child);",
+            "nodes_.idle(child)) drop_tail(child);",
         ),
         (
             "keeps_tails_that_are_not_seen",
-            "    if (nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) {\n",
-            "    if (false) {\n",
+            "nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) drop_tail(child);",
+            "false) drop_tail(child);",
         ),
         (
             "the_state_at_an_end_is_not_told_of",
