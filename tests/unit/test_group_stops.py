@@ -151,7 +151,7 @@ def test_ends_of_prompts_take_no_look_up_from_ends_of_sequences(before_end: int 
         manager.free(handle)
     matches = [manager.match(range(first, first + 9)) for first in range(100, 1100, 10)]
     assert [match.num_cached_tokens for match in matches] == [6] * 100
-    assert not manager.check_invariants()
+    manager.check_invariants()
 
 
 def test_the_end_of_a_sequence_that_said_nothing_is_more_than_passed() -> None:

@@ -165,13 +165,13 @@ KEEPING = (
         ),
         (
             "drops_full_blocks_that_are_not_seen",
-            "nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) drop_tail(child);",
-            "nodes_.idle(child)) drop_tail(child);",
+            "nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) drop_tail",
+            "nodes_.idle(child)) drop_tail",
         ),
         (
             "keeps_tails_that_are_not_seen",
-            "nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) drop_tail(child);",
-            "false) drop_tail(child);",
+            "nodes_[child].key_tokens < config_.block_size && nodes_.idle(child)) drop_tail",
+            "false) drop_tail",
         ),
         (
             "the_state_at_an_end_is_not_told_of",
