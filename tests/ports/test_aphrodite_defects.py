@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
+from blockmgr import BlockStateError
+from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite import (
     Block,
+    BlockTable,
     CpuGpuBlockAllocator,
     Device,
     NaiveBlock,
@@ -185,3 +189,57 @@ def test_a_block_is_not_moved_as_what_one_given_back_before_it_was_cached_for() 
     allocator.swap(blocks, Device.GPU, Device.CPU)
     again = allocator.allocate_immutable_block(None, [1, 2], Device.CPU)
     assert again.block_id != blocks[1].block_id
+
+
+def test_a_release_that_is_interrupted_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise freeing the sequence again would take the blocks of another one away."""
+    pools = CpuGpuBlockAllocator.create("naive", 4, 0, 2)
+    table = BlockTable(2, pools)
+    table.allocate([1, 2, 3])
+    other = table.fork()
+    pool = pools.pool_of(Device.GPU).pool
+    release = type(pool).release
+
+    def interrupted(self: BlockPool, blocks: list[int]) -> None:
+        release(self, blocks)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockPool, "release", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            table.free()
+    table.free()
+    assert pool.ref_count(other.physical_block_ids).tolist() == [1, 1]
+    other.free()
+    assert pools.get_num_free_blocks(Device.GPU) == 4
+    pool.check_invariants()
+
+
+def test_a_release_that_is_refused_changes_nothing() -> None:
+    allocator = NaiveBlockAllocator(NaiveBlock, 4, 2)
+    block = allocator.allocate_mutable(None)
+    assert block.block_id is not None
+    allocator.refcounter.decr(block.block_id)
+    with pytest.raises(BlockStateError):
+        allocator.free(block)
+    assert block.block_id is not None
+
+
+def test_copies_that_were_taken_when_an_interrupt_came_are_returned_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allocator = NaiveBlockAllocator(NaiveBlock, 4, 2)
+    block = allocator.allocate_mutable(None)
+    block.append_token_ids([1])
+    fork = allocator.fork(block)[0]
+    fork.append_token_ids([2])
+
+    class Ids(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(allocator, "_ids", Ids())
+        with pytest.raises(KeyboardInterrupt):
+            allocator.clear_copy_on_writes()
+    assert allocator.clear_copy_on_writes() == {block.block_id: [fork.block_id]}

@@ -158,6 +158,17 @@ def test_sequences_with_another_adapter_share_nothing() -> None:
     assert manager.get_num_cached_tokens(Seq(3, list(range(13)), adapter=5)) == 12
 
 
+def test_every_sequence_of_a_group_keeps_its_adapter() -> None:
+    manager = space()
+    one, two = (Seq(name, [0, 1, 2], adapter=5) for name in range(2))
+    manager.allocate(Group([one, two]))
+    two.tokens.append(3)
+    manager.append_slots(two)
+    manager.mark_blocks_as_computed(Group([one, two]))
+    assert manager.get_num_cached_tokens(Seq(2, list(range(5)))) == 0
+    assert manager.get_num_cached_tokens(Seq(3, list(range(5)), adapter=5)) == 4
+
+
 def test_a_group_with_an_encoder_is_refused_and_changes_nothing() -> None:
     manager = space(enable_caching=False)
     group = Group([Seq(0, [1])], has_encoder=True)

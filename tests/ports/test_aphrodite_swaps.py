@@ -100,6 +100,18 @@ def test_a_block_that_waits_for_its_copy_is_not_swapped(make_pools: MakePools) -
     allocator.swap(child.blocks, Device.GPU, Device.CPU)
 
 
+def test_two_sequences_copy_a_block_that_they_share_once() -> None:
+    """It is cached at the destination already, and its K/V is not there yet."""
+    allocator = CpuGpuBlockAllocator.create("prefix_caching", 8, 8, 4)
+    host = BlockTable(4, allocator)
+    host.allocate(list(range(4)), device=Device.CPU)
+    one, two = (table_of(allocator, [*range(4), last]) for last in (5, 6))
+    allocator.mark_blocks_as_computed()
+    copies = allocator.plan_swap([one.blocks, two.blocks], Device.GPU, Device.CPU).carry_out()
+    assert len(copies) == 3
+    assert one.physical_block_ids[0] == two.physical_block_ids[0] == host.physical_block_ids[0]
+
+
 def test_swaps_that_make_no_sense_are_refused(make_pools: MakePools) -> None:
     allocator = make_pools()
     table = table_of(allocator, list(range(10)))

@@ -153,7 +153,7 @@ def test_wrong_calls_of_a_table_are_refused(make_pools: MakePools) -> None:
         lambda: table.ensure_num_empty_slots(1),
         lambda: table.physical_block_ids,
         lambda: table.device,
-        lambda: table.run,
+        lambda: table.pool_blocks,
     ]
     for call in calls:
         with refused_tables(allocator, SequenceStateError, "has no blocks"):
@@ -255,6 +255,6 @@ def test_more_computed_slots_than_tokens_are_refused() -> None:
     pools = CpuGpuBlockAllocator.create("naive", 8, 0, 2)
     table = BlockTable(2, pools, max_block_sliding_window=1)
     table.allocate([1, 2, 3, 4, 5])
-    match = "num_computed_slots must be at most the 5"
+    match = r"num_computed_slots must be in \[0, 5\], got 1000"
     with refused_tables(pools, ValueError, match, tables=[table]):
         table.append_token_ids([6], num_computed_slots=1000)

@@ -13,6 +13,7 @@ from functools import partial
 from blockmgr.ports.aphrodite import (
     AllocStatus,
     BlockSpaceManager,
+    BlockTable,
     ComputedBlocksTracker,
     Device,
     NoFreeBlocksError,
@@ -314,7 +315,7 @@ def get_num_blocks_touched_by_append_slots(seed: int) -> Iterator[str]:
 def get_num_required_blocks(seed: int) -> Iterator[str]:
     world = World(seed)
     group = world.groups[-1]
-    table = world.manager._tables.new()
+    table = BlockTable(world.size, world.manager.block_allocator)
     tokens = [9, *group.seqs[0].tokens]  # a prefix that is not cached
     answer = table.get_num_required_blocks(tokens, world.size)
     before = world.manager.get_num_free_gpu_blocks()

@@ -19,7 +19,7 @@ ASKS = re.compile(
     r"|is_appendable|get_num_(?!total|usable))"
 )
 WORLDS = 150
-INTERFACES = {"BlockAllocator of aphrodite"}  # without a body
+BASES = {"BlockAllocator of aphrodite"}  # asked as one of the classes derived from it
 
 
 def asks(module: ModuleType) -> set[tuple[str, str]]:
@@ -28,7 +28,7 @@ def asks(module: ModuleType) -> set[tuple[str, str]]:
     return {
         (kind.__name__, name)
         for kind in map(module.__dict__.__getitem__, module.__all__)
-        if inspect.isclass(kind) and f"{kind.__name__} of {port}" not in INTERFACES
+        if inspect.isclass(kind) and f"{kind.__name__} of {port}" not in BASES
         for name in dir(kind)
         if ASKS.match(name)
     }

@@ -6,22 +6,20 @@ sequence, and ``BlockSpaceManager`` those of all. Blocks are shared only after a
 tokens, and cached blocks are evicted in the order of the core.
 """
 
-from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
-from blockmgr.ports.aphrodite.blocks import NaiveBlock, PrefixCachingBlock
+from blockmgr.ports.aphrodite.block import Block, NullBlock
+from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
+from blockmgr.ports.aphrodite.block_manager import BlockSpaceManager
+from blockmgr.ports.aphrodite.block_table import BlockTable
 from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
-from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
+from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.groups import EncoderDecoderError
-from blockmgr.ports.aphrodite.interfaces import (
-    AllocStatus,
-    Block,
-    BlockAllocator,
-    Device,
-    NoFreeBlocksError,
+from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device, NoFreeBlocksError
+from blockmgr.ports.aphrodite.naive_block import NaiveBlock, NaiveBlockAllocator
+from blockmgr.ports.aphrodite.prefix_caching_block import (
+    PrefixCachingBlock,
+    PrefixCachingBlockAllocator,
 )
-from blockmgr.ports.aphrodite.manager import BlockSpaceManager
-from blockmgr.ports.aphrodite.null_block import NullBlock
-from blockmgr.ports.aphrodite.table import BlockTable
-from blockmgr.ports.aphrodite.tracking import (
+from blockmgr.ports.aphrodite.trackers import (
     CopyOnWriteTracker,
     HitCounter,
     ReadOnlyRefCounter,

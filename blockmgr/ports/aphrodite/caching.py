@@ -1,23 +1,19 @@
-"""Tracks which full blocks are cached, computed, or waiting to be cached."""
+"""Which full blocks are cached, computed, or waiting to be cached."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from blockmgr.changes import at_once
-from blockmgr.ports.aphrodite.blocks import FREED, PrefixCachingBlock
+from blockmgr.ports.aphrodite.block_list import FREED
 from blockmgr.ports.aphrodite.tokens import extra_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from blockmgr.changes import Change
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.blocks import Run
+    from blockmgr.ports.aphrodite.block_list import BlockList, Place
 
 __all__ = ["PrefixCache"]
-
-Place: TypeAlias = tuple["Run", int]
 
 
 class PrefixCache:
@@ -40,152 +36,143 @@ class PrefixCache:
         """The cached block at a position; -1 before the first block; None if it is not cached."""
         if place is None:
             return -1
-        run, index = place
-        block = run.blocks[index]
-        return block if run.promoted[index] and block != FREED else None
+        blocks, index = place
+        block = blocks.blocks[index]
+        return block if blocks.cached[index] and block != FREED else None
 
-    def promote(
-        self, run: Run, index: int, tokens: tuple[int, ...], extra: int | None, is_next: bool
-    ) -> list[Change]:
-        """Caches a block, which is full when the changes are made, or makes it wait.
+    def find(self, tokens: tuple[int, ...], last: Place | None, extra: int | None) -> list[int]:
+        """The leading blocks among these tokens that are cached after the position ``last``.
+
+        Raises:
+            ValueError: A token out of bounds.
+            TypeError: A token that is not an int.
+        """
+        parent, key = self.node(last), extra_bytes(extra)
+        # The look-up checks the tokens, so it is made even if it cannot find any block.
+        found: list[int] = self._pool.find(
+            tokens,
+            parent=-1 if parent is None else parent,
+            extras=dict.fromkeys(range(len(tokens) // self._pool.block_size), key) if key else None,
+        ).tolist()
+        return found if parent is not None else []
+
+    def num_taken_by(self, tokens: tuple[int, ...], extra: int | None) -> int:
+        """Number of available blocks that a sequence of these tokens takes."""
+        found = self.find(tokens, None, extra)
+        num_blocks = -(-len(tokens) // self._pool.block_size)
+        return num_blocks - len(found) + int(self._pool.is_idle(found).sum())
+
+    def chain(
+        self,
+        blocks: BlockList,
+        start: int,
+        tokens: tuple[int, ...],
+        extra: int | None,
+        num_found: int,
+    ) -> None:
+        """Caches the full blocks that a list was extended by; the first were found in the cache.
 
         Args:
-            run: The run of the block.
-            index: Its index in the run.
-            tokens: Its tokens after the changes.
-            extra: Its extra key.
-            is_next: Whether, after the changes, it waits for no copy and follows a cached block.
+            blocks: The list.
+            start: Index of its first new block.
+            tokens: The tokens of the new blocks.
+            extra: Their extra key.
+            num_found: Blocks found.
+        """
+        size = self._pool.block_size
+        num_full, parent = len(tokens) // size, self.node(blocks.place_before(start))
+        fresh = blocks.blocks[start + num_found : start + num_full]
+        if parent is None:
+            self._waiting.update(((blocks, start + i), block) for i, block in enumerate(fresh))
+            return
+        if fresh:
+            key = extra_bytes(extra)
+            self._pool.promote(
+                fresh,
+                tokens[num_found * size : num_full * size],
+                parent=blocks.blocks[start + num_found - 1] if num_found else parent,
+                extras=dict.fromkeys(range(len(fresh)), key) if key else None,
+            )
+            self._uncomputed.update(fresh)
+        blocks.cached[start : start + num_full] = bytes([1]) * num_full
+
+    def promote(self, blocks: BlockList, index: int) -> None:
+        """Caches a full block, or makes it wait.
 
         It is not replaced by an equal block whose K/V is not written: its own K/V is, except for
         the last token.
         """
-        blocks = run.blocks
-        if not is_next or self._has_unwritten_twin(run, index, tokens, extra):
-            place = zip(((run, index),), map(blocks.__getitem__, (index,)), strict=True)
-            return [(self._waiting.update, place)]
-        before = run.place_before(index)
-        # Read when the change is made: earlier changes may have replaced the block.
-        parent = (-1,) if before is None else map(before[0].blocks.__getitem__, before[1:])
-        own = map(blocks.__getitem__, (index,))
-        key = (extra_bytes(extra),)
-        kept = map(self._pool.compiled.promote, own, (tokens,), parent, (b"",), key)
-        return [
-            # If an equal block replaces it, it is not cached, and this has no effect.
-            (self._uncomputed.update, map(blocks.__getitem__, (index,))),
-            (blocks.__setitem__, slice(index, index + 1), kept),
-            (run.promoted.__setitem__, index, 1),
-        ]
-
-    def _has_unwritten_twin(
-        self, run: Run, index: int, tokens: tuple[int, ...], extra: int | None
-    ) -> bool:
-        if not self._unwritten:
-            return False
-        is_there = index <= len(run.blocks)
-        parent = self.node(run.place_before(index)) if is_there else None
-        if parent is None:  # cached by an earlier change: it can be checked later
-            return True
-        key = extra_bytes(extra)
-        twins = self._pool.find(tokens, parent=parent, extras={0: key} if key else None).tolist()
-        return any(map(self._is_unwritten, twins))
+        block, tokens = blocks.blocks[index], blocks.tokens[index]
+        parent = self.node(blocks.place_before(index))
+        key = extra_bytes(blocks.extras.get(index))
+        if parent is None or self._pool.waits_for_copy(block):
+            self._waiting[blocks, index] = block
+            return
+        if self._unwritten:
+            twin = self._pool.find(tokens, parent=parent, extras={0: key} if key else None).tolist()
+            if any(map(self._is_unwritten, twin)):
+                self._waiting[blocks, index] = block
+                return
+        kept = self._pool.promote(block, tokens, parent=parent, extras=key)
+        if kept == block:
+            self._uncomputed.add(block)
+        blocks.blocks[index] = kept
+        blocks.cached[index] = 1
 
     def _is_unwritten(self, block: int) -> bool:
         known = self._unwritten.get(block)
         return known == self._pool.generation(block) and block in self._uncomputed
 
-    def promote_waiting(self) -> list[Change]:
-        """Retries the waiting blocks in order, and drops those released since."""
-        changes: list[Change] = [(self._waiting.clear,)]
-        cached: set[Place] = set()
-        for (run, index), block in self._waiting.items():
-            if run.blocks[index] != block or run.promoted[index]:
-                continue
-            before = run.place_before(index)
-            is_next = before in cached or self.node(before) is not None
-            extra = run.extras.get(index)
-            more = self.promote(run, index, run.tokens[index], extra, is_next)
-            if len(more) > 1:
-                cached.add((run, index))
-            changes += more
-        return changes
+    def promote_waiting(self) -> None:
+        """Retries the waiting blocks in order, and drops those freed since."""
+        waiting, self._waiting = self._waiting, {}
+        for (blocks, index), block in waiting.items():
+            if blocks.blocks[index] == block and not blocks.cached[index]:
+                self.promote(blocks, index)
 
-    def wait(self, places: dict[Place, int]) -> Change:
-        """Makes the blocks at these positions wait."""
-        return (self._waiting.update, places)
-
-    def fork(self, sources: list[tuple[Run, int]], copy: Run) -> list[Change]:
-        """Makes the waiting blocks of these runs wait in a copy of them as well."""
-        if not self._waiting:
-            return []
-        waiting: dict[Place, int] = {}
+    def fork(self, parts: list[tuple[BlockList, int]], copy: BlockList) -> None:
+        """Makes the waiting blocks of these lists wait in a copy of them as well."""
         start = 0
-        for run, stop in sources:
-            for (other, index), block in self._waiting.items():
-                if other is run and index < stop:
-                    waiting[copy, start + index] = block
-            start += stop
-        return [self.wait(waiting)]
+        for part, count in parts if self._waiting else ():
+            for (blocks, index), block in list(self._waiting.items()):
+                if blocks is part and index < count:
+                    self._waiting[copy, start + index] = block
+            start += count
 
-    def leave(self, run: Run) -> list[Change]:
-        """Records that the blocks of a run have left this pool."""
-        return [(self._waiting.pop, place) for place in self._waiting if place[0] is run]
+    def arrive(self, cached: list[int], computed: set[int]) -> None:
+        """Records cached blocks whose content is copied here from another pool."""
+        self._uncomputed.difference_update(computed)
+        late = set(cached) - computed
+        self._uncomputed.update(late)
+        self._unwritten.update((block, self._pool.generation(block)) for block in late)
 
-    def add(self, blocks: list[int]) -> Change:
-        """Records cached blocks."""
-        return (self._uncomputed.update, blocks)
+    def leave(self, blocks: BlockList) -> None:
+        """Records that a list has left this pool."""
+        for place in [place for place in self._waiting if place[0] is blocks]:
+            del self._waiting[place]
 
-    def compute(self, blocks: list[int]) -> Change:
-        """Records that the K/V of cached blocks is written."""
-        return (self._uncomputed.difference_update, blocks)
-
-    def leave_unwritten(self, blocks: list[int]) -> Change:
-        """Records cached blocks that no forward has reached yet."""
-        return (self._unwritten.update, {b: self._pool.generation(b) for b in blocks})
-
-    def progress(self, done: list[int], rest: list[int]) -> list[Change]:
+    def progress(self, done: list[int], rest: list[int]) -> None:
         """Records that the next forward writes the first blocks and not the rest."""
-        cached = self._pool.is_cached
-        changes = [self.compute([b for b in done if b != FREED and cached(b)])]
-        late = [b for b in rest if b in self._uncomputed and cached(b)]
+        self.mark_computed(block for block in done if block != FREED)
+        late = [b for b in rest if b in self._uncomputed and self._pool.is_cached(b)]
         if late:
-            changes.append(self.leave_unwritten(late))
-        elif self._unwritten and not any(map(self._is_unwritten, self._unwritten)):
-            changes.append((self._unwritten.clear,))
-        return changes
+            self._unwritten.update((block, self._pool.generation(block)) for block in late)
+        elif not any(map(self._is_unwritten, self._unwritten)):
+            self._unwritten.clear()
 
     def is_computed(self, block: int) -> bool:
         """Whether a block is cached and its K/V was marked as computed."""
         return self._pool.is_cached(block) and block not in self._uncomputed
 
-    def named(self, hashes: Sequence[int]) -> list[int]:
-        """The leading hashes of which each names a computed block after the previous one.
-
-        Blocks with an extra key are skipped.
-        """
-        parent, before = -1, None
-        for at, wanted in enumerate(hashes):
-            for child in self._pool.children(parent).tolist():
-                tokens = self._pool.tokens(child)
-                name = PrefixCachingBlock.hash_block_tokens(not at, before, tokens.tolist())
-                # Also found by its tokens, so it has no extra key, and the hash is no collision.
-                found = name == wanted and self._pool.find(tokens, parent=parent).tolist()
-                if found == [child] and self.is_computed(child):
-                    parent, before = child, name
-                    break
-            else:
-                return list(hashes[:at])
-        return list(hashes)
-
     def mark_computed(self, blocks: Iterable[int] | None) -> None:
         """Marks the cached ones of these blocks as computed; None: all cached blocks."""
         if blocks is None:
             self._uncomputed.clear()
-            return
-        self._uncomputed.difference_update([b for b in blocks if self._pool.is_cached(b)])
+        else:
+            self._uncomputed.difference_update([b for b in blocks if self._pool.is_cached(b)])
 
-    def reset(self, and_then: Change) -> bool:
-        """Forgets everything cached if no block is in use; returns whether it did."""
-        if self._pool.num_used:
-            return False
-        forgotten = [(each.clear,) for each in (self._uncomputed, self._unwritten, self._waiting)]
-        return at_once([(self._pool.compiled.reset,), *forgotten, and_then], True)
+    def reset(self) -> None:
+        """Forgets everything cached; no block is in use."""
+        self._pool.reset()
+        for known in (self._uncomputed, self._unwritten, self._waiting):
+            known.clear()

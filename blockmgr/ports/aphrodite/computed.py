@@ -6,17 +6,15 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import whole
-from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
+from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.groups import extra_hash_of, id_of, tokens_of
 from blockmgr.ports.aphrodite.interfaces import Device
-from blockmgr.ports.aphrodite.tokens import extra_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockmgr.changes import Change
+    from blockmgr.ports.aphrodite.block_table import BlockTable
     from blockmgr.ports.aphrodite.groups import SequenceLike
-    from blockmgr.ports.aphrodite.table import BlockTable
 
 __all__ = ["ComputedBlocksTracker"]
 
@@ -81,25 +79,16 @@ class ComputedBlocksTracker:
             return 0
         if getattr(seq, "is_prefill", bool)() and name in self._known:
             return self._known[name]
+        size, pool = self._allocator.block_size, self._allocator.pool_of(Device.GPU)
         table = self._tables.get(name)
         if table is None:
-            allocator = self._allocator.pool_of(Device.GPU)
-            key = extra_bytes(extra)
-            every = range(len(tokens) // self._allocator.block_size)
-            extras = dict.fromkeys(every, key) if key else None
-            blocks: list[int] = allocator.pool.find(tokens, extras=extras).tolist()
+            blocks = pool.prefix_cache.find(tuple(tokens), None, extra)
         else:
-            allocator, blocks = table.run.allocator, table.run.blocks
-        size = self._allocator.block_size
-        most = len(tokens) // size
-        computed = sum(1 for _ in takewhile(allocator.is_computed, blocks[:most]))
+            pool, blocks = table.pool_blocks
+        computed = sum(1 for _ in takewhile(pool.is_computed, blocks[: len(tokens) // size]))
         self._known[name] = computed * size
         return computed * size
 
     def remove_seq(self, seq_id: int) -> None:
         """Forgets the answer for a sequence, if there was one."""
         self._known.pop(seq_id, None)
-
-    def plan_removal(self, seq_id: int) -> Change:
-        """``remove_seq``, as a change."""
-        return (self._known.pop, seq_id, None)

@@ -27,7 +27,7 @@ class EncoderDecoderError(BlockMgrError, NotImplementedError):
 
 
 class SequenceLike(Protocol):
-    """The attributes of a sequence that this port reads.
+    """A sequence.
 
     ``extra_hash()`` (an int or None: an extra key besides tokens), ``is_prefill()`` and
     ``is_finished()`` are optional.
@@ -42,10 +42,7 @@ class SequenceLike(Protocol):
 
 
 class GroupLike(Protocol):
-    """The attributes of a group of sequences, scheduled together, that this port reads.
-
-    The port refuses a group whose ``is_encoder_decoder()`` is true.
-    """
+    """Sequences that are scheduled together. ``is_encoder_decoder()`` is optional."""
 
     def get_seqs(self) -> Sequence[SequenceLike]:
         """Its sequences; initially all have the same tokens."""

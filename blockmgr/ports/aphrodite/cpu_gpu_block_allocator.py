@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Literal, Self
 
 from blockmgr.arguments import whole
-from blockmgr.ports.aphrodite.allocators import NaiveBlockAllocator, PrefixCachingBlockAllocator
-from blockmgr.ports.aphrodite.blocks import BlockView, NaiveBlock, PoolBlock, Run, segments
+from blockmgr.ports.aphrodite.block import Block, NullBlock
+from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
+from blockmgr.ports.aphrodite.block_list import BlockList
 from blockmgr.ports.aphrodite.interfaces import Device, the_same
-from blockmgr.ports.aphrodite.moves import Move
-from blockmgr.ports.aphrodite.null_block import NullBlock
-from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
-from blockmgr.ports.aphrodite.run_plans import carry_out
+from blockmgr.ports.aphrodite.naive_block import NaiveBlock, NaiveBlockAllocator
+from blockmgr.ports.aphrodite.prefix_caching_block import PrefixCachingBlockAllocator
+from blockmgr.ports.aphrodite.swaps import Swap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.aphrodite.interfaces import Block
+    from blockmgr.ports.aphrodite.block import BlockView
 
 __all__ = ["CpuGpuBlockAllocator"]
-
-T = TypeVar("T")
 
 
 class CpuGpuBlockAllocator:
@@ -43,10 +41,10 @@ class CpuGpuBlockAllocator:
 
     __slots__ = ("_allocators", "_null", "block_size", "caches")
 
-    def __init__(self, gpu: PoolAllocator, cpu: PoolAllocator | None = None) -> None:
+    def __init__(self, gpu: BlockAllocator, cpu: BlockAllocator | None = None) -> None:
         for name, allocator in (("gpu", gpu), ("cpu", cpu)):
             is_missing = allocator is None and name == "cpu"
-            if not is_missing and not isinstance(allocator, PoolAllocator):
+            if not is_missing and not isinstance(allocator, BlockAllocator):
                 raise TypeError(f"{name} must be an allocator, got {type(allocator).__name__}")
         if cpu is not None:
             if cpu.block_size != gpu.block_size:
@@ -89,7 +87,7 @@ class CpuGpuBlockAllocator:
                 f"allocator_type must be 'naive' or 'prefix_caching', got {allocator_type!r}"
             )
 
-        def build(num_blocks: int, first: int) -> PoolAllocator:
+        def build(num_blocks: int, first: int) -> BlockAllocator:
             ids = range(first, first + num_blocks)
             if allocator_type == "naive":
                 return NaiveBlockAllocator(NaiveBlock, num_blocks, block_size, ids)
@@ -100,7 +98,7 @@ class CpuGpuBlockAllocator:
 
     # One pool.
 
-    def pool_of(self, device: Device) -> PoolAllocator:
+    def pool_of(self, device: Device) -> BlockAllocator:
         """The allocator of a device.
 
         Raises:
@@ -112,7 +110,7 @@ class CpuGpuBlockAllocator:
             raise ValueError(f"device must have blocks, got {device}")
         return allocator
 
-    def device_of(self, allocator: PoolAllocator) -> Device:
+    def device_of(self, allocator: BlockAllocator) -> Device:
         """The device of an allocator.
 
         Raises:
@@ -125,7 +123,7 @@ class CpuGpuBlockAllocator:
 
     def allocate_mutable_block(
         self, prev_block: Block | None, device: Device, extra_hash: int | None = None
-    ) -> PoolBlock:
+    ) -> Block:
         """``BlockAllocator.allocate_mutable_block`` of that device."""
         return self.pool_of(device).allocate_mutable_block(prev_block, extra_hash)
 
@@ -135,7 +133,7 @@ class CpuGpuBlockAllocator:
         token_ids: Sequence[int],
         device: Device,
         extra_hash: int | None = None,
-    ) -> PoolBlock:
+    ) -> Block:
         """``BlockAllocator.allocate_immutable_block`` of that device."""
         return self.pool_of(device).allocate_immutable_block(prev_block, token_ids, extra_hash)
 
@@ -150,13 +148,13 @@ class CpuGpuBlockAllocator:
         allocator = self.pool_of(device)
         return allocator.allocate_immutable_blocks(prev_block, block_token_ids, extra_hash)
 
-    def allocate_mutable(self, prev_block: Block | None, device: Device) -> PoolBlock:
+    def allocate_mutable(self, prev_block: Block | None, device: Device) -> Block:
         """``allocate_mutable_block`` by its earlier name."""
         return self.allocate_mutable_block(prev_block, device)
 
     def allocate_immutable(
         self, prev_block: Block | None, token_ids: Sequence[int], device: Device
-    ) -> PoolBlock:
+    ) -> Block:
         """``allocate_immutable_block`` by its earlier name."""
         return self.allocate_immutable_block(prev_block, token_ids, device)
 
@@ -181,7 +179,7 @@ class CpuGpuBlockAllocator:
         kept_back = device is Device.GPU and self._null is not None
         return self.get_num_total_blocks(device) - kept_back
 
-    def _known(self, device: Device) -> PoolAllocator | None:
+    def _known(self, device: Device) -> BlockAllocator | None:
         return self._allocators.get(the_same(Device, "device", device))
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
@@ -224,8 +222,8 @@ class CpuGpuBlockAllocator:
         """
         return self._allocator_of(last_block).fork(last_block)
 
-    def _allocator_of(self, block: Block) -> PoolAllocator:
-        if not isinstance(block, PoolBlock):
+    def _allocator_of(self, block: Block) -> BlockAllocator:
+        if not isinstance(block, Block) or isinstance(block, NullBlock):
             raise TypeError(f"block must be one of an allocator, got {type(block).__name__}")
         allocator = block.place[0].allocator
         if not any(allocator is known for known in self._allocators.values()):
@@ -234,9 +232,8 @@ class CpuGpuBlockAllocator:
 
     def clear_copy_on_writes(self) -> list[tuple[int, int]]:
         """(source, destination) of the copies to run on the device before the next forward."""
-        return self.pool_of(Device.GPU).cow_tracker.hand_out(
-            lambda copies: [(source, to) for source, many in copies.items() for to in many]
-        )
+        copies = self.pool_of(Device.GPU).clear_copy_on_writes()
+        return [(source, to) for source, many in copies.items() for to in many]
 
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
         """Marks the K/V of cached device blocks as written."""
@@ -263,11 +260,9 @@ class CpuGpuBlockAllocator:
             NoFreeBlocksError: There is no null block yet, and no block is free for it.
         """
         if self._null is None:
-            gpu = self.pool_of(Device.GPU)
-            run = Run(gpu)
-            null = NullBlock(run.view(0))
-            kept = (setattr, self, "_null", null)
-            return carry_out([*gpu.plans.add_empty(run, 1, None), kept], null)
+            blocks = BlockList(self.pool_of(Device.GPU))
+            blocks.add_empty(1, None)
+            self._null = NullBlock(blocks, 0)
         return self._null
 
     @property
@@ -305,39 +300,18 @@ class CpuGpuBlockAllocator:
             TypeError: Not a block of an allocator.
         """
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
-        return self.swap_all(
-            [blocks],
-            src_device,
-            dst_device,
-            lambda pairs: {source.physical_id(a): destination.physical_id(b) for a, b in pairs},
-        )
-
-    def swap_all(
-        self,
-        sequences: Iterable[Sequence[Block]],
-        src_device: Device,
-        dst_device: Device,
-        form: Callable[[list[tuple[int, int]]], T],
-    ) -> T:
-        """``swap`` for several sequences, all or none.
-
-        Args:
-            sequences: The blocks of each.
-            src_device: Their current device.
-            dst_device: Device to move them to.
-            form: Converts the copies, pairs of indices within the pools, to the return value.
-        """
-        return self.plan_swap(sequences, src_device, dst_device).carry_out(form)
+        copies = self.plan_swap([blocks], src_device, dst_device).carry_out()
+        return {source.physical_id(a): destination.physical_id(b) for a, b in copies}
 
     def plan_swap(
         self, sequences: Iterable[Sequence[Block]], src_device: Device, dst_device: Device
-    ) -> Move:
-        """The plan of ``swap_all``, which changes nothing."""
+    ) -> Swap:
+        """A ``swap`` of several sequences, all or none, that is only counted yet."""
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         if source is destination:
             raise ValueError(f"dst_device must be another device than {src_device}")
-        runs = [self._whole_sequence(blocks, source) for blocks in sequences]
-        return Move(source, destination, runs)
+        lists = [self._whole_sequence(blocks, source) for blocks in sequences]
+        return Swap(source, destination, lists)
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
         """The number of blocks that moving a sequence to a device would take from its pool.
@@ -349,9 +323,9 @@ class CpuGpuBlockAllocator:
         """
         destination = self.pool_of(device)
         source = next((a for a in self._allocators.values() if a is not destination), destination)
-        return Move(source, destination, [self._whole_sequence(blocks, source)]).num_taken
+        return Swap(source, destination, [self._whole_sequence(blocks, source)]).num_taken
 
-    def _whole_sequence(self, blocks: Sequence[Block], source: PoolAllocator) -> list[Run]:
+    def _whole_sequence(self, blocks: Sequence[Block], source: BlockAllocator) -> list[BlockList]:
         if not isinstance(blocks, Sequence):
             raise TypeError(f"blocks must be a sequence, got {type(blocks).__name__}")
         if not blocks:
@@ -359,11 +333,11 @@ class CpuGpuBlockAllocator:
         last = blocks[-1]
         if self._allocator_of(last) is not source:
             raise ValueError("blocks must be of the device they are moved from")
-        assert isinstance(last, PoolBlock)
-        parts = segments(last)
-        places = [(run, i) for run, stop in parts for i in range(stop)]
-        if any(stop < len(run.blocks) for run, stop in parts) or places != [
-            block.place if isinstance(block, PoolBlock) else None for block in blocks
+        assert isinstance(last, Block)
+        parts = last.parts()
+        places = [(part, i) for part, count in parts for i in range(count)]
+        if any(count < len(part.blocks) for part, count in parts) or places != [
+            block.place if isinstance(block, Block) else None for block in blocks
         ]:
             raise ValueError("blocks must be every block of one sequence, in order")
-        return [run for run, _ in parts]
+        return [part for part, _ in parts]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import real, whole
-from blockmgr.changes import at_once
-from blockmgr.errors import SequenceStateError
+from blockmgr.errors import SequenceStateError, UnknownSequenceError
+from blockmgr.ports.aphrodite.block_table import BlockTable
 from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
-from blockmgr.ports.aphrodite.device import CpuGpuBlockAllocator
+from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.groups import (
     distinct_sequences,
     extra_hash_of,
@@ -18,16 +18,16 @@ from blockmgr.ports.aphrodite.groups import (
 )
 from blockmgr.ports.aphrodite.growth import blocks_needed, blocks_needed_unshared
 from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device
-from blockmgr.ports.aphrodite.table import BlockTable
-from blockmgr.ports.aphrodite.tables import GroupTables, check_on_device
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockmgr.changes import Change
-    from blockmgr.ports.aphrodite.blocks import Run
     from blockmgr.ports.aphrodite.groups import GroupLike, SequenceLike
+    from blockmgr.ports.aphrodite.growth import Growth
+    from blockmgr.ports.aphrodite.swaps import Swap
+
+    _Running = tuple[SequenceLike, BlockTable]
 
 __all__ = ["BlockSpaceManager"]
 
@@ -54,11 +54,15 @@ class BlockSpaceManager:
     __slots__ = (
         "_computed",
         "_mutex",
-        "_tables",
+        "_window",
         "block_allocator",
         "block_size",
+        "block_tables",
         "watermark_blocks",
     )
+
+    block_tables: dict[int, BlockTable]
+    """The table of each sequence that has blocks, by sequence id."""
 
     def __init__(
         self,
@@ -88,14 +92,15 @@ class BlockSpaceManager:
         )
         self.block_size = block_size
         self.watermark_blocks = int(watermark * num_gpu_blocks)
-        self._tables = GroupTables(self.block_allocator, sliding_window)
+        self._window: int | None = None
+        if sliding_window is not None:
+            # One more than the window covers, because it rarely begins at a block boundary.
+            self._window = -(-sliding_window // block_size) + 1
+            # Allocated here, so that later counts of free blocks are right.
+            self.block_allocator.allocate_or_get_null_block()
+        self.block_tables = {}
         self._computed = ComputedBlocksTracker.with_tables(self.block_allocator, self.block_tables)
         self._mutex = new_mutex()
-
-    @property
-    def block_tables(self) -> dict[int, BlockTable]:
-        """The table of each sequence that has blocks, by sequence id."""
-        return self._tables.by_name
 
     # Allocation.
 
@@ -113,7 +118,7 @@ class BlockSpaceManager:
                 slots.
         """
         refuse_encoder(seq_group)
-        waiting = self._tables.waiting(seq_group)
+        waiting = self._waiting(seq_group)
         tokens = tuple(tokens_of(waiting[0]))
         if not tokens:
             raise ValueError("seq_group must have a prompt of at least one token")
@@ -122,7 +127,7 @@ class BlockSpaceManager:
         beyond = required(tokens, self.block_size, num_lookahead_slots) - num_held
         beyond *= len(waiting)
         gpu = self.block_allocator.pool_of(Device.GPU)
-        taken = gpu.plans.num_taken_by(tokens, extra_hash_of(waiting[0]))
+        taken = gpu.prefix_cache.num_taken_by(tokens, extra_hash_of(waiting[0]))
         return self._status(num_held + beyond, taken + beyond)
 
     @exclusive
@@ -136,17 +141,14 @@ class BlockSpaceManager:
             ValueError: The prompt is empty, or has a token out of bounds.
         """
         refuse_encoder(seq_group)
-        first, *others = self._tables.waiting(seq_group)
-        table = self._tables.new()
-
-        def publish(run: Run) -> list[Change]:
-            known, changes = {first.seq_id: table}, []
-            for seq in others:
-                known[seq.seq_id], forked = table.plan_fork(run)
-                changes += forked
-            return [*changes, (self.block_tables.update, known)]
-
-        table.allocate_and(tokens_of(first), Device.GPU, extra_hash_of(first), publish)
+        first, *others = self._waiting(seq_group)
+        table = BlockTable(
+            self.block_size, self.block_allocator, max_block_sliding_window=self._window
+        )
+        table.allocate(tokens_of(first), Device.GPU, extra_hash_of(first))
+        self.block_tables[first.seq_id] = table
+        for seq in others:
+            self.block_tables[seq.seq_id] = table.fork()
 
     @exclusive
     def can_append_slots(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> bool:
@@ -159,11 +161,11 @@ class BlockSpaceManager:
             SequenceStateError: A sequence has lost tokens since they were given slots.
             ValueError: The group is on the host; a negative number of slots.
         """
-        running = self._tables.running(seq_group)
-        growths = self._tables.next_growths(running, num_lookahead_slots)
+        running = self._running(seq_group)
+        growths = _next_growths(running, num_lookahead_slots)
         gpu = self.block_allocator.pool_of(Device.GPU)
         for _, table in running:
-            check_on_device(table)
+            _check_on_device(table)
         return blocks_needed(gpu.pool, growths) <= gpu.get_num_free_blocks()
 
     @exclusive
@@ -186,11 +188,12 @@ class BlockSpaceManager:
         If an exception from outside interrupts the call after it has appended tokens, the next call
         for any sequence returns the copies.
         """
-        table, extra = self._tables.of(seq), extra_hash_of(seq)
-        check_on_device(table)
-        unseen = table.get_unseen_token_ids(tokens_of(seq))
+        table, extra = self._table_of(seq), extra_hash_of(seq)
+        _check_on_device(table)
+        unseen, before = table.get_unseen_token_ids(tokens_of(seq)), table.num_full_slots
         if unseen:
-            table.append_sampled(unseen, num_lookahead_slots, extra)
+            table.append_token_ids(unseen, num_lookahead_slots, before, extra)
+            table.mark_computed(table.num_computed_slots, before, before)
         else:
             table.ensure_num_empty_slots(num_lookahead_slots, extra)
         return self.block_allocator.clear_copy_on_writes()
@@ -203,26 +206,21 @@ class BlockSpaceManager:
             UnknownSequenceError: The parent has no blocks.
             SequenceStateError: The child has blocks already.
         """
-        table = self._tables.of(parent_seq)
-        child = id_of(child_seq)
+        table, child = self._table_of(parent_seq), id_of(child_seq)
         if child in self.block_tables:
             raise SequenceStateError(f"sequence {child} has blocks already")
-        fork, changes = table.plan_fork(table.run)
-        at_once([*changes, (self.block_tables.__setitem__, child, fork)], None)
+        self.block_tables[child] = table.fork()
 
     @exclusive
     def free(self, seq: SequenceLike) -> None:
-        """Releases the blocks of a sequence on either device; without blocks it does nothing.
+        """Frees the blocks of a sequence on either device; without blocks it does nothing.
 
         Schedulers also free sequences that they never scheduled or have freed already.
         """
         name = id_of(seq)
-        forget = self._computed.plan_removal(name)
-        table = self.block_tables.get(name)
-        if table is None:
-            at_once([forget], None)
-            return
-        at_once([*table.plan_free(), (self.block_tables.pop, name), forget], None)
+        self._computed.remove_seq(name)
+        if table := self.block_tables.pop(name, None):
+            table.free()
 
     def free_cross(self, seq_group: GroupLike) -> None:
         """Does nothing: a group with an encoder never gets blocks here.
@@ -251,7 +249,7 @@ class BlockSpaceManager:
         Raises:
             UnknownSequenceError: It has none.
         """
-        return self._tables.of(seq).physical_block_ids
+        return self._table_of(seq).physical_block_ids
 
     @exclusive
     def get_common_computed_block_ids(self, seqs: Iterable[SequenceLike]) -> list[int]:
@@ -260,7 +258,7 @@ class BlockSpaceManager:
         Raises:
             UnknownSequenceError: A sequence has no blocks.
         """
-        ids = [self._tables.of(seq).physical_block_ids for seq in seqs]
+        ids = [self._table_of(seq).physical_block_ids for seq in seqs]
         return self.block_allocator.get_common_computed_block_ids(ids)
 
     @exclusive
@@ -301,11 +299,15 @@ class BlockSpaceManager:
         """
         if token_chunk_size is not None:
             token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)
-        changes: list[Change] = []
-        for _, table in self._tables.running(seq_group):
-            check_on_device(table)
-            changes += table.plan_progress(token_chunk_size)
-        at_once(changes, None)
+        tables = [table for _, table in self._running(seq_group)]
+        for table in tables:
+            _check_on_device(table)
+        for table in tables:
+            start, full = table.num_computed_slots, table.num_full_slots
+            if token_chunk_size is None:
+                table.mark_computed(0, full, full)
+            else:
+                table.mark_computed(start, min(start + token_chunk_size, full), full)
 
     @exclusive
     def access_all_blocks_in_seq(self, seq: SequenceLike, now: float = 0.0) -> None:
@@ -314,7 +316,7 @@ class BlockSpaceManager:
         Raises:
             UnknownSequenceError: The sequence has no blocks.
         """
-        self._tables.of(seq)
+        self._table_of(seq)
 
     # Swaps.
 
@@ -327,11 +329,11 @@ class BlockSpaceManager:
             BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
             ValueError: The group is on the host already.
         """
-        running = self._tables.running(seq_group)
+        running = self._running(seq_group)
         if not self.block_allocator.get_num_total_blocks(Device.CPU):
             return False
-        move = self._tables.plan_move(running, Device.GPU, Device.CPU)
-        return move.num_taken <= self.block_allocator.get_num_free_blocks(Device.CPU)
+        swap = self._plan_swap(running, Device.GPU, Device.CPU)
+        return swap.num_taken <= self.block_allocator.get_num_free_blocks(Device.CPU)
 
     @exclusive
     def can_swap_in(self, seq_group: GroupLike, num_lookahead_slots: int = 0) -> AllocStatus:
@@ -346,13 +348,13 @@ class BlockSpaceManager:
             SequenceStateError: A sequence has lost tokens since they were given slots.
             ValueError: The group is on the device already; a negative number of slots.
         """
-        running = self._tables.running(seq_group)
-        growths = self._tables.next_growths(running, num_lookahead_slots)
+        running = self._running(seq_group)
+        growths = _next_growths(running, num_lookahead_slots)
         if not self.block_allocator.get_num_total_blocks(Device.CPU):
             raise ValueError("seq_group must be on the host, which has no blocks")
-        move = self._tables.plan_move(running, Device.CPU, Device.GPU)
+        swap = self._plan_swap(running, Device.CPU, Device.GPU)
         beyond = blocks_needed_unshared(growths)
-        return self._status(move.num_held + beyond, move.num_taken + beyond, spares_idle=True)
+        return self._status(swap.num_held + beyond, swap.num_taken + beyond, spares_idle=True)
 
     @exclusive
     def swap_out(self, seq_group: GroupLike) -> list[tuple[int, int]]:
@@ -367,8 +369,7 @@ class BlockSpaceManager:
             BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
             ValueError: The group is on the host already, or the host has no blocks.
         """
-        move = self._tables.plan_move(self._tables.running(seq_group), Device.GPU, Device.CPU)
-        return move.carry_out(lambda copies: copies)
+        return self._plan_swap(self._running(seq_group), Device.GPU, Device.CPU).carry_out()
 
     @exclusive
     def swap_in(self, seq_group: GroupLike) -> list[tuple[int, int]]:
@@ -382,8 +383,7 @@ class BlockSpaceManager:
             UnknownSequenceError: No sequence of the group has blocks.
             ValueError: The group is on the device already, or the host has no blocks.
         """
-        move = self._tables.plan_move(self._tables.running(seq_group), Device.CPU, Device.GPU)
-        return move.carry_out(lambda copies: copies)
+        return self._plan_swap(self._running(seq_group), Device.CPU, Device.GPU).carry_out()
 
     # Counts.
 
@@ -416,3 +416,49 @@ class BlockSpaceManager:
             return AllocStatus.NEVER
         held_back = 0 if spares_idle and free == usable else self.watermark_blocks
         return AllocStatus.OK if num_taken <= free - held_back else AllocStatus.LATER
+
+    # Sequences and their tables.
+
+    def _table_of(self, seq: SequenceLike) -> BlockTable:
+        name = id_of(seq)
+        try:
+            return self.block_tables[name]
+        except KeyError:
+            raise UnknownSequenceError(name) from None
+
+    def _running(self, seq_group: GroupLike) -> list[_Running]:
+        """The sequences of a group that have a table, at least one, with their tables."""
+        known, sequences = self.block_tables, distinct_sequences(seq_group)
+        running = [(s, known[s.seq_id]) for s in sequences if s.seq_id in known]
+        if not running:
+            raise UnknownSequenceError(sequences[0].seq_id)
+        return running
+
+    def _waiting(self, seq_group: GroupLike) -> list[SequenceLike]:
+        """The unfinished sequences of a group that have no table, at least one."""
+        waiting = [
+            seq
+            for seq in distinct_sequences(seq_group)
+            if seq.seq_id not in self.block_tables and not getattr(seq, "is_finished", bool)()
+        ]
+        if not waiting:
+            raise SequenceStateError("every sequence of the group has blocks already, or has ended")
+        return waiting
+
+    def _plan_swap(self, running: list[_Running], source: Device, to: Device) -> Swap:
+        return self.block_allocator.plan_swap([table.blocks for _, table in running], source, to)
+
+
+def _check_on_device(table: BlockTable) -> None:
+    if table.device is not Device.GPU:
+        raise ValueError("seq must be on the device, it is on the host; swap it in")
+
+
+def _next_growths(running: list[_Running], num_lookahead_slots: int) -> list[Growth]:
+    """The growth for ``append_slots`` of each of these sequences."""
+    lookahead, growths = whole("num_lookahead_slots", num_lookahead_slots, 0), []
+    for seq, table in running:
+        unseen = len(table.get_unseen_token_ids(tokens_of(seq)))
+        computed = table.num_full_slots if unseen else 0
+        growths.append(table.growth(unseen + lookahead, unseen, computed))
+    return growths

@@ -3,51 +3,43 @@
 from __future__ import annotations
 
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, ClassVar, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar
 
 from blockmgr.arguments import integer
-from blockmgr.changes import at_once
-from blockmgr.errors import BlockStateError, OutOfBlocksError
+from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.aphrodite.block_ids import BlockIds
-from blockmgr.ports.aphrodite.blocks import FREED, BlockView, PoolBlock, Run, freed_after, segments
+from blockmgr.ports.aphrodite.block import Block, BlockView
+from blockmgr.ports.aphrodite.block_list import FREED, BlockList
 from blockmgr.ports.aphrodite.caching import PrefixCache
-from blockmgr.ports.aphrodite.interfaces import Block, BlockAllocator, NoFreeBlocksError
-from blockmgr.ports.aphrodite.run_plans import RunPlans, carry_out
-from blockmgr.ports.aphrodite.tokens import check_sizes, checked_extra, whole_tokens
-from blockmgr.ports.aphrodite.tracking import CopyOnWriteTracker, HitCounter, RefCounter
+from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
+from blockmgr.ports.aphrodite.tokens import check_sizes
+from blockmgr.ports.aphrodite.trackers import CopyOnWriteTracker, HitCounter, RefCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["PoolAllocator"]
-
-T = TypeVar("T")
-
-_item = np.ndarray.item
+__all__ = ["BlockAllocator"]
 
 
-class PoolAllocator(BlockAllocator):
-    """The base of both allocators, which implements all their calls on a ``BlockPool``.
+class BlockAllocator:
+    """Hands out blocks of one pool and takes them back; the base of both allocators.
 
     Attributes:
         block_class: Class of its blocks.
         caches: Whether blocks can be found by their prefix.
+        block_size: Tokens per block.
         pool: The core, whose own block ids begin at 0.
-        ids: The callers' ids of those blocks.
         refcounter: References to each physical block.
         cow_tracker: The copies to run before the next forward.
         hits: Full blocks looked up and found by ``allocate_immutable_*``.
         prefix_cache: Tracks cached and computed blocks.
-        plans: Plans changes of runs.
     """
 
-    block_class: type[PoolBlock]
-    caches: ClassVar[bool]
+    NoFreeBlocksError: ClassVar[type[NoFreeBlocksError]] = NoFreeBlocksError
+    block_class: type[Block]
+    caches: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -59,12 +51,12 @@ class PoolAllocator(BlockAllocator):
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size, prefix_caching=self.caches, eviction=eviction)
         self.block_size = self.pool.block_size
-        self.ids = BlockIds(block_ids, self.pool.num_blocks)
+        self._ids = _checked_ids(block_ids, self.pool.num_blocks)
+        self._blocks = {block_id: block for block, block_id in enumerate(self._ids)}
         self.refcounter = RefCounter(self)
         self.cow_tracker = CopyOnWriteTracker(self)
         self.hits = HitCounter()
         self.prefix_cache = PrefixCache(self.pool)
-        self.plans = RunPlans(self.pool, self.prefix_cache, self.hits, caches=self.caches)
 
     def __repr__(self) -> str:
         return (
@@ -75,7 +67,7 @@ class PoolAllocator(BlockAllocator):
 
     def allocate_mutable_block(
         self, prev_block: Block | None = None, extra_hash: int | None = None
-    ) -> PoolBlock:
+    ) -> Block:
         """An empty block after ``prev_block``; evicts a cached block if necessary.
 
         Raises:
@@ -83,21 +75,9 @@ class PoolAllocator(BlockAllocator):
             TypeError: ``prev_block`` is not a block of this kind.
             ValueError: It belongs to another allocator.
         """
-        run = self._run_after(prev_block)
-        checked_extra(extra_hash)
-        if run.blocks:
-            return carry_out(self.plans.add_empty(run, 1, extra_hash), run.view(len(run.blocks)))
-        # No caller has the run yet, so there is only one change, made as in ``at_once``.
-        run.tokens.append(())
-        run.promoted.append(0)
-        if extra_hash is not None:
-            run.extras[0] = extra_hash
-        first = run.view(0)
-        taken = map(_item, map(self.pool.compiled.take, (1,)))
-        try:
-            return ([*map(run.blocks.extend, (taken,))], first)[1]
-        except OutOfBlocksError as error:
-            raise NoFreeBlocksError(error.needed, error.available) from None
+        blocks = self._list_after(prev_block)
+        blocks.add_empty(1, extra_hash)
+        return blocks.view(len(blocks.blocks) - 1)
 
     def allocate_immutable_blocks(
         self,
@@ -124,50 +104,26 @@ class PoolAllocator(BlockAllocator):
                 tokens; or a token out of ``[0, 2**32)``.
         """
         check_sizes(block_token_ids, self.block_size, all_full=self.caches)
-        tokens = tuple(chain.from_iterable(block_token_ids))
-        run = self._run_after(prev_block)
-        return self.plans.extend(run, tokens, extra_hash, lambda view: ([], view))
+        blocks = self._list_after(prev_block)
+        start = len(blocks.blocks)
+        blocks.extend(tuple(chain.from_iterable(block_token_ids)), extra_hash)
+        return BlockView(blocks, start)
 
     def allocate_immutable_block(
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
-    ) -> PoolBlock:
+    ) -> Block:
         """``allocate_immutable_blocks`` for one block."""
-        tokens = tuple(token_ids)
-        if self.caches and len(tokens) == self.block_size and extra_hash is None:
-            run = self._run_after(prev_block)
-            if changes := self.plans.add_cached(run, tokens):
-                return at_once(changes, run.view(0))
-        check_sizes((tokens,), self.block_size, all_full=self.caches)
-        run = self._run_after(prev_block)
-        return self.plans.extend(run, tokens, extra_hash, lambda v: ([], v.run.view(v.start)))
+        return self.allocate_immutable_blocks(prev_block, (tuple(token_ids),), extra_hash)[0]
 
-    def allocate_mutable(self, prev_block: Block | None = None) -> PoolBlock:
+    def allocate_mutable(self, prev_block: Block | None = None) -> Block:
         """``allocate_mutable_block`` by its earlier name."""
         return self.allocate_mutable_block(prev_block)
 
-    def allocate_immutable(self, prev_block: Block | None, token_ids: Sequence[int]) -> PoolBlock:
+    def allocate_immutable(self, prev_block: Block | None, token_ids: Sequence[int]) -> Block:
         """``allocate_immutable_block`` by its earlier name."""
         return self.allocate_immutable_block(prev_block, token_ids)
 
-    # Writing.
-
-    def append(self, run: Run, index: int, token_ids: Sequence[int]) -> None:
-        """Implements ``Block.append_token_ids``."""
-        tokens = whole_tokens(token_ids)
-        present = run.tokens[index]
-        empty = self.block_size - len(present)
-        count = len(tokens)
-        if not 0 < count <= empty:
-            raise ValueError(f"token_ids must have 1 to {empty} tokens, got {count}")
-        block = run.blocks[index]
-        if block == FREED:
-            run.view(index).held()  # raises
-        if count < empty and self.pool.ref_count(block) == 1:
-            run.tokens[index] = present + tokens
-            return
-        before = self.prefix_cache.node(run.place_before(index))
-        steps, _ = self.plans.fill(run, index, present + tokens, before is not None, None)
-        carry_out(steps, None)
+    # Copy-on-write.
 
     def is_appendable(self, block: Block) -> bool:
         """Whether tokens can be added to the block without moving it."""
@@ -190,11 +146,9 @@ class PoolAllocator(BlockAllocator):
             A copy, for ``clear_copy_on_writes``.
         """
         mine = self._mine(block)
-        run, index = mine.place
-        if run.blocks[index] == FREED or mine.is_full:
-            return mine.block_id
-        steps, _ = self.plans.make_writable(run, index)
-        carry_out(steps, None)
+        blocks, index = mine.place
+        if blocks.blocks[index] != FREED and not mine.is_full:
+            blocks.make_writable(index)
         return mine.block_id
 
     def clear_copy_on_writes(self) -> dict[int, list[int]]:
@@ -206,7 +160,17 @@ class PoolAllocator(BlockAllocator):
         Leaves:
             Blocks that became full while they waited for their copy are cached.
         """
-        return self.cow_tracker.clear_cows()
+        plan = self.pool.take_copies()
+        try:
+            copies: dict[int, list[int]] = {}
+            for source, destination, _ in plan:
+                copies.setdefault(self._ids[source], []).append(self._ids[destination])
+        except BaseException:  # so that the next call returns them
+            self.pool.copies_aborted(plan.ticket)
+            raise
+        self.pool.copies_applied(plan.ticket)
+        self.prefix_cache.promote_waiting()
+        return copies
 
     # The prefix cache.
 
@@ -226,13 +190,10 @@ class PoolAllocator(BlockAllocator):
         held = mine.held()
         if not mine.is_full:
             raise BlockStateError(held, f"it has {mine.num_empty_slots} empty slots")
-        run, index = mine.place
-        if self.caches and not run.promoted[index]:
-            before = self.prefix_cache.node(run.place_before(index))
-            is_next = before is not None and not self.pool.waits_for_copy(held)
-            extra = run.extras.get(index)
-            at_once(self.prefix_cache.promote(run, index, run.tokens[index], extra, is_next), None)
-        return self.ids.of(mine.held())
+        blocks, index = mine.place
+        if self.caches and not blocks.cached[index]:
+            self.prefix_cache.promote(blocks, index)
+        return self._ids[mine.held()]
 
     def mark_blocks_as_computed(self, block_ids: Iterable[int] | None = None) -> None:
         """Marks the K/V of cached blocks as written.
@@ -244,9 +205,8 @@ class PoolAllocator(BlockAllocator):
         Raises:
             ValueError: Not a block of this allocator.
         """
-        self.prefix_cache.mark_computed(
-            None if block_ids is None else [self.ids.block(name) for name in block_ids]
-        )
+        blocks = None if block_ids is None else [self.pool_block(each) for each in block_ids]
+        self.prefix_cache.mark_computed(blocks)
 
     def get_common_computed_block_ids(self, seq_block_ids: Sequence[Sequence[int]]) -> list[int]:
         """The leading blocks that none of these sequences needs to compute.
@@ -259,12 +219,10 @@ class PoolAllocator(BlockAllocator):
         Raises:
             ValueError: Not a block of this allocator.
         """
-        places = [[self.ids.block(name) for name in names] for names in seq_block_ids]
-        computed = [
-            list(takewhile(self.prefix_cache.is_computed, blocks[:-1])) for blocks in places
-        ]
+        sequences = [[self.pool_block(each) for each in ids] for ids in seq_block_ids]
+        computed = [list(takewhile(self.is_computed, blocks[:-1])) for blocks in sequences]
         same = takewhile(lambda column: len(set(column)) == 1, zip(*computed, strict=False))
-        return [self.ids.of(column[0]) for column in same]
+        return [self._ids[column[0]] for column in same]
 
     def mark_blocks_as_accessed(self, block_ids: Iterable[int], now: float = 0.0) -> None:
         """Moves idle blocks to the end of the eviction order; the order of calls replaces ``now``.
@@ -273,21 +231,17 @@ class PoolAllocator(BlockAllocator):
             BlockStateError: A block is not held, and it is not cached.
             ValueError: Not a block of this allocator.
         """
-        self.pool.touch([self.ids.block(name) for name in block_ids])
+        self.pool.touch([self.pool_block(each) for each in block_ids])
 
     def find_cached_blocks_prefix(self, block_hashes: Sequence[int]) -> list[int]:
-        """The leading hashes of which each names a computed block after the previous one.
-
-        Args:
-            block_hashes: ``content_hash`` of each block of a sequence. Blocks with an extra hash
-                cannot be found this way; ``ComputedBlocksTracker`` uses tokens, and finds them.
+        """The leading hashes that name computed blocks: none, without prefix caching.
 
         Raises:
             TypeError: A hash that is not an int.
-
-        Cost: O(blocks that continue the ones found), with one digest for each.
         """
-        return self.prefix_cache.named([integer("block_hashes", each) for each in block_hashes])
+        for each in block_hashes:
+            integer("block_hashes", each)
+        return []
 
     def get_prefix_cache_hit_rate(self) -> float:
         """Full blocks found over full blocks looked up, in ``0 … 1``."""
@@ -295,7 +249,15 @@ class PoolAllocator(BlockAllocator):
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached blocks and the hit rate if no block is in use; returns whether it did."""
-        return self.prefix_cache.reset(self.hits.restart())
+        if self.pool.num_used:
+            return False
+        self.prefix_cache.reset()
+        self.hits.restart()
+        return True
+
+    def is_computed(self, block: int) -> bool:
+        """Whether a block of the pool is cached and its K/V was marked as computed."""
+        return self.prefix_cache.is_computed(block)
 
     # Sharing and release.
 
@@ -312,11 +274,10 @@ class PoolAllocator(BlockAllocator):
 
         Cost: O(blocks), without recursion and without an object per block.
         """
-        parts = segments(self._mine(last_block))
-        if any(run.may_have_freed and FREED in run.blocks[:stop] for run, stop in parts):
+        parts = self._mine(last_block).parts()
+        if any(FREED in blocks.blocks[:count] for blocks, count in parts):
             raise BlockStateError(FREED, "cannot fork: a block of the sequence was freed")
-        run, steps = self.plans.fork(parts)
-        return at_once(steps, BlockView(run, 0, len(run.blocks)))
+        return BlockView(BlockList.fork(parts))
 
     def free(self, block: Block) -> None:
         """Frees a block. If it is cached, it stays findable until it is evicted.
@@ -327,11 +288,9 @@ class PoolAllocator(BlockAllocator):
             ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
-        run, index = mine._run, mine._index
-        run.may_have_freed = True
-        # The assignment runs the release, so both happen in one instruction.
-        released = map(self.pool.compiled.release, ((mine.held(),),))
-        run.blocks[index : index + 1] = map(freed_after, released)
+        mine.held()  # raises if it was freed
+        blocks, index = mine.place
+        blocks.free(index, index + 1)
 
     # Names and numbers.
 
@@ -346,15 +305,7 @@ class PoolAllocator(BlockAllocator):
     @property
     def all_block_ids(self) -> frozenset[int]:
         """The ids of all blocks of the pool."""
-        return self.ids.every()
-
-    def is_computed(self, block: int) -> bool:
-        """Whether a block of the pool is cached and its K/V was marked as computed."""
-        return self.prefix_cache.is_computed(block)
-
-    def physical_ids(self, blocks: list[int]) -> list[int]:
-        """The callers' ids of blocks of the pool."""
-        return self.ids.of_all(blocks)
+        return frozenset(self._ids)
 
     def physical_id(self, block: int) -> int:
         """The caller's id of a block of the pool.
@@ -362,7 +313,14 @@ class PoolAllocator(BlockAllocator):
         Raises:
             ValueError: The pool has no such block.
         """
-        return self.ids.of(block)
+        if not 0 <= block < len(self._ids):
+            raise ValueError(f"block must be in [0, {len(self._ids) - 1}], got {block}")
+        return self._ids[block]
+
+    def physical_ids(self, blocks: list[int]) -> list[int]:
+        """The callers' ids of blocks of the pool, as a new list."""
+        ids = self._ids
+        return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
 
     def pool_block(self, block_id: int) -> int:
         """The block of the pool with this id; also ``get_physical_block_id``.
@@ -371,24 +329,39 @@ class PoolAllocator(BlockAllocator):
             ValueError: Not a block of this allocator.
             TypeError: Not an int.
         """
-        return self.ids.block(block_id)
+        block = self._blocks.get(integer("block_id", block_id))
+        if block is None:
+            raise ValueError(f"block_id {block_id} is no block of this allocator")
+        return block
 
     get_physical_block_id = pool_block
 
-    def _mine(self, block: Block) -> PoolBlock:
+    def _mine(self, block: Block) -> Block:
         if not isinstance(block, self.block_class):
             raise TypeError(
                 f"block must be a {self.block_class.__name__}, got {type(block).__name__}"
             )
-        if block._run.allocator is not self:
+        if block.place[0].allocator is not self:
             raise ValueError("block belongs to another allocator")
         return block
 
-    def _run_after(self, prev_block: Block | None) -> Run:
-        """The run to add blocks to: that of ``prev_block`` if it ends there, else a new one."""
+    def _list_after(self, prev_block: Block | None) -> BlockList:
+        """The list to add blocks to: that of ``prev_block`` if it ends there, else a new one."""
         if prev_block is None:
-            return Run(self)
+            return BlockList(self)
         previous = self._mine(prev_block)
         previous.held()  # raises if it was freed: nothing can follow a freed block
-        run, index = previous.place
-        return run if index + 1 == len(run.blocks) else Run(self, previous)
+        blocks, index = previous.place
+        return blocks if index + 1 == len(blocks.blocks) else BlockList(self, previous)
+
+
+def _checked_ids(block_ids: Iterable[int] | None, num_blocks: int) -> Sequence[int]:
+    if block_ids is None:
+        return range(num_blocks)
+    ids = tuple(integer("block_ids", block_id) for block_id in block_ids)
+    if len(ids) != num_blocks or len(set(ids)) != num_blocks or min(ids) < 0:
+        raise ValueError(
+            f"block_ids must be {num_blocks} distinct ids of 0 or more, got {len(ids)} of which "
+            f"{len(set(ids))} are distinct, the smallest {min(ids, default=None)}"
+        )
+    return range(num_blocks) if ids == tuple(range(num_blocks)) else ids

@@ -1,23 +1,14 @@
-"""Reference counts and copy-on-write as separate objects: views of an allocator's pool."""
+"""Reference counts, copy-on-write and hits as separate objects: views of an allocator."""
 
 from __future__ import annotations
 
-from itertools import starmap
-from typing import TYPE_CHECKING, TypeVar
-
-from blockmgr.changes import at_once
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from blockmgr.blocks import CopyPlan
-    from blockmgr.changes import Change
-    from blockmgr.ports.aphrodite.interfaces import Block
-    from blockmgr.ports.aphrodite.pool_allocator import PoolAllocator
+    from blockmgr.ports.aphrodite.block import Block
+    from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
 
 __all__ = ["CopyOnWriteTracker", "HitCounter", "ReadOnlyRefCounter", "RefCounter"]
-
-T = TypeVar("T")
 
 
 class ReadOnlyRefCounter:
@@ -25,7 +16,7 @@ class ReadOnlyRefCounter:
 
     __slots__ = ("_allocator",)
 
-    def __init__(self, allocator: PoolAllocator) -> None:
+    def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
 
     def get(self, block_id: int) -> int:
@@ -57,9 +48,8 @@ class RefCounter(ReadOnlyRefCounter):
             BlockStateError: The block is not held, and it is not cached.
             ValueError: Not a block of this allocator.
         """
-        pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
-        count = pool.ref_count(block) + 1
-        return at_once(((pool.compiled.acquire, (block,), False),), count)
+        self._allocator.pool.acquire([self._allocator.pool_block(block_id)], found=False)
+        return self.get(block_id)
 
     def decr(self, block_id: int) -> int:
         """Drops a reference; returns the remaining count.
@@ -68,9 +58,8 @@ class RefCounter(ReadOnlyRefCounter):
             BlockStateError: The block is not held.
             ValueError: Not a block of this allocator.
         """
-        pool, block = self._allocator.pool, self._allocator.pool_block(block_id)
-        count = pool.ref_count(block) - 1
-        return at_once(((pool.compiled.release, (block,)),), count)
+        self._allocator.pool.release([self._allocator.pool_block(block_id)])
+        return self.get(block_id)
 
     def as_readonly(self) -> ReadOnlyRefCounter:
         """A read-only view of the counts."""
@@ -82,7 +71,7 @@ class CopyOnWriteTracker:
 
     __slots__ = ("_allocator",)
 
-    def __init__(self, allocator: PoolAllocator) -> None:
+    def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
 
     def is_appendable(self, block: Block) -> bool:
@@ -95,54 +84,31 @@ class CopyOnWriteTracker:
 
     def clear_cows(self) -> dict[int, list[int]]:
         """As in ``BlockAllocator.clear_copy_on_writes``."""
-        return self.hand_out(lambda copies: copies)
-
-    def hand_out(self, form: Callable[[dict[int, list[int]]], T]) -> T:
-        """``clear_cows``, in another form."""
-        pool, name = self._allocator.pool, self._allocator.ids.of
-        plans: list[CopyPlan] = []
-        try:
-            # Recorded in the same instruction.
-            plans.extend(starmap(pool.compiled.take_copies, ((),)))
-            copies: dict[int, list[int]] = {}
-            for source, destination, _ in plans[0]:
-                copies.setdefault(name(source), []).append(name(destination))
-            # The plan includes all planned copies, so no block waits for a copy after it.
-            applied = (pool.compiled.copies_applied, plans[0].ticket)
-            promoted = self._allocator.prefix_cache.promote_waiting()
-            return at_once([applied, *promoted, (plans.clear,)], form(copies))
-        except BaseException:
-            for plan in plans:
-                pool.copies_aborted(plan.ticket)
-            raise
+        return self._allocator.clear_copy_on_writes()
 
 
 class HitCounter:
     """Counts full blocks looked up, and those of them that were cached."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("num_hits", "num_queries")
+
+    num_queries: int
+    """Full blocks looked up."""
+
+    num_hits: int
+    """Number of those that were cached."""
 
     def __init__(self) -> None:
-        self._counts = [0, 0]
+        self.restart()
 
-    @property
-    def num_queries(self) -> int:
-        """Full blocks looked up."""
-        return self._counts[0]
-
-    @property
-    def num_hits(self) -> int:
-        """Number of those that were cached."""
-        return self._counts[1]
-
-    def count(self, num_queries: int, num_hits: int) -> Change:
+    def count(self, num_queries: int, num_hits: int) -> None:
         """Adds a look-up of this many blocks."""
-        counts = [self._counts[0] + num_queries, self._counts[1] + num_hits]
-        return (self._counts.__setitem__, slice(None), counts)
+        self.num_queries += num_queries
+        self.num_hits += num_hits
 
-    def restart(self) -> Change:
+    def restart(self) -> None:
         """Resets the counts to 0."""
-        return (self._counts.__setitem__, slice(None), [0, 0])
+        self.num_queries = self.num_hits = 0
 
     @property
     def hit_rate(self) -> float:
