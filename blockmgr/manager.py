@@ -23,7 +23,6 @@ from blockmgr.blocks import (
     Remap,
     retention_of,
 )
-from blockmgr.changes import CompiledManagerCalls
 from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
@@ -86,7 +85,6 @@ class BlockManager(EventCalls, NotCopied):
         "_core",
         "_group_tables",
         "block_tables",
-        "compiled",
         "seq_lens",
     )
 
@@ -102,9 +100,6 @@ class BlockManager(EventCalls, NotCopied):
     seq_lens: npt.NDArray[np.int32]
     """``int32[max_seqs]`` on the host: ``num_tokens`` of the running sequence of each row, else 0;
     live, zero-copy and read-only."""
-
-    compiled: CompiledManagerCalls
-    """Its calls as functions of compiled code: see ``blockmgr.changes``."""
 
     _instead = "fork its sequences, or make another manager with from_config(manager.config)"
 
@@ -153,7 +148,6 @@ class BlockManager(EventCalls, NotCopied):
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.Core(options)
-        self.compiled = CompiledManagerCalls(self._core)
         self._core.set_debug(config.debug)
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.arguments import extras_pairs, is_number, real, whole
 from blockmgr.blocks import CopyPlan, Pin, Priority, retention_of
-from blockmgr.changes import CompiledPoolCalls
 from blockmgr.config import ManagerConfig, names_nearest
 from blockmgr.digest import digest_options
 from blockmgr.errors import InvariantError, PolicyError
@@ -85,7 +84,6 @@ class BlockPool(EventCalls, NotCopied):
         "_core",
         "block_size",
         "capacity",
-        "compiled",
         "num_blocks",
     )
 
@@ -99,9 +97,6 @@ class BlockPool(EventCalls, NotCopied):
 
     capacity: int
     """Blocks that can be held: all but the null block."""
-
-    compiled: CompiledPoolCalls
-    """Its calls as functions of compiled code: see ``blockmgr.changes``."""
 
     _instead = "make another pool, whose blocks are its own"
 
@@ -155,7 +150,6 @@ class BlockPool(EventCalls, NotCopied):
             **digest_options(config.digest, config.prefix_caching),
         }
         self._core = _core.PoolCore(options)
-        self.compiled = CompiledPoolCalls(self._core)
 
     def __repr__(self) -> str:
         return (

@@ -110,9 +110,6 @@ CALLS: dict[str, Callable[[World, Any], Any]] = {
     "pool.find": lambda w, a: w.pool.find(a),
     "pool.acquire_prefix": lambda w, a: w.pool.acquire_prefix(a),
     "pool.promote": lambda w, a: w.pool.promote(w.blocks[2:9], a, parent=w.blocks[1]),
-    "pool.promote_chain": lambda w, a: w.pool.compiled.promote_chain(
-        w.blocks[2:9], a, w.blocks[1], b"", None
-    ),
 }
 # Calls inside which neither runs: they hash nothing, and change no order of eviction.
 QUIET = {

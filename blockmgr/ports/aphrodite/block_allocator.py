@@ -113,15 +113,15 @@ class BlockAllocator:
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
     ) -> Block:
         """``allocate_immutable_blocks`` for one block."""
-        return self.allocate_immutable_blocks(prev_block, (tuple(token_ids),), extra_hash)[0]
+        tokens = tuple(token_ids)
+        check_sizes((tokens,), self.block_size, all_full=self.caches)
+        blocks = self._list_after(prev_block)
+        blocks.extend(tokens, extra_hash)
+        return blocks.view(len(blocks.blocks) - 1)
 
-    def allocate_mutable(self, prev_block: Block | None = None) -> Block:
-        """``allocate_mutable_block`` by its earlier name."""
-        return self.allocate_mutable_block(prev_block)
-
-    def allocate_immutable(self, prev_block: Block | None, token_ids: Sequence[int]) -> Block:
-        """``allocate_immutable_block`` by its earlier name."""
-        return self.allocate_immutable_block(prev_block, token_ids)
+    # Their earlier names.
+    allocate_mutable = allocate_mutable_block
+    allocate_immutable = allocate_immutable_block
 
     # Copy-on-write.
 
@@ -289,8 +289,7 @@ class BlockAllocator:
         """
         mine = self._mine(block)
         mine.held()  # raises if it was freed
-        blocks, index = mine.place
-        blocks.free(index, index + 1)
+        mine._blocks.free(mine._index, mine._index + 1)
 
     # Names and numbers.
 
@@ -341,7 +340,7 @@ class BlockAllocator:
             raise TypeError(
                 f"block must be a {self.block_class.__name__}, got {type(block).__name__}"
             )
-        if block.place[0].allocator is not self:
+        if block._blocks.allocator is not self:
             raise ValueError("block belongs to another allocator")
         return block
 

@@ -53,11 +53,6 @@ class BlockList:
         self.hashes: dict[int, int] = {}
         self._views: dict[int, weakref.ref[Block]] = {}
 
-    def held(self) -> list[int]:
-        """The blocks that are not freed."""
-        blocks = self.blocks
-        return [block for block in blocks if block != FREED] if FREED in blocks else blocks
-
     def place_before(self, index: int) -> Place | None:
         """The position of the previous block; None at the start of a sequence."""
         if index:
@@ -86,21 +81,23 @@ class BlockList:
                 raise BlockStateError(
                     before.blocks[index], f"prev_block has {num_empty} empty slots"
                 )
-        found = allocator.prefix_cache.find(tokens, last, extra_hash)
-        chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        parent = allocator.prefix_cache.node(last)
+        found = allocator.prefix_cache.find(tokens, parent, extra_hash)
+        chunks = [tokens]
+        if len(tokens) != size:
+            chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        pool, num_fresh = allocator.pool, len(chunks) - len(found)
         # All counting before any change: idle blocks that are found are no longer available.
-        num_fresh, available = len(chunks) - len(found), allocator.pool.num_available
-        if num_fresh + len(found) > available:
-            needed = num_fresh + int(allocator.pool.is_idle(found).sum())
-            if needed > available:
-                raise NoFreeBlocksError(needed, available)
-        if found:  # first, so that no found block is evicted to make room
-            allocator.pool.acquire(found)
-        fresh = allocator.pool.take(num_fresh).tolist() if num_fresh else []
-        self._add(found + fresh, chunks, extra_hash)
+        if num_fresh and len(chunks) > pool.num_available:
+            needed = num_fresh + int(pool.is_idle(found).sum())
+            if needed > pool.num_available:
+                raise NoFreeBlocksError(needed, pool.num_available)
+        pool.acquire(found)  # first, so that no found block is evicted to make room
+        blocks = found + pool.take(num_fresh).tolist() if num_fresh else found
+        self._add(blocks, chunks, extra_hash)
         if allocator.caches and len(tokens) >= size:
             allocator.hits.count(len(tokens) // size, len(found))
-            allocator.prefix_cache.chain(self, start, tokens, extra_hash, len(found))
+            allocator.prefix_cache.chain(self, start, parent, tokens, len(found))
 
     def add_empty(self, n: int, extra_hash: int | None) -> None:
         """Adds empty blocks at the end."""
@@ -151,18 +148,24 @@ class BlockList:
             copy.cached += part.cached[:count]
             copy.extras.update((start + i, x) for i, x in part.extras.items() if i < count)
             copy.hashes.update((start + i, x) for i, x in part.hashes.items() if i < count)
-        allocator.pool.acquire(copy.held(), found=False)
+        allocator.pool.acquire(_held(copy.blocks), found=False)
         allocator.prefix_cache.fork(parts, copy)
         return copy
 
     def free(self, start: int, stop: int) -> None:
         """Frees the blocks of a part that are not freed yet, the last first."""
         part = self.blocks[start:stop]
+        held = _held(part)[::-1]
         # Forgotten first: a release that was interrupted must not be repeated, because other
         # sequences may share the blocks.
         self.blocks[start:stop] = [FREED] * len(part)
         try:
-            self.allocator.pool.release([block for block in reversed(part) if block != FREED])
+            self.allocator.pool.release(held)
         except BlockStateError:  # their references were dropped by ``RefCounter.decr``
             self.blocks[start:stop] = part
             raise
+
+
+def _held(blocks: list[int]) -> list[int]:
+    """Those of the blocks that are not freed."""
+    return [block for block in blocks if block != FREED] if FREED in blocks else blocks

@@ -40,14 +40,14 @@ class PrefixCache:
         block = blocks.blocks[index]
         return block if blocks.cached[index] and block != FREED else None
 
-    def find(self, tokens: tuple[int, ...], last: Place | None, extra: int | None) -> list[int]:
-        """The leading blocks among these tokens that are cached after the position ``last``.
+    def find(self, tokens: tuple[int, ...], parent: int | None, extra: int | None) -> list[int]:
+        """The leading blocks among these tokens that are cached after ``parent``, if it is.
 
         Raises:
             ValueError: A token out of bounds.
             TypeError: A token that is not an int.
         """
-        parent, key = self.node(last), extra_bytes(extra)
+        key = extra_bytes(extra)
         # The look-up checks the tokens, so it is made even if it cannot find any block.
         found: list[int] = self._pool.find(
             tokens,
@@ -58,7 +58,7 @@ class PrefixCache:
 
     def num_taken_by(self, tokens: tuple[int, ...], extra: int | None) -> int:
         """Number of available blocks that a sequence of these tokens takes."""
-        found = self.find(tokens, None, extra)
+        found = self.find(tokens, -1, extra)
         num_blocks = -(-len(tokens) // self._pool.block_size)
         return num_blocks - len(found) + int(self._pool.is_idle(found).sum())
 
@@ -66,27 +66,27 @@ class PrefixCache:
         self,
         blocks: BlockList,
         start: int,
+        parent: int | None,
         tokens: tuple[int, ...],
-        extra: int | None,
         num_found: int,
     ) -> None:
-        """Caches the full blocks that a list was extended by; the first were found in the cache.
+        """Caches the full ones of new blocks in a list; the first ``num_found`` are cached already.
 
         Args:
             blocks: The list.
-            start: Index of its first new block.
+            start: Index of the first new block.
+            parent: The cached block that this one continues; None if it is not cached.
             tokens: The tokens of the new blocks.
-            extra: Their extra key.
-            num_found: Blocks found.
+            num_found: Blocks found in the cache.
         """
         size = self._pool.block_size
-        num_full, parent = len(tokens) // size, self.node(blocks.place_before(start))
+        num_full = len(tokens) // size
         fresh = blocks.blocks[start + num_found : start + num_full]
         if parent is None:
             self._waiting.update(((blocks, start + i), block) for i, block in enumerate(fresh))
             return
         if fresh:
-            key = extra_bytes(extra)
+            key = extra_bytes(blocks.extras.get(start))
             self._pool.promote(
                 fresh,
                 tokens[num_found * size : num_full * size],
@@ -94,7 +94,7 @@ class PrefixCache:
                 extras=dict.fromkeys(range(len(fresh)), key) if key else None,
             )
             self._uncomputed.update(fresh)
-        blocks.cached[start : start + num_full] = bytes([1]) * num_full
+        blocks.cached[start : start + num_full] = b"\1" * num_full
 
     def promote(self, blocks: BlockList, index: int) -> None:
         """Caches a full block, or makes it wait.

@@ -82,7 +82,7 @@ class ComputedBlocksTracker:
         size, pool = self._allocator.block_size, self._allocator.pool_of(Device.GPU)
         table = self._tables.get(name)
         if table is None:
-            blocks = pool.prefix_cache.find(tuple(tokens), None, extra)
+            blocks = pool.prefix_cache.find(tuple(tokens), -1, extra)
         else:
             pool, blocks = table.pool_blocks
         computed = sum(1 for _ in takewhile(pool.is_computed, blocks[: len(tokens) // size]))

@@ -34,6 +34,8 @@ def check_sizes(
     block_token_ids: Sequence[Sequence[int]], block_size: int, *, all_full: bool
 ) -> None:
     """Refuses blocks that are not full, except for the last one without ``all_full``."""
+    if len(block_token_ids) == 1 and len(block_token_ids[0]) == block_size:
+        return  # the most frequent request
     sizes = [len(chunk) for chunk in block_token_ids]
     for i, size in enumerate(sizes):
         least = block_size if all_full or i + 1 < len(sizes) else 1
@@ -46,8 +48,9 @@ def check_sizes(
 
 def checked_extra(extra_hash: int | None) -> None:
     """Refuses an extra hash that is not an int."""
-    is_int = isinstance(extra_hash, int) and not isinstance(extra_hash, bool)
-    if extra_hash is not None and not is_int:
+    if extra_hash is None:
+        return
+    if not isinstance(extra_hash, int) or isinstance(extra_hash, bool):
         raise TypeError(f"extra_hash must be an int or None, got {type(extra_hash).__name__}")
 
 
