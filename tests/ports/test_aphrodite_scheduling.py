@@ -12,8 +12,6 @@ from blockmgr.ports.aphrodite import (
     AllocStatus,
     BlockSpaceManager,
     ComputedBlocksTracker,
-    CpuGpuBlockAllocator,
-    Device,
     EncoderDecoderError,
     PrefixCachingBlock,
 )
@@ -230,12 +228,6 @@ def test_what_is_computed_is_found_by_the_hashes_of_its_blocks() -> None:
     assert pools.find_cached_blocks_prefix(hashes[1:]) == []
     with pytest.raises(TypeError, match="block_hashes must be an int"):
         pools.find_cached_blocks_prefix(["1"])  # type: ignore[list-item]
-
-
-def test_the_earlier_names_of_a_device_s_allocations() -> None:
-    pools = CpuGpuBlockAllocator.create("naive", 4, 4, 2)
-    first = pools.allocate_immutable(None, [1, 2], Device.CPU)
-    assert pools.allocate_mutable(first, Device.CPU).prev_block is first
 
 
 WRONG = {

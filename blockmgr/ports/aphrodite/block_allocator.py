@@ -26,6 +26,8 @@ __all__ = ["BlockAllocator"]
 class BlockAllocator:
     """Hands out blocks of one pool and takes them back; the base of both allocators.
 
+    A block of another kind raises ``TypeError``, and one of another allocator ``ValueError``.
+
     Attributes:
         block_class: Class of its blocks.
         caches: Whether blocks can be found by their prefix.
@@ -72,8 +74,6 @@ class BlockAllocator:
 
         Raises:
             NoFreeBlocksError: None is available.
-            TypeError: ``prev_block`` is not a block of this kind.
-            ValueError: It belongs to another allocator.
         """
         blocks = self._list_after(prev_block)
         blocks.add_empty(1, extra_hash)
@@ -139,8 +139,6 @@ class BlockAllocator:
 
         Raises:
             NoFreeBlocksError: None is available; the block keeps its content.
-            TypeError: Not a block of this kind.
-            ValueError: It belongs to another allocator.
 
         Leaves:
             A copy, for ``clear_copy_on_writes``.
@@ -183,8 +181,6 @@ class BlockAllocator:
 
         Raises:
             BlockStateError: The block was freed, or is not full.
-            TypeError: Not a block of this kind.
-            ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
         held = mine.held()
@@ -269,8 +265,6 @@ class BlockAllocator:
 
         Raises:
             BlockStateError: A block of the sequence was freed.
-            TypeError: Not a block of this kind.
-            ValueError: It belongs to another allocator.
 
         Cost: O(blocks), without recursion and without an object per block.
         """
@@ -284,8 +278,6 @@ class BlockAllocator:
 
         Raises:
             BlockStateError: The block was freed before.
-            TypeError: Not a block of this kind.
-            ValueError: It belongs to another allocator.
         """
         mine = self._mine(block)
         mine.held()  # raises if it was freed

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 from blockmgr.arguments import real, whole
 from blockmgr.errors import SequenceStateError, UnknownSequenceError
-from blockmgr.ports.aphrodite.block_table import BlockTable
+from blockmgr.ports.aphrodite.block_table import (
+    BlockTable,
+    blocks_needed,
+    blocks_needed_unshared,
+)
 from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.groups import (
@@ -16,15 +20,14 @@ from blockmgr.ports.aphrodite.groups import (
     refuse_encoder,
     tokens_of,
 )
-from blockmgr.ports.aphrodite.growth import blocks_needed, blocks_needed_unshared
 from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockmgr.ports.aphrodite.block_table import Growth
     from blockmgr.ports.aphrodite.groups import GroupLike, SequenceLike
-    from blockmgr.ports.aphrodite.growth import Growth
     from blockmgr.ports.aphrodite.swaps import Swap
 
     _Running = tuple[SequenceLike, BlockTable]
@@ -37,6 +40,10 @@ class BlockSpaceManager:
 
     A ``can_`` call uses the same plan as the call itself. Calls of several threads wait for one
     another; between a ``can_`` call and the call itself, another thread may change the answer.
+
+    A call that needs the blocks of a sequence, or of a group, raises ``UnknownSequenceError`` if
+    there are none. A group with an encoder raises ``EncoderDecoderError``, and an argument of the
+    wrong type ``TypeError``.
 
     Args:
         block_size: Tokens per block.
@@ -112,7 +119,6 @@ class BlockSpaceManager:
         look-ahead slots, without going below the watermark. Cached blocks in use cost nothing.
 
         Raises:
-            EncoderDecoderError: The group has an encoder.
             SequenceStateError: No sequence of the group waits for blocks.
             ValueError: The prompt is empty, or has a token out of bounds; a negative number of
                 slots.
@@ -135,7 +141,6 @@ class BlockSpaceManager:
         """Allocates the blocks of a group: for the first sequence; the others fork it.
 
         Raises:
-            EncoderDecoderError: The group has an encoder.
             NoFreeBlocksError: Too few blocks are available; none is allocated.
             SequenceStateError: No sequence of the group waits for blocks.
             ValueError: The prompt is empty, or has a token out of bounds.
@@ -157,7 +162,6 @@ class BlockSpaceManager:
         Blocks that become free meanwhile, because a full block is cached already, do not count.
 
         Raises:
-            UnknownSequenceError: No sequence of the group has blocks.
             SequenceStateError: A sequence has lost tokens since they were given slots.
             ValueError: The group is on the host; a negative number of slots.
         """
@@ -181,7 +185,6 @@ class BlockSpaceManager:
 
         Raises:
             NoFreeBlocksError: Too few blocks are available; nothing is appended.
-            UnknownSequenceError: The sequence has no blocks.
             SequenceStateError: It has lost tokens since they were given slots.
             ValueError: It is on the host; a negative number of slots.
 
@@ -203,7 +206,6 @@ class BlockSpaceManager:
         """Makes a sequence share every block of another one.
 
         Raises:
-            UnknownSequenceError: The parent has no blocks.
             SequenceStateError: The child has blocks already.
         """
         table, child = self._table_of(parent_seq), id_of(child_seq)
@@ -223,20 +225,14 @@ class BlockSpaceManager:
             table.free()
 
     def free_cross(self, seq_group: GroupLike) -> None:
-        """Does nothing: a group with an encoder never gets blocks here.
-
-        Raises:
-            TypeError: Not a group.
-        """
+        """Does nothing: a group with an encoder never gets blocks here."""
         distinct_sequences(seq_group)
 
     def get_cross_block_table(self, seq_group: GroupLike) -> list[int]:
         """Always raises: no group has blocks for cross-attention here.
 
         Raises:
-            EncoderDecoderError: The group has an encoder.
             SequenceStateError: It has none.
-            TypeError: Not a group.
         """
         distinct_sequences(seq_group)
         refuse_encoder(seq_group)
@@ -244,20 +240,12 @@ class BlockSpaceManager:
 
     @exclusive
     def get_block_table(self, seq: SequenceLike) -> list[int]:
-        """The physical blocks of a sequence.
-
-        Raises:
-            UnknownSequenceError: It has none.
-        """
+        """The physical blocks of a sequence."""
         return self._table_of(seq).physical_block_ids
 
     @exclusive
     def get_common_computed_block_ids(self, seqs: Iterable[SequenceLike]) -> list[int]:
-        """The leading blocks that none of these sequences needs to compute.
-
-        Raises:
-            UnknownSequenceError: A sequence has no blocks.
-        """
+        """The leading blocks that none of these sequences needs to compute."""
         ids = [self._table_of(seq).physical_block_ids for seq in seqs]
         return self.block_allocator.get_common_computed_block_ids(ids)
 
@@ -293,9 +281,7 @@ class BlockSpaceManager:
                 are not shared as computed, and no other sequence drops its own K/V for them.
 
         Raises:
-            UnknownSequenceError: No sequence of the group has blocks.
             ValueError: A negative ``token_chunk_size``; the group is on the host.
-            TypeError: ``token_chunk_size`` is not an int.
         """
         if token_chunk_size is not None:
             token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)
@@ -311,11 +297,7 @@ class BlockSpaceManager:
 
     @exclusive
     def access_all_blocks_in_seq(self, seq: SequenceLike, now: float = 0.0) -> None:
-        """Does nothing: blocks become the most recent ones when they are released.
-
-        Raises:
-            UnknownSequenceError: The sequence has no blocks.
-        """
+        """Does nothing: blocks become the most recent ones when they are released."""
         self._table_of(seq)
 
     # Swaps.
@@ -325,7 +307,6 @@ class BlockSpaceManager:
         """Whether ``swap_out`` will succeed: the host has blocks for a group on the device.
 
         Raises:
-            UnknownSequenceError: No sequence of the group has blocks.
             BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
             ValueError: The group is on the host already.
         """
@@ -344,7 +325,6 @@ class BlockSpaceManager:
         holds nothing back.
 
         Raises:
-            UnknownSequenceError: No sequence of the group has blocks.
             SequenceStateError: A sequence has lost tokens since they were given slots.
             ValueError: The group is on the device already; a negative number of slots.
         """
@@ -365,7 +345,6 @@ class BlockSpaceManager:
 
         Raises:
             NoFreeBlocksError: The host has too few blocks; nothing is moved.
-            UnknownSequenceError: No sequence of the group has blocks.
             BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
             ValueError: The group is on the host already, or the host has no blocks.
         """
@@ -380,7 +359,6 @@ class BlockSpaceManager:
 
         Raises:
             NoFreeBlocksError: The device has too few blocks; nothing is moved.
-            UnknownSequenceError: No sequence of the group has blocks.
             ValueError: The group is on the device already, or the host has no blocks.
         """
         return self._plan_swap(self._running(seq_group), Device.CPU, Device.GPU).carry_out()

@@ -2,27 +2,72 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
 from blockmgr.ports.aphrodite.block import Block, BlockView
 from blockmgr.ports.aphrodite.block_list import FREED, BlockList
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from blockmgr.ports.aphrodite.growth import Growth, blocks_needed
 from blockmgr.ports.aphrodite.interfaces import Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from blockmgr.pool import BlockPool
     from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
 
-__all__ = ["BlockTable"]
+__all__ = ["BlockTable", "Growth", "blocks_needed", "blocks_needed_unshared"]
+
+
+class Growth(NamedTuple):
+    """The blocks that a table takes and frees for its next slots."""
+
+    num_new: int
+    """Blocks added at the end."""
+    written: list[int]
+    """Partly filled blocks that get tokens; shared ones are moved."""
+    stale: list[int]
+    """Blocks that leave the window."""
+
+
+def blocks_needed(pool: BlockPool, growths: Iterable[Growth]) -> int:
+    """The most blocks that these growths, in order, hold from a pool at any time.
+
+    Each frees the blocks that have left its window before it takes any.
+    """
+    given_up: Counter[int] = Counter()
+    needed = most = 0
+    # Pending copies may still read a freed block.
+    can_reuse = not pool.num_pending_copies
+    for growth in growths:
+        for block in growth.stale:
+            if block != FREED:
+                given_up[block] += 1
+                needed -= can_reuse and pool.ref_count(block) == given_up[block]
+        for block in growth.written:
+            # The last sharer that writes to a block keeps it.
+            if block != FREED and pool.ref_count(block) - given_up[block] > 1:
+                given_up[block] += 1
+                needed += 1
+        needed += growth.num_new
+        most = max(most, needed)
+    return most
+
+
+def blocks_needed_unshared(growths: Iterable[Growth]) -> int:
+    """The same if every table writes only to its own blocks, as after a swap."""
+    return max(accumulate((each.num_new - len(each.stale) for each in growths), initial=0))
 
 
 class BlockTable:
     """The blocks of a sequence, which grow with its tokens; for one thread at a time.
+
+    Calls that need blocks raise ``SequenceStateError`` if the table has none. A token or a number
+    that is not an int raises ``TypeError``.
 
     Args:
         block_size: Tokens per block.
@@ -87,7 +132,6 @@ class BlockTable:
 
         Raises:
             ValueError: A negative number of slots, or ``block_size`` below 1.
-            TypeError: A number that is not an int.
         """
         slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         return -(-(len(token_ids) + slots) // whole("block_size", block_size, 1))
@@ -104,7 +148,6 @@ class BlockTable:
             NoFreeBlocksError: Too few are available; nothing is allocated.
             SequenceStateError: The table has blocks already.
             ValueError: No tokens, or one out of ``[0, 2**32)``.
-            TypeError: A token that is not an int.
         """
         if self._blocks is not None:
             raise SequenceStateError("the block table is allocated already")
@@ -133,11 +176,9 @@ class BlockTable:
 
         Raises:
             NoFreeBlocksError: Too few are available; nothing is appended or freed.
-            SequenceStateError: The table has no blocks.
             ValueError: No tokens, a token out of ``[0, 2**32)``, a negative number of slots, more
                 computed ones than there are tokens, or no ``num_computed_slots`` for a sliding
                 window.
-            TypeError: A token that is not an int.
 
         Leaves:
             Copies, for ``clear_copy_on_writes``, if blocks to be written are shared.
@@ -162,7 +203,6 @@ class BlockTable:
 
         Raises:
             NoFreeBlocksError: Too few are available; nothing is allocated.
-            SequenceStateError: The table has no blocks.
             ValueError: A negative number.
         """
         self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, 0, extra_hash)
@@ -208,7 +248,6 @@ class BlockTable:
 
         Raises:
             ValueError: A negative number of slots.
-            TypeError: A number that is not an int.
         """
         slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         start = self.num_full_slots
@@ -224,9 +263,6 @@ class BlockTable:
 
     def fork(self) -> BlockTable:
         """A table for another sequence that shares every block of this one.
-
-        Raises:
-            SequenceStateError: The table has no blocks.
 
         Cost: O(blocks), without recursion and without an object per block.
         """
@@ -271,11 +307,7 @@ class BlockTable:
 
     @property
     def physical_block_ids(self) -> list[int]:
-        """The physical block of each block; the null block outside the window.
-
-        Raises:
-            SequenceStateError: The table has no blocks.
-        """
+        """The physical block of each block; the null block outside the window."""
         blocks, dropped = self._allocated(), self._dropped
         ids = blocks.allocator.physical_ids(blocks.blocks[dropped:])
         return [self._allocator.null_block_id] * dropped + ids if dropped else ids
@@ -294,11 +326,7 @@ class BlockTable:
 
     @property
     def device(self) -> Device:
-        """The device of the blocks.
-
-        Raises:
-            SequenceStateError: The table has no blocks.
-        """
+        """The device of the blocks."""
         return self._allocator.device_of(self._allocated().allocator)
 
     @property

@@ -30,6 +30,9 @@ class CpuGpuBlockAllocator:
 
     Device blocks have the ids ``0 … num_gpu_blocks - 1``, host blocks the ids after those.
 
+    A device that is not a ``Device``, or a block that is not of an allocator, raises ``TypeError``;
+    a device without blocks, or a block of another allocator, ``ValueError``.
+
     Args:
         gpu: The allocator of the device.
         cpu: The allocator of the host, with different ids; None without host blocks.
@@ -103,7 +106,6 @@ class CpuGpuBlockAllocator:
 
         Raises:
             ValueError: The device has no blocks.
-            TypeError: Not a ``Device``.
         """
         allocator = self._known(device)
         if allocator is None:
@@ -147,16 +149,6 @@ class CpuGpuBlockAllocator:
         """``BlockAllocator.allocate_immutable_blocks`` of that device."""
         allocator = self.pool_of(device)
         return allocator.allocate_immutable_blocks(prev_block, block_token_ids, extra_hash)
-
-    def allocate_mutable(self, prev_block: Block | None, device: Device) -> Block:
-        """``allocate_mutable_block`` by its earlier name."""
-        return self.allocate_mutable_block(prev_block, device)
-
-    def allocate_immutable(
-        self, prev_block: Block | None, token_ids: Sequence[int], device: Device
-    ) -> Block:
-        """``allocate_immutable_block`` by its earlier name."""
-        return self.allocate_immutable_block(prev_block, token_ids, device)
 
     def find_cached_blocks_prefix(
         self, block_hashes: Sequence[int], device: Device = Device.GPU
@@ -206,8 +198,6 @@ class CpuGpuBlockAllocator:
 
         Raises:
             BlockStateError: The block was freed before.
-            TypeError: Not a block of this kind.
-            ValueError: It belongs to another allocator.
         """
         if self._null is None or block is not self._null:
             self._allocator_of(block).free(block)
@@ -217,8 +207,6 @@ class CpuGpuBlockAllocator:
 
         Raises:
             BlockStateError: A block of the sequence was freed.
-            TypeError: Not a block of this kind.
-            ValueError: It belongs to another allocator.
         """
         return self._allocator_of(last_block).fork(last_block)
 
@@ -297,7 +285,6 @@ class CpuGpuBlockAllocator:
             BlockStateError: A block was freed, or waits for a copy.
             ValueError: The blocks are not a whole sequence or not of ``src_device``, or the two
                 devices are the same.
-            TypeError: Not a block of an allocator.
         """
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         copies = self.plan_swap([blocks], src_device, dst_device).carry_out()
@@ -319,7 +306,6 @@ class CpuGpuBlockAllocator:
         Raises:
             BlockStateError: A block waits for a copy.
             ValueError: Not a whole sequence of the other device.
-            TypeError: Not a block of an allocator.
         """
         destination = self.pool_of(device)
         source = next((a for a in self._allocators.values() if a is not destination), destination)
