@@ -106,6 +106,15 @@ def test_a_chunk_makes_only_what_it_reaches_count_as_computed() -> None:
     assert manager.get_num_cached_tokens(Seq(4, [*first.tokens, 24])) == 16
 
 
+def test_a_sampled_token_makes_all_before_it_count_as_computed() -> None:
+    manager = space()
+    seq = serve(manager, 0, list(range(9)), 1)
+    assert manager.get_num_cached_tokens(Seq(1, list(range(9)))) == 0
+    seq.tokens.append(9)
+    manager.append_slots(seq)
+    assert manager.get_num_cached_tokens(Seq(1, list(range(9)))) == 8
+
+
 def test_without_a_size_all_that_has_slots_counts_as_computed() -> None:
     manager = space()
     serve(manager, 0, list(range(14)), None)

@@ -143,6 +143,19 @@ def test_a_prompt_that_does_not_fit_takes_nothing(make_pools: MakePools) -> None
         BlockTable(4, allocator).allocate(list(range(7)))
 
 
+@pytest.mark.parametrize("num_tokens", [5, 8])
+def test_a_table_does_not_grow_after_a_block_that_was_freed(
+    make_pools: MakePools, num_tokens: int
+) -> None:
+    allocator = make_pools()
+    table = table_of(allocator, list(range(num_tokens)))
+    allocator.free(table.blocks[-1])
+    with refused_tables(allocator, BlockStateError, "was freed", tables=[table]):
+        table.append_token_ids([8])
+    table.free()
+    assert allocator.get_num_free_blocks(Device.GPU) == 8
+
+
 def test_wrong_calls_of_a_table_are_refused(make_pools: MakePools) -> None:
     allocator = make_pools()
     table = BlockTable(4, allocator)
