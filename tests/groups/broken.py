@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tests.groups import memory
-from tests.groups.kinds import Attention
-from tests.groups.memory import Prefix
 from tests.groups.model import ModelManager
-from tests.groups.model_admission import Plan
-from tests.groups.model_pool import Block, Content, Seq
+from tests.specification.admission import Plan
+from tests.specification.blocks import Block, Content, Prefix, Seq
+from tests.specification.layers import Attention
 
 
 class KeepsAStateItGoesOnWriting(ModelManager):
@@ -21,7 +20,7 @@ class KeepsAStateItGoesOnWriting(ModelManager):
                 content = (group, seq.prefix(seq.computed))
                 [state] = seq.tables[group]
                 if state is not None and self.find(content) is None:
-                    state.content = content
+                    self.publish(state, content)
             self.stamps[seq.prefix(seq.computed)] = next(self.clock)
 
 
@@ -59,9 +58,9 @@ class KeepsAStateBehindALaterStep(ModelManager):
     """Rule 10: a step launched in the meantime has advanced the state."""
 
     def commit(self, handle: int, computed: int) -> None:
-        open_steps, self.open_steps = self.open_steps, ()
+        in_flight, self.in_flight = self.in_flight, []
         super().commit(handle, computed)
-        self.open_steps = open_steps
+        self.in_flight = in_flight
 
 
 class TakesEveryStateToStand(ModelManager):
@@ -77,9 +76,9 @@ class TakesEveryStateToStand(ModelManager):
 class FindsPromptsWithoutTheirState(ModelManager):
     """Rule 11: K/V alone does not serve a recurrent layer."""
 
-    def found_at(self, prefix: Prefix) -> Plan | None:
+    def found_at(self, prefix: Prefix, *, promised: bool = False) -> Plan | None:
         states = {block: block.content for block in self.blocks if block.content}
-        found = super().found_at(prefix)
+        found = super().found_at(prefix, promised=promised)
         if found is None and len(prefix[1]) % self.size == 0 and self.recurrent():
             found = Plan(len(prefix[1]))
             for group, kind in self.attention():
@@ -136,8 +135,9 @@ class LeavesBlocksThatNobodyNeeds(ModelManager):
         dead = {b: b.content for b in self.idle_blocks() if b.content not in needed}
         super().settle()
         for block, content in dead.items():
-            if block.content is None and self.find(content) is None:  # type: ignore[arg-type]
+            if block not in self.live and self.find(content) is None:  # type: ignore[arg-type]
                 block.content = content
+                self.live.append(block)
 
 
 class EvictsOneBlockAtATime(ModelManager):
@@ -161,7 +161,7 @@ class CopiesPartOfAState(ModelManager):
 class WritesWhereOthersRead(ModelManager):
     """A shared block is written without a copy."""
 
-    def shared_at(self, seq: Seq) -> dict[int, Block]:
+    def shared_at(self, seq: Seq, moving: Iterable[Block] = ()) -> dict[int, Block]:
         return {}
 
 
@@ -179,9 +179,9 @@ class CopiesOnlyTheFirstGroup(ModelManager):
 class ForgetsThatACopyReadsItsSource(ModelManager):
     """Sources of copies are allocated before the copies are made."""
 
-    def in_use(self) -> set[Block]:
+    def used(self) -> set[Block]:
         pending, self.pending = self.pending, []
-        used = super().in_use()
+        used = super().used()
         self.pending = pending
         return used
 
@@ -272,11 +272,8 @@ class TakesAStateToStandAfterAnAbortedStep(ModelManager):
 class LendsBlocksOfAQuota(ModelManager):
     """A namespace is affected by other namespaces."""
 
-    def take(self, count: int, share: bytes | None) -> list[Block]:
-        if share is None:
-            for lent in super().free_blocks(b"q")[: count - len(self.free_blocks())]:
-                lent.share = None
-        return super().take(count, share)
+    def free_blocks(self, share: bytes | None = None) -> list[int]:
+        return super().free_blocks(share) or super().free_blocks(b"q")
 
 
 class CountsTheBlocksOfAllShares(ModelManager):
@@ -311,7 +308,7 @@ class LeavesWhatFollowsAnAbortedCopy(ModelManager):
 class HandsOutWhatAStepInFlightReads(ModelManager):
     """With steps in flight, a released block waits for the last step that may read it."""
 
-    def fenced(self, block: Block) -> bool:
+    def fenced(self, fence: int) -> bool:
         return False
 
 
@@ -319,9 +316,9 @@ class TakesOverWhatAStepInFlightReads(ModelManager):
     """The sequence that takes over a tail or a state writes to it."""
 
     def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
-        open_steps, self.open_steps = self.open_steps, ()
+        in_flight, self.in_flight = self.in_flight, []
         free = super().can_be_taken_over(plan, prefix)
-        self.open_steps = open_steps
+        self.in_flight = in_flight
         return free
 
 
@@ -345,7 +342,7 @@ class TakesOneGroupsDecisionForAll(ModelManager):
 class MovesTheSlotsOfOtherSequences(ModelManager):
     """A commit merges one sequence: the next forward of a fork writes where the fork was before."""
 
-    def move(self, seq: Seq, group: int, unit: int, twin: Block) -> None:
+    def merge(self, seq: Seq, group: int, unit: int, twin: Block, unwritten: int) -> None:
         block = seq.tables[group][unit]
         for one in self.seqs.values():
             if one.tables and one.tables[group][unit : unit + 1] == [block]:
@@ -355,8 +352,8 @@ class MovesTheSlotsOfOtherSequences(ModelManager):
 class CountsNoStates(ModelManager):
     """Rule 14: an admission takes a block that it did not count."""
 
-    def priced(self, plan: Plan, num_slots: int) -> Plan:
-        priced = super().priced(plan, num_slots)
+    def priced(self, plan: Plan, seq: Seq, num_slots: int) -> Plan:
+        priced = super().priced(plan, seq, num_slots)
         priced.fresh -= len(self.recurrent())
         return priced
 

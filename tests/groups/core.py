@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from blockmgr import BlockManager, BlockState, Priority, groups
-from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
-from tests.groups import kinds, memory
-from tests.groups.memory import Prefix
-from tests.groups.model_pool import NeverFits, OutOfBlocks, WrongStep
+from tests.groups import memory
+from tests.specification import layers as kinds
+from tests.specification.blocks import Prefix
 
 MAX_SEQS = 256
 
@@ -131,7 +130,7 @@ class CoreManager:
                 events=self.events,
                 retention=self.retention,
                 max_pinned_blocks=6 if self.retention else 0,
-                steps_in_flight=8 if self.steps_in_flight else 0,
+                steps_in_flight=self.steps_in_flight,
                 early_commit=self.early,
                 null_block=True,
                 debug=1,
@@ -143,22 +142,12 @@ class CoreManager:
 
     # ---- calls ----------------------------------------------------------------------------
 
-    def translated(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except OutOfBlocksError as error:
-            raise OutOfBlocks from error
-        except NeverFitsError as error:
-            raise NeverFits from error
-        except StepError as error:
-            raise WrongStep from error
-
     def match(self, tokens: list[int], namespace: bytes = b"") -> int:
-        return int(self.translated(self.core.match, tokens, namespace=namespace).num_cached_tokens)
+        return int(self.core.match(tokens, namespace=namespace).num_cached_tokens)
 
     def admit(self, tokens: list[int], namespace: bytes = b"", num_slots: int | None = None) -> int:
         found = self.core.match(tokens, namespace=namespace, num_slots=num_slots)
-        handle = self.translated(self.core.admit, tokens, namespace=namespace, num_slots=num_slots)
+        handle = self.core.admit(tokens, namespace=namespace, num_slots=num_slots)
         assert found.stops == self.core.stops(handle)
         seq = CoreSeq(self, handle, namespace, list(tokens))
         seq.cached = seq.settled_before = seq.computed
@@ -166,25 +155,25 @@ class CoreManager:
         return int(handle)
 
     def resume(self, handle: int) -> None:
-        self.translated(self.core.resume, handle)
+        self.core.resume(handle)
         seq = self.seqs[handle]
         seq.preempted = False
         seq.cached = seq.settled_before = seq.computed
 
     def reserve(self, handle: int, num_slots: int) -> None:
-        self.translated(self.core.reserve, handle, num_slots)
+        self.core.reserve(handle, num_slots)
         self.seqs[handle].settle()
 
     def append(self, handle: int, tokens: list[int]) -> None:
-        self.translated(self.core.append, handle, tokens)
+        self.core.append(handle, tokens)
         self.seqs[handle].tokens += tokens
         self.seqs[handle].settle()
 
     def commit(self, handle: int, computed: int) -> None:
-        self.translated(self.core.commit, handle, computed)
+        self.core.commit(handle, computed)
 
     def decode(self, handles: list[int], tokens: list[int]) -> None:
-        slots = self.translated(self.core.decode, handles, tokens).tolist()
+        slots = self.core.decode(handles, tokens).tolist()
         for handle, token, slot in zip(handles, tokens, slots, strict=True):
             seq = self.seqs[handle]
             seq.tokens.append(token)
@@ -193,7 +182,7 @@ class CoreManager:
             seq.settled_before = seq.computed
 
     def fork(self, handle: int, count: int = 1) -> list[int]:
-        made = [int(child) for child in self.translated(self.core.fork, handle, count)]
+        made = [int(child) for child in self.core.fork(handle, count)]
         for child in made:
             self.seqs[child] = self.like(child, self.seqs[handle])
         return made
@@ -204,14 +193,14 @@ class CoreManager:
         return seq
 
     def reparent(self, handles: list[int], parents: list[int]) -> None:
-        self.translated(self.core.reparent, handles, parents)
+        self.core.reparent(handles, parents)
         before = [self.like(handle, self.seqs[handle]) for handle in handles]
         for handle, parent in zip(handles, parents, strict=True):
             if handles[parent] != handle:
                 vars(self.seqs[handle]).update(vars(self.like(handle, before[parent])))
 
     def truncate(self, handle: int, num_tokens: int) -> int:
-        left = int(self.translated(self.core.truncate, handle, num_tokens))
+        left = int(self.core.truncate(handle, num_tokens))
         seq = self.seqs[handle]
         del seq.tokens[num_tokens:]
         seq.settle()
@@ -219,24 +208,22 @@ class CoreManager:
         return left
 
     def preempt(self, handle: int) -> None:
-        self.translated(self.core.preempt, handle)
+        self.core.preempt(handle)
         self.seqs[handle].preempted = True
 
     def free(self, handle: int) -> None:
-        self.translated(self.core.free, handle)
+        self.core.free(handle)
         del self.seqs[handle]
 
     def retain(self, tokens: list[int], level: int, namespace: bytes = b"") -> int:
         if not self.retention:
             return 0
         priority = Priority(Priority.NORMAL + level)
-        found = self.translated(
-            self.core.retain_prefix, tokens, priority=priority, namespace=namespace
-        )
+        found = self.core.retain_prefix(tokens, priority=priority, namespace=namespace)
         return int(found)
 
     def cache_state(self, handle: int) -> bool:
-        return bool(self.translated(self.core.cache_state, handle))
+        return bool(self.core.cache_state(handle))
 
     def retain_tokens(self, handle: int, start: int, stop: int, level: int) -> None:
         if self.retention:
@@ -249,10 +236,10 @@ class CoreManager:
         self.core.release(ids)
 
     def touch_prompt(self, tokens: list[int], namespace: bytes = b"") -> None:
-        self.translated(self.core.touch, tokens, namespace=namespace)
+        self.core.touch(tokens, namespace=namespace)
 
     def forget(self, ids: list[int]) -> None:
-        self.translated(self.core.forget, ids)
+        self.core.forget(ids)
 
     # ---- steps ------------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from blockmgr.errors import StepError
 from tests.groups import memory
-from tests.groups.memory import Prefix
 from tests.groups.model import ModelManager
-from tests.groups.model_admission import Plan
-from tests.groups.model_pool import Block, Seq, WrongStep
+from tests.specification.admission import Plan, Terms
+from tests.specification.blocks import Block, Prefix, Seq
 
 
 class CountingManager(ModelManager):
@@ -21,12 +21,10 @@ class CountingManager(ModelManager):
 
     # ---- admissions ---------------------------------------------------------------------
 
-    def place(self, seq: Seq, num_slots: int) -> None:
-        plan = self.best_plan(seq, num_slots)
+    def place(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
         best = next(self.plans(seq, num_slots))
         again = seq.preempted
-        super().place(seq, num_slots)
-        assert plan is not None
+        plan = super().place(seq, num_slots, terms)
         if again:
             self.events[f"resumed: {'something' if plan.cached else 'nothing'} found"] += 1
         else:
@@ -40,6 +38,7 @@ class CountingManager(ModelManager):
         self.events["tables with a gap at the front"] += any(
             table and table[0] is None for table in seq.tables
         )
+        return plan
 
     def how(self, plan: Plan) -> str:
         if not plan.cached:
@@ -59,12 +58,13 @@ class CountingManager(ModelManager):
 
     # ---- growth -------------------------------------------------------------------------
 
-    def grow(self, seq: Seq, num_slots: int, *, write: bool) -> None:
+    def grow(self, seqs: list[Seq], slots: list[int], *, write: bool = True) -> None:
+        [seq, *_] = seqs
         shared = self.shared_at(seq) if write else {}
         computed = seq.computed
         try:
-            super().grow(seq, num_slots, write=write)
-        except WrongStep:
+            super().grow(seqs, slots, write=write)
+        except StepError:
             waits = "for what is promised" if seq.stands else "for a state to stand"
             self.events[f"a copy on write that waits {waits}"] += 1
             raise
@@ -180,13 +180,13 @@ class CountingManager(ModelManager):
 
     def take(self, count: int, share: bytes | None) -> list[Block]:
         self.events["blocks taken while some are fenced"] += bool(count) and any(
-            map(self.fenced, self.blocks)
+            self.fenced(fence) for fence in self.fence_of_id.values()
         )
         return super().take(count, share)
 
     def take_copies(self) -> list[memory.Copy]:
         self.events["steps"] += 1
-        self.events["steps while one is in flight"] += bool(self.open_steps)
+        self.events["steps while one is in flight"] += bool(self.in_flight)
         plan = super().take_copies()
         for copy in plan:
             kind = self.kinds[copy.group]

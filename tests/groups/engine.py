@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.groups.kinds import (
+from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
+from tests.groups.memory import Copy, Memory, Work
+from tests.groups.model import ModelManager
+from tests.specification.blocks import Seq
+from tests.specification.layers import (
     ChunkedAttention,
     FullAttention,
     Kind,
     RecurrentState,
     SlidingWindow,
 )
-from tests.groups.memory import Copy, Memory, Work
-from tests.groups.model import ModelManager
-from tests.groups.model_pool import NeverFits, OutOfBlocks, Seq, WrongStep
 
 SETS: tuple[tuple[Kind, ...], ...] = (
     (FullAttention(),),
@@ -168,7 +169,7 @@ class Engine:
         )
         self.manager.lookahead = self.habits.drafts
         self.manager.early = self.habits.early
-        self.manager.steps_in_flight = int(self.habits.overlaps)
+        self.manager.steps_in_flight = 8 * self.habits.overlaps
         self.memory = Memory(num_blocks, self.manager.size, self.kinds, rng)
         self.uncommitted: list[list[tuple[int, int]]] = []
         """For each closed, uncommitted step: its sequences, and the length it computes of each."""
@@ -357,7 +358,7 @@ class Engine:
                     self.learn(seq.handle)
             elif seq := seq or self.some():
                 getattr(self, name)(seq)
-        except (OutOfBlocks, NeverFits, WrongStep):
+        except (OutOfBlocksError, NeverFitsError, StepError):
             self.refused += 1
             if self.audits:
                 assert self.manager.fingerprint() == self.before, f"{name} was done in part"
@@ -489,7 +490,7 @@ class Engine:
         self.remember()
         try:
             self.manager.decode(batch, [self.rng.randrange(2) for _ in batch])
-        except (OutOfBlocks, NeverFits, WrongStep):
+        except (OutOfBlocksError, NeverFitsError, StepError):
             self.refused += 1
             if self.audits:
                 assert self.manager.fingerprint() == self.before, "decode was done in part"

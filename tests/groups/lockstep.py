@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from blockmgr import BlockState
+from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
 from tests.groups import memory
 from tests.groups.core import CoreManager
 from tests.groups.engine import SETS as ENGINE_SETS
 from tests.groups.engine import Engine
-from tests.groups.kinds import ChunkedAttention, FullAttention, Kind, RecurrentState
 from tests.groups.model import ModelManager
-from tests.groups.model_pool import NeverFits, OutOfBlocks, Seq, WrongStep
+from tests.specification.admission import Terms
+from tests.specification.layers import ChunkedAttention, FullAttention, Kind, RecurrentState
 
 SETS = (
     *(kinds for kinds in ENGINE_SETS if len(kinds) > 1 and FullAttention() in kinds),
@@ -65,12 +66,12 @@ class Lockstep(CoreManager):
         for call in (model, core):
             try:
                 results.append(call())
-            except (OutOfBlocks, NeverFits, WrongStep) as refusal:
+            except (OutOfBlocksError, NeverFitsError, StepError) as refusal:
                 results.append(refusal)
         refused = [r if isinstance(r, Exception) else None for r in results]
         expected, found = map(type, refused)
-        if expected is not found and not {expected, found} <= {OutOfBlocks, NeverFits}:
-            if found is OutOfBlocks and self.num_kept_for_others():
+        if expected is not found and not {expected, found} <= {OutOfBlocksError, NeverFitsError}:
+            if found is OutOfBlocksError and self.num_kept_for_others():
                 raise Evicted  # one of those has to go first
             raise self.different(f"{expected.__name__} expected, {found.__name__} found")
         if refused[1]:
@@ -95,11 +96,11 @@ class Lockstep(CoreManager):
     def match(self, tokens: list[int], namespace: bytes = b"") -> int:
         """What does not fit now may find anything: no admission will use it."""
         found = CoreManager.match(self, tokens, namespace)
-        seq = Seq(0, namespace, list(tokens), [])
-        plan = self.model.best_plan(seq, len(tokens))
-        if plan and plan.cached != found and self.num_kept_for_others():
+        seq = self.model.prompt(tokens, namespace)
+        plan, fits = self.model.best_plan(seq, len(tokens), Terms())
+        if fits and plan.cached != found and self.num_kept_for_others():
             raise Evicted  # less fits
-        if plan:
+        if fits:
             self.equal("match", plan.cached, found)
         self.compare()
         return found
@@ -172,17 +173,11 @@ class Lockstep(CoreManager):
         """Of a block that is not found, the specification forgets more; not compared."""
 
     def decode(self, handles: list[int], tokens: list[int]) -> None:
-        """The specification has no such call: it commits and appends, which must succeed."""
-        CoreManager.decode(self, handles, tokens)
-        seqs = [self.model.seqs[self.other[handle]] for handle in handles]
-        for seq in seqs:
-            end = len(seq.tokens)
-            waits = {end} & seq.stops if end % self.size else set()
-            seq.stops -= waits  # decode keeps no state within a block; the next commit does
-            self.model.commit(seq.handle, end)
-            seq.stops |= waits
-        for seq, token in zip(seqs, tokens, strict=True):
-            self.model.append(seq.handle, [token])
+        others = [self.other[handle] for handle in handles]
+        self.both(
+            lambda: self.model.decode(others, tokens),
+            lambda: CoreManager.decode(self, handles, tokens),
+        )
         self.compare()
 
     # ---- steps ----------------------------------------------------------------------------
@@ -211,7 +206,7 @@ class Lockstep(CoreManager):
                 raise self.different(f"block {mine} is shared by other sequences than expected")
         if len(set(names.values())) != len(names):
             raise self.different("a block that is shared was expected")
-        if self.model.evicted or self.core.stats().evicted_blocks:
+        if self.model.count["evicted_blocks"] or self.core.stats().evicted_blocks:
             raise Evicted
         shares = [None, *self.quotas]
         free = sum(len(self.model.free_blocks(share)) for share in shares)
@@ -236,7 +231,7 @@ class Lockstep(CoreManager):
     def note_ties(self, names: dict[int, int]) -> None:
         """names: of blocks in tables, the number that each has in the specification."""
         copies = self.model.pending + self.model.flight
-        if not copies and not self.model.open_steps:
+        if not copies and not self.model.in_flight:
             self.tied = False
         expected = {copy.destination.id: copy.source.id for copy in copies}
         known = set(names.values())

@@ -16,10 +16,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.groups.kinds import Kind, RecurrentState
-
-Prefix = tuple[bytes, tuple[int, ...]]
-"""A namespace, and all tokens from the first on."""
+from tests.specification.blocks import Prefix
+from tests.specification.layers import Kind, RecurrentState
 
 Cell = tuple[object, ...] | None
 NULL = 0

@@ -8,7 +8,7 @@ import pytest
 
 from tests.groups.core import CoreManager
 from tests.groups.engine import SETS, Engine
-from tests.groups.kinds import FullAttention, Kind
+from tests.specification.layers import FullAttention, Kind
 
 WITH_FULL = [kinds for kinds in SETS if any(isinstance(kind, FullAttention) for kind in kinds)]
 SEEDS = 60

@@ -16,13 +16,13 @@ import pytest
 
 import blockmgr
 from blockmgr import BlockManager, EventKind
+from blockmgr.errors import NeverFitsError
 from tests.groups.core import CoreManager
 from tests.groups.engine import SETS, Engine
-from tests.groups.kinds import FullAttention, Kind, RecurrentState, SlidingWindow
-from tests.groups.memory import Prefix
 from tests.groups.model import ModelManager
-from tests.groups.model_pool import Content, NeverFits, cut
 from tests.groups.world import FULL, STATE
+from tests.specification.blocks import Content, Prefix, cut
+from tests.specification.layers import FullAttention, Kind, RecurrentState, SlidingWindow
 
 pytest.importorskip("msgspec", reason="the extra 'events'")
 pytest.importorskip("zmq", reason="the extra 'events'")
@@ -129,7 +129,7 @@ class Watched(Engine):
     def compare(self, text: list[int], namespace: bytes) -> None:
         try:
             found = self.manager.match([*text, 0], namespace)  # the last token is never found
-        except NeverFits:
+        except NeverFitsError:
             return
         claims, size = self.claims(text, namespace), self.manager.size
         share = namespace if namespace in self.manager.quotas else None

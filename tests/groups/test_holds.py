@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups.kinds import SlidingWindow
 from tests.groups.test_retention import crowd
 from tests.groups.world import FULL, STATE, World
+from tests.specification.layers import SlidingWindow
 
 WINDOW = SlidingWindow(5)
 
@@ -109,3 +109,15 @@ def test_a_forgotten_state_takes_its_path_with_it() -> None:
     assert manager.match([1] * 13) == 0
     assert len(manager.free_blocks()) == 40
     assert not manager.violations()
+
+
+def test_a_sequence_with_forgotten_blocks_goes_back_to_no_state_of_others() -> None:
+    """The state of the same tokens is right, but the sequence would mix it with its own blocks."""
+    world = World(40, 4, FULL, STATE)
+    manager = world.manager
+    handle = manager.admit(list(range(9)))
+    world.compute(handle, 8, 9)
+    manager.forget([manager.tables(handle)[0][0]])
+    assert world.serve(range(9), 8) == 0
+    assert manager.match(list(range(9))) == 8
+    assert manager.truncate(handle, 8) == 0

@@ -8,12 +8,12 @@ import pytest
 
 from blockmgr import BlockState, Priority
 from blockmgr.errors import PinBudgetError
-from tests.groups import kinds
 from tests.groups.core import CoreManager
 from tests.groups.engine import SETS, Engine
-from tests.groups.kinds import SlidingWindow
 from tests.groups.test_retention import SYSTEM, crowd
 from tests.groups.world import FULL, STATE, World
+from tests.specification import layers as kinds
+from tests.specification.layers import SlidingWindow
 
 WITH_FULL = [each for each in SETS if any(isinstance(k, kinds.FullAttention) for k in each)]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.groups.kinds import FullAttention, Kind, RecurrentState
 from tests.groups.lockstep import SETS, Different, Lockstep, run
+from tests.specification.layers import FullAttention, Kind, RecurrentState
 
 SEEDS = 12
 

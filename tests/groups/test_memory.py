@@ -11,7 +11,8 @@ import random
 
 import pytest
 
-from tests.groups.kinds import (
+from tests.groups.memory import Copy, Memory, Work, WrongRead
+from tests.specification.layers import (
     Attention,
     ChunkedAttention,
     FullAttention,
@@ -19,7 +20,6 @@ from tests.groups.kinds import (
     RecurrentState,
     SlidingWindow,
 )
-from tests.groups.memory import Copy, Memory, Work, WrongRead
 
 STATE = RecurrentState()
 

@@ -11,11 +11,11 @@ import pytest
 from tests.groups import broken
 from tests.groups.counting import CountingManager
 from tests.groups.engine import SETS, Engine
-from tests.groups.kinds import Kind, RecurrentState
 from tests.groups.memory import WrongRead
 from tests.groups.model import ModelManager
+from tests.specification.layers import Kind, RecurrentState
 
-SEEDS = 40
+SEEDS = 48
 MOST_SEEDS = 400
 LEAST = 3
 

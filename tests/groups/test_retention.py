@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups import kinds
-from tests.groups.kinds import ChunkedAttention, SlidingWindow
 from tests.groups.world import FULL, STATE, World
+from tests.specification import layers as kinds
+from tests.specification.layers import ChunkedAttention, SlidingWindow
 
 SYSTEM = [1] * 12
 

@@ -10,19 +10,19 @@ import random
 
 import pytest
 
+from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
 from tests.groups.engine import Engine
-from tests.groups.kinds import (
+from tests.groups.memory import Work
+from tests.groups.model import ModelManager
+from tests.groups.world import FULL, STATE, World
+from tests.specification.layers import (
     ChunkedAttention,
     Kind,
     RecurrentState,
     SlidingWindow,
     cells_read,
 )
-from tests.groups.memory import Work
-from tests.groups.model import ModelManager
-from tests.groups.model_pool import NeverFits, OutOfBlocks, WrongStep
-from tests.groups.world import FULL, STATE, World
-from tests.stress.model import ModelManager as OneGroup
+from tests.specification.leaves import ModelLeaves as OneGroup
 
 # Rule 9
 
@@ -65,7 +65,7 @@ def test_forks_have_states_of_their_own(computed: int) -> None:
 def test_a_fork_without_a_block_for_its_state_changes_nothing() -> None:
     world = World(3, 4, FULL, STATE)
     parent = world.manager.admit([1, 2, 3, 4, 5])
-    with pytest.raises(OutOfBlocks):
+    with pytest.raises(OutOfBlocksError):
         world.manager.fork(parent)
     assert list(world.manager.seqs) == [parent]
 
@@ -86,7 +86,7 @@ def test_sequences_that_exchange_their_places_exchange_states_without_a_hazard()
 
 def test_a_state_that_a_later_step_has_moved_is_not_kept() -> None:
     world = World(20, 4, FULL, STATE)
-    world.manager.steps_in_flight = 1
+    world.manager.steps_in_flight = 8
     prompt = [1] * 6
     handle = world.manager.admit(prompt)
     world.forward(handle, 4)
@@ -107,7 +107,7 @@ def test_a_sequence_that_ends_during_its_forward_leaves_no_state() -> None:
     handle = world.manager.admit([1] * 6)
     world.compute(handle, 5)
     world.forward(handle, 6)
-    with pytest.raises(WrongStep):
+    with pytest.raises(StepError):
         world.manager.fork(handle)
     world.manager.free(handle)  # its state is at 6, and 5 were committed
     assert world.manager.match([1] * 9) == 0
@@ -412,7 +412,7 @@ def test_a_window_takes_blocks_for_the_whole_chunk() -> None:
 @pytest.mark.specification_alone
 def test_what_can_never_be_admitted_is_judged_by_the_peak() -> None:
     world = World(9, 16, SlidingWindow(32))
-    with pytest.raises(NeverFits):
+    with pytest.raises(NeverFitsError):
         world.manager.admit(list(range(160)))
     handle = world.manager.admit(list(range(144)), num_slots=64)
     for stop in (64, 128, 144):
@@ -427,7 +427,7 @@ def test_a_prompt_in_chunks_needs_no_more_of_a_window_than_it_reads(
     """160 tokens take 10 units of full attention, and at token 159 3 units of the window."""
     world = World(num_blocks, 16, FULL, SlidingWindow(33))
     if not fits:
-        with pytest.raises(NeverFits):
+        with pytest.raises(NeverFitsError):
             world.manager.admit(list(range(160)), num_slots=16)
         return
     handle = world.manager.admit(list(range(160)), num_slots=16)
@@ -444,7 +444,7 @@ def test_a_hit_that_does_not_fit_drops_its_copy_and_then_itself() -> None:
     assert world.manager.match(prompt) == 4
     blocker = world.manager.admit([7])
     assert world.manager.available() == 2
-    with pytest.raises(OutOfBlocks):
+    with pytest.raises(OutOfBlocksError):
         world.manager.admit(prompt)
     world.manager.free(blocker)
     assert world.serve(prompt) == 4
@@ -557,7 +557,7 @@ def test_a_chunk_reads_nothing_before_it() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_full_attention_alone_is_as_it_was(seed: int) -> None:
-    """In lock-step with the model of one group: what is found, and what is available."""
+    """The two orders of eviction in lock-step: what is found, and what is available."""
     rng = random.Random(seed)
     new = ModelManager(13, 2, (FULL,))
     old = OneGroup(13, 2, null_block=True, min_partial_tokens=0)
@@ -571,7 +571,7 @@ def test_full_attention_alone_is_as_it_was(seed: int) -> None:
             fits = old.can_admit(text).name == "NOW"
             try:
                 pairs.append((new.admit(text), old.admit(text)))
-            except (OutOfBlocks, NeverFits):
+            except (OutOfBlocksError, NeverFitsError):
                 assert not fits
                 continue
             assert fits

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
 from tests.groups import broken
 from tests.groups.engine import SETS
-from tests.groups.kinds import Kind, SlidingWindow
 from tests.groups.model import ModelManager
-from tests.groups.model_pool import NeverFits, OutOfBlocks, WrongStep
 from tests.groups.world import FULL, STATE, World
+from tests.specification.layers import Kind, SlidingWindow
 
 
 def test_a_quota_is_neither_lent_nor_exceeded() -> None:
@@ -21,14 +21,14 @@ def test_a_quota_is_neither_lent_nor_exceeded() -> None:
     manager = world.manager
     assert (manager.available(b"q"), manager.available()) == (4, 8)
     handle = manager.admit([1] * 12, b"q")  # three units and a state
-    with pytest.raises(OutOfBlocks):
+    with pytest.raises(OutOfBlocksError):
         manager.admit([1], b"q")
-    with pytest.raises(NeverFits):
+    with pytest.raises(NeverFitsError):
         manager.admit([1] * 13, b"q")
-    with pytest.raises(OutOfBlocks):
+    with pytest.raises(OutOfBlocksError):
         manager.fork(handle)
     manager.admit([1] * 28)  # seven units and a state
-    with pytest.raises(OutOfBlocks):
+    with pytest.raises(OutOfBlocksError):
         manager.admit([1])
 
 
@@ -89,7 +89,7 @@ class Tenant:
                 else:
                     manager.preempt(handle)
                     manager.resume(handle)
-        except (OutOfBlocks, NeverFits, WrongStep) as error:
+        except (OutOfBlocksError, NeverFitsError, StepError) as error:
             answer = type(error)
             self.handles = [h for h in self.handles if not manager.seqs[h].preempted]
         self.look(name, answer)

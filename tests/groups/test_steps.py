@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups.kinds import Kind, SlidingWindow
-from tests.groups.model_pool import OutOfBlocks, WrongStep
+from blockmgr.errors import OutOfBlocksError, StepError
 from tests.groups.world import FULL, STATE, World
+from tests.specification.layers import Kind, SlidingWindow
 
 # Copies
 
@@ -66,12 +66,12 @@ def test_an_aborted_step_says_nothing_of_the_one_before() -> None:
     """The first step advanced the state to 4 without a commit, so no fork may start at 0."""
     world = World(30, 4, FULL, STATE)
     manager = world.manager
-    manager.steps_in_flight = 2
+    manager.steps_in_flight = 8
     handle = manager.admit([1] * 9)
     world.forward(handle, 4)
     manager.take_copies()
     manager.copies_aborted()
-    with pytest.raises(WrongStep):
+    with pytest.raises(StepError):
         manager.fork(handle)
 
 
@@ -81,12 +81,12 @@ def test_an_aborted_step_says_nothing_of_the_one_before() -> None:
 def test_a_block_of_a_launched_step_is_not_handed_out() -> None:
     world = World(3, 4, FULL, SlidingWindow(4))
     manager = world.manager
-    manager.steps_in_flight = 1
+    manager.steps_in_flight = 8
     handle = manager.admit([1] * 4)
     world.forward(handle, 4)
     manager.free(handle)
     assert manager.available() == 1
-    with pytest.raises(OutOfBlocks):
+    with pytest.raises(OutOfBlocksError):
         manager.admit([2] * 4)
     manager.complete()
     assert manager.available() == 3
@@ -96,7 +96,7 @@ def test_a_block_of_a_launched_step_is_not_handed_out() -> None:
 def test_a_fenced_state_is_found_and_not_taken_over() -> None:
     world = World(5, 4, FULL, STATE)
     manager = world.manager
-    manager.steps_in_flight = 1
+    manager.steps_in_flight = 8
     handle = manager.admit([1] * 5)
     world.forward(handle, 4)
     manager.complete()
@@ -104,7 +104,7 @@ def test_a_fenced_state_is_found_and_not_taken_over() -> None:
     world.forward(handle, 4)
     manager.free(handle)
     assert manager.match([1] * 5) == 4
-    with pytest.raises(OutOfBlocks):  # its state would have to be taken over
+    with pytest.raises(OutOfBlocksError):  # its state would have to be taken over
         manager.admit([1] * 5)
     manager.complete()
     assert manager.match([1] * 5) == 4
@@ -113,7 +113,7 @@ def test_a_fenced_state_is_found_and_not_taken_over() -> None:
 def test_an_aborted_step_fences_nothing() -> None:
     world = World(3, 4, FULL)
     manager = world.manager
-    manager.steps_in_flight = 2
+    manager.steps_in_flight = 8
     handle = manager.admit([1] * 9)
     world.forward(handle, 4)
     manager.take_copies()
@@ -128,7 +128,7 @@ def test_a_state_is_kept_before_its_step_is_complete() -> None:
     """The commit names the one step that was launched since the state was known (rule 10)."""
     world = World(20, 4, FULL, STATE)
     manager = world.manager
-    manager.steps_in_flight = 1
+    manager.steps_in_flight = 8
     handle = manager.admit([1] * 6)
     world.forward(handle, 4)
     manager.commit(handle, 4)
@@ -209,7 +209,7 @@ def test_what_is_promised_is_written_first() -> None:
         lambda: manager.reparent([handle, other], [1, 1]),
         lambda: manager.reparent([handle, other], [0, 0]),
     ):
-        with pytest.raises(WrongStep):
+        with pytest.raises(StepError):
             call()
         assert manager.fingerprint() == before
     world.step()
@@ -236,7 +236,7 @@ def test_nothing_is_committed_while_a_step_is_closed() -> None:
     world = early(30, 4, FULL)
     handle = world.manager.admit([1] * 7)
     world.manager.take_copies()
-    with pytest.raises(WrongStep):
+    with pytest.raises(StepError):
         world.manager.commit(handle, 4)
     world.manager.copies_aborted()
     world.manager.commit(handle, 4)
@@ -262,7 +262,7 @@ def test_a_copy_of_what_another_one_promises_has_to_wait() -> None:
     manager.commit(first, 8)
     second = manager.admit([1] * 9)
     assert manager.truncate(second, 6) == 6
-    with pytest.raises(WrongStep):
+    with pytest.raises(StepError):
         manager.append(second, [2])
     world.step()
     manager.append(second, [2])

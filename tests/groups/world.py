@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.groups.kinds import FullAttention, Kind, RecurrentState
 from tests.groups.memory import Memory, Work
 from tests.groups.model import ModelManager
+from tests.specification.layers import FullAttention, Kind, RecurrentState
 
 Manager: Any = ModelManager
 """What a world is made of: the specification, or the manager itself (see ``conftest.py``)."""

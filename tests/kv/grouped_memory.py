@@ -17,9 +17,9 @@ from blockmgr import CopyPlan, FullAttention, RecurrentState
 from blockmgr.groups import Group
 from blockmgr.kv import GroupedKVCache, HybridShape, LayerShape, ModelShape, StateTensor
 from tests.groups.core import group_of
-from tests.groups.kinds import Kind
-from tests.groups.kinds import RecurrentState as State
 from tests.groups.memory import Copy, Prefix, Work, WrongRead
+from tests.specification.layers import Kind
+from tests.specification.layers import RecurrentState as State
 
 KV = ModelShape(num_layers=1, num_kv_heads=2, head_dim=4, dtype=torch.int32)
 STATES = (StateTensor((3,), torch.int16), StateTensor((2, 2), torch.int64))

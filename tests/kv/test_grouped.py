@@ -21,11 +21,11 @@ from blockmgr import (
     TicketError,
 )
 from blockmgr.kv import GroupedKVCache, HybridShape, LayerShape, ModelShape
-from tests.groups import kinds
 from tests.groups.core import CoreManager
 from tests.groups.engine import Engine
 from tests.groups.memory import WrongRead
 from tests.kv.grouped_memory import KV, STATES, TensorMemory, layer_of
+from tests.specification import layers as kinds
 
 FULL, WINDOW, STATE = FullAttention(), SlidingWindow(6), RecurrentState()
 SETS = [

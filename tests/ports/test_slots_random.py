@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from blockmgr import BlockStateError, OutOfBlocksError, SequenceStateError
 from blockmgr.ports.slots import PrefixCacheManager, SlotAllocator
 from tests.ports.test_slots import Memory
-from tests.stress.model import common
+from tests.specification.blocks import common
 
 prompts = st.lists(st.sampled_from([1, 1, 2]), min_size=1, max_size=6).map(tuple)
 number = st.integers(0, 3)

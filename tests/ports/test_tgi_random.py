@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from blockmgr import BlockMgrError, NeverFitsError, StepError
 from blockmgr.ports.tgi import BlockAllocation
 from tests.ports.tgi_engine import Engine, now
-from tests.stress.model import ModelManager
+from tests.specification.leaves import ModelLeaves
 from tests.stress.oracle import Step
 
 prompts = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=9)
@@ -45,7 +45,7 @@ class TgiMachine(RuleBasedStateMachine):
     )
     def build(self, num_blocks: int, block_size: int, caching: bool) -> None:
         self.engine = Engine(num_blocks, block_size, prefix_caching=caching)
-        self.model = ModelManager(
+        self.model = ModelLeaves(
             num_blocks + 1,
             block_size,
             max_seqs=num_blocks,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests import strategies
-from tests.stress.model import ModelManager
+from tests.specification.leaves import ModelLeaves
 from tests.stress.world import Entry, World
 
 who = st.integers(0, 4)
@@ -31,7 +31,7 @@ class ManagerMachine(RuleBasedStateMachine):
     """Random calls on a tiny manager, its model and a fake device."""
 
     manager: ClassVar[Callable[..., Any]]
-    model: ClassVar[Callable[..., Any]] = ModelManager
+    model: ClassVar[Callable[..., Any]] = ModelLeaves
     digest: ClassVar[str] = "any"
     evictions: ClassVar[Sequence[Any]] = ("lru",)
 

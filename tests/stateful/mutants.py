@@ -6,66 +6,71 @@ the same bug in the core: see ``test_mutants.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tests.stress.model import ModelManager, Plan
-from tests.stress.model_admission import Terms
-from tests.stress.model_pool import Block, Content, Copy, Seq
+from tests.specification.admission import Plan, Terms
+from tests.specification.blocks import Block, Content, Copy, Prefix, Seq
+from tests.specification.leaves import ModelLeaves
 
-MUTANTS: list[type[ModelManager]] = []
+MUTANTS: list[type[ModelLeaves]] = []
 
 
-def mutant(cls: type[ModelManager]) -> type[ModelManager]:
+def mutant(cls: type[ModelLeaves]) -> type[ModelLeaves]:
     MUTANTS.append(cls)
     return cls
 
 
 @mutant
-class WritesIntoSharedBlocks(ModelManager):
-    def must_copy(self, seq: Seq, leaving: Iterable[Block] = ()) -> Block | None:
-        return None
+class WritesIntoSharedBlocks(ModelLeaves):
+    def shared_at(self, seq: Seq, moving: Iterable[Block] = ()) -> dict[int, Block]:
+        return {}
 
 
 @mutant
-class WritesIntoCachedBlocks(ModelManager):
-    def must_copy(self, seq: Seq, leaving: Iterable[Block] = ()) -> Block | None:
-        block = super().must_copy(seq, leaving)
-        return block if block is not None and self.references(block) > 1 else None
+class WritesIntoCachedBlocks(ModelLeaves):
+    def shared_at(self, seq: Seq, moving: Iterable[Block] = ()) -> dict[int, Block]:
+        found = super().shared_at(seq, moving)
+        return {group: block for group, block in found.items() if self.references(block) > 1}
 
 
 @mutant
-class EverySharerCopies(ModelManager):
-    def must_copy(self, seq: Seq, leaving: Iterable[Block] = ()) -> Block | None:
-        return super().must_copy(seq, ())
+class EverySharerCopies(ModelLeaves):
+    def shared_at(self, seq: Seq, moving: Iterable[Block] = ()) -> dict[int, Block]:
+        return super().shared_at(seq, ())
 
 
 @mutant
-class CopiesOneTokenTooFew(ModelManager):
-    def record(self, source: Block, destination: Block, num_tokens: int) -> None:
-        super().record(source, destination, max(1, num_tokens - 1))
+class CopiesOneTokenTooFew(ModelLeaves):
+    def record(
+        self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
+    ) -> int:
+        return super().record(group, source, destination, max(1, num_tokens - 1))
 
 
 @mutant
-class DoesNotCollapseCopies(ModelManager):
-    def record(self, source: Block, destination: Block, num_tokens: int) -> None:
-        self.pending.append(Copy(source, destination, num_tokens))
+class DoesNotCollapseCopies(ModelLeaves):
+    def record(
+        self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
+    ) -> int:
+        self.pending.append(Copy(group, source, destination, num_tokens))
         self.count["planned_copies"] += 1
+        return num_tokens
 
 
 @mutant
-class DoesNotPinCopySources(ModelManager):
-    def used(self) -> list[Block]:
+class DoesNotPinCopySources(ModelLeaves):
+    def used(self) -> set[Block]:
         sources, taken = [copy.source for copy in self.pending], self.taken
         tables = [block for seq in self.seqs.values() for block in seq.blocks] + self.leaving
         found = super().used()
-        return [b for b in found if b in tables or (b not in sources and not taken)]
+        return {b for b in found if b in tables or (b not in sources and not taken)}
 
 
 @mutant
-class UnpinsWhenCopiesAreTaken(ModelManager):
-    def used(self) -> list[Block]:
+class UnpinsWhenCopiesAreTaken(ModelLeaves):
+    def used(self) -> set[Block]:
         taken, self.taken = self.taken, None
         found = super().used()
         self.taken = taken
@@ -73,7 +78,7 @@ class UnpinsWhenCopiesAreTaken(ModelManager):
 
 
 @mutant
-class DropsCopiesOnAbort(ModelManager):
+class DropsCopiesOnAbort(ModelLeaves):
     def copies_aborted(self, ticket: int) -> None:
         if self.resolve(ticket):
             self.resolve(ticket).clear()
@@ -81,7 +86,7 @@ class DropsCopiesOnAbort(ModelManager):
 
 
 @mutant
-class DoesNotCollapseOnAbort(ModelManager):
+class DoesNotCollapseOnAbort(ModelLeaves):
     def copies_aborted(self, ticket: int) -> None:
         later, self.pending = self.pending, []
         super().copies_aborted(ticket)
@@ -89,67 +94,72 @@ class DoesNotCollapseOnAbort(ModelManager):
 
 
 @mutant
-class NeverCancelsCopies(ModelManager):
-    def settle_down(self) -> None:
+class NeverCancelsCopies(ModelLeaves):
+    def settle(self) -> None:
         pending, self.pending = self.pending, []
-        super().settle_down()
+        super().settle()
         self.pending = pending
 
 
 @mutant
-class IgnoresTheNamespace(ModelManager):
+class IgnoresTheNamespace(ModelLeaves):
     def find(self, content: Content) -> Block | None:
-        found = (b for b in self.live if b.content and b.content[1] == content[1])
-        return next(found, None)
+        tokens = content[1][1]
+        return next((b for b in self.live if b.content and b.content[1][1] == tokens), None)
 
 
 @mutant
-class IgnoresExtras(ModelManager):
+class IgnoresExtras(ModelLeaves):
     def find(self, content: Content) -> Block | None:
         def key(content: Content) -> Any:
-            return content[0], [tokens for _, tokens in content[1]]
+            marks = content[1][1]
+            return content[1][0], [m[0] if isinstance(m, tuple) else m for m in marks]
 
         return next((b for b in self.live if b.content and key(b.content) == key(content)), None)
 
 
 @mutant
-class IgnoresTheParent(ModelManager):
+class IgnoresTheParent(ModelLeaves):
     def find(self, content: Content) -> Block | None:
         same = super().find(content)
-        tail = content[1][-1]
-        others = (b for b in self.live if b.content and b.content[1][-1] == tail)
+
+        def last(content: Content) -> Any:
+            tokens = content[1][1]
+            return tokens[(len(tokens) - 1) // self.size * self.size :]
+
+        others = (b for b in self.live if b.content and last(b.content) == last(content))
         return same or next(others, None)
 
 
 @mutant
-class ServesTheLastToken(ModelManager):
-    def plan(self, seq: Seq, num_slots: int, partial: bool, terms: Terms) -> Plan:
+class ServesTheLastToken(ModelLeaves):
+    def plans(self, seq: Seq, num_slots: int, terms: Terms | None = None) -> Iterator[Plan]:
         seq.tokens.append(0)
-        plan = super().plan(seq, num_slots, partial, terms)
+        plans = list(super().plans(seq, num_slots, terms))
         seq.tokens.pop()
-        return plan
+        yield from plans
 
 
 @mutant
-class PromotesBeforeItIsComputed(ModelManager):
+class PromotesBeforeItIsComputed(ModelLeaves):
     def promote(self, seq: Seq) -> None:
-        computed = seq.num_computed_tokens
-        seq.num_computed_tokens = min(seq.num_tokens, seq.num_slots)
+        computed = seq.computed
+        seq.computed = min(seq.num_tokens, seq.num_slots)
         super().promote(seq)
-        seq.num_computed_tokens = computed
+        seq.computed = computed
 
 
 @mutant
-class PromotesDestinationsOfOpenCopies(ModelManager):
-    def unresolved(self, block: Block) -> bool:
+class PromotesDestinationsOfOpenCopies(ModelLeaves):
+    def is_destination(self, block: Block) -> bool:
         return False
 
 
 @mutant
-class ReleasesHeadFirst(ModelManager):
-    def give_back(self, seq: Seq) -> None:
+class ReleasesHeadFirst(ModelLeaves):
+    def give_back(self, seq: Seq, **asked: Any) -> None:
         table = list(seq.blocks)
-        super().give_back(seq)
+        super().give_back(seq, **asked)
         idle = [block for block in table if block in self.idle()]
         stamps = [block.stamp for block in idle]
         for block, stamp in zip(idle, reversed(stamps), strict=True):
@@ -157,7 +167,7 @@ class ReleasesHeadFirst(ModelManager):
 
 
 @mutant
-class EvictsTheNewest(ModelManager):
+class EvictsTheNewest(ModelLeaves):
     def idle(self) -> list[Block]:
         for block in (found := super().idle()):
             block.stamp = -abs(block.stamp or 0)
@@ -165,48 +175,50 @@ class EvictsTheNewest(ModelManager):
 
 
 @mutant
-class DoesNotCountIdleHits(ModelManager):
-    def plan(self, seq: Seq, num_slots: int, partial: bool, terms: Terms) -> Plan:
-        plan = super().plan(seq, num_slots, partial, terms)
-        plan.needed = plan.num_blocks - len(plan.hits)
+class DoesNotCountIdleHits(ModelLeaves):
+    def priced(self, plan: Plan, seq: Seq, num_slots: int) -> Plan:
+        plan = super().priced(plan, seq, num_slots)
+        plan.idle = 0
         return plan
 
 
 @mutant
-class IgnoresTheWatermark(ModelManager):
+class IgnoresTheWatermark(ModelLeaves):
     def fitting_plan(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
         return super().fitting_plan(seq, num_slots, replace(terms, watermark=0))
 
 
 @mutant
-class IgnoresFences(ModelManager):
-    def fence(self) -> int:
+class IgnoresFences(ModelLeaves):
+    def last_fence(self) -> int:
         return 0
 
 
 @mutant
-class ForkSharesTheTable(ModelManager):
-    def become_fork(self, child: Seq, parent: Seq) -> None:
-        super().become_fork(child, parent)
-        child.blocks = parent.blocks
+class ForkSharesTheTable(ModelLeaves):
+    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
+        super().become_fork(child, parent, states)
+        child.tables = parent.tables
 
 
 @mutant
-class ForkSharesLookAhead(ModelManager):
-    def shared_by_fork(self, seq: Seq) -> list[Block]:
-        return seq.blocks
+class ForkSharesLookAhead(ModelLeaves):
+    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
+        tables = [list(table) for table in parent.tables]
+        super().become_fork(child, parent, states)
+        child.tables = tables
 
 
 @mutant
-class PreemptKeepsComputed(ModelManager):
+class PreemptKeepsComputed(ModelLeaves):
     def preempt(self, handle: int, *, withdraw: bool = False) -> None:
-        computed = self.sequence(handle).num_computed_tokens
+        computed = self.sequence(handle).computed
         super().preempt(handle, withdraw=withdraw)
-        self.sequence(handle).num_computed_tokens = computed
+        self.sequence(handle).computed = computed
 
 
 @mutant
-class ReparentsOneAfterAnother(ModelManager):
+class ReparentsOneAfterAnother(ModelLeaves):
     def reparent(self, handles: Iterable[int], parents: Iterable[int]) -> None:
         handles, parents = list(handles), list(parents)
         super().reparent(handles, range(len(handles)))
@@ -216,60 +228,54 @@ class ReparentsOneAfterAnother(ModelManager):
 
 
 @mutant
-class TruncateLeavesPromoted(ModelManager):
-    def truncate(self, handle: int, num_tokens: int) -> None:
+class TruncateLeavesPromoted(ModelLeaves):
+    def truncate(self, handle: int, num_tokens: int) -> int:
         promoted = self.sequence(handle).promoted
-        super().truncate(handle, num_tokens)
+        left = super().truncate(handle, num_tokens)
         self.sequence(handle).promoted = min(promoted, self.sequence(handle).num_blocks)
+        return left
 
 
 @mutant
-class KeepsUncomputedTails(ModelManager):
-    def keep_tail(self, seq: Seq) -> None:
-        if not seq.is_preempted:
-            seq.num_computed_tokens = min(seq.num_tokens, seq.num_slots)
-        super().keep_tail(seq)
+class KeepsUncomputedTails(ModelLeaves):
+    def keep_end(self, seq: Seq) -> bool:
+        seq.computed = min(seq.num_tokens, seq.num_slots)
+        return super().keep_end(seq)
 
 
 @mutant
-class TakesOverTailsInUse(ModelManager):
-    def can_be_taken_over(self, tail: Block, tokens: list[int]) -> bool:
-        return len(tail.tokens) < self.size and tokens[: len(tail.tokens)] == list(tail.tokens)
+class TakesOverTailsInUse(ModelLeaves):
+    def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
+        return any(block.content == (0, prefix) for block in plan.copied.values())
 
 
 @mutant
-class TakesOverPartsOfTails(ModelManager):
-    def can_be_taken_over(self, tail: Block, tokens: list[int]) -> bool:
-        return len(tail.tokens) < self.size and tail in self.idle()
+class TakesOverPartsOfTails(ModelLeaves):
+    def can_be_taken_over(self, plan: Plan, prefix: Prefix) -> bool:
+        return any(self.is_tail(block) and block in self.idle() for block in plan.copied.values())
 
 
 @mutant
-class ReusesWhatIsNotWrittenYet(ModelManager):
-    def best_child(self, parent: Content, extras: bytes, tokens: list[int]) -> Block | None:
-        promised = [(block, block.unwritten) for block in self.live]
-        for block, _ in promised:
-            block.unwritten = 0
-        found = super().best_child(parent, extras, tokens)
-        for block, unwritten in promised:
-            block.unwritten = unwritten
-        return found
+class ReusesWhatIsNotWrittenYet(ModelLeaves):
+    def most_like(self, group: int, prefix: Prefix, *, promised: bool = False) -> Block | None:
+        return super().most_like(group, prefix, promised=True)
 
 
 @mutant
-class FreesWhatWasPromised(ModelManager):
+class FreesWhatWasPromised(ModelLeaves):
     def check_not_promised(self, seq: Seq) -> None:
         pass
 
 
 @mutant
-class ForgetsHowFarEarlyCommitsWent(ModelManager):
-    def make_writable(self, seq: Seq, fresh: Block | None) -> None:
-        seq.settled = seq.num_computed_tokens
-        super().make_writable(seq, fresh)
+class ForgetsHowFarEarlyCommitsWent(ModelLeaves):
+    def make_writable(self, seq: Seq, shared: dict[int, Block], fresh: list[Block]) -> None:
+        seq.settled = seq.computed
+        super().make_writable(seq, shared, fresh)
 
 
 @mutant
-class KeepsDuplicates(ModelManager):
+class KeepsDuplicates(ModelLeaves):
     def promote(self, seq: Seq) -> None:
         real, self.find = self.find, lambda content: None  # type: ignore[method-assign]
         try:
@@ -279,52 +285,51 @@ class KeepsDuplicates(ModelManager):
 
 
 @mutant
-class KeepsBlocksForTheirTwins(ModelManager):
+class KeepsBlocksForTheirTwins(ModelLeaves):
     def part_twins(self) -> None:
         pass
 
 
 @mutant
-class DecodeFallsBack(ModelManager):
+class DecodeFallsBack(ModelLeaves):
     def decode(self, handles: Iterable[int], tokens: Iterable[int]) -> Any:
         handles = list(handles)
         slots = super().decode(handles, tokens)
         for handle in handles:
             seq = self.sequence(int(handle))
-            if seq.num_tokens % self.size > 1 and self.must_copy(seq) is None and self.pending:
-                seq.num_computed_tokens -= 1
+            if seq.num_tokens % self.size > 1 and not self.shared_at(seq) and self.pending:
+                seq.computed -= 1
         return slots
 
 
 @mutant
-class MergesIntoPromises(ModelManager):
+class MergesIntoPromises(ModelLeaves):
     def promote(self, seq: Seq) -> None:
-        written, seq.written = seq.written, min(seq.written, seq.num_computed_tokens - 1)
+        written, seq.written = seq.written, min(seq.written, seq.computed - 1)
         super().promote(seq)
         seq.written = written
 
 
 @mutant
-class ReusesHandles(ModelManager):
+class ReusesHandles(ModelLeaves):
     def free(self, handle: int, **hint: Any) -> None:
         super().free(handle, **hint)
         self.generations[handle & 0xFFFFFFFF] -= 1
 
 
 @mutant
-class LosesRemaps(ModelManager):
+class LosesRemaps(ModelLeaves):
     def take_remaps(self) -> list[Any]:
         return super().take_remaps()[:-1]
 
 
 @mutant
-class LeaksABlockWhenAdmissionFails(ModelManager):
+class LeaksABlockWhenAdmissionFails(ModelLeaves):
     def fitting_plan(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
         try:
             return super().fitting_plan(seq, num_slots, terms)
         except Exception:
-            if self.free_ids():
-                self.share_of_id.setdefault(self.free_ids()[0], None)
-                self.fence_of_id[self.free_ids()[0]] = -1
+            if free := self.free_blocks():
+                self.fence_of_id[free[0]] = -1
                 self.in_flight.insert(0, -1)
             raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.specification.leaves import ModelLeaves
 from tests.stateful.mutants import MUTANTS
-from tests.stress.model import ModelManager
 from tests.stress.profiles import PROFILES
 from tests.stress.run import Failure, Plan, stress
 
@@ -24,7 +24,7 @@ MET_BY = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_planted_bug_is_found(mutant: type[ModelManager]) -> None:
+def test_a_planted_bug_is_found(mutant: type[ModelLeaves]) -> None:
     name = mutant.__name__
     profiles = [MET_BY[name]] if name in MET_BY else MODELLED
     with pytest.raises(Failure):
@@ -36,5 +36,5 @@ def test_bugs_that_are_met_by_one_engine_exist() -> None:
 
 
 def test_the_model_itself_is_clean() -> None:
-    outcome = stress(Plan(ops=4_000, seed=1, profiles=MODELLED, manager=ModelManager))
+    outcome = stress(Plan(ops=4_000, seed=1, profiles=MODELLED, manager=ModelLeaves))
     assert outcome.ops.total() == 4_000

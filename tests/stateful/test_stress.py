@@ -13,9 +13,10 @@ import pytest
 from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.errors import TraceFormatError
+from tests.specification.blocks import Block
+from tests.specification.leaves import ModelLeaves
 from tests.stress import __main__ as program
 from tests.stress import command
-from tests.stress.model import ModelManager
 from tests.stress.profiles import PROFILES
 from tests.stress.run import Failure, Plan, stress
 from tests.stress.shrink import read_case, shrink
@@ -43,11 +44,13 @@ OUTCOMES_WANTED = {
 }
 
 
-class Forgetful(ModelManager):
+class Forgetful(ModelLeaves):
     """Never copies a shared block before a write."""
 
-    def record(self, *_: object) -> None:
-        pass
+    def record(
+        self, group: int, source: Block, destination: Block, num_tokens: int, *, keeps: bool = False
+    ) -> int:
+        return num_tokens
 
 
 @pytest.fixture

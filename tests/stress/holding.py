@@ -11,7 +11,7 @@ from tests.stress.remembering import RememberingEngine
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.stress.model_pool import Block
+    from tests.specification.blocks import Block
 
 __all__ = ["HoldingEngine"]
 

@@ -16,15 +16,15 @@ from blockmgr.blocks import BlockState
 from blockmgr.config import DIGEST_NAMES
 from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
 from blockmgr.manager import BlockManager
+from tests.specification.leaves import ModelLeaves
 from tests.stress.habits import Habits
 from tests.stress.mirror import Mirror
-from tests.stress.model import ModelManager
 from tests.stress.oracle import Device, Step, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from tests.stress.model_pool import Block
+    from tests.specification.blocks import Block
 
 __all__ = ["DivergenceError", "Entry", "Launched", "LockStep"]
 
@@ -85,7 +85,7 @@ class LockStep:
         config: Mapping[str, Any],
         *,
         manager: Callable[..., Any],
-        model: Callable[..., Any] | None = ModelManager,
+        model: Callable[..., Any] | None = ModelLeaves,
         seed: int = 0,
         check_every: int = 1,
         detectors: str = "IKD",
@@ -166,8 +166,8 @@ class LockStep:
         facts, names = self.manager.blocks(), self.model_names()
         # The sequence that needs the room takes the victims.
         gone = [b for b in idle if facts.state[names[b.id]] == BlockState.OWNED]
-        parents = {(b.content[0], b.content[1][:-1]) for b in self.model.live if b.content}
-        leaves = [block for block in gone if block.content not in parents]
+        parents = {self.model.parent_of(block) for block in self.model.live}
+        leaves = [block for block in gone if block.content[1] not in parents]
         if not leaves:
             raise DivergenceError(f"evicted {gone}, none of them without children")
         return min(leaves, key=lambda leaf: not self.lowered_by(leaf, idle) <= set(gone))
@@ -254,9 +254,9 @@ class LockStep:
     def compare_mirror(self, mirror: Mirror) -> None:
         """Compares the mirror fed by events with the full blocks that the model finds."""
         due = {
-            block.content
+            block.content[1]
             for block in self.model.live
-            if block.content is not None and len(block.tokens) == self.size
+            if block.content is not None and not self.model.is_tail(block)
         }
         seen = mirror.contents
         # If all digests are equal, one stands for all blocks.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.event_columns import EventKind
+from tests.specification.blocks import marked
 
 if TYPE_CHECKING:
     from blockmgr.event_columns import Events
-    from tests.stress.model_pool import Content
+    from tests.specification.blocks import Prefix
 
 __all__ = ["Mirror"]
 
@@ -17,7 +18,7 @@ class Mirror:
     """The findable prefixes by digest, updated only by events."""
 
     def __init__(self) -> None:
-        self.contents: dict[bytes, Content] = {}
+        self.contents: dict[bytes, Prefix] = {}
 
     def follow(self, manager: Any) -> None:
         """Applies the events since the last call."""
@@ -35,12 +36,12 @@ class Mirror:
                 for digest in event.digests:
                     del self.contents[digest]
             else:
-                before: Content = (event.namespace, ())
+                before: Prefix = (event.namespace, ())
                 if event.parent is not None:
                     before = self.contents[event.parent]
                 rows = zip(event.digests, event.tokens.tolist(), strict=True)
                 for index, (digest, tokens) in enumerate(rows):
-                    chunk = event.extras.get(index, b""), tuple(tokens)
-                    before = before[0], (*before[1], chunk)
+                    block = marked(tokens, event.extras.get(index, b""))
+                    before = before[0], before[1] + block
                     if self.contents.setdefault(digest, before) is not before:
                         raise ValueError(f"digest {digest.hex()} was stored twice")

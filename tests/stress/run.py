@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.errors import InvariantError
 from blockmgr.manager import BlockManager
+from tests.specification.leaves import ModelLeaves
 from tests.stress.draw import Draw, Record
 from tests.stress.habits import Habits, draw_habits
-from tests.stress.model import ModelManager
 from tests.stress.perform import finish_up, perform
 from tests.stress.profiles import DIGESTS, PROFILES, draw_config
 from tests.stress.shrink import Case
@@ -116,7 +116,7 @@ def build_world(
     world = CountingWorld(
         {**config, "digest": DIGESTS[config["digest"]], "quotas": quotas},
         manager=manager,
-        model=ModelManager,
+        model=ModelLeaves,
         seed=seed,
         check_every=1 if config["num_blocks"] <= 64 else 100 if modelled else 1000,
         detectors=detectors,

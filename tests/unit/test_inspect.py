@@ -21,8 +21,9 @@ from blockmgr.blocks import BlockSnapshot, BlockState
 from blockmgr.inspect import LETTERS, describe, pieces, ranges, rows
 from blockmgr.lab.block_map import as_html, block_map
 from tests.conftest import MakeManager
+from tests.specification.blocks import Block
+from tests.specification.leaves import ModelLeaves
 from tests.stateful.machine import ManagerMachine
-from tests.stress.model_pool import Block, ModelPool
 from tests.unit.engine import ids, serve
 from tests.unit.snapshot import snapshot
 
@@ -244,13 +245,14 @@ def facts_of(blocks: BlockSnapshot, block: int) -> Facts:
     return (*(int(column[block]) for column in columns), depth)
 
 
-def model_facts(model: ModelPool, block: Block) -> Facts:
+def model_facts(model: ModelLeaves, block: Block) -> Facts:
     content = block.content
     if block.stamp is None:
         state = OWNED if content is None else CACHED
     else:
         state = FENCED if block.fence in model.in_flight else IDLE
-    tokens = computed = 0 if content is None else len(block.tokens)
+    depth = 0 if content is None else model.depth(block)
+    tokens = computed = 0 if depth == 0 else len(content[1][1]) - (depth - 1) * model.size
     for seq in model.seqs.values():
         if block in seq.blocks:
             start = seq.blocks.index(block) * model.size
@@ -261,24 +263,17 @@ def model_facts(model: ModelPool, block: Block) -> Facts:
         if copy.source is block:
             tokens, computed = max(tokens, copy.num_tokens), max(computed, copy.num_tokens)
     into = [copy for copy in [*taken, *model.pending] if copy.destination is block]
-    children = (
-        0
-        if content is None or len(block.tokens) < model.size
-        else [
-            other.content
-            for other in model.live
-            if other.content and (other.content[0], other.content[1][:-1]) == content
-        ]
-    )
+    whole = content is not None and not model.is_tail(block)
+    children = [b for b in model.live if whole and model.parent_of(b) == content[1]]
     return (
         state,
         model.references(block),
-        len(children) if isinstance(children, list) else 0,
+        len(children),
         tokens,
         computed,
         into[0].num_tokens if into else 0,
         bool(into) and into[0] in taken,
-        0 if content is None else len(content[1]) - 1,
+        max(0, depth - 1),
     )
 
 
@@ -311,7 +306,8 @@ class SnapshotMachine(ManagerMachine):
         assert sorted(ranked) == sorted(due)
         assert [rank for rank, _ in ranked] == sorted(rank for rank, _ in ranked)
 
-        assert blocks.count(FREE) == len(model.free_ids())
+        shares = (None, *model.quotas)
+        assert blocks.count(FREE) == sum(len(model.free_blocks(share)) for share in shares)
         assert blocks.count(NULL) == int(model.config.null_block)
         used = (blocks.state == OWNED) | (blocks.state == CACHED)
         assert np.array_equal(used, (blocks.ref_count > 0) | (blocks.pins > 0))

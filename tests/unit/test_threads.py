@@ -18,7 +18,7 @@ import pytest
 
 from blockmgr import Admission, BlockManager, BlockMgrError, OutOfBlocksError, ReentrancyError
 from blockmgr.pool import BlockPool
-from tests.stress.model import ModelManager
+from tests.specification.leaves import ModelLeaves
 
 HISTORIES = 1000
 THREADS = 3
@@ -418,7 +418,7 @@ def recorded(seed: int) -> list[Call]:
 
 def is_linearizable(history: list[Call], order: tuple[Call, ...] = ()) -> bool:
     """Whether some sequential order that respects time gives the same results."""
-    model = ModelManager(**TINY)
+    model = ModelLeaves(**TINY)
     callers = [Caller(model) for _ in range(THREADS)]
     if any(callers[call.thread].make(call) != call.result for call in order):
         return False

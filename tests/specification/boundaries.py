@@ -1,0 +1,521 @@
+"""The order of eviction with several groups: boundaries, the deepest of the oldest path first.
+
+A *boundary* is a prefix at which a prompt can continue: every group holds what the next query
+reads. Boundaries are remembered and evicted, not blocks (rule 15). An idle block that no boundary
+needs is free at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+from blockmgr.blocks import Priority
+from blockmgr.errors import NeverFitsError
+from tests.specification.admission import Plan, Terms
+from tests.specification.blocks import Block, Content, Prefix, Seq, cut
+from tests.specification.manager import Specification
+
+__all__ = ["ModelBoundaries"]
+
+
+class ModelBoundaries(Specification):
+    """A manager for any groups."""
+
+    past_slots = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.halfway_stop_tokens = self.config.halfway_stop_tokens
+        self.prompt_end_stop: int | None = self.config.prompt_end_stop
+        self.stamps: dict[Prefix, int] = {}
+        """The boundaries, and when each was last used."""
+
+        self.passed: dict[Prefix, None] = {}
+        """Those at which prompts will probably not continue, in the order in which they go."""
+
+        self.continued: set[Prefix] = set()
+        """Those from which a prompt has continued, or where prompts diverge."""
+
+        self.shared: set[Prefix] = set()
+        """Those from which a second prompt has continued, or where prompts diverge."""
+
+        self.observed: set[Prefix] = set()
+        """For one sequence in 32: where it continued, its last whole unit, and its end. Prompts
+        that continue from these are counted."""
+
+        self.wholes, self.ends, self.agains, self.num_ended = 1, 4, 1, 0
+        self.levels: dict[Prefix, int] = {}
+        """The levels of units that callers want kept longer, or less long; 0 for all others."""
+
+        self.known_needs: dict[Prefix, list[Content]] = {}
+
+    # ---- what a boundary needs ----------------------------------------------------------
+
+    def needs(self, prefix: Prefix) -> list[Content]:
+        """What must be cached for a prompt to continue after this prefix (rules 11 and 13)."""
+        if prefix not in self.known_needs:
+            self.known_needs[prefix] = self.needs_of(prefix)
+        return self.known_needs[prefix]
+
+    def needs_of(self, prefix: Prefix) -> list[Content]:
+        length = len(prefix[1])
+        found: list[Content] = []
+        for group, kind in self.attention():
+            units = range(self.first_unit(kind, length), self.units(length))
+            ends = (min((unit + 1) * self.size, length) for unit in units)
+            found += [(group, cut(prefix, end)) for end in ends]
+        return found + [(group, prefix) for group in self.recurrent() if length]
+
+    def serves(self, prefix: Prefix) -> bool:
+        """Whether every group has what the query after this prefix reads."""
+        return all(self.find(content) for content in self.needs(prefix))
+
+    def cached_prefixes(self) -> set[Prefix]:
+        """The prefixes that cached blocks hold."""
+        return {block.content[1] for block in self.live if block.content is not None}
+
+    def settle(self) -> None:
+        """Forgets boundaries that have lost a block, and frees blocks that no boundary needs."""
+        super().settle()
+        self.stamps = {p: stamp for p, stamp in self.stamps.items() if self.serves(p)}
+        self.passed = {p: None for p in self.passed if p in self.stamps}
+        for notes in (self.continued, self.shared, self.observed):
+            notes.intersection_update(self.stamps)
+        needed = {content for prefix in self.stamps for content in self.needs(prefix)}
+        for block in self.idle_blocks():
+            if block.content not in needed:
+                self.lose(block)
+        known = self.cached_prefixes()
+        self.levels = {p: level for p, level in self.levels.items() if p in known}
+        self.give_levels(known)
+
+    def let_go(self, blocks: list[Block]) -> None:
+        """The order of release does not matter, only that of boundaries."""
+        self.leaving = []
+
+    # ---- eviction -----------------------------------------------------------------------
+
+    def evict(self, share: bytes | None) -> None:
+        del self.stamps[self.next_victim(share)]
+        self.settle()
+        self.count["evicted_blocks"] += 1
+
+    def next_victim(self, share: bytes | None) -> Prefix:
+        """The boundary to evict next.
+
+        Boundaries that sequences only passed go first, whatever their level and whatever they free:
+        the oldest path first, and of a path the deepest. Then the lowest level goes first; within a
+        level the oldest path, with its deepest boundary first; paths in use go last. A boundary
+        whose blocks are all in use frees nothing and is not a victim.
+        """
+        passed = [p for p in self.passed if self.share(p[0]) == share]
+        if passed:
+            return passed[0]
+        idle = {block.content for block in self.idle_of(share)}
+        candidates = [p for p in self.stamps if idle.intersection(self.needs(p))]
+
+        def order(prefix: Prefix) -> tuple[int, bool, int]:
+            in_use, stamp = self.runs_along(prefix), self.stamps[prefix]
+            return self.level(prefix), in_use, -stamp if in_use else stamp
+
+        return min(candidates, key=order)
+
+    def runs_along(self, boundary: Prefix) -> bool:
+        """Whether a running sequence has this prefix computed."""
+        length = len(boundary[1])
+        return any(
+            s.prefix(length) == boundary and s.computed >= length
+            for s in self.seqs.values()
+            if not s.preempted
+        )
+
+    # ---- what makes a boundary ----------------------------------------------------------
+
+    def use(self, prefix: Prefix) -> None:
+        """Marks the path as just used; its deepest boundary will be evicted first."""
+        length = len(prefix[1])
+        ends = {length, *range(self.size, length + 1, self.size)} - {0}
+        for end in sorted(ends, reverse=True):
+            if self.serves(cut(prefix, end)):
+                self.stamps[cut(prefix, end)] = next(self.clock)
+
+    def leave(self, seq: Seq) -> None:
+        self.use(seq.prefix(seq.computed))
+
+    def is_boundary_now(self, prefix: Prefix) -> bool:
+        if is_served := self.serves(prefix):
+            self.stamps[prefix] = next(self.clock)
+        return is_served
+
+    def keep_boundary(self, boundary: Prefix) -> None:
+        """Marks a boundary from which prompts will probably continue."""
+        if boundary not in self.stamps:
+            self.stamps[boundary] = next(self.clock)
+        self.passed.pop(boundary, None)
+        self.continued.add(boundary)
+
+    def pass_no_more(self, prefix: Prefix) -> None:
+        self.passed.pop(prefix, None)
+
+    def keep_as_shared(self, prefix: Prefix) -> None:
+        self.passed.pop(prefix, None)
+        self.continued.add(prefix)
+        self.shared.add(prefix)
+
+    def touch(
+        self, tokens: Iterable[int], *, namespace: object = b"", extras: object = None
+    ) -> None:
+        """A waiting prompt will soon continue from here, so the path counts as just used."""
+        seq = self.prompt(tokens, namespace, extras)
+        found = self.deepest(seq, len(seq.tokens) - 1, partial=True)
+        end = found[0] if found else 0
+        self.use(seq.prefix(end))
+        if end and end % self.size == 0:
+            self.keep_boundary(seq.prefix(end))
+        self.settle()
+
+    # ---- what is only passed ------------------------------------------------------------
+
+    def note_passing(self, seq: Seq, prefix: Prefix) -> None:
+        """Notes whether a unit that can be found now is only passed.
+
+        If the prefix is a boundary, and neither a state nor a stop made it one, it is evicted
+        before all boundaries that are not passed.
+        """
+        several = len(self.kinds) > 1 and not self.recurrent()
+        passes = several and len(prefix[1]) not in seq.named
+        if not passes:
+            self.passed.pop(prefix, None)
+        if self.serves(prefix) and prefix not in self.stamps:
+            self.stamps[prefix] = next(self.clock)
+            if passes:
+                self.pass_by(prefix)
+            elif several and len(prefix[1]) == seq.last:
+                self.pass_earlier(seq)
+        if several and not passes and len(prefix[1]) == seq.diverges and prefix in self.stamps:
+            self.continued.add(prefix)
+            self.shared.add(prefix)
+
+    def pass_earlier(self, seq: Seq) -> None:
+        """Passes the ends of earlier turns: the next turn continues from the end of this one."""
+        for end in range(seq.cached // self.size * self.size, 0, -self.size):
+            earlier = seq.prefix(end)
+            if earlier in self.passed and earlier in self.continued:
+                return  # an earlier turn passed those before it
+            ends = earlier in self.stamps and earlier not in self.passed
+            if ends and not self.serves_others(earlier):
+                self.pass_by(earlier)
+                self.continued.add(earlier)
+
+    def serves_others(self, boundary: Prefix) -> bool:
+        """Whether more than one path needs it, or a caller wants it kept."""
+        length = len(boundary[1])
+        next_units = range(length + 1, length + self.size + 1)
+        after = {
+            p
+            for p in self.cached_prefixes()
+            if len(p[1]) in next_units and cut(p, length) == boundary
+        }
+        users = [self.references(b) for b in self.live if b.content and b.content[1] == boundary]
+        return (
+            boundary in self.shared
+            or max(users, default=0) > 1
+            or len(after) > 1
+            or self.level(boundary) > 0
+        )
+
+    def pass_by(self, prefix: Prefix) -> None:
+        """Marks a boundary as passed, before its parent if that is passed: the deepest first."""
+        if prefix in self.passed:
+            return
+        order = list(self.passed)
+        parent = cut(prefix, len(prefix[1]) - self.size)
+        order.insert(order.index(parent) if parent in self.passed else len(order), prefix)
+        self.passed = dict.fromkeys(order)
+
+    # ---- what a prompt tells ------------------------------------------------------------
+
+    def expect(self, seq: Seq, plan: Plan) -> None:
+        """Decides where the forward should stop, and counts the prompt."""
+        stops = self.stops_of(seq) | self.halfway(seq, plan.cached)
+        seq.prompt_end = self.prompt_end(seq, stops, plan.cached)
+        stops = {stop for stop in {*stops, seq.prompt_end} if stop > plan.cached}
+        seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
+        last = (len(seq.tokens) - 1) // self.size * self.size
+        seq.last = last if last in stops and last != seq.diverges else 0
+        self.count_end(seq.prefix(plan.cached))  # before a tail is taken over and disappears
+
+    def enter(self, seq: Seq) -> None:
+        # Units before the last one may be promised, but only the last one is ever copied.
+        seq.written = seq.settled
+        found = seq.prefix(seq.cached)
+        self.passed.pop(found, None)  # a prompt continues from it
+        if found in self.continued:
+            self.shared.add(found)
+        self.continued.add(found)
+
+    def stops_of(self, seq: Seq) -> set[int]:
+        """Positions where prompts may continue, so that a state is worth keeping (rule 11).
+
+        These are the last unit of the prompt that can be served, and the end of what full attention
+        has of it, where prompts diverge; the latter may be within a unit (rule 16). A window may
+        have been evicted there; the forward computes it again.
+        """
+        last = (len(seq.tokens) - 1) // self.size * self.size
+        asked = self.full_attention() or [g for g, _ in self.attention()]
+
+        def served(length: int) -> bool:
+            needed = [c for c in self.needs(seq.prefix(length)) if c[0] in asked]
+            return all(map(self.find, needed))
+
+        deepest = next(filter(served, range(last, 0, -self.size)), 0)
+        within = self.shared_within(seq, deepest, asked) if self.recurrent() else 0
+        seq.diverges = within or deepest
+        return {last, seq.diverges or last} - {0}
+
+    def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
+        """The end of the longest common prefix within a unit after the deepest one; 0: none."""
+        if not self.min_partial_tokens or not asked:
+            return 0
+        most = min(deepest + self.size, len(seq.tokens) - 1)
+
+        def shares(length: int) -> bool:
+            prefix = seq.prefix(length)
+            return all(self.most_like(group, prefix, promised=True) for group in asked)
+
+        return next(filter(shares, range(most, deepest + self.min_partial_tokens - 1, -1)), 0)
+
+    def halfway(self, seq: Seq, cached: int) -> set[int]:
+        """Half of what a long prompt computes: it is found when the end is evicted.
+
+        The state there takes a block in each recurrent group, so that the prompt must have at least
+        eight for each.
+        """
+        first = cached // self.size
+        blocks = (len(seq.tokens) - 1) // self.size - first
+        enough = blocks >= 8 * len(self.recurrent()) > 0
+        if not (enough and blocks * self.size >= self.halfway_stop_tokens > 0):
+            return set()
+        return {(first + blocks // 2) * self.size}
+
+    def prompt_end(self, seq: Seq, others: set[int], cached: int) -> int:
+        """The position near the prompt's end where only this option stops it; 0: none.
+
+        If the next turn does not repeat the answer, it continues from there. A sequence that
+        resumes has tokens that were not in its prompt, so it keeps the position.
+        """
+        if self.prompt_end_stop is None or not self.recurrent():
+            return 0
+        end = seq.prompt_end if seq.preempted else len(seq.tokens) - self.prompt_end_stop
+        return end if self.may_continue(end) and end > cached and end not in others else 0
+
+    def count_end(self, prefix: Prefix) -> None:
+        """Counts a prompt that continues from this prefix."""
+        if prefix not in self.observed:
+            return
+        if prefix in self.continued:
+            self.agains += 1
+        elif len(prefix[1]) % self.size:
+            self.ends += 1
+        else:
+            self.wholes += 1
+        if self.wholes + self.ends >= 1024:
+            self.wholes, self.ends = -(-self.wholes // 2), self.ends // 2
+            self.agains = -(-self.agains // 2)
+
+    # ---- what fits ----------------------------------------------------------------------
+
+    def later_peak(self, num_slots: int, num_tokens: int) -> int:
+        """The peak of blocks after the first forward, if the engine then uses as few as possible.
+
+        The sequence needs at least these, whatever its engine does (rule 14).
+        """
+        kinds = [kind for _, kind in self.attention()]
+        most = 0
+        for position in range(num_slots, num_tokens):
+            last = max(0, position - self.lookahead)
+            units = self.units(position + 1)
+            most = max(most, sum(units - self.first_unit(kind, last) for kind in kinds))
+        return most + len(self.recurrent())
+
+    def peak(self, num_slots: int, num_tokens: int) -> int:
+        """The same peak including the first forward, for a sequence that finds nothing."""
+        first = len(list(self.attention())) * self.units(num_slots) + len(self.recurrent())
+        return max(first, self.later_peak(num_slots, num_tokens))
+
+    def checked_slots(self, seq: Seq, num_slots: int | None, terms: Terms) -> int:
+        """A prompt never fits if not even what it would find now leaves it room."""
+        slots = len(seq.tokens) if num_slots is None else num_slots
+        share = self.share(seq.namespace)
+        fits = (self.may_fit(plan, slots, share) for plan in self.plans(seq, slots, terms))
+        if self.later_peak(slots, len(seq.tokens)) > self.limit(share) or not any(fits):
+            raise NeverFitsError(f"{slots} slots never fit")
+        return slots
+
+    def check_growth(self, seq: Seq, num_slots: int) -> None:
+        """What a window has released makes room for what it reads next."""
+
+    # ---- the end of a sequence ----------------------------------------------------------
+
+    def give_back(
+        self, seq: Seq, *, resumes: bool = False, expect_reuse: bool | None = None
+    ) -> None:
+        is_end = self.keep_end(seq)
+        path, cached = seq.prefix(seq.computed), seq.cached
+        if not is_end or seq.computed % self.size == 0:
+            self.passed.pop(seq.prefix(seq.promoted * self.size), None)
+        seq.tables = [[] for _ in self.kinds]
+        self.use(path)
+        if is_end and self.recurrent() and path in self.stamps:
+            self.end_path(path, cached, resumes=resumes)
+
+    def end_path(self, path: Prefix, cached: int, *, resumes: bool) -> None:
+        """Decides which of a sequence's boundaries are only passed.
+
+        A sequence continued from one boundary, stopped at the end of its last whole unit and ended
+        in a tail. One sequence in 32 is observed: none of its three boundaries is then passed.
+        """
+        self.num_ended += 1
+        observes = self.num_ended % 32 == 0
+        whole = cut(path, len(path[1]) // self.size * self.size)
+        if whole != path and whole in self.stamps and whole not in self.continued:
+            if observes:
+                self.observed |= {whole, path}
+            elif not resumes and self.prefers_whole(whole, len(path[1])):
+                self.pass_by(path)
+            else:
+                self.pass_by(whole)
+        found = cut(path, cached)
+        if cached % self.size or not 0 < cached < len(whole[1]):
+            return
+        if found in self.stamps and found not in self.shared:
+            if observes:
+                self.observed.add(found)
+            elif not self.outlives(found):
+                self.pass_by(found)
+
+    def prefers_whole(self, whole: Prefix, length: int) -> bool:
+        """Whether the last whole unit serves more tokens per block than the end after it.
+
+        The former serves prompts that continue from either, the latter only prompts that continue
+        from the end.
+        """
+        units, blocks = self.units(len(whole[1])), len(self.recurrent())
+        by_whole = Fraction((self.wholes + self.ends) * len(whole[1]), units + blocks)
+        return by_whole > Fraction(self.ends * length, units + blocks + 1)
+
+    def outlives(self, found: Prefix) -> bool:
+        """Whether a boundary from which one prompt continued is worth its states.
+
+        It is, if prompts continue from such a boundary a second time often enough that its states
+        serve as much as the same number of blocks of another path.
+        """
+        units, blocks = self.units(len(found[1])), len(self.recurrent())
+        return Fraction(self.agains, self.wholes + self.ends) >= Fraction(blocks, units + blocks)
+
+    # ---- levels -------------------------------------------------------------------------
+
+    def level(self, boundary: Prefix) -> int:
+        """The highest level of the units that continue it: it never rises with depth (rule 3)."""
+        length = len(boundary[1])
+        longer = {boundary} | {p for p in self.cached_prefixes() if cut(p, length) == boundary}
+        return max(self.levels.get(p, 0) for p in longer)
+
+    def retain_prefix(
+        self,
+        tokens: Iterable[int],
+        *,
+        priority: int,
+        namespace: object = b"",
+        extras: object = None,
+    ) -> int:
+        """Gives the units of a prompt this level; returns their number.
+
+        Only units up to the last boundary get it. With a level above normal, the end is more than
+        passed.
+        """
+        seq, level = self.prompt(tokens, namespace, extras), priority - Priority.NORMAL
+        ends = range(len(seq.tokens) // self.size * self.size, 0, -self.size)
+        end = next((end for end in ends if self.can_go_on(seq.prefix(end))), 0)
+        units = {seq.prefix(length) for length in range(self.size, end + 1, self.size)}
+        self.levels |= dict.fromkeys(units & self.cached_prefixes(), level)
+        if level > 0 and end:
+            self.keep_boundary(seq.prefix(end))
+        return end // self.size
+
+    def retain(self, handle: int, start: int, stop: int, *, priority: int) -> None:
+        """Gives the units of these tokens a level.
+
+        A level above normal means that prompts will probably continue from the end of the range. So
+        a forward should stop there, also within a unit if a tail with the state may be kept there.
+        """
+        seq, level = self.running(handle), priority - Priority.NORMAL
+        with self.call():
+            known = self.cached_prefixes()
+            for unit in range(start // self.size, self.units(stop)):
+                prefix = seq.prefix(min((unit + 1) * self.size, seq.computed))
+                seq.retained[unit] = level
+                if unit < self.units(seq.computed) and prefix in known:
+                    self.levels[prefix] = level
+                    del seq.retained[unit]
+            if level > 0:
+                self.expect_end(seq, stop)
+
+    def expect_end(self, seq: Seq, stop: int) -> None:
+        within = bool(self.recurrent()) and self.may_continue(stop)
+        end = stop if within else stop // self.size * self.size
+        if end > seq.computed:
+            stops = seq.stops if self.recurrent() else seq.named
+            if seq.prompt_end == end:
+                seq.prompt_end = 0  # it is more than that
+            if seq.retained_end != seq.diverges:
+                stops.discard(seq.retained_end)  # the last request counts
+            stops.add(end)
+            seq.retained_end = end
+        elif end and end % self.size == 0 and self.can_go_on(seq.prefix(end)):
+            self.keep_boundary(seq.prefix(end))
+
+    def give_levels(self, known: set[Prefix]) -> None:
+        """Gives units the levels that running sequences requested, once they can be found.
+
+        With several requests, the highest level wins.
+        """
+        for seq in self.seqs.values():
+            for unit, level in list(seq.retained.items()):
+                prefix = seq.prefix(min((unit + 1) * self.size, seq.computed))
+                if unit < self.units(seq.computed) and prefix in known:
+                    self.levels[prefix] = max(level, self.levels.get(prefix, level))
+                    del seq.retained[unit]
+
+    # ---- looking at it ------------------------------------------------------------------
+
+    def violations(self) -> list[str]:
+        """Violations of invariants, which no call may leave behind."""
+        found = []
+        running = [seq for seq in self.seqs.values() if not seq.preempted]
+        states = [seq.tables[group][0] for seq in running for group in self.recurrent()]
+        if len(states) != len(set(states)):
+            found.append("two sequences share a state")
+        if any(block is None or block.content for block in states):
+            found.append("a state that is written is findable")
+        destinations = [c.destination for c in self.pending]
+        if len(destinations) != len(set(destinations)):
+            found.append("a copy has two sources")
+        if {c.source for c in self.pending} & set(destinations):
+            found.append("a copy reads what another one writes")
+        needed = {c for prefix in self.stamps for c in self.needs(prefix)}
+        found += [f"{content} is needed and gone" for content in needed if not self.find(content)]
+        found += [f"{b} is of no use" for b in self.idle_blocks() if b.content not in needed]
+        contents = [b.content for b in self.live if b.content is not None]
+        if len(contents) != len(set(contents)):
+            found.append("two blocks are findable by one content")
+        held = [(s, b) for s in running for table in s.tables for b in table if b]
+        if any(block.share != self.share(seq.namespace) for seq, block in held):
+            found.append("a sequence holds a block of another share")
+        for seq in running:
+            for group, kind in self.attention():
+                if None in seq.tables[group][self.first_unit(kind, seq.settled) :]:
+                    found.append(f"sequence {seq.handle} has a gap in group {group}")
+        return found

@@ -1,0 +1,473 @@
+"""What ``BlockManager`` promises, in plain Python: the page to read first.
+
+A *sequence* has tokens, and in each group of layers a table of blocks. The first ``computed`` of
+its tokens have K/V in memory, or will have it before a later step reads it. A block is *findable*
+once all tokens of its unit are computed; a prompt that begins with the same tokens then uses it
+instead of computing it again. A findable block, or one in several tables, is never written: a
+sequence that would write there continues in a copy. Each call does all that it says, or raises and
+changes nothing.
+
+The calls follow in the order of a sequence's life: a prompt is looked up and admitted, grows,
+commits what was computed, decodes, forks, and ends. What they rest on is in the other files:
+
+- ``layers.py``: what the query at a position reads, for each kind of layer. A group is data.
+- ``blocks.py``: who uses a block, which blocks are free, what can be found.
+- ``steps.py``: copies, and the steps that run them.
+- ``admission.py``: what a prompt finds, and the blocks that it needs.
+- ``keeping.py``: what a commit makes findable, what is kept of a sequence, where it can go back.
+- ``forgetting.py``: calls on single blocks, and on the whole cache.
+- ``leaves.py`` and ``boundaries.py``: which block is evicted next. Where full attention is alone,
+  a prompt can continue after any block, and blocks go one by one: ``ModelLeaves``. With several
+  groups it continues only at a *boundary*, where every group has what it needs, and boundaries go:
+  ``ModelBoundaries``.
+
+Everything answers by scanning. Nothing is shared with the core but its records and its errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from blockmgr.blocks import Admission, Match, Remap
+from blockmgr.errors import (
+    NeverFitsError,
+    OutOfBlocksError,
+    OutOfSequencesError,
+    SequenceStateError,
+    StepError,
+)
+from tests.specification.admission import Terms, token_list, whole
+from tests.specification.blocks import Block, Seq
+from tests.specification.keeping import ModelKeeping
+
+__all__ = ["Specification"]
+
+
+class Specification(ModelKeeping):
+    """The calls on prompts and sequences."""
+
+    # ---- prompts ------------------------------------------------------------------------
+
+    def match(self, tokens: Iterable[int], *, num_slots: int | None = None, **asked: Any) -> Match:
+        """What ``admit`` would find now, or when there is room."""
+        seq, terms = self.asked(tokens, asked)
+        slots = len(seq.tokens) if num_slots is None else num_slots
+        try:
+            self.checked_slots(seq, num_slots, terms)
+        except NeverFitsError:
+            terms.watermark = -(2**31)  # a prompt that never fits finds everything that is cached
+        plan, _ = self.best_plan(seq, slots, terms)
+        lead = plan.shared.get(0, [])
+        last = len(seq.tokens) - 1 if terms.most is None else min(len(seq.tokens) - 1, terms.most)
+        most = self.num_computing(seq.prefix(last // self.size * self.size))
+        return Match(
+            plan.cached,
+            plan.cached % self.size,
+            np.array([block.id for block in lead], np.int32),
+            plan.idle - plan.taken_over * len(plan.copied),
+            most * self.size - plan.cached if most > len(lead) else 0,
+        )
+
+    def can_admit(
+        self, tokens: Iterable[int], *, num_slots: int | None = None, **asked: Any
+    ) -> Admission:
+        seq, terms = self.asked(tokens, asked)
+        try:
+            slots = self.checked_slots(seq, num_slots, terms)
+            self.new_rows(1)
+            self.fitting_plan(seq, slots, terms)
+        except NeverFitsError:
+            return Admission.NEVER
+        except (OutOfSequencesError, OutOfBlocksError):
+            return Admission.LATER
+        return Admission.NOW
+
+    def admit(self, tokens: Iterable[int], *, num_slots: int | None = None, **asked: Any) -> int:
+        """Shares the longest prefix that is cached, and takes blocks for the rest."""
+        seq, terms = self.asked(tokens, asked)
+        slots = self.checked_slots(seq, num_slots, terms)
+        [seq.handle] = self.new_rows(1)
+        with self.call():
+            self.place(seq, slots, terms)
+            self.seqs[seq.handle] = seq
+        if terms.read_cache:
+            self.count_hits(seq, "")
+            self.count["partial_hit_tokens"] += seq.cached % self.size
+            self.lookups.append((len(seq.tokens), seq.cached))
+        return seq.handle
+
+    def count_hits(self, seq: Seq, kind: str) -> None:
+        self.count[f"{kind}query_tokens"] += len(seq.tokens)
+        self.count[f"{kind}hit_tokens"] += seq.cached
+
+    # ---- growth -------------------------------------------------------------------------
+
+    def reserve(self, handle: int, num_slots: int) -> None:
+        seq = self.running(handle)
+        num_slots = whole("num_slots", num_slots, 1, 2**62)
+        self.grow([seq], [num_slots], write=num_slots > len(seq.tokens))
+
+    def append(self, handle: int, tokens: Iterable[int]) -> None:
+        seq, tokens = self.running(handle), token_list(tokens)
+        self.grow([seq], [len(seq.tokens) + len(tokens)])
+        seq.tokens += tokens
+
+    def shared_at(self, seq: Seq, moving: Iterable[Block] = ()) -> dict[int, Block]:
+        """By group, the block of the next token, if another sequence may read it.
+
+        moving: the same of sequences that leave these blocks in this call.
+        """
+        unit = len(seq.tokens) // self.size
+        own = {group: seq.own(group, unit) for group, _ in self.attention()}
+        return {
+            group: block
+            for group, block in own.items()
+            if block is not None
+            and (
+                self.references(block) - list(moving).count(block) > 1 or block.content is not None
+            )
+        }
+
+    def check_written(self, seq: Seq, *, commits: bool = False) -> None:
+        """Checks that the tokens of a copy are written before the forward of this step."""
+        if self.recurrent() and not (self.confirms(seq) if commits else seq.stands):
+            raise StepError("the copy lacks what a forward wrote, and a state cannot go back")
+        start = len(seq.tokens) // self.size * self.size
+        kept = seq.settled if self.taken is None else seq.computed
+        if kept > max(seq.written, start):
+            raise StepError(f"sequence {seq.handle} rests on what this step's forward writes")
+
+    def grow(self, seqs: list[Seq], slots: list[int], *, write: bool = True) -> None:
+        """Takes slots for every sequence and makes the next block private, or does nothing."""
+        moving: list[Block] = []
+        wanted: list[tuple[dict[int, Block], dict[int, int]]] = []
+        for seq, num_slots in zip(seqs, slots, strict=True):
+            self.check_growth(seq, num_slots)
+            shared = self.shared_at(seq, moving) if write else {}
+            if shared:
+                self.check_written(seq)
+            moving += shared.values()
+            tables = ((group, seq.tables[group]) for group, _ in self.attention())
+            more = {group: max(0, self.units(num_slots) - len(t)) for group, t in tables}
+            wanted.append((shared, more))
+        shares = [self.share(seq.namespace) for seq in seqs]
+        needed = [len(shared) + sum(more.values()) for shared, more in wanted]
+        self.check_room(shares, needed)
+        with self.call():
+            pairs = zip(needed, shares, strict=True)
+            fresh = [self.take(count, share) for count, share in pairs]
+            for seq, (shared, more), blocks in zip(seqs, wanted, fresh, strict=True):
+                if write:
+                    self.make_writable(seq, shared, blocks)
+                for group, count in more.items():
+                    seq.tables[group] += blocks[:count]
+                    del blocks[:count]
+
+    def check_growth(self, seq: Seq, num_slots: int) -> None:
+        self.check_fits(seq, num_slots)
+
+    def check_room(self, shares: list[bytes | None], needed: list[int]) -> None:
+        for share in (None, *self.quotas):
+            pairs = zip(shares, needed, strict=True)
+            in_all = sum(count for own, count in pairs if own == share)
+            if in_all > self.available(share):
+                raise OutOfBlocksError(in_all, self.available(share))
+
+    def make_writable(self, seq: Seq, shared: dict[int, Block], fresh: list[Block]) -> None:
+        """Moves the sequence to blocks of its own; takes those off the fresh ones."""
+        unit = len(seq.tokens) // self.size
+        start = unit * self.size
+        for group, _ in self.attention():
+            block = seq.own(group, unit)
+            if block is not None and group not in shared:
+                block.twin = None  # about to diverge from it
+        brought = least = max(0, min(seq.written, seq.computed) - start)
+        for group, source in shared.items():
+            own = seq.tables[group][unit] = fresh.pop(0)
+            if brought:
+                least = min(least, self.record(group, source, own, brought))
+        if shared:  # tokens that are not written yet cannot be copied: they are computed again
+            self.limit_computed(seq, start + least)
+
+    # ---- what was computed --------------------------------------------------------------
+
+    def commit(self, handle: int, num_computed_tokens: int) -> None:
+        """Declares K/V written up to here, and states at this position.
+
+        An early commit declares that the forward of this step writes the K/V; it says nothing about
+        a state (rule 10).
+        """
+        seq = self.running(handle)
+        self.check_no_open_ticket()
+        high = min(len(seq.tokens), self.num_slots(seq))
+        n = whole("num_computed_tokens", num_computed_tokens, seq.computed, high)
+        with self.call():
+            seq.computed = n
+            if not self.early:
+                seq.settled = seq.written = n
+            self.follow(seq)
+
+    def cache_state(self, handle: int) -> bool:
+        """Caches the state at the end of a unit in free blocks; the boundary is only passed."""
+        seq = self.running(handle)
+        if self.recurrent() and not seq.stands:
+            raise StepError(f"sequence {handle} has a state at an unknown position")
+        at_end = seq.computed == seq.settled and seq.computed % self.size == 0
+        if not (self.recurrent() and seq.computed and at_end):
+            return False
+        prefix = seq.prefix(seq.computed)
+        if all(self.find((group, prefix)) for group in self.recurrent()):
+            return False
+        with self.call():
+            room = len(self.free_blocks(self.share(seq.namespace)))
+            if is_kept := self.keep_whole(seq, room):
+                self.pass_by(prefix)
+        return is_kept
+
+    # ---- a step of many sequences -------------------------------------------------------
+
+    def decode(self, handles: Iterable[int], tokens: Iterable[int]) -> Any:
+        """Commits all tokens of each sequence and appends one; returns the slots of those."""
+        self.check_no_open_ticket()
+        seqs: list[Seq] = []
+        moving: list[Block] = []
+        new = [int(token) for token in tokens]
+        for handle in handles:
+            seq = self.running(int(handle))
+            if seq in seqs:
+                raise ValueError(f"handles must be distinct, got {handle} twice")
+            if self.num_slots(seq) < seq.num_tokens:
+                raise SequenceStateError(f"sequence {handle} has tokens without slots")
+            self.check_not_promised(seq)
+            self.check_growth(seq, seq.num_tokens + 1)
+            shared = self.shared_at(seq, moving)
+            if shared:
+                moving += shared.values()
+                self.check_written(seq, commits=True)
+                self.check_brought(seq, shared)
+            seqs.append(seq)
+        before = [(s.computed, s.settled, s.written, s.stands, s.moves) for s in seqs]
+        for seq in seqs:
+            seq.computed = seq.settled = seq.written = seq.num_tokens
+            seq.stands = self.confirms(seq)
+        try:
+            self.grow(seqs, [seq.num_tokens + 1 for seq in seqs])
+        except (OutOfBlocksError, StepError):
+            for seq, facts in zip(seqs, before, strict=True):
+                seq.computed, seq.settled, seq.written, seq.stands, seq.moves = facts
+            raise
+        for seq, token in zip(seqs, new, strict=True):
+            with self.call():
+                self.follow(seq, within=False)
+            seq.tokens.append(token)
+        return np.array([self.slot(seq, seq.num_tokens - 1) for seq in seqs], np.int64)
+
+    def check_brought(self, seq: Seq, shared: dict[int, Block]) -> None:
+        """Counts tokens of a block as computed only up to those that a pending copy brings."""
+        offset = len(seq.tokens) % self.size
+        for copy in self.pending:
+            if copy.destination in shared.values() and copy.num_tokens < offset:
+                raise StepError(f"sequence {seq.handle} waits for a copy")
+
+    def fork(self, handle: int, n: int = 1) -> list[int]:
+        """Shares the blocks of attention; each child has its own states (rule 9)."""
+        parent = self.running(handle)
+        groups = self.recurrent()
+        self.check_parent(parent)
+        handles = self.new_rows(whole("n", n, 1, 2**31))
+        share = self.share(parent.namespace)
+        self.check_room([share], [n * len(groups)])
+        with self.call():
+            fresh = iter(self.take(n * len(groups), share))
+            for new in handles:
+                child = self.new_seq(new)
+                self.become_fork(child, parent, {group: next(fresh) for group in groups})
+                self.seqs[new] = child
+        self.count["forks"] += n
+        return handles
+
+    def check_parent(self, parent: Seq) -> None:
+        self.check_not_promised(parent)
+        if self.recurrent() and not parent.stands:
+            raise StepError(f"sequence {parent.handle} has a state at an unknown position")
+
+    def reparent(self, handles: Iterable[int], parents: Iterable[int]) -> None:
+        """Each sequence becomes a fork of its parent as it was before the call."""
+        handles, order = list(handles), list(parents)
+        if len(handles) != len(order):
+            raise ValueError(f"parents must be as many as handles, got {len(order)}")
+        seqs: list[Seq] = []
+        for index, (handle, parent) in enumerate(zip(handles, order, strict=True)):
+            seq = self.running(handle)
+            if seq in seqs:
+                raise ValueError(f"handles must be distinct, got {handle} twice")
+            if whole("parents", parent, 0, len(order) - 1) != index:
+                self.check_not_promised(seq)
+            seqs.append(seq)
+        changed = [i for i, parent in enumerate(order) if parent != i]
+        for i in changed:
+            self.check_parent(seqs[order[i]])
+        groups = self.recurrent()
+        shares = [self.share(seqs[order[i]].namespace) for i in changed]
+        self.check_room(shares, [len(groups)] * len(changed))
+        with self.call():
+            fresh = [self.take(len(groups), share) for share in shares]
+            before = [self.new_seq() for _ in seqs]
+            for old, seq in zip(before, seqs, strict=True):
+                self.become_fork(old, seq, {})
+            tables = [seqs[i].tables for i in changed]
+            left = [b for t in reversed(tables) for table in t for b in table if b]
+            self.leaving = list(left)
+            for i in changed:
+                self.leave(seqs[i])
+            for i, blocks in zip(changed, fresh, strict=True):
+                states = dict(zip(groups, blocks, strict=True))
+                self.become_fork(seqs[i], before[order[i]], states)
+            self.let_go(left)
+
+    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
+        """Takes over everything; in look-ahead slots, nothing is written yet."""
+        units = self.units(len(parent.tokens))
+        child.tokens, child.tables = list(parent.tokens), [t[:units] for t in parent.tables]
+        child.namespace, child.extras = parent.namespace, dict(parent.extras)
+        child.computed, child.cached = parent.computed, parent.cached
+        child.settled, child.written = parent.settled, parent.written
+        child.promoted, child.outdated = parent.promoted, parent.outdated
+        child.stands, child.moves = parent.stands, parent.moves
+        child.stops, child.named = set(parent.stops), set(parent.named)
+        child.diverges, child.last = parent.diverges, parent.last
+        child.retained_end, child.prompt_end = parent.retained_end, parent.prompt_end
+        for group, block in states.items():
+            [state] = parent.tables[group]
+            assert state is not None
+            child.tables[group] = [block]
+            if parent.computed:
+                self.record(group, state, block, self.size)
+
+    # ---- taking back --------------------------------------------------------------------
+
+    def truncate(self, handle: int, num_tokens: int) -> int:
+        """Reduces the computed length to a position where every group can continue (rule 12)."""
+        seq = self.running(handle)
+        n = whole("num_tokens", num_tokens, 1, len(seq.tokens))
+        if n < seq.computed:
+            self.check_not_promised(seq)
+        with self.call():
+            before = seq.computed
+            self.leave(seq)
+            del seq.tokens[n:]
+            for group, _ in self.attention():
+                self.shorten(seq.tables[group], self.units(n))
+            if self.promises(seq):
+                return before
+            most = min(before, n)
+            length = next(p for p in range(most, -1, -1) if self.can_fall_to(seq, p, before))
+            self.fall_to(seq, length, before)
+            seq.promoted = min(seq.promoted, length // self.size)
+            seq.cached = min(seq.cached, length)
+        return length
+
+    def shorten(self, table: list[Block | None], units: int) -> None:
+        """Releases the blocks after so many units."""
+        left = [block for block in table[units:] if block]
+        self.leaving = list(left)
+        del table[units:]
+        self.let_go(left)
+
+    # ---- the end, and resuming ----------------------------------------------------------
+
+    def preempt(self, handle: int, *, withdraw: bool = False) -> None:
+        """Releases the blocks and keeps the tokens."""
+        seq = self.running(handle)
+        if withdraw:
+            self.withdraw(seq)
+        self.check_not_promised(seq)
+        with self.call():
+            self.give_back(seq, resumes=True)
+            self.settle()  # its end gets the requested level
+            seq.retained, seq.retained_end, seq.last = {}, 0, 0
+            seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
+            seq.prompt_end = max({seq.prompt_end} & seq.stops, default=0)
+            seq.stops, seq.named = set(), set()
+            seq.preempted, seq.outdated = True, False
+        self.count["preemptions"] += 1
+
+    def resume(self, handle: int, *, num_slots: int | None = None, read_cache: bool = True) -> None:
+        """Admits the tokens again."""
+        seq = self.sequence(handle)
+        if not seq.preempted:
+            raise SequenceStateError(f"sequence {handle} is running")
+        slots = self.checked_slots(seq, num_slots, Terms())
+        # A sequence that grew past the watermark must be able to resume in an empty pool.
+        share = self.share(seq.namespace)
+        spare = self.limit(share) - self.units(max(len(seq.tokens), slots))
+        with self.call():
+            held_back = max(0, min(self.watermark(share), spare))
+            self.place(seq, slots, Terms(held_back, read_cache))
+        if read_cache:
+            self.count_hits(seq, "resumed_")
+
+    def free(
+        self, handle: int, *, expect_reuse: bool | None = None, withdraw: bool = False
+    ) -> None:
+        """Ends a sequence; what can be found of it stays cached."""
+        if expect_reuse is not None and not self.config.retention:
+            raise ValueError("needs retention=True")
+        seq = self.sequence(handle)
+        if withdraw:
+            self.withdraw(seq)
+        self.check_not_promised(seq)
+        with self.call():
+            if not seq.preempted:
+                self.give_back(seq, expect_reuse=expect_reuse)
+                self.settle()  # its end gets the requested level
+            del self.seqs[handle]
+        self.generations[seq.row] += 1
+
+    def give_back(
+        self, seq: Seq, *, resumes: bool = False, expect_reuse: bool | None = None
+    ) -> None:
+        """Releases all blocks; what can be found stays cached (rules 11 and 12)."""
+        raise NotImplementedError
+
+    # ---- looking at it ------------------------------------------------------------------
+
+    def take_remaps(self) -> list[Remap]:
+        taken, self.remaps = self.remaps, []
+        return taken
+
+    def slot(self, seq: Seq, position: int) -> int:
+        """In the first group with full attention, or of any attention."""
+        [group, *_] = self.full_attention() or [g for g, _ in self.attention()] or [0]
+        block = seq.tables[group][position // self.size if group in dict(self.attention()) else 0]
+        assert block is not None
+        return block.id * self.size + position % self.size
+
+    def slot_mapping(self, handle: int, start: int, stop: int) -> Any:
+        seq = self.sequence(handle)
+        whole("stop", stop, 0, self.num_slots(seq))
+        whole("start", start, 0, stop)
+        return np.array([self.slot(seq, position) for position in range(start, stop)], int)
+
+    @property
+    def block_tables(self) -> Any:
+        tables = np.zeros((self.config.max_seqs, self.width), np.int32)
+        for seq in self.seqs.values():
+            tables[seq.row, : seq.num_blocks] = seq.block_ids
+        return tables
+
+    @property
+    def seq_lens(self) -> Any:
+        lengths = np.zeros(self.config.max_seqs, np.int32)
+        for seq in self.seqs.values():
+            lengths[seq.row] = 0 if seq.preempted else seq.num_tokens
+        return lengths
+
+    def handles(self) -> list[int]:
+        return list(self.seqs)
+
+    def row(self, handle: int) -> int:
+        return int(self.sequence(handle).row)
