@@ -5,9 +5,7 @@ Longer than other modules, because most of it documents the calls; ``csrc`` impl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as IntSequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +22,12 @@ from blockmgr.stats import HitRateCurve, QuotaUsage
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tokens import Ints
 
 __all__ = ["BlockPool"]
-
-
-class _SupportsArray(Protocol):
-    def __array__(self) -> npt.NDArray[Any]: ...
-
-
-Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
-"""Block ids or tokens: a list, a tuple, or a one-dimensional array of integers. For tokens an array
-of ``uint32`` is fastest. Subclasses of ``list`` or ``tuple`` are read as plain lists or tuples."""
 
 
 class BlockPool(EventCalls, NotCopied):
