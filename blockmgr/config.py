@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from blockmgr.arguments import integer, whole
-from blockmgr.groups import checked_groups, checked_prompt_end_stop
+from blockmgr.arguments import MOST, integer
+from blockmgr.digest import DIGESTS, digest_options
+from blockmgr.groups import check_prompt_end_stop, checked_groups, core_groups, first_full
+from blockmgr.options import check_options, names_nearest, rule
+from blockmgr.policy import policies_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
+
+    from _typeshed import DataclassInstance
 
     from blockmgr.groups import Group
     from blockmgr.policy import PolicyFactory
@@ -23,8 +25,10 @@ __all__ = [
     "EVICTION_POLICIES",
     "ManagerConfig",
     "ManagerOptions",
+    "PoolOptions",
     "Quotas",
-    "spells_options",
+    "core_options",
+    "options_of",
 ]
 
 # Node ids are int32, and there are a fifth more nodes than blocks. Token counts within a block are
@@ -49,7 +53,7 @@ REMOVED_POLICIES = {
 }
 """Removed eviction orders, and what to use in their place."""
 
-DIGEST_NAMES = ("xxh3_128", "sha256", "sha256_cbor")
+DIGEST_NAMES = tuple(DIGESTS)
 """Names of digests; ``blockmgr.digest`` has their functions."""
 
 
@@ -123,19 +127,31 @@ class Quotas(Mapping[bytes, int]):
         return f"<Quotas: {len(self)} namespace{'s' * bool(most)}, {sizes} blocks>"
 
 
-class ManagerOptions(TypedDict, total=False):
-    """Keyword options of ``BlockManager``; ``ManagerConfig`` has their meanings and defaults."""
+class PoolOptions(TypedDict, total=False):
+    """Keyword options of ``BlockPool``; ``ManagerConfig`` has their meanings and defaults.
 
-    max_seqs: int
-    max_blocks_per_seq: int | None
+    Type checkers and editors need the names and types once more. A test compares them.
+    """
+
     prefix_caching: bool
     digest: str | Callable[[bytes], bytes]
-    dedup: Literal["remap", "append_only"]
-    min_partial_tokens: int
     eviction: str | PolicyFactory
     retention: bool
     max_pinned_blocks: int
     quotas: Mapping[bytes, int]
+    null_block: bool
+    ghost_blocks: int
+    events: bool
+    event_blocks: int | None
+
+
+class ManagerOptions(PoolOptions, total=False):
+    """Keyword options of ``BlockManager``; see ``PoolOptions``."""
+
+    max_seqs: int
+    max_blocks_per_seq: int | None
+    dedup: Literal["remap", "append_only"]
+    min_partial_tokens: int
     groups: Sequence[Group]
     max_rollback_tokens: int
     halfway_stop_tokens: int
@@ -143,11 +159,7 @@ class ManagerOptions(TypedDict, total=False):
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
-    null_block: bool
-    ghost_blocks: int
     hit_rate_window: int
-    events: bool
-    event_blocks: int | None
     debug: int
 
 
@@ -243,66 +255,51 @@ class ManagerConfig:
         TypeError: A value is of the wrong type.
     """
 
-    num_blocks: int
-    block_size: int
-    max_seqs: int = 256
-    max_blocks_per_seq: int | None = None
+    num_blocks: int = field(metadata=rule(lambda c: 1 + c.null_block, MAX_BLOCKS))
+    block_size: int = field(metadata=rule(1, MAX_BLOCK_SIZE))
+    max_seqs: int = field(default=256, metadata=rule(1, MOST))
+    max_blocks_per_seq: int | None = field(
+        default=None, metadata=rule(1, lambda c: _most_columns(c.block_size))
+    )
     prefix_caching: bool = True
-    digest: str | Callable[[bytes], bytes] = "xxh3_128"
-    dedup: Literal["remap", "append_only"] = "remap"
-    min_partial_tokens: int = 0
-    eviction: str | PolicyFactory = "lru"
+    digest: str | Callable[[bytes], bytes] = field(
+        default="xxh3_128", metadata=rule(choices=DIGEST_NAMES, or_function=True)
+    )
+    dedup: Literal["remap", "append_only"] = field(
+        default="remap", metadata=rule(choices=("remap", "append_only"))
+    )
+    min_partial_tokens: int = field(default=0, metadata=rule(0, lambda c: c.block_size))
+    eviction: str | PolicyFactory = field(
+        default="lru",
+        metadata=rule(choices=EVICTION_POLICIES, removed=REMOVED_POLICIES, or_function=True),
+    )
     retention: bool = False
-    max_pinned_blocks: int = 0
+    max_pinned_blocks: int = field(
+        default=0, metadata=rule(0, lambda c: c.capacity, needs="retention")
+    )
     quotas: Mapping[bytes, int] = _NO_QUOTAS
     groups: Sequence[Group] = ()
-    max_rollback_tokens: int = 0
-    halfway_stop_tokens: int = 8192
-    prompt_end_stop: int | None = None
-    watermark_blocks: int = 0
-    steps_in_flight: int = 0
+    max_rollback_tokens: int = field(default=0, metadata=rule(0, MOST, needs="groups"))
+    halfway_stop_tokens: int = field(default=8192, metadata=rule(0, MOST))
+    prompt_end_stop: int | None = field(default=None, metadata=rule(0, MOST))
+    watermark_blocks: int = field(default=0, metadata=rule(0, lambda c: c.capacity))
+    steps_in_flight: int = field(default=0, metadata=rule(0, MAX_STEPS_IN_FLIGHT))
     early_commit: bool = False
     null_block: bool = False
-    ghost_blocks: int = 0
-    hit_rate_window: int = 1000
+    ghost_blocks: int = field(
+        default=0, metadata=rule(0, lambda c: max(0, MAX_PLACES - c.num_blocks))
+    )
+    hit_rate_window: int = field(default=1000, metadata=rule(0, MAX_WINDOW))
     events: bool = False
-    event_blocks: int | None = None
-    debug: int = 0
+    event_blocks: int | None = field(default=None, metadata=rule(1, MAX_PLACES, needs="events"))
+    debug: int = field(default=0, metadata=rule(0, MAX_DEBUG))
 
     def __post_init__(self) -> None:
-        for flag in ("prefix_caching", "retention", "early_commit", "null_block", "events"):
-            value = getattr(self, flag)
-            if not isinstance(value, bool):
-                raise TypeError(f"{flag} must be a bool, got {value!r}")
-        self._whole("num_blocks", 1 + self.null_block, MAX_BLOCKS)
-        self._whole("block_size", 1, MAX_BLOCK_SIZE)
-        self._whole("max_seqs", 1, 2**31 - 1)
-        if self.max_blocks_per_seq is not None:
-            self._whole("max_blocks_per_seq", 1, _most_columns(self.block_size))
-        self._whole("min_partial_tokens", 0, self.block_size)
-        self._whole("watermark_blocks", 0, self.capacity)
-        self._whole("max_pinned_blocks", 0, self.capacity)
-        if self.max_pinned_blocks and not self.retention:
-            raise ValueError(
-                f"max_pinned_blocks must be 0 without retention, got {self.max_pinned_blocks}"
-            )
-        self._whole("steps_in_flight", 0, MAX_STEPS_IN_FLIGHT)
-        self._whole("ghost_blocks", 0, max(0, MAX_PLACES - self.num_blocks))
-        self._whole("hit_rate_window", 0, MAX_WINDOW)
-        if self.event_blocks is not None:
-            self._whole("event_blocks", 1, MAX_PLACES)
-            if not self.events:
-                raise ValueError(
-                    f"event_blocks must be None without events, got {self.event_blocks}"
-                )
-        self._set_quotas()
-        self._set_groups()
-        self._whole("debug", 0, MAX_DEBUG)
-        self._one_of("dedup", ("remap", "append_only"))
-        if not callable(self.eviction):
-            self._one_of("eviction", EVICTION_POLICIES)
-        if not callable(self.digest):
-            self._one_of("digest", DIGEST_NAMES)
+        object.__setattr__(self, "groups", checked_groups(self.groups))
+        check_options(self)
+        check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
+        self._check_quotas()
+        self._check_groups()
 
     @property
     def capacity(self) -> int:
@@ -327,10 +324,7 @@ class ManagerConfig:
             return 0
         return self.event_blocks or min(65_536, max(256, 4 * self.num_blocks))
 
-    def _whole(self, name: str, low: int, high: int) -> None:
-        object.__setattr__(self, name, whole(name, getattr(self, name), low, high))
-
-    def _set_quotas(self) -> None:
+    def _check_quotas(self) -> None:
         quotas = self.quotas if isinstance(self.quotas, Quotas) else Quotas(self.quotas)
         object.__setattr__(self, "quotas", quotas)
         total = sum(quotas.values())
@@ -344,88 +338,41 @@ class ManagerConfig:
                 f" got {len(quotas)}"
             )
 
-    def _set_groups(self) -> None:
-        object.__setattr__(self, "groups", checked_groups(self.groups))
-        self._whole("max_rollback_tokens", 0, 2**31 - 1)
-        self._whole("halfway_stop_tokens", 0, 2**31 - 1)
-        stop = checked_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
-        object.__setattr__(self, "prompt_end_stop", stop)
-        if not self.groups:
-            if self.max_rollback_tokens:
-                raise ValueError(
-                    f"max_rollback_tokens must be 0 without groups, got {self.max_rollback_tokens}"
-                )
-            return
+    def _check_groups(self) -> None:
         wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
         wanted |= {"dedup": "remap", "ghost_blocks": 0}
         for name, value in wanted.items():
-            if getattr(self, name) != value:
+            if self.groups and getattr(self, name) != value:
                 raise ValueError(
                     f"{name} must be {value!r} with several groups of layers, got "
                     f"{getattr(self, name)!r}"
                 )
 
-    def _one_of(self, name: str, choices: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, str):
-            raise TypeError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        if value not in choices:
-            near = get_close_matches(value, choices, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            if name == "eviction" and value in REMOVED_POLICIES:
-                hint = f"; {value} was removed, {REMOVED_POLICIES[value]}"
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
-
-
-P = ParamSpec("P")
-
-
-def spells_options(call: Callable[P, None]) -> Callable[P, None]:
-    """An ``__init__`` with ``**options``, given the signature of the options it takes.
-
-    ``help`` and ``inspect.signature`` show each field of ``ManagerConfig`` that is not an argument
-    already, with type and default. The error about an unknown option names the class and the
-    nearest option.
-    """
-    signature = inspect.signature(call)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    taken = {each.name for each in own}
-    options = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default={} if isinstance(field.default, Quotas) else field.default,
-            annotation=field.type,
-        )
-        for field in fields(ManagerConfig)
-        if field.name not in {*taken, "num_blocks", "block_size"}
-    ]
-    checked = names_nearest(call, [*taken, *(each.name for each in options)])
-    checked.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    return checked
-
-
-def names_nearest(
-    call: Callable[P, None], names: Collection[str] | None = None
-) -> Callable[P, None]:
-    """An ``__init__`` whose error about an unknown option names the nearest known option.
-
-    Args:
-        call: The ``__init__``.
-        names: Names of its options; None for those of its signature.
-    """
-    known = list(inspect.signature(call).parameters if names is None else names)
-
-    @functools.wraps(call)
-    def checked(*args: P.args, **given: P.kwargs) -> None:
-        for name in given:
-            if name not in known:
-                near = get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise TypeError(f"{type(args[0]).__name__} has no option {name!r}{hint}")
-        call(*args, **given)
-
-    return checked
-
 
 ManagerConfig.__init__ = names_nearest(ManagerConfig.__init__)  # type: ignore[method-assign]
+
+
+def core_options(config: ManagerConfig) -> dict[str, Any]:
+    """The options in the core's form, by the names that it reads; it ignores the others."""
+    return {
+        **options_of(config),
+        "row_width": config.row_width,
+        "remap": config.dedup == "remap",
+        "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
+        "python_policies": policies_of(
+            config.eviction,
+            config.shares,
+            keys_move=config.prefix_caching and config.dedup == "append_only",
+        ),
+        "quotas": list(config.quotas.items()),
+        "event_blocks": config.waiting_blocks,
+        "groups": core_groups(config.groups),
+        "full_group": first_full(config.groups),
+        **digest_options(config.digest, config.prefix_caching),
+    }
+
+
+def options_of(table: DataclassInstance) -> dict[str, Any]:
+    """The options of a manager that a table has, too."""
+    known = ManagerConfig.__dataclass_fields__
+    return {row.name: getattr(table, row.name) for row in fields(table) if row.name in known}

@@ -98,19 +98,16 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
     return found
 
 
-def checked_prompt_end_stop(
-    value: object, groups: Sequence[Group], min_partial_tokens: int
-) -> int | None:
-    """The option ``prompt_end_stop`` of a config.
+def check_prompt_end_stop(
+    stop: int | None, groups: Sequence[Group], min_partial_tokens: int
+) -> None:
+    """Checks that the option ``prompt_end_stop`` of a config has an effect.
 
     Raises:
-        TypeError: Neither an integer nor None.
-        ValueError: Below 0, or without effect: there is no group of states, or nothing is reused
-            inside blocks.
+        ValueError: There is no group of states, or nothing is reused inside blocks.
     """
-    if value is None:
-        return None
-    stop = whole("prompt_end_stop", value, 0, 2**31 - 1)
+    if stop is None:
+        return
     if not any(isinstance(group, RecurrentState) for group in groups):
         raise ValueError(
             f"prompt_end_stop must be None without a group of recurrent states, got {stop}"
@@ -120,7 +117,6 @@ def checked_prompt_end_stop(
             "prompt_end_stop needs min_partial_tokens of at least 1, because prompts end inside "
             f"blocks, got prompt_end_stop={stop} and min_partial_tokens=0"
         )
-    return stop
 
 
 def first_full(groups: Sequence[Group]) -> int:

@@ -23,13 +23,12 @@ from blockmgr.blocks import (
     Remap,
     retention_of,
 )
-from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
-from blockmgr.digest import digest_options
+from blockmgr.config import ManagerConfig, ManagerOptions, core_options
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
 from blockmgr.event_calls import EventCalls
 from blockmgr.explain import Explanation, explanation
-from blockmgr.groups import FullAttention, Group, RecurrentState, core_groups, first_full
-from blockmgr.policy import policies_of
+from blockmgr.groups import FullAttention, Group, RecurrentState, first_full
+from blockmgr.options import spells_options
 from blockmgr.prompt import Prompt, parts_of
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
 from blockmgr.tokens import Extras, Tokens, extras_pairs
@@ -103,7 +102,7 @@ class BlockManager(EventCalls, NotCopied):
 
     _instead = "fork its sequences, or make another manager with from_config(manager.config)"
 
-    @spells_options
+    @spells_options(ManagerConfig, ManagerOptions)
     def __init__(self, num_blocks: int, block_size: int, **options: Unpack[ManagerOptions]) -> None:
         self._set_up(ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options))
 
@@ -116,38 +115,7 @@ class BlockManager(EventCalls, NotCopied):
 
     def _set_up(self, config: ManagerConfig) -> None:
         self._config = config
-        options = {
-            "num_blocks": config.num_blocks,
-            "block_size": config.block_size,
-            "max_seqs": config.max_seqs,
-            "row_width": config.row_width,
-            "prefix_caching": config.prefix_caching,
-            "remap": config.dedup == "remap",
-            "min_partial_tokens": config.min_partial_tokens,
-            "watermark_blocks": config.watermark_blocks,
-            "steps_in_flight": config.steps_in_flight,
-            "early_commit": config.early_commit,
-            "null_block": config.null_block,
-            "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
-            "ghost_blocks": config.ghost_blocks,
-            "hit_rate_window": config.hit_rate_window,
-            "event_blocks": config.waiting_blocks,
-            "python_policies": policies_of(
-                config.eviction,
-                config.shares,
-                keys_move=config.prefix_caching and config.dedup == "append_only",
-            ),
-            "retention": config.retention,
-            "max_pinned_blocks": config.max_pinned_blocks,
-            "quotas": list(config.quotas.items()),
-            "groups": core_groups(config.groups),
-            "full_group": first_full(config.groups),
-            "max_rollback": config.max_rollback_tokens,
-            "halfway_stop_tokens": config.halfway_stop_tokens,
-            "prompt_end_stop": -1 if config.prompt_end_stop is None else config.prompt_end_stop,
-            **digest_options(config.digest, config.prefix_caching),
-        }
-        self._core = _core.Core(options)
+        self._core = _core.Core(core_options(config))
         self._core.set_debug(config.debug)
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())

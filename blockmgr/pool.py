@@ -5,9 +5,7 @@ Longer than other modules, because most of it documents the calls; ``csrc`` impl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as IntSequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,27 +13,19 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.arguments import extras_pairs, is_number, real, whole
 from blockmgr.blocks import CopyPlan, Pin, Priority, retention_of
-from blockmgr.config import ManagerConfig, names_nearest
-from blockmgr.digest import digest_options
+from blockmgr.config import ManagerConfig, PoolOptions, core_options
 from blockmgr.errors import InvariantError, PolicyError
 from blockmgr.event_calls import EventCalls
-from blockmgr.policy import policies_of
+from blockmgr.options import spells_options
 from blockmgr.stats import HitRateCurve, QuotaUsage
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
-    from blockmgr.policy import PolicyFactory
+    from collections.abc import Mapping
+
+    from blockmgr.tokens import Ints
 
 __all__ = ["BlockPool"]
-
-
-class _SupportsArray(Protocol):
-    def __array__(self) -> npt.NDArray[Any]: ...
-
-
-Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
-"""Block ids or tokens: a list, a tuple, or a one-dimensional array of integers. For tokens an array
-of ``uint32`` is fastest. Subclasses of ``list`` or ``tuple`` are read as plain lists or tuples."""
 
 
 class BlockPool(EventCalls, NotCopied):
@@ -51,19 +41,10 @@ class BlockPool(EventCalls, NotCopied):
     Args:
         num_blocks: Physical blocks in the pool, the null block included.
         block_size: Tokens per block, ``1 … 65535``.
-        prefix_caching: False turns off look-ups, hashing and caching; the interface stays the same.
-        digest: As in ``ManagerConfig``.
-        null_block: Reserve block 0 as a target for padded writes.
-        events: As in ``ManagerConfig``.
-        event_blocks: As in ``ManagerConfig``.
-        eviction: As in ``ManagerConfig``. ``acquire`` and ``acquire_prefix`` notify the policy of a
-            request that found blocks.
-        retention: Whether ``retain`` and ``pin`` work, as in ``ManagerConfig``.
-        max_pinned_blocks: As in ``ManagerConfig``.
-        quotas: Blocks reserved for single namespaces, as in ``ManagerConfig``. ``take`` gets the
-            namespace from whose share it takes blocks; a block can be promoted only under a
-            namespace of that share.
-        ghost_blocks: Evicted blocks to remember, for ``hit_rate_curve``; as in ``ManagerConfig``.
+        **options: Those fields of ``ManagerConfig``, by keyword, that do not concern sequences.
+            With ``quotas``, ``take`` gets the namespace from whose share it takes blocks, and a
+            block can be promoted only under a namespace of that share. The policy of ``eviction``
+            is notified by ``acquire`` and ``acquire_prefix`` of a request that found blocks.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -100,56 +81,14 @@ class BlockPool(EventCalls, NotCopied):
 
     _instead = "make another pool, whose blocks are its own"
 
-    @names_nearest
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        *,
-        prefix_caching: bool = True,
-        digest: str | Callable[[bytes], bytes] = "xxh3_128",
-        null_block: bool = False,
-        events: bool = False,
-        event_blocks: int | None = None,
-        eviction: str | PolicyFactory = "lru",
-        retention: bool = False,
-        max_pinned_blocks: int = 0,
-        quotas: Mapping[bytes, int] | None = None,
-        ghost_blocks: int = 0,
-    ) -> None:
-        config = ManagerConfig(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            prefix_caching=prefix_caching,
-            digest=digest,
-            null_block=null_block,
-            events=events,
-            event_blocks=event_blocks,
-            eviction=eviction,
-            retention=retention,
-            max_pinned_blocks=max_pinned_blocks,
-            quotas={} if quotas is None else quotas,
-            ghost_blocks=ghost_blocks,
-        )
+    @spells_options(ManagerConfig, PoolOptions)
+    def __init__(self, num_blocks: int, block_size: int, **options: Unpack[PoolOptions]) -> None:
+        config = ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options)
         self._config = config
         self.num_blocks = config.num_blocks
         self.block_size = config.block_size
         self.capacity = config.capacity
-        options = {
-            "num_blocks": config.num_blocks,
-            "block_size": config.block_size,
-            "prefix_caching": config.prefix_caching,
-            "null_block": config.null_block,
-            "event_blocks": config.waiting_blocks,
-            "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
-            "python_policies": policies_of(config.eviction, config.shares),
-            "retention": config.retention,
-            "max_pinned_blocks": config.max_pinned_blocks,
-            "quotas": list(config.quotas.items()),
-            "ghost_blocks": config.ghost_blocks,
-            **digest_options(config.digest, config.prefix_caching),
-        }
-        self._core = _core.PoolCore(options)
+        self._core = _core.PoolCore(core_options(config))
 
     def __repr__(self) -> str:
         return (

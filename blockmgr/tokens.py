@@ -1,4 +1,4 @@
-"""The types in which callers pass a prompt: its tokens, and the extra keys of its blocks."""
+"""The types in which callers pass tokens, block ids, and the extra keys of a prompt's blocks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ import numpy.typing as npt
 
 from blockmgr.arguments import extras_pairs
 
-__all__ = ["Extras", "Tokens", "extras_pairs"]
+__all__ = ["Extras", "Ints", "Tokens", "extras_pairs"]
 
 
 class _SupportsArray(Protocol):
     def __array__(self) -> npt.NDArray[Any]: ...
 
 
-Tokens: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
+Ints: TypeAlias = IntSequence[int] | npt.NDArray[np.integer[Any]] | _SupportsArray
+"""Block ids or tokens: a list, a tuple, or a one-dimensional array of integers. For tokens an array
+of ``uint32`` is fastest. Subclasses of ``list`` or ``tuple`` are read as plain lists or tuples."""
+
+Tokens: TypeAlias = Ints
 """Token ids, each in ``[0, 2**32)``: a list, tuple or range of ints, or a one-dimensional
 array of integers: NumPy (a slice or a column too), ``array.array``, anything with the buffer
 protocol or ``__array__``. ``bytes`` and ``bytearray`` are refused, because they hold text. A

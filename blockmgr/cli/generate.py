@@ -18,7 +18,7 @@ from rich.table import Table
 from blockmgr import __version__
 from blockmgr.cli.common import WrongInput, one_line_errors, repeat_command
 from blockmgr.cli.demo_words import WORDS
-from blockmgr.cli.options import debug_option
+from blockmgr.cli.options import debug_option, how_options_of
 from blockmgr.errors import BlockMgrError, MissingExtraError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -60,26 +60,13 @@ DEMO_PROMPTS: Final = tuple(
 @click.option(
     "--length-penalty", default=1.0, show_default=True, help="Length penalty of a beam search."
 )
-@click.option("--block-size", default=16, show_default=True, help="Tokens per block.")
+@how_options_of("block_size", "min_partial_tokens", "dedup")
 @click.option(
     "--num-blocks",
     type=click.IntRange(min=1),
     help="Size of the pool.  [default: what fits 1 GiB]",
 )
 @click.option("--chunk-size", type=int, help="Prefill prompts in chunks of this many tokens.")
-@click.option(
-    "--min-partial-tokens",
-    default=0,
-    show_default=True,
-    help="Reuse at least this many tokens of a part of a block; 0 is off.",
-)
-@click.option(
-    "--dedup",
-    type=click.Choice(["remap", "append_only"]),
-    default="remap",
-    show_default=True,
-    help="remap merges equal blocks; append_only never changes a block table.",
-)
 @click.option("--device", default="cpu", show_default=True, help="Device of weights and K/V.")
 @click.option("--check", is_flag=True, help="Exit with 1 if model.generate gives other tokens.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")

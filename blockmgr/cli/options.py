@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from blockmgr.cli.common import READING
-from blockmgr.config import DIGEST_NAMES, EVICTION_POLICIES
 from blockmgr.files import printable
 from blockmgr.lab.choices import hint, parse_policies, pick, pick_policy
 from blockmgr.lab.formats.opened import STDIN, parts
+from blockmgr.lab.replay_config import ReplayConfig
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
 from blockmgr.lab.tasks import RayCluster
@@ -22,6 +22,7 @@ from blockmgr.lab.workloads import NAMES, generate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from dataclasses import Field
     from fractions import Fraction
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "chosen_trace",
     "debug_option",
     "how_options",
+    "how_options_of",
     "how_options_without",
     "jobs_options",
     "one_capacity",
@@ -114,11 +116,15 @@ def how_options(command: F) -> F:
 
 def how_options_without(*names: str) -> Callable[[F], F]:
     """``how_options`` without some, for commands that take several values of those."""
+    return how_options_of(*(name for name in _HOW if name not in names))
+
+
+def how_options_of(*names: str) -> Callable[[F], F]:
+    """Some of ``how_options``."""
 
     def add(command: F) -> F:
-        for name, option in reversed(_HOW.items()):
-            if name not in names:
-                command = option(command)
+        for name in reversed(names):
+            command = _HOW[name](command)
         return command
 
     return add
@@ -344,10 +350,26 @@ def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Tr
     return generate(workload or DEFAULT_WORKLOAD, seed)
 
 
+def _how_option(row: Field[Any]) -> Callable[[F], F]:
+    choices = row.metadata["choices"]
+    kind: dict[str, Any] = {"type": click.Choice(choices)} if choices else {}
+    if row.name == "eviction":
+        kind = {"callback": _policy, "metavar": "NAME"}
+    return click.option(
+        f"--{row.name.replace('_', '-')}",
+        default=row.default,
+        show_default=True,
+        help=row.metadata["text"],
+        **kind,
+    )
+
+
+_ROWS: Final = {
+    row.name: _how_option(row) for row in fields(ReplayConfig) if row.metadata.get("text")
+}
+
 _HOW: Final = {
-    "block_size": click.option(
-        "--block-size", default=16, show_default=True, help="Tokens per block."
-    ),
+    "block_size": _ROWS["block_size"],
     "seed": click.option(
         "--seed",
         type=click.IntRange(min=0),
@@ -355,61 +377,5 @@ _HOW: Final = {
         show_default=True,
         help="Seed of the workload.",
     ),
-    "service_ms_per_token": click.option(
-        "--service-ms-per-token",
-        default=30,
-        show_default=True,
-        help="Time a request holds its blocks, for each output token.",
-    ),
-    "min_service_ms": click.option(
-        "--min-service-ms",
-        default=500,
-        show_default=True,
-        help="Shortest time a request holds its blocks.",
-    ),
-    "max_seqs": click.option(
-        "--max-seqs", default=1024, show_default=True, help="Sequences running at once, at most."
-    ),
-    "min_partial_tokens": click.option(
-        "--min-partial-tokens",
-        default=0,
-        show_default=True,
-        help="Reuse at least this many tokens of a part of a block; 0 is off.",
-    ),
-    "dedup": click.option(
-        "--dedup",
-        type=click.Choice(["remap", "append_only"]),
-        default="remap",
-        show_default=True,
-        help="remap merges equal blocks; append_only never changes a block table.",
-    ),
-    "digest": click.option(
-        "--digest",
-        type=click.Choice(DIGEST_NAMES),
-        default="xxh3_128",
-        show_default=True,
-        help="Digest that finds candidates; tokens prove each hit.",
-    ),
-    "eviction": click.option(
-        "--eviction",
-        callback=_policy,
-        default="lru",
-        show_default=True,
-        metavar="NAME",
-        help=f"Order in which idle blocks are evicted: {', '.join(EVICTION_POLICIES)}.",
-    ),
-    "outputs": click.option(
-        "--outputs",
-        type=click.Choice(["hold", "none"]),
-        default="hold",
-        show_default=True,
-        help="Whether outputs of known length and unknown tokens hold blocks.",
-    ),
-    "hints": click.option(
-        "--hints",
-        type=click.Choice(["none", "truth"]),
-        default="none",
-        show_default=True,
-        help="Hints at the end of a request: none, or whether its conversation continues.",
-    ),
+    **_ROWS,
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from blockmgr.groups import Group, RecurrentState, checked_groups, checked_prompt_end_stop
+from blockmgr.config import EVICTION_POLICIES, ManagerConfig
+from blockmgr.groups import Group, RecurrentState, check_prompt_end_stop, checked_groups
+from blockmgr.options import check_options, rule, same_option
 
 if TYPE_CHECKING:
     from blockmgr.lab.hints import Hints
@@ -44,48 +46,63 @@ class ReplayConfig:
             the blocks that windows hold during a forward.
 
     Raises:
-        ValueError: A number is below its bound, no group has full attention, or a manager with
+        ValueError: A value is out of its bounds, no group has full attention, or a manager with
             groups does not support a setting.
-        TypeError: An entry of ``groups`` is not a group.
+        TypeError: A value is of the wrong type.
     """
 
-    block_size: int = 16
-    max_seqs: int = 1024
-    min_service_ms: int = 500
-    service_ms_per_token: int = 30
-    min_partial_tokens: int = 0
-    dedup: Literal["remap", "append_only"] = "remap"
-    digest: str = "xxh3_128"
-    eviction: str | PolicyFactory = "lru"
-    hints: Literal["none", "truth"] | Hints = "none"
-    outputs: Literal["hold", "none"] = "hold"
+    block_size: int = same_option(ManagerConfig, "block_size", 16, text="Tokens per block.")
+    max_seqs: int = same_option(
+        ManagerConfig, "max_seqs", 1024, text="Sequences running at once, at most."
+    )
+    min_service_ms: int = field(
+        default=500, metadata=rule(0, text="Shortest time a request holds its blocks.")
+    )
+    service_ms_per_token: int = field(
+        default=30,
+        metadata=rule(0, text="Time a request holds its blocks, for each output token."),
+    )
+    min_partial_tokens: int = same_option(
+        ManagerConfig,
+        "min_partial_tokens",
+        text="Reuse at least this many tokens of a part of a block; 0 is off.",
+    )
+    dedup: Literal["remap", "append_only"] = same_option(
+        ManagerConfig,
+        "dedup",
+        text="remap merges equal blocks; append_only never changes a block table.",
+    )
+    digest: str = same_option(
+        ManagerConfig, "digest", text="Digest that finds candidates; tokens prove each hit."
+    )
+    eviction: str | PolicyFactory = same_option(  # noqa: RUF009  (it is a field)
+        ManagerConfig,
+        "eviction",
+        text=f"Order in which idle blocks are evicted: {', '.join(EVICTION_POLICIES)}.",
+    )
+    hints: Literal["none", "truth"] | Hints = field(
+        default="none",
+        metadata=rule(
+            choices=("none", "truth"),
+            or_function=True,
+            text="Hints at the end of a request: none, or whether its conversation continues.",
+        ),
+    )
+    outputs: Literal["hold", "none"] = field(
+        default="hold",
+        metadata=rule(
+            choices=("hold", "none"),
+            text="Whether outputs of known length and unknown tokens hold blocks.",
+        ),
+    )
     groups: tuple[Group, ...] = ()
-    prompt_end_stop: int | None = None
-    forward_tokens: int = 8192
+    prompt_end_stop: int | None = same_option(ManagerConfig, "prompt_end_stop")
+    forward_tokens: int = field(default=8192, metadata=rule(1))
 
     def __post_init__(self) -> None:
-        bounds = {
-            "block_size": 1,
-            "max_seqs": 1,
-            "forward_tokens": 1,
-            "min_service_ms": 0,
-            "service_ms_per_token": 0,
-            "min_partial_tokens": 0,
-        }
-        for name, bound in bounds.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        if not callable(self.hints) and self.hints not in ("none", "truth"):
-            raise ValueError(f"hints must be one of none, truth, got {self.hints!r}")
-        if self.outputs not in ("hold", "none"):
-            raise ValueError(f"outputs must be one of hold, none, got {self.outputs!r}")
-        if self.min_partial_tokens > self.block_size:
-            raise ValueError(
-                f"min_partial_tokens must be at most block_size, {self.block_size}, "
-                f"got {self.min_partial_tokens}"
-            )
+        check_options(self)
         object.__setattr__(self, "groups", checked_groups(self.groups))
-        checked_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
+        check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         if self.groups:
             for name, only in (("dedup", "remap"), ("hints", "none")):
                 value = getattr(self, name)

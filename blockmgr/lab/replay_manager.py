@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockmgr.config import options_of
 from blockmgr.lab.demand import held_blocks, row_blocks
 from blockmgr.manager import BlockManager
 
@@ -64,19 +65,14 @@ def replay_manager(
         events: Whether it keeps events.
     """
     grouped = bool(config.groups)
-    return BlockManager(
-        num_blocks + grouped,
-        config.block_size,
-        max_seqs=min(config.max_seqs, limits.sequences),
-        max_blocks_per_seq=min(limits.widest_blocks, num_blocks),
-        min_partial_tokens=config.min_partial_tokens,
-        dedup=config.dedup,
-        digest=config.digest,
-        eviction=eviction,
-        ghost_blocks=ghost_blocks,
-        retention=config.hints != "none",
-        groups=config.groups,
-        prompt_end_stop=config.prompt_end_stop,
-        null_block=grouped,
-        events=events,
-    )
+    options = {
+        **options_of(config),
+        "max_seqs": min(config.max_seqs, limits.sequences),
+        "max_blocks_per_seq": min(limits.widest_blocks, num_blocks),
+        "eviction": eviction,
+        "ghost_blocks": ghost_blocks,
+        "retention": config.hints != "none",
+        "null_block": grouped,
+        "events": events,
+    }
+    return BlockManager(num_blocks + grouped, **options)

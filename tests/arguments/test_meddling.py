@@ -335,17 +335,13 @@ def options_of(build: Callable[[], object], core: str, monkeypatch: pytest.Monke
     return seen[0]
 
 
+POOL_NUMBERS = (
+    *("num_blocks", "block_size", "steps_in_flight", "max_pinned_blocks", "ghost_blocks"),
+    *("event_blocks", "digest_size"),
+)
 NUMBERS = (
-    "num_blocks",
-    "block_size",
-    "max_seqs",
-    "row_width",
-    "min_partial_tokens",
-    "watermark_blocks",
-    "steps_in_flight",
-    "max_pinned_blocks",
-    "ghost_blocks",
-    "digest_size",
+    *(*POOL_NUMBERS, "max_seqs", "row_width", "min_partial_tokens", "watermark_blocks"),
+    *("hit_rate_window", "max_rollback_tokens", "halfway_stop_tokens", "prompt_end_stop"),
 )
 
 
@@ -358,8 +354,23 @@ def test_a_core_is_not_built_on_numbers_out_of_bounds(
     options = options_of(lambda: BlockManager(8, 4, retention=True), "Core", monkeypatch)
     refuse(ValueError, name, _core.Core, {**options, name: value})
     options = options_of(lambda: BlockPool(8, 4), "PoolCore", monkeypatch)
-    if name in options:
+    if name in POOL_NUMBERS:
         refuse(ValueError, name, _core.PoolCore, {**options, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("num_blocks", 0), ("num_blocks", 2**31 - 1), ("block_size", 0), ("block_size", 2**16)),
+        *(("steps_in_flight", 201), ("ghost_blocks", 2**30), ("event_blocks", 2**30 + 1)),
+    ],
+)
+def test_a_core_is_not_built_on_numbers_that_its_memory_has_no_room_for(
+    name: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_of(lambda: BlockManager(8, 4), "Core", monkeypatch)
+    refuse(ValueError, name, _core.Core, {**options, name: value})
+    refuse(ValueError, name, _core.PoolCore, {**options, name: value})
 
 
 @pytest.mark.parametrize("blocks", [-1, 0, 9, 2**31, 2**32 + 1, 2**63 - 1])

@@ -56,7 +56,7 @@ def test_one_request_is_explained_from_its_first_token_to_its_last(run: Run) -> 
         (("--request", "100000"), "request must be in [1, "),
         (("--capacity", "5%,10%"), "capacity must be one pool size"),
         (("--capacity", "none"), "capacity must be a percentage"),
-        (("--block-size", "0"), "block_size must be at least 1"),
+        (("--block-size", "0"), "block_size must be in [1, 65535]"),
         (("--capacity", "1", "--request", "1"), "more than the pool of 1 holds"),
     ],
 )

@@ -174,7 +174,7 @@ def test_options_of_the_replay_reach_it(run: Run) -> None:
         (("--capacity", "none"), "got 'none'"),
         (("--capacity", "9" * 15), "num_blocks"),
         (("--capacity", "3"), "no request fits a pool of 3 blocks: there is no step to show"),
-        (("--block-size", "0"), "block_size must be at least 1, got 0"),
+        (("--block-size", "0"), "block_size must be in [1, 65535], got 0"),
         (("--output", "map.png"), "output must end in .html or .svg, got 'map.png'"),
         (("--output", "no/map.svg"), "output must go into a folder that exists, got 'no'"),
         (("--trace", "no-such-file"), "no-such-file"),

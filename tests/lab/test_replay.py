@@ -500,11 +500,11 @@ def test_host_time_is_read_off_the_clock_and_not_compared(make_trace: MakeTrace)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"block_size": 0}, "block_size must be at least 1, got 0"),
-        ({"max_seqs": 0}, "max_seqs must be at least 1, got 0"),
+        ({"block_size": 0}, r"block_size must be in \[1, 65535\], got 0"),
+        ({"max_seqs": 0}, r"max_seqs must be in \[1, 2147483647\], got 0"),
         ({"min_service_ms": -1}, "min_service_ms must be at least 0, got -1"),
         ({"service_ms_per_token": -1}, "service_ms_per_token must be at least 0, got -1"),
-        ({"min_partial_tokens": 17}, "min_partial_tokens must be at most block_size, 16, got 17"),
+        ({"min_partial_tokens": 17}, r"min_partial_tokens must be in \[0, 16\], got 17"),
     ],
 )
 def test_a_setting_out_of_its_bounds_is_refused(changes: dict[str, int], message: str) -> None:

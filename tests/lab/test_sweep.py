@@ -134,7 +134,7 @@ def test_the_share_that_is_suggested_is_enough(trace: Trace) -> None:
     [
         ({"jobs": 0}, "jobs must be at least 1, got 0"),
         ({"policies": ("fifo",)}, "eviction must be one of lru"),
-        ({"block_sizes": (0,)}, "block_size must be at least 1, got 0"),
+        ({"block_sizes": (0,)}, r"block_size must be in \[1, 65535\], got 0"),
     ],
 )
 @pytest.mark.parametrize("jobs", [1, 2])

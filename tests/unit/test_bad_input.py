@@ -15,7 +15,6 @@ from blockmgr import (
     StepError,
     TicketError,
     UnknownSequenceError,
-    _core,
 )
 from tests.conftest import MakeManager
 from tests.fingerprints import fingerprint
@@ -402,17 +401,3 @@ def test_the_core_checks_a_ttl_of_its_own(ttl: float) -> None:
     handle = manager.admit([1, 2, 3])
     with refused(manager, ValueError, "ttl must be above 0"):
         manager._core.retain(handle, 0, 2, 3, ttl)
-
-
-@pytest.mark.parametrize("option", ["num_blocks", "block_size"])
-@pytest.mark.parametrize("value", [0, -1, 2**31])
-def test_the_core_of_a_pool_checks_its_options_of_its_own(option: str, value: int) -> None:
-    options = {
-        "num_blocks": 4,
-        "block_size": 2,
-        "prefix_caching": False,
-        "null_block": False,
-        "digest": None,
-    }
-    with pytest.raises(ValueError, match=option):
-        _core.PoolCore({**options, option: value})

@@ -16,7 +16,7 @@ using IdArray = IntArray<std::int64_t>;
 
 void init_pool(PoolCore* self, nb::dict options) {
   StoreConfig config;
-  read_store_options(options, config);
+  read_options(options, config);
   new (self) PoolCore(config, digest_option(options, config.block_size),
                       nb::cast<nb::list>(options["python_policies"]));
 }

@@ -8,9 +8,6 @@ namespace blockmgr {
 
 namespace {
 
-constexpr int kMaxStepsInFlight = 200;
-constexpr int kMaxWindow = 1 << 24;
-
 // Memory that an array shares. It keeps only that alive, not the manager: arrays take no part in
 // garbage collection, so a cycle through one that held the manager would never be found.
 struct SharedMemory {
@@ -61,42 +58,11 @@ void bind_shared_memory(nb::module_& m) {
                            "What the block tables and sequence lengths are views of.");
 }
 
-int int_option(const nb::dict& options, const char* name, int low, int high) {
-  const std::int64_t value = int_argument(options[name], name);
-  if (value < low || value > high)
-    throw Error(ErrorKind::kValue, std::string(name) + " must be in [" + std::to_string(low) +
-                                       ", " + std::to_string(high) + "], got " +
-                                       std::to_string(value));
-  return static_cast<int>(value);
-}
-
 void init_core(Core* self, nb::dict options) {
-  const auto whole = [&](const char* name, int low, int high) {
-    return int_option(options, name, low, high);
-  };
-  const auto flag = [&](const char* name) { return nb::cast<bool>(options[name]); };
   Config config;
-  read_store_options(options, config);
-  config.max_seqs = whole("max_seqs", 1, INT32_MAX);
-  config.row_width = whole("row_width", 1, INT32_MAX / config.block_size);
-  config.prefix_caching = flag("prefix_caching");
-  config.remap = flag("remap");
-  config.min_partial_tokens = whole("min_partial_tokens", 0, config.block_size);
-  config.watermark_blocks = whole("watermark_blocks", 0, config.num_blocks);
-  config.steps_in_flight = whole("steps_in_flight", 0, kMaxStepsInFlight);
-  config.early_commit = flag("early_commit");
-  config.hit_rate_window = whole("hit_rate_window", 0, kMaxWindow);
-  config.max_rollback = whole("max_rollback", 0, INT32_MAX);
-  config.halfway_stop_tokens = whole("halfway_stop_tokens", 0, INT32_MAX);
-  config.prompt_end_stop = whole("prompt_end_stop", -1, INT32_MAX);
-  config.full_group = whole("full_group", 0, INT32_MAX);
-  // (kind, width) of each, without the one whose blocks are the nodes' own.
-  for (const nb::handle group : nb::cast<nb::list>(options["groups"]))
-    config.groups.push_back({static_cast<Group::Kind>(nb::cast<int>(group[0])),
-                             nb::cast<std::int64_t>(group[1])});
-  new (self)
-      Core(config, digest_option(options, config.block_size),
-           nb::cast<nb::list>(options["python_policies"]));
+  read_options(options, config);
+  new (self) Core(config, digest_option(options, config.block_size),
+                  nb::cast<nb::list>(options["python_policies"]));
 }
 
 }  // namespace blockmgr

@@ -7,12 +7,13 @@
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "sequences/store.h"
+#include "sequences/records.h"
 
 namespace blockmgr {
 
-// The options that both have, but for the digest and policies written in Python.
-void read_store_options(const nb::dict& options, StoreConfig& config);
+// The options that blockmgr.config has checked, but for the digest and policies written in Python.
+void read_options(const nb::dict& options, StoreConfig& config);
+void read_options(const nb::dict& options, Config& config);
 
 void check_retention(int level, double ttl);
 

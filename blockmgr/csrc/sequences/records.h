@@ -25,6 +25,21 @@ struct Config : StoreConfig {
   std::int64_t max_rollback = 0;  // computed tokens that truncate may take back: drafts
   std::int64_t halfway_stop_tokens = 0;  // of a prompt that stops halfway, at least; 0: none does
   std::int64_t prompt_end_stop = -1;  // tokens before a prompt's end where it stops; -1: it does not
+
+  template <class Visit>
+  void each_option(Visit visit) {
+    StoreConfig::each_option(visit);
+    visit("max_seqs", max_seqs);
+    visit("row_width", row_width);
+    visit("prefix_caching", prefix_caching);
+    visit("min_partial_tokens", min_partial_tokens);
+    visit("watermark_blocks", watermark_blocks);
+    visit("early_commit", early_commit);
+    visit("hit_rate_window", hit_rate_window);
+    visit("max_rollback_tokens", max_rollback);
+    visit("halfway_stop_tokens", halfway_stop_tokens);
+    visit("prompt_end_stop", prompt_end_stop);
+  }
 };
 
 struct Prompt {

@@ -43,11 +43,27 @@ struct StoreConfig {
   int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
   bool retention = false;
   int max_pinned_blocks = 0;
-  std::int64_t event_blocks = 0;  // blocks that wait in the log of events; 0: there is none
+  int event_blocks = 0;  // blocks that wait in the log of events; 0: there is none
   std::vector<Quota> quotas;
   std::vector<Group> groups;  // of layers, beside one of full attention
   int full_group = 0;         // which one that is, in the order of the engine
   bool evicts_on_demand = false;  // a holder may have blocks evicted while others are free
+
+  // Calls with the name of each option that is a number, a flag or a name, and with its member.
+  template <class Visit>
+  void each_option(Visit visit) {
+    visit("num_blocks", num_blocks);
+    visit("block_size", block_size);
+    visit("null_block", null_block);
+    visit("remap", remap);
+    visit("steps_in_flight", steps_in_flight);
+    visit("eviction", eviction);
+    visit("ghost_blocks", ghost_blocks);
+    visit("retention", retention);
+    visit("max_pinned_blocks", max_pinned_blocks);
+    visit("event_blocks", event_blocks);
+    visit("full_group", full_group);
+  }
 };
 
 class Store {

@@ -30,8 +30,9 @@ from blockmgr.lab.formats import chat, ids, kv_events, own, sglang_log, vllm_log
 from blockmgr.lab.formats.fields import AsRead, Known
 from blockmgr.lab.formats.lengths import refuse_lengths
 from blockmgr.lab.formats.log_lines import head_of_log
-from blockmgr.lab.formats.reading import Clock, LogReader, Reader, Reading
+from blockmgr.lab.formats.reading import LogReader, Reader, Reading
 from blockmgr.lab.formats.record import Record, is_json, kind_of, records, shown
+from blockmgr.lab.formats.times import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -89,7 +89,7 @@ def sharegpt(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
 
     Answers before the first question are left out, and so are conversations without an answer.
     """
-    arrivals = Arrivals(reading, Times("seconds"))
+    arrivals = Arrivals(reading.clock, Times("seconds"), reading.notes)
     for record in records:
         row = record.object()
         messages: Messages = []
@@ -118,7 +118,7 @@ def openai_log(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
     reading.times.settle(
         next((row[name] for name in TIMES if row.get(name) is not None), None) for row in rows
     )
-    arrivals = Arrivals(reading, reading.times)
+    arrivals = Arrivals(reading.clock, reading.times, reading.notes)
     joined = _Joined()
     for record in records:
         row = record.object()

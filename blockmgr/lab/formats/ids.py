@@ -194,7 +194,7 @@ def _rows(records: Iterable[Record], reading: Reading, names: _Names) -> Iterato
     reading.times.settle(
         next((row[name] for name in TIMES if row.get(name) is not None), None) for row in places
     )
-    arrivals = Arrivals(reading, reading.times)
+    arrivals = Arrivals(reading.clock, reading.times, reading.notes)
     reader = _Ids(reading, names, map(names_of(names), places))
     for record in records:
         row = record.object()

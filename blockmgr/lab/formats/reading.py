@@ -10,6 +10,7 @@ import numpy as np
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats.fields import Notes
 from blockmgr.lab.formats.record import shown
+from blockmgr.lab.formats.times import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.times import Times
     from blockmgr.lab.stored import Row
 
-__all__ = ["Clock", "IdSize", "Ids", "LogReader", "Reader", "Reading", "peeked"]
+__all__ = ["IdSize", "Ids", "LogReader", "Reader", "Reading", "peeked"]
 
 MOST_POWER: Final = 20
 UNBOUNDED: Final = 2**53
@@ -57,32 +58,6 @@ def peeked(records: Iterable[Record]) -> tuple[list[Record], Iterator[Record]]:
         yield from rest
 
     return first, everything()
-
-
-class Clock:
-    """Refuses times that go back, unless requests are sorted anyway."""
-
-    def __init__(self, *, sort: bool) -> None:
-        self._sort = sort
-        self._latest = 0
-
-    def at(self, record: Record, name: str, time_ms: int) -> int:
-        """``time_ms`` from the field ``name`` of ``record``, checked.
-
-        Raises:
-            TraceFormatError: It is earlier than a previous time in the same file.
-        """
-        error = self.check(time_ms)
-        if error is not None:
-            raise record.error(name, f"{name} {shown(record.get(name))}", error)
-        return time_ms
-
-    def check(self, time_ms: int) -> str | None:
-        """The expected time instead of ``time_ms``; None if that is valid."""
-        if time_ms < self._latest and not self._sort:
-            return f"at least {self._latest} ms, as before, or reading with sort (--sort)"
-        self._latest = max(self._latest, time_ms)
-        return None
 
 
 class IdSize:

@@ -20,10 +20,19 @@ from blockmgr.lab.formats.record import MAX_NUMBER, shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from blockmgr.lab.formats.reading import Reading
+    from blockmgr.lab.formats.fields import Notes
     from blockmgr.lab.formats.record import Record
 
-__all__ = ["CONVERSATION_MS", "DELAYS", "TIMES", "TURN_MS", "Arrivals", "Times", "answered_ms"]
+__all__ = [
+    "CONVERSATION_MS",
+    "DELAYS",
+    "TIMES",
+    "TURN_MS",
+    "Arrivals",
+    "Clock",
+    "Times",
+    "answered_ms",
+]
 
 CONVERSATION_MS: Final = 1000
 TURN_MS: Final = 10_000
@@ -72,7 +81,7 @@ class Times:
         if self._dates is None and found:
             self._dates = min(math.inf if one is None else one for one in found) >= FIRST_DATE
 
-    def ms(self, record: Record, name: str, value: Any, reading: Reading) -> int:
+    def ms(self, record: Record, name: str, value: Any, notes: Notes) -> int:
         """The milliseconds of ``value``, found in the field ``name``.
 
         Raises:
@@ -97,21 +106,49 @@ class Times:
         if not self._dates and number is None:
             expected = f"{self._unit} from the start, as in earlier records"
             raise record.error(name, f"{name} {shown(value)}", expected)
-        reading.notes.assume("clock", f"{name} in {unit}")
+        notes.assume("clock", f"{name} in {unit}")
         return milliseconds
+
+
+class Clock:
+    """Refuses times that go back, unless requests are sorted anyway."""
+
+    def __init__(self, *, sort: bool) -> None:
+        self._sort = sort
+        self._latest = 0
+
+    def at(self, record: Record, name: str, time_ms: int) -> int:
+        """``time_ms`` from the field ``name`` of ``record``, checked.
+
+        Raises:
+            TraceFormatError: It is earlier than a previous time in the same file.
+        """
+        error = self.check(time_ms)
+        if error is not None:
+            raise record.error(name, f"{name} {shown(record.get(name))}", error)
+        return time_ms
+
+    def check(self, time_ms: int) -> str | None:
+        """The expected time instead of ``time_ms``; None if that is valid."""
+        if time_ms < self._latest and not self._sort:
+            return f"at least {self._latest} ms, as before, or reading with sort (--sort)"
+        self._latest = max(self._latest, time_ms)
+        return None
 
 
 class Arrivals:
     """The arrivals of the requests of one file.
 
     Args:
-        reading: State of the reading.
+        clock: Clock of the file.
         times: Converts times.
+        notes: What was assumed and not read so far.
     """
 
-    def __init__(self, reading: Reading, times: Times) -> None:
-        self._reading = reading
+    def __init__(self, clock: Clock, times: Times, notes: Notes) -> None:
+        self._clock = clock
         self._times = times
+        self._notes = notes
         self._timed: bool | None = None
         self._begun = 0
         self._ended: dict[Any, int] = {}
@@ -135,22 +172,22 @@ class Arrivals:
             name, place = found[0]
             for other, elsewhere in found[1:]:
                 if elsewhere is places[0] and elsewhere[other] != place[name]:
-                    self._reading.notes.not_read(other)
-            time_ms = self._times.ms(record, name, place[name], self._reading)
-            if (late := self._reading.clock.check(time_ms)) is not None:
+                    self._notes.not_read(other)
+            time_ms = self._times.ms(record, name, place[name], self._notes)
+            if (late := self._clock.check(time_ms)) is not None:
                 raise record.error(name, f"{name} {shown(place[name])}", late)
             self._all_or_none(record, timed=True)
             return time_ms, True
         delay_ms = _delay_ms(record, places[0])
         if delay_ms is not None and session is None:
-            self._reading.notes.not_read("delay without session_id")
+            self._notes.not_read("delay without session_id")
         if session is not None and session in self._ended:
             pause = TURN_MS if delay_ms is None else delay_ms
             return self._ended[session] + pause, False
         self._all_or_none(record, timed=False)
         paced = f"none: conversations begin {CONVERSATION_MS} ms apart, and a turn comes "
         paced += f"{TURN_MS} ms after the answer before it, or after its delay"
-        self._reading.notes.assume("clock", paced)
+        self._notes.assume("clock", paced)
         self._begun += 1
         return (self._begun - 1) * CONVERSATION_MS, False
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from blockmgr.arguments import integer
 from blockmgr.blocks import Admission
-from blockmgr.config import ManagerConfig, ManagerOptions, spells_options
+from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.errors import NeverFitsError
+from blockmgr.options import spells_options
 from blockmgr.ports.engine.beam import BeamConfig, BeamJob
 from blockmgr.ports.engine.jobs import Generation, check_stops
 from blockmgr.ports.engine.progress import token_bar
@@ -82,7 +83,7 @@ class Engine(NotCopied):
 
     _instead = "make another engine on a model of its own"
 
-    @spells_options
+    @spells_options(ManagerConfig, ManagerOptions)
     def __init__(
         self,
         model: PreTrainedModel,

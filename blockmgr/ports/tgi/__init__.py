@@ -15,7 +15,6 @@ referenced. The port corrects these faults of the original:
 
 from __future__ import annotations
 
-from blockmgr.ports.tgi.allocation import BlockAllocation
-from blockmgr.ports.tgi.allocator import BlockAllocator
+from blockmgr.ports.tgi.allocator import BlockAllocation, BlockAllocator
 
 __all__ = ["BlockAllocation", "BlockAllocator"]

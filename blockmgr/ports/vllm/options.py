@@ -7,23 +7,15 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from blockmgr.config import EVICTION_POLICIES, ManagerConfig
+from blockmgr.config import EVICTION_POLICIES, ManagerConfig, options_of
 from blockmgr.digest import namespace_key
 from blockmgr.errors import BlockMgrError
+from blockmgr.options import same_option
 
 __all__ = ["OptionError", "Options"]
 
 MAX_PORT = 65_535
 STATE_PARTIAL_TOKENS = 16
-WHOLE_NUMBERS = (
-    "explain_every",
-    "min_partial_tokens",
-    "ghost_blocks",
-    "hit_rate_window",
-    "max_pinned_blocks",
-    "halfway_stop_tokens",
-    "prompt_end_stop",
-)
 # Fields of ManagerConfig that vLLM decides, with the source of the decision.
 DECIDED_BY_VLLM = {
     "num_blocks": "--num-gpu-blocks-override or the available memory",
@@ -80,16 +72,16 @@ class Options:
     explain_every: int = 0
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
-    eviction: str = "lru"
+    eviction: str = same_option(ManagerConfig, "eviction")
     min_partial_tokens: int | None = None
-    ghost_blocks: int = 0
-    hit_rate_window: int = 1000
+    ghost_blocks: int = same_option(ManagerConfig, "ghost_blocks")
+    hit_rate_window: int = same_option(ManagerConfig, "hit_rate_window")
     retention: bool = False
-    max_pinned_blocks: int = 0
-    halfway_stop_tokens: int = 8192
-    prompt_end_stop: int | None = None
+    max_pinned_blocks: int = same_option(ManagerConfig, "max_pinned_blocks")
+    halfway_stop_tokens: int = same_option(ManagerConfig, "halfway_stop_tokens")
+    prompt_end_stop: int | None = same_option(ManagerConfig, "prompt_end_stop")
     quotas: Mapping[str, int] = field(default_factory=dict)
-    debug: int = 0
+    debug: int = same_option(ManagerConfig, "debug")
 
     @classmethod
     def read(cls, values: object) -> Options:
@@ -118,16 +110,16 @@ class Options:
 
     def check(self) -> None:
         """Refuses values of the wrong type, by name."""
-        for name in ("enabled", "hash_requests", "retention"):
-            self._require(name, isinstance(getattr(self, name), bool), "true or false")
-        for name in WHOLE_NUMBERS:
-            value = getattr(self, name)
-            is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            is_whole |= value is None and name in ("min_partial_tokens", "prompt_end_stop")
-            self._require(name, is_whole, "a whole number, at least 0")
         port = self.metrics_port
         is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= MAX_PORT
         self._require("metrics_port", is_port, f"a port from 0 to {MAX_PORT}")
+        for row in fields(self):
+            value = getattr(self, row.name)
+            if row.type == "bool":
+                self._require(row.name, isinstance(value, bool), "true or false")
+            elif row.type == "int" or (value is not None and row.type == "int | None"):
+                is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+                self._require(row.name, is_whole, "a whole number, at least 0")
         is_host = isinstance(self.metrics_host, str) and bool(self.metrics_host)
         self._require("metrics_host", is_host, "an address")
         is_number = isinstance(self.report_every, int | float)
@@ -167,23 +159,10 @@ class Options:
             OptionError: A value out of bounds.
         """
         quotas = {namespace_of(salt, None): blocks for salt, blocks in self.quotas.items()}
-        decided = {"dedup": "append_only", **decided}
+        options = {**options_of(self), "quotas": quotas, "null_block": True, "early_commit": True}
+        options["min_partial_tokens"] = self.min_partial_tokens or 0
         try:
-            return ManagerConfig(
-                null_block=True,
-                early_commit=True,
-                eviction=self.eviction,
-                min_partial_tokens=self.min_partial_tokens or 0,
-                ghost_blocks=self.ghost_blocks,
-                hit_rate_window=self.hit_rate_window,
-                retention=self.retention,
-                max_pinned_blocks=self.max_pinned_blocks,
-                halfway_stop_tokens=self.halfway_stop_tokens,
-                prompt_end_stop=self.prompt_end_stop,
-                quotas=quotas,
-                debug=self.debug,
-                **decided,
-            )
+            return ManagerConfig(**{"dedup": "append_only", **options, **decided})
         except (TypeError, ValueError) as error:
             raise OptionError(f"blockmgr: {error}") from error
 

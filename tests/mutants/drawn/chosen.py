@@ -119,6 +119,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     ),
     "inspect.py": (f"{UNIT}/test_inspect.py tests/cli/test_show.py", CORE),
     "config.py": (CORE, INPUT, POLICIES),
+    "options.py": (f"{UNIT}/test_options.py", INPUT),
     "digest.py": (VLLM_DIGESTS, "tests/property/test_digest_bytes.py", CORE),
     "vllm_keys.py": (VLLM_DIGESTS,),
     "event_columns.py": EVENTS,

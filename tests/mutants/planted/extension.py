@@ -202,6 +202,13 @@ EXTENSION = (
         "  if (level < kNoLevel)\n",
     ),
     Mutant(
+        "has_more_steps_than_queues",
+        "bindings/shares.cc",
+        '  check_bounds("steps_in_flight", config.steps_in_flight, 0, kMaxStepsInFlight);\n',
+        "",
+        ("tests/arguments/test_meddling.py",),
+    ),
+    Mutant(
         "takes_every_array_for_one_in_order",
         "bindings/numpy.cc",
         "!PyTypeNum_ISINTEGER(type) || !PyArray_ISCARRAY_RO(array)",
