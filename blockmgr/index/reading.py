@@ -38,6 +38,7 @@ __all__ = ["ReadingProcess"]
 _BURST_S: Final = 0.002
 _PAUSES: Final = 3
 _REPORT_S: Final = 0.25
+_ERRORS: Final[dict[str, type[Exception]]] = {"ValueError": ValueError, "TypeError": TypeError}
 _LOG = logging.getLogger(__name__)
 
 
@@ -149,17 +150,18 @@ class ReadingProcess:
         with self._lock:
             self._last += 1
             number = self._last
-            self._commands.send(("make", number, worker, endpoint, replay_endpoint))
-            error = self._commands.recv()
-        if error is not None:
-            raise error
+            self._commands.send_bytes(_encode(("make", number, worker, endpoint, replay_endpoint)))
+            refused = msgspec.msgpack.decode(self._commands.recv_bytes())
+        if refused is not None:
+            kind, message = refused
+            raise _ERRORS.get(kind, OSError)(message)
         feed = self._feeds[number] = _RemoteFeed(self, number, worker)
         return feed
 
     def tell(self, what: str, number: int) -> None:
         """Sends a command about a feed, without an answer."""
         with self._lock, contextlib.suppress(OSError):  # the thread notices that it has ended
-            self._commands.send((what, number))
+            self._commands.send_bytes(_encode((what, number)))
 
     def forget(self, number: int) -> None:
         """Forgets a feed, which sends nothing more."""
@@ -276,20 +278,19 @@ def _read(commands: Connection, events: Connection, retry_s: float) -> NoReturn:
     threading.Thread(target=_report, args=(feeds,), daemon=True).start()
     while True:
         try:
-            what, number, *about = commands.recv()
+            what, number, *about = msgspec.msgpack.decode(commands.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
         if what == "make":
-            error: Exception | None = None
+            refused = None
             try:
                 sender = _Sender(number, events, sending)
                 worker, endpoint, replay = about
                 follower = Follower(worker, endpoint, replay, retry_s, working)
                 feeds[number] = follower, sender
             except Exception as caught:
-                kinds = (kind for kind in (ValueError, TypeError) if isinstance(caught, kind))
-                error = next(kinds, OSError)(str(caught))
-            commands.send(error)
+                refused = type(caught).__name__, str(caught)
+            commands.send_bytes(_encode(refused))
             continue
         if number not in feeds:  # stopped meanwhile
             continue

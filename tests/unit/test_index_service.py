@@ -519,6 +519,7 @@ def test_the_process_that_reads_ends_with_the_command() -> None:
         [0.0, [["BlockStored", [1], None, [], 16], ["BlockRemoved", [1, 2], "GPU"]], None],
         [0.0, [["BlockRemoved", [bytes(32)], "GPU", 1], ["AllBlocksCleared", "CPU"]], None],
         [0.0, [{"type": "AllBlocksCleared"}, stored([b"x" * 32] * 20_000)], None],
+        [0.0, [stored([5] * 20_000)], 1, {"epoch": 5, "groups": [["mamba", None]]}],
         [0.0, [], None, {"epoch": 5, "groups": [["mamba", None]], "block_size": 16}],
     ],
 )
