@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -375,11 +375,25 @@ def until_good(client: Client) -> None:
     raise AssertionError("the index never had the blocks of the good worker")
 
 
-def memory(pid: int) -> float:
-    """MiB of a process; 0 where the system does not tell."""
-    status = Path(f"/proc/{pid}/status")
-    found = re.search(r"VmRSS:\s+(\d+)", status.read_text()) if status.exists() else None
-    return int(found[1]) / 1024 if found else 0.0
+def family(pid: int) -> list[int]:
+    """A process and those that it started, by number; only the first where there is no /proc."""
+    found = [pid]
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):
+            parent = re.search(r"PPid:\s+(\d+)", status.read_text())
+            if parent and int(parent[1]) == pid:
+                found.append(int(status.parent.name))
+    return found
+
+
+def memory(pids: list[int]) -> float:
+    """MiB of processes; 0 where the system does not tell."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+            total += int(found[1]) if found else 0
+    return total / 1024
 
 
 def line(name: str, times: list[float]) -> tuple[str, float]:
@@ -407,13 +421,13 @@ def fuzz(seconds: float, seed: int, limit_ms: float) -> int:
         command += ["--seconds", str(seconds), "--seed", str(seed)]
         player = stack.enter_context(subprocess.Popen(command))
         stack.callback(player.kill)
-        most_mib = 0.0
+        most_mib, processes = 0.0, family(pid)
         while player.poll() is None:
             for name, client in clients.items():
                 took, problem = measured(client, rng)
                 times[name].append(took)
                 wrong += [problem] if problem else []
-            most_mib = max(most_mib, memory(pid))
+            most_mib = max(most_mib, memory(processes))
             time.sleep(0.005)
         if player.returncode:
             wrong.append(f"the player ended with {player.returncode}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -103,6 +106,7 @@ def serve(  # noqa: PLR0917  (click passes them by name)
     try:
         import uvicorn  # noqa: PLC0415  (an extra of its own)
 
+        from blockmgr.index.reading import ReadingProcess  # noqa: PLC0415
         from blockmgr.index.service import Feeds, application  # noqa: PLC0415
         from blockmgr.index.workers import WorkerIndex  # noqa: PLC0415
     except ImportError as error:
@@ -121,10 +125,11 @@ def serve(  # noqa: PLR0917  (click passes them by name)
         max_ranks=max_ranks,
         block_size=block_size,
     )
-    feeds = Feeds(made)
-    # Threads that read events must not keep the one that answers waiting. The process is ours.
+    reading = ReadingProcess(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    feeds = Feeds(made, make=reading.make)
+    # For the whole process: the thread that applies events must not delay the one that answers.
     sys.setswitchinterval(_SWITCH_S)
-    with listener:
+    with listener, closing(reading):
         _announce(feeds, workers, ranks)
         click.echo(f"listening on http://{host}:{listener.getsockname()[1]}", file=sys.stderr)
         config = uvicorn.Config(application(feeds), log_level="warning", lifespan="off")

@@ -5,20 +5,13 @@ It says where a prompt is cached; it does not forward requests.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from blockmgr.arguments import positive, whole
 from blockmgr.errors import MissingExtraError
 from blockmgr.event_columns import Tier
-from blockmgr.events.codec import decode_hashes
-from blockmgr.events.endpoints import endpoint_of_rank
-from blockmgr.events.subscriber import Subscriber
+from blockmgr.index.feeds import Feeds
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
@@ -26,6 +19,7 @@ try:
     from prometheus_client.exposition import CONTENT_TYPE_LATEST
     from prometheus_client.registry import Collector
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.responses import Response
     from starlette.routing import Route
 except ImportError as error:
@@ -36,189 +30,13 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from blockmgr.events.codec import AnyBatch
-    from blockmgr.events.reader import Sink
-    from blockmgr.index.workers import WorkerIndex
+    from blockmgr.index.feeds import Reading
+
 
 __all__ = ["Feeds", "application"]
 
 MOST_BYTES: Final = 2**24
 """Most bytes of a request body: a prompt of half a million blocks."""
-
-_WAIT_S: Final = 0.25
-_CLOSE_S: Final = 2.0
-_BURST_S: Final = 0.002
-_PAUSES: Final = 8
-_LOG = logging.getLogger(__name__)
-
-
-class Feeds:
-    """One subscriber for each worker, each in its own thread.
-
-    Args:
-        index: Receiver of the events.
-        retry_s: Least time between two attempts to fill a gap.
-    """
-
-    def __init__(self, index: WorkerIndex, *, retry_s: float = 1.0) -> None:
-        self.index = index
-        self._retry_s = positive("retry_s", retry_s)
-        self._feeds: dict[str, tuple[Subscriber, threading.Thread]] = {}
-        self._lock = threading.Lock()
-        self._working = threading.Lock()
-
-    def add(self, worker: str, endpoint: str, replay_endpoint: str | None = None) -> None:
-        """Announces a worker and follows its events; restarts if the worker is followed already.
-
-        Raises:
-            ValueError: An address is invalid, or the index has no room for another worker.
-        """
-        self._add({worker: (endpoint, replay_endpoint)})
-
-    def add_ranks(
-        self, worker: str, endpoint: str, replay_endpoint: str | None = None, ranks: int = 1
-    ) -> list[str]:
-        """Announces an engine whose data-parallel ranks publish at consecutive ports.
-
-        Args:
-            worker: Name of the engine. With several ranks, each is a worker ``NAME/RANK``.
-            endpoint: Address at which rank 0 publishes.
-            replay_endpoint: Address at which rank 0 answers requests; None if it does not.
-            ranks: Number of ranks.
-
-        Returns:
-            The names of the workers.
-
-        Raises:
-            ValueError: An address is invalid, or the index has no room for all of them. No
-                additional worker is followed then.
-        """
-        count = whole("ranks", ranks, 1, 2**16)
-        wanted = {}
-        for rank in range(count):
-            replay = replay_endpoint
-            if replay is not None:
-                replay = endpoint_of_rank("replay_endpoint", replay, rank)
-            name = worker if count == 1 else f"{worker}/{rank}"
-            wanted[name] = endpoint_of_rank("endpoint", endpoint, rank), replay
-        self._add(wanted)
-        return list(wanted)
-
-    def _add(self, wanted: dict[str, tuple[str, str | None]]) -> None:
-        """Follows all of these or changes nothing: steps that can fail come first."""
-        readers: dict[str, tuple[_Gate, Subscriber]] = {}
-        announced: list[str] = []
-        with self._lock:
-            try:
-                for worker, (endpoint, replay) in wanted.items():
-                    gate = _Gate(self._working)
-                    gate.reader = Subscriber(worker, endpoint, replay, gate, retry_s=self._retry_s)
-                    readers[worker] = gate, gate.reader
-                for worker in wanted:
-                    if worker not in self.index.workers:
-                        self.index.announce(worker)
-                        announced.append(worker)
-            except BaseException:
-                for _, reader in readers.values():
-                    reader.close()
-                for worker in announced:
-                    self.index.withdraw(worker)
-                raise
-            for worker, (gate, reader) in readers.items():
-                if worker in self._feeds:
-                    self._remove(worker)
-                    self.index.announce(worker)
-                gate.sink = self.index.sink_of(worker)
-                thread = threading.Thread(
-                    target=_follow,
-                    args=(reader, self.index),
-                    name=f"events of {worker}",
-                    daemon=True,
-                )
-                self._feeds[worker] = reader, thread
-                thread.start()
-
-    def remove(self, worker: str) -> None:
-        """Forgets a worker with all its ranks. Does not wait for anything that the worker does.
-
-        Raises:
-            KeyError: It is not followed.
-        """
-        with self._lock:
-            if worker not in self._feeds:
-                raise KeyError(f"worker {worker!r} is not followed")
-            self._remove(worker)
-
-    def _remove(self, worker: str) -> threading.Thread:
-        reader, thread = self._feeds.pop(worker)
-        reader.stop()  # its thread closes it, and takes its blocks out of the table
-        self.index.detach(worker)
-        return thread
-
-    def close(self) -> None:
-        """Stops following all workers; the index keeps nothing of them."""
-        with self._lock:
-            ending = [self._remove(worker) for worker in list(self._feeds)]
-        end = time.monotonic() + _CLOSE_S
-        for thread in ending:
-            thread.join(max(0.0, end - time.monotonic()))
-        self.index.tidy()
-
-    def readers(self) -> dict[str, Subscriber]:
-        """The subscribers, by worker."""
-        with self._lock:
-            return {worker: feed[0] for worker, feed in self._feeds.items()}
-
-
-class _Gate:
-    """The sink of a subscriber, which is made before its worker is announced.
-
-    A worker that floods the index gets a ninth of its thread's time. One thread works at a time:
-    a request would wait for each of them in turn.
-    """
-
-    def __init__(self, working: threading.Lock) -> None:
-        self.sink: Sink | None = None
-        self.reader: Subscriber | None = None
-        self._working = working
-        self._used_s = 0.0  # of the processor, since the last pause
-
-    def decode_batch(self, payload: bytes) -> AnyBatch:
-        with self._paced():
-            return decode_hashes(payload)
-
-    def reset(self, worker: str, rank: int | None = None) -> None:
-        assert self.sink is not None
-        self.sink.reset(worker, rank)
-
-    def apply(self, worker: str, batch: AnyBatch) -> None:
-        assert self.sink is not None
-        with self._paced():
-            self.sink.apply(worker, batch)
-
-    @contextlib.contextmanager
-    def _paced(self) -> Iterator[None]:
-        with self._working:
-            before = time.thread_time()
-            try:
-                yield
-            finally:
-                self._used_s += time.thread_time() - before
-        if self._used_s > _BURST_S and self.reader is not None:
-            self.reader.pause(_PAUSES * self._used_s)
-            self._used_s = 0.0
-
-
-def _follow(reader: Subscriber, index: WorkerIndex) -> None:
-    with reader:
-        while not reader.is_stopped:
-            try:
-                reader.poll(_WAIT_S)
-            except Exception:  # out of memory, say: do not trust a batch applied in part
-                _LOG.exception("%s: starts again", reader.worker)
-                reader.start_again()
-                time.sleep(_WAIT_S)
-    index.tidy()
 
 
 class _Metrics(Collector):
@@ -363,7 +181,10 @@ def application(feeds: Feeds) -> Starlette:
         if request.method == "POST":
             wanted = await _body(request, _Announcement)
             try:
-                feeds.add(wanted.worker, wanted.endpoint, wanted.replay_endpoint)
+                # It may wait for another process, and answers must not.
+                await run_in_threadpool(
+                    feeds.add, wanted.worker, wanted.endpoint, wanted.replay_endpoint
+                )
             except ValueError as error:
                 raise _RefusedError(400, str(error)) from None
             return _json({"worker": wanted.worker}, 201)
@@ -373,7 +194,7 @@ def application(feeds: Feeds) -> Starlette:
 
     async def worker(request: Request) -> Response:
         try:
-            feeds.remove(request.path_params["worker"])
+            await run_in_threadpool(feeds.remove, request.path_params["worker"])
         except KeyError as error:
             raise _RefusedError(404, str(error.args[0])) from None
         return Response(status_code=204)
@@ -411,7 +232,7 @@ def application(feeds: Feeds) -> Starlette:
 
 
 def _described(
-    worker: str, reader: Subscriber, problems: Mapping[tuple[str, int | None], str]
+    worker: str, reader: Reading, problems: Mapping[tuple[str, int | None], str]
 ) -> dict[str, Any]:
     """A worker as ``GET /workers`` shows it."""
     described: dict[str, Any] = {"worker": worker, "current": reader.is_current}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from blockmgr.events.codec import AnyBatch
     from blockmgr.events.reader import Sink
 
-__all__ = ["TIER_WEIGHTS", "Placement", "WorkerIndex"]
+__all__ = ["TIER_WEIGHTS", "Placement", "WorkerIndex", "slices"]
 
 _MOST_GROUP: Final = 255
 _PLACES_AT_ONCE: Final = 2**16
@@ -389,7 +389,7 @@ class WorkerIndex:
 
     def _apply_to(self, worker: Worker, batch: AnyBatch) -> None:
         is_first = True
-        for events in _slices(batch.events):
+        for events in slices(batch.events):
             if not is_first:
                 time.sleep(0)  # other threads wait for the lock, and may not get it otherwise
             with self._lock:
@@ -664,7 +664,7 @@ class _WorkerSink:
         self._index._apply_to(self._worker, batch)
 
 
-def _slices(events: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def slices(events: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Parts of a batch that take little time; a clearing is a part, and so is an empty batch."""
     start = size = 0
     for number, event in enumerate(events):

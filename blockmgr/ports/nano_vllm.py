@@ -151,13 +151,17 @@ class BlockManager:
             SequenceStateError: The sequence holds blocks already.
             ValueError: ``num_cached_blocks`` is not what the cache holds, no tokens, or a token
                 out of bounds.
-            TypeError: Tokens of the wrong type.
+            TypeError: Tokens of the wrong type, ``block_table`` is not a list, or
+                ``num_cached_blocks`` is not an int.
         """
         _check_has(seq, "token_ids", "block_table")
-        if seq.block_table or id(seq) in self._holders:
+        if not isinstance(seq.block_table, list):
+            kind = type(seq.block_table).__name__
+            raise TypeError(f"block_table of a sequence must be a list, got {kind}")
+        if len(seq.block_table) or id(seq) in self._holders:
             raise SequenceStateError("the sequence holds blocks already; deallocate it first")
         found = self._num_cached_blocks(seq)
-        if num_cached_blocks != found:
+        if integer("num_cached_blocks", num_cached_blocks) != found:
             raise ValueError(
                 f"num_cached_blocks must be {found}, as can_allocate answers at the moment, "
                 f"got {num_cached_blocks!r}"

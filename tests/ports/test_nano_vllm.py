@@ -298,7 +298,7 @@ def test_hash_blocks_publishes_chunk_by_chunk() -> None:
         assert blocks.can_allocate(seq(*range(12), 12)) == found
 
 
-@pytest.mark.parametrize("num_cached_blocks", [-1, 0, 2, None])
+@pytest.mark.parametrize("num_cached_blocks", [-1, 0, 2])
 def test_a_stale_count_of_cached_blocks_is_refused(num_cached_blocks: Any) -> None:
     """The scheduler sizes its step by that count; with another count it reads out of bounds."""
     blocks = BlockManager(8, 4)

@@ -7,6 +7,7 @@ import ctypes.util
 import gc
 import hashlib
 import importlib.util
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from blockmgr import BlockManager, KeyedDigest, ReentrancyError, namespace_key
 from blockmgr import digest as digest_module
 from blockmgr.config import DIGEST_NAMES
+from tests.fingerprints import core_testing
 from tests.unit.engine import cache, serve
 from tests.unit.snapshot import snapshot
 
@@ -387,3 +389,38 @@ def test_what_openssl_refuses_to_compute_is_an_error_and_changes_nothing(
             BlockManager(8, 2, digest="sha256")
     fails = False
     assert serve(manager, [1, 2, 3]).num_cached_tokens == 2
+
+
+# Digests that are made up to share a place of a table.
+
+
+GOLDEN = 0x9E3779B97F4A7C15
+CROWDED: dict[str, Callable[[int], int]] = {
+    "small first four bytes": lambda r: r >> 32 << 32 | (r & 0x7FFF),
+    "small multiples of the inverse of the golden ratio": lambda r: (
+        pow(GOLDEN, -1, 2**64) * (r & 0x7FFF)
+    ),
+    "no pattern": lambda r: r,
+}
+
+
+def crowded(name: str, count: int) -> bytes:
+    rng = random.Random(name)
+    keys = [CROWDED[name](rng.getrandbits(64)) % 2**64 for _ in range(count)]
+    return b"".join(key.to_bytes(8, "little") + rng.randbytes(8) for key in keys)
+
+
+@pytest.mark.parametrize("name", CROWDED)
+def test_few_digests_share_a_place_of_a_table(name: str) -> None:
+    """A table without a secret sends all 8,000 to the same place: 700 buckets, 8,000 tags."""
+    for _ in range(5):
+        buckets, tags = core_testing().longest_runs(crowded(name, 8000))
+        assert buckets < 350
+        assert tags < 4000
+
+
+def test_each_table_of_digests_has_a_secret_of_its_own() -> None:
+    digests = crowded("no pattern", 500)
+    runs = {core_testing().longest_runs(digests) for _ in range(30)}
+    assert len({buckets for buckets, _ in runs}) > 1
+    assert len({tags for _, tags in runs}) > 1

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,11 +33,16 @@ import msgspec
 import zmq
 from starlette.testclient import TestClient
 
-from blockmgr.events import Publisher, Subscriber
-from blockmgr.index import WorkerIndex, service
+from blockmgr.event_columns import EventKind
+from blockmgr.events import Publisher, Subscriber, wire
+from blockmgr.events.codec import decode_hashes
+from blockmgr.index import WorkerIndex, reading
+from blockmgr.index import feeds as feeds_module
+from blockmgr.index.reading import ReadingProcess
 from blockmgr.index.service import MOST_BYTES, Feeds, application
 
 ANY = "tcp://127.0.0.1:0"
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -43,9 +53,19 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture
-def feeds() -> Iterator[Feeds]:
-    made = Feeds(WorkerIndex(max_workers=4), retry_s=0.05)
+@pytest.fixture(scope="module")
+def process() -> Iterator[ReadingProcess]:
+    lost: list[bool] = []
+    with closing(ReadingProcess(lambda: lost.append(True), retry_s=0.05)) as made:
+        yield made
+    assert not lost
+
+
+@pytest.fixture(params=["threads", "process"])
+def feeds(request: pytest.FixtureRequest) -> Iterator[Feeds]:
+    """Feeds that threads read, and feeds that another process reads."""
+    make = None if request.param == "threads" else request.getfixturevalue("process").make
+    made = Feeds(WorkerIndex(max_workers=4), retry_s=0.05, make=make)
     yield made
     made.close()
 
@@ -86,9 +106,8 @@ def test_it_says_which_worker_has_a_prompt(feeds: Feeds, client: TestClient) -> 
     }  # fmt: skip
     assert client.post("/workers/a/load", json={"load": 0.9}).status_code == 204
     assert client.post("/place", json={"digests": digests}).json()["workers"][0]["worker"] == "b"
-    assert client.get("/workers").json() == {
-        "workers": [{"worker": "a", "current": True}, {"worker": "b", "current": True}]
-    }
+    shown = [{"worker": "a", "current": True}, {"worker": "b", "current": True}]
+    until(lambda: client.get("/workers").json()["workers"] == shown)
     metrics = client.get("/metrics").text
     assert 'blockmgr_index_blocks{tier="device",worker="a"} 2.0' in metrics
     assert 'blockmgr_index_current{worker="b"} 1.0' in metrics
@@ -233,6 +252,25 @@ def serve(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
+def children(pid: int) -> list[int]:
+    """The processes of a process that read events, by number."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(status.read_text().rpartition(")")[2].split()[1]) != pid:
+                continue
+            if b"spawn_main" in status.with_name("cmdline").read_bytes():
+                found.append(int(status.parent.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_the_command_serves_until_it_is_interrupted() -> None:
     manager = manager_with([1, 2, 3, 4, 5])
     with Publisher(manager, 2, ANY, ANY) as publisher:
@@ -322,11 +360,12 @@ def stored(hashes: list[int], **fields: Any) -> dict[str, Any]:
     return {"type": "BlockStored", "block_hashes": hashes, "medium": "GPU", **fields}
 
 
+@pytest.mark.parametrize("feeds", ["threads"], indirect=True)
 def test_others_are_answered_while_a_worker_does_not_end_its_answer(
     feeds: Feeds, client: TestClient, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every answer comes while the bad worker's exchange is open. So does its own end."""
-    monkeypatch.setattr(service, "Subscriber", partial(Subscriber, timeout_s=3600))
+    monkeypatch.setattr(feeds_module, "Subscriber", partial(Subscriber, timeout_s=3600))
     feeds.add("good", "tcp://127.0.0.1:9", None)
     feeds.index.store("good", [1, 2])
     assert client.post("/workers", json={"worker": "evil", **raw.told()}).status_code == 201
@@ -351,6 +390,7 @@ def test_others_are_answered_while_a_worker_does_not_end_its_answer(
     assert reader.is_stopped
 
 
+@pytest.mark.parametrize("feeds", ["threads"], indirect=True)
 def test_a_worker_is_forgotten_while_its_reader_is_in_a_call(feeds: Feeds) -> None:
     """Nothing waits for the thread, and what it still applies does not reach a later worker."""
     entered, leave = threading.Event(), threading.Event()
@@ -394,9 +434,8 @@ def test_ranks_that_share_a_port_are_told_apart_over_http(
         return [(each.get("rank"), each["num_blocks"]) for each in workers]
 
     until(lambda: found() == [(0, 3), (1, 1)])
-    assert client.get("/workers").json()["workers"] == [
-        {"worker": "w", "current": True, "ranks": [0, 1]}
-    ]
+    shown = [{"worker": "w", "current": True, "ranks": [0, 1]}]
+    until(lambda: client.get("/workers").json()["workers"] == shown)
     assert client.post("/workers/w/load", json={"load": 5.0, "rank": 0}).status_code == 204
     assert found() == [(1, 1), (0, 3)]
     refused = client.post("/workers/w/load", json={"load": 5.0, "rank": 7})
@@ -422,3 +461,93 @@ def test_a_worker_with_another_block_size_is_shown_as_an_error(raw: Raw) -> None
         metrics = client.get("/metrics").text
         assert 'blockmgr_index_ignored{worker="w"} 1.0' in metrics
         assert 'blockmgr_index_refused_total{reason="other_block_size"} 1.0' in metrics
+
+
+# A process that reads the events.
+
+
+def test_feeds_of_a_process_that_ends_are_told_so() -> None:
+    lost = threading.Event()
+    others = multiprocessing.active_children()
+    with closing(ReadingProcess(lost.set)) as process:
+        Feeds(WorkerIndex(), make=process.make).add("w", "tcp://127.0.0.1:9")
+        [child] = set(multiprocessing.active_children()) - set(others)
+        child.kill()
+        assert lost.wait(60)
+
+
+def test_a_process_that_is_closed_is_not_lost() -> None:
+    lost = threading.Event()
+    threads, others = threading.enumerate(), multiprocessing.active_children()
+    ReadingProcess(lost.set).close()
+    assert (threading.enumerate(), multiprocessing.active_children()) == (threads, others)
+    assert not lost.is_set()
+
+
+@on_linux
+def test_the_command_ends_when_nothing_reads_events_any_more() -> None:
+    """What it knows would be out of date for ever, so who started it starts it again."""
+    with serve("--port", "0") as process:
+        try:
+            assert process.stderr is not None
+            assert "listening on" in process.stderr.readline()
+            [child] = children(process.pid)
+            os.kill(child, signal.SIGKILL)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode != 0
+    assert "the process that reads the events of workers has ended" in said
+
+
+@on_linux
+def test_the_process_that_reads_ends_with_the_command() -> None:
+    with serve("--port", "0") as process:
+        assert process.stderr is not None
+        assert "listening on" in process.stderr.readline()
+        [child] = children(process.pid)
+        process.kill()
+    until(lambda: not is_alive(child))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        [0.0, [stored([1, 2, 3], parent_block_hash=None, token_ids=[], block_size=16)], 0],
+        [0.0, [["BlockStored", [1, 2, 3], None, [7] * 48, 16, None, "CPU"]], None],
+        [0.0, [["BlockStored", [1, 2], None, [], 16, None, "GPU", None, None, 1, "mamba", 0]], 3],
+        [0.0, [["BlockStored", [1], None, [], 16], ["BlockRemoved", [1, 2], "GPU"]], None],
+        [0.0, [["BlockRemoved", [bytes(32)], "GPU", 1], ["AllBlocksCleared", "CPU"]], None],
+        [0.0, [{"type": "AllBlocksCleared"}, stored([b"x" * 32] * 20_000)], None],
+        [0.0, [stored([5] * 20_000)], 1, {"epoch": 5, "groups": [["mamba", None]]}],
+        [0.0, [], None, {"epoch": 5, "groups": [["mamba", None]], "block_size": 16}],
+    ],
+)
+def test_a_batch_says_the_same_after_it_went_from_process_to_process(payload: list[Any]) -> None:
+    batch = decode_hashes(msgspec.msgpack.encode(payload))
+    sent: list[Any] = []
+    sender = reading._Sender(1, SimpleNamespace(send_bytes=sent.append), threading.Lock())  # type: ignore[arg-type]
+    sender.apply("w", batch)
+    parts = [reading._decode(each).batch for each in sent]  # type: ignore[union-attr]
+    assert parts[0].about == batch.about
+    assert all(part.about is None for part in parts[1:])
+    assert {(part.ts, part.data_parallel_rank) for part in parts} == {
+        (batch.ts, batch.data_parallel_rank)
+    }
+    assert flat(event for part in parts for event in part.events) == flat(batch.events)
+
+
+def flat(events: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """What an index reads of events, one item a block."""
+    rows: list[tuple[Any, ...]] = []
+    for event in events:
+        kind = wire.KIND_OF[type(event)]
+        about: tuple[Any, ...] = kind, event.medium, event.locality
+        if kind is EventKind.STORED:
+            about += event.block_size, event.kv_cache_spec_kind
+            about += (event.kv_cache_spec_sliding_window,)
+        if kind is EventKind.CLEARED:
+            rows.append(about)
+            continue
+        rows += [(*about, event.group_idx, block) for block in event.block_hashes]
+    return rows

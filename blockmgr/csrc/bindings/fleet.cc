@@ -1,11 +1,11 @@
 // The table of an index of workers. Keys come as the bytes of native 64-bit numbers.
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "fleet/worker_table.h"
 #include "memory/errors.h"
+#include "memory/secret.h"
 
 namespace blockmgr {
 namespace {
@@ -50,9 +50,7 @@ class Keys {
 
 std::uint64_t secret_of(nb::handle secret) {
   if (!secret.is_none()) return static_cast<std::uint64_t>(int_argument(secret, "secret"));
-  std::random_device draw;
-  const std::uint64_t high = draw();
-  return high << 32 ^ draw();
+  return drawn_secret();
 }
 
 void init(WorkerTable* self, nb::handle max_workers, nb::handle max_blocks, nb::handle secret) {

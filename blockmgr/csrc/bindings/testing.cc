@@ -1,8 +1,13 @@
 // Functions of the core that only tests need: a module of its own, which no wheel has.
 //
 // It does not check the numbers that tests pass.
+#include <cstring>
+#include <vector>
+
 #include "bindings/core.h"
 #include "bindings/pool_core.h"
+#include "memory/buckets.h"
+#include "memory/tag_table.h"
 
 namespace blockmgr {
 
@@ -18,6 +23,22 @@ std::int64_t victim_steps(Core& self) {
       if (const Policy* policy = core.pool().policy(i)) steps += policy->num_steps();
     return steps;
   });
+}
+
+// Of a table of buckets and of one of tags that hold such digests, 16 bytes each: the most places in
+// a row that a search goes past.
+nb::tuple longest_runs(const nb::bytes& digests) {
+  const auto* const data = reinterpret_cast<const std::uint8_t*>(digests.c_str());
+  const std::size_t count = digests.size() / 16;
+  std::vector<std::uint64_t> tags(2 * count);
+  std::memcpy(tags.data(), data, 16 * count);
+  Buckets buckets(static_cast<int>(count));
+  TagTable table(count, tags.data(), 16);
+  for (std::size_t i = 0; i < count; ++i) {
+    buckets.insert(static_cast<NodeId>(i), data + 16 * i);
+    table.insert(static_cast<std::int32_t>(i));
+  }
+  return nb::make_tuple(buckets.longest_run(), table.longest_run());
 }
 
 }  // namespace
@@ -37,6 +58,8 @@ NB_MODULE(_core_testing, m) {
       },
       nb::arg("core"));
   m.def("victim_steps", victim_steps, nb::arg("core"));
+  m.def("longest_runs", longest_runs, nb::arg("digests"),
+        nb::sig("def longest_runs(digests: bytes) -> tuple[int, int]"));
 }
 
 }  // namespace blockmgr

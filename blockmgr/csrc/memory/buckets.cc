@@ -1,5 +1,6 @@
 #include "memory/buckets.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace blockmgr {
@@ -11,7 +12,7 @@ static std::size_t buckets_for(int num_nodes) {
 }
 
 // Every page is met here, and not within admissions.
-Buckets::Buckets(int num_nodes) : buckets_(buckets_for(num_nodes)) {
+Buckets::Buckets(int num_nodes) : secret_(drawn_secret() | 1), buckets_(buckets_for(num_nodes)) {
   for (std::size_t i = 0; i < buckets_.size(); ++i) buckets_[i] = Bucket{};
 }
 
@@ -39,6 +40,15 @@ void Buckets::erase(NodeId b, const std::uint8_t* digest) noexcept {
     }
     --bucket.passed;
   }
+}
+
+std::int64_t Buckets::longest_run() const {
+  std::int64_t longest = 0, run = 0;
+  for (std::size_t i = 0; i < 2 * buckets_.size(); ++i) {  // twice around: a run may cross the end
+    run = buckets_[i % buckets_.size()].passed ? run + 1 : 0;
+    longest = std::max(longest, run);
+  }
+  return longest;
 }
 
 bool Buckets::adds_up(const Nodes& nodes) const {

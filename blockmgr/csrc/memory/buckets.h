@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "memory/node.h"
+#include "memory/secret.h"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -56,6 +57,8 @@ class Buckets {
   }
   // Likewise: whether each node has its mark, and each bucket counts those that passed it.
   bool adds_up(const Nodes& nodes) const;
+  // Buckets in a row that a search goes past, at most. Cost: O(buckets).
+  std::int64_t longest_run() const;
 
  private:
   static constexpr int kPlaces = 12;
@@ -80,16 +83,16 @@ class Buckets {
   };
   static_assert(sizeof(Bucket) == 64, "one bucket, one cache line");
 
-  // Scales four bytes of the digest to the table, so that it needs no power-of-two size.
+  // Who chooses a prompt chooses its digests.
   std::size_t home(const std::uint8_t* digest) const {
-    std::uint32_t tag;
+    std::uint64_t tag;
     std::memcpy(&tag, digest, sizeof tag);
-    return static_cast<std::size_t>((static_cast<std::uint64_t>(tag) * buckets_.size()) >> 32);
+    return static_cast<std::size_t>((tag * secret_ >> 32) * buckets_.size() >> 32);
   }
-  // Of a byte that the home does not depend on.
   static std::uint8_t mark_of(const std::uint8_t* digest) { return digest[4] ? digest[4] : 1; }
   std::size_t next(std::size_t i) const { return i + 1 == buckets_.size() ? 0 : i + 1; }
 
+  std::uint64_t secret_;
   ZeroedArray<Bucket> buckets_;
 };
 

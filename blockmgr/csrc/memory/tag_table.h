@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "memory/node.h"
+#include "memory/secret.h"
 
 namespace blockmgr {
 
@@ -17,6 +18,7 @@ class TagTable {
   TagTable(std::size_t num_entries, const std::uint64_t* tags, std::size_t stride)
       : tags_(reinterpret_cast<const unsigned char*>(tags)),
         stride_(stride),
+        factor_(static_cast<std::uint32_t>(drawn_secret()) | 1),
         buckets_(2 * num_entries + 1) {}
 
   // The first entry with this tag, or -1.
@@ -34,12 +36,15 @@ class TagTable {
   std::int64_t size() const noexcept;
   // Whether a search meets this entry.
   bool holds(std::int32_t entry) const noexcept;
+  // Occupied buckets in a row, at most: no search looks at more but one. Cost: O(buckets).
+  std::int64_t longest_run() const;
 
  private:
-  // Tags that are no good hashes are spread (Fibonacci hashing).
+  // Tags that are no good hashes are spread, too. Those with an equal low half share a home: it takes
+  // 2^32 digests to find one more of them.
   std::size_t home(std::uint64_t tag) const {
-    const std::uint64_t spread = tag * 0x9e3779b97f4a7c15u;
-    return static_cast<std::size_t>(((spread & 0xffffffff) * buckets_.size()) >> 32);
+    const std::uint32_t spread = static_cast<std::uint32_t>(tag) * factor_;
+    return static_cast<std::size_t>(static_cast<std::uint64_t>(spread) * buckets_.size() >> 32);
   }
   std::size_t next(std::size_t i) const { return i + 1 == buckets_.size() ? 0 : i + 1; }
   std::size_t distance(std::size_t from, std::size_t to) const {
@@ -53,6 +58,7 @@ class TagTable {
 
   const unsigned char* tags_;
   std::size_t stride_;
+  std::uint32_t factor_;
   ZeroedArray<std::int32_t> buckets_;  // entry + 1; 0: empty
 };
 

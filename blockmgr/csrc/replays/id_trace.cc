@@ -31,8 +31,8 @@ class Numbered {
 
  private:
   // Every bit of the key in every bit of its tag, and different tags for different keys: two
-  // multiplications by odd numbers between shifts (the finalizer of MurmurHash3). The table looks
-  // at the low half of a tag.
+  // multiplications by odd numbers between shifts (the finalizer of MurmurHash3). Keys at equal
+  // distances could fall into few places of the table otherwise.
   static std::uint64_t spread(std::uint64_t key) {
     key = (key ^ key >> 33) * 0xff51afd7ed558ccdu;
     key = (key ^ key >> 33) * 0xc4ceb9fe1a85ec53u;

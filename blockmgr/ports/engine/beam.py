@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from blockmgr.arguments import MOST, real, whole
 from blockmgr.errors import MissingExtraError
-from blockmgr.ports.engine.jobs import Sample, Track, check_stops
+from blockmgr.ports.engine.jobs import Sample, Track, checked_stops
 
 try:
     import torch
@@ -54,18 +55,23 @@ class BeamConfig:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        keep = functools.partial(object.__setattr__, self)
         for name in ("num_beams", "max_new_tokens", "num_return"):
-            whole(name, getattr(self, name), 1, MOST)
-        if not abs(real("length_penalty", self.length_penalty)) <= STEEPEST:
+            keep(name, whole(name, getattr(self, name), 1, MOST))
+        keep("length_penalty", real("length_penalty", self.length_penalty))
+        if not abs(self.length_penalty) <= STEEPEST:
             raise ValueError(
                 f"length_penalty must be in [-{STEEPEST}, {STEEPEST}], got {self.length_penalty}"
             )
-        check_stops(self.stop_token_ids)
+        keep("stop_token_ids", checked_stops(self.stop_token_ids))
         if self.num_return > self.num_beams:
             raise ValueError(
                 f"num_return must be at most num_beams, {self.num_beams}, got {self.num_return}"
             )
-        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+        # An array has no truth value.
+        is_text = isinstance(self.early_stopping, str)
+        is_never = is_text and self.early_stopping == "never"
+        if not is_never and not isinstance(self.early_stopping, bool):
             raise ValueError(
                 f"early_stopping must be True, False or 'never', got {self.early_stopping!r}"
             )

@@ -17,7 +17,7 @@ from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.errors import NeverFitsError
 from blockmgr.options import spells_options
 from blockmgr.ports.engine.beam import BeamConfig, BeamJob
-from blockmgr.ports.engine.jobs import Generation, check_stops
+from blockmgr.ports.engine.jobs import Generation, checked_stops, listed
 from blockmgr.ports.engine.progress import token_bar
 from blockmgr.ports.engine.room import blocks_needed
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, Sampling
@@ -187,8 +187,12 @@ class Engine(NotCopied):
             TypeError: A prompt is not a sequence of ints, or ``sampling`` is not ``Sampling``.
             ReentrancyError: The engine is inside another call.
         """
+        prompts = listed("prompts", prompts)
         if sampling is None or isinstance(sampling, Sampling):
             sampling = [sampling or Sampling()] * len(prompts)
+        sampling = listed("sampling", sampling)
+        if on_token is not None and not callable(on_token):
+            raise TypeError(f"on_token must be callable, got {on_token!r}")
         if len(sampling) != len(prompts):
             raise ValueError(
                 f"sampling must be one for each of {len(prompts)} prompts, got {len(sampling)}"
@@ -249,21 +253,22 @@ class Engine(NotCopied):
             TypeError: A prompt is not a sequence of ints.
             ReentrancyError: The engine is inside another call.
         """
+        prompts = listed("prompts", prompts)
         stops = self.model.stop_token_ids if stop_token_ids is None else stop_token_ids
-        check_stops(stops)
         config = BeamConfig(
             num_beams=num_beams,
             max_new_tokens=max_new_tokens,
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             num_return=num_return,
-            stop_token_ids=tuple(stops),
+            stop_token_ids=checked_stops(stops),
         )
         jobs = []
         for i, prompt in enumerate(prompts):
-            tokens = self._checked(i, prompt, max_new_tokens, rows=num_beams, apart=num_beams)
+            beams = config.num_beams
+            tokens = self._checked(i, prompt, config.max_new_tokens, rows=beams, apart=beams)
             jobs.append(BeamJob(tokens, config, i))
-        with token_bar(len(jobs) * max_new_tokens, wanted=progress) as show:
+        with token_bar(len(jobs) * config.max_new_tokens, wanted=progress) as show:
             self._scheduler.run(jobs, None, show)
         return [
             Generation(samples=job.result(), num_cached_tokens=job.num_cached_tokens or 0)
@@ -342,8 +347,7 @@ class Engine(NotCopied):
 
 
 def _as_list(tokens: Sequence[int], name: str) -> list[int]:
-    if isinstance(tokens, str) or not hasattr(tokens, "__len__"):
-        raise TypeError(f"{name} must be a sequence of ints, got {tokens!r}")
-    if not len(tokens):
+    own = [integer(f"a token of {name}", token) for token in listed(name, tokens)]
+    if not own:
         raise ValueError(f"{name} must have at least one token")
-    return [integer(f"a token of {name}", token) for token in tokens]
+    return own

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from blockmgr.arguments import MOST, whole
 
 if TYPE_CHECKING:
     from blockmgr.manager import BlockManager
 
-__all__ = ["FinishReason", "Generation", "Job", "Sample", "Track", "check_stops"]
+__all__ = ["FinishReason", "Generation", "Job", "Sample", "Track", "checked_stops", "listed"]
 
+T = TypeVar("T")
 FinishReason: TypeAlias = Literal["stop", "length"]
 
 
-def check_stops(stop_token_ids: Collection[int]) -> None:
-    """Raises a ``TypeError`` unless these are token ids."""
-    if not isinstance(stop_token_ids, Collection) or isinstance(stop_token_ids, str):
-        raise TypeError(f"stop_token_ids must be a tuple of ints, got {stop_token_ids!r}")
-    for token in stop_token_ids:
-        whole("stop_token_ids", token, 0, MOST)
+def checked_stops(stop_token_ids: Collection[int]) -> tuple[int, ...]:
+    """These token ids as a tuple of ints.
+
+    Raises:
+        TypeError: They are no token ids.
+    """
+    stops = listed("stop_token_ids", stop_token_ids)
+    return tuple(whole("stop_token_ids", token, 0, MOST) for token in stops)
+
+
+def listed(name: str, values: Collection[T]) -> list[T]:
+    """The items of an argument, read once.
+
+    Raises:
+        TypeError: It is a str, or has no number of items.
+    """
+    try:
+        if isinstance(values, Collection) and not isinstance(values, str):
+            return list(values)
+    except TypeError:  # an array without dimensions
+        pass
+    raise TypeError(f"{name} must be a sequence, got {values!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from blockmgr.arguments import MOST, real, whole
 from blockmgr.errors import MissingExtraError
-from blockmgr.ports.engine.jobs import FinishReason, Sample, Track, check_stops
+from blockmgr.ports.engine.jobs import FinishReason, Sample, Track, checked_stops
 
 try:
     import torch
@@ -61,17 +62,23 @@ class Sampling:
     logprobs: int = 0
 
     def __post_init__(self) -> None:
+        # What passes here is kept as plain numbers: torch and transformers refuse others, and would
+        # do so in a step, which ends all requests.
+        keep = functools.partial(object.__setattr__, self)
         for name, least in (("max_new_tokens", 1), ("n", 1), ("top_k", 0), ("logprobs", 0)):
-            whole(name, getattr(self, name), least, MOST)
-        if real("temperature", self.temperature) and not COLDEST <= self.temperature < math.inf:
+            keep(name, whole(name, getattr(self, name), least, MOST))
+        for name in ("temperature", "top_p"):
+            keep(name, real(name, getattr(self, name)))
+        if self.temperature and not COLDEST <= self.temperature < math.inf:
             raise ValueError(
                 f"temperature must be 0, or finite and at least {COLDEST}, got {self.temperature}"
             )
-        if not 0.0 < real("top_p", self.top_p) <= 1.0:
+        if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if self.seed is not None:
-            whole("seed", self.seed, 0, 2**64 - self.n)  # torch's seeds have 64 bits
-        check_stops(self.stop_token_ids or ())
+            keep("seed", whole("seed", self.seed, 0, 2**64 - self.n))  # torch's have 64 bits
+        if self.stop_token_ids is not None:
+            keep("stop_token_ids", checked_stops(self.stop_token_ids))
         if self.n > 1 and self.temperature == 0:
             raise ValueError(f"n must be 1 at temperature 0, where all samples agree, got {self.n}")
 

@@ -13,7 +13,7 @@ from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.faces import RadixCacheManager
 from blockmgr.ports.radix.keeper import PageKeeper
 from blockmgr.ports.radix.records import MatchResult, RadixCacheHandle, namespace_of
-from blockmgr.ports.radix.tree import new_pool
+from blockmgr.ports.radix.tree import MAX_SLOTS, new_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,10 +118,15 @@ class CacheManager(PageKeeper):
         """
         if not hasattr(req, "input_ids"):
             raise TypeError(f"req must have input_ids, got {type(req).__name__}")
-        if not len(req.input_ids):
+        try:
+            count, tokens = len(req.input_ids), req.input_ids[:-1]
+        except (TypeError, LookupError):
+            kind = type(req.input_ids).__name__
+            raise TypeError(f"input_ids must be a list or array of ints, got {kind}") from None
+        if not count:
             raise ValueError("input_ids must hold at least 1 token, got 0")
         namespace = namespace_of(getattr(req, "extra_key", None))
-        return self.manager.match_prefix(req.input_ids[:-1], namespace=namespace)
+        return self.manager.match_prefix(tokens, namespace=namespace)
 
     @exclusive
     def allocate(self, needed_len: int) -> Any:
@@ -140,7 +145,7 @@ class CacheManager(PageKeeper):
 
         Cost: O(needed_len).
         """
-        num_pages = -(-whole("needed_len", needed_len, 0) // self.page_size)
+        num_pages = -(-whole("needed_len", needed_len, 0, MAX_SLOTS) // self.page_size)
         pages = self._pool.take(num_pages)
         try:
             return self.manager._slots(pages)

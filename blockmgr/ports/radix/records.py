@@ -20,6 +20,7 @@ __all__ = [
     "namespace_of",
 ]
 
+MAX_KEY = 1024  # bytes
 _NO_PAGES: Pages = np.empty(0, np.int32)
 _NO_PAGES.setflags(write=False)
 
@@ -29,10 +30,13 @@ def namespace_of(extra_key: object) -> bytes:
     if extra_key is None:
         return b""
     if isinstance(extra_key, str):
-        return extra_key.encode()
-    if isinstance(extra_key, bytes):
-        return extra_key
-    raise TypeError(f"extra_key must be a str, bytes or None, got {type(extra_key).__name__}")
+        # JSON can hold half of a surrogate pair, which UTF-8 has no bytes for.
+        extra_key = extra_key.encode(errors="surrogatepass")
+    if not isinstance(extra_key, bytes):
+        raise TypeError(f"extra_key must be a str, bytes or None, got {type(extra_key).__name__}")
+    if len(extra_key) > MAX_KEY:
+        raise ValueError(f"extra_key must be at most {MAX_KEY} bytes long, got {len(extra_key)}")
+    return extra_key
 
 
 class SizeInfo(NamedTuple):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RadixTree", "new_pool"]
 
+MAX_SLOTS = 2**63 - 1
+
 
 def new_pool(
     num_pages: int,
@@ -145,12 +147,12 @@ class RadixTree:
 
         Raises:
             OutOfBlocksError: Fewer slots are evictable.
-            ValueError: ``size`` below 0.
+            ValueError: ``size`` below 0, or of more than 63 bits.
             TypeError: ``size`` is not an int.
 
         Cost: O(size).
         """
-        num_pages = -(-whole("size", size, 0) // self.page_size)
+        num_pages = -(-whole("size", size, 0, MAX_SLOTS) // self.page_size)
         return self._slots(self.pool.evict(num_pages))
 
     @exclusive
@@ -206,9 +208,14 @@ class RadixTree:
 
     def _pages_beyond(self, found: Pages, input_ids: Ids, indices: Ids) -> Pages:
         """The pages of a sequence after its cached chain, including an unfinished one."""
-        if len(indices) != len(input_ids):
+        try:
+            given = len(indices)
+        except TypeError:
+            kind = type(indices).__name__
+            raise TypeError(f"indices must be a list or array of ints, got {kind}") from None
+        if given != len(input_ids):
             raise ValueError(
-                f"indices must be as many as input_ids, got {len(indices)} for {len(input_ids)}"
+                f"indices must be as many as input_ids, got {given} for {len(input_ids)}"
             )
         return self._page_slots.pages(indices, len(found))
 

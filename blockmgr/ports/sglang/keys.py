@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Prompt", "namespace_of", "prompt_of"]
 
 MAX_KEY = 1024  # bytes
+MAX_TOKEN = 2**63 - 1
 HIGH_BITS = 32
 
 
@@ -51,9 +52,12 @@ def prompt_of(key: Any, page_size: int) -> Prompt:
 
     The list ends before a page with so many adjacent placeholders that its extra key would be too
     long: such a page is not cached.
+
+    Raises:
+        TypeError: Tokens that are not ints of 64 bits, or a name that is not a str.
     """
     # SGLang appends to the array later, and a view would prevent that.
-    wide = np.array(key.raw_token_ids(), dtype=np.int64)
+    wide = _wide(key.raw_token_ids())
     wide = wide[: len(wide) // page_size * page_size]
     high = wide >> HIGH_BITS
     namespace = namespace_of(key.extra_key, key.cache_salt)
@@ -70,6 +74,22 @@ def prompt_of(key: Any, page_size: int) -> Prompt:
     return Prompt((wide & 0xFFFFFFFF).astype(np.uint32), extras or None, namespace)
 
 
+def _wide(token_ids: Any) -> npt.NDArray[np.int64]:
+    """A copy of token ids of 64 bits."""
+    given = np.array(token_ids)
+    is_right = given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
+    if not is_right or (given.dtype.kind == "u" and given.size and given.max() > MAX_TOKEN):
+        raise TypeError(f"token_ids must be ints of 64 bits, got {type(token_ids).__name__}")
+    return given.astype(np.int64, copy=False)
+
+
+def _encoded(name: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str or None, got {type(value).__name__}")
+    # JSON can hold half of a surrogate pair, which UTF-8 has no bytes for.
+    return value.encode(errors="surrogatepass")
+
+
 def _runs(high: npt.NDArray[np.int64]) -> bytes:
     """The start and the number of each run of equal numbers, up to the last placeholder."""
     starts = np.flatnonzero(np.diff(high, prepend=high[0] + 1))
@@ -80,9 +100,15 @@ def namespace_of(extra_key: str | None, cache_salt: str | None) -> bytes:
     """The namespace of a request.
 
     If a name is too long for a namespace, its SHA-256 digest replaces it.
+
+    Raises:
+        TypeError: A name is neither a str nor None.
     """
-    parts = {"extra": extra_key, "salt": cache_salt or None}
-    named = {name: value.encode() for name, value in parts.items() if value is not None}
+    named = {}
+    if extra_key is not None:
+        named["extra"] = _encoded("extra_key", extra_key)
+    if cache_salt is not None and (salt := _encoded("cache_salt", cache_salt)):
+        named["salt"] = salt
     if not named:
         return b""
     whole = namespace_key(**named)

@@ -112,6 +112,7 @@ class PrefixCacheManager:
             ValueError: A value out of its bounds, or an old version.
             TypeError: A value of the wrong type.
         """
+        token_ids = _own(token_ids)
         path = self._path(token_ids)
         tokens = np.asarray(token_ids, np.uint32)
         if not len(tokens):
@@ -165,7 +166,7 @@ class PrefixCacheManager:
             ValueError: No slot holds these tokens.
             TypeError: Tokens of the wrong type.
         """
-        node, _ = self._held(token_ids)
+        node, _ = self._held(_own(token_ids))
         self._pool.acquire([node])
         self._hold_slot(int(self._slot_of[node]))
 
@@ -177,6 +178,7 @@ class PrefixCacheManager:
             ValueError: The tokens are not pinned.
             TypeError: Tokens of the wrong type.
         """
+        token_ids = _own(token_ids)
         path = self._path(token_ids)
         if not len(path) or len(path) < len(token_ids) or not self._pool.ref_count(path[-1]):  # type: ignore[arg-type]
             raise ValueError("token_ids must be pinned, they are not")
@@ -211,6 +213,7 @@ class PrefixCacheManager:
             CopyError: The KV cache has no such slot, or its slots have fewer tokens.
             ValueError: No slot holds these tokens, or a value out of its bounds.
         """
+        token_ids = _own(token_ids)
         node, length = self._held(token_ids)
         source = int(self._slot_of[node])
         target = self._checked_slot("target_slot", target_slot)
@@ -354,6 +357,13 @@ class PrefixCacheManager:
         kv = KVBlocks(segments, block_size=keys.shape[1])
         self._tensors = keys, values, layers, kv
         return kv
+
+
+def _own(token_ids: Tokens) -> Tokens:
+    """Tokens that are the same at each look; a subclass of list may give others each time."""
+    if isinstance(token_ids, list):
+        return list.copy(token_ids)
+    return tuple.__getitem__(token_ids, slice(None)) if isinstance(token_ids, tuple) else token_ids
 
 
 def _common(left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> int:

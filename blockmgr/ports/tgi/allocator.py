@@ -10,7 +10,7 @@ from weakref import ref
 
 import numpy as np
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import integer, whole
 from blockmgr.config import MAX_BLOCK_SIZE, MAX_BLOCKS
 from blockmgr.errors import (
     NeverFitsError,
@@ -304,7 +304,9 @@ class BlockAllocator:
         Raises:
             UnknownSequenceError: No such allocation is open.
             ValueError: ``blocks`` are not its blocks.
+            TypeError: ``allocation_id`` is not an int.
         """
+        allocation_id = integer("allocation_id", allocation_id)
         link = self._links.get(allocation_id)
         allocation = link() if link else None
         if allocation is None:

@@ -173,5 +173,6 @@ def namespace_of(salt: str | None, adapter: str | None, path: str | None = None)
     The path distinguishes adapters that were loaded under the same name.
     """
     parts = {"salt": salt, "lora": adapter, "path": path}
-    named = {name: value.encode() for name, value in parts.items() if value}
+    # JSON can hold half of a surrogate pair, which UTF-8 has no bytes for.
+    named = {n: value.encode(errors="surrogatepass") for n, value in parts.items() if value}
     return namespace_key(**named) if named else b""

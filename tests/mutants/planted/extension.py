@@ -13,6 +13,20 @@ EXTENSION = (
         ("tests/unit/test_worker_index.py",),
     ),
     Mutant(
+        "buckets_without_a_secret",
+        "memory/buckets.cc",
+        "secret_(drawn_secret() | 1)",
+        "secret_(0x9e3779b97f4a7c15u)",
+        ("tests/unit/test_digest.py",),
+    ),
+    Mutant(
+        "tags_without_a_secret",
+        "memory/tag_table.h",
+        "factor_(static_cast<std::uint32_t>(drawn_secret()) | 1)",
+        "factor_(0x7f4a7c15u)",
+        ("tests/unit/test_digest.py",),
+    ),
+    Mutant(
         "a_clearing_leaves_entries_without_workers",
         "fleet/worker_table.cc",
         "      --held;\n      if (is_empty(i)) erase(i);\n",

@@ -132,9 +132,9 @@ PYTHON = (
     ),
     Mutant(
         "a_worker_that_ends_is_waited_for",
-        "index/service.py",
+        "index/feeds.py",
         "        self.index.detach(worker)\n",
-        "        thread.join()\n        self.index.detach(worker)\n",
+        "        feed.wait(60)\n        self.index.detach(worker)\n",
         tests=(
             "tests/unit/test_index_service.py::"
             "test_a_worker_is_forgotten_while_its_reader_is_in_a_call",
