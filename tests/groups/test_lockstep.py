@@ -28,7 +28,7 @@ class KeepsNoTails(Lockstep):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.min_partial_tokens = 0
+        self.min_partial_tokens, self.prompt_end_stop = 0, None
 
 
 def test_a_manager_that_decides_otherwise_is_noticed() -> None:
