@@ -294,7 +294,7 @@ LIVES: dict[str, Callable[[], Life]] = {
 
 
 TOKENS = {"token_ids", "input_ids", "tokens", "prefill_tokens"}
-"""Some errors speak of tokens, as those of the core."""
+"""Some errors name tokens, as those of the core do."""
 
 
 @pytest.mark.parametrize("name", LIVES)
