@@ -486,7 +486,7 @@ def test_a_process_that_is_closed_is_not_lost() -> None:
 
 @on_linux
 def test_the_command_ends_when_nothing_reads_events_any_more() -> None:
-    """What it knows would be out of date forever, so whoever started it starts it again."""
+    """What it knows would be out of date forever, so its parent starts it again."""
     with serve("--port", "0") as process:
         try:
             assert process.stderr is not None
