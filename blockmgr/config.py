@@ -57,11 +57,6 @@ DIGEST_NAMES = tuple(DIGESTS)
 """Names of digests; ``blockmgr.digest`` has their functions."""
 
 
-def _most_columns(block_size: int) -> int:
-    """Most blocks of a sequence whose length still fits an int32."""
-    return (2**31 - 1) // block_size
-
-
 class Quotas(Mapping[bytes, int]):
     """Blocks reserved for single namespaces; immutable, and never prints the namespaces.
 
@@ -255,12 +250,10 @@ class ManagerConfig:
         TypeError: A value is of the wrong type.
     """
 
-    num_blocks: int = field(metadata=rule(lambda c: 1 + c.null_block, MAX_BLOCKS))
+    num_blocks: int = field(metadata=rule("fewest_blocks", MAX_BLOCKS))
     block_size: int = field(metadata=rule(1, MAX_BLOCK_SIZE))
     max_seqs: int = field(default=256, metadata=rule(1, MOST))
-    max_blocks_per_seq: int | None = field(
-        default=None, metadata=rule(1, lambda c: _most_columns(c.block_size))
-    )
+    max_blocks_per_seq: int | None = field(default=None, metadata=rule(1, "most_columns"))
     prefix_caching: bool = True
     digest: str | Callable[[bytes], bytes] = field(
         default="xxh3_128", metadata=rule(choices=DIGEST_NAMES, or_function=True)
@@ -268,27 +261,23 @@ class ManagerConfig:
     dedup: Literal["remap", "append_only"] = field(
         default="remap", metadata=rule(choices=("remap", "append_only"))
     )
-    min_partial_tokens: int = field(default=0, metadata=rule(0, lambda c: c.block_size))
+    min_partial_tokens: int = field(default=0, metadata=rule(0, "block_size"))
     eviction: str | PolicyFactory = field(
         default="lru",
         metadata=rule(choices=EVICTION_POLICIES, removed=REMOVED_POLICIES, or_function=True),
     )
     retention: bool = False
-    max_pinned_blocks: int = field(
-        default=0, metadata=rule(0, lambda c: c.capacity, needs="retention")
-    )
+    max_pinned_blocks: int = field(default=0, metadata=rule(0, "capacity", needs="retention"))
     quotas: Mapping[bytes, int] = _NO_QUOTAS
     groups: Sequence[Group] = ()
     max_rollback_tokens: int = field(default=0, metadata=rule(0, MOST, needs="groups"))
     halfway_stop_tokens: int = field(default=8192, metadata=rule(0, MOST))
     prompt_end_stop: int | None = field(default=None, metadata=rule(0, MOST))
-    watermark_blocks: int = field(default=0, metadata=rule(0, lambda c: c.capacity))
+    watermark_blocks: int = field(default=0, metadata=rule(0, "capacity"))
     steps_in_flight: int = field(default=0, metadata=rule(0, MAX_STEPS_IN_FLIGHT))
     early_commit: bool = False
     null_block: bool = False
-    ghost_blocks: int = field(
-        default=0, metadata=rule(0, lambda c: max(0, MAX_PLACES - c.num_blocks))
-    )
+    ghost_blocks: int = field(default=0, metadata=rule(0, "most_ghosts"))
     hit_rate_window: int = field(default=1000, metadata=rule(0, MAX_WINDOW))
     events: bool = False
     event_blocks: int | None = field(default=None, metadata=rule(1, MAX_PLACES, needs="events"))
@@ -307,6 +296,21 @@ class ManagerConfig:
         return self.num_blocks - self.null_block
 
     @property
+    def fewest_blocks(self) -> int:
+        """Least ``num_blocks``."""
+        return 1 + self.null_block
+
+    @property
+    def most_columns(self) -> int:
+        """Most ``max_blocks_per_seq``: the length of a sequence fits an int32."""
+        return (2**31 - 1) // self.block_size
+
+    @property
+    def most_ghosts(self) -> int:
+        """Most ``ghost_blocks``."""
+        return max(0, MAX_PLACES - self.num_blocks)
+
+    @property
     def shares(self) -> tuple[int, ...]:
         """Blocks without a quota, then those of each quota."""
         quotas = self.quotas.values()
@@ -315,7 +319,7 @@ class ManagerConfig:
     @property
     def row_width(self) -> int:
         """Columns of the block table array."""
-        return self.max_blocks_per_seq or min(self.capacity, _most_columns(self.block_size))
+        return self.max_blocks_per_seq or min(self.capacity, self.most_columns)
 
     @property
     def waiting_blocks(self) -> int:
@@ -339,10 +343,12 @@ class ManagerConfig:
             )
 
     def _check_groups(self) -> None:
+        if not self.groups:
+            return
         wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
         wanted |= {"dedup": "remap", "ghost_blocks": 0}
         for name, value in wanted.items():
-            if self.groups and getattr(self, name) != value:
+            if getattr(self, name) != value:
                 raise ValueError(
                     f"{name} must be {value!r} with several groups of layers, got "
                     f"{getattr(self, name)!r}"
@@ -354,25 +360,24 @@ ManagerConfig.__init__ = names_nearest(ManagerConfig.__init__)  # type: ignore[m
 
 def core_options(config: ManagerConfig) -> dict[str, Any]:
     """The options in the core's form, by the names that it reads; it ignores the others."""
-    return {
-        **options_of(config),
-        "row_width": config.row_width,
-        "remap": config.dedup == "remap",
-        "eviction": config.eviction if isinstance(config.eviction, str) else "lru",
-        "python_policies": policies_of(
-            config.eviction,
-            config.shares,
-            keys_move=config.prefix_caching and config.dedup == "append_only",
-        ),
-        "quotas": list(config.quotas.items()),
-        "event_blocks": config.waiting_blocks,
-        "groups": core_groups(config.groups),
-        "full_group": first_full(config.groups),
-        **digest_options(config.digest, config.prefix_caching),
-    }
+    keys_move = config.prefix_caching and config.dedup == "append_only"
+    options = options_of(config)
+    options["row_width"] = config.row_width
+    options["remap"] = config.dedup == "remap"
+    options["eviction"] = config.eviction if isinstance(config.eviction, str) else "lru"
+    options["python_policies"] = policies_of(config.eviction, config.shares, keys_move=keys_move)
+    options["quotas"] = list(config.quotas.items())
+    options["event_blocks"] = config.waiting_blocks
+    options["groups"] = core_groups(config.groups)
+    options["full_group"] = first_full(config.groups)
+    options.update(digest_options(config.digest, config.prefix_caching))
+    return options
 
 
 def options_of(table: DataclassInstance) -> dict[str, Any]:
     """The options of a manager that a table has, too."""
-    known = ManagerConfig.__dataclass_fields__
-    return {row.name: getattr(table, row.name) for row in fields(table) if row.name in known}
+    options = {}
+    for row in fields(table):  # CPython 3.11 leaks if it has no memory for the cell of a closure
+        if row.name in ManagerConfig.__dataclass_fields__:
+            options[row.name] = getattr(table, row.name)
+    return options

@@ -23,8 +23,8 @@ __all__ = ["Bound", "check_options", "names_nearest", "rule", "same_option", "sp
 
 P = ParamSpec("P")
 
-Bound = int | Callable[[Any], int] | None
-"""A number, or how to compute it from the table; None for no bound."""
+Bound = int | str | None
+"""A number, or the attribute of the table that has it; None for no bound."""
 
 
 def rule(
@@ -98,14 +98,17 @@ def check_options(table: DataclassInstance) -> None:
         if checks["choices"] and not (checks["or_function"] and callable(value)):
             _check_name(row.name, value, checks["choices"], checks["removed"])
         if checks["low"] is not None:
-            low, high = (
-                bound(table) if callable(bound) else bound
-                for bound in (checks["low"], checks["high"])
+            value = whole(
+                row.name, value, _number(checks["low"], table), _number(checks["high"], table)
             )
-            value = whole(row.name, value, low, high)
             object.__setattr__(table, row.name, value)
         if (needs := checks["needs"]) and value != row.default and not getattr(table, needs):
             raise ValueError(f"{row.name} must be {row.default!r} without {needs}, got {value}")
+
+
+def _number(bound: int | str, table: DataclassInstance) -> int:
+    number: int = getattr(table, bound) if isinstance(bound, str) else bound
+    return number
 
 
 def _check_name(

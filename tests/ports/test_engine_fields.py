@@ -67,7 +67,9 @@ def test_the_engine_takes_a_field_or_refuses_it_by_name_and_keeps_no_block(name:
     assert len(engine.generate([PROMPT], Sampling(max_new_tokens=2))[0].tokens) == 2
 
 
-@pytest.mark.parametrize("value", [True, 0, 1.5, "text", b"", [], {}, object()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [True, 0, 1.5, "text", b"", [], {}, object()], ids=lambda value: type(value).__name__
+)
 def test_what_cannot_be_called_with_tokens_is_refused_before_anything_runs(value: Any) -> None:
     engine = engine_of(num_blocks=64)
     with pytest.raises(TypeError, match="on_token must be callable"):

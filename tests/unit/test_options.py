@@ -76,13 +76,17 @@ def test_vllm_decides_nothing_that_it_lets_users_decide() -> None:
 @dataclass
 class Table:
     flag: bool = False
-    number: int = field(default=0, metadata=rule(0, lambda table: 9 if table.flag else 4))
+    number: int = field(default=0, metadata=rule(0, "most"))
     perhaps: int | None = field(default=None, metadata=rule(1, needs="flag"))
     name: str = field(default="a", metadata=rule(choices=("a", "bcd"), removed={"z": "use 'a'"}))
     free: Any = None
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def most(self) -> int:
+        return 9 if self.flag else 4
 
 
 @pytest.mark.parametrize(

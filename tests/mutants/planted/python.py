@@ -199,22 +199,22 @@ PYTHON = (
     Mutant(
         "append_only_is_forgotten",
         "config.py",
-        '"remap": config.dedup == "remap"',
-        '"remap": True',
+        'options["remap"] = config.dedup == "remap"',
+        'options["remap"] = True',
         ("tests/unit/test_dedup.py",),
     ),
     Mutant(
         "options_are_forgotten",
         "config.py",
-        "{row.name: getattr(table, row.name) for row in fields(table) if row.name in known}",
-        "{row.name: row.default for row in fields(table) if row.name in known}",
+        "options[row.name] = getattr(table, row.name)",
+        "options[row.name] = row.default",
         ("tests/unit/test_steps.py", "tests/unit/test_options.py"),
     ),
     Mutant(
         "numbers_have_no_largest_value",
         "options.py",
-        "            value = whole(row.name, value, low, high)\n",
-        "            value = whole(row.name, value, low)\n",
+        '_number(checks["low"], table), _number(checks["high"], table)',
+        '_number(checks["low"], table)',
         ("tests/unit/test_options.py", "tests/unit/test_bad_input.py"),
     ),
     Mutant(
