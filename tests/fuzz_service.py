@@ -52,9 +52,12 @@ class Client:
     def __init__(self, address: str) -> None:
         self.address = address
         self.connection = http.client.HTTPConnection(address, timeout=60)
+        self.answered = 0.0
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        if time.monotonic() - self.answered > 2:  # the index closes connections that nobody uses
+            self.connection.close()
         try:
             self.connection.request(method, path, data)
             answer = self.connection.getresponse()
@@ -62,6 +65,7 @@ class Client:
         except (OSError, http.client.HTTPException):
             self.connection.close()
             raise
+        self.answered = time.monotonic()
         return answer.status, json.loads(read) if read[:1] == b"{" else read
 
 

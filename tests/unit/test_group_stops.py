@@ -154,6 +154,14 @@ def test_ends_of_prompts_take_no_look_up_from_ends_of_sequences(before_end: int 
     manager.check_invariants()
 
 
+def test_the_first_turn_that_continues_a_prompt_takes_its_end_over_without_a_copy() -> None:
+    manager = after_one_turn(24)
+    handle = manager.admit([*range(9), 99])
+    assert manager.sequence(handle).num_cached_tokens == 9
+    assert len(manager.take_copies()) == 0
+    assert found(manager, 9) == 8
+
+
 def test_the_end_of_a_sequence_that_said_nothing_is_more_than_passed() -> None:
     manager = after_one_turn(24)
     handle = manager.admit(range(30, 39))
