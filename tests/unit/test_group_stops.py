@@ -154,6 +154,19 @@ def test_ends_of_prompts_take_no_look_up_from_ends_of_sequences(before_end: int 
     manager.check_invariants()
 
 
+def test_the_end_of_a_prompt_is_not_cached_if_look_ups_would_no_longer_see_another_end() -> None:
+    options: dict[str, Any] = {"groups": [FullAttention(), RecurrentState()], "block_size": 16}
+    manager = hybrid(2048, **options, debug=0, min_partial_tokens=1, prompt_end_stop=0)
+    for first in range(1000, 1000 + 128 * 10, 10):
+        handle = manager.admit(range(first, first + 3))
+        step(manager, handle, 3)
+        manager.free(handle)
+    assert manager.match(range(1000, 1009)).num_cached_tokens == 3
+    step(manager, manager.admit(range(3)), 3)
+    assert manager.match(range(1000, 1009)).num_cached_tokens == 3
+    assert found(manager, 3) == 0
+
+
 def test_the_first_turn_that_continues_a_prompt_takes_its_end_over_without_a_copy() -> None:
     manager = after_one_turn(24)
     handle = manager.admit([*range(9), 99])
