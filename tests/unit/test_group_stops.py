@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager, FullAttention, RecurrentState, SequenceStateError, StepError
+from blockmgr import (
+    BlockManager,
+    FullAttention,
+    Priority,
+    RecurrentState,
+    SequenceStateError,
+    StepError,
+)
 from tests.unit.hybrid import PROMPT, STATE, hybrid, step
 
 
@@ -185,6 +192,21 @@ def test_the_end_of_a_sequence_that_said_nothing_is_more_than_passed() -> None:
     manager.admit(range(50, 50 + 4 * (free + 2)))  # takes three blocks more
     assert manager.match([*range(30, 39), 99]).num_cached_tokens == 9
     assert (found(manager, 9), found(manager, 17)) == (8, 8)
+
+
+def test_the_end_of_a_prompt_that_is_retained_is_more_than_passed() -> None:
+    groups = [FullAttention(), RecurrentState()]
+    options: dict[str, Any] = {"groups": groups, "min_partial_tokens": 1, "retention": True}
+    manager = hybrid(18, **options, prompt_end_stop=0)
+    handle = manager.admit(range(9))
+    manager.retain(handle, 0, 9, priority=Priority.HIGH)
+    for stop in (8, 9):
+        step(manager, handle, stop)
+    manager.append(handle, range(9, 17))
+    step(manager, handle, 17)
+    manager.free(handle)
+    manager.admit(range(50, 50 + 4 * manager.stats().free_blocks))  # takes one block more
+    assert found(manager, 9) == 9
 
 
 def test_a_sequence_that_resumes_still_stops_at_the_end_of_its_prompt_only() -> None:
