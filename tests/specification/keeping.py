@@ -15,7 +15,7 @@ class ModelKeeping(ModelForgetting):
     # ---- units of attention -------------------------------------------------------------
 
     def follow(self, seq: Seq, *, within: bool = True) -> None:
-        """Caches what was computed, and releases what is not read any more.
+        """Caches what was computed, and releases what no later query reads.
 
         within: a state may be kept within a unit.
         """

@@ -22,7 +22,8 @@
 // last whole block, and its own end, a tail behind that block. Their states take blocks that could
 // hold a part of another path instead. Of the last two, the one that is expected to serve fewer
 // tokens a block is passed, until a prompt continues from it. So is the first one, unless others
-// continue there, too. What prompts continue from is counted: see ContinuedEnds.
+// continue there, too. What prompts continue from is counted: see ContinuedEnds. With
+// prompt_end_stop it leaves a fourth, near the end of its prompt, which is passed from the first.
 //
 // For each node, `near` is the length of the shortest prefix that ends at a boundary at or below the
 // node, as long as the next query there reads the node's unit in some group of attention. Longer

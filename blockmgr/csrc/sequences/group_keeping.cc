@@ -165,7 +165,8 @@ bool Sequences::cache_state(Handle handle) {
 }
 
 // A stop within a block, where prompts diverge: the computed tokens of the block become a findable
-// tail, and the sequence continues in copies, in all groups.
+// tail, and the sequence continues in copies, in all groups, if these take no more blocks than there
+// is room for. passed: it is near the end of a prompt, so it goes before others.
 void Sequences::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept {
   const std::int64_t unit = s.num_computed / config_.block_size;
   const auto rest = static_cast<int>(s.num_computed % config_.block_size);
