@@ -4,8 +4,8 @@ A bug of the core is compiled into it, without Python (see ``tests.core``), and 
 runs from several seeds, each of which must find the bug. A bug of the Python layer is planted in a
 copy of the package, whose tests are run. For a bug of groups of layers, the stress program runs
 first; its tests run only if that finds nothing, because they need a build of the extension. The
-exit code is 1 if a mutant survives or if the code no longer contains its text. ``--share 6 --word
-WORD`` plants one in six of the mutants; the word, in CI the id of the commit, decides which.
+exit code is 1 if a mutant survives. ``--share 6 --word WORD`` plants one in six of the mutants; the
+word, in CI the id of the commit, decides which.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.core.__main__ import CORE as SOURCES
 from tests.core.__main__ import HERE as HARNESS
 from tests.core.__main__ import core_files, policies, sources
+from tests.mutants.anchor import planted
 from tests.mutants.mutant import Mutant
 
 FOUND = re.compile(r"after (\d+) operations")
@@ -88,8 +89,9 @@ class Workshop:
         folder = self._folder / mutant.name
         folder.mkdir()
         program = folder / "stress"
-        build = self._build_whole if mutant.file.endswith(".h") else self._build
-        build(mutant, folder, program)
+        original, changed = planted(mutant)
+        build = self._build_whole if original.suffix == ".h" else self._build
+        build(original, changed, folder, program)
         found: list[int | None] = []
         for seed in seeds:
             # With a bug that never ends, other seeds would run equally long for the same result.
@@ -100,18 +102,19 @@ class Workshop:
         shutil.rmtree(folder)
         return tuple(found)
 
-    def _build(self, mutant: Mutant, folder: Path, program: Path) -> None:
-        original = SOURCES / mutant.file
+    def _build(self, original: Path, bytes_with_bug: bytes, folder: Path, program: Path) -> None:
         changed = folder / original.name
-        changed.write_text(planted(mutant, original))
+        changed.write_bytes(bytes_with_bug)
         objects = {**self._objects, original: self._compile(changed, folder / "changed.o", QUICK)}
         self._link(objects.values(), program)
 
-    def _build_whole(self, mutant: Mutant, folder: Path, program: Path) -> None:
+    def _build_whole(
+        self, original: Path, bytes_with_bug: bytes, folder: Path, program: Path
+    ) -> None:
         """Builds one unit in which the header with the bug is found before the original."""
-        changed = folder / mutant.file
+        changed = folder / original.relative_to(SOURCES)
         changed.parent.mkdir()
-        changed.write_text(planted(mutant, SOURCES / mutant.file))
+        changed.write_bytes(bytes_with_bug)
         unit = folder / "unit.cc"
         parts = (path for path in sources("stress") if path.name not in OTHERS)
         unit.write_text("".join(f'#include "{path}"\n' for path in parts))
@@ -138,14 +141,6 @@ class Workshop:
 def object_name(source: Path) -> str:
     """The name of an object file: two folders may have source files of the same name."""
     return f"{source.parent.name}-{source.stem}.o"
-
-
-def planted(mutant: Mutant, file: Path) -> str:
-    """The text of this file with the bug in it."""
-    text = file.read_text()
-    if (times := text.count(mutant.before)) != 1:
-        raise ValueError(f"{mutant.name}: {mutant.file} has its text {times} times, not once")
-    return text.replace(mutant.before, mutant.after)
 
 
 def bounded(seconds: int) -> None:

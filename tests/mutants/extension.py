@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mutants.core import planted
+from tests.mutants.anchor import CSRC, planted
 from tests.mutants.mutant import Mutant
 from tests.mutants.python import failures
 
@@ -23,7 +23,7 @@ class ExtensionBuild:
         self.folder = folder / "tree"
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "csrc")
         shutil.copytree(ROOT / "blockmgr", self.folder / "blockmgr", ignore=ignored)
-        shutil.copytree(ROOT / "blockmgr" / "csrc", self._sources)
+        shutil.copytree(CSRC, self._sources)
         for part in ("tests", "pyproject.toml"):
             (self.folder / part).symlink_to(ROOT / part)
         options = {
@@ -39,13 +39,13 @@ class ExtensionBuild:
 
     def plant(self, mutant: Mutant) -> None:
         """Builds the extension with this bug and without earlier ones."""
-        file = self._sources / mutant.file
-        original = file.read_text()
-        file.write_text(planted(mutant, file))
+        original, changed = planted(mutant)
+        file = self._sources / original.relative_to(CSRC)
+        file.write_bytes(changed)
         try:
             self._run("cmake", "--build", str(self._build))
         finally:
-            file.write_text(original)
+            shutil.copyfile(original, file)
         for extension in self._build.glob("_core*.so"):
             shutil.copy(extension, self.folder / "blockmgr" / extension.name)
 

@@ -10,10 +10,12 @@ class Mutant:
     """One planted bug."""
 
     name: str
-    file: str
-    """In ``blockmgr/csrc``, or in ``blockmgr`` if it is Python."""
+    function: str
+    """Its qualified name, without namespaces: ``Pool::pin``, or ``Stream.judge`` in Python."""
 
     before: str
+    """A pattern that the function has once, whatever white space is between its tokens."""
+
     after: str
     tests: tuple[str, ...] = ()
     """For a bug in Python or the extension: the tests that must find it."""
@@ -23,3 +25,6 @@ class Mutant:
 
     times: int = 1
     """For a bug in the core: a factor on the number of calls, for rare bugs."""
+
+    python: bool = False
+    """Whether it is in Python, not in C++."""

@@ -11,7 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutants.core import ENDLESS, planted
+from tests.mutants.anchor import PACKAGE, planted
+from tests.mutants.core import ENDLESS
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +31,9 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--no-header", *sys.
 def copied(mutant: Mutant, folder: Path) -> None:
     """Copies the package with the bug, and the installed extension."""
     package = folder / "blockmgr"
-    shutil.copytree(ROOT / "blockmgr", package)
-    (package / mutant.file).write_text(planted(mutant, package / mutant.file))
+    shutil.copytree(PACKAGE, package)
+    original, changed = planted(mutant)
+    (package / original.relative_to(PACKAGE)).write_bytes(changed)
     # Copies only the extension: the installed package would otherwise be found first.
     import blockmgr._core
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.mutants.planted.groups.bugs import TESTS as OF_GROUPS
+from tests.mutants.planted import OF_GROUPS
 
 ROOT = Path(__file__).parents[3]
 

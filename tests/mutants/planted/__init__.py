@@ -1,21 +1,59 @@
 """The planted bugs: those of other block managers, line by line in this one.
 
-A mutant is one replacement in one file. The replaced text must occur exactly once, so a mutant
-cannot disappear unnoticed when the code around it changes.
+Each file beside this one has entries such as
+
+    counts_a_pin_twice = ["Pool::pin", "++pins;", "pins += 2;", { times = 4 }]
+
+with the name of the bug, the function that gets it, a pattern that occurs once in the function
+(`tests.mutants.anchor`), what replaces it, and fields of `Mutant` that differ from the usual.
 """
 
 from __future__ import annotations
 
-from tests.mutants.planted.cache import CACHE
-from tests.mutants.planted.copies import COPIES
-from tests.mutants.planted.extension import EXTENSION
-from tests.mutants.planted.groups import GROUPS
-from tests.mutants.planted.identity import IDENTITY
-from tests.mutants.planted.lifetimes import LIFETIMES
-from tests.mutants.planted.nodes import NODES
-from tests.mutants.planted.policies import POLICIES
-from tests.mutants.planted.python import PYTHON
+import tomllib
+from pathlib import Path
+from typing import Any
 
-__all__ = ["CORE", "EXTENSION", "GROUPS", "PYTHON"]
+from tests.mutants.mutant import Mutant
 
-CORE = (*NODES, *CACHE, *COPIES, *IDENTITY, *LIFETIMES, *POLICIES)
+__all__ = ["CORE", "EXTENSION", "GROUPS", "OF_GROUPS", "PYTHON"]
+
+OF_GROUPS = (
+    "tests/unit/test_groups.py",
+    "tests/unit/test_group_admission.py",
+    "tests/unit/test_group_eviction.py",
+    "tests/unit/test_group_promises.py",
+    "tests/unit/test_group_stops.py",
+    "tests/groups/test_rules.py",
+    "tests/groups/test_steps.py",
+    "tests/groups/test_shares.py",
+    "tests/groups/test_events.py",
+    "tests/groups/test_retention.py",
+    "tests/groups/test_levels.py",
+    "tests/groups/test_holds.py",
+    "tests/groups/test_core.py",
+    "tests/groups/test_lockstep.py",
+)
+"""The tests that must find a bug of groups of layers, the quickest first."""
+
+
+def register(*names: str, **usual: Any) -> tuple[Mutant, ...]:
+    """The bugs of these files, in order."""
+    found = []
+    for name in names:
+        text = (Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8")
+        for bug, (function, before, after, *options) in tomllib.loads(text).items():
+            fields: dict[str, Any] = dict(usual)
+            for more in options:
+                fields |= more
+            fields["tests"] = tuple(fields.get("tests", ()))
+            found.append(Mutant(bug, function, before, after, **fields))
+    return tuple(found)
+
+
+CORE = register("nodes", "cache", "copies", "identity", "lifetimes", "policies")
+EXTENSION = register("extension")
+PYTHON = register("python", python=True)
+GROUPS = register(
+    "groups/places", "groups/admission", "groups/keeping", "groups/calls", tests=OF_GROUPS
+)
