@@ -16,10 +16,6 @@ grimp = pytest.importorskip("grimp", reason="needs import-linter: pip install --
 CORE = re.compile(r"from blockmgr import _core|from blockmgr\._core import")
 
 
-# Its blocks name their allocator, which makes them.
-APHRODITE = "blockmgr.ports.aphrodite."
-
-
 def imports() -> dict[str, set[str]]:
     """What each module imports, names of types included."""
     graph = grimp.build_graph("blockmgr", cache_dir=None)
@@ -35,7 +31,6 @@ def imports() -> dict[str, set[str]]:
             if not is_core(module, other)
         }
         for module in graph.modules
-        if not module.startswith(APHRODITE)
     }
 
 

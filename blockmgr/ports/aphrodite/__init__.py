@@ -7,9 +7,15 @@ tokens, and cached blocks are evicted in the order of the core.
 """
 
 from blockmgr.ports.aphrodite.block import Block, NullBlock
-from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
+from blockmgr.ports.aphrodite.block_allocator import (
+    BlockAllocator,
+    CopyOnWriteTracker,
+    ReadOnlyRefCounter,
+    RefCounter,
+)
 from blockmgr.ports.aphrodite.block_manager import BlockSpaceManager
 from blockmgr.ports.aphrodite.block_table import BlockTable
+from blockmgr.ports.aphrodite.caching import HitCounter
 from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.groups import EncoderDecoderError
@@ -18,12 +24,6 @@ from blockmgr.ports.aphrodite.naive_block import NaiveBlock, NaiveBlockAllocator
 from blockmgr.ports.aphrodite.prefix_caching_block import (
     PrefixCachingBlock,
     PrefixCachingBlockAllocator,
-)
-from blockmgr.ports.aphrodite.trackers import (
-    CopyOnWriteTracker,
-    HitCounter,
-    ReadOnlyRefCounter,
-    RefCounter,
 )
 
 __all__ = [

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, ClassVar
 from blockmgr.arguments import integer
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.aphrodite.block import Block, BlockView
-from blockmgr.ports.aphrodite.block_list import FREED, BlockList
-from blockmgr.ports.aphrodite.caching import PrefixCache
+from blockmgr.ports.aphrodite.block import Block, BlockList, BlockView
+from blockmgr.ports.aphrodite.caching import FREED, HitCounter, PrefixCache
 from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import check_sizes
-from blockmgr.ports.aphrodite.trackers import CopyOnWriteTracker, HitCounter, RefCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["BlockAllocator"]
+__all__ = ["BlockAllocator", "CopyOnWriteTracker", "ReadOnlyRefCounter", "RefCounter"]
 
 
 class BlockAllocator:
@@ -356,3 +354,79 @@ def _checked_ids(block_ids: Iterable[int] | None, num_blocks: int) -> Sequence[i
             f"{len(set(ids))} are distinct, the smallest {min(ids, default=None)}"
         )
     return range(num_blocks) if ids == tuple(range(num_blocks)) else ids
+
+
+class ReadOnlyRefCounter:
+    """The number of references to each physical block."""
+
+    __slots__ = ("_allocator",)
+
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
+
+    def get(self, block_id: int) -> int:
+        """References to a physical block.
+
+        Raises:
+            ValueError: Not a block of this allocator.
+        """
+        return self._allocator.pool.ref_count(self._allocator.pool_block(block_id))
+
+    def incr(self, block_id: int) -> int:
+        """Always raises: this counter is read-only."""
+        raise TypeError(f"cannot add a reference to block {block_id}: this counter is read-only")
+
+    def decr(self, block_id: int) -> int:
+        """Always raises: this counter is read-only."""
+        raise TypeError(f"cannot drop a reference to block {block_id}: this counter is read-only")
+
+
+class RefCounter(ReadOnlyRefCounter):
+    """A writable counter, for callers that hold blocks without ``Block`` objects."""
+
+    __slots__ = ()
+
+    def incr(self, block_id: int) -> int:
+        """Adds a reference to a held or cached block; returns the count.
+
+        Raises:
+            BlockStateError: The block is not held, and it is not cached.
+            ValueError: Not a block of this allocator.
+        """
+        self._allocator.pool.acquire([self._allocator.pool_block(block_id)], found=False)
+        return self.get(block_id)
+
+    def decr(self, block_id: int) -> int:
+        """Drops a reference; returns the remaining count.
+
+        Raises:
+            BlockStateError: The block is not held.
+            ValueError: Not a block of this allocator.
+        """
+        self._allocator.pool.release([self._allocator.pool_block(block_id)])
+        return self.get(block_id)
+
+    def as_readonly(self) -> ReadOnlyRefCounter:
+        """A read-only view of the counts."""
+        return ReadOnlyRefCounter(self._allocator)
+
+
+class CopyOnWriteTracker:
+    """Tracks the blocks to copy before the next forward."""
+
+    __slots__ = ("_allocator",)
+
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
+
+    def is_appendable(self, block: Block) -> bool:
+        """Whether tokens can be added to the block without moving it."""
+        return self._allocator.is_appendable(block)
+
+    def cow_block_if_not_appendable(self, block: Block) -> int | None:
+        """As in ``BlockAllocator.cow_block_if_not_appendable``."""
+        return self._allocator.cow_block_if_not_appendable(block)
+
+    def clear_cows(self) -> dict[int, list[int]]:
+        """As in ``BlockAllocator.clear_copy_on_writes``."""
+        return self._allocator.clear_copy_on_writes()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
-from blockmgr.ports.aphrodite.block import Block, BlockView
-from blockmgr.ports.aphrodite.block_list import FREED, BlockList
+from blockmgr.ports.aphrodite.block import Block, BlockList, BlockView
+from blockmgr.ports.aphrodite.caching import FREED
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import Device, NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
+    from blockmgr.ports.aphrodite.caching import PrefixCache
 
 __all__ = ["BlockTable", "Growth", "blocks_needed", "blocks_needed_unshared"]
 
@@ -330,10 +330,10 @@ class BlockTable:
         return self._allocator.device_of(self._allocated().allocator)
 
     @property
-    def pool_blocks(self) -> tuple[BlockAllocator, list[int]]:
-        """The allocator of the blocks, and the blocks of its pool."""
+    def cached_blocks(self) -> tuple[PrefixCache, list[int]]:
+        """The prefix cache of the blocks' pool, and the blocks."""
         blocks = self._allocated()
-        return blocks.allocator, blocks.blocks
+        return blocks.allocator.prefix_cache, blocks.blocks
 
     def _allocated(self) -> BlockList:
         if self._blocks is None:

@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from blockmgr.ports.aphrodite.block_list import FREED
 from blockmgr.ports.aphrodite.tokens import extra_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.block_list import BlockList, Place
 
-__all__ = ["PrefixCache"]
+__all__ = ["FREED", "Columns", "HitCounter", "Place", "PrefixCache"]
+
+FREED = -1
+"""The entry of a list in place of a freed block."""
+
+
+class Columns(Protocol):
+    """What is cached of consecutive blocks of one sequence: ``BlockList`` has the fields."""
+
+    blocks: list[int]
+    tokens: list[tuple[int, ...]]
+    cached: bytearray
+    extras: dict[int, int]
+
+    def place_before(self, index: int) -> Place | None:
+        """The position of the previous block; None at the start of a sequence."""
+
+
+Place: TypeAlias = tuple[Columns, int]
+"""A list and an index in it."""
+
+
+class HitCounter:
+    """Counts full blocks looked up, and those of them that were cached."""
+
+    __slots__ = ("num_hits", "num_queries")
+
+    num_queries: int
+    """Full blocks looked up."""
+
+    num_hits: int
+    """Number of those that were cached."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def count(self, num_queries: int, num_hits: int) -> None:
+        """Adds a look-up of this many blocks."""
+        self.num_queries += num_queries
+        self.num_hits += num_hits
+
+    def restart(self) -> None:
+        """Resets the counts to 0."""
+        self.num_queries = self.num_hits = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over queries since the last reset, in ``0 … 1``; 0 without queries."""
+        return self.num_hits / self.num_queries if self.num_queries else 0.0
 
 
 class PrefixCache:
@@ -64,7 +110,7 @@ class PrefixCache:
 
     def chain(
         self,
-        blocks: BlockList,
+        blocks: Columns,
         start: int,
         parent: int | None,
         tokens: tuple[int, ...],
@@ -96,7 +142,7 @@ class PrefixCache:
             self._uncomputed.update(fresh)
         blocks.cached[start : start + num_full] = b"\1" * num_full
 
-    def promote(self, blocks: BlockList, index: int) -> None:
+    def promote(self, blocks: Columns, index: int) -> None:
         """Caches a full block, or makes it wait.
 
         It is not replaced by an equal block whose K/V is not written: its own K/V is, except for
@@ -130,7 +176,7 @@ class PrefixCache:
             if blocks.blocks[index] == block and not blocks.cached[index]:
                 self.promote(blocks, index)
 
-    def fork(self, parts: list[tuple[BlockList, int]], copy: BlockList) -> None:
+    def fork(self, parts: Sequence[Place], copy: Columns) -> None:
         """Makes the waiting blocks of these lists wait in a copy of them as well."""
         start = 0
         for part, count in parts if self._waiting else ():
@@ -146,7 +192,7 @@ class PrefixCache:
         self._uncomputed.update(late)
         self._unwritten.update((block, self._pool.generation(block)) for block in late)
 
-    def leave(self, blocks: BlockList) -> None:
+    def leave(self, blocks: Columns) -> None:
         """Records that a list has left this pool."""
         for place in [place for place in self._waiting if place[0] is blocks]:
             del self._waiting[place]

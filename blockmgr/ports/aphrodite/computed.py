@@ -79,13 +79,13 @@ class ComputedBlocksTracker:
             return 0
         if getattr(seq, "is_prefill", bool)() and name in self._known:
             return self._known[name]
-        size, pool = self._allocator.block_size, self._allocator.pool_of(Device.GPU)
+        size, cache = self._allocator.block_size, self._allocator.pool_of(Device.GPU).prefix_cache
         table = self._tables.get(name)
         if table is None:
-            blocks = pool.prefix_cache.find(tuple(tokens), -1, extra)
+            blocks = cache.find(tuple(tokens), -1, extra)
         else:
-            pool, blocks = table.pool_blocks
-        computed = sum(1 for _ in takewhile(pool.is_computed, blocks[: len(tokens) // size]))
+            cache, blocks = table.cached_blocks
+        computed = sum(1 for _ in takewhile(cache.is_computed, blocks[: len(tokens) // size]))
         self._known[name] = computed * size
         return computed * size
 

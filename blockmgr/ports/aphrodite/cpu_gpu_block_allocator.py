@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
 from blockmgr.arguments import whole
-from blockmgr.ports.aphrodite.block import Block, NullBlock
+from blockmgr.ports.aphrodite.block import Block, BlockList, NullBlock
 from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
-from blockmgr.ports.aphrodite.block_list import BlockList
 from blockmgr.ports.aphrodite.interfaces import Device, the_same
 from blockmgr.ports.aphrodite.naive_block import NaiveBlock, NaiveBlockAllocator
 from blockmgr.ports.aphrodite.prefix_caching_block import PrefixCachingBlockAllocator
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.aphrodite.block import BlockView
+    from blockmgr.ports.aphrodite.block import Allocator, BlockView
 
 __all__ = ["CpuGpuBlockAllocator"]
 
@@ -112,7 +111,7 @@ class CpuGpuBlockAllocator:
             raise ValueError(f"device must have blocks, got {device}")
         return allocator
 
-    def device_of(self, allocator: BlockAllocator) -> Device:
+    def device_of(self, allocator: Allocator) -> Device:
         """The device of an allocator.
 
         Raises:
@@ -213,10 +212,10 @@ class CpuGpuBlockAllocator:
     def _allocator_of(self, block: Block) -> BlockAllocator:
         if not isinstance(block, Block) or isinstance(block, NullBlock):
             raise TypeError(f"block must be one of an allocator, got {type(block).__name__}")
-        allocator = block.place[0].allocator
-        if not any(allocator is known for known in self._allocators.values()):
-            raise ValueError("block belongs to another allocator")
-        return allocator
+        for known in self._allocators.values():
+            if block.place[0].allocator is known:
+                return known
+        raise ValueError("block belongs to another allocator")
 
     def clear_copy_on_writes(self) -> list[tuple[int, int]]:
         """(source, destination) of the copies to run on the device before the next forward."""

@@ -6,13 +6,13 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockmgr.errors import BlockStateError
-from blockmgr.ports.aphrodite.block_list import FREED
+from blockmgr.ports.aphrodite.caching import FREED
 from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import extra_bytes
 
 if TYPE_CHECKING:
+    from blockmgr.ports.aphrodite.block import BlockList
     from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
-    from blockmgr.ports.aphrodite.block_list import BlockList
 
 __all__ = ["Swap"]
 
