@@ -1,6 +1,6 @@
 """Where a planted bug goes: a function, found by its name in all files, and a pattern in it.
 
-So code may move to another file, or be formatted anew, without an edit of a planted bug.
+So code may move to another file, or be formatted again, without an edit of a planted bug.
 """
 
 from __future__ import annotations
