@@ -367,7 +367,7 @@ void count_tails() {
       free();
     }
   }
-  require(world.core.counters().partial_hit_tokens > 0, "no tail is found");
+  require(world.core.counters.partial_hit_tokens > 0, "no tail is found");
 }
 
 void count_pool() {

@@ -42,10 +42,11 @@ template struct Commits<&Policy::admitted, &Policy::on_hit, &Policy::victim>;
 template struct Commits<&BlockPool::acquire_run, &BlockPool::run_from>;
 template struct Commits<&Store::move_to_fresh, &Store::make_findable, &Store::drop_reference,
                         &Store::abort_copies>;
-template struct Commits<&Sequences::occupy, &Sequences::store_tokens, &Sequences::release_blocks,
-                        &Sequences::cache_tail, &Sequences::supersede_tails,
-                        &Sequences::make_private, &Sequences::grow,
-                        &Sequences::promote_all, &Sequences::promote, &Sequences::deduplicate,
-                        &Sequences::note_unwritten, &Sequences::limit_computed>;
+template struct Commits<&Rows::store_tokens, &Rows::note_unwritten, &Rows::limit_computed>;
+template struct Commits<&Growing::make_private, &Growing::grow>;
+template struct Commits<&Committing::cache_tail, &Committing::supersede_tails,
+                        &Committing::promote_all, &Committing::promote, &Committing::deduplicate>;
+template struct Commits<&Admitting::occupy>;
+template struct Commits<&Ending::release_blocks>;
 
 }  // namespace blockmgr::testing

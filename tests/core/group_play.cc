@@ -198,8 +198,8 @@ GroupPlay::Tables GroupPlay::tables(const Seq& seq) const {
   for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
     const std::int32_t* from =
         static_cast<int>(g) == config.full_group
-            ? core_.shown_tables().data() + row * config.row_width
-            : core_.shown_groups().data() +
+            ? core_.shown_tables.data() + row * config.row_width
+            : core_.shown_groups.data() +
                   (further++ * std::int64_t{config.max_seqs} + row) * config.row_width;
     tables.emplace_back(from, from + (setup_.groups[g].recurrent() ? 1 : units));
   }

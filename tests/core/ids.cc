@@ -151,7 +151,7 @@ int main(int argc, char** argv) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   const double growth = 100.0 * static_cast<double>(most - before) / static_cast<double>(before);
-  const Counters& counters = traffic.core().counters();
+  const Counters& counters = traffic.core().counters;
   std::printf(
       "%lld sequences, %lld blocks evicted, %lld copies, %lld tokens found of %lld\n"
       "%.0f s, growth after warm-up %.2f %% (at most 1 %%)\n",

@@ -390,7 +390,7 @@ void World::reset(bool reset_hit_rate) {
     for (int i = 0; i < core_.pool().num_partitions(); ++i)
       EXPECT(!core_.pool().past(i) || core_.pool().past(i)->num_ghosts() == 0,
              "evicted blocks are remembered after a reset");
-    EXPECT(!reset_hit_rate || core_.recent_hits().sums().requests == 0,
+    EXPECT(!reset_hit_rate || core_.recent_hits.sums().requests == 0,
            "requests are remembered after a reset");
     for (const EntryPtr& entry : entries_) {
       entry->outdated = entry->running;

@@ -133,7 +133,7 @@ std::vector<EntryPtr> World::to_launch() const {
     const EntryPtr& entry = by_row[row];
     const std::int64_t due =
         entry && entry->running ? static_cast<std::int64_t>(entry->tokens.size()) : 0;
-    EXPECT(settings_.scribbles || core_.shown_lengths()[row] == due,
+    EXPECT(settings_.scribbles || core_.shown_lengths[row] == due,
            "a row has a wrong length");
     if (entry) found.push_back(entry);
   }

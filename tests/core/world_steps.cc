@@ -346,17 +346,17 @@ void World::check_shown() {
     const std::vector<std::int32_t> blocks = blocks_of(*entry);
     std::copy(blocks.begin(), blocks.end(), due.begin());
     EXPECT(std::equal(due.begin(), due.end(),
-                      core_.shown_tables().data() + row * config_.row_width),
+                      core_.shown_tables.data() + row * config_.row_width),
            "a shown table differs from the sequence's");
     taken[static_cast<std::size_t>(row)] = true;
     lengths[static_cast<std::size_t>(row)] =
         entry->running ? static_cast<std::int32_t>(s.num_tokens) : 0;
   }
-  EXPECT(std::equal(lengths.begin(), lengths.end(), core_.shown_lengths().data()),
+  EXPECT(std::equal(lengths.begin(), lengths.end(), core_.shown_lengths.data()),
          "a shown length differs from the sequence's");
   for (std::int64_t row = 0; row < config_.max_seqs; ++row) {
     if (taken[static_cast<std::size_t>(row)]) continue;
-    const std::int32_t* shown = core_.shown_tables().data() + row * config_.row_width;
+    const std::int32_t* shown = core_.shown_tables.data() + row * config_.row_width;
     EXPECT(std::all_of(shown, shown + config_.row_width, [](std::int32_t b) { return b == 0; }),
            "a row without a sequence shows blocks");
   }
@@ -366,10 +366,10 @@ void World::check_shown() {
 // other sequences. They are then useless to that caller, but must not affect the core.
 void World::scribble() const {
   static constexpr std::int32_t kNonsense[] = {-1, INT32_MIN, INT32_MAX, 0, 1, 2};
-  for (std::size_t i = 0; i < core_.shown_tables().size(); ++i)
-    core_.shown_tables()[i] = kNonsense[(i + static_cast<std::size_t>(calls_)) % 6];
-  for (std::size_t i = 0; i < core_.shown_lengths().size(); ++i)
-    core_.shown_lengths()[i] = kNonsense[i % 6];
+  for (std::size_t i = 0; i < core_.shown_tables.size(); ++i)
+    core_.shown_tables[i] = kNonsense[(i + static_cast<std::size_t>(calls_)) % 6];
+  for (std::size_t i = 0; i < core_.shown_lengths.size(); ++i)
+    core_.shown_lengths[i] = kNonsense[i % 6];
 }
 
 void World::check_common_prefix() {

@@ -38,17 +38,17 @@ nb::object shared_view(const ZeroedArray<std::int32_t>& array, const nb::tuple& 
 
 nb::object block_tables(Core& self) {
   const Config& config = self.core.config();
-  return shared_view(self.core.shown_tables(), nb::make_tuple(config.max_seqs, config.row_width));
+  return shared_view(self.core.shown_tables, nb::make_tuple(config.max_seqs, config.row_width));
 }
 
 nb::object group_tables(Core& self) {
   const Config& config = self.core.config();
-  return shared_view(self.core.shown_groups(), nb::make_tuple(config.groups.size(), config.max_seqs,
+  return shared_view(self.core.shown_groups, nb::make_tuple(config.groups.size(), config.max_seqs,
                                                               config.row_width));
 }
 
 nb::object seq_lens(Core& self) {
-  return shared_view(self.core.shown_lengths(), nb::make_tuple(self.core.config().max_seqs));
+  return shared_view(self.core.shown_lengths, nb::make_tuple(self.core.config().max_seqs));
 }
 
 void bind_shared_memory(nb::module_& m) {

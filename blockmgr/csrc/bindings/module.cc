@@ -316,7 +316,7 @@ void complete(Core& self, nb::handle ticket) { self.core.complete(step_argument(
 // Each as make(handle, index, old, new). The log forgets them once all are made.
 nb::list take_remaps(Core& self, nb::handle make) {
   for (;;) {
-    const Sequences::Remaps remaps = self.core.remaps();
+    const Remaps remaps = self.core.remaps();
     nb::list result = made(nb::list());
     for (const RemapRecord& r : remaps.records)
       result.append(in_python([&] { return make(r.handle, r.index, r.old_block, r.new_block); }));

@@ -83,7 +83,7 @@ nb::dict stats(Core& self) {
     const auto summed = [&](std::int64_t RetainingPolicy::Counts::*count) {
       return core.sum_retained([count](const RetainingPolicy& r) { return r.counts().*count; });
     };
-    const Counters& n = core.counters();
+    const Counters& n = core.counters;
     const Pool& pool = core.pool();
     return std::to_array<Fact>({
         {"capacity", pool.capacity()},
@@ -126,7 +126,7 @@ nb::dict stats(Core& self) {
 }
 
 nb::tuple recent_hits(Core& self) {
-  const auto sums = self.read([](const Sequences& core) { return core.recent_hits().sums(); });
+  const auto sums = self.read([](const Sequences& core) { return core.recent_hits.sums(); });
   return nb::make_tuple(sums.requests, sums.query_tokens, sums.hit_tokens);
 }
 

@@ -28,7 +28,7 @@ class Audit : public BlockAudit {
  private:
   void check_sequences() {
     std::size_t unused = 0;
-    for (const Sequence& s : core_.sequences_) {
+    for (const Sequence& s : core_.sequences) {
       const std::int64_t row = core_.row_of(s);
       const std::string who = "row " + std::to_string(row);
       const std::int32_t* t = core_.table_at(row);
@@ -64,7 +64,7 @@ class Audit : public BlockAudit {
       BLOCKMGR_EXPECT(!s.outdated || (s.num_chained == 0 && s.state == Sequence::kRunning),
                       who + " is cached and runs on what was forgotten");
       BLOCKMGR_EXPECT(!core_.is_computing(s) ||
-                          core_.computing_.contains(static_cast<std::uint32_t>(row)),
+                          core_.computing.contains(static_cast<std::uint32_t>(row)),
                       who + " has blocks to commit that no observer is notified of");
       if (s.state == Sequence::kUnused) continue;
       ++root_refs(s.root);
@@ -77,7 +77,7 @@ class Audit : public BlockAudit {
     }
     for (const ExtrasMap* map : extras_holders_)
       for (const auto& entry : map->ids()) ++extras_refs(entry.second);
-    BLOCKMGR_EXPECT(unused == core_.unused_rows_.size(), "the list of unused rows is wrong");
+    BLOCKMGR_EXPECT(unused == core_.unused_rows.size(), "the list of unused rows is wrong");
   }
 
   // It has a part of each unit from the first on that the group still reads, and states of its own.
@@ -178,21 +178,21 @@ std::vector<std::string> Sequences::violations() const { return Audit(*this).run
 
 std::string Sequences::fingerprint() const {
   std::string out = block_fingerprint(nodes_, index_, pool_, copies_);
-  for (const Sequence& s : sequences_) {
-    put_numbers(out, s.generation - first_generation_, s.state, s.num_blocks, s.num_chained,
+  for (const Sequence& s : sequences) {
+    put_numbers(out, s.generation - first_generation, s.state, s.num_blocks, s.num_chained,
                 s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), s.root,
                 s.partition, s.num_waiting(), s.outdated);
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);
   }
-  const Counters& n = counters_;
+  const Counters& n = counters;
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
               n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, remaps_.size(),
               remaps_lost_, step_, last_ticket_, open_steps_.size());
-  for (NodeId b = 0; holds_ && b < nodes_.count; ++b)
+  for (NodeId b = 0; b < nodes_.count; ++b)
     if (num_holds(b)) put_numbers(out, b, num_holds(b));
-  recent_hits_.fingerprint(out);
+  recent_hits.fingerprint(out);
   return out;
 }
 

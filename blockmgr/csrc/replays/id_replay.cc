@@ -147,8 +147,8 @@ void IdReplay::end(std::size_t request, Handle handle) {
 ReplayCounts IdReplay::counts() const {
   ReplayCounts counts = counts_;
   counts.evictions = core_.pool().num_evicted();
-  counts.deduplicated = core_.counters().deduplicated_blocks;
-  counts.peak_used_blocks = core_.counters().peak_used_blocks;
+  counts.deduplicated = core_.counters.deduplicated_blocks;
+  counts.peak_used_blocks = core_.counters.peak_used_blocks;
   return counts;
 }
 

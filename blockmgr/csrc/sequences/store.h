@@ -124,13 +124,6 @@ class Store {
   // Once they are passed on. False: there are others by now, and nothing is dropped.
   bool drop_events(std::int64_t version);
 
- protected:
-  // what: the kind of holder, for messages. make: makes a policy of the caller's own, for each
-  // partition that has blocks; empty: the config names one.
-  Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
-        const PolicyMaker& make = nullptr);
-  ~Store() = default;
-
   // take_copies, copies_aborted and return_copies under a monitor that the caller holds.
   std::int64_t take_plan(std::vector<BlockCopy>& copies);
   void abort_plan(std::int64_t ticket);
@@ -192,6 +185,13 @@ class Store {
   std::int64_t pin_chain(RetainingPolicy& policy, NodeId tail, std::int64_t num_blocks,
                          const std::function<void(std::int64_t)>& announce);
 
+ protected:
+  // what: the kind of holder, for messages. make: makes a policy of the caller's own, for each
+  // partition that has blocks; empty: the config names one.
+  Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
+        const PolicyMaker& make = nullptr);
+  ~Store() = default;
+
   std::unique_ptr<Digester> digester_;
   Nodes nodes_;
   PrefixIndex index_;
@@ -215,6 +215,8 @@ class Store {
 
  private:
   friend class Audit;
+  template <class, class...>
+  friend class Part;
   void release_destination(NodeId b) noexcept;
   void name_partitions(const StoreConfig& config);
   void observe(const StoreConfig& config, const PolicyMaker& make);

@@ -1,16 +1,18 @@
-// Why a prompt is found no further than it is. For people: nothing here is in a hurry.
 #include <algorithm>
+#include <cstring>
 
 #include "sequences/sequences.h"
 
 namespace blockmgr {
 
+namespace {
+
 // Where else the blocks of a prompt are cached: under any namespace, with any extra keys.
-class Sequences::Elsewhere {
+class Elsewhere {
  public:
-  Elsewhere(const Sequences& core, const Prompt& prompt, std::uint32_t root)
-      : core_(core), prompt_(prompt) {
-    for (std::uint32_t r = 0; r < core.index_.num_roots(); ++r)
+  Elsewhere(const Rows& rows, const Prompt& prompt, std::uint32_t root)
+      : rows_(rows), prompt_(prompt) {
+    for (std::uint32_t r = 0; r < rows.index().num_roots(); ++r)
       (r == root ? here_ : others_).push_back(root_node(r));
   }
   // Steps over one more block; afterwards here() and others() say where all blocks so far are.
@@ -23,80 +25,83 @@ class Sequences::Elsewhere {
 
  private:
   void step(std::int64_t logical, std::vector<NodeId>& nodes) {
-    const int size = core_.config_.block_size;
+    const int size = rows_.config().block_size;
     const Token* tokens = prompt_.tokens + logical * size;
     next_.clear();
     for (const NodeId node : nodes)
-      for (NodeId child = core_.index_.first_child(node); child >= 0;
-           child = core_.nodes_[child].next_sibling)
-        if (core_.nodes_[child].key_tokens == size &&
-            same_tokens(core_.nodes_.tokens(child), tokens, size))
+      for (NodeId child = rows_.index().first_child(node); child >= 0;
+           child = rows_.nodes()[child].next_sibling)
+        if (rows_.nodes()[child].key_tokens == size &&
+            same_tokens(rows_.nodes().tokens(child), tokens, size))
           next_.push_back(child);
     nodes.swap(next_);
   }
 
-  const Sequences& core_;
+  const Rows& rows_;
   const Prompt& prompt_;
   std::vector<NodeId> here_;
   std::vector<NodeId> others_;
   std::vector<NodeId> next_;
 };
 
+}  // namespace
+
 // The most leading tokens that any child of the node has in common with these.
-std::int64_t Sequences::longest_child_prefix(const Token* tokens, std::uint32_t extras,
-                                             NodeId node) const {
+std::int64_t Explaining::longest_child_prefix(const Token* tokens, std::uint32_t extras,
+                                              NodeId node) const {
   std::int64_t most = 0;
-  for (NodeId child = index_.first_child(node); child >= 0; child = nodes_[child].next_sibling) {
-    const Node& record = nodes_[child];
+  for (NodeId child = index().first_child(node); child >= 0; child = nodes()[child].next_sibling) {
+    const Node& record = nodes()[child];
     if (record.extras != extras) continue;
     std::int64_t n = 0;
-    while (n < record.key_tokens && nodes_.tokens(child)[n] == tokens[n]) ++n;
+    while (n < record.key_tokens && nodes().tokens(child)[n] == tokens[n]) ++n;
     most = std::max(most, n);
   }
   return most;
 }
 
 // The group, in the order of the engine, that does not serve so many blocks of a cached chain.
-int Sequences::refusing_group(const NodeId* chain, std::int64_t length) const {
-  for (int g = 0; g < groups_->num_groups(); ++g) {
-    if (groups_->group(g).recurrent()) {
-      const NodeId state = groups_->cached(g, chain[length - 1]);
-      if (state < 0 || groups_->is_being_kept(state)) return in_engine(g);
+int Explaining::refusing_group(const NodeId* chain, std::int64_t length) const {
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) {
+      const NodeId state = groups()->cached(g, chain[length - 1]);
+      if (state < 0 || groups()->is_being_kept(state)) return rows().in_engine(g);
       continue;
     }
-    const std::int64_t first = groups_->first_unit(g, length * config_.block_size);
+    const std::int64_t first = groups()->first_unit(g, length * config().block_size);
     for (std::int64_t unit = first; unit < length; ++unit)
-      if (groups_->cached(g, chain[unit]) < 0) return in_engine(g);
+      if (groups()->cached(g, chain[unit]) < 0) return rows().in_engine(g);
   }
   return -1;
 }
 
-ExplainResult Sequences::explain(const Prompt& prompt) {
-  Call call(*this);
+ExplainResult Explaining::explain(const Prompt& prompt) {
+  Call call(rows());
   const std::int64_t count = prompt.num_tokens;
-  if (blocks_for(count) > config_.row_width) throw_never_fits(count, 0, partition_of(prompt.name));
+  if (rows().blocks_for(count) > config().row_width)
+    use<Needs>().throw_never_fits(count, 0, rows().partition_of(prompt.name));
   ExplainResult result;
-  if (!digester_) {
+  if (!digester()) {
     result.missed.push_back({Miss::kCachingOff, count});
     return result;
   }
-  const std::int64_t size = config_.block_size;
+  const std::int64_t size = config().block_size;
   const std::int64_t limit = (count - 1) / size;  // the last token is always left to compute
-  const std::uint32_t root = index_.find_root(prompt.name);
-  const ExtrasIds extras = known_extras(index_.extras(), prompt.extras);
+  const std::uint32_t root = index().find_root(prompt.name);
+  const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
   Found found;
   if (root != kUnknownId) {
-    find_prefix(prompt.tokens, count, root_node(root), &extras, found);
-    if (!groups_) find_partial(prompt.tokens, count, &extras, found);
+    use<Finding>().find_prefix(prompt.tokens, count, root_node(root), &extras, found);
+    if (!groups()) use<Finding>().find_partial(prompt.tokens, count, &extras, found);
   }
   result.num_partial = found.num_partial;
   result.num_cached = found.num_full * size + found.num_partial;
   std::int64_t num_served = found.num_full;  // whole blocks of what is found
-  if (groups_ && root != kUnknownId) {
-    const Applicant applicant{root_node(root), &extras, partition_of(root), 0, true};
-    const GroupedFound grouped = find_grouped(prompt.tokens, count, applicant);
-    const bool within = grouped.partial.partial >= 0 &&
-                        grouped.partial.num_full >= grouped.whole.num_full;
+  if (groups() && root != kUnknownId) {
+    const Applicant applicant{root_node(root), &extras, rows().partition_of(root), 0, true};
+    const GroupedFound grouped = use<Finding>().find_grouped(prompt.tokens, count, applicant);
+    const bool within =
+        grouped.partial.partial >= 0 && grouped.partial.num_full >= grouped.whole.num_full;
     const Found& best = within ? grouped.partial : grouped.whole;
     num_served = best.num_full;
     result.num_partial = best.num_partial;
@@ -109,25 +114,25 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
   const bool missing = found.num_full < limit;
   const std::int64_t held =
       missing && root != kUnknownId
-          ? count_with_computing(prompt.tokens, limit, root, extras, found)
+          ? use<Finding>().count_with_computing(prompt.tokens, limit, root, extras, found)
           : 0;
-  Elsewhere elsewhere(*this, prompt, root);
+  Elsewhere elsewhere(rows(), prompt, root);
   if (missing)
     for (std::int64_t i = 0; i < found.num_full; ++i) elsewhere.step(i);
-  const int partition = partition_of(root);
-  const ReuseTracker* reuse = pool_.past(partition);
+  const int partition = rows().partition_of(root);
+  const ReuseTracker* reuse = pool().past(partition);
   std::uint8_t digest[kMaxDigest];
   if (missing && reuse) {
     if (root != kUnknownId) {
-      std::memcpy(digest, index_.digest_of(found.node),
-                  static_cast<std::size_t>(nodes_.digest_size));
+      std::memcpy(digest, index().digest_of(found.node),
+                  static_cast<std::size_t>(nodes().digest_size));
     } else {
-      index_.digest_root(prompt.name, digest);
+      index().digest_root(prompt.name, digest);
     }
   }
-  const std::int64_t evicted = pool_.partition(partition).num_evicted;
+  const std::int64_t evicted = pool().partition(partition).num_evicted;
   const bool all_known =
-      !counters_.forgotten_blocks && (reuse ? !reuse->num_forgotten() : !evicted);
+      !rows().counters.forgotten_blocks && (reuse ? !reuse->num_forgotten() : !evicted);
   Miss unseen = all_known ? Miss::kNeverSeen : Miss::kNotRemembered;
   auto keys = prompt.extras.begin();
   for (std::int64_t i = found.num_full; i < limit; ++i) {
@@ -138,7 +143,7 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
     if (reuse) {
       while (keys != prompt.extras.end() && keys->first < i) ++keys;
       const bool has_keys = keys != prompt.extras.end() && keys->first == i;
-      index_.digest(digest, has_keys ? keys->second : std::string_view(), tokens, digest);
+      index().digest(digest, has_keys ? keys->second : std::string_view(), tokens, digest);
       ghost = reuse->find(digest);
     }
     if (i < held) {
@@ -146,7 +151,7 @@ ExplainResult Sequences::explain(const Prompt& prompt) {
     } else if (ghost >= 0) {
       missed.reason = Miss::kEvicted;
       missed.more_blocks = std::max<std::int64_t>(
-          reuse->place_of_ghost(ghost) - pool_.partition(partition).capacity, 0);
+          reuse->place_of_ghost(ghost) - pool().partition(partition).capacity, 0);
       missed.evicted_ago = reuse->evicted_ago(ghost);
     } else if (elsewhere.here()) {
       missed.reason = Miss::kOtherExtras;

@@ -1,0 +1,388 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// All counting happens here, before any change.
+AdmissionPlan Admitting::plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
+                                        const Applicant& applicant) {
+  AdmissionPlan plan;
+  if (groups()) [[unlikely]] {
+    plan_grouped(tokens, count, slots, applicant, plan);
+    return plan;
+  }
+  Found& found = plan.found;
+  if (applicant.read_cache && applicant.root != kNoNode) {
+    const std::int64_t looked_up = applicant.looked_up(count);
+    use<Finding>().find_prefix(tokens, looked_up, applicant.root, applicant.extras, found);
+    if (rows().blocks_for(std::max(slots, applicant.due_cached)) > found.num_full)
+      use<Finding>().find_partial(tokens, looked_up, applicant.extras, found);
+  }
+  const std::int64_t left = rows().available(applicant.partition);
+  plan.demand = use<Needs>().demand(found, slots);
+  plan.fits = plan.demand.fits(left, applicant.held_back);
+  if (found.partial >= 0 && applicant.due_cached < 0 && !plan.fits) {
+    // A copy holds its source as well; without it the prompt may still fit.
+    found.partial = kNoNode;
+    found.num_partial = 0;
+    found.take_over = false;
+    plan.demand = use<Needs>().demand(found, slots);
+    plan.fits = plan.demand.fits(left, applicant.held_back);
+  }
+  if (applicant.due_cached >= 0 && num_cached(found) != applicant.due_cached) [[unlikely]]
+    throw StaleMatch(applicant.due_cached, num_cached(found));
+  return plan;
+}
+
+AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t count,
+                                           std::int64_t slots, const Applicant& applicant) {
+  AdmissionPlan plan = plan_admission(tokens, count, slots, applicant);
+  if (!plan.fits) [[unlikely]] {
+    if (plan.never)
+      use<Needs>().throw_never_fits(count, slots, applicant.partition, applicant.held_back,
+                                    &plan.found);
+    throw OutOfBlocks(plan.demand.needed(), rows().available(applicant.partition),
+                      applicant.held_back);
+  }
+  if (const ReuseTracker* past = pool().past(applicant.partition); past && applicant.read_cache) {
+    Found& found = plan.found;
+    const std::int64_t limit = (applicant.looked_up(count) - 1) / config().block_size;
+    found.ghosts = ghosts_room_.data();
+    found.num_ghosts = rows().find_ghosts(*past, tokens, found.num_full, limit, found.node,
+                                          applicant.extras, ghosts_room_.data());
+  }
+  return plan;
+}
+
+void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept {
+  const Found& found = plan.found;
+  const std::int64_t num_blocks = plan.demand.num_blocks;
+  if (groups()) [[unlikely]] {
+    occupy_grouped(s, plan);
+    return settle_occupied(s, tokens, plan);
+  }
+  std::int32_t* t = rows().table(s);
+  // Before anything is taken into use, which may drop a ghost.
+  for (std::int64_t i = 0; i < found.num_ghosts; ++i)
+    pool().past(s.partition)->resolve(found.ghosts[i]);
+  pool().admitted(s.partition, {found.full, found.num_full});
+  std::copy_n(found.full, found.num_full, t);
+  pool().acquire_chain(t, found.num_full);
+  NodeId parent = root_node(s.root);
+  for (std::int64_t i = 0; found.strayed && i < found.num_full; ++i) {
+    index().set_hint(parent, t[i]);
+    parent = t[i];
+  }
+  std::int64_t i = found.num_full;
+  if (found.partial >= 0) pool().hit(found.partial);
+  if (found.partial >= 0 && found.take_over) {
+    pool().take_over(found.partial);
+    t[i++] = found.partial;
+  } else if (found.partial >= 0) {
+    pool().pin(found.partial);  // before anything is taken: it may be the next victim
+    const NodeId fresh = pool().take(s.partition, i ? t[i - 1] : kNoNode);
+    copies().plan(found.partial, fresh, found.num_partial);
+    pool().unpin(found.partial);
+    t[i++] = fresh;
+  }
+  pool().take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
+  settle_occupied(s, tokens, plan);
+}
+
+// What holds of a sequence that has its first blocks.
+inline void Admitting::settle_occupied(Sequence& s, const Token* tokens,
+                                       const AdmissionPlan& plan) noexcept {
+  const Found& found = plan.found;
+  const std::int64_t num_blocks = plan.demand.num_blocks;
+  const std::int64_t size = config().block_size;
+  rows().show(rows().row_of(s), 0, num_blocks);
+  s.num_blocks = static_cast<std::int32_t>(num_blocks);
+  s.num_chained = static_cast<std::int32_t>(found.num_full);
+  s.num_computed = s.num_cached = num_cached(found);
+  if (config().early_commit) {
+    s.early_step = step();
+    s.num_settled = s.num_computed;
+    s.num_written = use<Finding>().written_of(found);
+  }
+  if (groups()) [[unlikely]] {
+    use<GroupEnds>().choose_stops(s, plan.num_shared);
+    use<GroupTables>().show_groups(s, 0);
+  }
+  s.state = Sequence::kRunning;
+  const std::int64_t from = found.num_full * size;
+  rows().store_tokens(s, from, tokens + from, std::min(s.num_tokens, rows().num_slots(s)) - from);
+  rows().show_length(s);
+  rows().note_computing(s);
+}
+
+Handle Admitting::admit(const Prompt& prompt, const std::function<void(Handle)>& announce) {
+  Call call(rows());
+  const std::uint16_t partition = rows().partition_of(prompt.name);
+  const std::int64_t held_back = rows().watermark(partition, prompt.watermark_blocks);
+  const std::int64_t slots =
+      use<Needs>().checked_slots(prompt.num_tokens, prompt.num_slots, partition, held_back);
+  if (rows().unused_rows.empty()) throw OutOfSequences(1, 0);
+
+  RootReference root(index(), prompt.name);
+  std::shared_ptr<ExtrasMap> extras;
+  if (!prompt.extras.empty()) extras = std::make_shared<ExtrasMap>(index().extras(), prompt.extras);
+  const AdmissionPlan plan =
+      settled_admission(prompt.tokens, prompt.num_tokens, slots,
+                        {root.node(), extras ? &extras->ids() : nullptr, partition, held_back,
+                         prompt.read_cache, prompt.most_cached, prompt.due_cached});
+  const std::int64_t has_slots = plan.demand.num_blocks * config().block_size;
+  std::vector<Token> waiting;
+  if (has_slots < prompt.num_tokens)
+    waiting.assign(prompt.tokens + has_slots, prompt.tokens + prompt.num_tokens);
+
+  const std::int32_t index = rows().unused_rows.back();
+  if (announce) announce(rows().handle_of(index));
+
+  rows().unused_rows.pop_back();
+  Sequence& s = rows().sequences[static_cast<std::size_t>(index)];
+  s.root = root.keep();
+  s.partition = partition;
+  s.extras = std::move(extras);
+  s.waiting.swap(waiting);
+  s.num_tokens = prompt.num_tokens;
+  const Found& found = plan.found;
+  if (ReuseTracker* past = pool().past(partition); past && prompt.read_cache)
+    past->count(found.full, found.num_full, found.ghosts, found.num_ghosts, s.num_tokens);
+  occupy(s, prompt.tokens, plan);
+  if (prompt.read_cache) {
+    rows().counters.query_tokens += s.num_tokens;
+    rows().counters.hit_tokens += s.num_cached;
+    rows().counters.partial_hit_tokens += found.num_partial;
+    rows().recent_hits.count(s.num_tokens, s.num_cached);
+  }
+  return rows().handle_of(index);
+}
+
+void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_cache) {
+  Call call(rows());
+  Sequence& s = rows().live(handle);
+  if (s.state != Sequence::kPreempted)
+    throw Error(ErrorKind::kSequenceState,
+                "sequence " + std::to_string(handle) + " is running; only a preempted one resumes");
+  const std::int64_t slots =
+      use<Needs>().checked_slots(s.num_tokens, num_slots_wanted, s.partition, 0);
+  std::int64_t held_back = rows().watermark(s.partition);
+  if (held_back) {
+    // A sequence that grew past the watermark must be able to come back to an empty pool.
+    const std::int64_t all = groups() ? std::max(use<Needs>().first_blocks(Found(), slots),
+                                                 use<Needs>().later_blocks(s.num_tokens, slots))
+                                      : rows().blocks_for(std::max(s.num_tokens, slots));
+    held_back =
+        std::clamp<std::int64_t>(pool().partition(s.partition).capacity - all, 0, held_back);
+  }
+  const AdmissionPlan plan =
+      settled_admission(s.waiting.data(), s.num_tokens, slots,
+                        {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
+  occupy(s, s.waiting.data(), plan);
+  if (rows().num_slots(s) < s.num_tokens) {
+    s.waiting_start = static_cast<std::size_t>(rows().num_slots(s));
+  } else {
+    std::vector<Token>().swap(s.waiting);
+  }
+  if (!read_cache) return;
+  rows().counters.resumed_query_tokens += s.num_tokens;
+  rows().counters.resumed_hit_tokens += s.num_cached;
+}
+
+// The plan that admission would make for this prompt, with nothing acquired for it: its namespace
+// and extra keys may be unknown.
+AdmissionPlan Admitting::plan_prompt(const Prompt& prompt, int partition, std::int64_t held_back) {
+  const std::uint32_t root = index().find_root(prompt.name);
+  const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
+  const NodeId node = root == kUnknownId ? kNoNode : root_node(root);
+  const Applicant applicant{node,
+                            &extras,
+                            partition,
+                            held_back,
+                            prompt.read_cache,
+                            prompt.most_cached,
+                            prompt.due_cached};
+  const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
+  return plan_admission(prompt.tokens, prompt.num_tokens, slots, applicant);
+}
+
+MatchResult Admitting::match(const Prompt& prompt) {
+  Call call(rows());
+  MatchResult result;
+  const std::uint16_t partition = rows().partition_of(prompt.name);
+  std::int64_t held_back = rows().watermark(partition, prompt.watermark_blocks);
+  // What can never be admitted finds whatever there is.
+  const auto anything = [&] {
+    const std::int64_t most = rows().blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
+    return -config().num_blocks -
+           (groups() ? use<GroupTables>().grouped_need(most) + num_states() : most);
+  };
+  if (use<Needs>().never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back))
+      [[unlikely]]
+    held_back = anything();
+  AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
+  if (plan.never) [[unlikely]]
+    plan = plan_prompt(prompt, partition, anything());
+  const Found& found = plan.found;
+  result.num_partial = found.num_partial;
+  result.num_cached = num_cached(found);
+  const Demand& demand = plan.demand;
+  result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
+  result.num_computing = use<Finding>().num_computing(prompt, found);
+  if (num_states()) [[unlikely]]
+    result.stops = use<Needs>().stops_of(prompt.num_tokens, result.num_cached, plan.num_shared,
+                                         use<Needs>().prompt_end_of(prompt.num_tokens));
+  result.blocks.resize(static_cast<std::size_t>(found.num_full));
+  nodes().name_all(found.full, found.num_full, result.blocks.data());
+  return result;
+}
+
+Admission Admitting::can_admit(const Prompt& prompt) {
+  Call call(rows());
+  const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
+  const std::uint16_t partition = rows().partition_of(prompt.name);
+  const std::int64_t held_back = rows().watermark(partition, prompt.watermark_blocks);
+  if (use<Needs>().never_fits(prompt.num_tokens, slots, partition, held_back))
+    return Admission::kNever;
+  if (rows().unused_rows.empty()) return Admission::kLater;
+  const AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
+  return plan.fits ? Admission::kNow : plan.never ? Admission::kNever : Admission::kLater;
+}
+
+// The most that is found first; then what takes less: its end taken over instead of copied, less of
+// it, nothing. Of these, what was due must be there, whether or not it fits. If none fits now, the
+// plan is to wait for the most.
+void Admitting::plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
+                             const Applicant& applicant, AdmissionPlan& plan) {
+  GroupedFound found;
+  const std::int64_t left = rows().available(applicant.partition);
+  const std::int64_t most = pool().partition(applicant.partition).capacity - applicant.held_back;
+  plan.never = true;
+  AdmissionPlan waits;
+  const auto fits = [&](const Found& candidate) {
+    plan.found = candidate;
+    plan.demand = use<Needs>().grouped_demand(candidate, slots);
+    const bool may_fit = use<Needs>().first_blocks(candidate, slots) <= most;
+    plan.never = plan.never && !may_fit;
+    plan.fits = may_fit && plan.demand.fits(left, applicant.held_back);
+    if (may_fit && num_cached(candidate) >= num_cached(waits.found)) waits = plan;
+    return plan.fits;
+  };
+  const auto is_due = [&](const Found& candidate) {
+    return applicant.due_cached < 0 || num_cached(candidate) == applicant.due_cached;
+  };
+  const auto tried = [&] {
+    const auto fits_somehow = [&](Found candidate) {
+      if (fits(candidate)) return true;
+      if (candidate.take_over || !use<Finding>().may_take_over(candidate)) return false;
+      candidate.take_over = true;
+      return fits(candidate);
+    };
+    const bool within =
+        found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full;
+    const bool partial_due = within && is_due(found.partial);
+    if (partial_due && fits_somehow(found.partial)) return;
+    const bool whole_due = found.whole.num_full && is_due(found.whole);
+    if (whole_due && fits_somehow(found.whole)) return;
+    Found nothing;
+    nothing.node = applicant.root;
+    if (is_due(nothing)) {
+      fits(nothing);
+    } else if (!partial_due && !whole_due) {
+      throw StaleMatch(applicant.due_cached, num_cached(within ? found.partial : found.whole));
+    }
+  };
+  if (applicant.read_cache && applicant.root != kNoNode && digester()) {
+    found = use<Finding>().find_grouped(tokens, count, applicant);
+  }
+  tried();
+  if (!plan.fits && !plan.never) plan = waits;
+  plan.num_shared = found.num_shared;
+}
+
+// What occupy does, for all groups. Everything found is kept before anything is taken.
+void Admitting::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept {
+  const Found& found = plan.found;
+  const std::int64_t num_blocks = plan.demand.num_blocks;
+  const std::int64_t cached = num_cached(found);
+  const int num_groups = groups()->num_groups();
+  GroupRow& row = rows().group_row(s);
+  NodeId* t = rows().table(s);
+  pool().admitted(s.partition, {found.full, found.num_full});
+  std::copy_n(found.full, found.num_full, t);
+  pool().acquire_chain(t, found.num_full);
+  const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
+  if (end >= 0 && groups()->length(end) == cached) groups()->continue_from(end);
+  for (int g = 0; g < num_groups; ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    row.first[nth(g)] = static_cast<std::int32_t>(groups()->first_unit(g, cached));
+    for (std::int64_t unit = row.first[nth(g)]; unit < found.num_full; ++unit)
+      pool().acquire_part(groups()->part(g, t[unit]));
+  }
+  // What is copied, or taken over. source[g]: the same for each group.
+  const auto each_source = [&](const auto& visit) {
+    for (int g = 0; g < num_groups; ++g)
+      if (end >= 0 && (groups()->group(g).recurrent() || found.partial >= 0))
+        visit(g, sources_room_[nth(g)]);
+  };
+  for (int g = 0; g < num_groups; ++g)
+    sources_room_[nth(g)] = end >= 0 ? groups()->part(g, end) : kNoNode;
+  std::int64_t i = found.num_full;
+  if (found.partial >= 0) {
+    pool().hit(found.partial);
+    index().bring_forward(found.partial);
+  }
+  if (found.take_over) {
+    each_source([&](int, NodeId m) { pool().acquire(m); });
+    if (found.partial >= 0) {
+      pool().take_over(found.partial);
+      t[i++] = found.partial;
+    } else {
+      groups()->end_boundary(end);
+    }
+    each_source([&](int g, NodeId m) {
+      if (!groups()->group(g).recurrent()) return;
+      groups()->unkeep(m);
+      if (groups()->part(g, end) == m) groups()->clear_part(g, end);
+      row.states[nth(g)] = m;
+    });
+  } else {
+    if (found.partial >= 0) pool().pin(found.partial);
+    each_source([&](int, NodeId m) { pool().pin(m); });
+  }
+  if (!found.take_over && found.partial >= 0) {
+    const NodeId fresh = pool().take(s.partition, i ? t[i - 1] : kNoNode);
+    groups()->clear_parts(fresh);
+    copies().plan(found.partial, fresh, found.num_partial);
+    t[i++] = fresh;
+  }
+  const std::int64_t fresh_from = i;
+  pool().take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
+  groups()->clear_parts(t + i, num_blocks - i);
+  for (int g = 0; g < num_groups; ++g) {
+    const NodeId source = sources_room_[nth(g)];
+    if (groups()->group(g).recurrent()) {
+      NodeId& state = row.states[nth(g)];
+      if (found.take_over) continue;
+      state = use<GroupTables>().take_of(g, s.partition, kNoNode);
+      if (source >= 0) copies().plan(source, state, config().block_size);
+      continue;
+    }
+    const std::int64_t first = row.first[nth(g)];
+    NodeId before = found.num_full > first ? groups()->part(g, t[found.num_full - 1]) : kNoNode;
+    if (found.partial >= 0 && !found.take_over) {
+      before = use<GroupTables>().take_part_run(s, g, found.num_full, found.num_full + 1, before);
+      copies().plan(source, before, found.num_partial);
+    }
+    use<GroupTables>().take_part_run(s, g, std::max(first, fresh_from), num_blocks, before);
+  }
+  if (!found.take_over) {
+    each_source([&](int, NodeId m) { pool().unpin(m); });
+    if (found.partial >= 0) pool().unpin(found.partial);
+  }
+  row.stands = true;
+  row.moves = 0;
+}
+
+}  // namespace blockmgr

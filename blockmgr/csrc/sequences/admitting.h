@@ -1,0 +1,48 @@
+// A sequence's first blocks: admit, resume, and what they would find and take.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "sequences/finding.h"
+#include "sequences/group_ends.h"
+#include "sequences/group_tables.h"
+#include "sequences/needs.h"
+
+namespace blockmgr {
+
+class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds> {
+ public:
+  Admitting()
+      : ghosts_room_(static_cast<std::size_t>(config().ghost_blocks ? config().row_width : 0)) {
+    if (groups()) sources_room_.resize(static_cast<std::size_t>(groups()->num_groups()));
+  }
+
+  std::size_t memory() const { return ghosts_room_.bytes(); }
+
+  // announce gets the handle at the end of the plan, when it may still throw: a caller that needs
+  // memory to pass the handle on takes it there. It must not call back.
+  Handle admit(const Prompt& prompt, const std::function<void(Handle)>& announce = {});
+  MatchResult match(const Prompt& prompt);
+  Admission can_admit(const Prompt& prompt);
+  void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
+
+ private:
+  AdmissionPlan plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
+                               const Applicant& applicant);
+  AdmissionPlan plan_prompt(const Prompt& prompt, int partition, std::int64_t held_back);
+  // The same, and all that carrying it out needs to know. Throws unless it fits.
+  AdmissionPlan settled_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
+                                  const Applicant& applicant);
+  void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
+  [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
+                                      const Applicant& applicant, AdmissionPlan& plan);
+  [[gnu::noinline]] void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
+  void settle_occupied(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
+
+  // Memory that plans lie in, kept so that calls seldom allocate.
+  ZeroedArray<std::int32_t> ghosts_room_;
+  std::vector<NodeId> sources_room_;  // by group
+};
+
+}  // namespace blockmgr

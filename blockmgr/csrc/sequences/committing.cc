@@ -1,0 +1,310 @@
+#include <algorithm>
+#include <cstring>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+namespace {
+
+// The remap log is a convenience for engines that keep tables of their own; one that never reads
+// it must not make it grow.
+std::size_t remap_limit(const Config& config) {
+  return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
+}
+
+}  // namespace
+
+Committing::Committing() : max_remaps_(remap_limit(config())) {
+  if (config().remap) remaps_.reserve(max_remaps_);
+}
+
+// Whether a child already begins with these tokens.
+bool Committing::is_covered(const Key& key, int num_tokens) const {
+  NodeId child = index().first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+    const Node& record = nodes()[child];
+    if (record.extras == key.extras && record.key_tokens >= num_tokens &&
+        same_tokens(nodes().tokens(child), key.tokens, num_tokens))
+      return true;
+    child = record.next_sibling;
+  }
+  return false;
+}
+
+// Drops the tails that are a mere beginning of what is about to be cached beside them.
+void Committing::supersede_tails(const Key& key, int num_tokens) noexcept {
+  NodeId child = index().first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+    const Node& record = nodes()[child];
+    const NodeId after = record.next_sibling;
+    if (record.key_tokens < num_tokens && record.extras == key.extras &&
+        same_tokens(nodes().tokens(child), key.tokens, record.key_tokens))
+      pool().forget(child);
+    child = after;
+  }
+}
+
+void Committing::cache_tail(Sequence& s) noexcept {
+  if (!config().min_partial_tokens || !digester() || s.state != Sequence::kRunning || s.outdated)
+    return;
+  const std::int64_t logical = s.num_computed / config().block_size;
+  const auto num_tokens = static_cast<int>(s.num_computed % config().block_size);
+  if (num_tokens < config().min_partial_tokens || s.num_chained != logical) return;
+  const NodeId b = rows().table(s)[logical];
+  const Node& record = nodes()[b];
+  if (nodes().uses(b).ref_count != 1 || record.keyed() || record.copy_source != kNoNode ||
+      record.in_flight)
+    return;
+  const Key key{rows().chain_node(s, logical), extras_at(s.extras_ids(), logical),
+                nodes().tokens(b)};
+  if (is_covered(key, num_tokens)) return;
+  supersede_tails(key, num_tokens);
+  pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
+  pool().promote_tail(b, key, num_tokens);
+  pool().tell_cached({&b, 1});
+  ++rows().counters.cached_tails;
+}
+
+// Blocks that are full and computed, up to one whose content still waits for a copy.
+std::int64_t Committing::promotable(const Sequence& s, std::int64_t num_computed) const {
+  const std::int64_t end = num_computed / config().block_size;
+  const std::int32_t* t = rows().table(s);
+  for (std::int64_t i = s.num_chained; i < end; ++i)
+    if (nodes()[t[i]].copy_source != kNoNode || nodes()[t[i]].in_flight) return i;
+  return end;
+}
+
+// Computes the digests of the blocks to promote. Hashing may fail, so it all happens before
+// anything is promoted; and it is the costly part, so a hinted child with the same tokens lends
+// its digest. written_now: leading tokens that are in memory before this step's forward. Returns
+// how many blocks fewer may be available afterwards.
+std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
+                                        std::int64_t written_now, PromotionPlan& plan) {
+  if (!digester() || s.outdated) return 0;
+  const std::int64_t until = promotable(s, num_computed);
+  if (until <= s.num_chained) return 0;
+  const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
+  const std::size_t offset = plan.digests.size();
+  plan.digests.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
+  plan.promotions.push_back({&s, rows().row_of(s), until, offset});
+
+  const std::int32_t* t = rows().table(s);
+  NodeId node = rows().chain_node(s, s.num_chained);  // kNoNode once the chain is not cached yet
+  const std::uint8_t* before = index().digest_of(node);
+  std::uint8_t* out = plan.digests.data() + offset;
+  std::int64_t lost = 0;
+  for (std::int64_t i = s.num_chained; i < until; ++i, before = out, out += digest_size) {
+    const Key key{node, extras_at(s.extras_ids(), i), nodes().tokens(t[i])};
+    const bool cached_here = nodes()[t[i]].keyed();
+    if (cached_here) {
+      std::memcpy(out, nodes().digest(t[i]), digest_size);
+      node = t[i];
+    } else {
+      node = index().find_or_digest(key, before, out);
+    }
+    if (node < 0 || node == t[i]) continue;  // nothing to merge with
+    // A block whose K/V is in memory is not replaced by one that this step's forward has yet to
+    // write: in this step the sequence could not be copied from any more. A later commit merges
+    // them.
+    if ((groups() || nodes()[node].unwritten) &&
+        is_kept_apart(s, i, node, (i + 1) * config().block_size <= written_now)) {
+      plan.promotions.back().until = i;
+      break;
+    }
+    if (plan.counts_taken) [[unlikely]]
+      lost += num_lost(s, i, node, plan);
+  }
+  return lost;
+}
+
+// Whether a block is not merged with a cached one now: see plan_promotion, and must_stay.
+bool Committing::is_kept_apart(const Sequence& s, std::int64_t logical, NodeId cached,
+                               bool is_written) const {
+  if (!groups()) return is_written;
+  return (is_written && use<GroupTables>().most_unwritten(cached)) ||
+         use<GroupTables>().must_stay(s, logical, cached);
+}
+
+// Of several groups: blocks that a sequence leaves for cached ones which are available, or are to
+// be once another of the batch has dropped them; and that a copy to come, a caller or another
+// sequence keeps. All sharers may be of the batch; then more is counted than is taken.
+std::int64_t Committing::num_lost(const Sequence& s, std::int64_t logical, NodeId cached,
+                                  PromotionPlan& plan) const {
+  const std::vector<NodeId>& dropped = plan.dropped;
+  std::int64_t lost = 0;
+  const auto count = [&](NodeId left, NodeId there) {
+    const Uses& uses = nodes().uses(left);
+    if (uses.ref_count + uses.pins == 1) return;
+    const bool taken = pool().counts_as_available(there) ||
+                       std::find(dropped.begin(), dropped.end(), there) != dropped.end();
+    lost += taken && plan.taken.add(there) == 1;
+  };
+  count(rows().table(s)[logical], cached);
+  use<GroupTables>().each_part(s, logical, [&](int g, NodeId part) {
+    if (const NodeId there = groups()->part(g, cached); there >= 0) count(part, there);
+  });
+  return lost;
+}
+
+void Committing::promote_all(const PromotionPlan& plan) noexcept {
+  for (const Promotion& promotion : plan.promotions)
+    promote(promotion, plan.digests.data() + promotion.digest_offset);
+}
+
+void Committing::promote(const Promotion& promotion, const std::uint8_t* digest) noexcept {
+  Sequence& s = *promotion.sequence;
+  const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
+  const std::int32_t* t = rows().table(s);
+  NodeId node = rows().chain_node(s, s.num_chained);
+  std::int64_t told = s.num_chained;  // what policies know of
+  const auto tell = [&](std::int64_t until) {
+    pool().tell_cached({t + told, until - told});
+    told = until + 1;
+  };
+  std::int64_t end = promotion.until;
+  for (std::int64_t i = s.num_chained; i < end; ++i, digest += digest_size) {
+    if (i + kInsertAhead < end) {
+      index().prefetch_bucket(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
+      prefetch(&nodes()[t[i + kInsertAhead]]);
+    }
+    const NodeId b = t[i];
+    Node& record = nodes()[b];
+    if (record.keyed()) {  // a fork of this sequence has promoted it
+      tell(i);
+      if (groups()) use<GroupTables>().settle_parts(s, i, b, b);
+      node = b;
+      continue;
+    }
+    if (record.parent >= 0) {  // likewise, and found its twin
+      tell(i);
+      node = record.parent;
+      continue;
+    }
+    const Key key{node, extras_at(s.extras_ids(), i), nodes().tokens(b)};
+    const NodeId cached = index().find_continuing(key, digest);
+    if (cached >= 0) {
+      if (groups() && use<GroupTables>().must_stay(s, i, cached)) [[unlikely]] {
+        end = i;  // another of the batch, or what was evicted, has changed what was planned
+        break;
+      }
+      tell(i);
+      index().set_hint(node, cached);
+      deduplicate(promotion, i, cached);
+      node = nodes()[b].keyed() ? b : cached;
+      continue;
+    }
+    if (config().min_partial_tokens && !groups()) supersede_tails(key, config().block_size);
+    rows().make_findable(b, key, digest, t, i);
+    if (groups()) [[unlikely]] {
+      groups()->place(b, i);
+      config().early_commit ? use<GroupTables>().settle_parts(s, i, b, b) : groups()->keep_parts(b);
+      if (record.next_sibling >= 0 && groups()->has_tails(node))
+        use<GroupEnds>().drop_unseen_tails(node);
+    }
+    if (config().early_commit) rows().note_unwritten(s, i, b);
+    ++rows().counters.promoted_blocks;
+    node = b;
+  }
+  tell(end);
+  const std::int64_t from = s.num_chained;
+  s.num_chained = static_cast<std::int32_t>(end);
+  if (groups()) [[unlikely]] {
+    use<GroupEnds>().mark_boundaries(s, from);
+    groups()->tell_kept(t + from, s.num_chained - from);
+  }
+}
+
+// Room in the log for whatever the planned promotions may deduplicate; the last part of a plan.
+// An engine that never reads the log must not make it grow: what earlier calls left beyond the
+// limit is dropped, and the loss remembered.
+void Committing::reserve_remaps(const PromotionPlan& plan) {
+  if (!config().remap || plan.promotions.empty()) return;
+  const bool drops = remaps_.size() > max_remaps_;
+  std::size_t wanted = drops ? 0 : remaps_.size();
+  for (const Promotion& p : plan.promotions)
+    wanted += static_cast<std::size_t>(p.until - p.sequence->num_chained);
+  if (wanted > remaps_.capacity()) remaps_.reserve(wanted);
+  if (drops) {
+    remaps_.clear();
+    remaps_lost_ = true;
+  }
+}
+
+void Committing::deduplicate(const Promotion& promotion, std::int64_t logical,
+                             NodeId cached) noexcept {
+  const NodeId own = rows().table_at(promotion.row)[logical];
+  ++rows().counters.deduplicated_blocks;
+  if (RetainingPolicy* retention = pool().partition(promotion.sequence->partition).retention)
+    retention->inherit(own, cached);
+  if (!config().remap) {
+    pool().set_twin(own, cached);
+    rows().note_unwritten(*promotion.sequence, logical,
+                          own);  // the key may pass to it within the step
+    return;
+  }
+  if (groups()) [[unlikely]]
+    use<GroupTables>().merge_parts(*promotion.sequence, logical, cached);
+  rows().set_entry(promotion.row, logical, cached);
+  ++remaps_version_;
+  remaps_.push_back({rows().handle_of(promotion.row), static_cast<std::int32_t>(logical),
+                     nodes().name(own), nodes().name(cached)});
+  pool().exchange(own, cached);  // a copy into it would have kept it from being promoted
+}
+
+Remaps Committing::remaps() {
+  Call call(rows());
+  if (!remaps_lost_) return {remaps_, remaps_version_};
+  Remaps all{{}, remaps_version_};
+  for (const Sequence& s : rows().sequences) {
+    const std::int64_t index = rows().row_of(s);
+    for (std::int32_t i = 0; i < s.num_blocks; ++i)
+      all.records.push_back(
+          {rows().handle_of(index), i, kNoNode, nodes().name(rows().table_at(index)[i])});
+  }
+  return all;
+}
+
+bool Committing::drop_remaps(std::int64_t version) {
+  Call call(rows());
+  if (version != remaps_version_) return false;
+  remaps_.clear();
+  remaps_lost_ = false;
+  return true;
+}
+
+std::vector<RemapRecord> Committing::take_remaps() {
+  for (;;) {
+    Remaps taken = remaps();
+    if (drop_remaps(taken.version)) return std::move(taken.records);
+  }
+}
+
+void Committing::commit(Handle handle, std::int64_t num_computed) {
+  Call call(rows());
+  Sequence& s = rows().running(handle);
+  rows().refuse_open_ticket("commit");
+  const std::int64_t most = std::min(s.num_tokens, rows().num_slots(s));
+  if (num_computed < s.num_computed || num_computed > most)
+    throw Error(ErrorKind::kValue,
+                "num_computed_tokens must be in [" + std::to_string(s.num_computed) + ", " +
+                    std::to_string(most) + "], got " + std::to_string(num_computed));
+  PromotionPlan& plan = plan_;
+  plan.clear();
+  if (groups()) [[unlikely]]
+    use<GroupTables>().reserve_keeps(num_states());
+  if (block_size().whole(num_computed) > s.num_chained) {
+    plan_promotion(s, num_computed, rows().written(s), plan);
+    reserve_remaps(plan);
+  }
+
+  if (config().early_commit && s.early_step != step()) {
+    s.early_step = step();
+    s.num_settled = s.num_written = s.num_computed;
+  }
+  s.num_computed = num_computed;
+  promote_all(plan);
+  if (groups()) use<GroupEnds>().commit_groups(s);
+}
+
+}  // namespace blockmgr

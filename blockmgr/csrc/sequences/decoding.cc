@@ -1,0 +1,225 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+namespace {
+
+// Of a batch, those that write into one block. Most batches have none, and nothing is made for
+// them.
+class Sharers {
+ public:
+  Sharers(Tally& counts, std::int64_t most) : counts_(counts), most_(most) {}
+  // Counts one more sharer of this block; whether all that share it have been counted now.
+  bool is_last(NodeId b, std::uint32_t num_sharers) {
+    if (!begun_) counts_.begin(most_);
+    begun_ = true;
+    return counts_.add(b) == num_sharers;
+  }
+
+ private:
+  Tally& counts_;
+  std::int64_t most_;
+  bool begun_ = false;
+};
+
+}  // namespace
+
+// Before decode copies this block: all of its tokens count as computed afterwards, so that the copy
+// has to bring them.
+void Decoding::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
+  use<Growing>().refuse_unwritten(s, logical, "decode");
+  const NodeId b = rows().table(s)[logical];
+  const std::int64_t offset = s.num_tokens - logical * config().block_size;
+  const auto brings = [&](NodeId n) {
+    return n < 0 || nodes()[n].copy_source == kNoNode || nodes()[n].copy_tokens >= offset;
+  };
+  bool all = brings(b);
+  for (int g = 0; groups() && g < groups()->num_groups(); ++g)
+    all = all && (groups()->group(g).recurrent() || brings(groups()->part(g, b)));
+  if (all) return;
+  throw Error(ErrorKind::kStep, "cannot decode sequence " +
+                                    std::to_string(rows().handle_of(rows().row_of(s))) +
+                                    ": its last tokens are not computed, for a copy into their "
+                                    "block is pending; take and apply the step's copies first");
+}
+
+// What a step looks at first of a sequence of the batch that comes later.
+inline void Decoding::prefetch_last(Handle handle) const {
+  const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handle))];
+  if (s.num_blocks <= 0) return;
+  const NodeId last = rows().table(s)[s.num_blocks - 1];
+  prefetch(&nodes()[last]);
+  prefetch(&nodes().uses(last));
+}
+
+// The blocks that the batch takes, and what the forward before has made findable. A sharer that
+// moves away may leave the last one alone, which then writes in place. What becomes findable before
+// the blocks are taken may leave fewer: it moves to cached blocks, and a pin keeps what it leaves.
+void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan) {
+  const bool by_partition = !plan.needed_by.empty();
+  if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
+  plan.promotions.clear();
+  Sharers sharers(plan.sharers, count);
+  plan.rewritten.clear();
+  if (!config().remap) plan.rewritten.reserve(static_cast<std::size_t>(count));
+  const BlockSize size = block_size();
+  std::int64_t needed = 0;
+  ++rows().batch_mark;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (i + 8 < count && rows().row_of(handles[i + 8]) < config().max_seqs)
+      prefetch_last(handles[i + 8]);
+    Sequence& s = rows().running(handles[i]);
+    if (s.mark == rows().batch_mark)
+      throw Error(ErrorKind::kValue,
+                  "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
+    s.mark = rows().batch_mark;
+    if (s.num_tokens > rows().num_slots(s))
+      throw Error(ErrorKind::kSequenceState,
+                  "sequence " + std::to_string(handles[i]) + " has " +
+                      std::to_string(s.num_waiting()) +
+                      " tokens without slots; reserve them before decode");
+    rows().refuse_ahead(s, "decode");
+    const std::int64_t logical = size.whole(s.num_tokens);
+    bool takes = true;
+    if (logical < s.num_blocks) {
+      const NodeId b = rows().table(s)[logical];
+      const Node& record = nodes()[b];
+      const std::uint32_t refs = nodes().uses(b).ref_count;
+      takes = record.keyed() || (refs > 1 && !sharers.is_last(b, refs));
+      if (takes) refuse_uncopied(s, logical);
+      if (takes && groups()) [[unlikely]]
+        use<GroupTables>().refuse_unknown_state(s, "decode");
+      if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
+    } else if (logical >= rows().longest(s.partition)) {
+      use<Needs>().throw_never_fits(s.num_tokens + 1, 0, s.partition);
+    }
+    needed += takes;
+    if (by_partition) [[unlikely]]
+      plan.needed_by[s.partition] += takes;
+  }
+  if (groups()) [[unlikely]]
+    needed = plan_parts(handles, count, needed, plan);
+  const auto check = [&] {
+    if (!by_partition) rows().check_available(needed);
+    for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
+      rows().check_available(plan.needed_by[p], static_cast<int>(p));
+  };
+  check();
+
+  std::int64_t lost = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    if (size.whole(s.num_tokens) <= s.num_chained) continue;
+    const std::int64_t more =
+        use<Committing>().plan_promotion(s, s.num_tokens, s.num_tokens, plan.promotions);
+    lost += more;
+    if (by_partition) [[unlikely]]
+      plan.needed_by[s.partition] += more;
+  }
+  if (lost) [[unlikely]] {
+    needed += lost;
+    check();
+  }
+  use<Committing>().reserve_remaps(plan.promotions);
+}
+
+// The forward before has computed all of it.
+inline void Decoding::note_decoded(Sequence& s) noexcept {
+  s.num_computed = s.num_settled = s.num_written = s.num_tokens;
+}
+
+void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t count,
+                      std::int64_t* slots) {
+  Call call(rows());
+  rows().refuse_open_ticket("decode");
+  DecodePlan& plan = plan_;
+  plan_decode(handles, count, plan);
+  const bool grouped = groups() != nullptr;
+  const bool drops_first = drops_before_taking();
+  if (drops_first) [[unlikely]] {
+    // Before the commits. The loop below repeats it, which costs other decodes no branch.
+    for (std::int64_t i = 0; i < count; ++i)
+      note_decoded(rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))]);
+    commit_decoded(handles, count, plan.promotions);
+  }
+
+  // First: another of the batch may release a cached block, whose key would pass to its
+  // twin. That was counted as written in place.
+  for (const NodeId b : plan.rewritten) pool().drop_twin(b);
+  const BlockSize size = block_size();
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (i + 8 < count) prefetch_last(handles[i + 8]);
+    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    const std::int64_t logical = size.whole(s.num_tokens);
+    const std::int64_t offset = s.num_tokens - logical * size;
+    note_decoded(s);
+    const std::int32_t* t = rows().table(s);
+    if (logical < s.num_blocks) {
+      // Nearly always the block is the sequence's own already, and costs no call.
+      const NodeId b = t[logical];
+      if (rows().is_shared(b) || nodes()[b].parent >= 0)
+        use<Growing>().make_private(s, logical, s.num_tokens);
+    } else {
+      rows().set_entry(rows().row_of(s), logical,
+                       pool().take(s.partition, rows().before(s, logical)));
+      ++s.num_blocks;
+      if (grouped) [[unlikely]]
+        use<GroupTables>().take_parts(s, logical);
+    }
+    nodes().tokens(t[logical])[offset] = tokens[i];
+    slots[i] = nodes().name(t[logical]) * size + offset;
+    ++s.num_tokens;
+    rows().show_length(s);
+    if (offset + 1 == size) rows().computing.insert(static_cast<std::uint32_t>(rows().row_of(s)));
+  }
+  if (grouped) [[unlikely]] {
+    if (!drops_first) commit_decoded(handles, count, plan.promotions);
+    return keep_decoded(handles, count);
+  }
+  use<Committing>().promote_all(plan.promotions);
+}
+
+// The blocks of all groups that a batch needs if it takes this many of full attention. Corrects the
+// counts by partition as well, and reserves memory for the states that decode may keep.
+std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, std::int64_t blocks,
+                                  DecodePlan& plan) {
+  use<GroupTables>().reserve_keeps(count * num_states());
+  std::int64_t needed = use<GroupTables>().grouped_need(blocks);
+  for (std::int64_t& each : plan.needed_by) each = use<GroupTables>().grouped_need(each);
+  plan.promotions.dropped.clear();
+  if (!drops_before_taking()) return needed;
+  std::int64_t committed = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    const std::int64_t dropped = use<GroupTables>().num_dropped(s, plan.promotions.dropped);
+    needed -= dropped;
+    if (!plan.needed_by.empty()) plan.needed_by[s.partition] -= dropped;
+    committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
+  }
+  plan.promotions.count_taken(use<GroupTables>().grouped_need(committed));
+  return needed;
+}
+
+// All tokens of these but those that decode appends are computed: what becomes findable, and what
+// is given back.
+void Decoding::commit_decoded(const Handle* handles, std::int64_t count,
+                              const PromotionPlan& plan) noexcept {
+  use<Committing>().promote_all(plan);
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    use<GroupTables>().note_state(s);
+    use<GroupTables>().drop_windows(s);
+  }
+}
+
+// States at a stop, with what decode left over. Not within a block: the caller knows the slots.
+void Decoding::keep_decoded(const Handle* handles, std::int64_t count) noexcept {
+  for (std::int64_t i = 0; num_states() && i < count; ++i) {
+    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    if (s.num_computed % config().block_size == 0) use<GroupEnds>().keep_state(s);
+  }
+}
+
+}  // namespace blockmgr

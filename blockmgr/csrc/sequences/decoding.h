@@ -1,0 +1,43 @@
+// One token for each sequence of a batch.
+#pragma once
+
+#include <cstdint>
+
+#include "sequences/committing.h"
+#include "sequences/group_ends.h"
+#include "sequences/group_tables.h"
+#include "sequences/growing.h"
+#include "sequences/needs.h"
+
+namespace blockmgr {
+
+class Decoding : public Part<Decoding, GroupTables, Needs, Growing, GroupEnds, Committing> {
+ public:
+  Decoding() { plan_.needed_by.resize(config().quotas.empty() ? 0 : 1 + config().quotas.size()); }
+
+  std::size_t memory() const {
+    return plan_.promotions.memory() + plan_.sharers.memory() +
+           plan_.needed_by.capacity() * sizeof(std::int64_t) +
+           plan_.rewritten.capacity() * sizeof(NodeId);
+  }
+
+  void decode(const Handle* handles, const Token* tokens, std::int64_t count, std::int64_t* slots);
+
+ private:
+  void prefetch_last(Handle handle) const;
+  void refuse_uncopied(const Sequence& s, std::int64_t logical) const;
+  void plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan);
+  void note_decoded(Sequence& s) noexcept;
+  // Whether decode gives back what windows have passed before it takes blocks. What steps in flight
+  // may read is not there to be taken, so it is given back at the end.
+  bool drops_before_taking() const { return groups() && open_steps().empty(); }
+  [[gnu::noinline]] std::int64_t plan_parts(const Handle* handles, std::int64_t count,
+                                            std::int64_t blocks, DecodePlan& plan);
+  [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,
+                                        const PromotionPlan& plan) noexcept;
+  [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;
+
+  DecodePlan plan_;  // kept so that calls seldom allocate
+};
+
+}  // namespace blockmgr

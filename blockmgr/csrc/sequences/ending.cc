@@ -1,0 +1,317 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// Tail first: a prefix is only useful from its start, so its end should be evicted before it.
+void Ending::release_blocks(Sequence& s, std::int64_t keep) noexcept {
+  if (groups()) [[unlikely]]
+    use<GroupTables>().drop_parts(s, keep);
+  release_nodes(s, keep);
+}
+
+// With copies pending. None is into a block that is found by its content, or whose twin is; but a
+// short table is not worth a run.
+void Ending::release_written(const Sequence& s, std::int64_t keep) noexcept {
+  constexpr std::int64_t kShort = 16;
+  const std::int32_t* t = rows().table(s);
+  std::int64_t end = s.num_blocks;
+  const bool runs = end - keep > kShort;
+  const std::int64_t stop = runs ? std::max<std::int64_t>(keep, s.num_chained) : keep;
+  while (end > stop) rows().drop_reference(t[--end]);
+  if (runs) pool().release_table(t + keep, end - keep);
+}
+
+void Ending::release_nodes(Sequence& s, std::int64_t keep) noexcept {
+  const std::int32_t* t = rows().table(s);
+  const std::int64_t count = s.num_blocks - keep;
+  if (count <= 0) return;
+  if (copies().num_pending()) {
+    release_written(s, keep);
+  } else {
+    pool().release_table(t + keep, count);
+  }
+  std::fill_n(rows().shown_at(rows().row_of(s)) + keep, count, 0);
+  s.num_blocks = static_cast<std::int32_t>(keep);
+}
+
+void Ending::free(Handle handle, bool withdraws) {
+  Call call(rows());
+  Sequence& s = rows().live(handle);
+  check_leaving(s, withdraws, "free");
+  if (withdraws) withdraw(s);
+  groups() ? use<GroupEnds>().leave_groups(s, false) : use<Committing>().cache_tail(s);
+  end(s);
+}
+
+void Ending::end(Sequence& s) noexcept {
+  release_blocks(s, 0);
+  index().release_root(s.root);
+  const std::uint32_t generation = (s.generation + 1) & 0x7fffffff;
+  const std::uint64_t mark = s.mark;
+  s = Sequence();
+  s.generation = generation ? generation : 1;
+  s.mark = mark;
+  rows().show_length(s);
+  rows().unused_rows.push_back(static_cast<std::int32_t>(rows().row_of(s)));
+}
+
+void Ending::preempt(Handle handle, bool withdraws) {
+  Call call(rows());
+  Sequence& s = rows().running(handle);
+  check_leaving(s, withdraws, "preempt");
+  std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
+  rows().copy_tokens(handle, tokens.data());
+
+  if (withdraws) withdraw(s);
+  groups() ? use<GroupEnds>().leave_groups(s, true) : use<Committing>().cache_tail(s);
+  release_blocks(s, 0);
+  s.waiting.swap(tokens);
+  s.waiting_start = 0;
+  s.state = Sequence::kPreempted;
+  s.outdated = false;  // it will compute all of it again
+  s.num_chained = 0;
+  s.num_computed = s.num_cached = 0;
+  s.early_step = -1;
+  rows().show_length(s);
+  ++rows().counters.preemptions;
+}
+
+std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
+  Call call(rows());
+  Sequence& s = rows().running(handle);
+  if (num_tokens < 1 || num_tokens > s.num_tokens)
+    throw Error(ErrorKind::kValue, "num_tokens must be in [1, " + std::to_string(s.num_tokens) +
+                                       "], got " + std::to_string(num_tokens));
+  if (num_tokens < s.num_computed) rows().refuse_ahead(s, "truncate");
+  if (groups()) [[unlikely]] {
+    truncate_grouped(s, num_tokens);
+    return s.num_computed;
+  }
+  const std::int64_t slots = rows().num_slots(s);
+  if (num_tokens <= slots) {
+    std::vector<Token>().swap(s.waiting);
+    s.waiting_start = 0;
+  } else {
+    s.waiting.resize(s.waiting_start + static_cast<std::size_t>(num_tokens - slots));
+  }
+  release_blocks(s, rows().blocks_for(num_tokens));
+  s.num_tokens = num_tokens;
+  rows().limit_computed(s, num_tokens);
+  s.num_cached = std::min(s.num_cached, num_tokens);
+  s.num_chained =
+      std::min(s.num_chained, static_cast<std::int32_t>(num_tokens / config().block_size));
+  rows().show_length(s);
+  return s.num_computed;
+}
+
+void Ending::truncate_grouped(Sequence& s, std::int64_t num_tokens) {
+  use<GroupTables>()
+      .settle_keeps();  // before another copy of a kept state into the same block is planned
+  const std::int64_t before = s.num_computed;
+  const std::int64_t length =
+      rows().committed_ahead(s) ? before : fall_of(s, std::min(before, num_tokens), before);
+  const std::int64_t blocks = std::min<std::int64_t>(s.num_blocks, rows().blocks_for(num_tokens));
+  const std::int64_t kept =
+      rows().committed_ahead(s) ? blocks : std::min(blocks, units_after_fall(s, length));
+  std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
+  rows().copy_tokens(rows().handle_of(rows().row_of(s)), tokens.data());
+  const std::int64_t waits_from = std::min(num_tokens, kept * config().block_size);
+  std::vector<Token> waiting(tokens.begin() + waits_from, tokens.begin() + num_tokens);
+
+  s.waiting.swap(waiting);
+  s.waiting_start = 0;
+  const bool is_ahead = rows().committed_ahead(s);
+  if (length / config().block_size < s.num_chained) use<GroupEnds>().keep_path(s);
+  release_blocks(s, kept);
+  if (!is_ahead) fall_to(s, length, before);
+  s.num_tokens = num_tokens;
+  if (is_ahead) rows().limit_computed(s, num_tokens);
+  s.num_cached = std::min(s.num_cached, length);
+  s.num_chained = std::min(s.num_chained, static_cast<std::int32_t>(length / config().block_size));
+  rows().show_length(s);
+  rows().note_computing(s);
+}
+
+// Where a truncated sequence goes on: the deepest prefix, of so many tokens at most, at which every
+// group has what it reads. before: where its states stand.
+std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t before) const {
+  const std::int64_t size = config().block_size;
+  const GroupRow& row = rows().group_row(s);
+  const NodeId* t = rows().table(s);
+  const auto has_attention = [&](std::int64_t length) {
+    for (int g = 0; g < groups()->num_groups(); ++g) {
+      if (groups()->group(g).recurrent()) continue;
+      for (std::int64_t unit = groups()->first_unit(g, length); unit < rows().blocks_for(length);
+           ++unit) {
+        if (unit >= row.first[nth(g)]) continue;
+        if ((unit + 1) * size > length || !nodes()[t[unit]].keyed() ||
+            groups()->cached(g, t[unit]) < 0)
+          return false;
+      }
+    }
+    return true;
+  };
+  const auto has_state = [&](std::int64_t length) {
+    if (!length || !num_states() || (length == before && row.stands)) return true;
+    if (length % size || !nodes()[t[length / size - 1]].keyed()) return false;
+    for (int g = 0; g < groups()->num_groups(); ++g) {
+      if (!groups()->group(g).recurrent()) continue;
+      const NodeId own = row.states[nth(g)];
+      if (nodes().uses(own).pins || nodes()[own].in_flight) return false;
+      if (groups()->cached(g, t[length / size - 1]) < 0) return false;
+    }
+    return true;
+  };
+  for (std::int64_t length = most; length > 0; --length)
+    if (has_state(length) && has_attention(length)) return length;
+  return 0;
+}
+
+// The units that it keeps there: behind a gap in a window it loses its slots.
+std::int64_t Ending::units_after_fall(const Sequence& s, std::int64_t length) const {
+  std::int64_t units = s.num_blocks;
+  const std::int64_t whole = length / config().block_size;
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if (!groups()->group(g).recurrent() && rows().group_row(s).first[nth(g)] > whole)
+      units = std::min(units, std::max(whole, groups()->first_unit(g, length)));
+  return units;
+}
+
+void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noexcept {
+  GroupRow& row = rows().group_row(s);
+  const NodeId* t = rows().table(s);
+  const std::int64_t whole = length / config().block_size;
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) {
+      if (!length || (length == before && row.stands)) continue;
+      const NodeId state = row.states[nth(g)];
+      copies().drop(state);
+      copies().plan(groups()->cached(g, t[whole - 1]), state, config().block_size);
+      continue;
+    }
+    std::int32_t& first = row.first[nth(g)];
+    const auto due = static_cast<std::int32_t>(groups()->first_unit(g, length));
+    for (std::int32_t unit = due; unit < first && unit < whole; ++unit)
+      pool().acquire(groups()->part(g, t[unit]));
+    first = std::min(first, due);
+  }
+  if (length < before || !row.stands) {
+    row.stands = true;
+    row.moves = 0;
+  }
+  s.num_computed = length;
+  if (config().early_commit) {
+    s.early_step = step();
+    s.num_settled = length;
+    s.num_written = grouped_written(s, length);
+  }
+  use<GroupTables>().show_groups(s, 0);
+}
+
+// Of so many leading tokens, those in memory before this step's forward.
+std::int64_t Ending::grouped_written(const Sequence& s, std::int64_t length) const {
+  if (unwritten().empty()) return length;
+  const std::int64_t size = config().block_size;
+  const NodeId* t = rows().table(s);
+  std::int64_t least = length;
+  const auto look = [&](std::int64_t unit, NodeId n) {
+    if (nodes()[n].unwritten) least = std::min(least, (unit + 1) * size - nodes()[n].unwritten);
+  };
+  for (std::int64_t unit = 0;
+       unit < std::min<std::int64_t>(rows().blocks_for(length), s.num_blocks); ++unit) {
+    look(unit, t[unit]);
+    for (int g = 0; g < groups()->num_groups(); ++g)
+      if (!groups()->group(g).recurrent() && unit >= rows().group_row(s).first[nth(g)])
+        look(unit, groups()->part(g, t[unit]));
+  }
+  return least;
+}
+
+// A conversation that goes on will use all its blocks. One that ends releases what is its own: from
+// its end up to a block that is in use by others, that others continue from, or that another one
+// has promised to use.
+void Ending::hint_blocks(const Sequence& s, bool expect_reuse) noexcept {
+  RetainingPolicy& policy = *pool().partition(s.partition).retention;
+  NodeId below = kNoNode;
+  for (std::int64_t i = s.num_blocks; i-- > 0;) {
+    const NodeId own = rows().table(s)[i];
+    const bool keyed = nodes()[own].keyed();
+    const NodeId node = keyed ? own : nodes()[own].parent;
+    if (node < 0) continue;
+    if (!expect_reuse) {
+      const Node& record = nodes()[node];
+      const bool in_use = nodes().uses(node).ref_count > (keyed ? 1 : 0);
+      const bool branches = record.first_child >= 0 &&
+                            (record.first_child != below || nodes()[below].next_sibling >= 0);
+      if (in_use || branches || policy.is_expected(node)) return;
+    }
+    policy.hint(node, expect_reuse);
+    below = node;
+  }
+}
+
+void Ending::free_expecting(Handle handle, bool expect_reuse, bool withdraws) {
+  Call call(rows());
+  rows().check_retaining("expect_reuse");
+  Sequence& s = rows().live(handle);
+  check_leaving(s, withdraws, "free");
+  if (withdraws) withdraw(s);
+  groups() ? use<GroupEnds>().leave_groups(s, expect_reuse) : use<Committing>().cache_tail(s);
+  hint_blocks(s, expect_reuse);
+  end(s);
+}
+
+// Before a sequence releases its blocks. The forward will not write them, so no prompt may find
+// them afterwards. Another sequence that has found one already relies on it: then the call is
+// refused.
+void Ending::check_withdrawal(const Sequence& s, const char* call) const {
+  if (!rows().committed_ahead(s)) return;
+  rows().refuse_open_ticket(call);
+  const auto check = [&](NodeId n) {
+    if (nodes()[n].unwritten && nodes().uses(n).ref_count > 1)
+      throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
+                                        std::to_string(rows().handle_of(rows().row_of(s))) +
+                                        ": block " + std::to_string(nodes().name(n)) +
+                                        ", which this step's forward writes for it, is shared");
+  };
+  const std::int32_t* t = rows().table(s);
+  for (std::int64_t i = rows().settled(s) / config().block_size; i < s.num_chained; ++i) {
+    check(t[i]);
+    use<GroupTables>().each_part(s, i, [&](int, NodeId part) { check(part); });
+  }
+}
+
+void Ending::forget_unwritten(NodeId n) noexcept {
+  unwritten().remove(n);
+  nodes()[n].unwritten = 0;
+}
+
+// The last first, so that each goes after what continues it. A block may have come to its key, and
+// to children, by a twin without a table: those go with it.
+void Ending::withdraw(Sequence& s) noexcept {
+  if (!rows().committed_ahead(s)) return;
+  const std::int64_t kept = rows().settled(s) / config().block_size;
+  const std::int32_t* t = rows().table(s);
+  for (std::int64_t i = s.num_chained; i-- > kept;) {
+    const Node& record = nodes()[t[i]];
+    use<GroupTables>().each_part(s, i, [&](int g, NodeId part) {
+      if (!nodes()[part].unwritten) return;
+      forget_unwritten(part);
+      if (!record.unwritten) groups()->lose_part(g, t[i]);
+    });
+    if (!record.unwritten) continue;
+    forget_unwritten(t[i]);
+    // To a twin, which the same forward writes for another, the key passes with the release.
+    if (!record.keyed()) {
+      pool().drop_twin(t[i]);
+    } else if (pool().first_twin(t[i]) < 0) {
+      use<Forgetting>().forget_chain(t[i]);
+    }
+  }
+  s.num_chained = static_cast<std::int32_t>(std::min<std::int64_t>(s.num_chained, kept));
+  rows().limit_computed(s, rows().settled(s));
+}
+
+}  // namespace blockmgr

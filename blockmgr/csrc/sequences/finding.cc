@@ -1,0 +1,272 @@
+#include <algorithm>
+#include <bit>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+namespace {
+
+int common_prefix(const Token* a, const Token* b, int limit) {
+  int n = 0;
+  while (n < limit && a[n] == b[n]) ++n;
+  return n;
+}
+
+}  // namespace
+
+// The leading whole blocks of a prompt that are cached.
+void Finding::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
+                          const ExtrasIds* extras, Found& found) {
+  found.node = root;
+  if (!digester()) return;
+  // The last token is always left to compute; and no chain is longer than the row it came from.
+  const std::int64_t limit =
+      std::min<std::int64_t>((count - 1) / config().block_size, config().row_width);
+  const Chain chain = index().find_chain(tokens, limit, root, extras, found_room_.data());
+  found.full = found_room_.data();
+  found.num_full = chain.num_blocks;
+  found.num_unused = pool().count_available(found.full, found.num_full);
+  found.node = chain.node;
+  found.strayed = chain.strayed;
+}
+
+// The child of the last matched node that begins like the tokens after it, the longest first.
+void Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                           Found& found) const {
+  if (!config().min_partial_tokens || !digester()) return;
+  const std::int64_t start = found.num_full * config().block_size;
+  const auto limit =
+      static_cast<int>(std::min<std::int64_t>(count - 1 - start, config().block_size));
+  if (limit < config().min_partial_tokens) return;
+  const std::uint32_t keys = extras_at(extras, found.num_full);
+  int best = config().min_partial_tokens - 1;
+  NodeId child = index().first_child(found.node);
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+    const Node& record = nodes()[child];
+    if (record.extras == keys) {
+      // The copy runs before this step's forward.
+      const int n = common_prefix(nodes().tokens(child), tokens + start,
+                                  std::min(limit, record.key_tokens - record.unwritten));
+      if (n > best) {
+        best = n;
+        found.partial = child;
+        found.num_partial = n;
+        // What does not match would be lost to others, so a tail is taken over whole or copied.
+        found.take_over =
+            n == record.key_tokens && n < config().block_size && pool().counts_as_available(child);
+      }
+    }
+    child = record.next_sibling;
+  }
+}
+
+// Tokens of the leading blocks found that are in memory before this step's forward.
+std::int64_t Finding::written_of(const Found& found) const {
+  const std::int64_t size = config().block_size;
+  for (std::int64_t i = 0; !unwritten().empty() && i < found.num_full; ++i)
+    if (const int rest = nodes()[found.full[i]].unwritten) return (i + 1) * size - rest;
+  return num_cached(found);
+}
+
+// The last unit of the chain before `to` that lacks a cached part of some group; -1: none.
+std::int64_t Finding::last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const {
+  std::int64_t gap = -1;
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    const std::int64_t from = groups()->first_unit(g, position);
+    for (std::int64_t unit = to; unit-- > from && unit > gap;)
+      if (groups()->cached(g, chain[unit]) < 0) gap = unit;
+  }
+  return gap;
+}
+
+// Whether every recurrent group has a state at the end of this node.
+bool Finding::has_states(NodeId node) const {
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (!groups()->group(g).recurrent()) continue;
+    const NodeId state = groups()->cached(g, node);
+    if (state < 0 || groups()->is_being_kept(state)) return false;
+  }
+  return true;
+}
+
+bool Finding::has_parts(NodeId node) const {
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if (!groups()->group(g).recurrent() && groups()->cached(g, node) < 0) return false;
+  return true;
+}
+
+// The child of the first num_full blocks that serves most of the tokens after them in every group.
+// Below the end of what full attention has, only tails are worth a look: a whole unit would have
+// been found. The most of these tokens that any child has, served or not.
+int Finding::find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                                  bool tails_only, Found& found) const {
+  const std::int64_t start = found.num_full * config().block_size;
+  const auto limit =
+      static_cast<int>(std::min<std::int64_t>(count - 1 - start, config().block_size));
+  if (limit < config().min_partial_tokens) return 0;
+  const std::uint32_t keys = extras_at(extras, found.num_full);
+  int best = config().min_partial_tokens - 1;
+  int most_shared = 0;
+  NodeId child = index().first_child(found.node);
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+    const Node& record = nodes()[child];
+    const NodeId next = record.next_sibling;
+    const int most = std::min<int>(limit, record.key_tokens);
+    const Token* own = nodes().tokens(child);
+    const bool tail = record.key_tokens < config().block_size;
+    int n = 0;
+    if (record.extras == keys && (tail || !tails_only))
+      n = static_cast<int>(std::mismatch(own, own + most, tokens + start).first - own);
+    most_shared = std::max(most_shared, n);  // also of what this step's forward has yet to write
+    n = std::min(n, record.key_tokens - use<GroupTables>().most_unwritten(child));
+    const bool at_end = tail && n == record.key_tokens;
+    // A tail that can be taken over needs no copy.
+    const bool is_better =
+        n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
+    const bool serves = is_better && n < config().block_size &&
+                        ((num_states() || tails_only) ? at_end : true) && has_parts(child) &&
+                        (!num_states() || has_states(child)) &&
+                        last_gap(found.full, start + n, found.num_full) < 0;
+    if (serves) {
+      Found other = found;
+      other.partial = child;
+      other.num_partial = n;
+      other.take_over = !groups()->is_branch(child) && may_take_over(other);
+      if (n > best || other.take_over) found = other;
+      best = n;
+    }
+    child = next;
+  }
+  return most_shared;
+}
+
+// Whether no sequence uses the end of what is found, so that it can become this one's own: a tail
+// as it is, or the states of a whole block.
+bool Finding::may_take_over(const Found& found) const {
+  const bool within = found.partial >= 0;
+  const NodeId end = within ? found.partial : found.node;
+  if (within && (nodes()[end].key_tokens != found.num_partial || !pool().counts_as_available(end)))
+    return false;
+  if (!within && !num_states()) return false;
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if ((within || groups()->group(g).recurrent()) &&
+        !pool().counts_as_available(groups()->cached(g, end)))
+      return false;
+  return true;
+}
+
+// What the first blocks of a chain serve as a whole, and what of the unit after it. A call may take
+// less than is cached; where prompts diverge does not depend on that.
+GroupedFound Finding::find_grouped(const Token* tokens, std::int64_t num_tokens,
+                                   const Applicant& applicant) {
+  use<GroupTables>().settle_keeps();
+  GroupedFound result;
+  const bool partly = config().min_partial_tokens > 0;
+  const std::int64_t count = applicant.looked_up(num_tokens);
+  Found chain;
+  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, chain);
+  const std::int64_t most = std::min(chain.num_full, block_size().whole(count - 1));
+  result.num_shared = chain.num_full * config().block_size;
+  const auto share = [&](int shared) {
+    if (shared >= config().min_partial_tokens) result.num_shared += shared;
+  };
+  if (partly && num_states() && count < num_tokens) {
+    Found shared = chain;
+    share(find_grouped_partial(tokens, num_tokens, applicant.extras, false, shared));
+  }
+  const auto cut = [&](std::int64_t length) {
+    Found found = chain;
+    found.num_full = length;
+    found.node = length ? chain.full[length - 1] : applicant.root;
+    found.num_unused = pool().count_available(found.full, length);
+    return found;
+  };
+  std::int64_t length = most;
+  while (true) {
+    const NodeId node = length ? chain.full[length - 1] : applicant.root;
+    const bool deepest = length == most;
+    if (partly && result.partial.partial < 0 && (deepest || groups()->has_tails(node))) {
+      Found found = cut(length);
+      const int shared = find_grouped_partial(tokens, count, applicant.extras, !deepest, found);
+      if (deepest && count == num_tokens) share(shared);
+      if (found.partial >= 0) result.partial = found;
+    }
+    const std::int64_t gap = last_gap(chain.full, length * config().block_size, length);
+    if (gap >= 0) {
+      length = gap;
+      continue;
+    }
+    if (!length || !num_states() || has_states(node)) break;
+    --length;
+  }
+  result.whole = cut(length);
+  return result;
+}
+
+// Of a chain that full attention has, the blocks up to the deepest place that every group serves.
+std::int64_t Finding::served_of(const Found& chain) const {
+  std::int64_t length = chain.num_full;
+  while (length) {
+    const std::int64_t gap = last_gap(chain.full, length * config().block_size, length);
+    if (gap < 0 && (!num_states() || has_states(chain.full[length - 1]))) break;
+    length = gap < 0 ? length - 1 : gap;
+  }
+  return length;
+}
+
+std::int64_t Finding::num_computing(const Prompt& prompt, const Found& found) {
+  if (!digester() || rows().computing.first() == BitTree::kNone) return 0;
+  const std::uint32_t root = index().find_root(prompt.name);
+  if (root == kUnknownId) return 0;
+  const std::int64_t size = config().block_size;
+  const std::int64_t last = std::min(prompt.num_tokens - 1, prompt.most_cached);
+  const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
+  const std::int64_t most = count_with_computing(prompt.tokens, last / size, root, extras, found);
+  const std::int64_t cached = found.num_full * size + found.num_partial;
+  return most > found.num_full ? most * size - cached : 0;
+}
+
+// Leading whole blocks of these tokens, limit at most, that are cached or that a running sequence
+// has yet to commit. Forgets rows that have nothing left to commit.
+std::int64_t Finding::count_with_computing(const Token* tokens, std::int64_t limit,
+                                           std::uint32_t root, const ExtrasIds& extras,
+                                           const Found& found) {
+  std::int64_t most = found.num_full;
+  for (std::uint32_t word = rows().computing.next_word(0); word != BitTree::kNone;
+       word = rows().computing.next_word(word + 1)) {
+    for (std::uint64_t left = rows().computing.word(word); left; left &= left - 1) {
+      const std::uint32_t row = word << 6 | static_cast<std::uint32_t>(std::countr_zero(left));
+      const Sequence& s = rows().sequences[row];
+      if (!rows().is_computing(s)) {
+        rows().computing.erase(row);
+      } else if (s.root == root) {
+        most = std::max(most, count_computing(s, tokens, limit, extras, found));
+      }
+    }
+  }
+  return most;
+}
+
+// The same for one sequence. What it has committed is cached; if that is not the beginning of what
+// was found, the sequence computes other blocks.
+std::int64_t Finding::count_computing(const Sequence& s, const Token* tokens, std::int64_t limit,
+                                      const ExtrasIds& extras, const Found& found) const {
+  const std::int64_t size = config().block_size;
+  std::int64_t i = s.num_chained;
+  if (i > found.num_full || (i && rows().chain_node(s, i) != found.full[i - 1])) return 0;
+  const NodeId* t = rows().table(s);
+  const std::int64_t end = std::min(limit, s.num_tokens / size);
+  const Token* const waiting = s.waiting.data() + s.waiting_start;
+  for (; i < end; ++i) {
+    const Token* own =
+        i < s.num_blocks ? nodes().tokens(t[i]) : waiting + (i - s.num_blocks) * size;
+    if (extras_at(s.extras_ids(), i) != extras_at(&extras, i) ||
+        !same_tokens(own, tokens + i * size, static_cast<int>(size)))
+      break;
+  }
+  return i;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,26 @@
+// Blocks that must not be found any more: their K/V is wrong, or must not be served.
+#pragma once
+
+#include <cstdint>
+
+#include "sequences/holding.h"
+
+namespace blockmgr {
+
+class Forgetting : public Part<Forgetting, Holding> {
+ public:
+  // Makes all that is cached unfindable for good, whatever it is in use for. The blocks that were.
+  std::int64_t reset_prefix_cache(bool reset_hit_rate);
+  // Makes these blocks unfindable for good, with all that continues them. The blocks
+  // that could be found until now.
+  std::int64_t forget(const std::int64_t* ids, std::int64_t count);
+  std::int64_t forget_chain(NodeId b, std::vector<bool>* gone = nullptr) noexcept;
+
+ private:
+  void detach(Sequence& s) noexcept;
+  NodeId forget_part(NodeId n) noexcept;
+  bool forget_table(Sequence& s, std::vector<bool>& wrong, std::int64_t& forgotten) noexcept;
+  void mend_chains() noexcept;
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <cstring>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+namespace {
+
+// Copies entries of a table, a cache line at a time. Rows start at any multiple of four bytes,
+// where the library's copy of some kilobytes (rep movsb) takes six times as long.
+void copy_table(const std::int32_t* from, std::int64_t count, std::int32_t* to) {
+  constexpr std::int64_t kLine = 16;
+  std::int64_t i = 0;
+  for (; i + kLine <= count; i += kLine) {
+    std::int32_t line[kLine];
+    std::memcpy(line, from + i, sizeof line);
+    std::memcpy(to + i, line, sizeof line);
+  }
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+}  // namespace
+
+void Forking::next_handles(std::int64_t count, Handle* out) const {
+  const auto unused = static_cast<std::int64_t>(rows().unused_rows.size());
+  for (std::int64_t i = 0; i < std::min(count, unused); ++i)
+    out[i] = rows().handle_of(rows().unused_rows[static_cast<std::size_t>(unused - 1 - i)]);
+}
+
+void Forking::check_fork(const Sequence& parent, std::int64_t count) const {
+  // The parent's forward may move to a copy of the tail; the children would wait for K/V that never
+  // comes.
+  rows().refuse_ahead(parent, "fork");
+  if (count < 1)
+    throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));
+  if (static_cast<std::size_t>(count) > rows().unused_rows.size())
+    throw OutOfSequences(count, static_cast<std::int64_t>(rows().unused_rows.size()));
+  if (groups()) [[unlikely]]
+    check_states(parent, count);
+}
+
+bool Forking::fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected) {
+  Call call(rows());
+  Sequence& parent = rows().running(handle);
+  check_fork(parent, count);
+  Sequence model = parent;
+  // Look-ahead blocks hold nothing yet, so there is nothing in them to share.
+  model.num_blocks = static_cast<std::int32_t>(
+      std::min<std::int64_t>(parent.num_blocks, rows().blocks_for(parent.num_tokens)));
+  std::vector<std::vector<Token>> waiting(static_cast<std::size_t>(count), model.waiting);
+  next_handles(count, children);
+  if (expected && !std::equal(children, children + count, expected)) return false;
+
+  const std::int32_t* from = rows().table(parent);
+  constexpr std::int32_t kAhead = 16;
+  for (std::int32_t i = 0; i < model.num_blocks; ++i) {
+    if (i + kAhead < model.num_blocks) prefetch(&nodes()[from[i + kAhead]]);
+    nodes().uses(from[i]).ref_count += static_cast<std::uint32_t>(count);
+  }
+  const std::int32_t* shown = nullptr;
+  for (std::int64_t c = 0; c < count; ++c) {
+    const std::int32_t row = rows().unused_rows.back();
+    rows().unused_rows.pop_back();
+    Sequence& child = rows().sequences[static_cast<std::size_t>(row)];
+    model.generation = child.generation;
+    model.mark = child.mark;
+    model.waiting.clear();
+    child = model;
+    child.waiting.swap(waiting[static_cast<std::size_t>(c)]);
+    index().retain_root(child.root);
+    copy_table(from, model.num_blocks, rows().table_at(row));
+    // The blocks are looked up for the first child only: nothing was written to its row since.
+    if (c) {
+      copy_table(shown, model.num_blocks, rows().shown_at(row));
+    } else {
+      rows().show(row, 0, model.num_blocks);
+      shown = rows().shown_at(row);
+    }
+    rows().show_length(child);
+    rows().note_computing(child);
+  }
+  if (groups()) [[unlikely]]
+    fork_groups(parent, children, count);
+  rows().counters.forks += count;
+  return true;
+}
+
+namespace {
+
+struct Successor {
+  Sequence state;  // what the sequence will be
+  std::vector<NodeId> table;
+  std::int64_t num_kept = 0;  // leading blocks that it has already
+};
+
+}  // namespace
+
+void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count) {
+  Call call(rows());
+  ++rows().batch_mark;
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = rows().running(handles[i]);
+    if (s.mark == rows().batch_mark)
+      throw Error(ErrorKind::kValue,
+                  "handles must be distinct, got " + std::to_string(handles[i]) + " twice");
+    s.mark = rows().batch_mark;
+    if (parents[i] < 0 || parents[i] >= count)
+      throw Error(ErrorKind::kValue, "parents must be in [0, " + std::to_string(count) + "), got " +
+                                         std::to_string(parents[i]) + " at index " +
+                                         std::to_string(i));
+    if (parents[i] != i) rows().refuse_ahead(s, "reparent");
+  }
+  for (std::int64_t i = 0; i < count; ++i)
+    if (parents[i] != i) rows().refuse_ahead(rows().live(handles[parents[i]]), "fork");
+  std::vector<Successor> successors;
+  successors.reserve(static_cast<std::size_t>(count));
+  std::vector<Sequence*> changed;
+  changed.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (parents[i] == i) continue;
+    Sequence& s = rows().live(handles[i]);
+    const Sequence& parent = rows().live(handles[parents[i]]);
+    Successor next;
+    next.state = parent;
+    next.state.generation = s.generation;
+    next.state.mark = s.mark;
+    next.state.num_blocks = static_cast<std::int32_t>(
+        std::min<std::int64_t>(parent.num_blocks, rows().blocks_for(parent.num_tokens)));
+    const std::int32_t* from = rows().table(parent);
+    const std::int32_t* old = rows().table(s);
+    next.table.assign(from, from + next.state.num_blocks);
+    const std::int64_t both = std::min(next.state.num_blocks, s.num_blocks);
+    while (next.num_kept < both && from[next.num_kept] == old[next.num_kept]) ++next.num_kept;
+    changed.push_back(&s);
+    successors.push_back(std::move(next));
+  }
+
+  std::vector<GroupRow> group_rows;  // what the parents were before, with the successors' states
+  if (groups()) {
+    std::vector<std::int64_t> needed(static_cast<std::size_t>(pool().num_partitions()));
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (parents[i] == i) continue;
+      const Sequence& parent = rows().live(handles[parents[i]]);
+      use<GroupTables>().refuse_moved(parent, "fork");
+      rows().check_available(needed[parent.partition] += num_states(), parent.partition);
+      group_rows.push_back(rows().group_row(parent));
+    }
+    for (std::size_t c = 0; c < successors.size(); ++c)
+      take_successor(successors[c].state, successors[c].table, group_rows[c]);
+  }
+  // Every new reference before any release: a block may pass from one beam to another.
+  for (const Successor& next : successors) {
+    for (auto i = static_cast<std::size_t>(next.num_kept); i < next.table.size(); ++i)
+      ++nodes().uses(next.table[i]).ref_count;
+    index().retain_root(next.state.root);
+  }
+  for (std::size_t c = 0; c < changed.size(); ++c) {
+    Sequence& s = *changed[c];
+    Successor& next = successors[c];
+    if (groups()) {
+      use<GroupEnds>().keep_path(s);
+      use<GroupTables>().drop_states(s);
+      use<GroupTables>().drop_parts(s, 0);
+      rows().group_row(s) = group_rows[c];
+    }
+    use<Ending>().release_nodes(s, next.num_kept);
+    index().release_root(s.root);
+    s = std::move(next.state);
+    copy_table(next.table.data() + next.num_kept, s.num_blocks - next.num_kept,
+               rows().table(s) + next.num_kept);
+    rows().show(rows().row_of(s), next.num_kept, s.num_blocks - next.num_kept);
+    rows().show_length(s);
+    rows().note_computing(s);
+    if (groups()) use<GroupTables>().show_groups(s, 0);
+  }
+}
+
+// Whether so many more sequences can have the parent's states.
+void Forking::check_states(const Sequence& parent, std::int64_t count) const {
+  use<GroupTables>().refuse_moved(parent, "fork");
+  rows().check_available(count * num_states(), parent.partition);
+}
+
+void Forking::fork_groups(const Sequence& parent, const Handle* children,
+                          std::int64_t count) noexcept {
+  const GroupRow& from = rows().group_row(parent);
+  for (std::int64_t c = 0; c < count; ++c) {
+    const Sequence& child = rows().sequences[static_cast<std::size_t>(rows().row_of(children[c]))];
+    GroupRow& to = rows().group_row(child);
+    to.first = from.first;
+    to.stops = from.stops;
+    to.stands = from.stands;
+    to.moves = from.moves;
+    const NodeId* t = rows().table(child);
+    for (int g = 0; g < groups()->num_groups(); ++g) {
+      if (!groups()->group(g).recurrent()) {
+        for (std::int64_t unit = to.first[nth(g)]; unit < child.num_blocks; ++unit)
+          ++nodes().uses(groups()->part(g, t[unit])).ref_count;
+        continue;
+      }
+      const NodeId state = use<GroupTables>().take_of(g, parent.partition, kNoNode);
+      if (parent.num_computed) copies().plan(from.states[nth(g)], state, config().block_size);
+      to.states[nth(g)] = state;
+    }
+    use<GroupTables>().show_groups(child, 0);
+  }
+}
+
+// Gives a sequence that takes a parent's place its parts and states, before anything is released.
+// row: the parent's, and then its own.
+void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& table,
+                             GroupRow& row) noexcept {
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (!groups()->group(g).recurrent()) {
+      for (auto unit = static_cast<std::size_t>(row.first[nth(g)]); unit < table.size(); ++unit)
+        ++nodes().uses(groups()->part(g, table[unit])).ref_count;
+      continue;
+    }
+    const NodeId source = row.states[nth(g)];
+    row.states[nth(g)] = use<GroupTables>().take_of(g, model.partition, kNoNode);
+    if (model.num_computed) copies().plan(source, row.states[nth(g)], config().block_size);
+  }
+}
+
+}  // namespace blockmgr

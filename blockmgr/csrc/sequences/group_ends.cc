@@ -1,0 +1,368 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+void GroupEnds::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
+  auto& stops = rows().group_row(s).stops;
+  // A sequence that resumes may have tokens that were not in its prompt.
+  const std::int64_t prompt_end = s.state == Sequence::kPreempted
+                                      ? stops[GroupRow::kPromptEnd]
+                                      : use<Needs>().prompt_end_of(s.num_tokens);
+  const auto [last, diverges, halfway, end] =
+      use<Needs>().stops_of(s.num_tokens, s.num_computed, num_shared, prompt_end);
+  stops = {last, diverges, halfway, end, 0};
+}
+
+void GroupEnds::commit_groups(Sequence& s) noexcept {
+  use<GroupTables>().note_state(s);
+  if (rows().settled(s) == s.num_computed && num_states()) keep_state(s);
+  use<GroupTables>().drop_windows(s);
+}
+
+// Whether every group has what the query after this node of the sequence's path reads.
+bool GroupEnds::serves(const Sequence& s, std::int64_t logical) const {
+  const NodeId* t = rows().table(s);
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if (groups()->group(g).recurrent() && groups()->cached(g, t[logical]) < 0) return false;
+  // Of what a query reads, all but its own unit was read by the one a unit before.
+  const bool read_before = logical > 0 && groups()->is_boundary(t[logical - 1]);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    const std::int64_t first = groups()->first_unit(g, groups()->length(t[logical]));
+    const std::int64_t from = read_before ? std::max(first, logical) : first;
+    for (std::int64_t unit = logical; unit >= from; --unit)
+      if (groups()->cached(g, t[unit]) < 0) return false;
+  }
+  return true;
+}
+
+// A unit, this one or an earlier one, from which on all before unit `to` have a cached part, as far
+// back as the query after unit `to` reads.
+std::int64_t GroupEnds::cached_since(const Sequence& s, int g, std::int64_t to) const {
+  const NodeId* t = rows().table(s);
+  const std::int64_t least =
+      std::min(to, groups()->first_unit(g, (to + 1) * std::int64_t{config().block_size}));
+  if (to > 0 && groups()->is_boundary(t[to - 1])) return least;  // its query read as much
+  std::int64_t since = to;
+  while (since > least && groups()->cached(g, t[since - 1]) >= 0) --since;
+  return since;
+}
+
+// Whether all that the query after this node reads is cached, as far as since_room_ says.
+bool GroupEnds::reads_cached(NodeId n, std::int64_t end) const {
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    const Group& group = groups()->group(g);
+    if (group.recurrent() ? groups()->cached(g, n) < 0
+                          : since_room_[nth(g)] * config().block_size > group.first_read(end))
+      return false;
+  }
+  return true;
+}
+
+// A new stretch of its path is findable: [from, num_chained). States stand at few places anyway.
+void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
+  const NodeId* t = rows().table(s);
+  const auto& stops = rows().group_row(s).stops;
+  const auto is_stop = [&](std::int64_t end) {
+    return end == stops[GroupRow::kLast] || end == stops[GroupRow::kDiverges] ||
+           end == stops[GroupRow::kRetained];
+  };
+  const int num_groups = groups()->num_groups();
+  for (int g = 0; g < num_groups; ++g)
+    if (!groups()->group(g).recurrent()) since_room_[nth(g)] = cached_since(s, g, from);
+  bool serves = false;
+  std::int64_t passed = from;  // units from here on are new boundaries that it only passes
+  for (std::int64_t i = from; i < s.num_chained; ++i) {
+    const std::int64_t end = (i + 1) * config().block_size;
+    const bool passes = !num_states() && !is_stop(end);
+    bool all_cached = true;
+    for (int g = 0; g < num_groups; ++g) {
+      if (groups()->cached(g, t[i]) >= 0) continue;
+      since_room_[nth(g)] = i + 1;
+      all_cached = false;
+    }
+    // Of what a query reads, all but its own unit was read by the one a unit before.
+    if (!serves || !all_cached) serves = reads_cached(t[i], end);
+    const bool is_boundary = groups()->is_boundary(t[i]);
+    if (passes && serves && !is_boundary) continue;
+    if (passed < i) groups()->add_passed(t + passed, i - passed);
+    passed = i + 1;
+    if (passes) continue;
+    if (is_boundary) {
+      groups()->clear_passed(t[i]);
+    } else if (serves) {
+      groups()->add_boundary(t[i]);
+      if (end == stops[GroupRow::kLast])
+        groups()->pass_earlier(t, s.num_cached / config().block_size);
+    }
+    // Others continue here, too, even if what they have behind it goes before the next one comes.
+    if (!num_states() && end == stops[GroupRow::kDiverges]) groups()->note_diverged(t[i]);
+  }
+  if (passed < s.num_chained) groups()->add_passed(t + passed, s.num_chained - passed);
+}
+
+// Why its forward was to stop here, if it was; from here on it was there.
+std::optional<GroupRow::Stop> GroupEnds::takes_stop(Sequence& s) noexcept {
+  GroupRow& row = rows().group_row(s);
+  const auto stop = std::find(row.stops.begin(), row.stops.end(), s.num_computed);
+  if (stop == row.stops.end()) return {};
+  *stop = 0;
+  return static_cast<GroupRow::Stop>(stop - row.stops.begin());
+}
+
+// At a stop, the state becomes findable and the sequence goes on in a copy.
+void GroupEnds::keep_state(Sequence& s) noexcept {
+  if (!s.num_computed || !rows().group_row(s).stands || s.outdated || !digester()) return;
+  const auto stop = takes_stop(s);
+  if (!stop) return;
+  const bool passed = stop == GroupRow::kPromptEnd;
+  const std::int64_t room =
+      passed ? pool().free_blocks(s.partition).size() : rows().available(s.partition);
+  if (s.num_computed % config().block_size) return keep_branch(s, room, passed);
+  const bool is_kept = keep_whole(s, room, passed);
+  if (is_kept && (stop == GroupRow::kDiverges || stop == GroupRow::kRetained))
+    groups()->note_diverged(rows().table(s)[s.num_computed / config().block_size - 1]);
+}
+
+// The state at the end of a whole block, if its copies take no more blocks than these. Whether a
+// prompt can continue there.
+bool GroupEnds::keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept {
+  const GroupRow& row = rows().group_row(s);
+  if (s.num_chained * static_cast<std::int64_t>(config().block_size) < s.num_computed) return false;
+  const std::int64_t unit = s.num_computed / config().block_size - 1;
+  const NodeId node = rows().table(s)[unit];
+  std::int64_t missing = 0;
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (!groups()->group(g).recurrent() || groups()->cached(g, node) >= 0) continue;
+    ++missing;
+    const NodeId own = row.states[nth(g)];
+    if (nodes().uses(own).pins || nodes()[own].copy_source != kNoNode || nodes()[own].in_flight)
+      return false;
+  }
+  if (missing > room || (passed && !missing)) return false;
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent() && groups()->cached(g, node) < 0)
+      use<GroupTables>().give_state(s, g, node);
+  }
+  const bool is_served = serves(s, unit);
+  if (is_served) groups()->add_boundary(node, passed);
+  use<GroupTables>().show_groups(s, s.num_blocks);
+  return is_served;
+}
+
+bool GroupEnds::cache_state(Handle handle) {
+  Call call(rows());
+  Sequence& s = rows().running(handle);
+  if (!num_states()) return false;
+  use<GroupTables>().refuse_moved(s, "cache the state of");
+  const bool at_end =
+      rows().settled(s) == s.num_computed && s.num_computed % config().block_size == 0;
+  if (!s.num_computed || !at_end || s.outdated || !digester()) return false;
+  use<GroupTables>().settle_keeps();
+  return keep_whole(s, pool().free_blocks(s.partition).size(), true);
+}
+
+// A stop within a block, where prompts diverge: the computed tokens of the block become a findable
+// tail, and the sequence continues in copies, in all groups, if these take no more blocks than
+// there is room for. passed: it is near the end of a prompt, so it goes before others.
+void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept {
+  const std::int64_t unit = s.num_computed / config().block_size;
+  const auto rest = static_cast<int>(s.num_computed % config().block_size);
+  if (s.num_chained < unit || !use<Needs>().can_stop_at(s.num_computed)) return;
+  if (groups()->num_groups() + 1 > room) return;
+  use<GroupTables>().settle_keeps();
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if (groups()->group(g).recurrent() && nodes().uses(rows().group_row(s).states[nth(g)]).pins)
+      return;
+  if (passed) {  // it takes no look-up from a tail that is more than that
+    const Seen seen = seen_children(rows().chain_node(s, unit));
+    if (seen.count == kMostChildren && seen.passed < 0) return;
+    if (seen.count == kMostChildren) drop_tail(seen.passed);
+  }
+  const NodeId tail = cache_end_block(s, unit, rest);
+  if (tail < 0) return;
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if (groups()->group(g).recurrent()) use<GroupTables>().give_state(s, g, tail);
+  if (!passed) groups()->set_branch(tail);
+  if (serves(s, unit)) groups()->add_boundary(tail, passed);
+  use<Growing>().make_private(s, unit, s.num_computed);
+}
+
+// The block in which the computed tokens of a sequence end becomes a findable tail in all groups of
+// attention. kNoNode: it is shared, or there is such a tail.
+NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept {
+  const NodeId b = rows().table(s)[unit];
+  const GroupRow& row = rows().group_row(s);
+  const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
+  NodeId child = index().first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMostChildren;
+       ++seen, child = nodes()[child].next_sibling) {
+    const Node& record = nodes()[child];
+    if (record.extras != key.extras || record.key_tokens < rest ||
+        !same_tokens(nodes().tokens(child), key.tokens, rest))
+      continue;
+    // Another tail of these tokens stands for this one, even if it serves less.
+    if (record.key_tokens == rest) {
+      index().bring_forward(child);  // for the next prompt that diverges here
+      groups()->clear_passed(child);
+      return kNoNode;
+    }
+    if (!num_states() && use<Finding>().has_parts(child)) return kNoNode;
+  }
+  if (!use<GroupTables>().may_give(b)) return kNoNode;
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    const bool recurrent = groups()->group(g).recurrent();
+    if (!recurrent && unit < row.first[nth(g)]) return kNoNode;
+    if (!use<GroupTables>().may_give(recurrent ? row.states[nth(g)] : groups()->part(g, b)))
+      return kNoNode;
+  }
+  pool().promote_tail(b, key, rest);
+  pool().tell_cached({&b, 1});
+  ++rows().counters.cached_tails;
+  groups()->place(b, unit);
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if (!groups()->group(g).recurrent()) groups()->keep(groups()->part(g, b));
+  drop_unseen_tails(key.parent);
+  return b;
+}
+
+// Look-ups see so many children of a node.
+GroupEnds::Seen GroupEnds::seen_children(NodeId parent) const {
+  Seen seen;
+  for (seen.next = index().first_child(parent); seen.next >= 0 && seen.count < kMostChildren;
+       seen.next = nodes()[seen.next].next_sibling, ++seen.count) {
+    const bool is_tail = nodes()[seen.next].key_tokens < config().block_size;
+    if (is_tail && nodes().idle(seen.next) && groups()->is_passed(seen.next))
+      seen.passed = seen.next;
+  }
+  return seen;
+}
+
+// Of an idle tail, and of what only it needs.
+void GroupEnds::drop_tail(NodeId tail) noexcept {
+  groups()->end_boundary(tail);
+  groups()->prune(tail);
+}
+
+// A tail behind the children that look-ups see is found no more: it goes. But first one that is
+// just passed goes, and the next tail is seen in its place.
+void GroupEnds::drop_unseen_tails(NodeId parent) noexcept {
+  const Seen seen = seen_children(parent);
+  NodeId child = seen.next;
+  if (child >= 0 && seen.passed >= 0) {
+    child = nodes()[child].next_sibling;
+    drop_tail(seen.passed);
+  }
+  for (int looked = 0; child >= 0 && looked < kMostChildren; ++looked) {
+    const NodeId next = nodes()[child].next_sibling;
+    if (nodes()[child].key_tokens < config().block_size && nodes().idle(child)) drop_tail(child);
+    child = next;
+  }
+}
+
+// Caches the end of a sequence before it goes: the state where it stands, and the tokens of a unit
+// that is not full. resumes: it continues from there when there is room.
+void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
+  const std::int64_t size = config().block_size;
+  const std::int64_t unit = s.num_computed / size;
+  const auto rest = static_cast<int>(s.num_computed % size);
+  GroupRow& row = rows().group_row(s);
+  if (!digester() || s.state != Sequence::kRunning || s.outdated || !s.num_computed) return;
+  if ((num_states() && !row.stands) || s.num_chained < unit) return;
+  if (rest && (rest < config().min_partial_tokens || !config().min_partial_tokens)) return;
+  if (!rest && !num_states()) return;
+  use<GroupTables>().settle_keeps();
+  const NodeId whole = unit ? rows().table(s)[unit - 1] : kNoNode;
+  NodeId node = whole;
+  if (rest) {
+    node = cache_end_block(s, unit, rest);
+    if (node < 0) return;
+  } else {
+    for (int g = 0; g < groups()->num_groups(); ++g)
+      if (groups()->group(g).recurrent() && groups()->cached(g, node) < 0 &&
+          !use<GroupTables>().may_give(row.states[nth(g)]))
+        return;
+  }
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (!groups()->group(g).recurrent() || groups()->cached(g, node) >= 0) continue;
+    groups()->set_part(g, node, row.states[nth(g)]);
+    groups()->keep(row.states[nth(g)]);
+  }
+  if (serves(s, rest ? unit : unit - 1)) {
+    groups()->add_boundary(node);
+    if (num_states()) end_path(s, node, resumes);
+  }
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (!groups()->group(g).recurrent()) continue;
+    NodeId& state = row.states[nth(g)];
+    if (state == groups()->part(g, node)) {
+      pool().release(state);
+      state = kNoNode;
+    }
+  }
+}
+
+// Which boundaries of its path are worth less than others now that it ended at this node.
+void GroupEnds::end_path(const Sequence& s, NodeId end, bool resumes) noexcept {
+  const std::int64_t size = config().block_size;
+  const std::int64_t unit = s.num_computed / size;
+  const std::int64_t found = s.num_cached / size;
+  const bool continued = found && found < unit && s.num_cached % size == 0;
+  const NodeId* t = rows().table(s);
+  groups()->end_path(continued ? t[found - 1] : kNoNode, unit ? t[unit - 1] : kNoNode,
+                     s.num_computed % size ? end : kNoNode, resumes);
+}
+
+// Before a sequence leaves a path: the end of its whole blocks. Others may have evicted that
+// boundary, which freed nothing as long as the sequence used the blocks.
+void GroupEnds::keep_path(const Sequence& s) noexcept {
+  if (!s.num_chained) return;
+  const NodeId last = rows().table(s)[s.num_chained - 1];
+  if (!groups()->is_boundary(last) && serves(s, s.num_chained - 1)) groups()->add_boundary(last);
+}
+
+// The sequence still has its blocks.
+void GroupEnds::leave_groups(Sequence& s, bool resumes) noexcept {
+  if (s.state != Sequence::kRunning) return;
+  const std::int64_t tails = rows().counters.cached_tails;
+  keep_end(s, resumes);
+  if (s.num_chained) {
+    const NodeId last = rows().table(s)[s.num_chained - 1];
+    groups()->tell_kept(&last, 1);
+    if (rows().counters.cached_tails == tails) {
+      keep_path(s);
+      groups()->clear_passed(last);
+    }
+  }
+  use<GroupTables>().drop_states(s);
+  auto& stops = rows().group_row(s).stops;
+  stops = {0, 0, 0, stops[GroupRow::kPromptEnd], 0};  // if it resumes
+}
+
+// No prompt can continue from what is retained without a boundary at its end. So a forward should
+// stop there, and it is more than passed.
+void GroupEnds::keep_boundary(const Sequence& s, std::int64_t end) noexcept {
+  const std::int64_t rest = end % config().block_size;
+  const bool within =
+      num_states() && config().min_partial_tokens && rest >= config().min_partial_tokens;
+  if (!within) end -= rest;
+  auto& stops = rows().group_row(s).stops;
+  const std::int64_t units = end / config().block_size;
+  if (end > s.num_computed) {
+    for (const auto other : {GroupRow::kLast, GroupRow::kHalfway, GroupRow::kPromptEnd})
+      if (stops[other] == end) stops[other] = 0;
+    if (stops[GroupRow::kDiverges] != end) stops[GroupRow::kRetained] = end;
+  } else if (!within && units && units <= s.num_chained && serves(s, units - 1)) {
+    keep_boundary(rows().table(s)[units - 1]);
+  }
+}
+
+// It serves all groups.
+void GroupEnds::keep_boundary(NodeId node) noexcept {
+  if (!groups()->is_boundary(node)) groups()->add_boundary(node);
+  groups()->note_continued(node);
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,54 @@
+// What of further groups of layers becomes findable at stops and at the ends of sequences.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "sequences/finding.h"
+#include "sequences/group_tables.h"
+#include "sequences/growing.h"
+#include "sequences/needs.h"
+
+namespace blockmgr {
+
+class GroupEnds : public Part<GroupEnds, GroupTables, Finding, Needs, Growing> {
+ public:
+  GroupEnds() {
+    if (groups()) since_room_.resize(static_cast<std::size_t>(groups()->num_groups()));
+  }
+
+  // The state where it stands, at the end of a block, if blocks are free for its copies: nothing is
+  // evicted for it, and it goes first. Whether a prompt can continue there from now on.
+  bool cache_state(Handle handle);
+  void keep_boundary(const Sequence& s, std::int64_t end) noexcept;
+  void keep_boundary(NodeId node) noexcept;
+  [[gnu::noinline]] void choose_stops(Sequence& s, std::int64_t num_shared) noexcept;
+  void mark_boundaries(Sequence& s, std::int64_t from) noexcept;
+  void keep_state(Sequence& s) noexcept;
+  void drop_unseen_tails(NodeId parent) noexcept;
+  void commit_groups(Sequence& s) noexcept;
+  void keep_path(const Sequence& s) noexcept;
+  void leave_groups(Sequence& s, bool resumes) noexcept;
+
+ private:
+  struct Seen {
+    NodeId next = kNoNode;    // the first child that no look-up sees
+    NodeId passed = kNoNode;  // of those that they see, the last idle tail that is just passed
+    int count = 0;
+  };
+  bool serves(const Sequence& s, std::int64_t logical) const;
+  std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;
+  bool reads_cached(NodeId n, std::int64_t end) const;
+  std::optional<GroupRow::Stop> takes_stop(Sequence& s) noexcept;
+  bool keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept;
+  void keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept;
+  NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept;
+  Seen seen_children(NodeId parent) const;
+  void drop_tail(NodeId tail) noexcept;
+  void keep_end(Sequence& s, bool resumes) noexcept;
+  void end_path(const Sequence& s, NodeId end, bool resumes) noexcept;
+
+  std::vector<std::int64_t> since_room_;  // by group, a unit
+};
+
+}  // namespace blockmgr

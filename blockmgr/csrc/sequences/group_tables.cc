@@ -1,0 +1,298 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// Whether the copy that put a state in place is not applied yet.
+bool GroupTables::waits_for_copy(const KeptState& k) const {
+  const Node& successor = nodes()[k.successor];
+  if (successor.generation != k.successor_generation) return false;
+  if (successor.copy_source == k.state) return true;
+  for (const Copy& copy : copies().flight())
+    if (copy.destination == k.successor && copy.source == k.state) return true;
+  return false;
+}
+
+// The states that were put in place by copies which are resolved by now can be found. A look-up
+// leaves no event, so those that mirrors should know of stay in the list for settle_events.
+void GroupTables::settle_keeps() noexcept {
+  std::erase_if(keeps_, [this](const KeptState& k) {
+    if (nodes()[k.state].generation != k.state_generation) return true;
+    if (groups()->is_being_kept(k.state) && waits_for_copy(k)) return false;
+    if (!nodes()[k.state].keyed()) return true;
+    groups()->set_being_kept(k.state, false);
+    return !groups()->is_untold(k.state);
+  });
+}
+
+NodeId GroupTables::take_of(int g, int partition, NodeId before) noexcept {
+  const NodeId m = pool().take(partition, before);
+  groups()->set_owner(m, g);
+  return m;
+}
+
+// Parts of units [from, to) of its table, each to continue the one before it. The last of them.
+NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
+                                  NodeId before) noexcept {
+  const NodeId* t = rows().table(s);
+  NodeId* const fresh = parts_room_.data();
+  if (to - from == 1) {
+    *fresh = pool().take(s.partition, before);
+  } else {
+    pool().take_run(s.partition, before, to - from, fresh);
+  }
+  for (std::int64_t unit = from; unit < to; ++unit) {
+    const NodeId m = fresh[unit - from];
+    groups()->set_owner(m, g);
+    groups()->set_part(g, t[unit], m);
+  }
+  return from < to ? fresh[to - from - 1] : before;
+}
+
+// A row is zero where the sequence has no part.
+void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
+  const NodeId* t = rows().table(s);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    std::int32_t* out = shown_group_at(g, rows().row_of(s));
+    if (groups()->group(g).recurrent()) {
+      const NodeId state = rows().group_row(s).states[nth(g)];
+      out[0] = state < 0 ? 0 : number(nodes().block(state));
+      continue;
+    }
+    for (std::int64_t unit = std::max<std::int64_t>(from, rows().group_row(s).first[nth(g)]);
+         unit < s.num_blocks; ++unit)
+      out[unit] = number(nodes().block(groups()->part(g, t[unit])));
+  }
+}
+
+// Blocks in all groups for so many of full attention.
+std::int64_t GroupTables::grouped_need(std::int64_t blocks) const {
+  return blocks * (1 + groups()->num_groups() - num_states());
+}
+
+void GroupTables::refuse_moved(const Sequence& s, const char* call) const {
+  if (!num_states() || rows().group_row(s).stands) return;
+  throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
+                                    std::to_string(rows().handle_of(rows().row_of(s))) +
+                                    ": a forward may have moved its state since the last commit; "
+                                    "commit where it stopped first");
+}
+
+// Gives back what no query to come reads.
+void GroupTables::drop_windows(Sequence& s) noexcept {
+  const std::int64_t from = std::max<std::int64_t>(0, rows().settled(s) - config().max_rollback);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    std::int32_t& first = rows().group_row(s).first[nth(g)];
+    const std::int64_t read = groups()->group(g).first_read(from);
+    if ((first + 1) * std::int64_t{config().block_size} > read) continue;
+    const auto until = static_cast<std::int32_t>(read / config().block_size);
+    drop_part_run(s, g, first, std::min(until, s.num_blocks));
+    first = until;
+  }
+}
+
+// Whether a commit of what is computed tells where the states stand.
+bool GroupTables::tells_state(const Sequence& s) const {
+  return open_steps().empty() || rows().group_row(s).moves <= 1;
+}
+
+void GroupTables::note_state(Sequence& s) noexcept {
+  if (rows().settled(s) != s.num_computed || !tells_state(s)) return;
+  rows().group_row(s).stands = true;
+  rows().group_row(s).moves = 0;
+}
+
+// Before decode, which commits first: as refuse_moved.
+void GroupTables::refuse_unknown_state(const Sequence& s, const char* call) const {
+  if (!tells_state(s)) refuse_moved(s, call);
+}
+
+// Apart from its caller, which seldom needs it.
+[[gnu::noinline]] static void add_to(std::vector<NodeId>& parts, NodeId m) { parts.push_back(m); }
+
+// Parts that decode gives back before it takes any, as far as that is certain. Appends them. While
+// steps are in flight there are none.
+std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& parts) const {
+  std::int64_t dropped = 0;
+  const NodeId* t = rows().table(s);
+  const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config().max_rollback);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    const std::int64_t read = std::min(groups()->group(g).first_read(from), rows().num_slots(s));
+    for (std::int64_t unit = rows().group_row(s).first[nth(g)];
+         (unit + 1) * config().block_size <= read; ++unit) {
+      const NodeId m = groups()->part(g, t[unit]);
+      if (nodes().uses(m) != Uses{1, 0}) continue;
+      add_to(parts, m);
+      ++dropped;
+    }
+  }
+  return dropped;
+}
+
+// Parts for blocks [from, num_blocks) of its table.
+void GroupTables::take_parts(Sequence& s, std::int64_t from) noexcept {
+  const NodeId* t = rows().table(s);
+  groups()->clear_parts(t + from, s.num_blocks - from);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    const bool continues = from > rows().group_row(s).first[nth(g)];
+    const NodeId before = continues ? groups()->part(g, t[from - 1]) : kNoNode;
+    take_part_run(s, g, from, s.num_blocks, before);
+  }
+  show_groups(s, from);
+}
+
+// The sequence moves to parts of its own, as its table did from `shared` to its present node.
+// Copies bring as many tokens as those into the node, because they are planned together.
+void GroupTables::make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
+                                     std::int32_t num_tokens) noexcept {
+  const NodeId own = rows().table(s)[logical];
+  groups()->clear_parts(own);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    const NodeId source = groups()->part(g, shared);
+    const NodeId before = logical > rows().group_row(s).first[nth(g)]
+                              ? groups()->part(g, rows().table(s)[logical - 1])
+                              : kNoNode;
+    const NodeId m = take_part_run(s, g, logical, logical + 1, before);
+    const std::int32_t brought = num_tokens > 0 ? copies().reach(source, num_tokens) : 0;
+    if (brought > 0) copies().plan(source, m, brought);
+    drop_part(g, shared);
+  }
+  show_groups(s, logical);
+}
+
+// A sequence's reference to the part of a node goes.
+void GroupTables::drop_part(int g, NodeId node) noexcept {
+  const NodeId m = groups()->part(g, node);
+  if (nodes()[m].keyed() && groups()->is_needed(g, node)) [[likely]]
+    return pool().release_part(m);
+  // With its last reference, the part is removed from its node.
+  const bool last = nodes().uses(m).ref_count == 1 && !nodes()[m].keyed();
+  rows().drop_reference(m);
+  if (last) groups()->clear_part(g, node);
+}
+
+// The same of units [from, to) of its table, which shows none of them any more.
+void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
+                                std::int64_t to) noexcept {
+  if (from >= to) return;
+  const NodeId* t = rows().table(s);
+  const bool keeps = pool().keeps_parts();
+  const Group group = groups()->group(g);
+  int kept = 0;
+  for (std::int64_t unit = from; unit < to; ++unit) {
+    const NodeId n = t[unit];
+    const NodeId m = groups()->part(g, n);
+    Uses& uses = nodes().uses(m);
+    if (keeps && uses == Uses{1, 0} && nodes()[m].keyed() && groups()->is_read(group, n, unit)) {
+      uses = Uses();
+      ++kept;
+    } else {
+      drop_part(g, n);
+    }
+  }
+  pool().count_kept(s.partition, kept);
+  std::fill_n(shown_group_at(g, rows().row_of(s)) + from, to - from, 0);
+}
+
+// All parts of blocks [from, num_blocks), the last first.
+void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
+  const NodeId* t = rows().table(s);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    std::int32_t& first = rows().group_row(s).first[nth(g)];
+    std::int32_t* shown = shown_group_at(g, rows().row_of(s));
+    for (std::int64_t unit = s.num_blocks; unit-- > std::max<std::int64_t>(from, first);) {
+      drop_part(g, t[unit]);
+      shown[unit] = 0;
+    }
+    first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));
+  }
+}
+
+void GroupTables::drop_states(Sequence& s) noexcept {
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (!groups()->group(g).recurrent()) continue;
+    NodeId& state = rows().group_row(s).states[nth(g)];
+    if (state >= 0) rows().drop_reference(state);
+    state = kNoNode;
+    shown_group_at(g, rows().row_of(s))[0] = 0;
+  }
+}
+
+// Of a unit that is findable from here on as `node`, the groups decide one by one: the part that is
+// there stands for the sequence's own, or the own becomes findable. `own`: the node it had.
+void GroupTables::settle_parts(Sequence& s, std::int64_t logical, NodeId own,
+                               NodeId node) noexcept {
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    NodeId there = groups()->part(g, node);
+    if (own != node && there < 0) {
+      there = groups()->part(g, own);
+      if (there >= 0) groups()->set_part(g, node, there);
+    }
+    if (there < 0 || nodes()[there].keyed()) continue;
+    groups()->keep(there);
+    if (config().early_commit) rows().note_unwritten(s, logical, there);
+  }
+}
+
+// Whether a sequence cannot leave a block that others share, as their tables stay as they are: the
+// cached one has no part in a group whose window holds the unit, and a part has one node. It can
+// once the others or its window have left the unit.
+bool GroupTables::must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const {
+  if (nodes().uses(rows().table(s)[logical]).ref_count == 1) return false;
+  bool lacks = false;
+  each_part(s, logical, [&](int g, NodeId) { lacks |= groups()->part(g, cached) < 0; });
+  return lacks;
+}
+
+// Of a sequence that moves to the cached block that stands for its own: the same in all groups.
+// What the cached one lacks comes along.
+void GroupTables::merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept {
+  const NodeId own = rows().table(s)[logical];
+  const bool is_shared = nodes().uses(own).ref_count > 1;
+  settle_parts(s, logical, is_shared ? cached : own, cached);
+  each_part(s, logical, [&](int g, NodeId part) {
+    const NodeId there = groups()->part(g, cached);
+    if (there == part) return;
+    pool().acquire(there);
+    drop_part(g, own);
+    shown_group_at(g, rows().row_of(s))[logical] = number(nodes().block(there));
+  });
+}
+
+// Trailing tokens of a node that this step's forward has yet to write, in the group that has most.
+int GroupTables::most_unwritten(NodeId node) const {
+  int most = nodes()[node].unwritten;
+  for (int g = 0; !unwritten().empty() && g < groups()->num_groups(); ++g) {
+    const NodeId m = groups()->group(g).recurrent() ? kNoNode : groups()->cached(g, node);
+    if (m >= 0) most = std::max<int>(most, nodes()[m].unwritten);
+  }
+  return most;
+}
+
+// Whether a block that only this sequence has can become what others find.
+bool GroupTables::may_give(NodeId own) const {
+  return nodes().uses(own).ref_count == 1 && !nodes()[own].keyed() &&
+         nodes()[own].copy_source == kNoNode && !nodes()[own].in_flight;
+}
+
+// The state of a node from here on; the sequence goes on in a copy.
+void GroupTables::give_state(Sequence& s, int g, NodeId node) noexcept {
+  NodeId& state = rows().group_row(s).states[nth(g)];
+  const NodeId kept = state;
+  state = take_of(g, s.partition, kNoNode);
+  copies().plan(kept, state, config().block_size);
+  groups()->set_part(g, node, kept);
+  groups()->set_being_kept(kept, true);
+  groups()->keep(kept);
+  keeps_.push_back({kept, state, nodes()[kept].generation, nodes()[state].generation});
+  pool().release(kept);  // the copy keeps it
+}
+
+}  // namespace blockmgr

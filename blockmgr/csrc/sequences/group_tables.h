@@ -1,0 +1,68 @@
+// Blocks of further groups of layers in the tables of sequences: taken, moved, merged, given back.
+#pragma once
+
+#include <cstdint>
+
+#include "sequences/part.h"
+
+namespace blockmgr {
+
+class GroupTables : public Part<GroupTables> {
+ public:
+  GroupTables() {
+    if (groups()) parts_room_.resize(static_cast<std::size_t>(config().row_width));
+  }
+
+  // Before so many states are kept.
+  void reserve_keeps(std::int64_t count) {
+    keeps_.reserve(keeps_.size() + static_cast<std::size_t>(count));
+  }
+  void settle_keeps() noexcept;
+  // Writes down for mirrors the states that were kept.
+  void tell_keeps() noexcept {
+    for (const KeptState& k : keeps_) groups()->tell_kept(k.state);
+  }
+  NodeId take_of(int g, int partition, NodeId before) noexcept;
+  NodeId take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
+                       NodeId before) noexcept;
+  void show_groups(const Sequence& s, std::int64_t from) noexcept;
+  std::int32_t* shown_group_at(int g, std::int64_t row) const {
+    return rows().shown_groups.data() +
+           (g * std::int64_t{config().max_seqs} + row) * config().row_width;
+  }
+  // Of each further group of attention, the part of one of its blocks, while the sequence has it.
+  template <class Visit>
+  void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
+    for (int g = 0; groups() && g < groups()->num_groups(); ++g)
+      if (!groups()->group(g).recurrent() && logical >= rows().group_row(s).first[nth(g)])
+        visit(g, groups()->part(g, rows().table(s)[logical]));
+  }
+  std::int64_t grouped_need(std::int64_t blocks) const;
+  void refuse_moved(const Sequence& s, const char* call) const;
+  void take_parts(Sequence& s, std::int64_t from) noexcept;
+  void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
+                          std::int32_t num_tokens) noexcept;
+  void drop_parts(Sequence& s, std::int64_t from) noexcept;
+  void drop_states(Sequence& s) noexcept;
+  void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
+  [[gnu::noinline]] bool must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const;
+  [[gnu::noinline]] void merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept;
+  int most_unwritten(NodeId node) const;
+  bool may_give(NodeId own) const;
+  void give_state(Sequence& s, int g, NodeId node) noexcept;
+  void drop_windows(Sequence& s) noexcept;
+  void note_state(Sequence& s) noexcept;
+  void refuse_unknown_state(const Sequence& s, const char* call) const;
+  std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts) const;
+
+ private:
+  bool waits_for_copy(const KeptState& k) const;
+  void drop_part(int g, NodeId node) noexcept;
+  void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
+  bool tells_state(const Sequence& s) const;
+
+  std::vector<KeptState> keeps_;
+  std::vector<NodeId> parts_room_;  // by unit
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,120 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+// Before a write into this block that would copy it. A prompt may have found what others committed
+// in this step: it is there for the forward, and not for the copies before it. The writer would
+// have to compute it again without being told so. What the sequence committed itself it takes back,
+// unless the forward that writes it may be under way.
+void Growing::refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const {
+  const std::int64_t start = logical * config().block_size;
+  const std::int64_t kept = copies().in_flight() ? s.num_computed : rows().settled(s);
+  if (kept <= std::max(rows().written(s), start)) return;
+  throw Error(ErrorKind::kStep,
+              std::string("cannot ") + call + " sequence " +
+                  std::to_string(rows().handle_of(rows().row_of(s))) + ": positions " +
+                  std::to_string(std::max(rows().written(s), start)) + " to " +
+                  std::to_string(kept - 1) +
+                  " of the block to copy are written by this step's forward; take and apply the "
+                  "step's copies first");
+}
+
+bool Growing::must_copy(const Sequence& s, std::int64_t logical) const {
+  if (logical >= s.num_blocks) return false;
+  return rows().is_shared(rows().table(s)[logical]);
+}
+
+// Moves the sequence to a block that only it names, in front of a write. Of k sharers k - 1 move;
+// the last finds itself alone and writes in place.
+void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept {
+  const NodeId shared = rows().table(s)[logical];
+  if (!must_copy(s, logical)) {
+    pool().drop_twin(shared);  // about to differ from it
+    return;
+  }
+  const std::int64_t start = logical * config().block_size;
+  const std::int64_t known = std::min<std::int64_t>(s.num_tokens - start, config().block_size);
+  const std::int64_t valid = std::max<std::int64_t>(num_valid - start, 0);
+  const NodeId fresh = pool().take(s.partition, rows().before(s, logical));
+  const Store::Writable own = rows().move_to_fresh(shared, fresh, known, valid);
+  rows().set_entry(rows().row_of(s), logical, own.node);
+  if (groups()) [[unlikely]]
+    use<GroupTables>().make_parts_private(s, logical, shared, static_cast<std::int32_t>(valid));
+  // Tokens that the copy cannot bring have to be computed again.
+  rows().limit_computed(s, start + own.num_copied);
+}
+
+// What it takes to have this many slots, and to write up to num_tokens: with more than the present
+// ones, the block they will be written to is made private first.
+inline GrowthPlan Growing::plan_growth(const Sequence& s, std::int64_t slots,
+                                       std::int64_t num_tokens, const char* call) const {
+  const std::int64_t target = rows().blocks_for(slots);
+  if (target > rows().longest(s.partition)) use<Needs>().throw_never_fits(slots, 0, s.partition);
+  const std::int64_t logical = s.num_tokens / config().block_size;
+  const bool writes = std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks;
+  const bool copies = writes && must_copy(s, logical);
+  if (copies) refuse_unwritten(s, logical, call);
+  const std::int64_t fresh = std::max<std::int64_t>(target - s.num_blocks, 0);
+  std::int64_t needed = fresh + copies;
+  if (!needed) return {fresh, writes};
+  if (groups()) [[unlikely]] {
+    if (copies) use<GroupTables>().refuse_moved(s, call);
+    needed = use<GroupTables>().grouped_need(needed);
+  }
+  rows().check_available(needed, s.partition);
+  return {fresh, writes};
+}
+
+// Takes the blocks, and moves waiting tokens into them.
+inline void Growing::grow(Sequence& s, const GrowthPlan& plan) noexcept {
+  if (plan.writes) make_private(s, s.num_tokens / config().block_size, rows().written(s));
+  if (!plan.num_fresh) return;
+  const std::int64_t had_slots = rows().num_slots(s);
+  const std::int64_t row = rows().row_of(s);
+  for (std::int64_t i = 0; i < plan.num_fresh; ++i) {
+    rows().set_entry(row, s.num_blocks, pool().take(s.partition, rows().before(s, s.num_blocks)));
+    ++s.num_blocks;
+  }
+  if (groups()) [[unlikely]]
+    use<GroupTables>().take_parts(s, s.num_blocks - plan.num_fresh);
+  const std::int64_t moved = std::min(s.num_waiting(), rows().num_slots(s) - had_slots);
+  if (moved > 0) {
+    rows().store_tokens(s, had_slots, s.waiting.data() + s.waiting_start, moved);
+    s.waiting_start += static_cast<std::size_t>(moved);
+    if (!s.num_waiting()) {
+      std::vector<Token>().swap(s.waiting);
+      s.waiting_start = 0;
+    }
+  }
+}
+
+void Growing::reserve(Handle handle, std::int64_t num_slots) {
+  Call call(rows());
+  Sequence& s = rows().running(handle);
+  if (num_slots < 1)
+    throw Error(ErrorKind::kValue,
+                "num_slots must be at least 1, got " + std::to_string(num_slots));
+  grow(s, plan_growth(s, num_slots, s.num_tokens, "reserve slots of"));
+}
+
+void Growing::check_append(Handle handle, std::int64_t count) const {
+  const Sequence& s = rows().running(handle);
+  const std::int64_t total = s.num_tokens + std::min(count, INT64_MAX - s.num_tokens);
+  if (rows().blocks_for(total) > rows().longest(s.partition))
+    use<Needs>().throw_never_fits(total, 0, s.partition);
+}
+
+void Growing::append(Handle handle, const Token* tokens, std::int64_t count) {
+  Call call(rows());
+  Sequence& s = rows().running(handle);
+  const std::int64_t total = s.num_tokens + count;
+  grow(s, plan_growth(s, total, total, "append to"));
+  rows().store_tokens(s, s.num_tokens, tokens, count);
+  s.num_tokens = total;
+  rows().show_length(s);
+  rows().note_computing(s);
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,67 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+std::int64_t Launching::take_copies(std::vector<BlockCopy>& copies) {
+  const Held held(rows().monitor());
+  const std::int64_t ticket = rows().take_plan(copies);
+  if (groups()) [[unlikely]]
+    launch_groups(copies);
+  return ticket;
+}
+
+void Launching::settle_events() {
+  const Held held(rows().monitor());
+  if (!groups()) return;
+  use<GroupTables>().settle_keeps();
+  use<GroupTables>().tell_keeps();
+  use<GroupTables>().settle_keeps();
+}
+
+EventColumns Launching::residents() const {
+  if (!groups()) return rows().residents();
+  return resident_events(index(), nodes(), step(),
+                         {groups()->num_groups(),
+                          [this](int g, NodeId n) { return groups()->stands_for_digest(g, n); }});
+}
+
+// The forward of this step may move the states of all that can go on.
+void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
+  for (BlockCopy& copy : copies) copy.group = rows().group_number(nodes().owner(copy.destination));
+  moved_.clear();
+  if (!num_states()) return;
+  for (const Sequence& s : rows().sequences) {
+    if (s.state != Sequence::kRunning) continue;
+    if (rows().settled(s) >= std::min(s.num_tokens, rows().num_slots(s))) continue;
+    moved_.push_back(rows().handle_of(rows().row_of(s)));
+    rows().group_row(s).stands = false;
+    ++rows().group_row(s).moves;
+  }
+}
+
+void Launching::copies_aborted(std::int64_t ticket) {
+  const Held held(rows().monitor());
+  rows().abort_plan(ticket);
+  if (groups()) return_groups();
+}
+
+void Launching::return_copies(std::int64_t ticket) noexcept {
+  const Held held(rows().monitor(), Held::Afterwards());
+  if (held && rows().return_plan(ticket) && groups()) return_groups();
+}
+
+// Nothing was launched.
+void Launching::return_groups() noexcept {
+  for (const Handle handle : moved_) {
+    const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handle))];
+    if (s.state != Sequence::kRunning || rows().handle_of(rows().row_of(s)) != handle) continue;
+    GroupRow& row = rows().group_row(s);
+    row.moves = std::max(0, row.moves - 1);
+    row.stands = row.moves == 0;
+  }
+  moved_.clear();
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,30 @@
+// Copies of a step, and what its forward may do to states.
+#pragma once
+
+#include <cstdint>
+
+#include "sequences/group_tables.h"
+
+namespace blockmgr {
+
+class Launching : public Part<Launching, GroupTables> {
+ public:
+  Launching() { moved_.reserve(rows().sequences.size()); }
+
+  // Before events are read: states whose copies are applied count as findable from here on.
+  void settle_events();
+  // What is findable now, in all groups. The caller holds the monitor.
+  EventColumns residents() const;
+  // Steps may move states, see GroupRow.
+  std::int64_t take_copies(std::vector<BlockCopy>& copies);
+  void copies_aborted(std::int64_t ticket);
+  void return_copies(std::int64_t ticket) noexcept;
+
+ private:
+  [[gnu::noinline]] void launch_groups(std::vector<BlockCopy>& copies) noexcept;
+  void return_groups() noexcept;
+
+  std::vector<Handle> moved_;  // whose states the step that was launched last may move
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,181 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+void Needs::measure() {
+  std::int64_t least = config().row_width;
+  std::int64_t most = 0;
+  for (int i = 0; i < pool().num_partitions(); ++i) {
+    const std::int64_t blocks = rows().longest(i);
+    std::int64_t left = pool().partition(i).capacity - rows().watermark(i);
+    if (groups()) left = (left - num_states()) / use<GroupTables>().grouped_need(1);
+    least = std::min(least, std::min(blocks, left));
+    most = std::max(most, blocks);
+  }
+  fits_anyway_ = std::max<std::int64_t>(least, 0) * config().block_size;
+  most_tokens_ = most * config().block_size;
+}
+
+inline bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                              std::int64_t watermark) const {
+  std::int64_t blocks = rows().blocks_for(std::max(num_tokens, slots));
+  if (blocks > config().row_width) return true;
+  if (groups()) [[unlikely]]
+    blocks = later_blocks(num_tokens, slots ? slots : num_tokens);
+  return blocks > pool().partition(partition).capacity - watermark;
+}
+
+void Needs::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                             std::int64_t held_back, const Found* found) const {
+  if (held_back < 0) held_back = rows().watermark(partition);
+  const std::int64_t most = std::max(num_tokens, slots);
+  const std::int64_t capacity = pool().partition(partition).capacity;
+  const char* whose = partitions().empty() ? "the pool has "
+                      : partition          ? "the quota of its namespace is "
+                                           : "the quotas leave other namespaces ";
+  std::string message;
+  if (groups() && rows().blocks_for(most) <= rows().longest(partition)) {
+    message = never_in_groups(num_tokens, slots ? slots : num_tokens, found ? *found : Found(),
+                              capacity - held_back) +
+              "; ";
+  } else {
+    message = "slots for " + std::to_string(most) + " tokens take " +
+              std::to_string(rows().blocks_for(most)) + " blocks; a block table row holds " +
+              std::to_string(config().row_width) + " and ";
+  }
+  message += whose + std::to_string(capacity);
+  if (held_back)
+    message +=
+        ", " + std::to_string(held_back) + " of them held back from admission by the watermark";
+  throw Error(ErrorKind::kNeverFits, message);
+}
+
+std::int64_t Needs::checked_slots(std::int64_t num_tokens, std::int64_t num_slots, int partition,
+                                  std::int64_t watermark) const {
+  const std::int64_t slots = num_slots ? num_slots : num_tokens;
+  if (never_fits(num_tokens, slots, partition, watermark))
+    throw_never_fits(num_tokens, slots, partition, watermark);
+  return slots;
+}
+
+bool Needs::can_fit(std::int64_t num_tokens, const Prompt& prompt) const {
+  const std::uint16_t partition = rows().partition_of(prompt.name);
+  return !never_fits(num_tokens, prompt.num_slots, partition,
+                     rows().watermark(partition, prompt.watermark_blocks));
+}
+
+void Needs::check_admission(std::int64_t num_tokens, const Prompt& prompt) const {
+  const std::uint16_t partition = rows().partition_of(prompt.name);
+  checked_slots(num_tokens, prompt.num_slots, partition,
+                rows().watermark(partition, prompt.watermark_blocks));
+}
+
+void Needs::check_lookup(std::int64_t num_tokens, std::string_view name) const {
+  if (rows().blocks_for(num_tokens) > config().row_width)
+    throw_never_fits(num_tokens, 0, rows().partition_of(name));
+}
+
+Demand Needs::grouped_demand(const Found& found, std::int64_t slots) const {
+  Demand d = demand(found, slots);
+  const std::int64_t cached = num_cached(found);
+  const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
+  const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) {
+      ++d.to_take;
+      if (end < 0) continue;
+      d.to_take -= found.take_over;
+      uses(groups()->cached(g, end));
+      continue;
+    }
+    const std::int64_t first = groups()->first_unit(g, cached);
+    d.to_take += d.num_blocks - std::max(first, found.num_full);
+    for (std::int64_t unit = first; unit < found.num_full; ++unit)
+      uses(groups()->cached(g, found.full[unit]));
+    if (found.partial < 0) continue;
+    d.to_take -= found.take_over;
+    uses(groups()->cached(g, found.partial));
+  }
+  return d;
+}
+
+// The blocks of a sequence that begins with so many slots behind what is found.
+std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
+  const std::int64_t cached = num_cached(found);
+  const std::int64_t units = std::max(rows().blocks_for(slots), rows().blocks_for(cached));
+  std::int64_t sum = units + num_states();
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if (!groups()->group(g).recurrent()) sum += units - groups()->first_unit(g, cached);
+  return sum;
+}
+
+// The most blocks of a sequence that has so many slots, has computed them, and goes on taking as
+// few as it can.
+std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) const {
+  const std::int64_t size = config().block_size;
+  std::int64_t attention = 1;
+  for (int g = 0; g < groups()->num_groups(); ++g) attention += !groups()->group(g).recurrent();
+  std::int64_t most = 0;
+  // Within a block it can only fall.
+  for (std::int64_t position = slots; position < num_tokens; position += size - position % size) {
+    const std::int64_t blocks = position / size + 1;
+    std::int64_t sum = attention * blocks;
+    for (int g = 0; g < groups()->num_groups(); ++g)
+      if (!groups()->group(g).recurrent()) sum -= groups()->first_unit(g, position);
+    most = std::max(most, sum);
+  }
+  return most + num_states();
+}
+
+// The most slots with which a prompt can begin alone in so many blocks, and then be computed in
+// parts to its end; 0: it never can.
+std::int64_t Needs::most_first_slots(std::int64_t num_tokens, std::int64_t most) const {
+  std::int64_t units = (most - num_states()) / use<GroupTables>().grouped_need(1);
+  units = std::min(units, rows().blocks_for(num_tokens));
+  const std::int64_t slots = std::min(units * config().block_size, num_tokens);
+  return slots > 0 && later_blocks(num_tokens, slots) <= most ? slots : 0;
+}
+
+// Why a prompt never fits in all groups, and with which slots it would.
+std::string Needs::never_in_groups(std::int64_t num_tokens, std::int64_t slots, const Found& found,
+                                   std::int64_t most) const {
+  const std::string where = std::to_string(1 + groups()->num_groups()) + " groups of layers";
+  const std::int64_t first = first_blocks(found, slots);
+  const std::int64_t parts = most_first_slots(num_tokens, most);
+  if (first <= most || (!parts && slots <= num_tokens))
+    return "a prompt of " + std::to_string(num_tokens) + " tokens takes " +
+           std::to_string(std::max(first, later_blocks(num_tokens, slots))) + " blocks in " + where;
+  std::string text = "slots for " + std::to_string(std::max(slots, num_cached(found))) +
+                     " tokens take " + std::to_string(first) + " blocks in " + where;
+  if (parts && parts < slots)
+    text += " (computed in parts it fits, with num_slots of at most " + std::to_string(parts) + ")";
+  return text;
+}
+
+// In the order of GroupRow::Stop, without the end of what is retained: the last whole block that
+// can be served again; where the prompt diverges from what is cached; half of what is computed; and
+// what the next turn repeats, if it does not repeat the answer. The state halfway takes a block in
+// each group, so the halves are several times as long: when the end of the path is evicted, the
+// first one is still found.
+Stops Needs::stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::int64_t num_shared,
+                      std::int64_t prompt_end) const noexcept {
+  constexpr std::int64_t kLeastBlocks = 8;  // to compute, for each group of states
+  const std::int64_t size = config().block_size;
+  if (!num_states()) num_shared -= num_shared % size;  // a tail without a state is no stop
+  const std::int64_t last = (num_tokens - 1) / size;
+  const std::int64_t first = num_computed / size;
+  const std::int64_t blocks = last - first;
+  const std::int64_t least = config().halfway_stop_tokens;
+  const bool is_long =
+      num_states() && least && blocks >= kLeastBlocks * num_states() && blocks * size >= least;
+  const std::int64_t halfway = is_long ? (first + blocks / 2) * size : 0;
+  const bool is_end = num_states() && prompt_end > num_computed && prompt_end != last * size &&
+                      prompt_end != num_shared && prompt_end != halfway && can_stop_at(prompt_end);
+  return {last * size > num_computed && last * size != num_shared ? last * size : 0,
+          num_shared > num_computed ? num_shared : 0, halfway != num_shared ? halfway : 0,
+          is_end ? prompt_end : 0};
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,69 @@
+// How many blocks a sequence takes, and whether it ever fits.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "sequences/group_tables.h"
+
+namespace blockmgr {
+
+class Needs : public Part<Needs, GroupTables> {
+ public:
+  Needs() { measure(); }
+
+  // What admit, a look-up or append would refuse for the number of tokens alone, to be asked before
+  // they are read. They need to be asked of numbers above fits_anyway() only.
+  bool can_fit(std::int64_t num_tokens, const Prompt& prompt) const;
+  void check_admission(std::int64_t num_tokens, const Prompt& prompt) const;
+  void check_lookup(std::int64_t num_tokens, std::string_view name) const;
+  // Tokens that fit an empty pool whatever their namespace, and the most that fit any.
+  std::int64_t fits_anyway() const { return fits_anyway_; }
+  std::int64_t most_tokens() const { return most_tokens_; }
+  Demand demand(const Found& found, std::int64_t slots) const;
+  std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots, int partition,
+                             std::int64_t watermark) const;
+  bool never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                  std::int64_t watermark) const;
+  // held_back: from this admission; -1: as the config says. found: what of several groups was to be
+  // reused.
+  [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                                     std::int64_t held_back = -1,
+                                     const Found* found = nullptr) const;
+  Demand grouped_demand(const Found& found, std::int64_t slots) const;
+  std::int64_t first_blocks(const Found& found, std::int64_t slots) const;
+  [[gnu::noinline]] std::int64_t later_blocks(std::int64_t num_tokens, std::int64_t slots) const;
+  Stops stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::int64_t num_shared,
+                 std::int64_t prompt_end) const noexcept;
+  // Where a prompt of so many tokens stops near its end; 0: nowhere.
+  std::int64_t prompt_end_of(std::int64_t num_tokens) const {
+    return config().prompt_end_stop < 0 ? 0 : num_tokens - config().prompt_end_stop;
+  }
+  // With states: whether a prompt can continue from a state after so many tokens.
+  bool can_stop_at(std::int64_t end) const {
+    const std::int64_t rest = end % config().block_size;
+    return !rest || (config().min_partial_tokens && rest >= config().min_partial_tokens);
+  }
+
+ private:
+  void measure();
+  std::int64_t most_first_slots(std::int64_t num_tokens, std::int64_t most) const;
+  std::string never_in_groups(std::int64_t num_tokens, std::int64_t slots, const Found& found,
+                              std::int64_t most) const;
+
+  std::int64_t fits_anyway_ = 0;  // both constant, so that no call has to be waited for
+  std::int64_t most_tokens_ = 0;
+};
+
+inline Demand Needs::demand(const Found& found, std::int64_t slots) const {
+  Demand d;
+  const bool partial = found.partial >= 0;
+  d.num_blocks = std::max(rows().blocks_for(slots), found.num_full + partial);
+  d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
+  d.unused_hits = found.num_unused + (partial && pool().counts_as_available(found.partial) ? 1 : 0);
+  return d;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,58 @@
+#include <algorithm>
+
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+void Reading::check_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
+  const Sequence& s = rows().live(handle);
+  const std::int64_t slots = rows().num_slots(s);
+  if (start < 0 || stop < start || stop > slots)
+    throw Error(ErrorKind::kValue,
+                "start and stop must satisfy 0 <= start <= stop <= " + std::to_string(slots) +
+                    " (slots), got " + std::to_string(start) + " and " + std::to_string(stop));
+}
+
+void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
+                           std::int64_t* slots) const {
+  const Sequence& s = rows().live(handle);
+  const std::int64_t size = config().block_size;
+  const std::int32_t* t = rows().table(s);
+  for (std::int64_t position = start; position < stop;) {
+    const std::int64_t end = std::min(stop, (position / size + 1) * size);
+    std::int64_t slot = nodes().name(t[position / size]) * size + position % size;
+    for (; position < end; ++position) *slots++ = slot++;
+  }
+}
+
+void Reading::check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const {
+  check_slots(handle, start, stop);
+  if (!groups() || g < 0 || g >= groups()->num_groups() || groups()->group(g).recurrent())
+    throw Error(ErrorKind::kValue,
+                "group must be one of attention, got " + std::to_string(g) + " of the core");
+  const std::int64_t first =
+      rows().group_row(rows().live(handle)).first[static_cast<std::size_t>(g)] *
+      std::int64_t{config().block_size};
+  if (start < first && start < stop)
+    throw Error(ErrorKind::kValue, "start must be at least " + std::to_string(first) +
+                                       ", where the window of the group begins, got " +
+                                       std::to_string(start));
+}
+
+void Reading::group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
+                          std::int64_t* slots) const {
+  const std::int64_t size = config().block_size;
+  const std::int32_t* t = use<GroupTables>().shown_group_at(g, rows().row_of(handle));
+  for (std::int64_t position = start; position < stop; ++position)
+    *slots++ = t[position / size] * size + position % size;
+}
+
+std::vector<std::int32_t> Reading::block_ids(Handle handle, std::int64_t start) const {
+  const Sequence& s = rows().live(handle);
+  const std::int64_t first = std::min<std::int64_t>(start, s.num_blocks);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(s.num_blocks - first));
+  nodes().name_all(rows().table(s) + first, s.num_blocks - first, ids.data());
+  return ids;
+}
+
+}  // namespace blockmgr

@@ -1,0 +1,36 @@
+// What callers read of a sequence: slots and blocks.
+#pragma once
+
+#include <cstdint>
+
+#include "sequences/group_tables.h"
+
+namespace blockmgr {
+
+class Reading : public Part<Reading, GroupTables> {
+ public:
+  // The first block that a running sequence has of a group of attention.
+  std::int64_t first_of(Handle handle, int g) const {
+    return rows().group_row(rows().live(handle)).first[static_cast<std::size_t>(g)];
+  }
+  GroupRow view_groups(Handle handle) const {
+    const Sequence& s = rows().view(handle);
+    GroupRow row = groups() ? rows().group_row(s) : GroupRow();
+    if (!num_states() || s.state != Sequence::kRunning) row.stops = {};  // no forward ends there
+    return row;
+  }
+  void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
+  void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
+                    std::int64_t* slots) const;
+  // The same in a group of attention beside that of the block tables: where its window is gone,
+  // there are no slots any more.
+  void check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const;
+  void group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
+                   std::int64_t* slots) const;
+  // Its blocks, from this one on, as many as it has.
+  std::vector<std::int32_t> block_ids(Handle handle, std::int64_t start) const;
+
+ private:
+};
+
+}  // namespace blockmgr

@@ -1,0 +1,156 @@
+// The rows of sequences and their tables: what every part of a manager reads and changes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "memory/bit_tree.h"
+#include "memory/block_size.h"
+#include "places/group_places.h"
+#include "sequences/recent_hits.h"
+#include "sequences/records.h"
+#include "sequences/store.h"
+
+namespace blockmgr {
+
+class Rows : public Store {
+ public:
+  // make: makes a policy of the caller's own; empty: the config names one.
+  Rows(const Config& config, std::unique_ptr<Digester> digester, const PolicyMaker& make);
+
+  const Config& config() const { return config_; }
+  const BlockSize& block_size() const { return size_; }
+  // Further groups of layers: nullptr if there is full attention alone.
+  const GroupPlaces* groups() const { return groups_.get(); }
+  std::size_t memory() const;
+
+  const Sequence& view(Handle handle) const;
+  // The group of a block in the order of the engine; 0 if there is one.
+  int group_number(NodeId n) const { return groups_ ? in_engine(groups_->owner(n)) : 0; }
+  // The number that the engine gives a further group; -1: the one of the block tables.
+  int in_engine(int g) const {
+    return g < 0 ? config_.full_group : g < config_.full_group ? g : g + 1;
+  }
+  void copy_tokens(Handle handle, Token* out) const;
+  std::vector<Handle> handles() const;
+  // The nodes of a row, as many as its sequence has blocks; what follows them means nothing.
+  NodeId* table_at(std::int64_t row) const { return tables_.data() + row * config_.row_width; }
+  static std::int64_t row_of(Handle handle) { return handle & 0xffffffff; }
+  int num_sequences() const { return config_.max_seqs - static_cast<int>(unused_rows.size()); }
+  bool is_computing(const Sequence& s) const {
+    return s.state == Sequence::kRunning && !s.outdated &&
+           size_.whole(s.num_tokens) > s.num_chained;
+  }
+  // After a call that gives a sequence blocks to commit.
+  void note_computing(const Sequence& s) noexcept {
+    if (is_computing(s)) computing.insert(static_cast<std::uint32_t>(row_of(s)));
+  }
+  Sequence& live(Handle handle);
+  const Sequence& live(Handle handle) const;
+  const Sequence& running(Handle handle) const;
+  Sequence& running(Handle handle);
+  Handle handle_of(std::int64_t row) const;
+  std::int64_t blocks_for(std::int64_t slots) const {
+    return slots / config_.block_size + (slots % config_.block_size != 0);
+  }
+  std::int64_t num_slots(const Sequence& s) const {
+    return static_cast<std::int64_t>(s.num_blocks) * config_.block_size;
+  }
+  std::int64_t row_of(const Sequence& s) const { return &s - sequences.data(); }
+  NodeId* table(const Sequence& s) const { return table_at(row_of(s)); }
+  // The node that a new one behind these blocks continues; kNoNode: there are none.
+  NodeId before(const Sequence& s, std::int64_t logical) const {
+    return logical ? table(s)[logical - 1] : kNoNode;
+  }
+  bool committed_ahead(const Sequence& s) const { return s.num_computed > settled(s); }
+  std::int64_t settled(const Sequence& s) const {
+    return s.early_step == step_ ? s.num_settled : s.num_computed;
+  }
+  std::int64_t written(const Sequence& s) const {
+    return s.early_step == step_ ? s.num_written : s.num_computed;
+  }
+  void limit_computed(Sequence& s, std::int64_t most) noexcept;
+  void refuse_ahead(const Sequence& s, const char* call) const {
+    if (committed_ahead(s)) [[unlikely]]
+      throw_ahead(s, call);
+  }
+  // With early commits, what is committed between taking a plan and applying it could be meant for
+  // the forward to come or for the one after; the difference decides what may be copied from.
+  void refuse_open_ticket(const char* call) const {
+    if (config_.early_commit && copies_.in_flight()) [[unlikely]]
+      throw_open_ticket(call);
+  }
+  void set_entry(std::int64_t row, std::int64_t logical, NodeId n) noexcept {
+    const auto at = static_cast<std::size_t>(row * config_.row_width + logical);
+    tables_[at] = n;
+    shown_tables[at] = nodes_.name(n);
+  }
+  std::int32_t* shown_at(std::int64_t row) const {
+    return shown_tables.data() + row * config_.row_width;
+  }
+  // Shows callers these entries of a row.
+  void show(std::int64_t row, std::int64_t from, std::int64_t count) noexcept {
+    nodes_.name_all(table_at(row) + from, count, shown_at(row) + from);
+  }
+  void show_length(const Sequence& s) noexcept;
+  // Blocks that a sequence can have at most.
+  std::int64_t longest(int partition) const {
+    return std::min(config_.row_width, pool_.partition(partition).capacity);
+  }
+  // Blocks held back from admission: of a partition, its share of all, rounded down. asked: all
+  // that are held back in this call; -1: as the config says.
+  std::int64_t watermark(int partition, std::int64_t asked = -1) const;
+  void store_tokens(Sequence& s, std::int64_t from, const Token* tokens,
+                    std::int64_t count) noexcept;
+  NodeId chain_node(const Sequence& s, std::int64_t logical) const;
+  void note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noexcept;
+  GroupRow& group_row(const Sequence& s) const {
+    return group_rows_[static_cast<std::size_t>(row_of(s))];
+  }
+
+  std::vector<Sequence> sequences;
+  std::vector<std::int32_t> unused_rows;
+  // For callers, who may write to them: nothing here ever reads them back.
+  ZeroedArray<std::int32_t> shown_tables;  // the blocks of tables, and 0 past a sequence's last one
+  ZeroedArray<std::int32_t> shown_lengths;  // [max_seqs]
+  ZeroedArray<std::int32_t> shown_groups;   // [groups, max_seqs, row_width]
+  BitTree computing;  // rows of all sequences with a full block to commit, and of some others
+  Counters counters;
+  RecentHits recent_hits;
+  int num_states = 0;  // recurrent groups
+  std::uint64_t batch_mark = 0;
+  std::uint32_t first_generation;  // of every row: handles of other managers are told apart
+
+ private:
+  friend class Audit;
+  template <class, class...>
+  friend class Part;
+  [[noreturn]] void throw_ahead(const Sequence& s, const char* call) const;
+  [[noreturn]] void throw_open_ticket(const char* call) const;
+
+  Config config_;
+  const BlockSize size_;
+  ZeroedArray<NodeId> tables_;  // [max_seqs, row_width]
+  std::unique_ptr<GroupPlaces> groups_;
+  mutable std::vector<GroupRow> group_rows_;
+};
+
+// Holds the monitor for a call, and keeps the peak.
+class Call {
+ public:
+  explicit Call(Rows& rows) : held_(rows.monitor()), rows_(rows) {}
+  ~Call() {
+    if (rows_.pool().num_used() > rows_.counters.peak_used_blocks)
+      rows_.counters.peak_used_blocks = rows_.pool().num_used();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  Held held_;
+  Rows& rows_;
+};
+
+}  // namespace blockmgr
