@@ -46,7 +46,8 @@ template struct Commits<&Rows::store_tokens, &Rows::note_unwritten, &Rows::limit
 template struct Commits<&Growing::make_private, &Growing::grow>;
 template struct Commits<&Committing::cache_tail, &Committing::supersede_tails,
                         &Committing::promote_all, &Committing::promote, &Committing::deduplicate>;
-template struct Commits<&Admitting::occupy>;
+template struct Commits<&Admitting::occupy, &Admitting::keep_found_parts,
+                        &Admitting::take_first_parts>;
 template struct Commits<&Ending::release_blocks>;
 
 }  // namespace blockmgr::testing

@@ -55,13 +55,10 @@ AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t cou
   return plan;
 }
 
+// Everything found is kept before anything is taken.
 void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept {
   const Found& found = plan.found;
   const std::int64_t num_blocks = plan.demand.num_blocks;
-  if (groups()) [[unlikely]] {
-    occupy_grouped(s, plan);
-    return settle_occupied(s, tokens, plan);
-  }
   std::int32_t* t = rows().table(s);
   // Before anything is taken into use, which may drop a ghost.
   for (std::int64_t i = 0; i < found.num_ghosts; ++i)
@@ -69,6 +66,8 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   pool().admitted(s.partition, {found.full, found.num_full});
   std::copy_n(found.full, found.num_full, t);
   pool().acquire_chain(t, found.num_full);
+  if (groups()) [[unlikely]]
+    keep_found_parts(s, found);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; found.strayed && i < found.num_full; ++i) {
     index().set_hint(parent, t[i]);
@@ -87,15 +86,6 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
     t[i++] = fresh;
   }
   pool().take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
-  settle_occupied(s, tokens, plan);
-}
-
-// What holds of a sequence that has its first blocks.
-inline void Admitting::settle_occupied(Sequence& s, const Token* tokens,
-                                       const AdmissionPlan& plan) noexcept {
-  const Found& found = plan.found;
-  const std::int64_t num_blocks = plan.demand.num_blocks;
-  const std::int64_t size = config().block_size;
   rows().show(rows().row_of(s), 0, num_blocks);
   s.num_blocks = static_cast<std::int32_t>(num_blocks);
   s.num_chained = static_cast<std::int32_t>(found.num_full);
@@ -106,11 +96,12 @@ inline void Admitting::settle_occupied(Sequence& s, const Token* tokens,
     s.num_written = use<Finding>().written_of(found);
   }
   if (groups()) [[unlikely]] {
+    take_first_parts(s, found);
     use<GroupEnds>().choose_stops(s, plan.num_shared);
     use<GroupTables>().show_groups(s, 0);
   }
   s.state = Sequence::kRunning;
-  const std::int64_t from = found.num_full * size;
+  const std::int64_t from = found.num_full * config().block_size;
   rows().store_tokens(s, from, tokens + from, std::min(s.num_tokens, rows().num_slots(s)) - from);
   rows().show_length(s);
   rows().note_computing(s);
@@ -301,86 +292,67 @@ void Admitting::plan_grouped(const Token* tokens, std::int64_t count, std::int64
   plan.num_shared = found.num_shared;
 }
 
-// What occupy does, for all groups. Everything found is kept before anything is taken.
-void Admitting::occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept {
-  const Found& found = plan.found;
-  const std::int64_t num_blocks = plan.demand.num_blocks;
-  const std::int64_t cached = num_cached(found);
-  const int num_groups = groups()->num_groups();
+// What of the last node found goes to the sequence, by group: parts to copy, or to take over.
+// States do so at the end of a whole block as well.
+template <class Visit>
+void Admitting::each_source(const Found& found, const Visit& visit) const {
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    if (last_node(found) >= 0 && (groups()->group(g).recurrent() || found.partial >= 0))
+      visit(g, sources_room_[nth(g)]);
+}
+
+// In all further groups: the windows that it finds, and what it copies or takes over.
+void Admitting::keep_found_parts(Sequence& s, const Found& found) noexcept {
   GroupRow& row = rows().group_row(s);
-  NodeId* t = rows().table(s);
-  pool().admitted(s.partition, {found.full, found.num_full});
-  std::copy_n(found.full, found.num_full, t);
-  pool().acquire_chain(t, found.num_full);
-  const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
+  const NodeId* t = rows().table(s);
+  const std::int64_t cached = num_cached(found);
+  const NodeId end = last_node(found);
   if (end >= 0 && groups()->length(end) == cached) groups()->continue_from(end);
-  for (int g = 0; g < num_groups; ++g) {
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    sources_room_[nth(g)] = end >= 0 ? groups()->part(g, end) : kNoNode;
     if (groups()->group(g).recurrent()) continue;
     row.first[nth(g)] = static_cast<std::int32_t>(groups()->first_unit(g, cached));
     for (std::int64_t unit = row.first[nth(g)]; unit < found.num_full; ++unit)
       pool().acquire_part(groups()->part(g, t[unit]));
   }
-  // What is copied, or taken over. source[g]: the same for each group.
-  const auto each_source = [&](const auto& visit) {
-    for (int g = 0; g < num_groups; ++g)
-      if (end >= 0 && (groups()->group(g).recurrent() || found.partial >= 0))
-        visit(g, sources_room_[nth(g)]);
-  };
-  for (int g = 0; g < num_groups; ++g)
-    sources_room_[nth(g)] = end >= 0 ? groups()->part(g, end) : kNoNode;
-  std::int64_t i = found.num_full;
-  if (found.partial >= 0) {
-    pool().hit(found.partial);
-    index().bring_forward(found.partial);
-  }
-  if (found.take_over) {
-    each_source([&](int, NodeId m) { pool().acquire(m); });
-    if (found.partial >= 0) {
-      pool().take_over(found.partial);
-      t[i++] = found.partial;
-    } else {
-      groups()->end_boundary(end);
-    }
-    each_source([&](int g, NodeId m) {
-      if (!groups()->group(g).recurrent()) return;
-      groups()->unkeep(m);
-      if (groups()->part(g, end) == m) groups()->clear_part(g, end);
-      row.states[nth(g)] = m;
-    });
-  } else {
-    if (found.partial >= 0) pool().pin(found.partial);
-    each_source([&](int, NodeId m) { pool().pin(m); });
-  }
-  if (!found.take_over && found.partial >= 0) {
-    const NodeId fresh = pool().take(s.partition, i ? t[i - 1] : kNoNode);
-    groups()->clear_parts(fresh);
-    copies().plan(found.partial, fresh, found.num_partial);
-    t[i++] = fresh;
-  }
-  const std::int64_t fresh_from = i;
-  pool().take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
-  groups()->clear_parts(t + i, num_blocks - i);
-  for (int g = 0; g < num_groups; ++g) {
+  if (found.partial >= 0) index().bring_forward(found.partial);
+  if (!found.take_over) return each_source(found, [&](int, NodeId m) { pool().pin(m); });
+  each_source(found, [&](int, NodeId m) { pool().acquire(m); });
+  if (found.partial < 0) groups()->end_boundary(end);
+  each_source(found, [&](int g, NodeId m) {
+    if (!groups()->group(g).recurrent()) return;
+    groups()->unkeep(m);
+    if (groups()->part(g, end) == m) groups()->clear_part(g, end);
+    row.states[nth(g)] = m;
+  });
+}
+
+// In all further groups: parts of its fresh blocks, and copies of what it does not take over.
+void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
+  GroupRow& row = rows().group_row(s);
+  const NodeId* t = rows().table(s);
+  const bool copies_partial = found.partial >= 0 && !found.take_over;
+  const std::int64_t known = found.num_full + (found.partial >= 0);  // units that are not new
+  const std::int64_t fresh = known - copies_partial;
+  groups()->clear_parts(t + fresh, s.num_blocks - fresh);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
     const NodeId source = sources_room_[nth(g)];
     if (groups()->group(g).recurrent()) {
-      NodeId& state = row.states[nth(g)];
       if (found.take_over) continue;
-      state = use<GroupTables>().take_of(g, s.partition, kNoNode);
+      const NodeId state = use<GroupTables>().take_of(g, s.partition, kNoNode);
+      row.states[nth(g)] = state;
       if (source >= 0) copies().plan(source, state, config().block_size);
       continue;
     }
     const std::int64_t first = row.first[nth(g)];
     NodeId before = found.num_full > first ? groups()->part(g, t[found.num_full - 1]) : kNoNode;
-    if (found.partial >= 0 && !found.take_over) {
-      before = use<GroupTables>().take_part_run(s, g, found.num_full, found.num_full + 1, before);
+    if (copies_partial) {
+      before = use<GroupTables>().take_part_run(s, g, found.num_full, known, before);
       copies().plan(source, before, found.num_partial);
     }
-    use<GroupTables>().take_part_run(s, g, std::max(first, fresh_from), num_blocks, before);
+    use<GroupTables>().take_part_run(s, g, std::max(first, known), s.num_blocks, before);
   }
-  if (!found.take_over) {
-    each_source([&](int, NodeId m) { pool().unpin(m); });
-    if (found.partial >= 0) pool().unpin(found.partial);
-  }
+  if (!found.take_over) each_source(found, [&](int, NodeId m) { pool().unpin(m); });
   row.stands = true;
   row.moves = 0;
 }

@@ -37,8 +37,14 @@ class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds>
   void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
                                       const Applicant& applicant, AdmissionPlan& plan);
-  [[gnu::noinline]] void occupy_grouped(Sequence& s, const AdmissionPlan& plan) noexcept;
-  void settle_occupied(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
+  // The last node of what is found; kNoNode: nothing is.
+  static NodeId last_node(const Found& found) {
+    return found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
+  }
+  template <class Visit>
+  void each_source(const Found& found, const Visit& visit) const;
+  [[gnu::noinline]] void keep_found_parts(Sequence& s, const Found& found) noexcept;
+  [[gnu::noinline]] void take_first_parts(Sequence& s, const Found& found) noexcept;
 
   // Memory that plans lie in, kept so that calls seldom allocate.
   ZeroedArray<std::int32_t> ghosts_room_;

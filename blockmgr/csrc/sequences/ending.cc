@@ -36,12 +36,17 @@ void Ending::release_nodes(Sequence& s, std::int64_t keep) noexcept {
   s.num_blocks = static_cast<std::int32_t>(keep);
 }
 
+// Its end becomes findable; what it committed ahead of this step's forward is taken back first.
+void Ending::leave(Sequence& s, bool resumes, bool withdraws) noexcept {
+  if (withdraws) withdraw(s);
+  groups() ? use<GroupEnds>().leave_groups(s, resumes) : use<Committing>().cache_tail(s);
+}
+
 void Ending::free(Handle handle, bool withdraws) {
   Call call(rows());
   Sequence& s = rows().live(handle);
   check_leaving(s, withdraws, "free");
-  if (withdraws) withdraw(s);
-  groups() ? use<GroupEnds>().leave_groups(s, false) : use<Committing>().cache_tail(s);
+  leave(s, false, withdraws);
   end(s);
 }
 
@@ -64,8 +69,7 @@ void Ending::preempt(Handle handle, bool withdraws) {
   std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
   rows().copy_tokens(handle, tokens.data());
 
-  if (withdraws) withdraw(s);
-  groups() ? use<GroupEnds>().leave_groups(s, true) : use<Committing>().cache_tail(s);
+  leave(s, true, withdraws);
   release_blocks(s, 0);
   s.waiting.swap(tokens);
   s.waiting_start = 0;
@@ -205,28 +209,9 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
   if (config().early_commit) {
     s.early_step = step();
     s.num_settled = length;
-    s.num_written = grouped_written(s, length);
+    s.num_written = use<GroupTables>().grouped_written(s, length);
   }
   use<GroupTables>().show_groups(s, 0);
-}
-
-// Of so many leading tokens, those in memory before this step's forward.
-std::int64_t Ending::grouped_written(const Sequence& s, std::int64_t length) const {
-  if (unwritten().empty()) return length;
-  const std::int64_t size = config().block_size;
-  const NodeId* t = rows().table(s);
-  std::int64_t least = length;
-  const auto look = [&](std::int64_t unit, NodeId n) {
-    if (nodes()[n].unwritten) least = std::min(least, (unit + 1) * size - nodes()[n].unwritten);
-  };
-  for (std::int64_t unit = 0;
-       unit < std::min<std::int64_t>(rows().blocks_for(length), s.num_blocks); ++unit) {
-    look(unit, t[unit]);
-    for (int g = 0; g < groups()->num_groups(); ++g)
-      if (!groups()->group(g).recurrent() && unit >= rows().group_row(s).first[nth(g)])
-        look(unit, groups()->part(g, t[unit]));
-  }
-  return least;
 }
 
 // A conversation that goes on will use all its blocks. One that ends releases what is its own: from
@@ -257,8 +242,7 @@ void Ending::free_expecting(Handle handle, bool expect_reuse, bool withdraws) {
   rows().check_retaining("expect_reuse");
   Sequence& s = rows().live(handle);
   check_leaving(s, withdraws, "free");
-  if (withdraws) withdraw(s);
-  groups() ? use<GroupEnds>().leave_groups(s, expect_reuse) : use<Committing>().cache_tail(s);
+  leave(s, expect_reuse, withdraws);
   hint_blocks(s, expect_reuse);
   end(s);
 }

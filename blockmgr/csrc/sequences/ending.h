@@ -23,6 +23,7 @@ class Ending : public Part<Ending, GroupTables, GroupEnds, Committing, Forgettin
 
  private:
   void hint_blocks(const Sequence& s, bool expect_reuse) noexcept;
+  void leave(Sequence& s, bool resumes, bool withdraws) noexcept;
   void end(Sequence& s) noexcept;
   void release_blocks(Sequence& s, std::int64_t keep) noexcept;
   [[gnu::noinline]] void release_written(const Sequence& s, std::int64_t keep) noexcept;
@@ -36,7 +37,6 @@ class Ending : public Part<Ending, GroupTables, GroupEnds, Committing, Forgettin
   std::int64_t units_after_fall(const Sequence& s, std::int64_t length) const;
   void fall_to(Sequence& s, std::int64_t length, std::int64_t before) noexcept;
   void truncate_grouped(Sequence& s, std::int64_t num_tokens);
-  [[gnu::noinline]] std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
 };
 
 }  // namespace blockmgr

@@ -295,4 +295,23 @@ void GroupTables::give_state(Sequence& s, int g, NodeId node) noexcept {
   pool().release(kept);  // the copy keeps it
 }
 
+// Of so many leading tokens, those in memory before this step's forward.
+std::int64_t GroupTables::grouped_written(const Sequence& s, std::int64_t length) const {
+  if (unwritten().empty()) return length;
+  const std::int64_t size = config().block_size;
+  const NodeId* t = rows().table(s);
+  std::int64_t least = length;
+  const auto look = [&](std::int64_t unit, NodeId n) {
+    if (nodes()[n].unwritten) least = std::min(least, (unit + 1) * size - nodes()[n].unwritten);
+  };
+  for (std::int64_t unit = 0;
+       unit < std::min<std::int64_t>(rows().blocks_for(length), s.num_blocks); ++unit) {
+    look(unit, t[unit]);
+    for (int g = 0; g < groups()->num_groups(); ++g)
+      if (!groups()->group(g).recurrent() && unit >= rows().group_row(s).first[nth(g)])
+        look(unit, groups()->part(g, t[unit]));
+  }
+  return least;
+}
+
 }  // namespace blockmgr

@@ -48,6 +48,7 @@ class GroupTables : public Part<GroupTables> {
   [[gnu::noinline]] bool must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const;
   [[gnu::noinline]] void merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept;
   int most_unwritten(NodeId node) const;
+  [[gnu::noinline]] std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
   bool may_give(NodeId own) const;
   void give_state(Sequence& s, int g, NodeId node) noexcept;
   void drop_windows(Sequence& s) noexcept;

@@ -29,8 +29,6 @@ class Reading : public Part<Reading, GroupTables> {
                    std::int64_t* slots) const;
   // Its blocks, from this one on, as many as it has.
   std::vector<std::int32_t> block_ids(Handle handle, std::int64_t start) const;
-
- private:
 };
 
 }  // namespace blockmgr

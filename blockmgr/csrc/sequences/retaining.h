@@ -13,6 +13,8 @@ namespace blockmgr {
 
 class Retaining : public Part<Retaining, GroupTables, Finding, Needs, GroupEnds> {
  public:
+  // A level of kNoLevel withdraws; ttl is in seconds. Answers are in blocks, and announced as
+  // admit's.
   using Announce = std::function<void(std::int64_t)>;
 
   std::int64_t retain(Handle handle, std::int64_t start, std::int64_t stop, int level, double ttl,
