@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from blockmgr.lab.choices import hint, pick
 from blockmgr.lab.models import NAMED, Model, named
-from blockmgr.lab.planning import ELEMENT_BYTES
+from blockmgr.shapes import ELEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def dtype_option(command: F) -> F:
         "--dtype",
         callback=_dtype,
         metavar="NAME",
-        help=f"Element type of the cache: {', '.join(ELEMENT_BYTES)}.",
+        help=f"Element type of the cache: {', '.join(ELEMENTS)}.",
     )(command)
 
 
@@ -77,7 +77,7 @@ def _model(_ctx: click.Context, _param: click.Parameter, text: str | None) -> st
 
 def _dtype(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
     try:
-        return None if name is None else pick("dtype", name, ELEMENT_BYTES)
+        return None if name is None else pick("dtype", name, ELEMENTS)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -88,7 +88,6 @@ def chosen_model(text: str | None, dtype: str | None) -> Model | None:
     Raises:
         ValueError: The config describes no model, or a named model was given a dtype.
         OSError: The file cannot be read.
-        MissingExtraError: It is a config, and torch is not installed.
     """
     if text is None:
         return None
@@ -100,29 +99,13 @@ def chosen_model(text: str | None, dtype: str | None) -> Model | None:
 
 
 def _of_config(path: Path, dtype: str | None) -> Model:
-    # This import takes seconds, and an extra that nothing else here needs. It comes first because
-    # its error names the missing extra.
-    from blockmgr.kv import HybridShape, ModelShape  # noqa: I001, PLC0415
-    import torch  # noqa: PLC0415
-
-    chosen = None if dtype is None else getattr(torch, dtype)
-    name = str(path)
     try:
-        shape = HybridShape.from_config(path, chosen)
+        return Model.from_config(str(path), path, dtype)
     except ValueError as error:
         # Raises if the config is wrong for a reason unrelated to groups.
-        whole = ModelShape.from_config(path, chosen)
+        model = Model.as_one_group(str(path), path, dtype)
         click.echo(f"taken as one group of full attention: {error}", err=True)
-    else:
-        if len(shape.groups) > 1:
-            return Model(
-                name=name,
-                groups=shape.groups,
-                bytes_per_token=shape.group_size * shape.kv.bytes_per_token,
-                block_size=shape.block_size_for() if shape.has_states else None,
-            )
-        whole = ModelShape.from_config(path, chosen)
-    return Model(name=name, groups=(), bytes_per_token=whole.bytes_per_token)
+        return model
 
 
 def chosen_block_sizes(

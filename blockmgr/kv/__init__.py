@@ -22,11 +22,11 @@ from blockmgr.kv.cache import PagedKVCache
 from blockmgr.kv.capacity import num_blocks_for
 from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.grouped import GroupedKVCache
-from blockmgr.kv.hybrid import HybridShape
-from blockmgr.kv.layer_shape import LayerShape, StateTensor
 from blockmgr.kv.layout import PRESETS, Segment, segments_from
 from blockmgr.kv.pairs import PairBuffer
-from blockmgr.kv.shape import ModelShape
+from blockmgr.shapes.hybrid import HybridShape
+from blockmgr.shapes.layer import LayerShape, StateTensor
+from blockmgr.shapes.model import ModelShape
 
 __all__ = [
     "PRESETS",

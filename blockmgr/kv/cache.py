@@ -20,9 +20,9 @@ from blockmgr.kv.indices import (
 )
 from blockmgr.kv.layout import segments_from
 from blockmgr.kv.pairs import on_device
-from blockmgr.kv.shape import ModelShape
 from blockmgr.kv.swaps import Swaps
 from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
+from blockmgr.shapes.model import ModelShape
 
 if TYPE_CHECKING:
     from blockmgr.blocks import CopyPlan

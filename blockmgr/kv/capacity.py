@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from blockmgr.arguments import whole
-from blockmgr.kv.hybrid import HybridShape
-from blockmgr.kv.shape import ModelShape
+from blockmgr.shapes.hybrid import HybridShape
+from blockmgr.shapes.model import ModelShape
 
 __all__ = ["num_blocks_for"]
 

@@ -12,9 +12,9 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.errors import CopyError
 from blockmgr.groups import RecurrentState
 from blockmgr.kv.cache import PagedKVCache
-from blockmgr.kv.hybrid import HybridShape
-from blockmgr.kv.shape import ModelShape
 from blockmgr.kv.swaps import Swaps
+from blockmgr.shapes.hybrid import HybridShape
+from blockmgr.shapes.model import ModelShape
 
 if TYPE_CHECKING:
     import numpy.typing as npt

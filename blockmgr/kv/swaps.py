@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from blockmgr.kv.copy import KVBlocks
     from blockmgr.kv.indices import Indices
-    from blockmgr.kv.shape import ModelShape
+    from blockmgr.shapes.model import ModelShape
 
 __all__ = ["Swaps"]
 

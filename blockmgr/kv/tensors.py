@@ -10,7 +10,7 @@ import torch
 from blockmgr.kv.layout import PRESETS, axes_of
 
 if TYPE_CHECKING:
-    from blockmgr.kv.shape import ModelShape
+    from blockmgr.shapes.model import ModelShape
 
 __all__ = ["KVPair", "LayerTensors", "PagedTensors", "as_words", "layout_for"]
 

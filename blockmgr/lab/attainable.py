@@ -1,9 +1,8 @@
 """Computes the hit rate of an unbounded pool without a manager.
 
-Such a pool keeps every computed prefix, so hits depend only on the earlier prefixes. They form a
-forest of segments, one tree per namespace: a segment is the tokens of a hash id if prompts are
-known by ids, or else one block of tokens. A segment stores how many of its tokens are computed,
-because the last id of a prompt may stand for fewer tokens.
+Such a pool keeps every computed prefix, so hits depend only on the earlier prefixes. Each segment
+of their forest has the number of its tokens that are computed, because the last id of a prompt may
+stand for fewer tokens.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockmgr.lab.by_ids import IdReplays, id_replays
-from blockmgr.lab.request import HashedPrompt
+from blockmgr.lab.forest import NO_SEGMENT, Forest
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Iterable
 
     from blockmgr.lab.replay import ReplayConfig
-    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.lab.request import Request
     from blockmgr.lab.trace import Trace
 
 __all__ = ["Attainable", "unbounded", "unbounded_by_ids"]
@@ -89,11 +88,8 @@ class _Unbounded:
     def __init__(self, trace: Trace, config: ReplayConfig) -> None:
         self._requests = trace.requests
         self._config = config
-        self._segment_size = trace.segment_size(config.block_size)
-        self._hashed = trace.is_hashed and self._segment_size == trace.tokens_per_id
-        # (parent segment, key) -> segment. Roots are keyed by namespace under no parent.
-        self._segments: dict[tuple[int, Hashable], int] = {}
-        self._computed: list[int] = []
+        self._forest = Forest(trace, config.block_size)
+        self._computed: dict[int, int] = {}  # tokens, by segment
         self._full_blocks = 0
 
     def run(self) -> Attainable:
@@ -130,12 +126,8 @@ class _Unbounded:
 
     def _add_prompt(self, request: Request) -> int:
         """Make a prompt findable; returns the number of its tokens that were findable before."""
-        num_tokens = request.num_prompt_tokens
-        if self._hashed and isinstance(request.prompt, HashedPrompt):
-            found = self._add(request.namespace, request.prompt.ids.tolist(), num_tokens)
-        else:
-            found = self._add_tokens(request.namespace, request.tokens())
-        block_size = self._config.block_size
+        num_tokens, block_size = request.num_prompt_tokens, self._config.block_size
+        found = self._add(request.namespace, self._forest.keys(request), num_tokens)
         return min(found, (num_tokens - 1) // block_size) * block_size
 
     def _add_outputs(self, request: Request) -> None:
@@ -143,32 +135,23 @@ class _Unbounded:
             # The last token of an output is never computed.
             if len(output) > 1:
                 tokens = np.concatenate((request.tokens(), output[:-1]))
-                self._add_tokens(request.namespace, tokens)
+                self._add(request.namespace, self._forest.token_keys(tokens), len(tokens))
         if not request.outputs:
             # Made up, so that no prompt shares them: these blocks need no numbers.
             [length] = self._config.output_lengths(request)
             size, prompt = self._config.block_size, request.num_prompt_tokens
             self._full_blocks += max(0, (prompt + length - 1) // size - prompt // size)
 
-    def _add_tokens(self, namespace: bytes, tokens: Tokens) -> int:
-        size = self._config.block_size
-        full = len(tokens) // size * size
-        blocks = (tokens[start : start + size].tobytes() for start in range(0, full, size))
-        return self._add(namespace, blocks, full)
-
-    def _add(self, namespace: bytes, keys: Iterable[Hashable], num_tokens: int) -> int:
+    def _add(self, namespace: bytes, keys: Iterable[bytes], num_tokens: int) -> int:
         """Add a chain of segments; returns the number of its leading blocks that existed before."""
-        block_size, segment_size = self._config.block_size, self._segment_size
-        segments, computed = self._segments, self._computed
-        parent = self._segment(-1, namespace)
+        forest, computed, block_size = self._forest, self._computed, self._config.block_size
+        parent = forest.segment(NO_SEGMENT, namespace)
         found, left = 0, num_tokens
         for key in keys:
-            tokens = min(segment_size, left)
+            tokens = min(forest.segment_size, left)
             left -= tokens
-            segment = segments.get((parent, key))
-            if segment is None:
-                segment = self._segment(parent, key)
-            before = computed[segment]
+            segment = forest.segment(parent, key)
+            before = computed.get(segment, 0)
             # A segment is only added below one that is computed to its end, so the found segments
             # are always a prefix of the chain.
             found += min(before, tokens) // block_size
@@ -177,9 +160,3 @@ class _Unbounded:
                 computed[segment] = tokens
             parent = segment
         return found
-
-    def _segment(self, parent: int, key: Hashable) -> int:
-        segment = self._segments.setdefault((parent, key), len(self._computed))
-        if segment == len(self._computed):
-            self._computed.append(0)
-        return segment

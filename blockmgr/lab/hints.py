@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.trace import HashedPrompt
+from blockmgr.lab.forest import NO_SEGMENT, Forest
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Iterator
 
     from blockmgr.lab.trace import Request, Trace
 
@@ -39,9 +40,7 @@ class Outlook:
 
     def __init__(self, trace: Trace, block_size: int) -> None:
         self._requests = trace.requests
-        self._segment_size = trace.segment_size(block_size)
-        self._hashed = trace.is_hashed and self._segment_size == trace.tokens_per_id
-        self._segments: dict[tuple[Hashable, Hashable], int] = {}
+        self._forest = Forest(trace, block_size)
         chains = [list(self._chain(request)) for request in trace.requests]
         last_served: dict[int, int] = {}
         next_served: dict[int, int] = {}
@@ -53,7 +52,7 @@ class Outlook:
                 self._last[index] = last_served.get(chain[-1], 0)
                 self._next[index] = next_served.get(chain[-1], 0)
             # The last token of a prompt is never found.
-            for segment in chain[: (request.num_prompt_tokens - 1) // self._segment_size]:
+            for segment in chain[: (request.num_prompt_tokens - 1) // self._forest.segment_size]:
                 last_served.setdefault(segment, index + 1)
                 next_served[segment] = index + 1
 
@@ -81,25 +80,17 @@ class Outlook:
             number: Number of the request in the trace, from 1.
         """
         num_tokens = self._requests[number - 1].num_prompt_tokens
-        size = self._segment_size
-        return num_tokens // size * size if self._hashed else num_tokens
+        size = self._forest.segment_size
+        return num_tokens // size * size if self._forest.hashed else num_tokens
 
     def _chain(self, request: Request) -> Iterator[int]:
-        """Names of the whole segments of a prompt, each for its whole prefix."""
-        node: Hashable = request.namespace
-        for key in self._keys(request):
-            node = self._segments.setdefault((node, key), len(self._segments))
-            yield node
-
-    def _keys(self, request: Request) -> Iterator[Hashable]:
-        size = self._segment_size
-        whole = request.num_prompt_tokens // size
-        if self._hashed and isinstance(request.prompt, HashedPrompt):
-            yield from request.prompt.ids[:whole].tolist()
-            return
-        tokens = request.tokens()
-        for start in range(0, whole * size, size):
-            yield tokens[start : start + size].tobytes()
+        """The whole segments of a prompt."""
+        forest = self._forest
+        segment = forest.segment(NO_SEGMENT, request.namespace)
+        whole = request.num_prompt_tokens // forest.segment_size
+        for key in islice(forest.keys(request), whole):
+            segment = forest.segment(segment, key)
+            yield segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

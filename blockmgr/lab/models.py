@@ -8,10 +8,15 @@ tokens to hold a state.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.groups import FullAttention, Group, RecurrentState, SlidingWindow
 from blockmgr.lab.choices import pick
+from blockmgr.shapes import ELEMENTS, ConfigFields, HybridShape, ModelShape, element_of
+from blockmgr.shapes.fields import DTYPE
+
+if TYPE_CHECKING:
+    from blockmgr.groups import Group
+    from blockmgr.shapes.fields import Config
 
 __all__ = ["NAMED", "Model", "named"]
 
@@ -25,14 +30,46 @@ class Model:
         groups: The groups of its layers; empty for a single group with full attention.
         bytes_per_token: Bytes per token in all layers of one group.
         block_size: Fewest tokens per block that hold a state; None without states.
-        summary: A description of its layers.
     """
 
     name: str
     groups: tuple[Group, ...]
     bytes_per_token: int
     block_size: int | None = None
-    summary: str = ""
+
+    @classmethod
+    def from_config(
+        cls, name: str, config: Config, dtype: str | None = None, *, state_dtype: str = "float32"
+    ) -> Model:
+        """The model that a Hugging Face style config describes.
+
+        Args:
+            name: Its name.
+            config: As in ``HybridShape.from_config``.
+            dtype: Element type of the cache; None for the config's.
+            state_dtype: Element type of recurrences.
+
+        Raises:
+            ValueError: As ``HybridShape.from_config``, among others without full attention.
+            OSError: The file cannot be read.
+            TypeError: A field is of the wrong type.
+        """
+        state: Any = ELEMENTS[state_dtype]
+        shape = HybridShape.from_config(config, _element(config, dtype), state_dtype=state)
+        if len(shape.groups) == 1:
+            return cls.as_one_group(name, config, dtype)
+        return cls(
+            name=name,
+            groups=shape.groups,
+            bytes_per_token=shape.group_size * shape.kv.bytes_per_token,
+            block_size=shape.block_size_for() if shape.has_states else None,
+        )
+
+    @classmethod
+    def as_one_group(cls, name: str, config: Config, dtype: str | None = None) -> Model:
+        """The same model with the K/V of all its layers in one group, by ``ModelShape``."""
+        whole = ModelShape.from_config(config, _element(config, dtype))
+        return cls(name=name, groups=(), bytes_per_token=whole.bytes_per_token)
 
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of a block of any group."""
@@ -59,33 +96,53 @@ class Model:
             )
 
 
+def _element(config: Config, dtype: str | None) -> Any:
+    return ELEMENTS[dtype] if dtype else element_of(ConfigFields(config).get(*DTYPE))
+
+
+def _named(name: str, state_dtype: str = "float32", **config: Any) -> Model:
+    return Model.from_config(name, {"dtype": "bfloat16", **config}, state_dtype=state_dtype)
+
+
 NAMED: Final = {
     model.name: model
     for model in (
-        Model(
-            name="gemma-3",
-            groups=(FullAttention(), *[SlidingWindow(1024)] * 5),
-            bytes_per_token=8 * 2 * 8 * 256 * 2,
-            summary="8 layers of full attention and 40 with a window of 1,024 tokens",
+        _named(
+            "gemma-3",
+            model_type="gemma3_text",
+            num_hidden_layers=48,
+            sliding_window=1024,
+            num_key_value_heads=8,
+            head_dim=256,
         ),
-        Model(
-            name="qwen3-next",
-            groups=(FullAttention(), *[RecurrentState()] * 3),
-            bytes_per_token=12 * 2 * 2 * 256 * 2,
-            block_size=544,
-            summary="12 layers of full attention and 36 with a state, blocks of 544 tokens",
+        _named(
+            "qwen3-next",
+            "bfloat16",
+            num_hidden_layers=48,
+            full_attention_interval=4,
+            num_key_value_heads=2,
+            head_dim=256,
+            linear_num_key_heads=16,
+            linear_num_value_heads=32,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            linear_conv_kernel_dim=4,
         ),
-        Model(
-            name="nemotron-h",
-            groups=(FullAttention(), *[RecurrentState()] * 4),
-            bytes_per_token=6 * 2 * 2 * 128 * 2,
-            block_size=2096,
-            summary="6 layers of full attention and 23 with a state, blocks of 2,096 tokens",
+        _named(
+            "nemotron-h",
+            num_hidden_layers=52,
+            hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+            num_key_value_heads=2,
+            head_dim=128,
+            mamba_num_heads=64,
+            mamba_head_dim=64,
+            ssm_state_size=128,
+            n_groups=8,
+            conv_kernel=4,
         ),
     )
 }
-"""Gemma-3-12B, Qwen3-Next-80B-A3B and Nemotron-3-Nano-30B-A3B in bfloat16, with the states of the
-last in float32: layers of a group x K and V x heads x elements of a head x bytes."""
+"""Gemma-3-12B, Qwen3-Next-80B-A3B and Nemotron-3-Nano-30B-A3B, with states in vLLM's types."""
 
 
 def named(name: str) -> Model:

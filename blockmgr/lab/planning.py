@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from blockmgr.lab.curve import hit_rate_curve
 from blockmgr.lab.group_plan import PoolSearch
 from blockmgr.lab.replay import ReplayConfig, ReplayResult, replay
+from blockmgr.shapes import ELEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,17 +23,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.sweep import Advance
     from blockmgr.lab.trace import Trace
 
-__all__ = ["ELEMENT_BYTES", "Plan", "PlanRow", "kv_bytes_per_token", "plan"]
-
-ELEMENT_BYTES: Final = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-}
-"""Bytes per element of the cache, by the torch name of its type."""
+__all__ = ["Plan", "PlanRow", "kv_bytes_per_token", "plan"]
 
 GIB: Final = 2**30
 
@@ -104,12 +95,12 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_size: int, dtype
         num_layers: Layers that keep K/V, at least 1.
         num_kv_heads: K/V heads per layer on one device, at least 1.
         head_size: Elements of a head of K, at least 1.
-        dtype: A key of ``ELEMENT_BYTES``.
+        dtype: A key of ``blockmgr.shapes.ELEMENTS``.
 
     >>> kv_bytes_per_token(32, 8, 128, "bfloat16")
     131072
     """
-    return 2 * num_layers * num_kv_heads * head_size * ELEMENT_BYTES[dtype]
+    return 2 * num_layers * num_kv_heads * head_size * ELEMENTS[dtype].itemsize
 
 
 def plan(

@@ -33,6 +33,7 @@ id; for a prompt known by tokens it is a separate block.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -42,9 +43,9 @@ import numpy as np
 
 from blockmgr.lab.by_ids import id_replays
 from blockmgr.lab.demand import held_blocks
+from blockmgr.lab.forest import NO_SEGMENT, Forest
 from blockmgr.lab.replay_config import check_one_group
 from blockmgr.lab.runs import NO_RUN, References, RequestReferences, RunColumns, Runs
-from blockmgr.lab.trace import HashedPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -184,9 +185,8 @@ def _own_run(runs: Runs, prompt: int, blocks: int) -> int:
 
 
 class _Builder:
-    """Two passes: one enters every path into a tree of segments, one cuts the tree into runs.
+    """Two passes: one enters every path into a forest of segments, one cuts it into runs.
 
-    A segment is the tokens of a hash id if prompts are known by ids, one block otherwise.
     Runs end where paths branch or end at the ends of segments, and at the cuts inside segments.
     """
 
@@ -196,14 +196,9 @@ class _Builder:
         self._remapped = replace(config, dedup="remap")  # a request rarely holds a block twice
         self._rule = rule
         self._sample = sample
-        size = trace.segment_size(config.block_size)
-        self._hashed = trace.is_hashed and size == trace.tokens_per_id
-        self._segment_blocks = size // config.block_size
-        # Segments by (parent, key). A root is keyed by its namespace and holds no block.
-        self._children: dict[tuple[int, bytes], int] = {}
-        self._parent: list[int] = []
-        self._extent: list[int] = []  # blocks of the segment that any path reaches
-        self._num_children: list[int] = []
+        self._forest = Forest(trace, config.block_size)
+        self._segment_blocks = self._forest.segment_size // config.block_size
+        self._extent: dict[int, int] = {}  # blocks of the segment that any path reaches
         self._cuts: dict[int, set[int]] = {}  # blocks of the segment before each cut
         self._outputs = 0  # made-up tokens
 
@@ -242,8 +237,9 @@ class _Builder:
             limit = cached = -(-prompt // size)
         elif self._rule == "served":
             cached = limit
-        root = _Path([self._segment(NO_RUN, request.namespace)], [-1], request.namespace)
-        path = self._extend(root, self._prompt_keys(request, cached), 0, cached)
+        root = self._forest.segment(NO_SEGMENT, request.namespace)
+        start = _Path([root], [-1], request.namespace)
+        path = self._extend(start, self._prompt_keys(request, cached), 0, cached)
         cuts = [self._cut(path, limit), self._cut(path, cached)]
         outputs = () if self._rule == "ids" else request.outputs
         held = cached
@@ -283,8 +279,8 @@ class _Builder:
         return sum(self._sample(path.digest, key)[1] for key in keys)
 
     def _prompt_keys(self, request: Request, blocks: int) -> Iterable[bytes]:
-        if self._hashed and isinstance(request.prompt, HashedPrompt):
-            return (i.to_bytes(8) for i in request.prompt.ids.tolist())
+        if self._forest.hashed:
+            return self._forest.keys(request)
         return self._token_keys(request.tokens(), 0, blocks)
 
     def _token_keys(self, tokens: Tokens, start: int, stop: int) -> Iterable[bytes]:
@@ -294,30 +290,18 @@ class _Builder:
     def _extend(self, path: _Path, keys: Iterable[bytes], start: int, stop: int) -> _Path:
         """``path`` of ``start`` blocks, extended by ``keys`` up to ``stop`` blocks."""
         segments, starts, digest = path.segments.copy(), path.starts.copy(), path.digest
-        children, extent, size = self._children, self._extent, self._segment_blocks
+        forest, extent, size = self._forest, self._extent, self._segment_blocks
         parent = segments[-1]
         for begin, key in zip(range(start, stop, size), keys, strict=False):
             digest, looked_at = self._sample(digest, key)
             if not looked_at:
                 continue
-            segment = children.get((parent, digest))
-            if segment is None:
-                segment = self._segment(parent, digest)
-            extent[segment] = max(extent[segment], min(size, stop - begin))
+            segment = forest.segment(parent, digest)
+            extent[segment] = max(extent.get(segment, 0), min(size, stop - begin))
             segments.append(segment)
             starts.append(begin)
             parent = segment
         return _Path(segments, starts, digest)
-
-    def _segment(self, parent: int, key: bytes) -> int:
-        segment = self._children.setdefault((parent, key), len(self._parent))
-        if segment == len(self._parent):
-            self._parent.append(parent)
-            self._extent.append(0)
-            self._num_children.append(0)
-            if parent != NO_RUN:
-                self._num_children[parent] += 1
-        return segment
 
     def _cut(self, path: _Path, blocks: int) -> _Cut:
         """End a run after the first ``blocks`` blocks of ``path``."""
@@ -332,16 +316,17 @@ class _Builder:
     def _cut_into_runs(self) -> tuple[Runs, dict[_Cut, int]]:
         runs = Runs([], [], [], [])
         ends: dict[_Cut, int] = {EMPTY: NO_RUN}
-        last = [NO_RUN] * len(self._parent)  # the last run of each segment
+        parents = self._forest.parents
+        num_children = Counter(parents)
+        last = [NO_RUN] * len(parents)  # the last run of each segment
         whole, none = self._segment_blocks, frozenset[int]()
-        for segment, (parent, extent) in enumerate(zip(self._parent, self._extent, strict=True)):
-            if not extent:
-                continue
+        for segment, extent in sorted(self._extent.items()):
+            parent = parents[segment]
             run = last[parent]
             cuts = self._cuts.get(segment, none)
             goes_on = (
                 run != NO_RUN
-                and self._num_children[parent] == 1
+                and num_children[parent] == 1
                 and whole not in self._cuts.get(parent, none)
             )
             done = 0

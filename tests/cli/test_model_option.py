@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,7 +138,6 @@ def test_plan_tells_the_next_smaller_pool_where_hits_come_in_a_step(
 
 
 def test_a_config_says_groups_and_block_size(run: Run, config_folder: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch")
     document = json.loads(run(*REPLAY, "--model", config_folder, "--json").stdout)
     assert document["model"]["groups"] == ["FullAttention()", *["RecurrentState()"] * 3]
     # 2 MiB and 64 KiB of state in float32 and bfloat16, over 2 KiB per token and layer.
@@ -146,10 +147,26 @@ def test_a_config_says_groups_and_block_size(run: Run, config_folder: Path) -> N
     assert json.loads(narrow.stdout)["config"]["block_size"] > 1056
 
 
+def test_a_config_is_read_without_torch(config_folder: Path) -> None:
+    without = "import sys; sys.modules['torch'] = None; from blockmgr.__main__ import main; main()"
+    command = [sys.executable, "-c", without, *map(str, REPLAY), "--model", str(config_folder)]
+    done = subprocess.run([*command, "--json"], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["config"]["block_size"] == 1056
+
+
+def test_an_element_type_that_no_cache_has_is_named(run: Run, config_folder: Path) -> None:
+    file = config_folder / "config.json"
+    file.write_text(json.dumps({**QWEN3_NEXT, "dtype": "auto"}), encoding="utf-8")
+    result = run(*PLAN, "--model", config_folder)
+    assert result.exit_code == 2
+    assert "dtype of the config must be one of float32" in result.stderr
+    assert "got 'auto'; pass dtype" in result.stderr
+
+
 def test_a_model_without_full_attention_is_taken_as_one_group_and_says_so(
     run: Run, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason="needs torch")
     config = {
         "model_type": "mistral",
         "num_hidden_layers": 4,
@@ -166,7 +183,6 @@ def test_a_model_without_full_attention_is_taken_as_one_group_and_says_so(
 
 
 def test_a_model_of_one_group_is_replayed_as_without_it(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch")
     config = {
         "num_hidden_layers": 2,
         "num_attention_heads": 8,

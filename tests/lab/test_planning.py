@@ -9,11 +9,12 @@ import pytest
 
 from blockmgr import FullAttention, SlidingWindow
 from blockmgr.lab.group_plan import LARGE_STEP
-from blockmgr.lab.planning import ELEMENT_BYTES, Plan, kv_bytes_per_token, plan
+from blockmgr.lab.planning import Plan, kv_bytes_per_token, plan
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable
 from blockmgr.lab.trace import Request, Trace
 from blockmgr.lab.workloads import generate
+from blockmgr.shapes import ELEMENTS
 
 ALONE = ReplayConfig(block_size=16, min_service_ms=0, service_ms_per_token=0)
 RATES = (Fraction(1, 2), Fraction(7, 10))
@@ -91,9 +92,9 @@ def test_bytes_of_a_token_are_those_of_the_tensors() -> None:
     torch = pytest.importorskip("torch", reason="needs torch")
     from blockmgr.kv import ModelShape
 
-    for name, size in ELEMENT_BYTES.items():
+    for name, element in ELEMENTS.items():
         dtype = getattr(torch, name)
-        assert dtype.itemsize == size
+        assert dtype.itemsize == element.itemsize
         shape = ModelShape(num_layers=3, num_kv_heads=5, head_dim=7, dtype=dtype)
         assert kv_bytes_per_token(3, 5, 7, name) == shape.bytes_per_token
 

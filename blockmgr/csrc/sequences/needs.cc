@@ -18,8 +18,8 @@ void Needs::measure() {
   most_tokens_ = most * config().block_size;
 }
 
-inline bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
-                              std::int64_t watermark) const {
+bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                      std::int64_t watermark) const {
   std::int64_t blocks = rows().blocks_for(std::max(num_tokens, slots));
   if (blocks > config().row_width) return true;
   if (groups()) [[unlikely]]

@@ -27,6 +27,7 @@ from blockmgr.ports.transformers.interface import TRIAL, AttentionConfigs, atten
 from blockmgr.ports.transformers.past import Past, past_argument
 from blockmgr.ports.transformers.try_out import HALF, TryOut
 from blockmgr.ports.transformers.weightless import build
+from blockmgr.shapes.fields import BOTH, CHUNKED, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,12 +41,12 @@ __all__ = ["check_config", "needs_of_config", "needs_of_model"]
 # its key in the cache does not change.
 MOVING_ROTATIONS: Final = frozenset({"dynamic", "longrope"})
 
-ATTENTION_LAYERS: Final = frozenset(
-    {"full_attention", "sliding_attention", "chunked_attention", "hybrid"}
-)
-KNOWN_LAYERS: Final = ATTENTION_LAYERS | {"linear_attention", "conv", "moe", "mlp"}
+# The kinds of layers that have been tried, of those that `blockmgr.shapes` knows.
+STATE_LAYERS: Final = frozenset({"linear_attention", "conv"})
+ATTENTION_LAYERS: Final = frozenset({"full_attention", "sliding_attention", CHUNKED, BOTH})
+KNOWN_LAYERS: Final = ATTENTION_LAYERS | STATE_LAYERS | NOTHING
 # Layers that read a state from the cache, or may ask it for the number of earlier tokens.
-PAST_LAYERS: Final = frozenset({"linear_attention", "conv", "chunked_attention", "hybrid"})
+PAST_LAYERS: Final = STATE_LAYERS | {CHUNKED, BOTH}
 
 
 def check_config(

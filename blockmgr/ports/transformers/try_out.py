@@ -23,6 +23,7 @@ from blockmgr.kv import LayerShape, ModelShape, StateTensor
 from blockmgr.ports.transformers.interface import mask_rule
 from blockmgr.ports.transformers.latents import is_latent, latents_of
 from blockmgr.ports.transformers.needs import Needs
+from blockmgr.shapes.fields import CHUNKED, NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +55,6 @@ KNOWN_ARGUMENTS: Final = frozenset(
         "use_cache",
     }
 )
-# Layers that keep nothing.
-EMPTY_LAYERS: Final = frozenset({"moe", "mlp"})
 
 HALF: Final = torch.bfloat16
 """Element type of a trial: grouped products of expert layers support no other one there."""
@@ -147,7 +146,7 @@ class TryOut:
             self.refuse(f"layer {layer} slides, but does not hand its window to attention")
         if window is not None:
             return SlidingWindow(window)
-        if named == "chunked_attention" and self._chunk is not None:
+        if named == CHUNKED and self._chunk is not None:
             return ChunkedAttention(self._chunk)
         return FullAttention()
 
@@ -195,7 +194,7 @@ class TryOut:
             self.refuse("no layer has attention, and a pool needs one with full attention")
         keep = [i for i in range(self._num_layers) if self._states(i)]
         silent = [i for i in range(self._num_layers) if i not in (*self.layers, *keep)]
-        empty = [i for i, name in enumerate(self._layer_types or ()) if name in EMPTY_LAYERS]
+        empty = [i for i, name in enumerate(self._layer_types or ()) if name in NOTHING]
         if set(silent) - set(empty) or set(self.layers) - set(range(self._num_layers)):
             self.refuse(
                 f"{len(self.layers)} of {self._num_layers - len(keep) - len(empty)} layers keep "

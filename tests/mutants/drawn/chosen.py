@@ -144,6 +144,9 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         "tests/kv/test_copy_errors.py tests/kv/test_copy_ops.py tests/kv/test_copy_layouts.py",
         "tests/kv --deselect tests/kv/test_copy_far.py",
     ),
+    "shapes/*": (
+        "tests/kv/test_shape.py tests/kv/test_hybrid_shape.py tests/cli/test_model_option.py",
+    ),
     "kv/*": (
         "tests/kv --ignore=tests/kv/test_copy_compiled.py --ignore=tests/kv/test_write_compiled.py",
         *ENGINE,

@@ -5,40 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from blockmgr.arguments import whole
-from blockmgr.kv.fields import DTYPE, LAYERS, ConfigFields, head_dim, kv_dtype, kv_heads
+from blockmgr.shapes.elements import check_dtype, torch_dtype
+from blockmgr.shapes.fields import (
+    DTYPE,
+    LAYERS,
+    NOTHING,
+    OTHER_LAYERS,
+    PER_TOKEN,
+    STATES,
+    ConfigFields,
+    head_dim,
+    kv_heads,
+    listed_kinds,
+)
 
 if TYPE_CHECKING:
-    from blockmgr.kv.fields import Config
+    import torch
 
-__all__ = ["OTHER_LAYERS", "ModelShape"]
+    from blockmgr.shapes.fields import Config
 
-# Kinds of layers in `layer_types`: those with K/V of every token, and those that keep a state of
-# constant size or nothing instead. The size of any other kind is unknown, so it is refused.
-PER_TOKEN = {
-    "attention",
-    "full_attention",
-    "sliding_attention",
-    "chunked_attention",
-    "window_attention",
-    "reference_sliding_attention",
-}
-# Fields that determine the kinds of layers in families without `layer_types`; such models are
-# refused.
-OTHER_LAYERS = (
-    "full_attention_interval",
-    "attn_layer_period",
-    "attn_layer_indices",
-    "attn_type_list",
-    "block_configs",
-    "block_types",
-    "full_attn_idxs",
-    "hybrid_override_pattern",
-    "linear_attn_config",
-)
-STATE_ONLY = {"linear_attention", "mamba", "conv", "recurrent", "moe"}
+__all__ = ["ModelShape", "kv_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +57,7 @@ class ModelShape:
             value = getattr(self, field)
             if field != "latent_dim" or value is not None:
                 object.__setattr__(self, field, whole(field, value, 1))
-        if not isinstance(self.dtype, torch.dtype):
-            raise TypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
+        check_dtype(self.dtype)
 
     @property
     def bytes_per_token(self) -> int:
@@ -119,45 +105,38 @@ class ModelShape:
         2097152
         """
         fields = ConfigFields(config)
-        kept = dtype if dtype is not None else kv_dtype(fields.get(*DTYPE))
-        num_layers = _kv_layers(fields)
-        rank = fields.get("kv_lora_rank")
-        if rank is not None:
-            rope = fields.need("qk_rope_head_dim")
-            latent = whole("kv_lora_rank", rank, 1) + whole("qk_rope_head_dim", rope, 1)
-            return cls(
-                num_layers=num_layers,
-                num_kv_heads=1,
-                head_dim=latent,
-                dtype=kept,
-                latent_dim=latent,
-            )
-        return cls(
-            num_layers=num_layers,
-            num_kv_heads=kv_heads(fields),
-            head_dim=head_dim(fields),
-            dtype=kept,
-        )
+        kept = dtype if dtype is not None else torch_dtype(fields.get(*DTYPE))
+        return kv_of(fields, kept, _kv_layers(fields))
+
+
+def kv_of(fields: ConfigFields, dtype: torch.dtype, num_layers: int) -> ModelShape:
+    """The K/V, or the latents, of so many layers."""
+    latent: int | None = None
+    if (rank := fields.get("kv_lora_rank")) is not None:
+        latent = whole("kv_lora_rank", rank, 1) + fields.size("qk_rope_head_dim")
+    return ModelShape(
+        num_layers=num_layers,
+        num_kv_heads=kv_heads(fields) if latent is None else 1,
+        head_dim=head_dim(fields) if latent is None else latent,
+        dtype=dtype,
+        latent_dim=latent,
+    )
 
 
 def _kv_layers(fields: ConfigFields) -> int:
-    num_layers = whole("num_hidden_layers", fields.need(*LAYERS), 1)
+    num_layers = fields.size(*LAYERS)
     shared = fields.get("num_kv_shared_layers")
     if shared:  # the last layers read the K/V of earlier ones (Gemma 3n)
         num_layers -= whole("num_kv_shared_layers", shared, 1)
+    listed = listed_kinds(fields, "layer_types")
     hybrid = [name for name in OTHER_LAYERS if fields.get(name) is not None]
-    if hybrid and fields.get("layer_types") is None:
+    if hybrid and listed is None:
         raise ValueError(
             f"{hybrid[0]} of the config says which layers keep K/V in a way that is not known;"
             " give a ModelShape"
         )
-    # Some families list more kinds than the model has layers.
-    listed = fields.get("layer_types") or ["attention"] * num_layers
-    if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
-        raise TypeError(f"layer_types of the config must be a list of names, got {listed!r}")
-    kinds = listed[: max(num_layers, 0)]
-    strange = sorted(set(kinds) - PER_TOKEN - STATE_ONLY)
-    if strange:
+    kinds = (listed or ["attention"] * num_layers)[: max(num_layers, 0)]
+    if strange := sorted(set(kinds) - PER_TOKEN - STATES - NOTHING):
         raise ValueError(
             f"layer_types of the config names {', '.join(strange)}, whose K/V is not known;"
             " give a ModelShape"

@@ -13,19 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from blockmgr.arguments import whole
 from blockmgr.errors import PageSizeError
 from blockmgr.groups import MAX_GROUPS, FullAttention, Group, RecurrentState, checked_groups
-from blockmgr.kv.hybrid_config import layers_of
-from blockmgr.kv.layer_shape import LayerShape
+from blockmgr.shapes.config import layers_of
+from blockmgr.shapes.layer import LayerShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockmgr.kv.fields import Config
-    from blockmgr.kv.shape import ModelShape
+    import torch
+
+    from blockmgr.shapes.fields import Config
+    from blockmgr.shapes.model import ModelShape
 
 __all__ = ["HybridShape"]
 
@@ -58,6 +58,7 @@ class HybridShape:
         PageSizeError: Layers with attention keep K/V of different shapes.
         TypeError: A value is of the wrong type.
 
+    >>> import torch
     >>> from blockmgr import FullAttention, RecurrentState
     >>> from blockmgr.kv import LayerShape, ModelShape, StateTensor
     >>> kv = ModelShape(num_layers=1, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
@@ -125,7 +126,7 @@ class HybridShape:
         config: Config,
         dtype: torch.dtype | None = None,
         *,
-        state_dtype: torch.dtype = torch.float32,
+        state_dtype: torch.dtype | None = None,
         group_size: int | None = None,
     ) -> HybridShape:
         """The groups of the model that a Hugging Face style config describes.
@@ -139,7 +140,8 @@ class HybridShape:
             config: A config object, its fields as a mapping, or the path of a ``config.json`` or
                 of its folder.
             dtype: Element type of K/V and of convolutions; None for the model's type.
-            state_dtype: Element type of recurrences; the default is the only one of transformers.
+            state_dtype: Element type of recurrences; None for float32, which is the only one of
+                transformers.
             group_size: Layers of a group; None to let the shape choose.
 
         Raises:

@@ -8,11 +8,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from blockmgr.arguments import whole
 
-__all__ = ["DTYPE", "LAYERS", "Config", "ConfigFields", "head_dim", "kv_dtype", "kv_heads"]
+__all__ = [
+    "BOTH",
+    "CHUNKED",
+    "DTYPE",
+    "FULL",
+    "LAYERS",
+    "NOTHING",
+    "OTHER_LAYERS",
+    "PER_TOKEN",
+    "SLIDING",
+    "STATES",
+    "Config",
+    "ConfigFields",
+    "head_dim",
+    "kv_heads",
+    "listed_kinds",
+]
 
 Config = object | Mapping[str, Any] | str | os.PathLike[str]
 
@@ -22,6 +36,30 @@ HEADS = ("num_attention_heads", "n_head")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 DTYPE = ("dtype", "torch_dtype")
+
+# Kinds of layers in `layer_types`: those with K/V of tokens, those with a state of constant size,
+# and those that keep nothing. What any other kind keeps is unknown, so it is refused.
+FULL = {"full_attention", "attention"}
+SLIDING = {"sliding_attention", "window_attention"}
+CHUNKED = "chunked_attention"
+PER_TOKEN = FULL | SLIDING | {CHUNKED, "reference_sliding_attention"}
+STATES = {"linear_attention", "mamba", "recurrent", "conv"}
+NOTHING = {"moe", "mlp"}
+BOTH = "hybrid"
+"""A layer with full attention and a state."""
+
+# Fields that determine the kinds of layers in families without `layer_types`.
+OTHER_LAYERS = (
+    "full_attention_interval",
+    "attn_layer_period",
+    "attn_layer_indices",
+    "attn_type_list",
+    "block_configs",
+    "block_types",
+    "full_attn_idxs",
+    "hybrid_override_pattern",
+    "linear_attn_config",
+)
 
 
 class ConfigFields:
@@ -81,16 +119,6 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     return config
 
 
-def kv_dtype(value: Any) -> torch.dtype:
-    """The element type in a config."""
-    if value is None:
-        raise ValueError("config has no dtype or torch_dtype; pass dtype")
-    named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-    if not isinstance(named, torch.dtype):
-        raise ValueError(f"dtype of the config names no torch.dtype: {value!r}; pass dtype")
-    return named
-
-
 def kv_heads(fields: ConfigFields) -> int:
     """Number of K/V heads of a layer."""
     # One K/V head for all, unless the config has a number (Falcon, StarCoder).
@@ -112,3 +140,13 @@ def head_dim(fields: ConfigFields) -> int:
     if hidden % heads:
         raise ValueError(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
     return hidden // heads
+
+
+def listed_kinds(fields: ConfigFields, *names: str) -> list[str] | None:
+    """The kind of each layer, where a field of these names lists them; some list too many."""
+    listed = fields.get(*names)
+    if listed is None:
+        return None
+    if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
+        raise TypeError(f"{names[0]} of the config must be a list of names, got {listed!r}")
+    return list(listed)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from blockmgr.arguments import whole
 from blockmgr.groups import Group, RecurrentState
-from blockmgr.kv.shape import ModelShape
+from blockmgr.shapes.elements import check_dtype
+from blockmgr.shapes.model import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["LayerShape", "StateTensor"]
 
@@ -35,8 +38,7 @@ class StateTensor:
         if not lengths:
             raise ValueError("shape must have at least one axis")
         object.__setattr__(self, "shape", lengths)
-        if not isinstance(self.dtype, torch.dtype):
-            raise TypeError(f"dtype must be a torch.dtype, got {self.dtype!r}")
+        check_dtype(self.dtype)
 
     @property
     def num_bytes(self) -> int:

@@ -13,9 +13,23 @@ from blockmgr.groups import (
     RecurrentState,
     SlidingWindow,
 )
-from blockmgr.kv.fields import DTYPE, LAYERS, Config, ConfigFields, head_dim, kv_dtype, kv_heads
-from blockmgr.kv.layer_shape import LayerShape, StateTensor
-from blockmgr.kv.shape import OTHER_LAYERS, ModelShape
+from blockmgr.shapes.elements import torch_dtype
+from blockmgr.shapes.fields import (
+    BOTH,
+    CHUNKED,
+    DTYPE,
+    FULL,
+    LAYERS,
+    NOTHING,
+    OTHER_LAYERS,
+    SLIDING,
+    STATES,
+    Config,
+    ConfigFields,
+    listed_kinds,
+)
+from blockmgr.shapes.layer import LayerShape, StateTensor
+from blockmgr.shapes.model import ModelShape, kv_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,13 +37,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["layers_of"]
-
-FULL = {"full_attention", "attention"}
-SLIDING = {"sliding_attention", "window_attention"}
-STATES = {"linear_attention", "mamba", "recurrent", "conv"}
-NOTHING = {"moe", "mlp"}
-BOTH = "hybrid"
-"""A layer with full attention and a state."""
 
 # Families in which every layer has both; other families use the name for something else.
 BOTH_IN_EACH = ("falcon_h1",)
@@ -44,7 +51,7 @@ CROSS_ATTENTION = ("is_encoder_decoder", "add_cross_attention", "cross_attention
 
 
 def layers_of(
-    config: Config, dtype: torch.dtype | None, state_dtype: torch.dtype
+    config: Config, dtype: torch.dtype | None, state_dtype: torch.dtype | None
 ) -> list[LayerShape | None]:
     """The layers of a model, for ``HybridShape.from_config``."""
     fields = ConfigFields(config)
@@ -55,13 +62,14 @@ def layers_of(
                 f"{model} has {name} {value!r}: there is no group of cross-attention or of an"
                 " encoder, since its blocks are no prefix of anything"
             )
-    kept = dtype if dtype is not None else kv_dtype(fields.get(*DTYPE))
+    kept = dtype if dtype is not None else torch_dtype(fields.get(*DTYPE))
+    kept_state = state_dtype if state_dtype is not None else torch_dtype("float32")
     kinds = _kinds(fields)
     if not any(isinstance(kind, FullAttention) for kind in kinds):
         named = ", ".join(dict.fromkeys(str(kind) for kind in kinds if kind is not None))
         raise ValueError(f"{model} has no layer of FullAttention, which a manager needs: {named}")
     shapes = {
-        kind: LayerShape(kind=kind, states=_states(fields, kept, state_dtype))
+        kind: LayerShape(kind=kind, states=_states(fields, kept, kept_state))
         if isinstance(kind, RecurrentState)
         else LayerShape(kind=kind, kv=_kv(fields, kind, kept))
         for kind in set(kinds) - {None}
@@ -72,7 +80,7 @@ def layers_of(
 
 def _kinds(fields: ConfigFields) -> list[Group | None]:
     """Each layer, or None if it keeps nothing; then the states of layers with attention."""
-    num_layers = whole(LAYERS[0], fields.need(*LAYERS), 1)
+    num_layers = fields.size(*LAYERS)
     names = _names(fields, num_layers)
     shared = fields.get("num_kv_shared_layers") or 0  # the last layers read the K/V of earlier ones
     last = num_layers - whole("num_kv_shared_layers", shared, 0, num_layers - 1)
@@ -90,7 +98,7 @@ def _kind(fields: ConfigFields, name: str) -> Group | None:
         return FullAttention()
     if name in SLIDING:
         return SlidingWindow(fields.size("sliding_window", "sliding_window_size"))
-    if name == "chunked_attention":
+    if name == CHUNKED:
         return ChunkedAttention(fields.size("attention_chunk_size"))
     if name in STATES:
         return RecurrentState()
@@ -105,12 +113,8 @@ def _names(fields: ConfigFields, num_layers: int) -> list[str]:
     """The kind of each layer in the words of ``layer_types``."""
     if fields.get("model_type") in BOTH_IN_EACH:
         return [BOTH] * num_layers
-    listed = fields.get("layer_types", "layers_block_type")
-    if listed is not None:
-        if not isinstance(listed, list | tuple) or not all(isinstance(n, str) for n in listed):
-            raise TypeError(f"layer_types of the config must be a list of names, got {listed!r}")
-        return list(listed)
-
+    if (listed := listed_kinds(fields, "layer_types", "layers_block_type")) is not None:
+        return listed
     if (letters := fields.get("hybrid_override_pattern")) is not None:
         return [LETTERS.get(letter, letter) for letter in letters]
     is_full, other = _rule(fields)
@@ -135,7 +139,7 @@ def _rule(fields: ConfigFields) -> tuple[Callable[[int], bool], str]:
         interval = fields.get("no_rope_layer_interval") or 4
         chunked = fields.get("no_rope_layers")
         is_full = (lambda i: not chunked[i]) if chunked else _every(interval)
-        return is_full, "chunked_attention"
+        return is_full, CHUNKED
     if fields.get("sliding_window") is None or fields.get("use_sliding_window") is False:
         return _every(1), "full_attention"
     given = fields.get("sliding_window_pattern")
@@ -149,16 +153,8 @@ def _every(interval: int) -> Callable[[int], bool]:
 
 
 def _kv(fields: ConfigFields, kind: Group, dtype: torch.dtype) -> ModelShape:
-    rank = fields.get("kv_lora_rank")
-    if rank is not None:
-        latent = whole("kv_lora_rank", rank, 1) + fields.size("qk_rope_head_dim")
-        return ModelShape(
-            num_layers=1, num_kv_heads=1, head_dim=latent, dtype=dtype, latent_dim=latent
-        )
-    usual = ModelShape(
-        num_layers=1, num_kv_heads=kv_heads(fields), head_dim=head_dim(fields), dtype=dtype
-    )
-    if not isinstance(kind, FullAttention):
+    usual = kv_of(fields, dtype, 1)
+    if usual.latent_dim is not None or not isinstance(kind, FullAttention):
         return usual
     # Gemma 4: fewer and wider heads in layers that read the whole context.
     return dataclasses.replace(
