@@ -77,7 +77,7 @@ class _Earlier:
     def __init__(self, path: Path) -> None:
         self.result = json.loads(path.read_text(encoding="utf-8"))
         number = self.result["machine"]["versions"]["blockmgr"]
-        self.peer = f"{self.result['peer']} (replayed beside blockmgr {number})"
+        self.peer = f"{self.result['peer']} with the rates of its run beside blockmgr {number}"
 
     def complete(self, cell: dict[str, Any]) -> None:
         """Adds vLLM's rates to a cell of the same prompts in a pool of as many pages."""
