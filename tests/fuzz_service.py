@@ -7,10 +7,10 @@ same client asks a second index that has the good worker only: the difference is
 bad workers, and what both have is the noise of the machine.
 
 Prints the times of both in milliseconds, and with each wrong answer what the reading of the good
-worker has counted since the previous one: on a machine that stops this program for 10 seconds, the
-good worker answers nothing, and the index forgets it as it should (``unanswered 2``). The exit code
-is 1 if an answer was wrong or missing, or if the 99th percentile beside the bad workers is above
-``--limit-ms``.
+worker has counted since the previous one: if the machine stops this program for more than 10
+seconds, the good worker answers nothing, and the index forgets it as it should (``unanswered 2``).
+The exit code is 1 if an answer was wrong or missing, or if the 99th percentile beside the bad
+workers is above ``--limit-ms``.
 """
 
 from __future__ import annotations
