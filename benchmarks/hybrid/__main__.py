@@ -4,7 +4,8 @@ Replays the prompts of traces, one request at a time, through ``BlockManager(gro
 through vLLM's ``KVCacheManager``, with each of its settings. Both run prompts in chunks of 8,192
 tokens; ours stops where ``stops`` says, theirs where its scheduler ends a chunk. Outputs are left
 out, because the traces do not contain them. Start it with ``benchmarks/hybrid/run FOLDER``, which
-makes the environment that vLLM needs. Without vLLM only our side runs.
+makes the environment that vLLM needs. Without vLLM only our side runs. vLLM decides alike in each
+run, so ``--peer-from`` takes its rates from an earlier result, of the same prompts and pools.
 
 Run: python -m benchmarks.hybrid TRACE ... [--requests 2000] [--shapes ...] [--percents 2 5 10]
 """
@@ -44,6 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--percents", nargs="+", type=int, default=list(PERCENTS))
     parser.add_argument("--evictions", nargs="+", default=["lru"], choices=EVICTION_POLICIES)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
+    parser.add_argument("--peer-from", type=Path, help="earlier result that has vLLM's rates")
     parser.add_argument("--print", action="store_true", help="do not write a result")
     return parser.parse_args()
 
@@ -67,6 +69,29 @@ def _vllm() -> tuple[Any, str]:
             yield Vllm(shape, pages, setting, hashes), str(setting), setting.unit or shape.page
 
     return make, f"vLLM {VERSION}"
+
+
+class _Earlier:
+    """vLLM's part of an earlier result."""
+
+    def __init__(self, path: Path) -> None:
+        self.result = json.loads(path.read_text(encoding="utf-8"))
+        number = self.result["machine"]["versions"]["blockmgr"]
+        self.peer = f"{self.result['peer']} with the rates of its run beside blockmgr {number}"
+
+    def complete(self, cell: dict[str, Any]) -> None:
+        """Adds vLLM's rates to a cell of the same prompts in a pool of as many pages."""
+        same = ("trace", "shape", "percent", "pages", "unbounded", "shared")
+        for earlier in self.result["cells"]:
+            if all(earlier[name] == cell[name] for name in same):
+                cell["vllm"] = earlier["vllm"]
+                return
+        raise SystemExit(f"the earlier result has no cell like {[cell[name] for name in same]}")
+
+    def complete_world(self, row: dict[str, Any]) -> None:
+        """Likewise for a small world."""
+        [earlier] = [each for each in self.result["worlds"] if each["told"] == row["told"]]
+        row["found"] = earlier["found"] | row["found"]
 
 
 def _show(cell: dict[str, Any]) -> None:
@@ -97,7 +122,8 @@ def main() -> None:
     logging.disable(logging.WARNING)
     arguments.results.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    theirs, peer = _vllm()
+    earlier = _Earlier(arguments.peer_from) if arguments.peer_from else None
+    theirs, peer = (_no_others, earlier.peer) if earlier else _vllm()
     print(peer, flush=True)
     result: dict[str, Any] = {
         "command": repeat_command("benchmarks.hybrid"),
@@ -109,6 +135,8 @@ def main() -> None:
     }
     for world in worlds.WORLDS:
         row = worlds.compare(world, with_vllm=theirs is not _no_others)
+        if earlier:
+            earlier.complete_world(row)
         result["worlds"].append(row)
         print(worlds.shown(row), flush=True)
     for path in arguments.traces:
@@ -123,6 +151,8 @@ def main() -> None:
                 percents=arguments.percents,
             )
             for cell in found:
+                if earlier:
+                    earlier.complete(cell)
                 result["cells"].append(cell)
                 _show(cell)
                 if not arguments.print:

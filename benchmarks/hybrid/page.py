@@ -37,7 +37,8 @@ tokens. Each cell has the hit rate of blockmgr, the best one of vLLM's settings,
 vLLM has one order of eviction, that of LRU. A dash means that the pool is too small for the largest
 prompt, or was not measured. Both managers run one request at a time, in chunks of 8,192 tokens.
 Outputs are left out, because the traces do not have their tokens. Prompts are cut to whole ids of
-the trace.
+the trace. All runs of one version of vLLM decide alike, so its rates may be those of a run beside
+an earlier version of blockmgr.
 
 A prompt that a manager cannot run in so few pages counts as one that finds nothing: with windows,
 vLLM refuses some of the agents' longest prompts at 10 and 20 %.

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
     Answers = list[tuple[int, AnyBatch]]
 
-__all__ = ["Reader", "Sink"]
+__all__ = ["IncompleteAnswerError", "Reader", "Sink"]
 
 _MOST_RANKS: Final = 64
 """Most ranks of one publisher, each of which takes some memory and requests of its own."""
 
 _LOG = logging.getLogger(__name__)
+
+
+class IncompleteAnswerError(Exception):
+    """An answer to a request has begun and lacks its end."""
 
 
 class Sink(Protocol):
@@ -46,7 +50,7 @@ class Sink(Protocol):
 class _Position:
     """What was read of one rank."""
 
-    __slots__ = ("asked_at", "heard_at", "is_stale", "rank", "stream")
+    __slots__ = ("asked_at", "heard_at", "is_doubted", "is_stale", "rank", "stream")
 
     def __init__(self, rank: int | None, now: float) -> None:
         self.rank = rank
@@ -54,6 +58,11 @@ class _Position:
         self.asked_at = float("-inf")
         self.heard_at = now
         self.is_stale = True  # no batch is applied until the sink is up to date
+        self.is_doubted = False  # a check after a silence was not answered
+
+    @property
+    def is_current(self) -> bool:
+        return not (self.is_stale or self.is_doubted)
 
 
 class Reader:
@@ -65,8 +74,8 @@ class Reader:
     Args:
         worker: Name of the worker, for the sink.
         sink: Receiver of the events.
-        ask: Sends a request, and returns numbers and payloads, or None if the answer is incomplete;
-            None without a replay endpoint.
+        ask: Sends a request, and returns numbers and payloads, or None if no answer came; it raises
+            ``IncompleteAnswerError`` if only a part came. None without a replay endpoint.
         topic: First frame of the messages.
         retry_s: Least time between two attempts to fill a gap.
         check_s: Longest silence before the reader asks the publisher whether something was lost.
@@ -116,7 +125,7 @@ class Reader:
     def is_current(self) -> bool:
         """Whether the sink has applied all known batches."""
         # Another thread may ask, so the positions are listed first.
-        return not any(position.is_stale for position in list(self._positions.values()))
+        return all(position.is_current for position in list(self._positions.values()))
 
     @property
     def wants_answers(self) -> bool:
@@ -188,13 +197,32 @@ class Reader:
         if self._ask is None:
             return
         now = self._clock()
-        for position in list(self._positions.values()):
-            silent = now - max(position.heard_at, position.asked_at) >= self._check_s
-            late = position.is_stale and now - position.asked_at >= self.retry_s
-            if (silent or late) and self._positions.get(position.rank) is position:
-                position.asked_at = now
-                if not self._recover(position):
-                    return  # the same publisher answers for the other ranks
+        due = [each for each in self._positions.values() if self._is_due(each, now)]
+        for position in due:
+            position.asked_at = now
+        for done, position in enumerate(due):
+            if self._positions.get(position.rank) is not position:
+                continue
+            if not self._recover(position):
+                for each in due[done:]:  # the same publisher answers for all ranks
+                    self._doubt(each)
+                return
+
+    def _is_due(self, position: _Position, now: float) -> bool:
+        """Whether it is time to ask about a rank: it was silent, or something is missing."""
+        is_silent = now - max(position.heard_at, position.asked_at) >= self._check_s
+        return is_silent or (not position.is_current and now - position.asked_at >= self.retry_s)
+
+    def _doubt(self, position: _Position) -> None:
+        """Handles the lack of an answer about a rank.
+
+        A busy publisher answers late. So what is known stays until a second request is not
+        answered either, unless a message shows that a batch is missing.
+        """
+        if position.is_stale or position.is_doubted:
+            self._forget(position)
+        else:
+            position.is_doubted = True
 
     def _batch(self, payload: bytes) -> AnyBatch | None:
         try:
@@ -236,6 +264,7 @@ class Reader:
             self._sink.reset(self.worker, position.rank)
         position.stream.restart()
         position.is_stale = True
+        position.is_doubted = False
 
     def _forget_all(self, asked_at: float) -> None:
         """Forgets the worker with its ranks: those of the next connection may be others."""
@@ -247,6 +276,7 @@ class Reader:
     def _take(self, position: _Position, epoch: int | None, number: int, batch: AnyBatch) -> None:
         self._sink.apply(self.worker, batch)
         position.stream.advance(epoch, number)
+        position.is_doubted = False
         self.counts["apply"] += 1
 
     # What is missing.
@@ -259,27 +289,27 @@ class Reader:
         """
         wanted = position.stream.next
         if wanted is not None:
-            answers = self._answers(wanted.to_bytes(8, "big"), "replays")
+            answers = self._answers(position, wanted.to_bytes(8, "big"), "replays")
             if answers is None:
-                self._forget(position)
                 return False
             own = self._by_position(position, answers)[position]
             if self._take_all(position, own):
-                position.is_stale = False
+                position.is_stale = position.is_doubted = False
                 return True
+            position.is_stale = True
         return self._recover_from_nothing(position)
 
     def _recover_from_nothing(self, position: _Position) -> bool:
-        parts = self._answers(SNAPSHOT, "snapshots")
-        self._forget(position)
+        parts = self._answers(position, SNAPSHOT, "snapshots")
         if parts is None:
             return False
+        self._forget(position)
         for each, own in self._by_position(position, parts).items():
             self._take_snapshot(each, own)
         if not position.is_stale:
             return True
         # The publisher has no snapshots. All batches it can replay are the best available.
-        answers = self._answers(bytes(8), "replays")
+        answers = self._answers(position, bytes(8), "replays")
         if answers is None:
             return False
         for each, own in self._by_position(position, answers).items():
@@ -317,10 +347,15 @@ class Reader:
             self._take(position, epoch, number, batch)
         return True
 
-    def _answers(self, request: bytes, what: str) -> Answers | None:
+    def _answers(self, position: _Position, request: bytes, what: str) -> Answers | None:
+        """The batches of the whole answer; if one is missing of it, the position is stale."""
         assert self._ask is not None
         self.counts[what] += 1
-        answered = self._ask(request)
+        try:
+            answered = self._ask(request)
+        except IncompleteAnswerError:
+            position.is_stale = True
+            answered = None
         if answered is None:
             self.counts["unanswered"] += 1
             return None
@@ -328,6 +363,7 @@ class Reader:
         for number, payload in answered:
             batch = self._batch(payload)
             if batch is None:
+                position.is_stale = True
                 return None
             answers.append((number, batch))
         return answers

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 from blockmgr.arguments import milliseconds, text
 from blockmgr.events.endpoints import bounded, connect
 from blockmgr.events.publisher import END
-from blockmgr.events.reader import Reader, Sink
+from blockmgr.events.reader import IncompleteAnswerError, Reader, Sink
 from blockmgr.events.wire import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -47,9 +47,14 @@ class Subscriber:
 
     The subscriber fills a gap with a replay from the next number; if the publisher no longer has
     that batch, with a snapshot; if it has no snapshots (vLLM's), with everything it can replay.
-    Until the gap is filled, the sink knows nothing about the worker, so it never has a block that
-    may be gone. The same holds after a restart of the publisher, and from the moment the connection
-    is lost. If a publisher is silent, the subscriber asks it from time to time for lost batches.
+    If the answer does not come in time, or not whole, the sink forgets the worker, so it has no
+    block that may be gone. The same holds after a restart of the publisher, and from the moment the
+    connection is lost.
+
+    If a publisher is silent for ``check_s``, the subscriber asks it for lost batches. A busy engine
+    answers late, so the sink keeps the worker's blocks while nothing shows that a batch is missing,
+    until a second request is not answered either, ``check_s + 2 * timeout_s`` after the last
+    message.
 
     It counts messages that are not batches of events, logs the first one, and ignores them. A frame
     has at most 4 MiB; a connection that sends more is cut. If several data-parallel ranks publish
@@ -247,16 +252,18 @@ class Subscriber:
         connect(self._dealer, "replay_endpoint", self._replay_endpoint)
 
     def _ask(self, request: bytes) -> list[tuple[int, bytes]] | None:
-        """The whole answer; None if there is none, or if it is incomplete."""
+        """The whole answer; None if nothing of it came in time."""
         assert self._dealer is not None
         self._dealer.send_multipart((b"", request))
         answers: list[tuple[int, bytes]] = []
         left = _MOST_ANSWERED
+        has_begun = False
         end = time.monotonic() + self._timeout_s
         while not self.is_stopped and (wait := end - time.monotonic()) > 0:
             if not self._dealer.poll(min(math.ceil(wait * 1000), _LOOK_MS)):
                 continue
             frames = self._dealer.recv_multipart()
+            has_begun = True
             if frames[-2:] == [END, b""]:
                 return answers
             left -= _FRAMES_BYTES + sum(map(len, frames))
@@ -265,4 +272,6 @@ class Subscriber:
                 break
             answers.append((int.from_bytes(frames[-2], "big", signed=True), frames[-1]))
         self._connect_dealer()
+        if has_begun:
+            raise IncompleteAnswerError
         return None

@@ -275,7 +275,10 @@ class World:
             self.tables and not self.settings.calm and rng.random() < 0.2
         ):  # the next turn of a conversation
             earlier = self.scheduler.requests.get(rng.choice(list(self.tables)))
-            prompt = list(earlier._all_token_ids) + self._tokens(3) if earlier else prompt
+            if earlier:
+                is_thoughts = self.settings.has_states and number % 2 == 0
+                said = earlier.prompt_token_ids if is_thoughts else earlier._all_token_ids
+                prompt = [*said, *self._tokens(3)]
         room = self.scheduler.max_model_len
         prompt = prompt[: room - 2]
         name = f"r{number}"

@@ -1,7 +1,7 @@
 """What clients write into the fields of a request never costs a block, in any port.
 
 ``test_vllm_wishes`` has the fields of vLLM's requests, ``test_engine_fields`` those of the engine,
-and ``test_aphrodite_bad_input`` those of that port.
+and ``test_sglang_fields`` those of SGLang's requests on their way through its cache.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from blockmgr.pool import BlockPool
+from blockmgr.ports.aphrodite import AllocStatus, BlockSpaceManager
+from blockmgr.ports.aphrodite.interfaces import Device
 from blockmgr.ports.nano_vllm import BlockManager as NanoManager
 from blockmgr.ports.radix import CacheManager, RadixCacheManager, RadixPrefixCache
 from blockmgr.ports.sglang.keys import prompt_of
@@ -223,6 +225,78 @@ def pages(call: Callable[[Any, Any], Any]) -> Callable[[], Life]:
     return make
 
 
+# Aphrodite: a sequence with this field, from its prompt to a swap and back.
+
+
+class AphroditeSequence:
+    def __init__(self, **fields: Any) -> None:
+        self.fields = {"token_ids": [1, 2, 3, 4, 5], "extra_hash": None, "seq_id": 0, **fields}
+        self.seq_id = self.fields["seq_id"]
+
+    def get_token_ids(self) -> Any:
+        return self.fields["token_ids"]
+
+    def extra_hash(self) -> Any:
+        return self.fields["extra_hash"]
+
+    def is_prefill(self) -> bool:
+        return True
+
+
+def group_of(*seqs: Any) -> Any:
+    return SimpleNamespace(get_seqs=lambda: list(seqs))
+
+
+def aphrodite(call: Callable[[Any, Any, Any], Any], *, is_held: bool = True) -> Callable[[], Life]:
+    """A call about a sequence with blocks, or about one that waits for them."""
+
+    def make() -> Life:
+        port = BlockSpaceManager(2, 12, 12, watermark=0, enable_caching=True)
+
+        def before() -> Any:
+            seq = AphroditeSequence()
+            if is_held:
+                port.allocate(group_of(seq))
+                port.mark_blocks_as_computed(group_of(seq))
+            return seq
+
+        def after(seq: Any, _: Any) -> None:
+            for name in list(port.block_tables):
+                port.free(SimpleNamespace(seq_id=name))
+            port.free(seq)
+
+        core = port.block_allocator.pool_of(Device.GPU).pool
+        return Life(core, before, lambda seq, value: call(port, seq, value), after)
+
+    return make
+
+
+def aphrodite_prompt(field: str) -> Callable[[], Life]:
+    def call(port: Any, _: Any, value: Any) -> None:
+        seq = AphroditeSequence(**{field: value})
+        if port.can_allocate(group_of(seq)) is AllocStatus.OK:
+            port.allocate(group_of(seq))
+
+    return aphrodite(call, is_held=False)
+
+
+def aphrodite_cached(field: str) -> Callable[[], Life]:
+    def call(port: Any, _: Any, value: Any) -> None:
+        port.get_num_cached_tokens(AphroditeSequence(**{field: value}))
+
+    return aphrodite(call, is_held=False)
+
+
+def aphrodite_next(field: str) -> Callable[[], Life]:
+    def call(port: Any, seq: Any, value: Any) -> None:
+        seq.fields["token_ids"] = [1, 2, 3, 4, 5, 6]
+        seq.fields[field] = value
+        if port.can_append_slots(group_of(seq)):
+            port.append_slots(seq)
+
+    return aphrodite(call)
+
+
 # SGLang's keys: the pool gets what they stand for.
 
 
@@ -287,6 +361,22 @@ LIVES: dict[str, Callable[[], Life]] = {
             "handle": lambda cache, value: cache.lock_handle(value),
         }.items()
     },
+    **{f"aphrodite-{field}": aphrodite_prompt(field) for field in ("token_ids", "extra_hash")},
+    "aphrodite-seq_id": aphrodite_prompt("seq_id"),
+    **{
+        f"aphrodite_cached-{field}": aphrodite_cached(field)
+        for field in ("token_ids", "extra_hash", "seq_id")
+    },
+    **{f"aphrodite_next-{field}": aphrodite_next(field) for field in ("token_ids", "extra_hash")},
+    "aphrodite-num_lookahead_slots": aphrodite(
+        lambda port, seq, value: port.append_slots(seq, value)
+    ),
+    "aphrodite_can_append-num_lookahead_slots": aphrodite(
+        lambda port, seq, value: port.can_append_slots(group_of(seq), value)
+    ),
+    "aphrodite-token_chunk_size": aphrodite(
+        lambda port, seq, value: port.mark_blocks_as_computed(group_of(seq), value)
+    ),
     "sglang-extra_key": sglang("extra_key"),
     "sglang-cache_salt": sglang("cache_salt"),
     "sglang-tokens": sglang("tokens"),

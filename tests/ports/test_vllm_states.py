@@ -118,6 +118,24 @@ def test_the_end_of_an_answer_is_found_within_a_block(vllm: None) -> None:
     assert whole.manager.get_computed_blocks(request("next", [*TOKENS, 90, 91]))[1] == 16
 
 
+@pytest.mark.parametrize("before_end", [0, 2])
+def test_a_turn_that_repeats_no_thoughts_finds_the_prompt_before(
+    vllm: None, before_end: int
+) -> None:
+    options = {"num_blocks": 99, "min_partial_tokens": 1, "prompt_end_stop": before_end}
+    scheduler = Scheduler(make(FULL, STATE, **options))
+    served = request("turn", TOKENS)
+    ends = scheduler.compute(served)
+    end = len(TOKENS) - before_end
+    assert end in ends
+    for token in range(60, 70):
+        served._all_token_ids = [*served._all_token_ids, token]
+        scheduler.compute(served)
+    scheduler.manager.free(served)
+    found = scheduler.manager.get_computed_blocks(request("next", [*TOKENS[:end], 90, 91]))
+    assert found[1] == end
+
+
 def test_workers_find_a_state_in_the_columns_of_the_last_tokens(vllm: None) -> None:
     scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
     served = request("a", TOKENS)

@@ -24,7 +24,7 @@ import zmq
 from blockmgr.events import Encoder, Publisher, Subscriber, subscriber
 from blockmgr.events.endpoints import endpoint_of_rank
 from blockmgr.events.publisher import END, SNAPSHOT
-from blockmgr.events.reader import Reader
+from blockmgr.events.reader import IncompleteAnswerError, Reader
 from blockmgr.events.replies import Replies
 from blockmgr.events.stream import Stream, Verdict
 from blockmgr.events.wire import MOST_BYTES
@@ -654,6 +654,98 @@ def test_a_publisher_cannot_name_endless_ranks() -> None:
         reader.receive([b"", bytes(8), batch([rank], rank=rank)])
     assert len(reader.ranks) == 64
     assert reader.counts["other_rank"] == 136
+
+
+# Publishers that are silent.
+
+Answer = Callable[[bytes], list[tuple[int, bytes]] | None]
+
+
+class Silent:
+    """A publisher that answers nothing any more, and a clock that a test moves."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.now = 0.0
+        kept = [(0, batch([rank], rank=rank)) for rank in ranks]
+        self.answer: Answer = lambda request: [] if request == SNAPSHOT else kept
+        self.mirror = RankMirror()
+        self.reader = Reader(
+            "w", self.mirror, self.ask, retry_s=1.0, check_s=5.0, clock=lambda: self.now
+        )
+        self.reader.catch_up()
+        assert self.mirror.known == {rank: {rank} for rank in ranks}
+        self.answer = lambda request: None
+
+    def ask(self, request: bytes) -> list[tuple[int, bytes]] | None:
+        return self.answer(request)
+
+    def wait(self, seconds: float) -> dict[int | None, set[Any]]:
+        self.now += seconds
+        self.reader.catch_up()
+        return self.mirror.known
+
+
+def incomplete(request: bytes) -> None:
+    raise IncompleteAnswerError
+
+
+def test_a_worker_that_is_late_once_is_not_forgotten() -> None:
+    """A busy engine is silent and answers late. Its blocks are still there."""
+    silent = Silent(0)
+    assert silent.wait(4.9) == {0: {0}}
+    assert silent.reader.counts["unanswered"] == 0
+    assert silent.wait(0.1) == {0: {0}}
+    assert (silent.reader.counts["unanswered"], silent.reader.is_current) == (1, False)
+    silent.answer = lambda request: []
+    assert silent.wait(1.0) == {0: {0}}
+    assert silent.reader.is_current
+    silent.answer = lambda request: None
+    assert silent.wait(5.0) == {0: {0}}  # each silence has two tries
+
+
+def test_a_worker_that_does_not_answer_twice_is_forgotten() -> None:
+    silent = Silent(0)
+    silent.wait(5.0)
+    assert silent.wait(0.9) == {0: {0}}
+    assert silent.wait(0.1) == {0: set()}
+
+
+def test_a_batch_that_comes_in_order_ends_the_doubt() -> None:
+    """It proves that nothing was lost before it."""
+    silent = Silent(0)
+    silent.wait(5.0)
+    silent.reader.receive([b"", (1).to_bytes(8, "big"), batch([7], rank=0)])
+    assert silent.reader.is_current
+    assert silent.wait(1.0) == {0: {0, 7}}
+    assert silent.reader.counts["unanswered"] == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [incomplete, lambda request: [(1, b"\xc1")]],
+    ids=["an answer without its end", "an answer that cannot be read"],
+)
+def test_a_sign_that_a_batch_is_missing_forgets_at_once(answer: Any) -> None:
+    """Blocks that it removed would be believed to be there."""
+    silent = Silent(0)
+    silent.answer = answer
+    assert silent.wait(5.0) == {0: set()}
+
+
+def test_a_gap_that_is_not_filled_forgets_at_once() -> None:
+    silent = Silent(0)
+    silent.wait(4.0)
+    silent.reader.receive([b"", (9).to_bytes(8, "big"), batch([7], rank=0)])
+    assert silent.wait(0.0) == {0: set()}
+
+
+def test_a_silent_worker_is_forgotten_with_all_its_ranks() -> None:
+    """Also those after the first that was asked about; a rank that sends batches stays."""
+    silent = Silent(0, 1, 2)
+    silent.wait(4.0)
+    silent.reader.receive([b"", (1).to_bytes(8, "big"), batch([7], rank=1)])
+    assert silent.wait(1.0) == {0: {0}, 1: {1, 7}, 2: {2}}
+    assert silent.wait(1.0) == {0: set(), 1: {1, 7}, 2: set()}
 
 
 # Publishers that never end, or send too much.

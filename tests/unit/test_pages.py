@@ -18,6 +18,19 @@ def test_the_words_for_a_picture_stand_on_one_line(page: Path) -> None:
     assert re.findall(r"!\[[^\]]*\n[^\]]*\]", page.read_text(encoding="utf-8")) == []
 
 
+def test_every_attack_on_the_page_of_attacks_can_be_run() -> None:
+    page = (ROOT / "docs" / "attacked.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)[2:]
+    for attack in rows:
+        files = re.findall(r"(?<![\w./])(?:tests|benchmarks)/[\w/]+(?:\.py)?", attack)
+        modules = [name.replace(".", "/") for name in re.findall(r"python -m ([\w.]+)", attack)]
+        assert files or modules, attack
+        for each in files:
+            assert (ROOT / each).exists(), each
+        for each in modules:
+            assert (ROOT / f"{each}.py").exists() or (ROOT / each / "__main__.py").exists(), each
+
+
 def test_the_quick_start_lists_every_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")

@@ -198,7 +198,9 @@ class BlockSpaceManager:
             table.append_token_ids(unseen, num_lookahead_slots, before, extra)
             table.mark_computed(table.num_computed_slots, before, before)
         else:
-            table.ensure_num_empty_slots(num_lookahead_slots, extra)
+            table.ensure_num_empty_slots(
+                whole("num_lookahead_slots", num_lookahead_slots, 0), extra
+            )
         return self.block_allocator.clear_copy_on_writes()
 
     @exclusive

@@ -71,16 +71,29 @@ def refuse_encoder(seq_group: GroupLike) -> None:
 def id_of(seq: SequenceLike) -> int:
     """The id of a sequence."""
     try:
-        return seq.seq_id
+        name = seq.seq_id
     except AttributeError:
         raise TypeError(f"seq must have a seq_id, got {type(seq).__name__}") from None
+    try:
+        hash(name)
+    except TypeError:
+        raise TypeError(f"seq_id must be hashable, got {type(name).__name__}") from None
+    return name
 
 
 def tokens_of(seq: SequenceLike) -> Sequence[int]:
     """All tokens of a sequence."""
     if not hasattr(seq, "get_token_ids"):
         raise TypeError(f"seq must have get_token_ids, got {type(seq).__name__}")
-    return seq.get_token_ids()
+    tokens = seq.get_token_ids()
+    if isinstance(tokens, list | tuple):
+        return tokens
+    try:
+        len(tokens)  # an iterator can be read only once
+        return list(tokens)
+    except TypeError:
+        kind = type(tokens).__name__
+        raise TypeError(f"token_ids must be a sequence of ints, got {kind}") from None
 
 
 def extra_hash_of(seq: SequenceLike) -> int | None:
