@@ -7,14 +7,12 @@ the memory that a forward reads the right content.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from blockmgr import BlockManager, BlockState, Priority, groups
-from tests.groups import memory
+from tests.groups.model import Copy
 from tests.specification import layers as kinds
 from tests.specification.blocks import Prefix
 
@@ -68,12 +66,6 @@ class CoreSeq:
         return self.namespace, tuple(self.tokens[:length])
 
 
-@dataclass
-class FlightCopy:
-    source: int
-    destination: int
-
-
 class CoreManager:
     """``BlockManager`` with groups, behind the interface of the specification."""
 
@@ -98,19 +90,8 @@ class CoreManager:
         self.lookahead, self.early, self.steps_in_flight = 0, False, 0
         self.made: BlockManager | None = None
         self.seqs: dict[int, CoreSeq] = {}
-        self.flight: list[FlightCopy] = []
         self.ticket = 0
         self.open: list[int] = []
-
-    @property
-    def blocks(self) -> list[SimpleNamespace]:
-        """The blocks that a prompt may find, in the form that the fences of an engine need."""
-        found = self.core.blocks()
-        return [
-            SimpleNamespace(id=block, content=block)
-            for block, state in enumerate(found.state)
-            if BlockState(state) in (BlockState.CACHED, BlockState.IDLE)
-        ]
 
     @property
     def core(self) -> BlockManager:
@@ -172,15 +153,6 @@ class CoreManager:
     def commit(self, handle: int, computed: int) -> None:
         self.core.commit(handle, computed)
 
-    def decode(self, handles: list[int], tokens: list[int]) -> None:
-        slots = self.core.decode(handles, tokens).tolist()
-        for handle, token, slot in zip(handles, tokens, slots, strict=True):
-            seq = self.seqs[handle]
-            seq.tokens.append(token)
-            assert seq.computed == len(seq.tokens) - 1
-            assert slot == self.core.slot_mapping(handle, seq.computed, len(seq.tokens))[0]
-            seq.settled_before = seq.computed
-
     def fork(self, handle: int, count: int = 1) -> list[int]:
         made = [int(child) for child in self.core.fork(handle, count)]
         for child in made:
@@ -222,9 +194,6 @@ class CoreManager:
         found = self.core.retain_prefix(tokens, priority=priority, namespace=namespace)
         return int(found)
 
-    def cache_state(self, handle: int) -> bool:
-        return bool(self.core.cache_state(handle))
-
     def retain_tokens(self, handle: int, start: int, stop: int, level: int) -> None:
         if self.retention:
             self.core.retain(handle, start, stop, priority=Priority(Priority.NORMAL + level))
@@ -243,29 +212,25 @@ class CoreManager:
 
     # ---- steps ------------------------------------------------------------------------------
 
-    def take_copies(self) -> list[memory.Copy]:
+    def take_copies(self) -> list[Copy]:
         plan = self.core.take_copies()
         self.ticket = plan.ticket
         if self.steps_in_flight:
             self.open.append(plan.ticket)
         groups_of = [0] * len(plan) if plan.groups is None else plan.groups.tolist()
-        copies = [
-            memory.Copy(group, c.source, c.destination, c.num_tokens)
+        return [
+            Copy(c.source, c.destination, c.num_tokens, group)
             for group, c in zip(groups_of, plan, strict=True)
         ]
-        self.flight = [FlightCopy(c.source, c.destination) for c in copies]
-        return copies
 
     def copies_applied(self) -> None:
         self.core.copies_applied(self.ticket)
-        self.flight = []
         for seq in self.seqs.values():
             if not seq.preempted:
                 seq.settled_before = seq.computed
 
     def copies_aborted(self) -> None:
         self.core.copies_aborted(self.ticket)
-        self.flight = []
         if self.steps_in_flight:
             self.open.pop()
 
@@ -284,21 +249,6 @@ class CoreManager:
 
     def num_slots(self, seq: CoreSeq) -> int:
         return len(self.core.sequence(seq.handle).block_ids) * self.size
-
-    def promises(self, seq: CoreSeq) -> bool:
-        return not seq.preempted and seq.computed > seq.settled
-
-    def held_ids(self) -> set[int]:
-        """The blocks that a sequence or a copy holds."""
-        held = set(itertools.chain.from_iterable((c.source, c.destination) for c in self.flight))
-        for handle, seq in self.seqs.items():
-            if seq.preempted:
-                continue
-            row = self.core.row(handle)
-            held.update(itertools.chain.from_iterable(self.tables(handle)))
-            # A sequence without slots keeps the blocks that its states are in.
-            held.update(int(self.core.group_table(group)[row, 0]) for group in self.recurrent())
-        return held - {0}
 
     def fingerprint(self) -> tuple[object, ...]:
         return (tuple(self.tables(h) for h, s in self.seqs.items() if not s.preempted),)
@@ -320,11 +270,11 @@ class CoreManager:
         return self.core.blocks().ids(BlockState.FREE).tolist()
 
     @property
-    def pending(self) -> list[memory.Copy]:
+    def pending(self) -> list[Copy]:
         """The copies that are planned but not taken."""
         found = self.core.blocks()
         return [
-            memory.Copy(group, source, block, count)
+            Copy(source, block, count, group)
             for block, (group, source, count, taken) in enumerate(
                 zip(
                     found.group.tolist(),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
+from blockmgr.blocks import CopyPlan
 from blockmgr.errors import StepError
-from tests.groups import memory
-from tests.groups.model import ModelManager
 from tests.specification.admission import Plan, Terms
 from tests.specification.blocks import Block, Prefix, Seq
+from tests.specification.boundaries import ModelBoundaries
+from tests.specification.manager import Growth
 
 
-class CountingManager(ModelManager):
+class CountingManager(ModelBoundaries):
     """The specification; ``events`` counts how often each interesting case occurred."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -34,7 +36,7 @@ class CountingManager(ModelManager):
         self.events["no room for the copy"] += plan.taken_over and not best.taken_over
         self.events["asked to stop where prompts part"] += len(seq.stops) > 1
         self.events["asked to stop halfway"] += bool(self.halfway(seq, plan.cached))
-        self.events["closed step"] += bool(self.flight)
+        self.events["closed step"] += bool(self.taken)
         self.events["tables with a gap at the front"] += any(
             table and table[0] is None for table in seq.tables
         )
@@ -58,16 +60,21 @@ class CountingManager(ModelManager):
 
     # ---- growth -------------------------------------------------------------------------
 
-    def grow(self, seqs: list[Seq], slots: list[int], *, write: bool = True) -> None:
+    def checked_growth(
+        self, seqs: list[Seq], slots: list[int], *, write: bool = True, left: bool = False
+    ) -> list[Growth]:
         [seq, *_] = seqs
-        shared = self.shared_at(seq) if write else {}
-        computed = seq.computed
         try:
-            super().grow(seqs, slots, write=write)
+            return super().checked_growth(seqs, slots, write=write, left=left)
         except StepError:
             waits = "for what is promised" if seq.stands else "for a state to stand"
             self.events[f"a copy on write that waits {waits}"] += 1
             raise
+
+    def take_growth(self, seqs: list[Seq], wanted: list[Growth], *, write: bool = True) -> None:
+        seq, (shared, _) = seqs[0], wanted[0]
+        computed = seq.computed
+        super().take_growth(seqs, wanted, write=write)
         self.events["copy on write"] += bool(shared)
         self.events["copy on write of some groups"] += 0 < len(shared) < len(self.kinds)
         self.events["copy on write takes tokens back"] += seq.computed < computed
@@ -113,8 +120,8 @@ class CountingManager(ModelManager):
 
     # ---- ends ---------------------------------------------------------------------------
 
-    def fork(self, handle: int, count: int = 1) -> list[int]:
-        made = super().fork(handle, count)
+    def fork(self, handle: int, n: int = 1) -> list[int]:
+        made = super().fork(handle, n)
         seq = self.seqs[handle]
         self.events["forks"] += 1
         self.events["forks before anything is computed"] += not seq.computed
@@ -122,7 +129,8 @@ class CountingManager(ModelManager):
         self.events["forks of a prompt computed in part"] += 0 < seq.computed < len(seq.tokens) - 1
         return made
 
-    def reparent(self, handles: list[int], parents: list[int]) -> None:
+    def reparent(self, handles: Iterable[int], parents: Iterable[int]) -> None:
+        handles, parents = list(handles), list(parents)
         super().reparent(handles, parents)
         changed = sum(i != p for i, p in enumerate(parents))
         self.events["reparents that change something"] += changed > 0
@@ -150,9 +158,9 @@ class CountingManager(ModelManager):
         return length
 
     def keep_end(self, seq: Seq) -> bool:
-        before = {b.content for b in self.blocks}
+        before = {b.content for b in self.live}
         is_end = super().keep_end(seq)
-        new = {b.content for b in self.blocks} - before
+        new = {b.content for b in self.live} - before
         rest = seq.computed % self.size
         self.events["ends kept"] += bool(new)
         self.events["ends kept within a unit, with a state"] += (
@@ -184,21 +192,21 @@ class CountingManager(ModelManager):
         )
         return super().take(count, share)
 
-    def take_copies(self) -> list[memory.Copy]:
+    def take_copies(self) -> CopyPlan:
         self.events["steps"] += 1
         self.events["steps while one is in flight"] += bool(self.in_flight)
         plan = super().take_copies()
-        for copy in plan:
+        for copy in self.taken or ():
             kind = self.kinds[copy.group]
             self.events[f"copies of {type(kind).__name__}"] += 1
-        sources = [(copy.group, copy.source) for copy in plan]
+        sources = plan.sources.tolist()
         self.events["sources copied twice"] += len(sources) - len(set(sources))
         return plan
 
-    def copies_aborted(self) -> None:
+    def copies_aborted(self, ticket: int) -> None:
         self.events["aborted steps"] += 1
-        self.events["aborted steps with copies"] += bool(self.flight)
+        self.events["aborted steps with copies"] += bool(self.taken)
         self.events["aborted copies of copies"] += any(
-            later.source is copy.destination for later in self.pending for copy in self.flight
+            later.source is copy.destination for later in self.pending for copy in self.taken or ()
         )
-        super().copies_aborted()
+        super().copies_aborted(ticket)

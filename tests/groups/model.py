@@ -6,12 +6,22 @@ They know no tickets and no arguments with names, and they look at tables by gro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from blockmgr.blocks import Priority
-from tests.groups import memory
-from tests.specification.blocks import Block, Copy, Seq
+from tests.specification import blocks
+from tests.specification.blocks import Block, Seq
 from tests.specification.boundaries import ModelBoundaries
 from tests.specification.layers import Kind
+
+
+class Copy(NamedTuple):
+    """A copy of the leading tokens of a block, by block ids."""
+
+    source: int
+    destination: int
+    num_tokens: int
+    group: int
 
 
 class ModelManager(ModelBoundaries):
@@ -37,9 +47,9 @@ class ModelManager(ModelBoundaries):
             null_block=True,
             min_partial_tokens=min_partial_tokens,
             halfway_stop_tokens=halfway_stop_tokens,
+            prompt_end_stop=prompt_end_stop,
             quotas=quotas or {},
         )
-        self.prompt_end_stop = prompt_end_stop  # the options do not know these groups
 
     # ---- calls --------------------------------------------------------------------------
 
@@ -63,9 +73,9 @@ class ModelManager(ModelBoundaries):
     def touch_prompt(self, tokens: list[int], namespace: bytes = b"") -> None:
         self.touch(tokens, namespace=namespace)
 
-    def take_copies(self) -> list[memory.Copy]:  # type: ignore[override]
+    def take_copies(self) -> list[Copy]:  # type: ignore[override]
         super().take_copies()
-        return [memory.Copy(*self.row_of(copy)) for copy in self.flight]
+        return [self.row_of(copy) for copy in self.taken or ()]
 
     def copies_applied(self) -> None:  # type: ignore[override]
         super().copies_applied(self.last_ticket)
@@ -81,28 +91,19 @@ class ModelManager(ModelBoundaries):
     # ---- looking at it ------------------------------------------------------------------
 
     @property
-    def flight(self) -> list[Copy]:
-        return self.taken or []
-
-    @property
     def blocks(self) -> list[Block]:
         return self.live
 
-    def row_of(self, copy: Copy) -> tuple[int, int, int, int]:
-        return copy.group, copy.source.id, copy.destination.id, copy.num_tokens
+    def row_of(self, copy: blocks.Copy) -> Copy:
+        return Copy(copy.source.id, copy.destination.id, copy.num_tokens, copy.group)
 
     def tables(self, handle: int) -> tuple[tuple[int, ...], ...]:
         return self.ids(self.running(handle))
 
     def ids(self, seq: Seq) -> tuple[tuple[int, ...], ...]:
         return tuple(
-            tuple(memory.NULL if block is None else block.id for block in table)
-            for table in seq.tables
+            tuple(0 if block is None else block.id for block in table) for table in seq.tables
         )
-
-    def held_ids(self) -> set[int]:
-        """The blocks that a sequence or a copy holds."""
-        return {block.id for block in self.used()}
 
     def fingerprint(self) -> tuple[object, ...]:
         """Everything that a call may change, and that a call which raises must leave unchanged."""

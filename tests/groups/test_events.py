@@ -8,8 +8,8 @@ and an index.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -17,12 +17,14 @@ import pytest
 import blockmgr
 from blockmgr import BlockManager, EventKind
 from blockmgr.errors import NeverFitsError
-from tests.groups.core import CoreManager
-from tests.groups.engine import SETS, Engine
-from tests.groups.model import ModelManager
+from tests.groups.core import group_of
+from tests.groups.random_runs import WITH_FULL, Layout, play
 from tests.groups.world import FULL, STATE
-from tests.specification.blocks import Content, Prefix, cut
-from tests.specification.layers import FullAttention, Kind, RecurrentState, SlidingWindow
+from tests.specification.blocks import Content, Prefix, cut, marked
+from tests.specification.boundaries import ModelBoundaries
+from tests.specification.layers import Kind, RecurrentState, SlidingWindow
+from tests.stress.run import Run
+from tests.stress.world import World
 
 pytest.importorskip("msgspec", reason="the extra 'events'")
 pytest.importorskip("zmq", reason="the extra 'events'")
@@ -31,9 +33,15 @@ from blockmgr.events import Encoder
 from blockmgr.events.codec import decode_hashes
 from blockmgr.index import WorkerIndex
 
-WITH_FULL = [kinds for kinds in SETS if any(isinstance(kind, FullAttention) for kind in kinds)]
 SEEDS = 40
+Extras = Mapping[int, bytes]
 GROUPS = (blockmgr.FullAttention(), blockmgr.SlidingWindow(5))
+
+
+def prefix_of(text: list[int], namespace: bytes, extras: Extras, size: int) -> Prefix:
+    starts = range(0, len(text), size)
+    units = (marked(text[i : i + size], extras.get(i // size, b"")) for i in starts)
+    return namespace, tuple(itertools.chain.from_iterable(units))
 
 
 def claimed(told: set[Content], kinds: tuple[Kind, ...], size: int, prefix: Prefix) -> int:
@@ -56,24 +64,27 @@ def claimed(told: set[Content], kinds: tuple[Kind, ...], size: int, prefix: Pref
 class Mirror:
     """A router that stores prefixes from a manager's events, and an index."""
 
-    def __init__(self, manager: CoreManager) -> None:
-        self.manager = manager
+    def __init__(self, manager: BlockManager, kinds: tuple[Kind, ...]) -> None:
+        self.manager, self.kinds, self.size = manager, kinds, manager.config.block_size
         self.told: set[Content] = set()
         self.prefixes: dict[bytes, Prefix] = {}
         self.index = WorkerIndex(max_workers=1)
         self.index.announce("w")
-        self.encoder = Encoder(manager.size, epoch=1, groups=manager.core.config.groups)
+        self.encoder = Encoder(self.size, epoch=1, groups=manager.config.groups)
 
     def listen(self) -> None:
-        events = self.manager.core.take_events()
+        events = self.manager.take_events()
         assert not events.num_lost
         for event in events:
+            if event.kind is EventKind.CLEARED:
+                self.told.clear()
             before: Prefix = (event.namespace, ())
             if event.parent is not None:
                 before = self.prefixes[event.parent]
             for row, digest in enumerate(event.digests):
                 if event.kind is EventKind.STORED:
-                    before = (before[0], before[1] + tuple(event.tokens[row].tolist()))
+                    unit = marked(event.tokens[row].tolist(), event.extras.get(row, b""))
+                    before = (before[0], before[1] + unit)
                     self.prefixes[digest] = before
                     assert (event.group, before) not in self.told
                     self.told.add((event.group, before))
@@ -84,96 +95,109 @@ class Mirror:
 
     def check_snapshot(self) -> None:
         """A mirror that starts from a snapshot must have the same content."""
-        late = Mirror(self.manager)
-        resident = iter(self.manager.core.resident_events())
+        late = Mirror(self.manager, self.kinds)
+        resident = iter(self.manager.resident_events())
         assert next(resident).kind is EventKind.CLEARED
         for event in resident:
             before = late.prefixes[event.parent] if event.parent else (event.namespace, ())
             for row, digest in enumerate(event.digests):
-                before = (before[0], before[1] + tuple(event.tokens[row].tolist()))
+                unit = marked(event.tokens[row].tolist(), event.extras.get(row, b""))
+                before = (before[0], before[1] + unit)
                 late.prefixes[digest] = before
                 late.told.add((event.group, before))
         assert late.told == self.told
 
-    def claims(self, text: list[int], namespace: bytes) -> int:
+    def claims(self, text: list[int], namespace: bytes, extras: Extras) -> int:
         """The answer of the index, which must equal that of the router."""
-        manager = self.manager
-        digests = manager.core.block_digests(text, namespace=namespace)
-        found = int(self.index.found(digests)[0].sum()) * manager.size
-        assert found == claimed(self.told, manager.kinds, manager.size, (namespace, tuple(text)))
+        digests = self.manager.block_digests(text, namespace=namespace, extras=extras)
+        found = int(self.index.found(digests)[0].sum()) * self.size
+        prefix = prefix_of(text, namespace, extras, self.size)
+        assert found == claimed(self.told, self.kinds, self.size, prefix)
         return found
 
 
-class Watched(Engine):
-    """An engine that compares claimed and found tokens of each text after each call."""
+class Watched:
+    """After each operation, compares claimed and found tokens of the latest sequences."""
 
-    compared = 0
-    mirror: Mirror | None = None
+    def __init__(self) -> None:
+        self.compared = 0
+        self.mirror: Mirror | None = None
 
-    def check(self) -> None:
-        super().check()
-        if isinstance(self.manager, CoreManager):
+    def after(self, run: Run) -> None:
+        world = run.world
+        if isinstance(world.manager, BlockManager):
             if self.mirror is None:
-                self.mirror = Mirror(self.manager)
+                self.mirror = Mirror(world.manager, world.kinds)
             self.mirror.listen()
-        for text in self.texts[-3:]:
-            for namespace in {*self.namespaces}:
-                self.compare(text, namespace)
+        for entry in world.entries[-3:]:
+            for namespace in (b"", b"tenant"):
+                self.compare(world, entry.tokens, namespace, entry.extras)
 
-    def claims(self, text: list[int], namespace: bytes) -> int:
+    def claims(self, world: World, text: list[int], namespace: bytes, extras: Extras) -> int:
         if self.mirror is not None:
-            return self.mirror.claims(text, namespace)
-        told = self.manager.told()
-        return claimed(told, self.kinds, self.manager.size, (namespace, tuple(text)))
+            return self.mirror.claims(text, namespace, extras)
+        prefix = prefix_of(text, namespace, extras, world.size)
+        return claimed(world.manager.told(), world.kinds, world.size, prefix)
 
-    def compare(self, text: list[int], namespace: bytes) -> None:
-        try:
-            found = self.manager.match([*text, 0], namespace)  # the last token is never found
+    def compare(self, world: World, text: list[int], namespace: bytes, extras: Extras) -> None:
+        key: dict[str, Any] = {"namespace": namespace, "extras": extras}
+        try:  # the last token is never found
+            found = world.manager.match([*text, 0], **key).num_cached_tokens
         except NeverFitsError:
             return
-        claims, size = self.claims(text, namespace), self.manager.size
-        share = namespace if namespace in self.manager.quotas else None
-        blocks = (len(text) // size + 2) * len(self.kinds) * 2
+        claims, size = self.claims(world, text, namespace, extras), world.size
+        usage = world.manager.quota_usage(namespace)
+        room = usage.free_blocks + usage.idle_blocks
+        blocks = (len(text) // size + 2) * len(world.kinds) * 2
         if found % size:  # a tail continues it, and tails have no events
-            assert claims < found or self.manager.available(share) < blocks
-        elif self.manager.available(share) < blocks:  # a plan that does not fit finds less
+            assert claims < found or room < blocks
+        elif room < blocks:  # a plan that does not fit finds less
             assert claims >= found
         else:
             assert claims == found
         self.compared += claims > 0
 
 
-@pytest.mark.parametrize("kinds", WITH_FULL, ids=lambda kinds: " and ".join(map(str, kinds)))
-def test_an_index_claims_what_the_manager_finds(kinds: tuple[Kind, ...]) -> None:
+@pytest.mark.parametrize("layout", WITH_FULL, ids=", ".join)
+def test_an_index_claims_what_the_manager_finds(layout: Layout) -> None:
     compared = 0
     for seed in range(SEEDS):
-        engine = Watched(seed, kinds, functools.partial(CoreManager, events=True))
-        engine.run(20)
-        assert engine.mirror is not None
-        engine.mirror.check_snapshot()
-        compared += engine.compared
-    assert compared > 20 * SEEDS
+        watched = Watched()
+        play(
+            seed,
+            layout,
+            ops=80,
+            options={"events": True, "digest": "xxh3_128"},
+            after=watched.after,
+        )
+        assert watched.mirror is not None
+        watched.mirror.listen()
+        watched.mirror.check_snapshot()
+        compared += watched.compared
+    assert compared > 10 * SEEDS
 
 
 def test_so_does_the_specification() -> None:
-    compared = 0
+    watched = Watched()
     for seed in range(SEEDS):
-        engine = Watched(seed, WITH_FULL[seed % len(WITH_FULL)], ModelManager, audits=False)
-        engine.run(20)
-        compared += engine.compared
-    assert compared > 20 * SEEDS
+        layout = WITH_FULL[seed % len(WITH_FULL)]
+        play(seed, layout, manager=ModelBoundaries, detectors="K", ops=80, after=watched.after)
+    assert watched.compared > 10 * SEEDS
 
 
 # ---- small worlds ---------------------------------------------------------------------------
 
 
 def build(*kinds: Kind, **options: Any) -> Mirror:
-    return Mirror(CoreManager(33, 4, kinds, events=True, **options))
+    groups = [group_of(kind) for kind in kinds]
+    return Mirror(
+        BlockManager(33, 4, groups=groups, null_block=True, events=True, **options), kinds
+    )
 
 
 def run(mirror: Mirror, tokens: list[int], *stops: int) -> int:
     """A sequence that has computed this many tokens and is still running."""
-    core = mirror.manager.core
+    core = mirror.manager
     handle = core.admit(tokens)
     for stop in stops:
         core.copies_applied(core.take_copies().ticket)
@@ -182,7 +206,7 @@ def run(mirror: Mirror, tokens: list[int], *stops: int) -> int:
 
 
 def told(mirror: Mirror) -> list[tuple[str, int, int]]:
-    return [(e.kind.name, e.group, len(e.digests)) for e in mirror.manager.core.take_events()]
+    return [(e.kind.name, e.group, len(e.digests)) for e in mirror.manager.take_events()]
 
 
 def test_each_group_tells_of_its_blocks_in_one_run() -> None:
@@ -194,7 +218,7 @@ def test_each_group_tells_of_its_blocks_in_one_run() -> None:
 
 def test_a_state_is_told_of_once_its_copy_is_applied() -> None:
     mirror = build(FULL, STATE)
-    core = mirror.manager.core
+    core = mirror.manager
     handle = run(mirror, list(range(9)), 8)
     assert core.stops(handle) == ()
     assert told(mirror) == [("STORED", 0, 2)]
@@ -208,13 +232,13 @@ def test_a_state_is_told_of_once_its_copy_is_applied() -> None:
 def test_a_state_whose_copy_nobody_waits_for_is_told_of_at_once() -> None:
     mirror = build(FULL, STATE)
     handle = run(mirror, list(range(9)), 8)
-    mirror.manager.core.free(handle)
+    mirror.manager.free(handle)
     assert told(mirror) == [("STORED", 0, 2), ("STORED", 1, 1)]
 
 
 def test_the_state_of_a_sequence_that_ends_is_told_of() -> None:
     mirror = build(FULL, STATE)
-    core = mirror.manager.core
+    core = mirror.manager
     core.free(run(mirror, list(range(8)), 8))
     assert told(mirror) == [("STORED", 0, 2), ("STORED", 1, 1)]
     core.admit(range(30, 154))  # evicts everything
@@ -226,27 +250,27 @@ def test_full_attention_alone_is_not_enough() -> None:
     mirror = build(FULL, STATE)
     run(mirror, list(range(13)), 13)  # no forward has stopped at a useful position
     mirror.listen()
-    digests = mirror.manager.core.block_digests(range(12))
+    digests = mirror.manager.block_digests(range(12))
     assert {group for group, _ in mirror.told} == {0}
     assert mirror.index.num_blocks("w") == 3
     assert mirror.index.found(digests)[0, 0] == 0
-    assert mirror.manager.match(list(range(13))) == 0
+    assert mirror.manager.match(list(range(13))).num_cached_tokens == 0
 
 
 def test_a_window_that_is_given_back_is_told_of() -> None:
     mirror = build(FULL, SlidingWindow(5))
-    core = mirror.manager.core
+    core = mirror.manager
     core.free(run(mirror, list(range(13)), 12, 13))
     mirror.listen()
     core.admit(range(50, 50 + 4 * 14))  # evicts passed boundaries
     mirror.listen()
-    assert mirror.claims(list(range(12)), b"") == 12
-    assert mirror.claims(list(range(8)), b"") == core.match(range(9)).num_cached_tokens == 0
+    assert mirror.claims(list(range(12)), b"", {}) == 12
+    assert mirror.claims(list(range(8)), b"", {}) == core.match(range(9)).num_cached_tokens == 0
 
 
 def test_what_is_forgotten_at_once_is_one_event() -> None:
     mirror = build(FULL, STATE, SlidingWindow(5))
-    core = mirror.manager.core
+    core = mirror.manager
     run(mirror, list(range(9)), 8)
     core.take_events()
     core.reset_prefix_cache()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from blockmgr import BlockState, Priority
 from blockmgr.errors import PinBudgetError
 from tests.groups.core import CoreManager
-from tests.groups.engine import SETS, Engine
+from tests.groups.random_runs import WITH_FULL, play
 from tests.groups.test_retention import SYSTEM, crowd
 from tests.groups.world import FULL, STATE, World
 from tests.specification import layers as kinds
 from tests.specification.layers import SlidingWindow
-
-WITH_FULL = [each for each in SETS if any(isinstance(k, kinds.FullAttention) for k in each)]
 
 
 def build(*groups: kinds.Kind, num_blocks: int = 25) -> World:
@@ -87,10 +83,7 @@ def test_time_ends_what_is_retained() -> None:
 
 @pytest.mark.parametrize("eviction", ["lru", "arc"])
 def test_no_engine_reads_anything_wrong_with_levels(eviction: str) -> None:
-    build = functools.partial(CoreManager, retention=True, eviction=eviction)
-    found = 0
-    for seed in range(40):
-        engine = Engine(seed, WITH_FULL[seed % len(WITH_FULL)], build)
-        engine.run(40)
-        found += engine.found
-    assert found > 40
+    options = {"retention": True, "eviction": eviction}
+    layouts = [WITH_FULL[seed % len(WITH_FULL)] for seed in range(40)]
+    runs = [play(seed, layout, options=options) for seed, layout in enumerate(layouts)]
+    assert sum(run.world.found for run in runs) > 40

@@ -6,32 +6,33 @@ from typing import Any
 
 import pytest
 
-from tests.groups.lockstep import SETS, Different, Lockstep, run
-from tests.specification.layers import FullAttention, Kind, RecurrentState
+from blockmgr import BlockManager
+from tests.groups.random_runs import WITH_FULL, Layout, layout_of, play
+from tests.stress.lockstep import DivergenceError
 
 SEEDS = 12
+SEVERAL = [layout for layout in WITH_FULL if len(layout) > 1]
 
 
-@pytest.mark.parametrize("kinds", SETS, ids=lambda kinds: " and ".join(map(str, kinds)))
-def test_the_manager_decides_like_the_specification(kinds: tuple[Kind, ...]) -> None:
-    assert sum(run(seed, kinds) for seed in range(SEEDS)) > 100 * SEEDS
+@pytest.mark.parametrize("layout", SEVERAL, ids=", ".join)
+def test_the_manager_decides_like_the_specification(layout: Layout) -> None:
+    assert sum(play(seed, layout, detectors="D").compared for seed in range(SEEDS)) > 50 * SEEDS
 
 
-def test_a_part_follows_its_block_though_the_sequence_that_commits_has_passed_it() -> None:
-    """A fork still has the window's part of a block that both share and that is merged."""
-    seed = 500_471  # one engine in a thousand comes there
-    assert run(seed, SETS[seed % len(SETS)]) > 300
+def test_so_it_does_with_any_layout() -> None:
+    layouts = [(seed, layout_of(seed)) for seed in range(8 * SEEDS)]
+    several = [(seed, layout) for seed, layout in layouts if len(layout) > 1 and "full" in layout]
+    runs = [play(seed, layout, detectors="D") for seed, layout in several]
+    assert sum(run.compared for run in runs) > 50 * len(runs)
 
 
-class KeepsNoTails(Lockstep):
+class KeepsNoTails(BlockManager):
     """The manager keeps no tails, the specification does."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.min_partial_tokens, self.prompt_end_stop = 0, None
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"min_partial_tokens": 0, "prompt_end_stop": None})
 
 
 def test_a_manager_that_decides_otherwise_is_noticed() -> None:
-    kinds = (FullAttention(), RecurrentState())
-    with pytest.raises(Different):
-        sum(run(seed, kinds, KeepsNoTails) for seed in range(SEEDS))
+    with pytest.raises(DivergenceError):
+        [play(s, ("full", "state"), manager=KeepsNoTails, detectors="D") for s in range(SEEDS)]

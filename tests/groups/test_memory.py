@@ -8,10 +8,10 @@ so on.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from tests.groups.memory import Copy, Memory, Work, WrongRead
 from tests.specification.layers import (
     Attention,
     ChunkedAttention,
@@ -20,16 +20,45 @@ from tests.specification.layers import (
     RecurrentState,
     SlidingWindow,
 )
+from tests.stress.memory import Device, Step, Work, WrongReadError, prefixes_of
 
 STATE = RecurrentState()
 
 
-def memory_of(*kinds: Kind, seed: int = 1) -> Memory:
-    return Memory(12, 4, kinds, random.Random(seed))
+Copies = Sequence[tuple[int, int, int]]
 
 
-def work(start: int, stop: int, *tables: tuple[int, ...], tokens: range = range(24)) -> Work:
-    return Work("a sequence", (b"", tuple(tokens)), start, stop, tables)
+class Memory(Device):
+    """A device of blocks of four tokens."""
+
+    def __init__(self, *kinds: Kind, seed: int = 1) -> None:
+        super().__init__(12, 4, random.Random(seed), kinds=kinds, null_block=True)
+
+    def do(
+        self,
+        start: int,
+        stop: int,
+        *tables: tuple[int, ...],
+        copies: Copies = (),
+        tokens: Sequence[int] = range(24),
+        namespace: bytes = b"",
+    ) -> None:
+        """One forward of one sequence."""
+        self.step(copies, self.work(start, stop, *tables, tokens=tokens, namespace=namespace))
+
+    def work(
+        self,
+        start: int,
+        stop: int,
+        *tables: tuple[int, ...],
+        tokens: Sequence[int] = range(24),
+        namespace: bytes = b"",
+    ) -> Work:
+        prefixes = prefixes_of(tokens[:stop], 4, namespace)
+        return Work.on_tables("a sequence", prefixes, start, tables, kinds=self.kinds, block_size=4)
+
+    def step(self, copies: Copies, *work: Work) -> None:
+        self.forward(Step(0, list(copies), list(work)))
 
 
 BLOCKS = (1, 2, 3, 4, 5, 6)
@@ -55,108 +84,104 @@ BLOCKS = (1, 2, 3, 4, 5, 6)
 def test_a_query_reads_from_its_first_position_on(kind: Attention, query: int, first: int) -> None:
     """By hand: query p of a window reads max(0, p - w + 1) to p; of a chunk, from its start."""
     for spoiled in range(query):
-        memory = memory_of(kind)
-        memory.run([], [work(0, query, BLOCKS)])
-        memory.cells[1 + spoiled // 4][spoiled % 4] = None
-        last = work(query, query + 1, BLOCKS)
+        memory = Memory(kind)
+        memory.do(0, query, BLOCKS)
+        memory.cells[4 + spoiled] = 0
         if spoiled >= first:
-            with pytest.raises(WrongRead):
-                memory.run([], [last])
+            with pytest.raises(WrongReadError):
+                memory.do(query, query + 1, BLOCKS)
         else:
-            memory.run([], [last])
+            memory.do(query, query + 1, BLOCKS)
 
 
 @pytest.mark.parametrize("kind", [FullAttention(), SlidingWindow(5), ChunkedAttention(8)])
 def test_keys_of_another_prefix_are_not_its_own(kind: Kind) -> None:
     """The token is the same but an earlier one differs; or the namespace differs."""
-    memory = memory_of(kind)
-    memory.run([], [Work("other", (b"", (7, *range(1, 13))), 0, 13, (BLOCKS,))])
-    with pytest.raises(WrongRead):
-        memory.run([], [work(13, 14, BLOCKS)])
-    memory.run([], [Work("tenant", (b"t", tuple(range(13))), 0, 13, (BLOCKS,))])
-    with pytest.raises(WrongRead):
-        memory.run([], [work(13, 14, BLOCKS)])
+    memory = Memory(kind)
+    memory.do(0, 13, BLOCKS, tokens=(7, *range(1, 13)))
+    with pytest.raises(WrongReadError):
+        memory.do(13, 14, BLOCKS)
+    memory.do(0, 13, BLOCKS, namespace=b"t")
+    with pytest.raises(WrongReadError):
+        memory.do(13, 14, BLOCKS)
 
 
 def test_a_batch_is_written_before_it_is_read() -> None:
     """Two sequences of one step share a block that one of them writes."""
-    memory = memory_of(FullAttention())
-    reader = work(4, 6, (1, 2))
-    writer = work(0, 5, (1, 3))
-    memory.run([], [reader, writer])
+    memory = Memory(FullAttention())
+    memory.step([], memory.work(4, 6, (1, 2)), memory.work(0, 5, (1, 3)))
 
 
 def test_a_group_does_not_read_what_another_one_wrote() -> None:
-    memory = memory_of(FullAttention(), SlidingWindow(4))
-    memory.run([], [work(0, 4, (1,), (2,))])
-    with pytest.raises(WrongRead):
-        memory.run([], [work(4, 5, (2, 3), (1, 4))])
+    memory = Memory(FullAttention(), SlidingWindow(4))
+    memory.do(0, 4, (1,), (2,))
+    with pytest.raises(WrongReadError):
+        memory.do(4, 5, (2, 3), (1, 4))
 
 
 def test_a_state_goes_on_from_where_it_stands() -> None:
-    memory = memory_of(STATE)
-    memory.run([], [work(0, 3, (1,))])
-    memory.run([], [work(3, 8, (1,))])
+    memory = Memory(STATE)
+    memory.do(0, 3, (1,))
+    memory.do(3, 8, (1,))
     for start in (3, 7, 9):  # used twice, early, late
-        with pytest.raises(WrongRead):
-            memory.run([], [work(start, start + 1, (1,))])
-    memory.run([], [work(0, 2, (1,))])  # from the first token on it needs none
+        with pytest.raises(WrongReadError):
+            memory.do(start, start + 1, (1,))
+    memory.do(0, 2, (1,))  # from the first token on it needs none
 
 
 def test_two_sequences_do_not_advance_one_state() -> None:
-    memory = memory_of(STATE)
-    memory.run([], [work(0, 3, (1,))])
-    with pytest.raises(WrongRead):
-        memory.run([], [work(3, 4, (1,)), work(3, 4, (1,))])
+    memory = Memory(STATE)
+    memory.do(0, 3, (1,))
+    with pytest.raises(WrongReadError):
+        memory.step([], memory.work(3, 4, (1,)), memory.work(3, 4, (1,)))
 
 
 def test_a_state_is_whole_or_none() -> None:
     for part in range(5):
-        memory = memory_of(STATE)
-        memory.run([], [work(0, 3, (1,))])
-        going_on = work(3, 4, (2,))
-        copies = [Copy(0, 1, 2, part)]
+        memory = Memory(STATE)
+        memory.do(0, 3, (1,))
+        copies = [(1, 2, part)]
         if part < 4:
-            with pytest.raises(WrongRead):
-                memory.run(copies, [going_on])
+            with pytest.raises(WrongReadError):
+                memory.do(3, 4, (2,), copies=copies)
         else:
-            memory.run(copies, [going_on])
+            memory.do(3, 4, (2,), copies=copies)
 
 
 def test_a_state_does_not_survive_a_cell_that_is_written_over_it() -> None:
-    memory = memory_of(STATE, FullAttention())
-    memory.run([], [work(0, 3, (1,), (2,))])
-    memory.run([], [work(0, 1, (3,), (1,))])
-    with pytest.raises(WrongRead):
-        memory.run([], [work(3, 4, (1,), (2,))])
+    memory = Memory(STATE, FullAttention())
+    memory.do(0, 3, (1,), (2,))
+    memory.do(0, 1, (3,), (1,))
+    with pytest.raises(WrongReadError):
+        memory.do(3, 4, (1,), (2,))
 
 
 def test_a_plan_that_depends_on_its_order_fails_in_some_order() -> None:
     failed = 0
     for seed in range(20):
-        memory = memory_of(FullAttention(), seed=seed)
-        memory.run([], [work(0, 4, (1,))])
+        memory = Memory(FullAttention(), seed=seed)
+        memory.do(0, 4, (1,))
         try:
-            memory.run([Copy(0, 1, 2, 4), Copy(0, 2, 3, 4)], [work(4, 5, (3, 4))])
-        except WrongRead:
+            memory.do(4, 5, (3, 4), copies=[(1, 2, 4), (2, 3, 4)])
+        except WrongReadError:
             failed += 1
     assert failed > 10
 
 
 def test_a_copy_runs_before_the_writes_of_its_step() -> None:
-    memory = memory_of(FullAttention())
-    memory.run([], [work(0, 4, (1,))])
-    over = Work("over", (b"", (9, 9, 9, 9)), 0, 4, ((1,),))
-    memory.run([Copy(0, 1, 2, 4)], [over, work(4, 5, (2, 3))])
+    memory = Memory(FullAttention())
+    memory.do(0, 4, (1,))
+    over = memory.work(0, 4, (1,), tokens=(9, 9, 9, 9))
+    memory.step([(1, 2, 4)], over, memory.work(4, 5, (2, 3)))
 
 
 @pytest.mark.parametrize("tables", [((0, 2),), ((1,),)])
 def test_the_null_block_and_what_is_not_there_are_never_read(
     tables: tuple[tuple[int, ...]],
 ) -> None:
-    memory = memory_of(FullAttention())
-    memory.run([], [work(0, 4, (1,))])
-    with pytest.raises(WrongRead):
-        memory.run([], [work(4, 5, *tables)])
-    with pytest.raises(WrongRead):
-        memory.run([Copy(0, 0, 1, 1)], [])
+    memory = Memory(FullAttention())
+    memory.do(0, 4, (1,))
+    with pytest.raises(WrongReadError):
+        memory.do(4, 5, *tables)
+    with pytest.raises(WrongReadError):
+        memory.step([(0, 1, 1)])

@@ -1,4 +1,4 @@
-"""Engines of all habits: every read is right, and every broken specification is noticed."""
+"""Random runs: every read is right, and every broken specification is noticed."""
 
 from __future__ import annotations
 
@@ -10,34 +10,47 @@ import pytest
 
 from tests.groups import broken
 from tests.groups.counting import CountingManager
-from tests.groups.engine import SETS, Engine
-from tests.groups.memory import WrongRead
-from tests.groups.model import ModelManager
-from tests.specification.layers import Kind, RecurrentState
+from tests.groups.random_runs import LAYOUTS, WITH_FULL, Layout, layout_of, play
+from tests.specification.boundaries import ModelBoundaries
+from tests.stress.memory import WrongReadError
 
 SEEDS = 48
 MOST_SEEDS = 400
 LEAST = 3
+POLICIES = ["lfuda", "s3fifo", "arc"]
 
 
 @functools.cache
-def run(kinds: tuple[Kind, ...]) -> Counter[str]:
+def run(layout: Layout) -> Counter[str]:
     events: Counter[str] = Counter()
     for seed in range(SEEDS):
-        engine = Engine(seed, kinds, CountingManager)
-        engine.run(40)
-        assert isinstance(engine.manager, CountingManager)
-        events.update(engine.manager.events)
-        events["tokens found"] += engine.found
-        events["cells read"] += engine.memory.num_reads
+        world = play(seed, layout, manager=CountingManager).world
+        events.update(world.manager.events)
+        events["tokens found"] += world.found
+        events["slots read"] += world.device.num_reads
     return events
 
 
-@pytest.mark.parametrize("kinds", SETS, ids=lambda kinds: " and ".join(map(str, kinds)))
-def test_no_engine_reads_anything_wrong(kinds: tuple[Kind, ...]) -> None:
-    events = run(kinds)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=", ".join)
+def test_no_engine_of_the_specification_reads_anything_wrong(layout: Layout) -> None:
+    events = run(layout)
     assert events["tokens found"] > SEEDS
-    assert events["cells read"] > 10 * SEEDS
+    assert events["slots read"] > 10 * SEEDS
+
+
+@pytest.mark.parametrize("layout", WITH_FULL, ids=", ".join)
+def test_no_engine_reads_anything_wrong(layout: Layout) -> None:
+    worlds = [play(seed, layout).world for seed in range(SEEDS)]
+    assert sum(world.found for world in worlds) > SEEDS
+    assert sum(world.device.num_reads for world in worlds) > 10 * SEEDS
+
+
+@pytest.mark.parametrize("eviction", POLICIES)
+def test_nor_with_another_order_of_eviction(eviction: str) -> None:
+    options = {"eviction": eviction}
+    layouts = [WITH_FULL[seed % len(WITH_FULL)] for seed in range(SEEDS)]
+    worlds = [play(seed, layout, options=options).world for seed, layout in enumerate(layouts)]
+    assert sum(world.found for world in worlds) > SEEDS
 
 
 HARDLY_REACHED = {"a copy on write that waits for what is promised"}
@@ -45,25 +58,26 @@ HARDLY_REACHED = {"a copy on write that waits for what is promised"}
 
 
 def test_the_engines_reach_what_is_interesting() -> None:
-    events = sum(map(run, SETS), Counter[str]())
+    events = sum(map(run, LAYOUTS), Counter[str]())
     rare = {name: count for name, count in events.items() if count < LEAST}
     assert set(rare) <= HARDLY_REACHED, rare
     assert len(events) > 60
 
 
-def outcome(build: Callable[..., ModelManager], *, audits: bool) -> Exception | None:
-    """The first error that an engine reports for a broken rule."""
+def outcome(build: Callable[..., ModelBoundaries], detectors: str) -> Exception | None:
+    """The first error of a broken rule."""
+    options = broken.OPTIONS.get(build)
     for seed in range(MOST_SEEDS):
         try:
-            Engine(seed, build=build, audits=audits, habits=broken.HABITS.get(build)).run(40)
+            play(seed, layout_of(seed), manager=build, detectors=detectors, options=options)
         except Exception as error:  # any other error means that the rule was missed
             return error
     return None
 
 
 @pytest.mark.parametrize("build", broken.ALL, ids=lambda build: build.__name__)
-def test_each_broken_rule_is_noticed(build: Callable[..., ModelManager]) -> None:
-    assert outcome(build, audits=True) is not None
+def test_each_broken_rule_is_noticed(build: Callable[..., ModelBoundaries]) -> None:
+    assert outcome(build, "IK") is not None
 
 
 @pytest.mark.parametrize(
@@ -72,12 +86,6 @@ def test_each_broken_rule_is_noticed(build: Callable[..., ModelManager]) -> None
     ids=lambda build: build.__name__,
 )
 def test_the_memory_alone_notices_what_serves_wrong_contents(
-    build: Callable[..., ModelManager],
+    build: Callable[..., ModelBoundaries],
 ) -> None:
-    assert isinstance(outcome(build, audits=False), WrongRead)
-
-
-def test_every_kind_is_drawn() -> None:
-    kinds = {type(kind) for group in SETS for kind in group}
-    assert len(kinds) == 4
-    assert any(sum(isinstance(k, RecurrentState) for k in group) > 1 for group in SETS)
+    assert isinstance(outcome(build, "K"), WrongReadError)

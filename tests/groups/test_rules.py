@@ -11,10 +11,10 @@ import random
 import pytest
 
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
-from tests.groups.engine import Engine
-from tests.groups.memory import Work
 from tests.groups.model import ModelManager
+from tests.groups.random_runs import layout_of, play
 from tests.groups.world import FULL, STATE, World
+from tests.specification.boundaries import ModelBoundaries
 from tests.specification.layers import (
     ChunkedAttention,
     Kind,
@@ -23,6 +23,7 @@ from tests.specification.layers import (
     cells_read,
 )
 from tests.specification.leaves import ModelLeaves as OneGroup
+from tests.stress.run import Run
 
 # Rule 9
 
@@ -91,9 +92,7 @@ def test_a_state_that_a_later_step_has_moved_is_not_kept() -> None:
     handle = world.manager.admit(prompt)
     world.forward(handle, 4)
     manager = world.manager
-    work = Work("ahead", manager.seqs[handle].prefix(6), 4, 6, manager.tables(handle))
-    world.memory.run(manager.take_copies(), [work])
-    manager.copies_applied()
+    world.launch(world.work(handle, 4, 6))
     manager.complete()  # the first of the two
     manager.commit(handle, 4)
     manager.complete()
@@ -350,19 +349,18 @@ def test_a_window_reads_to_the_token(width: int, first: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_hit_is_the_deepest_place_from_which_every_group_can_go_on(seed: int) -> None:
     """Compares cells, which the specification counts in units."""
-    engine = Engine(seed)
-    engine.run(30)
-    manager, rng = engine.manager, random.Random(seed)
-    if manager.early:  # a step later, when all early commits are written
-        manager.take_copies()
-        manager.copies_applied()
-    for handle, seq in list(manager.seqs.items()):
-        if seed % 2 and not seq.preempted:
-            manager.free(handle)
+    texts: list[list[int]] = [[0]]
+
+    def note(run: Run) -> None:
+        texts.extend(list(entry.tokens) for entry in run.world.entries[-1:])
+
+    # All early commits are written, and, with odd seeds, all sequences are freed.
+    run = play(seed, layout_of(seed), manager=ModelBoundaries, after=note, ends=seed % 2 == 1)
+    manager, rng = run.world.manager, random.Random(seed)
     for _ in range(20):
-        tokens = tuple([*rng.choice(engine.texts), rng.randrange(2)][: rng.randint(2, 30)])
+        tokens = tuple([*rng.choice(texts[-12:]), rng.randrange(2)][: rng.randint(2, 30)])
         sources = len(manager.kinds)  # which copies also hold
-        if manager.peak(len(tokens), len(tokens)) + sources > manager.available():
+        if manager.peak(len(tokens), len(tokens)) + sources > manager.available(manager.share(b"")):
             continue
         most = len(tokens) - 1
         least = manager.min_partial_tokens
@@ -370,14 +368,14 @@ def test_a_hit_is_the_deepest_place_from_which_every_group_can_go_on(seed: int) 
             p for p in range(most, 0, -1) if not p % manager.size or p % manager.size >= least > 0
         ]
         deepest = next((p for p in lengths if can_go_on(manager, tokens, p)), 0)
-        assert manager.match(list(tokens)) == deepest
+        assert manager.match(list(tokens)).num_cached_tokens == deepest
 
 
-def can_go_on(manager: ModelManager, tokens: tuple[int, ...], length: int) -> bool:
+def can_go_on(manager: ModelBoundaries, tokens: tuple[int, ...], length: int) -> bool:
     size = manager.size
     held = {
         (block.content[0], block.content[1][1][: position + 1])
-        for block in manager.blocks
+        for block in manager.live
         if block.content is not None and block.content[1][0] == b""
         if not isinstance(manager.kinds[block.content[0]], RecurrentState)
         for position in range(

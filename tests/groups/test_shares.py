@@ -10,8 +10,8 @@ import pytest
 
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
 from tests.groups import broken
-from tests.groups.engine import SETS
 from tests.groups.model import ModelManager
+from tests.groups.random_runs import SETS
 from tests.groups.world import FULL, STATE, World
 from tests.specification.layers import Kind, SlidingWindow
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.groups.memory import Memory, Work
 from tests.groups.model import ModelManager
 from tests.specification.layers import FullAttention, Kind, RecurrentState
+from tests.stress.memory import Device, Step, Work, prefixes_of
 
 Manager: Any = ModelManager
 """What a world is made of: the specification, or the manager itself (see ``conftest.py``)."""
@@ -41,16 +41,27 @@ class World:
             quotas=quotas,
             retention=retention,
         )
-        self.memory = Memory(num_blocks + 1, block_size, kinds, random.Random(1))
+        self.memory = Device(
+            num_blocks + 1, block_size, random.Random(1), kinds=kinds, null_block=True
+        )
+
+    def work(self, handle: int, start: int, stop: int) -> Work:
+        seq, size = self.manager.seqs[handle], self.manager.size
+        prefixes = prefixes_of(seq.tokens[:stop], size, seq.namespace)
+        tables = self.manager.tables(handle)
+        return Work.on_tables(
+            str(handle), prefixes, start, tables, kinds=self.manager.kinds, block_size=size
+        )
+
+    def launch(self, *work: Work) -> None:
+        """Closes a step that does this work, and runs it."""
+        self.memory.forward(Step(0, self.manager.take_copies(), list(work)))
+        self.manager.copies_applied()
 
     def forward(self, handle: int, stop: int) -> None:
         """Launches a step that computes the sequence up to here, without a commit."""
-        manager = self.manager
-        seq = manager.seqs[handle]
-        prefix, tables = seq.prefix(len(seq.tokens)), manager.tables(handle)
-        work = Work(str(handle), prefix, seq.computed, stop, tables)
-        self.memory.run(manager.take_copies(), [work] if stop > seq.computed else [])
-        manager.copies_applied()
+        computed = self.manager.seqs[handle].computed
+        self.launch(*[self.work(handle, computed, stop)] * (stop > computed))
 
     def compute(self, handle: int, *stops: int) -> None:
         for stop in stops:
@@ -68,16 +79,11 @@ class World:
 
     def step(self) -> None:
         """Closes and launches a step that computes everything committed early."""
-        manager = self.manager
-        work = [
-            Work(str(handle), seq.prefix(len(seq.tokens)), seq.settled, seq.computed, tables)
-            for handle, seq in manager.seqs.items()
-            if seq.computed > seq.settled
-            for tables in [manager.tables(handle)]
-        ]
-        self.memory.run(manager.take_copies(), work)
-        manager.copies_applied()
-        assert not manager.violations()
+        seqs = self.manager.seqs.items()
+        self.launch(
+            *(self.work(h, s.settled, s.computed) for h, s in seqs if s.computed > s.settled)
+        )
+        assert not self.manager.violations()
 
     def serve_early(self, tokens: Sequence[int]) -> int:
         """Admits, commits, computes and frees a prompt; returns the tokens found."""

@@ -7,7 +7,6 @@ the wrong block or too few tokens, is noticed by a read inside the step.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from hypothesis import settings
 from blockmgr import BlockManager
 from blockmgr.kv import KVBlocks, segments_from
 from tests.stateful.machine import ManagerMachine
-from tests.stress.oracle import Device, KVMismatchError, Step
+from tests.stress.memory import Device, Step, WrongReadError
 from tests.stress.perform import finish_up
 from tests.stress.run import Plan, Run
 from tests.stress.world import World
@@ -26,7 +25,7 @@ class TensorDevice(Device):
     """A device whose slots are elements of a tensor; ``KVBlocks.copy`` runs its plans."""
 
     def __init__(self, num_blocks: int, block_size: int, rng: random.Random, backend: str) -> None:
-        super().__init__(num_blocks, block_size, rng, check=True)
+        super().__init__(num_blocks, block_size, rng)
         # Two words per slot, so that blocks of one token also allow the widest access.
         memory = torch.zeros(num_blocks, block_size, 1, 2, dtype=torch.int64)
         self.blocks = KVBlocks(
@@ -37,17 +36,11 @@ class TensorDevice(Device):
         )
         self.memory = memory
         self.cells = memory.view(-1, 2)[:, 0].numpy()
-        self.plans: dict[int, Any] = {}
         self.num_copied = 0
 
-    def launch(self, plan: Any) -> Step:
-        self.plans[plan.ticket] = plan
-        return super().launch(plan)
-
     def _copy(self, step: Step) -> None:
-        plan = self.plans.pop(step.ticket)
-        self.blocks.copy(plan)
-        self.num_copied += len(plan)
+        self.blocks.copy(step.plan)
+        self.num_copied += len(step.plan)
 
 
 def on_tensors(world: World, backend: str) -> TensorDevice:
@@ -77,7 +70,7 @@ def test_every_sequence_reads_its_own_tokens_through_the_kernel(backend: str) ->
 def test_the_oracle_sees_a_copy_that_is_one_token_short() -> None:
     class Short(TensorDevice):
         def _copy(self, step: Step) -> None:
-            plan = self.plans[step.ticket]
+            plan = step.plan
             plan.num_tokens[:] = (plan.num_tokens - 1).clip(1)
             super()._copy(step)
 
@@ -90,7 +83,7 @@ def test_the_oracle_sees_a_copy_that_is_one_token_short() -> None:
         for _ in range(2_000):
             run.one()
 
-    with pytest.raises(KVMismatchError):
+    with pytest.raises(WrongReadError):
         play_on()
 
 

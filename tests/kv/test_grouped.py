@@ -21,17 +21,16 @@ from blockmgr import (
     TicketError,
 )
 from blockmgr.kv import GroupedKVCache, HybridShape, LayerShape, ModelShape
-from tests.groups.core import CoreManager
-from tests.groups.engine import Engine
-from tests.groups.memory import WrongRead
 from tests.kv.grouped_memory import KV, STATES, TensorMemory, layer_of
-from tests.specification import layers as kinds
+from tests.stress.memory import WrongReadError
+from tests.stress.perform import finish_up
+from tests.stress.run import Plan, Run
 
 FULL, WINDOW, STATE = FullAttention(), SlidingWindow(6), RecurrentState()
 SETS = [
-    (kinds.FullAttention(), kinds.SlidingWindow(5), kinds.SlidingWindow(1)),
-    (kinds.FullAttention(), kinds.ChunkedAttention(6), kinds.SlidingWindow(7)),
-    (kinds.FullAttention(), kinds.SlidingWindow(6), kinds.RecurrentState()),
+    ("full", "window 5", "window 1"),
+    ("full", "chunk 6", "window 7"),
+    ("full", "window 6", "state"),
 ]
 
 
@@ -46,23 +45,26 @@ def plan(*copies: tuple[int, int, int, int], groups: bool = True) -> CopyPlan:
     return CopyPlan(1, *columns[:3], columns[3] if groups else None)
 
 
-def run(seed: int, kinds_: tuple[kinds.Kind, ...], backend: str, steps: int) -> TensorMemory:
-    engine = Engine(seed, kinds_, CoreManager, audits=False)
-    memory = TensorMemory(engine.manager.num_blocks, engine.manager.size, kinds_, backend)
-    engine.memory = memory  # type: ignore[assignment]
-    engine.run(steps)
+def run(seed: int, layout: tuple[str, ...], backend: str, ops: int) -> TensorMemory:
+    one = Run(Plan(ops, detectors="K", layout=layout), "groups", seed)
+    config = one.world.manager.config
+    memory = TensorMemory(config.num_blocks, config.block_size, layout, backend)
+    one.world.device = memory
+    for _ in range(ops):
+        one.one()
+    finish_up(one.world)
     return memory
 
 
-@pytest.mark.parametrize("kinds_", SETS, ids=lambda kinds_: " and ".join(map(str, kinds_)))
+@pytest.mark.parametrize("layout", SETS, ids=", ".join)
 def test_engines_read_what_was_computed_from_their_own_prefix(
-    kinds_: tuple[kinds.Kind, ...], backend: str
+    layout: tuple[str, ...], backend: str
 ) -> None:
     """Covers common prefixes, forks, drafts, copies of tails and states, reallocated blocks."""
-    seeds, steps = (16, 40) if backend == "torch" else (4, 20)
-    memories = [run(seed, kinds_, backend, steps) for seed in range(seeds)]
+    seeds, ops = (16, 120) if backend == "torch" else (4, 100)
+    memories = [run(seed, layout, backend, ops) for seed in range(seeds)]
     assert sum(memory.num_reads for memory in memories) > 50 * seeds
-    if any(isinstance(kind, kinds.RecurrentState) for kind in kinds_):
+    if "state" in layout:
         assert sum(memory.num_state_copies for memory in memories) > seeds
 
 
@@ -80,8 +82,8 @@ def test_a_state_that_is_not_copied_shows(monkeypatch: pytest.MonkeyPatch) -> No
 
     def is_noticed(seed: int) -> bool:
         try:
-            run(seed, SETS[2], "torch", 40)
-        except WrongRead as error:
+            run(seed, SETS[2], "torch", 120)
+        except WrongReadError as error:
             return "a wrong state" in str(error)
         return False
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.stress.oracle import Device, Prefixes, Step, Work, extend_prefixes
+from tests.stress.memory import Device, Step, Work, extend_prefixes, prefixes_of
 
 
 class Seq:
@@ -129,7 +129,7 @@ class Engine:
         self.vocabulary = vocabulary
         self.num_steps = 0
         block_size = scheduler.blocks.block_size
-        self.device = Device(num_blocks, block_size, random.Random(0), check=True)
+        self.device = Device(num_blocks, block_size, random.Random(0))
 
     def step(self) -> None:
         """Runs a step; checks the books before and after the forward."""
@@ -146,11 +146,10 @@ class Engine:
         for seq in batch:
             start, stop = self.scheduler.computes(seq)
             prefixes = prefixes_of(seq.token_ids[:stop], self.device.block_size)
-            work.append(Work(seq.name, self.slots(seq, stop), np.array(prefixes), start))
+            work.append(Work(seq.name, [self.slots(seq, stop)], np.array(prefixes), start))
         step = Step(self.num_steps, [], work)
-        self.device.queue.append(step)
-        self.device.run(step)
-        return [int(self.device.cells[w.slots[-1]]) % self.vocabulary for w in work]
+        self.device.forward(step)
+        return [int(self.device.cells[w.slots[0][-1]]) % self.vocabulary for w in work]
 
     def slots(self, seq: Seq, stop: int) -> np.ndarray:
         positions = np.arange(stop)
@@ -176,12 +175,6 @@ class Engine:
             last = (stop - 1) // blocks.block_size
             assert all(named[block] == 1 for block in seq.block_table[first : last + 1])
         blocks.manager.check_invariants()
-
-
-def prefixes_of(tokens: list[int], block_size: int) -> Prefixes:
-    prefixes: Prefixes = []
-    extend_prefixes(prefixes, tokens, block_size, b"", {})
-    return prefixes
 
 
 def said_alone(seq: Seq, block_size: int, vocabulary: int) -> list[int]:

@@ -16,7 +16,7 @@ from blockmgr import BlockMgrError, NeverFitsError, StepError
 from blockmgr.ports.tgi import BlockAllocation
 from tests.ports.tgi_engine import Engine, now
 from tests.specification.leaves import ModelLeaves
-from tests.stress.oracle import Step
+from tests.stress.memory import Step
 
 prompts = st.lists(st.sampled_from([0, 0, 1]), min_size=1, max_size=9)
 

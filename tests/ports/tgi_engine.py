@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from blockmgr.ports.tgi import BlockAllocation, BlockAllocator
-from tests.stress.oracle import Device, Work, extend_prefixes
+from tests.stress.memory import Device, Work, prefixes_of
 from tests.unit.snapshot import refused as manager_refused
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Engine:
         total = (num_blocks + 1) * block_size + block_size - 1  # the remainder cannot be used
         self.allocator = BlockAllocator(total, block_size, **options)
         self.size = block_size
-        self.device = Device(num_blocks + 1, block_size, random.Random(seed), check=True)
+        self.device = Device(num_blocks + 1, block_size, random.Random(seed))
 
     def allocate(self, tokens: int, prompt: list[int] | None = None) -> BlockAllocation | None:
         return now(self.allocator.allocate(tokens, prompt))
@@ -57,11 +57,10 @@ class Engine:
         return step.copies
 
     def work(self, allocation: BlockAllocation, prompt: list[int]) -> Work:
-        prefixes: list[int] = []
-        extend_prefixes(prefixes, prompt, self.size, b"", {})
+        prefixes = prefixes_of(prompt, self.size)
         slots = allocation.slots[: len(prompt)]
         name = str(allocation.allocation_id)
-        return Work(name, slots, np.array(prefixes, np.int64), allocation.prefix_len)
+        return Work(name, [slots], np.array(prefixes, np.int64), allocation.prefix_len)
 
     def compute(self, tokens: int, prompt: list[int]) -> BlockAllocation:
         """Reserves and computes without a commit."""

@@ -1,5 +1,5 @@
 """The specification of the manager: the same calls, answered by scanning lists.
 
-Begin with ``manager.py``. The stress program (``tests.stress``) and the engines of
-``tests.groups`` make each call on the manager and on the specification, and compare.
+Read ``manager.py`` first; it names the other files, in their order. The stress program
+(``tests.stress``) makes each call on the manager and on the specification, and compares.
 """

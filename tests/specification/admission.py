@@ -134,7 +134,7 @@ class ModelAdmission(ModelSteps):
         return seq
 
     def new_seq(self, handle: int = -1) -> Seq:
-        return Seq(handle, b"", [], {}, self.size, [[] for _ in self.kinds])
+        return Seq(handle, b"", [], {}, self.size, self.lead, [[] for _ in self.kinds])
 
     def prompt(self, tokens: Iterable[int], namespace: object = b"", extras: object = None) -> Seq:
         seq = self.new_seq()
@@ -332,7 +332,7 @@ class ModelAdmission(ModelSteps):
     def place(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
         """Gives a sequence its blocks, or raises with nothing changed."""
         plan = self.fitting_plan(seq, num_slots, terms)
-        self.expect(seq, plan)
+        self.expect(seq, plan, terms)
         self.held += plan.acquired()
         for block in plan.copied.values() if plan.taken_over else ():
             self.take_over(block)
@@ -390,7 +390,7 @@ class ModelAdmission(ModelSteps):
     # ---- what the order of eviction is told ---------------------------------------------
     # ``leaves.py`` and ``boundaries.py`` are the two orders; each says what matters to it.
 
-    def expect(self, seq: Seq, plan: Plan) -> None:
+    def expect(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         """A prompt is admitted; its blocks are not taken yet."""
 
     def enter(self, seq: Seq) -> None:

@@ -18,9 +18,12 @@ import numpy as np
 from blockmgr.blocks import Priority
 from blockmgr.config import ManagerConfig
 from blockmgr.stats import QuotaUsage, Stats
-from tests.specification.layers import Attention, FullAttention, Kind, RecurrentState
+from tests.specification.layers import Attention, FullAttention, Kind, RecurrentState, kinds_of
 
 __all__ = ["Block", "Content", "Copy", "ModelBlocks", "Prefix", "Seq", "common", "cut", "marked"]
+
+ANY_NUMBER = 1 << 40
+"""Of slots: states alone need no blocks for their tokens."""
 
 FIRST_CHILDREN = 32
 """How many continuations of a block a prompt is compared with to continue within a block."""
@@ -88,6 +91,7 @@ class Seq:
     tokens: list[int]
     extras: Mapping[int, bytes]
     size: int
+    lead: int | None  # the first group with full attention, or else with any; None: states alone
     tables: list[list[Block | None]] = field(default_factory=list)
     """For each group its blocks by unit, None where it has none; for a state, one block."""
 
@@ -120,11 +124,13 @@ class Seq:
     num_computed_tokens = property(lambda self: self.computed)
     num_cached_tokens = property(lambda self: self.cached)
     is_preempted = property(lambda self: self.preempted)
-    # Of full attention alone:
-    blocks = property(lambda self: self.tables[0])
+    blocks = property(lambda self: self.tables[self.lead or 0])
     num_blocks = property(lambda self: len(self.blocks))
-    num_slots = property(lambda self: len(self.blocks) * self.size)
-    block_ids = property(lambda self: np.array([b.id for b in self.blocks], np.int32))
+    block_ids = property(lambda self: np.array([b.id if b else 0 for b in self.blocks], np.int32))
+
+    @property
+    def num_slots(self) -> int:
+        return ANY_NUMBER if self.lead is None else len(self.blocks) * self.size
 
     def prefix(self, length: int) -> Prefix:
         tokens = self.tokens[:length]
@@ -149,11 +155,16 @@ class ModelBlocks:
         self,
         num_blocks: int,
         block_size: int,
-        kinds: Sequence[Kind] = (FullAttention(),),
+        kinds: Sequence[Kind] = (),
         **options: Any,
     ) -> None:
+        self.kinds = tuple(kinds) or kinds_of(options.pop("groups", ()))
+        # The config allows these only together with groups, one of them with full attention.
+        self.lookahead: int = options.pop("max_rollback_tokens", 0)
+        """Tokens that may be truncated after their commit: drafts."""
+        self.prompt_end_stop: int | None = options.pop("prompt_end_stop", None)
         self.config = ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options)
-        self.size, self.kinds = block_size, tuple(kinds)
+        self.size = block_size
         self.quotas: Mapping[bytes, int] = self.config.quotas
         self.min_partial_tokens = self.config.min_partial_tokens
         self.first_id = int(self.config.null_block)
@@ -186,6 +197,11 @@ class ModelBlocks:
 
     def recurrent(self) -> list[int]:
         return [g for g, kind in enumerate(self.kinds) if isinstance(kind, RecurrentState)]
+
+    @property
+    def lead(self) -> int | None:
+        """The group of ``block_tables``."""
+        return next(iter([*self.full_attention(), *(g for g, _ in self.attention())]), None)
 
     def units(self, num_tokens: int) -> int:
         return -(-num_tokens // self.size)

@@ -28,7 +28,6 @@ class ModelBoundaries(Specification):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.halfway_stop_tokens = self.config.halfway_stop_tokens
-        self.prompt_end_stop: int | None = self.config.prompt_end_stop
         self.stamps: dict[Prefix, int] = {}
         """The boundaries, and when each was last used."""
 
@@ -237,9 +236,9 @@ class ModelBoundaries(Specification):
 
     # ---- what a prompt tells ------------------------------------------------------------
 
-    def expect(self, seq: Seq, plan: Plan) -> None:
+    def expect(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         """Decides where the forward should stop, and counts the prompt."""
-        stops = self.stops_of(seq) | self.halfway(seq, plan.cached)
+        stops = self.stops_of(seq, terms) | self.halfway(seq, plan.cached)
         seq.prompt_end = self.prompt_end(seq, stops, plan.cached)
         stops = {stop for stop in {*stops, seq.prompt_end} if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
@@ -256,7 +255,7 @@ class ModelBoundaries(Specification):
             self.shared.add(found)
         self.continued.add(found)
 
-    def stops_of(self, seq: Seq) -> set[int]:
+    def stops_of(self, seq: Seq, terms: Terms) -> set[int]:
         """Positions where prompts may continue, so that a state is worth keeping (rule 11).
 
         These are the last unit of the prompt that can be served, and the end of what full attention
@@ -270,8 +269,10 @@ class ModelBoundaries(Specification):
             needed = [c for c in self.needs(seq.prefix(length)) if c[0] in asked]
             return all(map(self.find, needed))
 
-        deepest = next(filter(served, range(last, 0, -self.size)), 0)
-        within = self.shared_within(seq, deepest, asked) if self.recurrent() else 0
+        deepest = within = 0
+        if terms.read_cache:
+            deepest = next(filter(served, range(last, 0, -self.size)), 0)
+            within = self.shared_within(seq, deepest, asked) if self.recurrent() else 0
         seq.diverges = within or deepest
         return {last, seq.diverges or last} - {0}
 
@@ -428,6 +429,7 @@ class ModelBoundaries(Specification):
         tokens: Iterable[int],
         *,
         priority: int,
+        ttl: None = None,
         namespace: object = b"",
         extras: object = None,
     ) -> int:
@@ -445,7 +447,9 @@ class ModelBoundaries(Specification):
             self.keep_boundary(seq.prefix(end))
         return end // self.size
 
-    def retain(self, handle: int, start: int, stop: int, *, priority: int) -> None:
+    def retain(
+        self, handle: int, start: int, stop: int, *, priority: int, ttl: None = None
+    ) -> None:
         """Gives the units of these tokens a level.
 
         A level above normal means that prompts will probably continue from the end of the range. So
@@ -490,6 +494,9 @@ class ModelBoundaries(Specification):
                     del seq.retained[unit]
 
     # ---- looking at it ------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        assert not self.violations(), self.violations()
 
     def violations(self) -> list[str]:
         """Violations of invariants, which no call may leave behind."""

@@ -20,8 +20,6 @@ class ModelForgetting(ModelAdmission):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.lookahead = self.config.max_rollback_tokens
-        """Tokens that may be truncated after their commit: drafts."""
         self.remaps: list[Remap] = []
         self.lookups: list[tuple[int, int]] = []  # tokens and hits of each request
 
@@ -213,8 +211,10 @@ class ModelForgetting(ModelAdmission):
             # The release passes the key to a twin that the same forward writes for another
             # sequence.
             if block.content and all(other.twin is not block for other in self.live):
-                # It may have got children through a twin.
-                self.forget_after(block.content[1], set())
+                if block.content[0] == self.lead:  # it may have got children through a twin
+                    self.forget_after(block.content[1], set())
+                else:
+                    self.lose(block)
         seq.promoted = min(seq.promoted, first)
         self.limit_computed(seq, seq.settled)
         self.settle()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ class RecurrentState:
 
 Attention = FullAttention | SlidingWindow | ChunkedAttention
 Kind = Attention | RecurrentState
+
+
+def kinds_of(groups: Iterable[Any]) -> tuple[Kind, ...]:
+    """The kinds of ``blockmgr.groups``; full attention alone if there are none."""
+    names = {kind.__name__: kind for kind in (FullAttention, SlidingWindow, ChunkedAttention)}
+    names |= {"RecurrentState": RecurrentState}
+    widths = ((names[type(g).__name__], getattr(g, "width", None)) for g in groups)
+    kinds = tuple(kind() if width is None else kind(width) for kind, width in widths)
+    return kinds or (FullAttention(),)
 
 
 def cells_read(kind: Attention, position: int) -> range:

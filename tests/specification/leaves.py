@@ -92,7 +92,7 @@ class ModelLeaves(Specification):
         found = (plan for plan in tried if not plan.copied)
         return max(found, key=lambda plan: plan.cached, default=tried[0])
 
-    def expect(self, seq: Seq, plan: Plan) -> None:
+    def expect(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         for block in plan.shared[0]:
             block.hint = Priority.NORMAL  # this is the expected reuse
 

@@ -46,6 +46,14 @@ from tests.specification.keeping import ModelKeeping
 __all__ = ["Specification"]
 
 
+Growth = tuple[dict[int, Block], dict[int, int]]
+
+
+def num_blocks(growth: Growth) -> int:
+    left, more = growth
+    return len(left) + sum(more.values())
+
+
 class Specification(ModelKeeping):
     """The calls on prompts and sequences."""
 
@@ -142,8 +150,17 @@ class Specification(ModelKeeping):
 
     def grow(self, seqs: list[Seq], slots: list[int], *, write: bool = True) -> None:
         """Takes slots for every sequence and makes the next block private, or does nothing."""
+        self.take_growth(seqs, self.checked_growth(seqs, slots, write=write), write=write)
+
+    def checked_growth(
+        self, seqs: list[Seq], slots: list[int], *, write: bool = True, left: bool = False
+    ) -> list[Growth]:
+        """By sequence, the blocks that it leaves for copies, and the number of new ones by group.
+
+        left: blocks that their commits give back count as available.
+        """
         moving: list[Block] = []
-        wanted: list[tuple[dict[int, Block], dict[int, int]]] = []
+        wanted: list[Growth] = []
         for seq, num_slots in zip(seqs, slots, strict=True):
             self.check_growth(seq, num_slots)
             shared = self.shared_at(seq, moving) if write else {}
@@ -154,11 +171,27 @@ class Specification(ModelKeeping):
             more = {group: max(0, self.units(num_slots) - len(t)) for group, t in tables}
             wanted.append((shared, more))
         shares = [self.share(seq.namespace) for seq in seqs]
-        needed = [len(shared) + sum(more.values()) for shared, more in wanted]
-        self.check_room(shares, needed)
+        given_back = [self.num_left(seq) if left else 0 for seq in seqs]
+        pairs = zip(wanted, given_back, strict=True)
+        self.check_room(shares, [num_blocks(growth) - back for growth, back in pairs])
+        return wanted
+
+    def num_left(self, seq: Seq) -> int:
+        """The blocks that windows give back once all tokens of a sequence are computed."""
+        kept = {block for copy in self.waiting() for block in (copy.source, copy.destination)}
+        kept.update(self.holds)
+        count = 0
+        for group, kind in self.attention():
+            first = self.first_unit(kind, max(0, seq.num_tokens - self.lookahead))
+            left = [block for block in seq.tables[group][:first] if block and block not in kept]
+            count += sum(self.references(block) == 1 for block in left)
+        return count
+
+    def take_growth(self, seqs: list[Seq], wanted: list[Growth], *, write: bool = True) -> None:
+        shares = [self.share(seq.namespace) for seq in seqs]
         with self.call():
-            pairs = zip(needed, shares, strict=True)
-            fresh = [self.take(count, share) for count, share in pairs]
+            pairs = zip(wanted, shares, strict=True)
+            fresh = [self.take(num_blocks(growth), share) for growth, share in pairs]
             for seq, (shared, more), blocks in zip(seqs, wanted, fresh, strict=True):
                 if write:
                     self.make_writable(seq, shared, blocks)
@@ -253,15 +286,23 @@ class Specification(ModelKeeping):
         for seq in seqs:
             seq.computed = seq.settled = seq.written = seq.num_tokens
             seq.stands = self.confirms(seq)
+        # Windows that the commits leave make room, unless a step in flight may still read them.
+        drops_first = len(self.kinds) > 1 and not self.in_flight
+        slots = [seq.num_tokens + 1 for seq in seqs]
         try:
-            self.grow(seqs, [seq.num_tokens + 1 for seq in seqs])
+            wanted = self.checked_growth(seqs, slots, left=drops_first)
         except (OutOfBlocksError, StepError):
             for seq, facts in zip(seqs, before, strict=True):
                 seq.computed, seq.settled, seq.written, seq.stands, seq.moves = facts
             raise
-        for seq, token in zip(seqs, new, strict=True):
+        if not drops_first:
+            self.take_growth(seqs, wanted)
+        for seq in seqs:
             with self.call():
                 self.follow(seq, within=False)
+        if drops_first:
+            self.take_growth(seqs, wanted)
+        for seq, token in zip(seqs, new, strict=True):
             seq.tokens.append(token)
         return np.array([self.slot(seq, seq.num_tokens - 1) for seq in seqs], np.int64)
 
@@ -276,8 +317,9 @@ class Specification(ModelKeeping):
         """Shares the blocks of attention; each child has its own states (rule 9)."""
         parent = self.running(handle)
         groups = self.recurrent()
-        self.check_parent(parent)
+        self.check_not_promised(parent)
         handles = self.new_rows(whole("n", n, 1, 2**31))
+        self.check_parent(parent)
         share = self.share(parent.namespace)
         self.check_room([share], [n * len(groups)])
         with self.call():
@@ -440,9 +482,7 @@ class Specification(ModelKeeping):
         return taken
 
     def slot(self, seq: Seq, position: int) -> int:
-        """In the first group with full attention, or of any attention."""
-        [group, *_] = self.full_attention() or [g for g, _ in self.attention()] or [0]
-        block = seq.tables[group][position // self.size if group in dict(self.attention()) else 0]
+        block = seq.blocks[0 if self.lead is None else position // self.size]
         assert block is not None
         return block.id * self.size + position % self.size
 
@@ -452,12 +492,22 @@ class Specification(ModelKeeping):
         whole("start", start, 0, stop)
         return np.array([self.slot(seq, position) for position in range(start, stop)], int)
 
+    def group_table(self, group: int) -> Any:
+        longest = (len(seq.tables[group]) for seq in self.seqs.values())
+        tables = np.zeros((self.config.max_seqs, max(self.width, *longest, 0)), np.int32)
+        for seq in self.seqs.values():
+            ids = [block.id if block else 0 for block in seq.tables[group]]
+            tables[seq.row, : len(ids)] = ids
+        return tables
+
     @property
     def block_tables(self) -> Any:
-        tables = np.zeros((self.config.max_seqs, self.width), np.int32)
-        for seq in self.seqs.values():
-            tables[seq.row, : seq.num_blocks] = seq.block_ids
-        return tables
+        return self.group_table(self.lead or 0)
+
+    def stops(self, handle: int) -> tuple[int, ...]:
+        """Where its forwards should end, so that its states can be kept there."""
+        seq = self.sequence(handle)
+        return tuple(sorted(stop for stop in seq.stops if stop > seq.computed))
 
     @property
     def seq_lens(self) -> Any:

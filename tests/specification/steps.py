@@ -67,8 +67,7 @@ class ModelSteps(ModelBlocks):
     # ---- steps --------------------------------------------------------------------------
 
     def num_slots(self, seq: Seq) -> int:
-        lengths = [len(seq.tables[group]) for group, _ in self.attention()]
-        return min(lengths) * self.size if lengths else 1 << 40
+        return seq.num_slots
 
     def take_copies(self) -> CopyPlan:
         """Closes the plan of a step, whose forward may advance any sequence with work left."""

@@ -6,10 +6,10 @@ import pytest
 
 from tests.specification.leaves import ModelLeaves
 from tests.stateful.mutants import MUTANTS
-from tests.stress.profiles import PROFILES
+from tests.stress.profiles import ONE_GROUP
 from tests.stress.run import Failure, Plan, stress
 
-MODELLED = [profile for profile in PROFILES if profile != "huge"]
+MODELLED = [profile for profile in ONE_GROUP if profile != "huge"]
 # The profile that finds a bug soon, if most profiles rarely do.
 MET_BY = {
     "DoesNotCollapseOnAbort": "aborts",

@@ -139,6 +139,14 @@ class Draw:
         """A part of the tokens, which may be out of bounds at both ends."""
         return {"share": self.rng.random()}
 
+    def turn(self) -> Record:
+        """Tokens of the next turn."""
+        return {"tokens": self.tokens(4)}
+
+    def retain_prefix(self) -> Record:
+        """Any level."""
+        return {"priority": self.rng.randint(0, 3)}
+
     def fork(self) -> Record:
         """Sometimes no child, which the manager refuses."""
         return {"n": self.rng.choice([1, 1, 2, 3, 0])}

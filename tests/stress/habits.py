@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import random
 
-__all__ = ["Habits", "draw_habits"]
+__all__ = ["Habits", "draw_chunking", "draw_habits"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class Habits:
         refills: Admits a prompt in the same step in which a sequence ends, into its row.
         eager: With ``early_commit``, commits as many tokens as it can, as soon as it can.
         first_step: Empty steps launched before all others.
+        chunk: With groups, the most tokens of a forward.
+        stops: With groups, how often a forward ends at a stop of the admission.
+        idles: With groups, how often a forward leaves a sequence out.
+        affirms: With groups, commits sequences that it left out of a step, at their present length.
     """
 
     writes: Literal["as_asked", "left_off", "as_handed"] = "as_asked"
@@ -37,6 +41,10 @@ class Habits:
     refills: bool = False
     eager: bool = False
     first_step: int = 0
+    chunk: int = 100
+    stops: float = 1.0
+    idles: float = 0.0
+    affirms: bool = False
 
     @property
     def looks_up(self) -> bool:
@@ -53,4 +61,17 @@ def draw_habits(rng: random.Random) -> dict[str, Any]:
         "refills": rng.random() < 0.3,
         "eager": rng.random() < 0.5,
         "first_step": 2**16 - rng.randint(0, 24) if near else 0,
+    }
+
+
+def draw_chunking(rng: random.Random) -> dict[str, Any]:
+    """The habits of an engine with groups."""
+    return draw_habits(rng) | {
+        "writes": "as_asked",
+        "by_row": False,
+        "first_step": 0,
+        "chunk": rng.choice([1, 3, 4, 8, 100]),
+        "stops": rng.choice([0.0, 0.5, 1.0, 1.0]),
+        "idles": rng.choice([0.0, 0.3]),
+        "affirms": rng.random() < 0.5,
     }

@@ -16,10 +16,11 @@ from blockmgr.blocks import BlockState
 from blockmgr.config import DIGEST_NAMES
 from blockmgr.errors import BlockMgrError, InvariantError, OutOfBlocksError, OutOfSequencesError
 from blockmgr.manager import BlockManager
+from tests.specification.layers import kinds_of
 from tests.specification.leaves import ModelLeaves
 from tests.stress.habits import Habits
+from tests.stress.memory import Device, Step, Work
 from tests.stress.mirror import Mirror
-from tests.stress.oracle import Device, Step, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,8 @@ class Entry:
     # ahead of the next forward, and the slots it was given.
     left_off: int = 0
     promise: int = 0
+    ran: int = 0  # with groups: where the last forward that has run ended
+    tables: Any = ()  # with groups: those after the last call on it
     handed: Any = field(default_factory=lambda: np.zeros(0, np.int64))
     running: bool = True
     version: int = 0  # grows when tokens are taken back
@@ -102,7 +105,15 @@ class LockStep:
         self.early = bool(config.get("early_commit", False))
         self.in_flight_limit = int(config.get("steps_in_flight", 0))
         self.rng = random.Random(seed)
-        self.device = Device(config["num_blocks"], self.size, self.rng, "K" in detectors)
+        self.kinds = kinds_of(config.get("groups", ()))
+        self.device = Device(
+            config["num_blocks"],
+            self.size,
+            self.rng,
+            kinds=self.kinds,
+            check="K" in detectors,
+            null_block=bool(config.get("null_block")),
+        )
         self.entries: list[Entry] = []
         self.dead: list[tuple[int, int]] = []
         self.steps: list[Launched] = []  # taken and not completed
@@ -113,6 +124,7 @@ class LockStep:
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
         self.remaps: list[tuple[int, int, int, int]] = []
         self.check_every, self.calls = check_every, 0
+        self.found = 0  # tokens that prompts found
         # A model that stands in for the manager has no events.
         told = bool(config.get("events")) and hasattr(self.manager, "take_events")
         self.mirror = Mirror() if told else None
@@ -141,11 +153,7 @@ class LockStep:
         expected, refusal = None, error
         if self.model is not None:
             expected, refusal = self.attempt(self.model, name, theirs, kw)
-            if type(error) is not type(refusal):
-                raise DivergenceError(f"{name}{tuple(ours)}{kw}: {error!r}, expected {refusal!r}")
-            shortage = isinstance(error, OutOfBlocksError | OutOfSequencesError)
-            if shortage and vars(error) != vars(refusal):
-                raise DivergenceError(f"{name}: {vars(error)}, expected {vars(refusal)}")
+            self.compare_errors(f"{name}{tuple(ours)}{kw}", error, refusal)
         if isinstance(error, OutOfBlocksError):
             room = error.available - error.reserved_by_watermark
             if error.needed <= room:
@@ -153,6 +161,13 @@ class LockStep:
         self.calls += 1
         self.observe(name, before, known)
         return None if error is not None else (answer, answer if self.model is None else expected)
+
+    def compare_errors(self, call: str, error: Any, refusal: Any) -> None:
+        if type(error) is not type(refusal):
+            raise DivergenceError(f"{call}: {error!r}, expected {refusal!r}")
+        shortage = isinstance(error, OutOfBlocksError | OutOfSequencesError)
+        if shortage and vars(error) != vars(refusal):
+            raise DivergenceError(f"{call}: {vars(error)}, expected {vars(refusal)}")
 
     def choose_victim(self, idle: list[Block]) -> Block:
         """The model's next victim: under another order, one that the manager evicted.

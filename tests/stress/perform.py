@@ -18,6 +18,8 @@ __all__ = ["finish_up", "perform"]
 def perform(world: World, record: Record) -> None:
     """Runs one operation; without sequences, an operation that needs one does nothing."""
     op = record["op"]
+    if world.skips(op):
+        return
     if op in OPERATIONS:
         OPERATIONS[op](world, record)
     elif world.entries:
@@ -157,6 +159,21 @@ def _next_turn(world: World, entry: Entry, record: Record) -> None:
         world.append(child, record["tokens"][:2])
 
 
+def _turn(world: World, entry: Entry, record: Record) -> None:
+    """Ends a sequence, and admits the next turn of its conversation at once."""
+    world.free(entry)
+    if entry not in world.entries:
+        world.admit(entry.tokens + record["tokens"], entry.namespace, entry.extras)
+
+
+def _cache(world: World, entry: Entry, record: Record) -> None:
+    world.cache_state(entry)
+
+
+def _retain_prefix(world: World, entry: Entry, record: Record) -> None:
+    world.retain_prefix(entry, Priority(record["priority"]))
+
+
 def _append(world: World, entry: Entry, record: Record) -> None:
     world.append(entry, record["tokens"])
 
@@ -259,6 +276,9 @@ OPERATIONS: dict[str, Callable[[World, Record], None]] = {
 }
 ON_ENTRY: dict[str, Callable[[World, Entry, Record], None]] = {
     "next_turn": _next_turn,
+    "turn": _turn,
+    "cache": _cache,
+    "retain_prefix": _retain_prefix,
     "append": _append,
     "commit": _commit,
     "reserve": _reserve,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from blockmgr import groups as layers
 from blockmgr.config import EVICTION_POLICIES
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Sequence
 
 __all__ = ["BALANCED", "DIGESTS", "PROFILES", "Profile", "draw_config"]
 
@@ -74,6 +76,7 @@ class Profile:
         vocabulary: Numbers of distinct tokens; one is drawn for each run.
         quotas: Whether some of the namespaces have quotas.
         swarm: Largest exponent of 2 by which a weight is multiplied, drawn for each run.
+        layouts: Whether a run has any groups of layers, or only full attention.
     """
 
     blocks: tuple[int, int] = (4, 48)
@@ -85,6 +88,7 @@ class Profile:
     vocabulary: tuple[int, ...] = (2, 2, 3, 50)
     quotas: bool = False
     swarm: float = 0.5
+    layouts: bool = False
 
 
 PROFILES = {
@@ -111,8 +115,73 @@ PROFILES = {
     # Pools too large for the model: checks the invariants every hundred calls, and the memory.
     "huge": Profile(blocks=(2_000, 100_000), sizes=(16, 32, 128), prompt=2_000, max_seqs=(8, 64)),
     "swarm": Profile(blocks=(2, 64), sizes=(1, 2, 3, 5, 8, 16), swarm=3.0),
-}
+    "groups": Profile(
+        sizes=(1, 2, 3, 4, 5, 8, 16),
+        prompt=36,
+        vocabulary=(2, 2, 3),
+        quotas=True,
+        swarm=1.0,
+        layouts=True,
+        weights={"turn": 4, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
+                 "abort": 3},
+    ),
+}  # fmt: skip
 """The kinds of run, by name."""
+
+ONE_GROUP = tuple(name for name, profile in PROFILES.items() if not profile.layouts)
+
+GROUPS = {
+    "full": layers.FullAttention,
+    "window": layers.SlidingWindow,
+    "chunk": layers.ChunkedAttention,
+    "state": layers.RecurrentState,
+}
+"""Groups of layers by their names in saved runs."""
+
+
+def groups_named(layout: Sequence[str]) -> list[layers.Group]:
+    """The groups of a layout, such as ``["full", "window 5", "state"]``."""
+    parts = (name.split() for name in layout)
+    return [GROUPS[name](*map(int, width)) for name, *width in parts]
+
+
+def draw_layout(rng: random.Random) -> list[str]:
+    """Full attention, and up to five other groups, in any order."""
+    layout = [
+        f"{rng.choice(['window', 'chunk'])} {rng.randint(1, 20)}" for _ in range(rng.randint(0, 3))
+    ]
+    layout += ["state"] * rng.choice([0, 0, 1, 1, 2]) or ["window 5"] * (not layout)
+    layout.insert(rng.choice([0, rng.randint(0, len(layout))]), "full")
+    return layout
+
+
+def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> dict[str, Any]:
+    """Options of a manager with groups, with the layout by name; half of them have much room."""
+    size = rng.choice(profile.sizes)
+    room = rng.choice([24, 40, 64, 120]) // size + 3 * len(layout) + 100 * (rng.random() < 0.5)
+    least, in_flight = min(size, rng.choice([0, 1, 2])), rng.choice([0, 1, 2, 8])
+    quotas = draw_quotas(rng, profile, room // 2)
+    has_states = "state" in layout
+    return {
+        "layout": list(layout),
+        "num_blocks": room + 1,
+        "block_size": size,
+        "max_seqs": rng.randint(*profile.max_seqs),
+        "null_block": True,
+        "digest": rng.choice(["xxh3_128", "xxh3_128", "sha256", "constant"]),
+        "min_partial_tokens": least,
+        "halfway_stop_tokens": rng.choice([0, 1, 16]),
+        "prompt_end_stop": rng.choice([None, 0, 1, 3]) if least and has_states else None,
+        "quotas": quotas,
+        "eviction": rng.choice(["lru", "lru", rng.choice(EVICTION_POLICIES)]),
+        "steps_in_flight": in_flight,
+        "early_commit": rng.random() < 0.3,
+        "max_rollback_tokens": 0 if has_states else rng.choice([0, 0, 2, 12]),
+        "retention": (retention := rng.random() < 0.5),
+        "max_pinned_blocks": rng.randint(0, 6) if retention else 0,
+        "debug": rng.choice([0, 0, 0, 1]),
+        "hit_rate_window": rng.choice([0, 5, 1000]),
+    }
 
 
 def draw_quotas(rng: random.Random, profile: Profile, capacity: int) -> dict[str, int]:
@@ -125,14 +194,19 @@ def draw_quotas(rng: random.Random, profile: Profile, capacity: int) -> dict[str
     return quotas
 
 
-def draw_config(rng: random.Random, profile: Profile, *, default: bool = False) -> dict[str, Any]:
+def draw_config(
+    rng: random.Random, profile: Profile, *, default: bool = False, layout: Sequence[str] = ()
+) -> dict[str, Any]:
     """Options of a manager, with its digest by name.
 
     Args:
         rng: Random generator.
         profile: Bounds.
         default: Draw sizes only; every other option has its default.
+        layout: Groups of a profile with layouts; none: draw them.
     """
+    if profile.layouts:
+        return draw_groups(rng, profile, layout or draw_layout(rng))
     null_block = rng.random() < 0.2
     num_blocks = rng.randint(*profile.blocks)
     size = rng.choice(profile.sizes)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.errors import InvariantError
 from blockmgr.manager import BlockManager
+from tests.specification.boundaries import ModelBoundaries
 from tests.specification.leaves import ModelLeaves
 from tests.stress.draw import Draw, Record
-from tests.stress.habits import Habits, draw_habits
+from tests.stress.habits import Habits, draw_chunking, draw_habits
+from tests.stress.layouts import LayoutWorld
 from tests.stress.perform import finish_up, perform
-from tests.stress.profiles import DIGESTS, PROFILES, draw_config
+from tests.stress.profiles import DIGESTS, PROFILES, draw_config, groups_named
 from tests.stress.shrink import Case
 from tests.stress.world import World
 
@@ -44,6 +46,7 @@ class Plan:
         minutes: Stop after this long; 0 for never.
         manager: The class under test.
         options: Overrides of the drawn configuration; ``habits`` is that of the engine.
+        layout: With profile ``groups``, the groups of each run; none: drawn for each.
     """
 
     ops: int
@@ -54,6 +57,7 @@ class Plan:
     minutes: float = 0.0
     manager: Callable[..., Any] = BlockManager
     options: dict[str, Any] = field(default_factory=dict)
+    layout: Sequence[str] = ()
 
 
 @dataclass
@@ -90,8 +94,8 @@ class Failure(Exception):
         return f"profile {self.profile}, seed {self.case.seed}: {self.cause}"
 
 
-class CountingWorld(World):
-    """A world that counts the results of all calls."""
+class Counted(World):
+    """Counts the results of all calls, and the tokens that prompts find."""
 
     counts: Counter[tuple[str, str]]
 
@@ -103,20 +107,27 @@ class CountingWorld(World):
         return answer, error
 
 
+class CountedLayout(Counted, LayoutWorld):
+    """The same with groups."""
+
+
 def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
-) -> CountingWorld:
+) -> Counted:
     """A world for a configuration with a digest by name and the engine's habits."""
     modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS
     quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
     habits = Habits(**config.get("habits", {}))
-    config = {name: value for name, value in config.items() if name != "habits"}
+    layout = config.get("layout", ())
+    config = {name: value for name, value in config.items() if name not in {"habits", "layout"}}
+    if layout:
+        config["groups"] = groups_named(layout)
     if not modelled:
         detectors = detectors.replace("D", "")
-    world = CountingWorld(
+    world = (CountedLayout if layout else Counted)(
         {**config, "digest": DIGESTS[config["digest"]], "quotas": quotas},
         manager=manager,
-        model=ModelLeaves,
+        model=ModelBoundaries if layout else ModelLeaves,
         seed=seed,
         check_every=1 if config["num_blocks"] <= 64 else 100 if modelled else 1000,
         detectors=detectors,
@@ -132,10 +143,13 @@ class Run:
     def __init__(self, plan: Plan, profile: str, seed: int) -> None:
         rng = random.Random(f"{profile}:{seed}")
         self.profile, self.seed, self.detectors = profile, seed, plan.detectors
-        self.config = draw_config(rng, PROFILES[profile], default=plan.default)
-        self.config |= {"habits": draw_habits(rng)} | plan.options
+        self.config = draw_config(rng, PROFILES[profile], default=plan.default, layout=plan.layout)
+        drawn = draw_chunking(rng) if "layout" in self.config else draw_habits(rng)
+        self.config |= plan.options
+        self.config["habits"] = drawn | plan.options.get("habits", {})
         self.draw = Draw(rng, profile)
         self.records: list[Record] = []
+        self.compared = 0
         self.world = build_world(self.config, seed, plan.detectors, plan.manager)
 
     def one(self) -> None:
@@ -143,6 +157,7 @@ class Run:
         record = self.draw.one()
         self.records.append(record)
         perform(self.world, record)
+        self.compared += self.world.model is not None
 
     def case(self) -> Case:
         """The run so far, in a form that can be saved."""
@@ -199,7 +214,7 @@ def stress(plan: Plan, report: Callable[[int], None] = lambda done: None) -> Out
         sha.update(json.dumps([run.config, run.records], sort_keys=True).encode() + state)
         sha.update(repr(sorted(run.world.counts.items())).encode())
         outcome.calls += run.world.counts
-        outcome.lock_step += len(run.records) * (run.world.model is not None)
+        outcome.lock_step += run.compared
         run_seed += 1
         report(outcome.ops.total())
     outcome.digest = sha.hexdigest()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blockmgr.blocks import Admission
+from blockmgr.blocks import Admission, Priority
 from tests.stress.holding import HoldingEngine
 from tests.stress.lockstep import DivergenceError, Entry, Launched
-from tests.stress.oracle import Work, extend_prefixes
+from tests.stress.memory import Work, extend_prefixes, prefixes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +23,11 @@ __all__ = ["DivergenceError", "Entry", "Launched", "World"]
 
 class World(HoldingEngine):
     """A manager, optionally its model, a device, and the engine between them."""
+
+    def skips(self, op: str) -> bool:
+        """Whether an operation is left out here."""
+        del op
+        return False
 
     # ---- admission ----------------------------------------------------------------------
 
@@ -56,8 +61,7 @@ class World(HoldingEngine):
         if answer is None:
             self.settle()
             return None
-        prefixes: list[int] = []
-        extend_prefixes(prefixes, tokens, self.size, namespace, extras or {})
+        prefixes = prefixes_of(tokens, self.size, namespace, extras)
         handle, twin = answer
         entry = Entry(handle, twin, namespace, dict(extras or {}), list(tokens), prefixes)
         self.begin_entry(entry)
@@ -65,6 +69,7 @@ class World(HoldingEngine):
         if entry.start != due:
             raise DivergenceError(f"match found {due} tokens, admit {entry.start}")
         self.entries.append(entry)
+        self.found += entry.start
         self.settle()
         return entry
 
@@ -83,6 +88,12 @@ class World(HoldingEngine):
             entry.running = True
             self.begin_entry(entry)
         self.settle()
+
+    def cache_state(self, entry: Entry) -> None:
+        raise NotImplementedError("of groups with states")
+
+    def retain_prefix(self, entry: Entry, priority: Priority) -> None:
+        raise NotImplementedError("of groups")
 
     # ---- one sequence -------------------------------------------------------------------
 
@@ -198,6 +209,7 @@ class World(HoldingEngine):
         if self.both("preempt", [entry.handle], [entry.twin], **key):
             entry.start, entry.written, entry.running = 0, entry.written[:0], False
             entry.left_off, entry.promise, entry.handed = 0, 0, entry.handed[:0]
+            entry.ran = 0
             entry.version += 1
         self.settle()
 
@@ -274,22 +286,15 @@ class World(HoldingEngine):
         launched = Launched(self.device.launch(plan), [], set())
         for index, entry in enumerate(self.entries):
             view = self.manager.sequence(entry.handle)
-            launched.blocks.update(view.block_ids.tolist())
-            end = min(view.num_tokens, view.num_slots)
-            if end == 0 or (index == skip and not self.early):
+            launched.blocks.update(self.blocks_of(entry))
+            if index == skip and not self.early:
                 continue
-            work = Work(
-                f"sequence {entry.handle}",
-                self.slots(entry, 0, end),
-                np.array(entry.prefixes[:end], np.int64),
-                self.first_to_write(entry),
-                entry.handed if self.habits.writes == "as_handed" else None,
-            )
+            work = self.work_of(entry, view)
+            if work is None:
+                continue
             launched.step.work.append(work)
             launched.entries.append((entry, entry.version, work))
-            entry.start = view.num_computed_tokens
-            if self.early:
-                entry.left_off, entry.promise = max(entry.left_off, entry.promise), 0
+            self.note_launch(entry, view, work)
         launched.blocks.update(plan.sources.tolist(), plan.destinations.tolist())
         self.open = launched
         self.steps.append(launched)
@@ -297,6 +302,40 @@ class World(HoldingEngine):
             self.resolve("copies_applied")
         self.settle()
         return launched
+
+    def blocks_of(self, entry: Entry) -> set[int]:
+        return set(self.manager.sequence(entry.handle).block_ids.tolist())
+
+    def work_of(self, entry: Entry, view: Any) -> Work | None:
+        """What the next forward does for a sequence: all that has slots."""
+        end = min(view.num_tokens, view.num_slots)
+        if end == 0:
+            return None
+        return Work(
+            f"sequence {entry.handle}",
+            [self.slots(entry, 0, end)],
+            np.array(entry.prefixes[:end], np.int64),
+            self.first_to_write(entry),
+            entry.handed if self.habits.writes == "as_handed" else None,
+        )
+
+    def note_launch(self, entry: Entry, view: Any, work: Work) -> None:
+        del work
+        entry.start = view.num_computed_tokens
+        if self.early:
+            entry.left_off, entry.promise = max(entry.left_off, entry.promise), 0
+
+    def note_run(self, entry: Entry, work: Work, held_back: int) -> None:
+        """Commits what a forward has written, except the tokens that are held back."""
+        entry.written = work.slots[0]
+        if not self.early:
+            computed = self.manager.sequence(entry.handle).num_computed_tokens
+            self.commit(entry, max(computed, self.written_until(entry) - held_back))
+
+    def note_abort(self, entry: Entry, work: Work) -> None:
+        if self.early:
+            entry.left_off = min(entry.left_off, work.start)
+            self.hand(entry)
 
     def compare_plan(self, plan: Any, expected: Any) -> None:
         sources, destinations = plan.sources.tolist(), plan.destinations.tolist()
@@ -333,11 +372,7 @@ class World(HoldingEngine):
                 self.steps.remove(launched)
             for entry, version, work in launched.entries:
                 if entry in self.entries and entry.version == version:
-                    entry.written = work.slots
-                    if not self.early:
-                        computed = self.manager.sequence(entry.handle).num_computed_tokens
-                        ready = self.written_until(entry)
-                        self.commit(entry, max(computed, ready - held_back))
+                    self.note_run(entry, work, held_back)
 
     def complete(self, count: int = 1) -> None:
         """Completes the oldest ``count`` steps in flight."""
@@ -374,9 +409,8 @@ class World(HoldingEngine):
         self.steps.remove(launched)
         for entry, version, work in launched.entries:
             entry.start = min(entry.start, work.start)
-            if self.early and entry in self.entries and entry.version == version:
-                entry.left_off = min(entry.left_off, work.start)
-                self.hand(entry)
+            if entry in self.entries and entry.version == version:
+                self.note_abort(entry, work)
         if self.early:  # the next step must compute the tokens committed early
             self.step()
 

@@ -296,6 +296,18 @@ def test_a_prompt_that_fits_in_no_parts_is_told_its_peak(slots: int | None) -> N
     )
 
 
+def test_a_prompt_never_fits_if_its_windows_keep_too_much_for_drafts() -> None:
+    """At the ninth token, the two before it may be taken back, so the first chunk is kept."""
+    groups = [FullAttention(), ChunkedAttention(8)]
+    options = {"groups": groups, "block_size": 8, "debug": 0}
+    fits = hybrid(4, **options)
+    assert fits.can_admit(range(9), num_slots=1) is Admission.NOW
+    manager = hybrid(4, **options, max_rollback_tokens=2)
+    assert manager.can_admit(range(9), num_slots=1) is Admission.NEVER
+    with pytest.raises(NeverFitsError, match="a prompt of 9 tokens takes 4 blocks in 2 groups"):
+        manager.admit(range(9), num_slots=1)
+
+
 def test_a_prompt_that_no_table_holds_is_told_the_length_of_a_row() -> None:
     manager = hybrid(60, groups=[FullAttention(), SlidingWindow(8)], max_blocks_per_seq=4)
     with pytest.raises(NeverFitsError, match="17 tokens take 5 blocks; a block table row holds 4"):

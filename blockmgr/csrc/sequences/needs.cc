@@ -112,7 +112,7 @@ std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
 }
 
 // The most blocks of a sequence that has so many slots, has computed them, and goes on taking as
-// few as it can.
+// few as it can. Its windows keep what is read if drafts are taken back.
 std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) const {
   const std::int64_t size = config().block_size;
   std::int64_t attention = 1;
@@ -121,9 +121,10 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
   // Within a block it can only fall.
   for (std::int64_t position = slots; position < num_tokens; position += size - position % size) {
     const std::int64_t blocks = position / size + 1;
+    const std::int64_t from = std::max<std::int64_t>(0, position - config().max_rollback);
     std::int64_t sum = attention * blocks;
     for (int g = 0; g < groups()->num_groups(); ++g)
-      if (!groups()->group(g).recurrent()) sum -= groups()->first_unit(g, position);
+      if (!groups()->group(g).recurrent()) sum -= groups()->first_unit(g, from);
     most = std::max(most, sum);
   }
   return most + num_states();

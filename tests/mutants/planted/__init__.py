@@ -31,8 +31,8 @@ OF_GROUPS = (
     "tests/groups/test_retention.py",
     "tests/groups/test_levels.py",
     "tests/groups/test_holds.py",
-    "tests/groups/test_core.py",
     "tests/groups/test_lockstep.py",
+    "tests/groups/test_random.py",
 )
 """The tests that must find a bug of groups of layers, the quickest first."""
 

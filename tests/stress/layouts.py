@@ -1,0 +1,376 @@
+"""The engine for several groups of layers, and what the manager and the specification must share.
+
+Such an engine computes in chunks, and often ends a forward where an admission asks it to, so that a
+state can be kept there. It never asks again where a launched forward has ended, because a state
+cannot be advanced twice. Between calls on a sequence, its tables must not change.
+
+The specification chooses among equals otherwise than the manager does, once something is evicted.
+So the two are compared until then; the invariants and the memory are checked to the end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockmgr import BlockManager, BlockState, Priority
+from blockmgr.errors import NeverFitsError, OutOfBlocksError, OutOfSequencesError, StepError
+from tests.specification.admission import Terms
+from tests.specification.layers import RecurrentState
+from tests.stress.lockstep import DivergenceError, Entry
+from tests.stress.memory import Work
+from tests.stress.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.stress.lockstep import Launched
+
+__all__ = ["LayoutWorld"]
+
+Tables = tuple[tuple[int, ...], ...]
+
+UNSPECIFIED = frozenset({"hold", "let_go", "touch_blocks", "forget", "pin", "unpin", "set_time"})
+UNSPECIFIED |= {"reset", "take_remaps"}
+"""Operations that the specification of several groups does not have."""
+
+REFUSALS = {OutOfBlocksError, OutOfSequencesError, NeverFitsError, StepError}
+"""Which of these comes first is not specified."""
+
+
+class LayoutWorld(World):
+    """A manager with any groups of layers, optionally its specification, a device, an engine."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.mirror = None  # of one group
+
+    tied = False
+    """Whether a copy comes from another one of several blocks with the same prefix."""
+
+    @property
+    def is_specified(self) -> bool:
+        """Whether only calls that the specification has can be made."""
+        return self.model is not None or not isinstance(self.manager, BlockManager)
+
+    def skips(self, op: str) -> bool:
+        return self.is_specified and op in UNSPECIFIED
+
+    # ---- tables -------------------------------------------------------------------------
+
+    def tables_of(self, handle: int) -> Tables:
+        """By group, the ids of the blocks of a sequence; 0 where it has none."""
+        view = self.manager.sequence(handle)
+        if view.is_preempted:
+            return ()
+        row, units = self.manager.row(handle), view.num_blocks
+        ends = (1 if isinstance(kind, RecurrentState) else units for kind in self.kinds)
+        return tuple(
+            tuple(self.manager.group_table(group)[row, :end].tolist())
+            for group, end in enumerate(ends)
+        )
+
+    def blocks_of(self, entry: Entry) -> set[int]:
+        return {block for table in self.tables_of(entry.handle) for block in table} - {0}
+
+    def hand(self, entry: Entry) -> None:
+        entry.tables = self.tables_of(entry.handle)
+
+    def hand_anew(self, entry: Entry) -> None:
+        """Growth that moved the sequence to another block loses what a launched forward writes."""
+        now = self.tables_of(entry.handle)
+        pairs = zip(entry.tables, now, strict=True)
+        if any(old != new[: len(old)] for old, new in pairs):
+            self.lose_launched(entry)
+        entry.tables = now
+
+    def lose_launched(self, entry: Entry) -> None:
+        entry.version += 1
+        entry.left_off = entry.ran = self.manager.sequence(entry.handle).num_computed_tokens
+
+    # ---- what an engine does ------------------------------------------------------------
+
+    def begin_entry(self, entry: Entry) -> None:
+        super().begin_entry(entry)
+        entry.ran = entry.left_off
+
+    def trust_what_is_computed(self, entry: Entry) -> None:
+        super().trust_what_is_computed(entry)
+        entry.left_off = entry.ran = entry.start
+        self.hand(entry)
+
+    def first_to_write(self, entry: Entry) -> int:
+        return entry.start if self.early else entry.left_off
+
+    def stop_of(self, entry: Entry, view: Any) -> int:
+        """Where the next forward of the sequence ends."""
+        start = self.first_to_write(entry)
+        most = min(view.num_tokens, view.num_slots, start + self.habits.chunk)
+        for stop in self.manager.stops(entry.handle):
+            if start < stop < most and self.rng.random() < self.habits.stops:
+                return int(stop)
+        return max(start, most)
+
+    def work_of(self, entry: Entry, view: Any) -> Work | None:
+        if not entry.running:
+            return None
+        tables, start = self.tables_of(entry.handle), self.first_to_write(entry)
+        if tables != entry.tables:
+            raise DivergenceError(f"the tables of {entry.handle} changed without a call on it")
+        stop = view.num_computed_tokens if self.early else self.stop_of(entry, view)
+        if not self.early and self.rng.random() < self.habits.idles:
+            stop = start
+        return Work.on_tables(
+            f"sequence {entry.handle}",
+            entry.prefixes[:stop],
+            start,
+            tables,
+            kinds=self.kinds,
+            block_size=self.size,
+        )
+
+    def note_launch(self, entry: Entry, view: Any, work: Work) -> None:
+        super().note_launch(entry, view, work)
+        if not self.early:
+            entry.left_off = work.stop
+
+    def note_run(self, entry: Entry, work: Work, held_back: int) -> None:
+        entry.ran = max(entry.ran, work.stop)
+        computed = self.manager.sequence(entry.handle).num_computed_tokens
+        if self.early:
+            if self.habits.affirms and entry.start == computed and self.open is None:
+                self.declare(entry, computed)
+        elif work.stop > computed - self.habits.affirms and not held_back:
+            self.declare(entry, work.stop)
+
+    def note_abort(self, entry: Entry, work: Work) -> None:
+        if not self.early:
+            entry.left_off = min(entry.left_off, work.start)
+
+    def declare(self, entry: Entry, num_computed_tokens: int) -> None:
+        if self.on("commit", entry, num_computed_tokens):
+            self.hand(entry)
+        self.settle()
+
+    def written_until(self, entry: Entry) -> int:
+        """The tokens that a forward has written; -1 while one that writes more is launched."""
+        if self.early:
+            return entry.start
+        return entry.ran if entry.ran == entry.left_off else -1
+
+    def committable(self, entry: Entry) -> int:
+        view = self.manager.sequence(entry.handle)
+        stop = self.stop_of(entry, view) if self.early else self.written_until(entry)
+        return max(stop, int(view.num_computed_tokens))
+
+    def commit(self, entry: Entry, num_computed_tokens: int) -> None:
+        """Says where the last forward ended, or something that must be refused."""
+        view, n = self.manager.sequence(entry.handle), num_computed_tokens
+        if entry.running and not self.early:
+            if self.written_until(entry) < 0:
+                return
+            if view.num_computed_tokens <= n <= min(view.num_tokens, view.num_slots):
+                n = self.committable(entry)
+        self.declare(entry, n)
+
+    def begin(self, skip: int = -1, applied: bool = False) -> Launched | None:
+        """Without steps in flight, a step is committed before the next one."""
+        for launched in list(self.steps) if not self.in_flight_limit else ():
+            if launched is not self.open and not launched.finished:
+                self.finish(launched)
+        return super().begin(skip, applied)
+
+    # ---- calls --------------------------------------------------------------------------
+
+    def both(self, name: str, ours: Sequence[Any], theirs: Sequence[Any], **kw: Any) -> Any:
+        answer = super().both(name, ours, theirs, **kw)
+        if answer is not None and name in {"can_admit", "touch"}:
+            return answer[0], answer[0]
+        return answer
+
+    def compare_errors(self, call: str, error: Any, refusal: Any) -> None:
+        """After a shortage because the manager keeps a block for others, they differ."""
+        if type(error) is type(refusal):
+            return
+        if {type(error), type(refusal)} <= REFUSALS:
+            return
+        if isinstance(error, OutOfBlocksError) and self.num_kept_for_others():
+            self.model = None
+        else:
+            self.differ(f"{call}: {error!r}, expected {refusal!r}")
+
+    def admit(
+        self,
+        tokens: list[int],
+        namespace: bytes = b"",
+        extras: Mapping[int, bytes] | None = None,
+        num_slots: int | None = None,
+        read_cache: bool = True,
+        *,
+        by_match: bool = False,
+        **limits: int | None,
+    ) -> Entry | None:
+        if not self.is_specified:
+            return super().admit(
+                tokens, namespace, extras, num_slots, read_cache, by_match=by_match, **limits
+            )
+        slots = num_slots and min(num_slots, len(tokens))
+        return super().admit(tokens, namespace, None, slots)
+
+    def match(
+        self,
+        tokens: list[int],
+        namespace: bytes = b"",
+        extras: Mapping[int, bytes] | None = None,
+        **asked: int | None,
+    ) -> Any:
+        """What does not fit now may find anything: no admission will use it."""
+        found, error = self.attempt(
+            self.manager, "match", [tokens], {"namespace": namespace, "extras": extras, **asked}
+        )
+        if self.model is not None and error is None:
+            seq = self.model.prompt(tokens, namespace, extras)
+            plan, fits = self.model.best_plan(seq, asked["num_slots"] or len(tokens), Terms())
+            if fits and plan.cached != found.num_cached_tokens:
+                if self.num_kept_for_others():
+                    self.model = None  # less fits
+                else:
+                    self.differ(f"match found {found.num_cached_tokens}, expected {plan.cached}")
+        return None if error else (found, found)
+
+    def decode(self, entries: list[Entry], tokens: list[int]) -> None:
+        super().decode(entries, tokens)
+        for entry in entries:
+            self.hand(entry)
+
+    def truncate(self, entry: Entry, num_tokens: int) -> None:
+        if answer := self.on("truncate", entry, num_tokens):
+            if answer[0] != answer[1]:
+                self.differ(f"truncate to {num_tokens} left {answer[0]}, expected {answer[1]}")
+            del entry.tokens[num_tokens:], entry.prefixes[num_tokens:]
+            if answer[0] < entry.left_off:
+                self.lose_launched(entry)
+            self.hand(entry)
+        self.settle()
+
+    def cache_state(self, entry: Entry) -> None:
+        if (answer := self.on("cache_state", entry)) and answer[0] != answer[1]:
+            self.differ(f"cache_state answered {answer[0]}, expected {answer[1]}")
+        if answer:
+            self.hand(entry)
+        self.settle()
+
+    def retain(self, entry: Entry, start: int, stop: int, **key: Any) -> None:
+        view = self.manager.sequence(entry.handle)
+        specified = key["priority"] is not None and key["ttl"] is None and entry.running
+        fits = start < stop <= min(view.num_tokens, view.num_slots)
+        if not self.is_specified or (specified and fits and self.manager.config.retention):
+            super().retain(entry, start, stop, **key)
+
+    def retain_prefix(self, entry: Entry, priority: Priority) -> None:
+        if self.manager.config.retention:
+            key = {"priority": priority, "namespace": entry.namespace, "extras": entry.extras}
+            self.same_answer("retain_prefix", [entry.tokens], **key)
+
+    # ---- detectors ----------------------------------------------------------------------
+
+    def differ(self, how: str) -> None:
+        """With a tie, blocks differ that only a copy keeps, and what finds them."""
+        if not self.tied:
+            raise DivergenceError(how)
+        self.model = None
+
+    def check_fences(self, name: str) -> None:
+        """Checks that no block is handed out for writing while a launched step may use it."""
+        held: set[int] = set()
+        busy = set().union(*(launched.blocks for launched in self.steps))
+        for handle in self.manager.handles():
+            first = self.manager.sequence(handle).num_computed_tokens // self.size
+            for kind, table in zip(self.kinds, self.tables_of(handle), strict=False):
+                held.update(table)
+                writable = table if isinstance(kind, RecurrentState) else table[first:]
+                early = (set(writable) - self.held) & busy - {0}
+                if early:
+                    raise DivergenceError(f"{name} handed out blocks {early}, still in flight")
+        self.held = held
+
+    held: frozenset[int] | set[int] = frozenset()
+    """The blocks in all tables after the last call."""
+
+    def compare(self) -> None:
+        """Compares what is visible, up to the ids of blocks, until something is evicted."""
+        if self.model.count["evicted_blocks"] or self.manager.stats().evicted_blocks:
+            self.model = None
+            return
+        how = self.difference()
+        if how:
+            self.differ(how)
+
+    def difference(self) -> str:
+        names: dict[int, int] = {}
+        for entry in self.entries:
+            facts = self.facts(self.manager, entry.handle), self.facts(self.model, entry.twin)
+            if facts[0] != facts[1]:
+                return f"sequence {entry.handle}: {facts[0]}, expected {facts[1]}"
+            for mine, theirs in self.pairs(entry):
+                if bool(mine) != bool(theirs) or names.setdefault(mine, theirs) != theirs:
+                    return f"block {mine} of {entry.handle} stands for two of the specification"
+        if len(set(names.values())) != len(names):
+            return "two blocks stand for one of the specification"
+        free = sum(len(self.model.free_blocks(share)) for share in (None, *self.model.quotas))
+        found = self.manager.stats().free_blocks
+        # The manager keeps a block as long as one that continues it is in use.
+        if not 0 <= free - found <= self.num_kept_for_others():
+            return f"{found} free blocks, expected {free}"
+        return self.difference_of_copies(names)
+
+    def facts(self, manager: Any, handle: int) -> tuple[object, ...]:
+        seq = manager.sequence(handle)
+        tokens = list(map(int, seq.tokens))
+        if seq.is_preempted:
+            return tokens, "preempted"
+        return tokens, seq.num_computed_tokens, seq.num_slots, tuple(manager.stops(handle))
+
+    def pairs(self, entry: Entry) -> Iterator[tuple[int, int]]:
+        """Blocks of the manager and of the specification in the same place of a table."""
+        tables = self.model.sequence(entry.twin).tables if entry.running else ()
+        for mine, theirs in zip(self.tables_of(entry.handle), tables, strict=True):
+            ids = [block.id if block else 0 for block in theirs]
+            yield from zip(mine, ids, strict=True)
+
+    def difference_of_copies(self, names: dict[int, int]) -> str:
+        expected = self.model.waiting()
+        if not expected and not self.model.in_flight:
+            self.tied = False
+        found = self.planned_copies()
+        known = set(names.values())
+        # Of a copy whose destination has left its table, the name is not known.
+        due = {(c.group, c.destination.id, c.num_tokens) for c in expected}
+        due = {copy for copy in due if copy[1] in known}
+        seen = {(group, names[to], n) for group, _, to, n in found if to in names}
+        if seen != due:
+            return f"copies {seen}, expected {due}"
+        sources = {copy.destination.id: copy.source.id for copy in expected}
+        for _, source, destination, _ in found:
+            other = sources.get(names.get(destination, -1))
+            if other is not None and (source in names or other in known):
+                self.tied |= names.get(source) != other
+        return ""
+
+    def planned_copies(self) -> list[tuple[int, int, int, int]]:
+        """Group, source, destination and tokens of each copy that is not applied."""
+        facts = self.manager.blocks()
+        rows = zip(facts.group, facts.copy_source, facts.copy_tokens, strict=True)
+        return [
+            (int(group), int(source), block, int(count))
+            for block, (group, source, count) in enumerate(rows)
+            if source >= 0
+        ]
+
+    def num_kept_for_others(self) -> int:
+        facts = self.manager.blocks()
+        return int(((facts.state == BlockState.CACHED) & (facts.ref_count == 0)).sum())
+
+    def compare_plan(self, plan: Any, expected: Any) -> None:
+        model, self.model = self.model, None
+        super().compare_plan(plan, expected)
+        self.model = model

@@ -1,0 +1,217 @@
+"""A fake memory for any groups of layers, in which every slot remembers what it was computed from.
+
+A slot of attention has a name of the prefix for whose last token it was computed. A state fills a
+block, and has a name of the prefix that it has consumed; a forward replaces it, so a state that is
+used twice, too early or too late is wrong. Everything that a forward reads must belong to its own
+prefix. So a wrong hit, a lost copy, a block that is reused too early or a write into another
+sequence's block shows as a wrong read, even when every count is right. Reads are checked inside the
+step, after its copies and writes: a later check would miss a copy that came too late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.specification.layers import FullAttention, RecurrentState
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tests.specification.layers import Kind
+
+Prefixes = list[int]
+Array = npt.NDArray[np.int64]
+
+
+class WrongReadError(AssertionError):
+    """A forward read something that was not computed from its own prefix."""
+
+
+def extend_prefixes(
+    prefixes: Prefixes,
+    tokens: Iterable[int],
+    block_size: int,
+    namespace: bytes,
+    extras: Mapping[int, bytes],
+) -> None:
+    """Appends a name of the prefix that ends at each token; names are chained hashes."""
+    for token in tokens:
+        before = prefixes[-1] if prefixes else hash(namespace)
+        index, offset = divmod(len(prefixes), block_size)
+        if offset == 0:
+            before = hash((before, extras.get(index, b"")))
+        prefixes.append(hash((before, token)))
+
+
+def prefixes_of(
+    tokens: Iterable[int],
+    block_size: int,
+    namespace: bytes = b"",
+    extras: Mapping[int, bytes] | None = None,
+) -> Prefixes:
+    """The names of all prefixes of some tokens."""
+    prefixes: Prefixes = []
+    extend_prefixes(prefixes, tokens, block_size, namespace, extras or {})
+    return prefixes
+
+
+def slots_of(table: Sequence[int], block_size: int, stop: int) -> Array:
+    """The slot of each of the first positions; without a block, one of the null block."""
+    blocks = np.zeros(-(-stop // block_size), np.int64)
+    blocks[: len(table)] = table[: len(blocks)]
+    return (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)[:stop]
+
+
+@dataclass
+class Work:
+    """A sequence's work in one forward: writes ``[start, stop)``, and reads what these queries do.
+
+    Attributes:
+        name: For messages.
+        slots: For each group the slot of each position; for a state, all slots of its block.
+        prefixes: Names of the prefixes that end at each position before ``stop``.
+        start: The first position to write.
+        handed: Slots to write in the first group, if the engine does not ask; None: those it reads.
+    """
+
+    name: str
+    slots: Sequence[Array]
+    prefixes: Array
+    start: int
+    handed: Array | None = None
+
+    stop = property(lambda self: len(self.prefixes))
+
+    @classmethod
+    def on_tables(
+        cls,
+        name: str,
+        prefixes: Sequence[int],
+        start: int,
+        tables: Sequence[Sequence[int]],
+        *,
+        kinds: Sequence[Kind],
+        block_size: int,
+    ) -> Work:
+        """The work on block tables; of a state, the table has the block of the state."""
+        stop = len(prefixes)
+        ends = [block_size if isinstance(kind, RecurrentState) else stop for kind in kinds]
+        slots = [slots_of(t, block_size, end) for t, end in zip(tables, ends, strict=True)]
+        return cls(name, slots, np.array(prefixes, np.int64), start)
+
+
+@dataclass
+class Step:
+    """A launched step: the copy plan, and the work of every sequence in it."""
+
+    ticket: int
+    copies: list[tuple[int, int, int]]
+    work: list[Work] = field(default_factory=list)
+    plan: Any = None  # as the manager gave it
+
+
+class Device:
+    """Runs steps in the order they were launched, on one stream."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        rng: random.Random,
+        *,
+        kinds: Sequence[Kind] = (FullAttention(),),
+        check: bool = True,
+        null_block: bool = False,
+    ) -> None:
+        self.block_size, self.kinds = block_size, kinds
+        self.cells = np.zeros(num_blocks * block_size, np.int64)
+        self.rng, self.check = rng, check
+        self.first_slot = block_size if null_block else 0
+        self.queue: list[Step] = []
+        self.num_reads = 0
+
+    def launch(self, plan: Any) -> Step:
+        """Queues a step with this copy plan; its work is added later."""
+        step = Step(plan.ticket, [tuple(copy) for copy in plan], plan=plan)
+        self.queue.append(step)
+        return step
+
+    def cancel(self, step: Step) -> None:
+        """The launch failed."""
+        self.queue.remove(step)
+
+    def run(self, step: Step) -> None:
+        """Runs everything up to and including the step."""
+        while step in self.queue:
+            self.forward(self.queue.pop(0))
+
+    def forward(self, step: Step) -> None:
+        """Runs the copies, then, group by group, all writes and then all reads."""
+        self._copy(step)
+        for group, kind in enumerate(self.kinds):
+            for work in step.work:
+                if isinstance(kind, RecurrentState):
+                    self._advance(group, work)
+                else:
+                    self._write(group, work)
+            if isinstance(kind, RecurrentState) or not self.check:
+                continue
+            for work in step.work:
+                self._read(group, work, kind.first_read(work.start))
+
+    def _copy(self, step: Step) -> None:
+        """Copies word by word in random order, because any order must be right for a plan."""
+        size = self.block_size
+        words = [
+            (source * size + word, destination * size + word)
+            for source, destination, num_tokens, *_ in step.copies
+            for word in range(num_tokens)
+        ]
+        self.rng.shuffle(words)
+        for source, destination in words:
+            if min(source, destination) < self.first_slot:
+                raise WrongReadError(f"step {step.ticket} copies the null block")
+            self.cells[destination] = self.cells[source]
+
+    def _names(self, group: int, work: Work) -> Array:
+        return work.prefixes ^ (group << 40)
+
+    def _write(self, group: int, work: Work) -> None:
+        slots = work.slots[group] if group or work.handed is None else work.handed
+        slots = slots[work.start :]
+        if (slots < self.first_slot).any():
+            raise WrongReadError(f"{work.name} has no block in group {group} to write")
+        self.cells[slots] = self._names(group, work)[work.start :]
+
+    def _read(self, group: int, work: Work, first: int) -> None:
+        """Reads what the queries do: from the first position that the first one reads."""
+        slots = work.slots[group][first:]
+        self.num_reads += len(slots)
+        is_wrong = self.cells[slots] != self._names(group, work)[first:]
+        wrong = np.flatnonzero(is_wrong | (slots < self.first_slot))
+        if len(wrong):
+            raise WrongReadError(
+                f"{work.name} computes [{work.start}, {work.stop}) and reads foreign K/V of group"
+                f" {group} at positions {(wrong + first).tolist()}"
+            )
+
+    def _advance(self, group: int, work: Work) -> None:
+        """A forward that starts at the first token starts with an empty state."""
+        if work.start == work.stop:
+            return
+        slots, names = work.slots[group], self._names(group, work)
+        marks = np.arange(1, self.block_size + 1) << 20
+        self.num_reads += 1
+        if slots[0] < self.first_slot:
+            raise WrongReadError(f"{work.name} has no state of group {group}")
+        due = names[work.start - 1] ^ marks
+        if work.start and self.check and (self.cells[slots] != due).any():
+            raise WrongReadError(
+                f"{work.name} continues from {work.start} with a wrong state of group {group}"
+            )
+        self.cells[slots] = names[-1] ^ marks
