@@ -1,4 +1,4 @@
-// Commits: what is computed becomes findable, and identical blocks are merged.
+// Makes what is computed findable, and merges identical blocks.
 #pragma once
 
 #include <cstdint>

@@ -18,15 +18,6 @@ void Needs::measure() {
   most_tokens_ = most * config().block_size;
 }
 
-bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
-                      std::int64_t watermark) const {
-  std::int64_t blocks = rows().blocks_for(std::max(num_tokens, slots));
-  if (blocks > config().row_width) return true;
-  if (groups()) [[unlikely]]
-    blocks = later_blocks(num_tokens, slots ? slots : num_tokens);
-  return blocks > pool().partition(partition).capacity - watermark;
-}
-
 void Needs::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                              std::int64_t held_back, const Found* found) const {
   if (held_back < 0) held_back = rows().watermark(partition);

@@ -66,4 +66,13 @@ inline Demand Needs::demand(const Found& found, std::int64_t slots) const {
   return d;
 }
 
+inline bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
+                              std::int64_t watermark) const {
+  std::int64_t blocks = rows().blocks_for(std::max(num_tokens, slots));
+  if (blocks > config().row_width) return true;
+  if (groups()) [[unlikely]]
+    blocks = later_blocks(num_tokens, slots ? slots : num_tokens);
+  return blocks > pool().partition(partition).capacity - watermark;
+}
+
 }  // namespace blockmgr

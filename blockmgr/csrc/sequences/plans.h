@@ -1,4 +1,4 @@
-// Plans: what a call finds and counts with nothing changed, and then carries out as it is.
+// The plans of calls: a call makes one with nothing changed, and then carries it out.
 #pragma once
 
 #include <cstdint>
