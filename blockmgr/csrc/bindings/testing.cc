@@ -25,8 +25,8 @@ std::int64_t victim_steps(Core& self) {
   });
 }
 
-// Of a table of buckets and of one of tags that hold such digests, 16 bytes each: the most places in
-// a row that a search goes past.
+// The most places in a row that a search goes past, in a table of buckets and in one of tags that
+// hold these digests of 16 bytes each.
 nb::tuple longest_runs(const nb::bytes& digests) {
   const auto* const data = reinterpret_cast<const std::uint8_t*>(digests.c_str());
   const std::size_t count = digests.size() / 16;

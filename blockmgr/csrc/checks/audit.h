@@ -54,7 +54,7 @@ class BlockAudit {
   // The record of a part of a further group, among what is cached.
   bool is_part(NodeId n) const { return nodes_[n].keyed() && Pool::is_part(nodes_[n]); }
   bool valid(NodeId n) const { return n >= 0 && n < count_ && nodes_.block(n) != kNoBlock; }
-  // Of the partition whose observers are being audited.
+  // The partition whose observers are being audited.
   const Pool::Partition& partition() const { return *partition_; }
 
  protected:

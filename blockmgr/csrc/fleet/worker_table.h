@@ -33,7 +33,7 @@ class WorkerTable {
   // found[worker * kTiers + tier]. A worker's count ends at the first block that it has nowhere.
   void find(const std::uint64_t* keys, std::int64_t count, std::int32_t* found) const;
 
-  // Of each of these keys, whether the worker has it in some tier.
+  // Says of each key whether the worker has it in some tier.
   void has(int worker, const std::uint64_t* keys, std::int64_t count, bool* out) const;
 
   int max_workers() const { return max_workers_; }

@@ -153,8 +153,8 @@ class PrefixIndex {
     PrefixIndex& index_;
     std::unique_ptr<EventLog> log_;
   };
-  // Of the full blocks with one digest, whether this is the one in the events. Others exist only
-  // by collisions.
+  // Whether this full block is the one in the events, among those with its digest. There are others
+  // only if digests collide.
   bool stands_for_digest(NodeId b) const { return with_digest(nodes_.digest(b)) == b; }
   // A full block with this digest for which `wanted` holds, or kNoNode.
   template <class Wanted>

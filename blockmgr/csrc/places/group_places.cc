@@ -123,7 +123,7 @@ void GroupPlaces::clear_passed(NodeId n) noexcept {
   if (is_boundary(n) && (nodes_.used(n) || nodes_[n].fence)) link(n);
 }
 
-// Of an idle part, which no node has any more.
+// The part is idle, and no node has it any more.
 inline void GroupPlaces::forget_part(NodeId part) noexcept {
   unkeep(part);
   pool_.free_parts(&part, 1);
@@ -233,7 +233,7 @@ void GroupPlaces::refresh(NodeId n) noexcept {
   while (n >= 0 && !is_boundary(n) && find_near(n)) n = nodes_[n].parent;
 }
 
-// Of a node that is no boundary. Whether it is another than before.
+// The node is no boundary. Returns whether `near` has changed.
 inline bool GroupPlaces::find_near(NodeId n) noexcept {
   const std::int64_t now = computed_near(n);
   if (now == near(n)) return false;
@@ -351,8 +351,8 @@ bool GroupPlaces::evict_passed(int partition, std::int64_t count) noexcept {
   return true;
 }
 
-// Of the boundaries that running sequences have passed and that are wanted, the last one that frees
-// something. Whether there was one.
+// Evicts the last boundary that frees something, among the wanted ones that running sequences have
+// passed. Returns whether there was one.
 template <class Wanted>
 bool GroupPlaces::evict_last_used(int partition, Wanted wanted) noexcept {
   const NodeId sentinel = nodes_.count + partition;

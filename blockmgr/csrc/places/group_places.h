@@ -113,7 +113,7 @@ class GroupPlaces {
     for (int g = 0; g < num_groups(); ++g) clear_part(g, n);
   }
   void clear_parts(const NodeId* nodes, std::int64_t count) noexcept;
-  // Of which group a record is; -1: of full attention.
+  // The group of a record; -1: full attention.
   int owner(NodeId m) const { return owners_[static_cast<std::size_t>(m)] - 1; }
   void set_owner(NodeId m, int g) noexcept {
     owners_[static_cast<std::size_t>(m)] = static_cast<std::uint8_t>(g + 1);
@@ -145,7 +145,7 @@ class GroupPlaces {
   bool is_untold(NodeId part) const {
     return index_.log() && !is_told(part) && nodes_[node_of(part)].key_tokens == nodes_.block_size;
   }
-  // Of the parts of nodes with one digest, whether that of this node is the one in the events.
+  // Whether the part of this node is the one in the events, among those of nodes with its digest.
   bool stands_for_digest(int g, NodeId n) const;
   // Parts that can be found.
   int num_cached() const { return num_cached_; }

@@ -210,7 +210,7 @@ class Pool {
     const NodeId n = nodes_.owner(block);
     return n < 0 ? last_generation(block) : nodes_[n].generation;
   }
-  // Of the node that had the block before the present one; of a free block, the same.
+  // The generation of the node that had the block before the present one, or last if it is free.
   std::uint32_t last_generation(std::int64_t block) const {
     return (*generations_)[static_cast<std::size_t>(block)];
   }
@@ -218,8 +218,7 @@ class Pool {
   void forget(NodeId b) noexcept;
   // forget() of idle nodes [first, last], each but the last the parent of the next and of no other.
   void forget_run(NodeId first, NodeId last) noexcept;
-  // Of further groups of layers, see GroupPlaces: whether this is the record of a part, among those
-  // that are cached.
+  // Whether this cached record is a part of a further group of layers, see GroupPlaces.
   static bool is_part(const Node& record) { return record.parent == kNoNode; }
   // Idle parts of one partition, whose keys were taken, become free.
   void free_parts(const NodeId* parts, std::int64_t count) noexcept;
@@ -351,11 +350,10 @@ class Pool {
   std::unique_ptr<std::uint16_t[]>
       partitions_;      // number of each node's partition, if there are any
   int num_queued_ = 0;  // free and idle blocks; with partitions only
-  // Of each cached block the first of its twins, plus 1; the others are its siblings. nullptr:
-  // there are none.
+  // By cached block, the first of its twins, plus 1; the others are its siblings. nullptr: there
+  // are none.
   std::unique_ptr<ZeroedArray<NodeId>> twins_;
-  // Of each block, the generation of the node that had it last, the present one not counted.
-  // nullptr: not kept.
+  // By block, the generation of the node that had it before the present one. nullptr: not kept.
   std::unique_ptr<ZeroedArray<std::uint32_t>> generations_;
   GroupPlaces* groups_ = nullptr;  // nullptr: full attention alone
   std::vector<NodeList> fences_;

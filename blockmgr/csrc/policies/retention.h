@@ -126,7 +126,7 @@ class RetainingPolicy final : public Policy {
     bool idle = false;
     bool found = false;  // idle, and about to be used by the admission that found it
   };
-  // Of a pin's number; above them, how often its slot has been used.
+  // The bits of a pin's number that name its slot; those above count how often the slot was used.
   static constexpr std::int64_t kSlotBits = 0xffffffff;
 
   Kept& at(NodeId b) const { return kept_[b]; }

@@ -26,7 +26,7 @@ class StackPass {
     std::vector<std::int64_t> first, last, blocks, tokens;
   };
   const Hits& hits() const { return hits_; }
-  // Of a sample: the runs that were looked up, and the distance of the last block of each; kFar if
+  // A sample has the runs that were looked up, and the distance of the last block of each; kFar if
   // it was not there.
   static constexpr std::int64_t kFar = std::int64_t{1} << 62;
   struct Noted {
@@ -37,7 +37,7 @@ class StackPass {
   std::int64_t peak() const { return peak_; }
 
  private:
-  // Of a run, instead of the release that made it idle.
+  // Stand in a run in place of the release that made it idle.
   static constexpr std::int64_t kInUse = -1;
   static constexpr std::int64_t kAbsent = -2;
 

@@ -28,8 +28,8 @@ struct ChainKey {
 
 class BlockPool : public Store {
  public:
-  // Of the config, steps_in_flight is 0: references are the caller's word, and so is when a step
-  // is over. make: as for Store.
+  // steps_in_flight of the config is 0: references are the caller's word, and so is when a step is
+  // over. make: as for Store.
   BlockPool(const StoreConfig& config, std::unique_ptr<Digester> digester,
             const PolicyMaker& make = nullptr);
 

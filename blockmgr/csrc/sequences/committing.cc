@@ -126,9 +126,10 @@ bool Committing::is_kept_apart(const Sequence& s, std::int64_t logical, NodeId c
          use<GroupTables>().must_stay(s, logical, cached);
 }
 
-// Of several groups: blocks that a sequence leaves for cached ones which are available, or are to
-// be once another of the batch has dropped them; and that a copy to come, a caller or another
-// sequence keeps. All sharers may be of the batch; then more is counted than is taken.
+// With several groups: counts the blocks that a sequence leaves for cached ones, and that a copy to
+// come, a caller or another sequence keeps, if the cached ones are available, or are to be once
+// another of the batch has dropped them. All sharers may be of the batch; then more is counted than
+// is taken.
 std::int64_t Committing::num_lost(const Sequence& s, std::int64_t logical, NodeId cached,
                                   PromotionPlan& plan) const {
   const std::vector<NodeId>& dropped = plan.dropped;

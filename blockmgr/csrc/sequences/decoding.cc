@@ -6,8 +6,8 @@ namespace blockmgr {
 
 namespace {
 
-// Of a batch, those that write into one block. Most batches have none, and nothing is made for
-// them.
+// Counts those of a batch that write into one block. Most batches have none, and nothing is made
+// for them.
 class Sharers {
  public:
   Sharers(Tally& counts, std::int64_t most) : counts_(counts), most_(most) {}

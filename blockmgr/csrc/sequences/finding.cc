@@ -205,7 +205,7 @@ GroupedFound Finding::find_grouped(const Token* tokens, std::int64_t num_tokens,
   return result;
 }
 
-// Of a chain that full attention has, the blocks up to the deepest place that every group serves.
+// The blocks of a chain that full attention has, up to the deepest place that every group serves.
 std::int64_t Finding::served_of(const Found& chain) const {
   std::int64_t length = chain.num_full;
   while (length) {

@@ -26,7 +26,7 @@ bool GroupEnds::serves(const Sequence& s, std::int64_t logical) const {
   const NodeId* t = rows().table(s);
   for (int g = 0; g < groups()->num_groups(); ++g)
     if (groups()->group(g).recurrent() && groups()->cached(g, t[logical]) < 0) return false;
-  // Of what a query reads, all but its own unit was read by the one a unit before.
+  // A query reads its own unit, and nothing else that the one a unit before did not read.
   const bool read_before = logical > 0 && groups()->is_boundary(t[logical - 1]);
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (groups()->group(g).recurrent()) continue;
@@ -83,7 +83,7 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
       since_room_[nth(g)] = i + 1;
       all_cached = false;
     }
-    // Of what a query reads, all but its own unit was read by the one a unit before.
+    // A query reads its own unit, and nothing else that the one a unit before did not read.
     if (!serves || !all_cached) serves = reads_cached(t[i], end);
     const bool is_boundary = groups()->is_boundary(t[i]);
     if (passes && serves && !is_boundary) continue;
@@ -240,7 +240,7 @@ GroupEnds::Seen GroupEnds::seen_children(NodeId parent) const {
   return seen;
 }
 
-// Of an idle tail, and of what only it needs.
+// Takes an idle tail out of the cache, with what only it needs.
 void GroupEnds::drop_tail(NodeId tail) noexcept {
   groups()->end_boundary(tail);
   groups()->prune(tail);

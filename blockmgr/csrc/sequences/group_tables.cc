@@ -224,8 +224,8 @@ void GroupTables::drop_states(Sequence& s) noexcept {
   }
 }
 
-// Of a unit that is findable from here on as `node`, the groups decide one by one: the part that is
-// there stands for the sequence's own, or the own becomes findable. `own`: the node it had.
+// A unit is findable from here on as `node`. In each group, the part that is there stands for the
+// sequence's own, or its own becomes findable. `own`: the node that it had.
 void GroupTables::settle_parts(Sequence& s, std::int64_t logical, NodeId own,
                                NodeId node) noexcept {
   for (int g = 0; g < groups()->num_groups(); ++g) {
@@ -251,8 +251,8 @@ bool GroupTables::must_stay(const Sequence& s, std::int64_t logical, NodeId cach
   return lacks;
 }
 
-// Of a sequence that moves to the cached block that stands for its own: the same in all groups.
-// What the cached one lacks comes along.
+// A sequence moves to the cached block that stands for its own: it does so in all groups. A part
+// that the cached block lacks comes along.
 void GroupTables::merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept {
   const NodeId own = rows().table(s)[logical];
   const bool is_shared = nodes().uses(own).ref_count > 1;
@@ -295,7 +295,7 @@ void GroupTables::give_state(Sequence& s, int g, NodeId node) noexcept {
   pool().release(kept);  // the copy keeps it
 }
 
-// Of so many leading tokens, those in memory before this step's forward.
+// How many of so many leading tokens are in memory before this step's forward.
 std::int64_t GroupTables::grouped_written(const Sequence& s, std::int64_t length) const {
   if (unwritten().empty()) return length;
   const std::int64_t size = config().block_size;

@@ -30,7 +30,8 @@ class GroupTables : public Part<GroupTables> {
     return rows().shown_groups.data() +
            (g * std::int64_t{config().max_seqs} + row) * config().row_width;
   }
-  // Of each further group of attention, the part of one of its blocks, while the sequence has it.
+  // Visits the part of one of its blocks in each further group of attention, while the sequence has
+  // it.
   template <class Visit>
   void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
     for (int g = 0; groups() && g < groups()->num_groups(); ++g)

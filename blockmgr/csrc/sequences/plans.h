@@ -104,7 +104,7 @@ struct PromotionPlan {
     digests.clear();
     counts_taken = false;
   }
-  // Of several groups, before blocks are taken. most: cached blocks that it may take into use.
+  // With several groups, before blocks are taken. most: cached blocks that it may take into use.
   void count_taken(std::int64_t most) {
     if (!most) return;
     taken.begin(most);

@@ -49,7 +49,7 @@ struct Prompt {
   ExtrasBytes extras;      // by logical block, sorted
   std::int64_t num_slots;  // 0: as many as tokens
   bool read_cache = true;  // false: nothing of it is to be found
-  // Of this call alone, see Terms.
+  // For this call alone, see Terms.
   std::int64_t most_cached = INT64_MAX;
   std::int64_t due_cached = -1;
   std::int64_t watermark_blocks = -1;  // -1: the config's
