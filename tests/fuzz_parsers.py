@@ -4,14 +4,12 @@
 
 A parser must read any file or refuse it with the documented error; and a trace that was read must
 be the same after it is written and read again. Inputs are mutations of the corpus; an input that
-reaches a line of the parsers for the first time joins the corpus for the rest of the run. Model
-shapes are read only if torch is installed.
+reaches a line of the parsers for the first time joins the corpus for the rest of the run.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import random
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from blockmgr import shapes
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab import formats, trace
 from blockmgr.lab.formats import (
@@ -40,19 +39,17 @@ from blockmgr.lab.formats import (
     times,
     vllm_log,
 )
+from blockmgr.shapes import config, elements, hybrid, model
+from blockmgr.shapes import fields as config_fields
 from tests.stress import shrink
 
 CORPUS = Path(__file__).parent / "fuzz_corpus"
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 READERS = (
     *(formats, bodies, chat, fields, ids, opened, own, reading, record, times),
     *(kv_events, event_batch, event_blocks, recorded_engine, log_lines, sglang_log, vllm_log),
 )
-PARSERS = {trace.__file__, shrink.__file__, *(module.__file__ for module in READERS)}
-if HAS_TORCH:
-    from blockmgr.kv import shape
-
-    PARSERS.add(shape.__file__)
+SHAPES = (config, config_fields, elements, hybrid, model)
+PARSERS = {module.__file__ for module in (trace, shrink, *READERS, *SHAPES)}
 FOLDER = Path(tempfile.mkdtemp())
 
 
@@ -93,12 +90,12 @@ def read_shape(data: bytes) -> None:
     path = FOLDER / "config.json"
     path.write_bytes(data)
     try:
-        shape.ModelShape.from_config(path)
+        shapes.ModelShape.from_config(path)
     except (ValueError, TypeError) as error:
         expect(str(error), "an error says nothing")
 
 
-TARGETS = (read_trace, read_case, *([read_shape] if HAS_TORCH else []))
+TARGETS = (read_trace, read_case, read_shape)
 
 
 def one_input(data: bytes) -> None:

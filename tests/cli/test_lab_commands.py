@@ -275,9 +275,12 @@ def test_a_trace_out_of_order_is_bad_input_with_its_line(run: Run, tmp_path: Pat
         assert f"{path}:2:2: found timestamp 4, expected at least 5" in result.stderr
 
 
-def test_plan_of_a_config_names_the_extra_that_is_missing(tmp_path: Path) -> None:
+def test_plan_reads_a_config_without_torch(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text("{}")
+    fields = {
+        "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    config.write_text(json.dumps(fields))
     command = ["plan", "chat", "--hit-rate", "50%", "--model", str(config)]
     without_torch = f"""
 import sys
@@ -289,9 +292,7 @@ sys.exit(main())
     done = subprocess.run(
         [sys.executable, "-c", without_torch], check=False, capture_output=True, text=True
     )
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert "pip install '.[torch]'" in done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_pool_that_is_too_small_has_a_line_without_numbers_and_the_others_are_replayed(
