@@ -48,10 +48,10 @@ struct Victim {
   }
   // A random running sequence with at least one block, or nullptr.
   Sequence* running() {
-    const std::size_t size = core.sequences_.size();
+    const std::size_t size = core.sequences.size();
     const std::size_t start = below(size);
     for (std::size_t i = 0; i < size; ++i) {
-      Sequence& s = core.sequences_[(start + i) % size];
+      Sequence& s = core.sequences[(start + i) % size];
       if (s.state == Sequence::kRunning && s.num_blocks) return &s;
     }
     return nullptr;
@@ -407,7 +407,7 @@ std::vector<Tampering> of_sequences() {
        })},
       {"a token of a twin",
        [](Victim& v) -> Undo {
-         for (const Sequence& s : v.core.sequences_)
+         for (const Sequence& s : v.core.sequences)
            for (std::int64_t i = 0; i < s.num_chained; ++i)
              if (const NodeId b = v.core.table(s)[i]; !v.core.nodes_[b].keyed()) {
                Token& token = v.core.nodes_.tokens(b)[v.core.nodes_.block_size - 1];
@@ -417,8 +417,8 @@ std::vector<Tampering> of_sequences() {
        }},
       {"a row with blocks to commit that is not known",
        [](Victim& v) -> Undo {
-         BitTree& rows = v.core.computing_;
-         for (const Sequence& s : v.core.sequences_) {
+         BitTree& rows = v.core.computing;
+         for (const Sequence& s : v.core.sequences) {
            const auto row = static_cast<std::uint32_t>(v.core.row_of(s));
            if (!v.core.is_computing(s)) continue;
            rows.erase(row);
@@ -428,7 +428,7 @@ std::vector<Tampering> of_sequences() {
        }},
       {"one unused row less",
        [](Victim& v) -> Undo {
-         auto& rows = v.core.unused_rows_;
+         auto& rows = v.core.unused_rows;
          if (rows.empty()) return {};
          const std::int32_t row = rows.back();
          rows.pop_back();
