@@ -18,14 +18,19 @@ from tests.mutants.mutant import Mutant
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 120
 
-# An editable install finds the package in its source folder before any path is searched.
-BARE = """
-import os, sys
+# An editable install finds the package in its source folder before any path is searched. The module
+# sitecustomize runs when an interpreter starts, in the processes that tests start, too.
+AT_START = """
+import sys
 sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
-sys.path[:0] = [os.environ["MUTANT"]]
-import pytest
-sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--no-header", *sys.argv[1:]]))
 """
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header")
+
+
+def use_package_of(folder: Path) -> dict[str, str]:
+    """The environment in which Python and its child processes import this folder's package."""
+    (folder / "sitecustomize.py").write_text(AT_START, encoding="utf-8")
+    return {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def copied(mutant: Mutant, folder: Path) -> None:
@@ -55,13 +60,13 @@ def failures(mutant: Mutant, folder: Path) -> int | None:
     """The number of its tests that fail with this folder's package; ``None``: it survived."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", BARE, *mutant.tests],
+            [*PYTEST, *mutant.tests],
             check=False,
             capture_output=True,
             text=True,
             cwd=folder,
             timeout=MOST_SECONDS,
-            env={**os.environ, "MUTANT": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, **use_package_of(folder)},
         )
     except subprocess.TimeoutExpired:
         return ENDLESS

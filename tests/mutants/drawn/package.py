@@ -11,7 +11,6 @@ import re
 import resource
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.mutants.core import object_name
 from tests.mutants.drawn.harness import QUICK, DoesNotCompile, within
 from tests.mutants.drawn.outcome import Outcome, run
 from tests.mutants.drawn.site import Site
-from tests.mutants.python import BARE, ROOT
+from tests.mutants.python import PYTEST, ROOT, use_package_of
 
 MOST_MEMORY = 24 << 30  # torch reserves much more address space than it uses
 ANY_MEMORY = resource.RLIM_INFINITY  # sanitizers reserve more address space than there is memory
@@ -175,11 +174,9 @@ class Package:
         return codes[0] == codes[1]
 
     def _run(self, tests: str, seconds: float) -> Outcome:
-        command = [sys.executable, "-c", BARE, *tests.split()]
+        command = [*PYTEST, *tests.split()]
         variables = {
-            "MUTANT": str(self.folder),
-            "PYTHONPATH": str(self.folder),
-            "PYTHONDONTWRITEBYTECODE": "1",
+            **use_package_of(self.folder),
             "HYPOTHESIS_STORAGE_DIRECTORY": str(self.folder / ".hypothesis"),
             **self._loaded,
         }
