@@ -16,7 +16,7 @@ void Forgetting::detach(Sequence& s) noexcept {
 // that callers do not know.
 std::int64_t Forgetting::reset_prefix_cache(bool reset_hit_rate) {
   Call call(rows());
-  // The mark of what is not written yet would go with its key.
+  // A block that is not written yet would lose its mark with its key.
   for (const Sequence& s : rows().sequences)
     rows().refuse_ahead(s, "reset the prefix cache around");
   for (Sequence& s : rows().sequences)
@@ -110,7 +110,7 @@ void Forgetting::mend_chains() noexcept {
 std::int64_t Forgetting::forget(const std::int64_t* ids, std::int64_t count) {
   Call call(rows());
   for (std::int64_t i = 0; i < count; ++i) use<Holding>().checked_block(ids[i], i);
-  // The mark of what is not written yet would go with its key.
+  // A block that is not written yet would lose its mark with its key.
   for (const Sequence& s : rows().sequences) rows().refuse_ahead(s, "forget blocks around");
   std::vector<bool> wrong(static_cast<std::size_t>(nodes().count));
   std::int64_t forgotten = 0;
