@@ -31,15 +31,18 @@ OPTIONS = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
-# An editable install finds the package in its source folder before any path is searched. Torch is
-# left out: under a sanitizer it takes longer to load than everything else takes to run.
-BARE = """
-import os, sys
+# An editable install finds the package in its source folder before any path is searched. The
+# module sitecustomize runs when an interpreter starts, in the processes that tests start, too.
+# Torch is left out: under a sanitizer it takes longer to load than everything else takes to run.
+AT_START = """
+import sys
 sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
-sys.path[:0] = [os.environ["SANITIZED"]]
 sys.modules["torch"] = None
+"""
+RUN = """
+import os, sys
 import blockmgr, pytest
-assert blockmgr.__file__.startswith(os.environ["SANITIZED"]), blockmgr.__file__
+assert blockmgr.__file__.startswith(os.environ["PYTHONPATH"]), blockmgr.__file__
 # A sanitizer's report must not be lost in the captured output of an endless test.
 options = ["-q", "-x", "-p", "no:cacheprovider", "--no-header", "--capture=sys"]
 sys.exit(pytest.main([*options, *sys.argv[1:]]))
@@ -76,13 +79,14 @@ def run(folder: Path, cxx: str, arguments: list[str]) -> int:
     for part in ("tests", "pyproject.toml"):
         if not (folder / part).exists():
             (folder / part).symlink_to(ROOT / part)
+    (folder / "package" / "sitecustomize.py").write_text(AT_START, encoding="utf-8")
     environment = {
         **os.environ,
         **OPTIONS,
-        "SANITIZED": str(folder / "package"),
+        "PYTHONPATH": str(folder / "package"),
         "LD_PRELOAD": " ".join(library(name, cxx) for name in LIBRARIES),
     }
-    command = [sys.executable, "-c", BARE, *(arguments or TESTS)]
+    command = [sys.executable, "-c", RUN, *(arguments or TESTS)]
     return int(subprocess.run(command, check=False, cwd=folder, env=environment).returncode != 0)
 
 
