@@ -394,10 +394,11 @@ def test_others_are_answered_while_a_worker_does_not_end_its_answer(
 def test_a_worker_is_forgotten_while_its_reader_is_in_a_call(feeds: Feeds) -> None:
     """Nothing waits for the thread, and what it still applies does not reach a later worker."""
     entered, leave = threading.Event(), threading.Event()
+    released: list[bool] = []
 
     def apply(worker: Any, batch: Any) -> None:
         entered.set()
-        leave.wait(60)
+        released.append(leave.wait(60))
         original(worker, batch)
 
     original = feeds.index._apply_to
@@ -414,6 +415,7 @@ def test_a_worker_is_forgotten_while_its_reader_is_in_a_call(feeds: Feeds) -> No
         feeds.add("w", "tcp://127.0.0.1:9", None)
         leave.set()
         thread.join(60)
+        assert all(released)  # the reader was in its call until then
         assert feeds.index.num_blocks("w") == 0
 
 

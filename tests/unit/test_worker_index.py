@@ -238,6 +238,19 @@ def test_report_6_groups_that_are_no_whole_prefix_do_not_count() -> None:
     assert index.counts["other_group"] == 2  # neither its width nor its blocks are known
 
 
+@pytest.mark.parametrize(("width", "read"), [(4, [3]), (5, [3]), (6, [2, 3]), (9, [2, 3])])
+def test_a_window_needs_the_blocks_that_the_next_query_reads(width: int, read: list[int]) -> None:
+    """A query at 12 reads from position 12 - width + 1 on, the query itself included."""
+    index = index_of("w")
+    names = {"group_idx": 0, "kv_cache_spec_kind": "full_attention", "block_size": 4}
+    window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "block_size": 4}
+    window |= {"kv_cache_spec_sliding_window": width}
+    index.apply("w", batch(stored([1, 2, 3], **names), stored(read, **window)))
+    assert index.found([1, 2, 3])[0, 0] == 3
+    index.apply("w", batch(removed(read[:1], group_idx=1)))
+    assert index.found([1, 2, 3])[0, 0] == 0
+
+
 def test_a_prefix_counts_as_far_as_all_groups_serve_it() -> None:
     index = index_of("w")
     names = {"group_idx": 0, "kv_cache_spec_kind": "full_attention", "block_size": 4}
