@@ -209,7 +209,7 @@ class ManagerConfig:
             attention. At least one must have full attention: ``block_tables`` holds the tables of
             the first such group, and ``group_table`` returns the others. See
             docs/guides/hybrid-models.md. With more than one, ``null_block`` must be set, and
-            ``dedup`` and ``ghost_blocks`` must have their defaults.
+            ``ghost_blocks`` must be 0.
         max_rollback_tokens: With ``groups``, number of computed tokens that ``truncate`` may drop,
             as after rejected drafts, without losing a window: each window keeps that many more
             tokens.
@@ -346,7 +346,7 @@ class ManagerConfig:
         if not self.groups:
             return
         wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
-        wanted |= {"dedup": "remap", "ghost_blocks": 0}
+        wanted |= {"ghost_blocks": 0}
         for name, value in wanted.items():
             if getattr(self, name) != value:
                 raise ValueError(

@@ -611,7 +611,8 @@ class BlockManager(EventCalls, NotCopied):
         ``commit`` caches states at ``stops`` only. An engine whose forwards also end elsewhere, at
         the ends of chunks or while it decodes, can have these states cached in blocks that nothing
         else uses: the call evicts nothing, and what it caches is evicted first. Like a state at a
-        stop, it is found after ``copies_applied``, and the sequence continues in a copy.
+        stop, it is found after ``copies_applied``. The sequence continues in a copy; with
+        ``dedup="append_only"`` what is cached is the copy.
 
         Args:
             handle: A running sequence, after the ``commit`` that said where its forward stopped.
@@ -629,6 +630,24 @@ class BlockManager(EventCalls, NotCopied):
             A planned copy for each group of states.
         """
         return self._core.cache_state(handle)
+
+    def mark_state_moved(self, handle: int) -> None:
+        """Records that a launched forward moves the states of a sequence past its tokens.
+
+        The manager knows from ``append`` and ``decode`` which sequences a forward can move. An
+        engine that launches a forward before it knows the tokens that the one before it sampled
+        calls this after the step's ``copies_applied``, for each sequence with such a token. Until
+        a ``commit`` says where the states are, nothing is kept of them. Does nothing without
+        groups of states.
+
+        Args:
+            handle: A running sequence.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+        """
+        self._core.mark_state_moved(handle)
 
     # The cache.
 

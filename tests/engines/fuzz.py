@@ -50,14 +50,9 @@ def main() -> int:
     bad = 0
     for arm in args.arms:
         for policy in ("fcfs", "priority"):
-            if arm in GROUPED:
-                bad += grouped_campaign(args, arm, policy)
-                continue
-            if arm in DRAFTS:
-                bad += campaign(args, arm, policy, False)
-                continue
-            for asynchronous in (False, True):
-                bad += campaign(args, arm, policy, asynchronous)
+            runs = grouped_campaign if arm in GROUPED else campaign
+            for asynchronous in (False,) if arm in DRAFTS else (False, True):
+                bad += runs(args, arm, policy, asynchronous)
     return int(bad > 0)
 
 
@@ -75,11 +70,15 @@ def compared(
     return ours, stock, one_copy
 
 
+def _way(asynchronous: bool) -> str:
+    return "async" if asynchronous else "sync"
+
+
 def decided_alike(one: Tally, other: Tally) -> bool:
     return one.schedule == other.schedule and one.cached == other.cached
 
 
-def grouped_campaign(args: argparse.Namespace, arm: str, policy: str) -> int:
+def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool) -> int:
     """Runs an arm with several groups; the number of runs with wrong reads or schedules."""
     kind, options = GROUPED[arm]
     total, wrong, differ, stock_tokens, stock_wrong = Tally(), [], [], 0, 0
@@ -88,7 +87,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str) -> int:
     def run(seed: int, options: Any, *, roomy: bool) -> Tally:
         stream: dict[str, Any] = {"lossless": True, "kind": kind, "roomy": roomy}
         stream["calm"] = roomy and kind == "state"  # the same requests, though schedules differ
-        return World(draw(seed, args.model, policy, False, options, **stream)).run()
+        return World(draw(seed, args.model, policy, asynchronous, options, **stream)).run()
 
     for seed in range(args.first, args.first + args.seeds):
         tally, stock = run(seed, options, roomy=False), run(seed, None, roomy=False)
@@ -110,8 +109,9 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str) -> int:
             if not decided_alike(ours, theirs):
                 differ.append((seed, theirs.cached, ours.cached))
     print(
-        f"{arm}, {policy}: {args.seeds} seeds, {total.steps} steps, {total.preempted} preempted, "
-        f"{total.cached} tokens cached, {stock_tokens} with vLLM's own, {total.copies} copies, "
+        f"{arm}, {policy}, {_way(asynchronous)}: {args.seeds} seeds, {total.steps} steps, "
+        f"{total.preempted} preempted, {total.cached} tokens cached, {stock_tokens} with vLLM's "
+        f"own, {total.copies} copies, "
         f"{total.aborted} aborted, {total.resets} resets, {total.turns} session turns; "
         f"{len(wrong)} with wrong reads {wrong[:3]}, {stock_wrong} of vLLM's own; "
         f"{len(differ)} scheduled otherwise in a large pool {differ[:3]}; "
@@ -146,7 +146,7 @@ def campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool
             if not decided_alike(ours, one_copy):
                 differ.append((seed, one_copy.cached, ours.cached, one_copy.steps, ours.steps))
     said = (
-        f"{arm}, {policy}, {'async' if asynchronous else 'sync'}: {args.seeds} seeds, "
+        f"{arm}, {policy}, {_way(asynchronous)}: {args.seeds} seeds, "
         f"{total.steps} steps, {total.preempted} preempted, {total.cached} tokens cached, "
         f"{total.copies} copies, {total.aborted} aborted, {total.resets} resets, "
         f"{total.evicted} loads failed, {total.turns} session turns; {len(wrong)} with wrong reads "

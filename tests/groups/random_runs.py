@@ -61,7 +61,11 @@ def play(
         after: Called after each operation.
         ends: Ends all sequences; else applies all copies, and writes all early commits.
     """
-    plan = Plan(ops, detectors=detectors, manager=manager, options=options or {}, layout=layout)
+    # The specification moves entries of tables.
+    specified = manager is not BlockManager or "D" in detectors
+    fixed = {"dedup": "remap"} if specified else {}
+    options = {**fixed, **(options or {})}
+    plan = Plan(ops, detectors=detectors, manager=manager, options=options, layout=layout)
     run = Run(plan, "groups", seed)
     for _ in range(ops):
         run.one()

@@ -19,7 +19,6 @@ MAMBA = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=0)
 VLLM = {
     "kv_transfer_config": None,
     "use_v2_model_runner": False,
-    "scheduler_config": SimpleNamespace(async_scheduling=False),
     "cache_config": SimpleNamespace(use_replayssm=False),
 }
 TOKENS = list(range(1, 20))
@@ -49,16 +48,6 @@ def run(manager: Any, served: Any, num_tokens: int) -> Any:
     manager.take_kv_cache_block_copies()
     served.num_computed_tokens += num_tokens
     return blocks
-
-
-def cached(*names: str) -> Any:
-    """A ``CachedRequestData`` without new blocks for these requests."""
-    return SimpleNamespace(
-        req_ids=list(names),
-        new_block_ids=[None] * len(names),
-        resumed_req_ids=set(),
-        num_computed_tokens=[0] * len(names),
-    )
 
 
 @pytest.mark.parametrize(
@@ -114,14 +103,9 @@ def test_groups_that_are_not_supported_are_refused_by_name(
         ({"dcp_world_size": 2}, "decode context parallelism"),
         ({"options": {"retention": True}}, "retention"),
         ({"options": {"ghost_blocks": 8}}, "ghost_blocks"),
-        ({"said": {"use_v2_model_runner": True}}, "VLLM_USE_V2_MODEL_RUNNER=0"),
         (
             {"said": {"cache_config": SimpleNamespace(use_replayssm=True)}},
             "--use-replayssm",
-        ),
-        (
-            {"said": {"scheduler_config": SimpleNamespace(async_scheduling=True)}},
-            "--no-async-scheduling",
         ),
     ],
 )
@@ -132,6 +116,13 @@ def test_what_does_not_go_together_with_groups_is_refused_by_name(
     assert reason in found
     assert "with several groups" in found
     assert not [line for line in reasons(FULL, **change) if "several groups" in line]
+
+
+def test_model_runner_v2_is_refused_with_states_alone(vllm: None) -> None:
+    v2 = {"use_v2_model_runner": True}
+    assert reasons(FULL, WINDOW, said=v2) == []
+    [found] = reasons(FULL, MAMBA, said=v2)
+    assert "VLLM_USE_V2_MODEL_RUNNER=0" in found
 
 
 def test_a_quota_has_to_hold_the_longest_request_in_every_group(vllm: None) -> None:
@@ -224,36 +215,21 @@ def test_no_copy_reads_what_a_request_of_the_same_step_has_yet_to_write(vllm: No
     assert manager.get_computed_blocks(part)[1] == 3
 
 
-def test_a_table_in_which_a_block_was_exchanged_is_sent_whole_and_once(vllm: None) -> None:
+def test_a_table_stays_as_it_is_where_another_request_has_cached_its_blocks(vllm: None) -> None:
     manager = make(FULL, WINDOW)
     first, second = request("first", TOKENS), request("second", TOKENS)
     second.skip_reading_prefix_cache = True
     run(manager, first, 19)
     run(manager, second, 6)
-    before = manager.get_block_ids("second")
-    run(manager, second, 6)
-    after = manager.get_block_ids("second")
-    assert after[0][1] != before[0][1]
-    step = cached("first", "second")
-    manager.replace_tables(step)
-    assert step.resumed_req_ids == {"second"}
-    assert step.new_block_ids == [None, after]
-    manager.replace_tables(step := cached("first", "second"))
-    assert step == cached("first", "second")
-
-
-def test_a_request_that_ends_is_not_sent_again(vllm: None) -> None:
-    manager = make(FULL, WINDOW)
-    first, second = request("first", TOKENS), request("second", TOKENS)
-    second.skip_reading_prefix_cache = True
-    run(manager, first, 19)
-    run(manager, second, 6)
-    run(manager, second, 6)
-    manager.free(second)
-    second.num_computed_tokens = 0
-    run(manager, second, 6)
-    manager.replace_tables(step := cached("second"))
-    assert step == cached("second")
+    told = manager.get_block_ids("second")
+    for _ in range(2):
+        added = run(manager, second, 6).get_block_ids()
+        told = tuple(old + new for old, new in zip(told, added, strict=True))
+        now = manager.get_block_ids("second")
+        pairs = [zip(*tables, strict=True) for tables in zip(told, now, strict=True)]
+        assert all(after in (before, 0) for before, after in chain.from_iterable(pairs))
+    assert 0 in manager.get_block_ids("second")[1]
+    assert manager.manager.stats().deduplicated_blocks == 4
 
 
 def test_a_prompt_fits_whose_windows_hold_a_part_of_it_at_a_time(vllm: None) -> None:

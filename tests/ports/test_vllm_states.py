@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,21 +37,12 @@ class Scheduler:
         if added is None:
             manager.take_kv_cache_block_copies()
             return None
-        step = SimpleNamespace(
-            req_ids=[served.request_id],
-            new_block_ids=[None],
-            resumed_req_ids=set(),
-            num_computed_tokens=[start],
-        )
         name = served.request_id
         if name not in self.tables:
             self.tables[name] = list(manager.get_block_ids(name))
         else:
             pairs = zip(self.tables[name], added.get_block_ids(), strict=True)
             self.tables[name] = [old + new for old, new in pairs]
-            manager.replace_tables(step)
-            if step.resumed_req_ids:
-                self.tables[name] = list(step.new_block_ids[0])
         copies, _ = manager.take_kv_cache_block_copies()
         served.num_computed_tokens = start + found + count
         return [(copy.source, copy.destination) for copy in copies]
@@ -136,18 +126,17 @@ def test_a_turn_that_repeats_no_thoughts_finds_the_prompt_before(
     assert found[1] == end
 
 
-def test_workers_find_a_state_in_the_columns_of_the_last_tokens(vllm: None) -> None:
+def test_workers_find_a_state_in_every_column_and_it_stays_where_it_is(vllm: None) -> None:
     scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
     served = request("a", TOKENS)
     scheduler.chunk(served)
     full, state = scheduler.tables["a"]
     assert [bool(block) for block in full] == [True] * 4
-    assert [bool(block) for block in state] == [False, False, False, True]
+    assert state == [state[0]] * 4 != [0] * 4
     copies = scheduler.chunk(served)
-    # The state at 16 stays cached, so the workers continue in a copy, where they find it at once.
-    [(source, copy)] = copies or []
-    assert source == state[-1]
-    assert scheduler.tables["a"][1] == [0, 0, 0, copy, copy]
+    [(source, copy)] = copies or []  # the state at 16, which is found there
+    assert source == state[0] != copy
+    assert scheduler.tables["a"][1] == [source] * 5
     assert scheduler.tables["a"][0][:4] == full
 
 
@@ -161,7 +150,7 @@ def test_a_session_that_continues_sends_its_whole_table(vllm: None) -> None:
     assert scheduler.manager.allocate_slots(served, 11) is not None
     _, state = scheduler.manager.get_block_ids("a")
     # Its workers find the state after 19 tokens in column 4, and write it in the last one.
-    assert [bool(block) for block in state] == [False] * 4 + [True, False, False, True]
+    assert state == [state[0]] * 8 != [0] * 8
 
 
 def test_a_state_that_is_found_is_copied_first(vllm: None) -> None:
@@ -170,7 +159,7 @@ def test_a_state_that_is_found_is_copied_first(vllm: None) -> None:
     cached = scheduler.tables["first"][1]
     again = request("again", [*TOKENS[:17], *range(50, 63)])
     [(_, copy)] = scheduler.chunk(again) or []
-    assert scheduler.tables["again"][1] == [0, 0, 0, copy, 0, 0, copy]
+    assert scheduler.tables["again"][1] == [copy] * 7
     assert copy not in cached
 
 

@@ -115,7 +115,9 @@ def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
 ) -> Counted:
     """A world for a configuration with a digest by name and the engine's habits."""
-    modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS
+    # The specification of several groups moves entries of tables.
+    specified = not config.get("layout") or config.get("dedup", "remap") == "remap"
+    modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS and specified
     quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
     habits = Habits(**config.get("habits", {}))
     layout = config.get("layout", ())

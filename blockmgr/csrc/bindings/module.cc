@@ -189,6 +189,10 @@ void commit(Core& self, nb::handle handle, nb::handle num_computed_tokens) {
   self.core.commit(h, int_argument(num_computed_tokens, "num_computed_tokens"));
 }
 
+void mark_state_moved(Core& self, nb::handle handle) {
+  self.core.mark_state_moved(handle_argument(handle));
+}
+
 bool cache_state(Core& self, nb::handle handle) {
   return self.core.cache_state(handle_argument(handle));
 }
@@ -480,6 +484,8 @@ NB_MODULE(_core, m) {
            any(), any())
       .def("cache_state", checked<cache_state>,
            nb::sig("def cache_state(self, handle: object, /) -> bool"), any())
+      .def("mark_state_moved", checked<mark_state_moved>,
+           nb::sig("def mark_state_moved(self, handle: object, /) -> None"), any())
       .def("truncate", checked<truncate_to>,
            nb::sig("def truncate(self, handle: object, num_tokens: object, /) -> int"), any(),
            any())

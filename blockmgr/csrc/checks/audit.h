@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +65,7 @@ class BlockAudit {
   const CopyTracker& copies_;
   int count_;
   int size_;
+  std::set<NodeId> awaited_;  // findable already, and used until the copy into them is applied
 
  private:
   void check_places();

@@ -65,8 +65,8 @@ void BlockAudit::check_copies() {
     BLOCKMGR_EXPECT(destinations.insert(copy.destination).second, what + " appears twice");
     sources.insert(copy.source);
     BLOCKMGR_EXPECT(copy.num_tokens > 0 && copy.num_tokens <= size_, what + " has no valid length");
-    BLOCKMGR_EXPECT(nodes_.uses(copy.destination).ref_count > 0 &&
-                        !nodes_[copy.destination].keyed(),
+    const bool is_private = !nodes_[copy.destination].keyed() || awaited_.count(copy.destination);
+    BLOCKMGR_EXPECT(nodes_.uses(copy.destination).ref_count > 0 && is_private,
                     what + " has no private target");
     if (valid(copy.source)) ++pins(copy.source);
   });

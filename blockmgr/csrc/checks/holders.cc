@@ -75,6 +75,12 @@ class Audit : public BlockAudit {
                         who + " holds " + name(t[i]) + " outside its quota");
       if (s.extras) extras_holders_.insert(s.extras.get());
     }
+    core_.each_referenced([&](NodeId n) {
+      BLOCKMGR_EXPECT(valid(n), name(n) + " waits for its copy and cannot");
+      if (!valid(n)) return;
+      ++refs(n);
+      awaited_.insert(n);
+    });
     for (const ExtrasMap* map : extras_holders_)
       for (const auto& entry : map->ids()) ++extras_refs(entry.second);
     BLOCKMGR_EXPECT(unused == core_.unused_rows.size(), "the list of unused rows is wrong");

@@ -35,6 +35,12 @@ template <class Entries>
 void remove(Entries&& entries, int item) noexcept {
   join(entries, entries[item].prev, entries[item].next);
 }
+// The item takes the place of another one, whose entry stays as it is.
+template <class Entries>
+void replace(Entries&& entries, int other, int item) noexcept {
+  join(entries, entries[other].prev, item);
+  join(entries, item, entries[other].next);
+}
 // Moves all items of a ring that is not empty to the front of another.
 template <class Entries>
 void move_to_front(Entries&& entries, int from, int to) noexcept {

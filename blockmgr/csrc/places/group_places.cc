@@ -456,12 +456,62 @@ void GroupPlaces::on_uncached(NodeId n) noexcept {
     if (m < 0) continue;
     if (nodes_.used(m)) {
       unkeep(m);  // a sequence's own from here on, or the source of a copy
-      if (!nodes_.uses(m).ref_count) clear_part(g, n);
+      if (!nodes_.uses(m).ref_count || group(g).recurrent()) clear_part(g, n);
     } else {
       clear_part(g, n);
       forget_part(m);
     }
   }
+}
+
+// The part by which tables name a unit of this node; kNoNode: its window has left the unit.
+NodeId GroupPlaces::table_part(int g, NodeId n) const {
+  const NodeId m = group(g).recurrent() ? kNoNode : part(g, n);
+  const bool is_own = m >= 0 && owner(m) == g && node_of(m) == n && nodes_.uses(m).ref_count;
+  return is_own ? m : kNoNode;
+}
+
+bool GroupPlaces::lacks_part_of(NodeId n, NodeId twin) const {
+  for (int g = 0; g < num_groups(); ++g)
+    if (table_part(g, twin) >= 0 && cached(g, n) < 0) return true;
+  return false;
+}
+
+void GroupPlaces::move(NodeId from, NodeId to) noexcept {
+  std::uint8_t& facts = facts_[static_cast<std::size_t>(to)];
+  facts = std::exchange(facts_[static_cast<std::size_t>(from)], std::uint8_t{0});
+  units_[static_cast<std::size_t>(to)] = units_[static_cast<std::size_t>(from)];
+  near(to) = std::exchange(near(from), kNever);
+  if (facts & kPassed) ring::replace(passed_.data(), from, to);
+  if (facts & kLinked) {
+    ring::replace(links_.data(), from, to);
+  } else if ((facts & (kBoundary | kPassed)) == kBoundary) {
+    link(to);
+  }
+  for (int g = 0; g < num_groups(); ++g) move_part(g, from, to);
+}
+
+// Tables name the part that the twin has, so it stays and becomes the one that is found.
+void GroupPlaces::move_part(int g, NodeId from, NodeId to) noexcept {
+  const NodeId own = table_part(g, to);
+  const NodeId m = cached(g, from);
+  if (own < 0) {
+    clear_part(g, to);
+    if (m < 0) return;
+    const bool being_kept = is_being_kept(m);
+    set_part(g, to, m);
+    set_being_kept(m, being_kept);
+    return clear_part(g, from);
+  }
+  if (m >= 0) {
+    std::uint8_t& known = facts_[static_cast<std::size_t>(m)];
+    facts_[static_cast<std::size_t>(own)] |= known & kTold;  // to mirrors it is the same one
+    known &= static_cast<std::uint8_t>(~kTold);
+    if (!nodes_.uses(m).ref_count) clear_part(g, from);
+    nodes_.used(m) ? unkeep(m) : forget_part(m);
+  }
+  keep(own);
+  tell_kept(own);
 }
 
 void GroupPlaces::link(NodeId n) noexcept {

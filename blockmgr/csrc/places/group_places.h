@@ -229,6 +229,11 @@ class GroupPlaces {
   }
   void on_idle(NodeId n) noexcept { unlink(n); }
   void on_uncached(NodeId n) noexcept;
+  // With tables that never change: whether a node lacks a part that its twin has for a table.
+  bool lacks_part_of(NodeId n, NodeId twin) const;
+  // The key of a node has passed to its twin, which is used, and all that is known of the node with
+  // it.
+  void move(NodeId from, NodeId to) noexcept;
 
   std::size_t memory() const;
   // Every broken promise of these books, recomputed from scratch.
@@ -278,6 +283,8 @@ class GroupPlaces {
   bool evict_last_used(int partition, Wanted wanted) noexcept;
   [[gnu::noinline]] bool evict_used_below(int partition) noexcept;
   void forget_part(NodeId part) noexcept;
+  NodeId table_part(int g, NodeId n) const;
+  void move_part(int g, NodeId from, NodeId to) noexcept;
   void drop_unneeded(int g, NodeId n) noexcept;
   NodeId detach_unused(int g, NodeId n) noexcept;
   void link(NodeId n) noexcept;

@@ -1,9 +1,17 @@
 // Append-only deduplication: private blocks beside the cached one that has the same content.
+#include <utility>
+
+#include "places/group_places.h"
 #include "places/pool.h"
 
 namespace blockmgr {
 
 void Pool::set_twin(NodeId b, NodeId cached) noexcept {
+  // With further groups, the one that has what the other lacks is found: tables keep their parts.
+  if (groups_ && nodes_.uses(cached).ref_count && groups_->lacks_part_of(cached, b)) [[unlikely]] {
+    hand_over(cached, b);
+    std::swap(b, cached);
+  }
   if (!nodes_.uses(cached).ref_count) {
     if (!nodes_.used(cached)) return hand_over(cached, b);
     ++nodes_.uses(cached).pins;  // used until all is moved: what keeps it may go with its children
@@ -56,6 +64,8 @@ void Pool::hand_over(NodeId from, NodeId to) noexcept {
   set_first_twin(from, kNoNode);
   each_twin(to, [&](NodeId b) { nodes_[b].parent = to; });
   index_.move(from, to);
+  if (groups_) [[unlikely]]
+    groups_->move(from, to);
   for (NodeId b = nodes_[to].first_child; b >= 0; b = nodes_[b].next_sibling) {
     const bool pins = nodes_.used(b);
     nodes_.uses(from).pins -= pins;

@@ -112,7 +112,7 @@ std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
       plan.promotions.back().until = i;
       break;
     }
-    if (plan.counts_taken) [[unlikely]]
+    if (plan.counts_taken && config().remap) [[unlikely]]
       lost += num_lost(s, i, node, plan);
   }
   return lost;
@@ -123,7 +123,7 @@ bool Committing::is_kept_apart(const Sequence& s, std::int64_t logical, NodeId c
                                bool is_written) const {
   if (!groups()) return is_written;
   return (is_written && use<GroupTables>().most_unwritten(cached)) ||
-         use<GroupTables>().must_stay(s, logical, cached);
+         (config().remap && use<GroupTables>().must_stay(s, logical, cached));
 }
 
 // With several groups: counts the blocks that a sequence leaves for cached ones, and that a copy to
@@ -185,7 +185,7 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* digest)
     const Key key{node, extras_at(s.extras_ids(), i), nodes().tokens(b)};
     const NodeId cached = index().find_continuing(key, digest);
     if (cached >= 0) {
-      if (groups() && use<GroupTables>().must_stay(s, i, cached)) [[unlikely]] {
+      if (groups() && config().remap && use<GroupTables>().must_stay(s, i, cached)) [[unlikely]] {
         end = i;  // another of the batch, or what was evicted, has changed what was planned
         break;
       }
@@ -212,7 +212,7 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* digest)
   s.num_chained = static_cast<std::int32_t>(end);
   if (groups()) [[unlikely]] {
     use<GroupEnds>().mark_boundaries(s, from);
-    groups()->tell_kept(t + from, s.num_chained - from);
+    groups()->tell_kept(use<GroupTables>().path(s, from, s.num_chained), s.num_chained - from);
   }
 }
 
@@ -293,7 +293,7 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   PromotionPlan& plan = plan_;
   plan.clear();
   if (groups()) [[unlikely]]
-    use<GroupTables>().reserve_keeps(num_states());
+    use<GroupTables>().reserve_keeps(1);
   if (block_size().whole(num_computed) > s.num_chained) {
     plan_promotion(s, num_computed, rows().written(s), plan);
     reserve_remaps(plan);

@@ -185,7 +185,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
 // counts by partition as well, and reserves memory for the states that decode may keep.
 std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, std::int64_t blocks,
                                   DecodePlan& plan) {
-  use<GroupTables>().reserve_keeps(count * num_states());
+  use<GroupTables>().reserve_keeps(count);
   std::int64_t needed = use<GroupTables>().grouped_need(blocks);
   for (std::int64_t& each : plan.needed_by) each = use<GroupTables>().grouped_need(each);
   plan.promotions.dropped.clear();

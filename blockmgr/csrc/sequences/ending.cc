@@ -159,12 +159,14 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
   };
   const auto has_state = [&](std::int64_t length) {
     if (!length || !num_states() || (length == before && row.stands)) return true;
-    if (length % size || !nodes()[t[length / size - 1]].keyed()) return false;
+    const NodeId end = length % size ? kNoNode : use<GroupTables>().path_node(s, length / size - 1);
+    if (end < 0) return false;
     for (int g = 0; g < groups()->num_groups(); ++g) {
       if (!groups()->group(g).recurrent()) continue;
       const NodeId own = row.states[nth(g)];
       if (nodes().uses(own).pins || nodes()[own].in_flight) return false;
-      if (groups()->cached(g, t[length / size - 1]) < 0) return false;
+      const NodeId kept = groups()->cached(g, end);
+      if (kept < 0 || (!config().remap && groups()->is_being_kept(kept))) return false;
     }
     return true;
   };
@@ -192,7 +194,8 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
       if (!length || (length == before && row.stands)) continue;
       const NodeId state = row.states[nth(g)];
       copies().drop(state);
-      copies().plan(groups()->cached(g, t[whole - 1]), state, config().block_size);
+      copies().plan(groups()->cached(g, use<GroupTables>().path_node(s, whole - 1)), state,
+                    config().block_size);
       continue;
     }
     std::int32_t& first = row.first[nth(g)];
@@ -280,10 +283,12 @@ void Ending::withdraw(Sequence& s) noexcept {
   const std::int32_t* t = rows().table(s);
   for (std::int64_t i = s.num_chained; i-- > kept;) {
     const Node& record = nodes()[t[i]];
+    // A key that passes to a twin goes without what was not written.
+    const bool passes = record.keyed() && record.unwritten && pool().first_twin(t[i]) >= 0;
     use<GroupTables>().each_part(s, i, [&](int g, NodeId part) {
-      if (!nodes()[part].unwritten) return;
-      forget_unwritten(part);
-      if (!record.unwritten) groups()->lose_part(g, t[i]);
+      const bool is_unwritten = nodes()[part].unwritten;
+      if (is_unwritten) forget_unwritten(part);
+      if (passes || (is_unwritten && !record.unwritten)) groups()->lose_part(g, t[i]);
     });
     if (!record.unwritten) continue;
     forget_unwritten(t[i]);

@@ -21,19 +21,22 @@ void GroupEnds::commit_groups(Sequence& s) noexcept {
   use<GroupTables>().drop_windows(s);
 }
 
-// Whether every group has what the query after this node of the sequence's path reads.
-bool GroupEnds::serves(const Sequence& s, std::int64_t logical) const {
-  const NodeId* t = rows().table(s);
+// Whether every group has what the query after a unit of the sequence's path reads. end: the unit's
+// node, which may be a tail behind what is committed.
+bool GroupEnds::serves(const Sequence& s, std::int64_t logical, NodeId end) const {
+  const auto node = [&](std::int64_t unit) {
+    return unit < s.num_chained ? use<GroupTables>().path_node(s, unit) : end;
+  };
   for (int g = 0; g < groups()->num_groups(); ++g)
-    if (groups()->group(g).recurrent() && groups()->cached(g, t[logical]) < 0) return false;
+    if (groups()->group(g).recurrent() && groups()->cached(g, node(logical)) < 0) return false;
   // A query reads its own unit, and nothing else that the one a unit before did not read.
-  const bool read_before = logical > 0 && groups()->is_boundary(t[logical - 1]);
+  const bool read_before = logical > 0 && groups()->is_boundary(node(logical - 1));
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (groups()->group(g).recurrent()) continue;
-    const std::int64_t first = groups()->first_unit(g, groups()->length(t[logical]));
+    const std::int64_t first = groups()->first_unit(g, groups()->length(node(logical)));
     const std::int64_t from = read_before ? std::max(first, logical) : first;
     for (std::int64_t unit = logical; unit >= from; --unit)
-      if (groups()->cached(g, t[unit]) < 0) return false;
+      if (groups()->cached(g, node(unit)) < 0) return false;
   }
   return true;
 }
@@ -41,12 +44,12 @@ bool GroupEnds::serves(const Sequence& s, std::int64_t logical) const {
 // A unit, this one or an earlier one, from which on all before unit `to` have a cached part, as far
 // back as the query after unit `to` reads.
 std::int64_t GroupEnds::cached_since(const Sequence& s, int g, std::int64_t to) const {
-  const NodeId* t = rows().table(s);
+  const auto node = [&](std::int64_t unit) { return use<GroupTables>().path_node(s, unit); };
   const std::int64_t least =
       std::min(to, groups()->first_unit(g, (to + 1) * std::int64_t{config().block_size}));
-  if (to > 0 && groups()->is_boundary(t[to - 1])) return least;  // its query read as much
+  if (to > 0 && groups()->is_boundary(node(to - 1))) return least;  // its query read as much
   std::int64_t since = to;
-  while (since > least && groups()->cached(g, t[since - 1]) >= 0) --since;
+  while (since > least && groups()->cached(g, node(since - 1)) >= 0) --since;
   return since;
 }
 
@@ -63,7 +66,7 @@ bool GroupEnds::reads_cached(NodeId n, std::int64_t end) const {
 
 // A new stretch of its path is findable: [from, num_chained). States stand at few places anyway.
 void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
-  const NodeId* t = rows().table(s);
+  const NodeId* path = use<GroupTables>().path(s, from, s.num_chained) - from;
   const auto& stops = rows().group_row(s).stops;
   const auto is_stop = [&](std::int64_t end) {
     return end == stops[GroupRow::kLast] || end == stops[GroupRow::kDiverges] ||
@@ -79,28 +82,33 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
     const bool passes = !num_states() && !is_stop(end);
     bool all_cached = true;
     for (int g = 0; g < num_groups; ++g) {
-      if (groups()->cached(g, t[i]) >= 0) continue;
+      if (groups()->cached(g, path[i]) >= 0) continue;
       since_room_[nth(g)] = i + 1;
       all_cached = false;
     }
     // A query reads its own unit, and nothing else that the one a unit before did not read.
-    if (!serves || !all_cached) serves = reads_cached(t[i], end);
-    const bool is_boundary = groups()->is_boundary(t[i]);
+    if (!serves || !all_cached) serves = reads_cached(path[i], end);
+    const bool is_boundary = groups()->is_boundary(path[i]);
     if (passes && serves && !is_boundary) continue;
-    if (passed < i) groups()->add_passed(t + passed, i - passed);
+    if (passed < i) groups()->add_passed(path + passed, i - passed);
     passed = i + 1;
     if (passes) continue;
     if (is_boundary) {
-      groups()->clear_passed(t[i]);
+      groups()->clear_passed(path[i]);
     } else if (serves) {
-      groups()->add_boundary(t[i]);
-      if (end == stops[GroupRow::kLast])
-        groups()->pass_earlier(t, s.num_cached / config().block_size);
+      groups()->add_boundary(path[i]);
+      if (end == stops[GroupRow::kLast]) pass_earlier(s);
     }
     // Others continue here, too, even if what they have behind it goes before the next one comes.
-    if (!num_states() && end == stops[GroupRow::kDiverges]) groups()->note_diverged(t[i]);
+    if (!num_states() && end == stops[GroupRow::kDiverges]) groups()->note_diverged(path[i]);
   }
-  if (passed < s.num_chained) groups()->add_passed(t + passed, s.num_chained - passed);
+  if (passed < s.num_chained) groups()->add_passed(path + passed, s.num_chained - passed);
+}
+
+// Of the boundary from which it has continued, and those before it.
+void GroupEnds::pass_earlier(const Sequence& s) noexcept {
+  const std::int64_t found = s.num_cached / config().block_size;
+  groups()->pass_earlier(use<GroupTables>().path(s, 0, found), found);
 }
 
 // Why its forward was to stop here, if it was; from here on it was there.
@@ -123,7 +131,8 @@ void GroupEnds::keep_state(Sequence& s) noexcept {
   if (s.num_computed % config().block_size) return keep_branch(s, room, passed);
   const bool is_kept = keep_whole(s, room, passed);
   if (is_kept && (stop == GroupRow::kDiverges || stop == GroupRow::kRetained))
-    groups()->note_diverged(rows().table(s)[s.num_computed / config().block_size - 1]);
+    groups()->note_diverged(
+        use<GroupTables>().path_node(s, s.num_computed / config().block_size - 1));
 }
 
 // The state at the end of a whole block, if its copies take no more blocks than these. Whether a
@@ -132,21 +141,21 @@ bool GroupEnds::keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept
   const GroupRow& row = rows().group_row(s);
   if (s.num_chained * static_cast<std::int64_t>(config().block_size) < s.num_computed) return false;
   const std::int64_t unit = s.num_computed / config().block_size - 1;
-  const NodeId node = rows().table(s)[unit];
+  const NodeId node = use<GroupTables>().path_node(s, unit);
   std::int64_t missing = 0;
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (!groups()->group(g).recurrent() || groups()->cached(g, node) >= 0) continue;
     ++missing;
     const NodeId own = row.states[nth(g)];
-    if (nodes().uses(own).pins || nodes()[own].copy_source != kNoNode || nodes()[own].in_flight)
-      return false;
+    const bool moves = config().remap && nodes().uses(own).pins;
+    if (moves || nodes()[own].copy_source != kNoNode || nodes()[own].in_flight) return false;
   }
   if (missing > room || (passed && !missing)) return false;
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (groups()->group(g).recurrent() && groups()->cached(g, node) < 0)
       use<GroupTables>().give_state(s, g, node);
   }
-  const bool is_served = serves(s, unit);
+  const bool is_served = serves(s, unit, node);
   if (is_served) groups()->add_boundary(node, passed);
   use<GroupTables>().show_groups(s, s.num_blocks);
   return is_served;
@@ -161,6 +170,7 @@ bool GroupEnds::cache_state(Handle handle) {
       rows().settled(s) == s.num_computed && s.num_computed % config().block_size == 0;
   if (!s.num_computed || !at_end || s.outdated || !digester()) return false;
   use<GroupTables>().settle_keeps();
+  use<GroupTables>().reserve_keeps(1);
   return keep_whole(s, pool().free_blocks(s.partition).size(), true);
 }
 
@@ -173,7 +183,7 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   if (s.num_chained < unit || !use<Needs>().can_stop_at(s.num_computed)) return;
   if (groups()->num_groups() + 1 > room) return;
   use<GroupTables>().settle_keeps();
-  for (int g = 0; g < groups()->num_groups(); ++g)
+  for (int g = 0; config().remap && g < groups()->num_groups(); ++g)
     if (groups()->group(g).recurrent() && nodes().uses(rows().group_row(s).states[nth(g)]).pins)
       return;
   if (passed) {  // it takes no look-up from a tail that is more than that
@@ -181,18 +191,18 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
     if (seen.count == kMostChildren && seen.passed < 0) return;
     if (seen.count == kMostChildren) drop_tail(seen.passed);
   }
-  const NodeId tail = cache_end_block(s, unit, rest);
+  const NodeId tail = cache_end_block(s, unit, rest, !config().remap);
   if (tail < 0) return;
   for (int g = 0; g < groups()->num_groups(); ++g)
     if (groups()->group(g).recurrent()) use<GroupTables>().give_state(s, g, tail);
   if (!passed) groups()->set_branch(tail);
-  if (serves(s, unit)) groups()->add_boundary(tail, passed);
-  use<Growing>().make_private(s, unit, s.num_computed);
+  if (serves(s, unit, tail)) groups()->add_boundary(tail, passed);
+  if (config().remap) use<Growing>().make_private(s, unit, s.num_computed);
 }
 
 // The block in which the computed tokens of a sequence end becomes a findable tail in all groups of
-// attention. kNoNode: it is shared, or there is such a tail.
-NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept {
+// attention; or, if it goes on there, a copy does. kNoNode: it is shared, or there is such a tail.
+NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept {
   const NodeId b = rows().table(s)[unit];
   const GroupRow& row = rows().group_row(s);
   const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
@@ -218,14 +228,16 @@ NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest) noex
     if (!use<GroupTables>().may_give(recurrent ? row.states[nth(g)] : groups()->part(g, b)))
       return kNoNode;
   }
-  pool().promote_tail(b, key, rest);
-  pool().tell_cached({&b, 1});
+  if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
+  const NodeId tail = goes_on ? use<GroupTables>().copy_end_block(s, unit, rest) : b;
+  pool().promote_tail(tail, {key.parent, key.extras, nodes().tokens(tail)}, rest);
+  pool().tell_cached({&tail, 1});
   ++rows().counters.cached_tails;
-  groups()->place(b, unit);
+  groups()->place(tail, unit);
   for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent()) groups()->keep(groups()->part(g, b));
+    if (!groups()->group(g).recurrent()) groups()->keep(groups()->part(g, tail));
   drop_unseen_tails(key.parent);
-  return b;
+  return tail;
 }
 
 // Look-ups see so many children of a node.
@@ -274,10 +286,10 @@ void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
   if (rest && (rest < config().min_partial_tokens || !config().min_partial_tokens)) return;
   if (!rest && !num_states()) return;
   use<GroupTables>().settle_keeps();
-  const NodeId whole = unit ? rows().table(s)[unit - 1] : kNoNode;
+  const NodeId whole = unit ? use<GroupTables>().path_node(s, unit - 1) : kNoNode;
   NodeId node = whole;
   if (rest) {
-    node = cache_end_block(s, unit, rest);
+    node = cache_end_block(s, unit, rest, false);
     if (node < 0) return;
   } else {
     for (int g = 0; g < groups()->num_groups(); ++g)
@@ -290,7 +302,7 @@ void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
     groups()->set_part(g, node, row.states[nth(g)]);
     groups()->keep(row.states[nth(g)]);
   }
-  if (serves(s, rest ? unit : unit - 1)) {
+  if (serves(s, rest ? unit : unit - 1, node)) {
     groups()->add_boundary(node);
     if (num_states()) end_path(s, node, resumes);
   }
@@ -310,8 +322,8 @@ void GroupEnds::end_path(const Sequence& s, NodeId end, bool resumes) noexcept {
   const std::int64_t unit = s.num_computed / size;
   const std::int64_t found = s.num_cached / size;
   const bool continued = found && found < unit && s.num_cached % size == 0;
-  const NodeId* t = rows().table(s);
-  groups()->end_path(continued ? t[found - 1] : kNoNode, unit ? t[unit - 1] : kNoNode,
+  const auto node = [&](std::int64_t u) { return use<GroupTables>().path_node(s, u); };
+  groups()->end_path(continued ? node(found - 1) : kNoNode, unit ? node(unit - 1) : kNoNode,
                      s.num_computed % size ? end : kNoNode, resumes);
 }
 
@@ -319,17 +331,19 @@ void GroupEnds::end_path(const Sequence& s, NodeId end, bool resumes) noexcept {
 // boundary, which freed nothing as long as the sequence used the blocks.
 void GroupEnds::keep_path(const Sequence& s) noexcept {
   if (!s.num_chained) return;
-  const NodeId last = rows().table(s)[s.num_chained - 1];
-  if (!groups()->is_boundary(last) && serves(s, s.num_chained - 1)) groups()->add_boundary(last);
+  const NodeId last = use<GroupTables>().path_node(s, s.num_chained - 1);
+  if (!groups()->is_boundary(last) && serves(s, s.num_chained - 1, last))
+    groups()->add_boundary(last);
 }
 
 // The sequence still has its blocks.
 void GroupEnds::leave_groups(Sequence& s, bool resumes) noexcept {
   if (s.state != Sequence::kRunning) return;
+  if (!config().remap) use<GroupTables>().cancel_keeps(s);
   const std::int64_t tails = rows().counters.cached_tails;
   keep_end(s, resumes);
   if (s.num_chained) {
-    const NodeId last = rows().table(s)[s.num_chained - 1];
+    const NodeId last = use<GroupTables>().path_node(s, s.num_chained - 1);
     groups()->tell_kept(&last, 1);
     if (rows().counters.cached_tails == tails) {
       keep_path(s);
@@ -354,8 +368,9 @@ void GroupEnds::keep_boundary(const Sequence& s, std::int64_t end) noexcept {
     for (const auto other : {GroupRow::kLast, GroupRow::kHalfway, GroupRow::kPromptEnd})
       if (stops[other] == end) stops[other] = 0;
     if (stops[GroupRow::kDiverges] != end) stops[GroupRow::kRetained] = end;
-  } else if (!within && units && units <= s.num_chained && serves(s, units - 1)) {
-    keep_boundary(rows().table(s)[units - 1]);
+  } else if (!within && units && units <= s.num_chained) {
+    const NodeId node = use<GroupTables>().path_node(s, units - 1);
+    if (serves(s, units - 1, node)) keep_boundary(node);
   }
 }
 

@@ -36,13 +36,14 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Finding, Needs, Growing> {
     NodeId passed = kNoNode;  // of those that they see, the last idle tail that is just passed
     int count = 0;
   };
-  bool serves(const Sequence& s, std::int64_t logical) const;
+  bool serves(const Sequence& s, std::int64_t logical, NodeId end) const;
   std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;
   bool reads_cached(NodeId n, std::int64_t end) const;
+  void pass_earlier(const Sequence& s) noexcept;
   std::optional<GroupRow::Stop> takes_stop(Sequence& s) noexcept;
   bool keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept;
   void keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept;
-  NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest) noexcept;
+  NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept;
   Seen seen_children(NodeId parent) const;
   void drop_tail(NodeId tail) noexcept;
   void keep_end(Sequence& s, bool resumes) noexcept;

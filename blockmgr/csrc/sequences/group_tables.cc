@@ -5,25 +5,90 @@
 namespace blockmgr {
 
 // Whether the copy that put a state in place is not applied yet.
-bool GroupTables::waits_for_copy(const KeptState& k) const {
-  const Node& successor = nodes()[k.successor];
-  if (successor.generation != k.successor_generation) return false;
-  if (successor.copy_source == k.state) return true;
+bool GroupTables::waits_for_copy(const Kept& k) const {
+  const Node& destination = nodes()[k.destination];
+  if (k.referenced) return destination.copy_source != kNoNode || destination.in_flight;
+  if (destination.generation != k.destination_generation) return false;
+  if (destination.copy_source == k.block) return true;
   for (const Copy& copy : copies().flight())
-    if (copy.destination == k.successor && copy.source == k.state) return true;
+    if (copy.destination == k.destination && copy.source == k.block) return true;
   return false;
 }
 
 // The states that were put in place by copies which are resolved by now can be found. A look-up
 // leaves no event, so those that mirrors should know of stay in the list for settle_events.
 void GroupTables::settle_keeps() noexcept {
-  std::erase_if(keeps_, [this](const KeptState& k) {
-    if (nodes()[k.state].generation != k.state_generation) return true;
-    if (groups()->is_being_kept(k.state) && waits_for_copy(k)) return false;
-    if (!nodes()[k.state].keyed()) return true;
-    groups()->set_being_kept(k.state, false);
-    return !groups()->is_untold(k.state);
-  });
+  auto left = keeps_.begin();
+  for (Kept& k : keeps_)
+    if (!settle(k)) *left++ = k;
+  keeps_.erase(left, keeps_.end());
+}
+
+// Whether nothing is left to do.
+bool GroupTables::settle(Kept& k) noexcept {
+  if (k.referenced) {
+    if (nodes()[k.block].keyed() && waits_for_copy(k)) return false;
+    if (k.is_state) groups()->set_being_kept(k.block, false);
+    k.referenced = false;
+    k.block_generation = nodes()[k.block].generation;
+    rows().drop_reference(k.block);
+  } else if (nodes()[k.block].generation == k.block_generation &&
+             groups()->is_being_kept(k.block) && waits_for_copy(k)) {
+    return false;
+  }
+  if (nodes()[k.block].generation != k.block_generation || !nodes()[k.block].keyed()) return true;
+  if (!k.is_state) return true;
+  groups()->set_being_kept(k.block, false);
+  return !groups()->is_untold(k.block);
+}
+
+// The node at the end of what a sequence has computed, if a copy of its states is to be kept there
+// and is not launched. kNoNode: there is none.
+NodeId GroupTables::node_awaiting_end(const Sequence& s) const {
+  const std::int64_t unit = s.num_computed / config().block_size;
+  const bool shares = s.num_computed % config().block_size && !may_give(rows().table(s)[unit]);
+  if (shares || s.outdated || !rows().group_row(s).stands) return kNoNode;
+  for (const Kept& k : keeps_) {
+    const Node& record = nodes()[k.block];
+    if (!k.referenced || !k.is_state || !record.keyed()) continue;
+    if (record.copy_source != rows().group_row(s).states[nth(groups()->group_of(k.block))])
+      continue;
+    const NodeId node = groups()->node_of(k.block);
+    if (groups()->length(node) == s.num_computed) return node;
+  }
+  return kNoNode;
+}
+
+void GroupTables::cancel_keeps(const Sequence& s) noexcept {
+  const NodeId node = node_awaiting_end(s);
+  if (node < 0) return;
+  groups()->end_boundary(node);
+  const auto drop = [&](Kept& k) {
+    k.referenced = false;
+    rows().drop_reference(k.block);
+  };
+  Kept* tail = nullptr;
+  for (Kept& k : keeps_) {
+    if (!k.referenced) continue;
+    if (k.block == node) tail = &k;
+    const int g = groups()->owner(k.block);
+    if (g < 0 || groups()->part(g, node) != k.block) continue;
+    groups()->clear_part(g, node);
+    groups()->unkeep(k.block);
+    drop(k);
+  }
+  if (tail) {
+    pool().forget(node);
+    drop(*tail);
+  }
+  settle_keeps();
+}
+
+const NodeId* GroupTables::path(const Sequence& s, std::int64_t from, std::int64_t to) noexcept {
+  if (config().remap) return rows().table(s) + from;
+  for (std::int64_t unit = from; unit < to; ++unit)
+    path_room_[static_cast<std::size_t>(unit)] = path_node(s, unit);
+  return path_room_.data() + from;
 }
 
 NodeId GroupTables::take_of(int g, int partition, NodeId before) noexcept {
@@ -282,16 +347,47 @@ bool GroupTables::may_give(NodeId own) const {
          nodes()[own].copy_source == kNoNode && !nodes()[own].in_flight;
 }
 
-// The state of a node from here on; the sequence goes on in a copy.
+// What this copy brings is found once it is applied; until then the block is kept.
+void GroupTables::keep_copy(NodeId source, NodeId copy, std::int32_t num_tokens,
+                            bool is_state) noexcept {
+  copies().plan(source, copy, num_tokens);
+  keeps_.push_back(
+      {copy, copy, nodes()[copy].generation, nodes()[copy].generation, true, is_state});
+}
+
+// A node with copies of the computed tokens in a unit, in all groups of attention.
+NodeId GroupTables::copy_end_block(const Sequence& s, std::int64_t unit, int num_tokens) noexcept {
+  const NodeId own = rows().table(s)[unit];
+  const NodeId copy = pool().take(s.partition, rows().before(s, unit));
+  std::copy_n(nodes().tokens(own), num_tokens, nodes().tokens(copy));
+  groups()->clear_parts(copy);
+  keep_copy(own, copy, num_tokens, false);
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    const NodeId part = take_of(g, s.partition, kNoNode);
+    groups()->set_part(g, copy, part);
+    keep_copy(groups()->part(g, own), part, num_tokens, false);
+  }
+  return copy;
+}
+
+// The state of a node from here on: a copy of the sequence's; or its own, and it goes on in a copy.
 void GroupTables::give_state(Sequence& s, int g, NodeId node) noexcept {
   NodeId& state = rows().group_row(s).states[nth(g)];
+  if (!config().remap) {
+    const NodeId copy = take_of(g, s.partition, kNoNode);
+    groups()->set_part(g, node, copy);
+    groups()->set_being_kept(copy, true);
+    groups()->keep(copy);
+    return keep_copy(state, copy, config().block_size, true);
+  }
   const NodeId kept = state;
   state = take_of(g, s.partition, kNoNode);
   copies().plan(kept, state, config().block_size);
   groups()->set_part(g, node, kept);
   groups()->set_being_kept(kept, true);
   groups()->keep(kept);
-  keeps_.push_back({kept, state, nodes()[kept].generation, nodes()[state].generation});
+  keeps_.push_back({kept, state, nodes()[kept].generation, nodes()[state].generation, false, true});
   pool().release(kept);  // the copy keeps it
 }
 

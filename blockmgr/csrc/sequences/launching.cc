@@ -41,10 +41,25 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
   }
 }
 
+void Launching::copies_applied(std::int64_t ticket) {
+  const Held held(rows().monitor());
+  rows().apply_plan(ticket);
+  if (groups()) [[unlikely]]
+    use<GroupTables>().settle_keeps();  // what nothing but a copy used is idle from here on
+}
+
 void Launching::copies_aborted(std::int64_t ticket) {
   const Held held(rows().monitor());
   rows().abort_plan(ticket);
   if (groups()) return_groups();
+}
+
+void Launching::mark_state_moved(Handle handle) {
+  const Held held(rows().monitor());
+  const Sequence& s = rows().running(handle);
+  if (!num_states()) return;
+  rows().group_row(s).stands = false;
+  ++rows().group_row(s).moves;
 }
 
 void Launching::return_copies(std::int64_t ticket) noexcept {

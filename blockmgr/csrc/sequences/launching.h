@@ -17,8 +17,12 @@ class Launching : public Part<Launching, GroupTables> {
   EventColumns residents() const;
   // Steps may move states, see GroupRow.
   std::int64_t take_copies(std::vector<BlockCopy>& copies);
+  void copies_applied(std::int64_t ticket);
   void copies_aborted(std::int64_t ticket);
   void return_copies(std::int64_t ticket) noexcept;
+  // A forward that was launched moves its states past the tokens that it has: the engine does not
+  // know all tokens of that forward yet.
+  void mark_state_moved(Handle handle);
 
  private:
   [[gnu::noinline]] void launch_groups(std::vector<BlockCopy>& copies) noexcept;

@@ -53,6 +53,7 @@ class Sequences : public Rows,
       : Rows(config, std::move(digester), make) {}
 
   using Launching::copies_aborted;
+  using Launching::copies_applied;
   using Launching::residents;
   using Launching::return_copies;
   using Launching::settle_events;

@@ -144,6 +144,10 @@ std::int64_t Store::take_plan(std::vector<BlockCopy>& copies) {
 
 void Store::copies_applied(std::int64_t ticket) {
   const Held held(monitor_);
+  apply_plan(ticket);
+}
+
+void Store::apply_plan(std::int64_t ticket) {
   check_ticket(copies_.in_flight(), ticket, last_ticket_);
   copies_.applied();
   for (NodeId b = unwritten_.front(); b != unwritten_.end(); b = unwritten_.after(b))

@@ -126,6 +126,7 @@ class Store {
 
   // take_copies, copies_aborted and return_copies under a monitor that the caller holds.
   std::int64_t take_plan(std::vector<BlockCopy>& copies);
+  void apply_plan(std::int64_t ticket);
   void abort_plan(std::int64_t ticket);
   bool return_plan(std::int64_t ticket) noexcept;
 

@@ -121,13 +121,6 @@ METHODS: dict[str, tuple[str, ...]] = {
         "include_finished_set",
         "log_stats",
     ),
-    "vllm.v1.core.sched.scheduler:Scheduler._make_cached_request_data": (
-        "running_reqs",
-        "resumed_reqs",
-        "num_scheduled_tokens",
-        "spec_decode_tokens",
-        "req_to_new_blocks",
-    ),
     "vllm.v1.core.sched.scheduler:Scheduler._mamba_block_aligned_split": (
         "request",
         "num_new_tokens",

@@ -29,8 +29,6 @@ class Held:
         wish: What the request asks for, read when it was admitted: its end must not fail.
         is_loading: Whether a connector has yet to write some of its K/V.
         num_committed: With several groups, number of committed tokens.
-        num_told: With several groups, number of its table entries that workers have.
-        num_found: With recurrent states, number of tokens that it found when it was admitted.
         stops: With recurrent states, where its forwards should end.
         request: With recurrent states, vLLM's request.
     """
@@ -43,8 +41,6 @@ class Held:
     wish: Wish = NO_WISH
     is_loading: bool = False
     num_committed: int = 0
-    num_told: int = 0
-    num_found: int = 0
     stops: tuple[int, ...] = ()
     request: Request | None = None
 

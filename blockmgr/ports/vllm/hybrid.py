@@ -1,9 +1,7 @@
 """The manager for models with several groups of layers: windows and chunks.
 
 Every group has its own table, and all take blocks from one pool. Workers keep tables that they
-append to. If ``commit`` replaces one of their blocks by a cached block, the workers' table of the
-request is replaced, in the way that vLLM does it for a request that is preempted and scheduled
-again in the same step.
+append to, and the manager's tables never change.
 """
 
 from __future__ import annotations
@@ -30,10 +28,9 @@ class HybridKVCacheManager(KVCacheManager):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._tables = [self.manager.group_table(g) for g in range(self.num_kv_cache_groups)]
-        self._replaced: set[str] = set()  # requests whose tables workers have to replace
 
     def _grouping(self) -> dict[str, Any]:
-        return {"groups": tuple(each.group for each in self.layers), "dedup": "remap"}
+        return {"groups": tuple(each.group for each in self.layers)}
 
     def _no_blocks(self) -> GroupedBlocks:
         return GroupedBlocks(self.manager, ([],) * self.num_kv_cache_groups)
@@ -120,7 +117,6 @@ class HybridKVCacheManager(KVCacheManager):
     def _release_passed(self, held: Held, request: Request) -> None:
         """Commits what earlier steps wrote, so that windows release the blocks behind them."""
         self.manager.commit(held.handle, held.num_committed)
-        self._note_exchanges(held, request)
 
     def _publish(self, held: Held, request: Request, num_computed: int) -> None:
         if num_computed < held.next_full:
@@ -132,25 +128,12 @@ class HybridKVCacheManager(KVCacheManager):
         held.num_committed = num_computed
         held.next_full = num_computed - num_computed % self.block_size + self.block_size
         self._committed_late |= not self._in_step
-        self._note_exchanges(held, request)
-
-    def _note_exchanges(self, held: Held, request: Request) -> None:
-        remaps = self.manager.take_remaps()
-        if remaps and any(remap.index < held.num_told for remap in remaps):
-            self._replaced.add(request.request_id)
 
     def _blocks_from(self, held: Held, start: int) -> GroupedBlocks:
-        held.num_told = held.num_blocks
         return GroupedBlocks(self.manager, self._by_group(held, start))
 
-    def _by_group(self, held: Held, start: int, num_before: int = 0) -> tuple[list[int], ...]:
-        """The ids of a request's blocks from the one of this number on, for the workers.
-
-        Args:
-            held: The request.
-            start: Number of a block.
-            num_before: Tokens computed before the step.
-        """
+    def _by_group(self, held: Held, start: int) -> tuple[list[int], ...]:
+        """The ids of a request's blocks from the one of this number on, for the workers."""
         row = held.handle & ROW
         return tuple(table[row, start : held.num_blocks].tolist() for table in self._tables)
 
@@ -158,31 +141,6 @@ class HybridKVCacheManager(KVCacheManager):
         row = held.handle & ROW
         taken = [table[row, start : held.num_blocks] for table in self._tables]
         return [block for ids in taken for block in ids[ids > 0].tolist()]
-
-    def replace_tables(self, cached: Any) -> None:
-        """Makes workers replace the tables in which blocks were exchanged.
-
-        Args:
-            cached: vLLM's ``CachedRequestData`` of the step.
-        """
-        if not self._replaced:
-            return
-        for index, request in enumerate(cached.req_ids):
-            if request not in self._replaced:
-                continue
-            self._replaced.discard(request)
-            if request not in cached.resumed_req_ids:
-                cached.resumed_req_ids.add(request)
-                cached.new_block_ids[index] = self._by_group(
-                    self._held[request], 0, cached.num_computed_tokens[index]
-                )
-
-    # Release.
-
-    def free(self, request: Request) -> None:
-        """Releases the request's blocks in an order that evicts the last ones first."""
-        self._replaced.discard(request.request_id)
-        super().free(request)
 
     # Tables.
 

@@ -136,13 +136,11 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
 
     The engine creates its block hasher after the scheduler, if there is caching or a connector.
     """
-    from blockmgr.ports.vllm import hybrid, manager, states  # noqa: PLC0415
+    from blockmgr.ports.vllm import manager, states  # noqa: PLC0415
 
     ours = scheduler.kv_cache_manager
     if not isinstance(ours, manager.KVCacheManager):
         return
-    if isinstance(ours, hybrid.HybridKVCacheManager):
-        scheduler._make_cached_request_data = _replacing(ours, scheduler._make_cached_request_data)
     has_states = False
     if isinstance(ours, states.StatefulKVCacheManager):
         has_states = True
@@ -171,16 +169,6 @@ def _preparing(ours: Any, scheduler: Any) -> Callable[..., None]:
             ours.prompts.prepare(request)
 
     return add_and_prepare
-
-
-def _replacing(ours: Any, make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def make_and_replace(*arguments: Any, **named: Any) -> Any:
-        cached = make(*arguments, **named)
-        ours.replace_tables(cached)
-        return cached
-
-    return make_and_replace
 
 
 def _publish_events(scheduler: Any) -> None:

@@ -1,10 +1,10 @@
 """The manager for models in which some layers have a recurrent state (Mamba).
 
 A request has one block for its state in each such group, and each forward replaces the state. The
-block manager caches a state where a forward stopped: the cached one stays as it is, and the request
-continues in a copy. Workers of vLLM expect the state in the column of the last token: they read it
-at the last token before the step, and write it at the last token of the step. So these two columns
-of their tables name the block of the state, and all others name block 0.
+block manager caches a copy of a state where a forward stopped, and the request keeps its block.
+Workers of vLLM expect the state in the column of the last token: they read it at the last token
+before the step, and write it at the last token of the step. So every column of their tables names
+the block of the state.
 
 The scheduler cuts prefills into chunks that end where states are worth caching. vLLM would end them
 at multiples of the block size, and cache a state for each.
@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blockmgr import Admission, FullAttention, RecurrentState
-from blockmgr.ports.vllm.blocks import GroupedBlocks
 from blockmgr.ports.vllm.held import ROW
 from blockmgr.ports.vllm.hybrid import HybridKVCacheManager
 from blockmgr.ports.vllm.naming import namespace
@@ -42,6 +41,7 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         self._found_stops: tuple[int, ...] = ()  # of the last match
         self._next_stops: tuple[str, tuple[int, ...]] = ("", ())  # of the last request looked up
         self._stopped: list[Held] = []  # whose forward ends at a stop or with a block
+        self._ahead: list[Held] = []  # whose forward gets tokens that are not known yet
 
     # Chunks.
 
@@ -109,7 +109,6 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         held = super()._admit(request, num_found, room)
         if held is not None:
             held.request = request
-            held.num_found = num_found
             held.stops = self.manager.stops(held.handle)
             held.next_full = num_found + 1
         return held
@@ -151,8 +150,9 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         is still where the commit said.
         """
         held.next_full = self._next_commit(held)
+        if num_computed > self._learn(held, request, num_computed):
+            self._ahead.append(held)
         if num_computed < held.next_full:
-            self._learn(held, request, num_computed)
             return
         super()._publish(held, request, num_computed)
         at_end = held.num_committed == num_computed
@@ -186,6 +186,7 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         is_scarce = self._is_scarce()
         if is_scarce:
             stopped = list(self._held.values())
+            stopped = [held for held in stopped if self._is_known(held)]
             for held in stopped:
                 self._commit_computed(held)
         super().new_step_starts()
@@ -194,10 +195,26 @@ class StatefulKVCacheManager(HybridKVCacheManager):
             if self._held.get(held.request.request_id) is held:
                 self._commit_again(held, everywhere=not is_scarce)
 
+    @staticmethod
+    def _is_known(held: Held) -> bool:
+        """Whether no forward in flight computes a token of it that is not known yet."""
+        assert held.request is not None
+        return not held.request.num_output_placeholders
+
     def _is_scarce(self) -> bool:
         """Whether requests may have to be preempted soon."""
         most = 2 * len(self._held) * self.num_kv_cache_groups
         return self._has_shares or self.manager.num_available < most
+
+    def take_kv_cache_block_copies(self) -> tuple[list[Any], list[Any]]:
+        """The step is planned: its forwards move the states of requests that run ahead."""
+        taken = super().take_kv_cache_block_copies()
+        for held in self._ahead:
+            assert held.request is not None
+            if self._held.get(held.request.request_id) is held:
+                self.manager.mark_state_moved(held.handle)
+        self._ahead.clear()
+        return taken
 
     def _commit_computed(self, held: Held) -> None:
         """Commits all that earlier steps computed, as part of the step that comes."""
@@ -213,7 +230,6 @@ class StatefulKVCacheManager(HybridKVCacheManager):
             held.next_full = computed + 1
             self._nothing_to_do.pop(request.request_id, None)
             self._committed_late = True
-            self._note_exchanges(held, request)
 
     def _commit_again(self, held: Held, *, everywhere: bool = False) -> None:
         """Tells the manager that the forward has ended at the last committed token.
@@ -222,55 +238,26 @@ class StatefulKVCacheManager(HybridKVCacheManager):
             held: The request.
             everywhere: Also cache a state that is at no stop, as vLLM does.
         """
-        request = held.request
-        assert request is not None
-        before = self._states(held)
         self.manager.commit(held.handle, held.num_committed)
         if everywhere:
             self.manager.cache_state(held.handle)
-        self._note_exchanges(held, request)
-        if self._states(held) != before:  # workers continue in the copies
-            self._replaced.add(request.request_id)
 
     def _end(self, held: Held, request: Request) -> None:
-        if not self._in_step and not held.is_loading:
+        if not self._in_step and not held.is_loading and self._is_known(held):
             self._commit_computed(held)
             self._close_late_commits()
             self._commit_again(held)
-            self._replaced.discard(request.request_id)
         super()._end(held, request)
 
     # Tables.
 
-    def get_blocks(self, request_id: str) -> SomeBlocks:
-        """As for windows; the state is in the columns of the last tokens."""
-        held = self._held.get(request_id)
-        if held is None or held.request is None:
-            return super().get_blocks(request_id)
-        before = max(held.num_found, held.request.num_computed_tokens)
-        return GroupedBlocks(self.manager, self._by_group(held, 0, before))
-
-    def _states(self, held: Held) -> list[int]:
-        """The blocks of the request's states, by group."""
-        row = held.handle & ROW
+    def _by_group(self, held: Held, start: int) -> tuple[list[int], ...]:
+        row, more = held.handle & ROW, held.num_blocks - start
         tables = zip(self._has_state, self._tables, strict=True)
-        return [int(table[row, 0]) for has_state, table in tables if has_state]
-
-    def _by_group(self, held: Held, start: int, num_before: int = 0) -> tuple[list[int], ...]:
-        row = held.handle & ROW
-        by_group = []
-        for has_state, table in zip(self._has_state, self._tables, strict=True):
-            if not has_state:
-                by_group.append(table[row, start : held.num_blocks].tolist())
-                continue
-            state = int(table[row, 0])
-            columns = [0] * (held.num_blocks - start)
-            columns[-1:] = [state] * len(columns[-1:])
-            read = (num_before - 1) // self.block_size - start
-            if num_before and read >= 0:
-                columns[read] = state
-            by_group.append(columns)
-        return tuple(by_group)
+        return tuple(
+            [int(table[row, 0])] * more if has else table[row, start : held.num_blocks].tolist()
+            for has, table in tables
+        )
 
     def _ids_from(self, held: Held, start: int) -> list[int]:
         """Likewise, of attention only: workers do not zero states."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
-from blockmgr import FullAttention
+from blockmgr import FullAttention, RecurrentState
 from blockmgr.ports.vllm.layers import group_of
 
 if TYPE_CHECKING:
@@ -67,6 +67,13 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
         for name, is_on in _not_with_groups(options, vllm_config, arguments):
             if is_on:
                 yield f"{name} with several groups of KV cache layers"
+    if any(isinstance(layers, RecurrentState) for layers in found) and (
+        vllm_config.use_v2_model_runner
+    ):
+        yield (
+            "model runner V2 does not work (VLLM_USE_V2_MODEL_RUNNER=0 turns it off) with "
+            "recurrent states (Mamba)"
+        )
 
 
 def _not_with_groups(
@@ -82,11 +89,6 @@ def _not_with_groups(
     yield "retention does not work", options.retention
     yield "ghost_blocks do not work", options.ghost_blocks > 0
     yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
-    # Workers must replace tables in which blocks were exchanged, and workers that run ahead cannot.
-    is_async = vllm_config.scheduler_config.async_scheduling
-    yield "--async-scheduling does not work (--no-async-scheduling turns it off)", is_async
-    runner = vllm_config.use_v2_model_runner
-    yield "model runner V2 does not work (VLLM_USE_V2_MODEL_RUNNER=0 turns it off)", runner
 
 
 def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -25,6 +25,7 @@ OF_GROUPS = (
     "tests/unit/test_group_promises.py",
     "tests/unit/test_group_stops.py",
     "tests/groups/test_rules.py",
+    "tests/groups/test_fixed_tables.py",
     "tests/groups/test_steps.py",
     "tests/groups/test_shares.py",
     "tests/groups/test_events.py",
@@ -55,5 +56,10 @@ CORE = register("nodes", "cache", "copies", "identity", "lifetimes", "policies")
 EXTENSION = register("extension")
 PYTHON = register("python", python=True)
 GROUPS = register(
-    "groups/places", "groups/admission", "groups/keeping", "groups/calls", tests=OF_GROUPS
+    "groups/places",
+    "groups/admission",
+    "groups/keeping",
+    "groups/calls",
+    "groups/fixed_tables",
+    tests=OF_GROUPS,
 )
