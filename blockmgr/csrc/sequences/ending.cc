@@ -159,7 +159,7 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
   };
   const auto has_state = [&](std::int64_t length) {
     if (!length || !num_states() || (length == before && row.stands)) return true;
-    const NodeId end = length % size ? kNoNode : use<GroupTables>().path_node(s, length / size - 1);
+    const NodeId end = length % size ? kNoNode : rows().chain_node(s, length / size);
     if (end < 0) return false;
     for (int g = 0; g < groups()->num_groups(); ++g) {
       if (!groups()->group(g).recurrent()) continue;

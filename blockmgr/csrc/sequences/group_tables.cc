@@ -84,8 +84,8 @@ void GroupTables::cancel_keeps(const Sequence& s) noexcept {
   settle_keeps();
 }
 
-const NodeId* GroupTables::path(const Sequence& s, std::int64_t from, std::int64_t to) noexcept {
-  if (config().remap) return rows().table(s) + from;
+const NodeId* GroupTables::path_of_twins(const Sequence& s, std::int64_t from,
+                                         std::int64_t to) noexcept {
   for (std::int64_t unit = from; unit < to; ++unit)
     path_room_[static_cast<std::size_t>(unit)] = path_node(s, unit);
   return path_room_.data() + from;

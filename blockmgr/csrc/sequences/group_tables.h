@@ -31,10 +31,14 @@ class GroupTables : public Part<GroupTables> {
   }
   // The cached node of a committed unit: the one in the table, or its twin.
   NodeId path_node(const Sequence& s, std::int64_t unit) const {
+    if (config().remap) return rows().table(s)[unit];
     return rows().chain_node(s, unit + 1);
   }
   // Those of units [from, to), in memory that later calls for the same units use again.
-  const NodeId* path(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
+  const NodeId* path(const Sequence& s, std::int64_t from, std::int64_t to) noexcept {
+    if (config().remap) return rows().table(s) + from;
+    return path_of_twins(s, from, to);
+  }
   // Writes down for mirrors the states that were kept.
   void tell_keeps() noexcept {
     for (const Kept& k : keeps_)
@@ -79,6 +83,7 @@ class GroupTables : public Part<GroupTables> {
  private:
   bool waits_for_copy(const Kept& k) const;
   bool settle(Kept& k) noexcept;
+  const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
   NodeId node_awaiting_end(const Sequence& s) const;
   void keep_copy(NodeId source, NodeId copy, std::int32_t num_tokens, bool is_state) noexcept;
   void drop_part(int g, NodeId node) noexcept;
