@@ -144,9 +144,16 @@ std::map<NodeId, GroupPlay::Waiting> GroupPlay::idle_boundaries() const {
     bool is_own_level = true;
     for (NodeId b = nodes[n].first_child; b >= 0; b = nodes[b].next_sibling)
       is_own_level = is_own_level && core_.level(b) < level;
-    found[n] = {nodes[n].generation, core_.pool().partition_of(n), level, is_own_level};
+    const std::uint8_t* digest = nodes.digest(n);
+    found[n] = {nodes[n].generation, core_.pool().partition_of(n), level, is_own_level,
+                std::string(digest, digest + nodes.digest_size)};
   }
   return found;
+}
+
+bool GroupPlay::is_findable(const std::string& digest) const {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(digest.data());
+  return core_.index().with_digest(bytes, [](NodeId) { return true; }) >= 0;
 }
 
 // No boundary at the end of a full block is evicted while an idle one of a lower level is left. A
@@ -160,6 +167,7 @@ void GroupPlay::check_order(const std::map<NodeId, Waiting>& before) const {
     const auto now = after.find(n);
     if (now != after.end() && now->second.generation == gone.generation) continue;
     if (core_.nodes()[n].generation == gone.generation) continue;  // used, or passed
+    if (is_findable(gone.digest)) continue;  // its key passed to a twin
     if (!gone.is_own_level) continue;
     for (const auto& [other, left] : before) {
       const auto still = after.find(other);

@@ -68,7 +68,8 @@ void GroupPlay::check_findable(NodeId n, Prefix before, std::int64_t unit) {
   for (std::size_t at = 0; at < setup_.groups.size(); ++at) {
     const int further = further_of(at);
     const NodeId place = further < 0 ? n : groups.cached(further, n);
-    if (place < 0) continue;
+    // What waits for its copy is read through the copy's source, or, if a state, not at all.
+    if (place < 0 || nodes[place].copy_source != kNoNode || nodes[place].in_flight) continue;
     const std::int32_t block = nodes.name(place);
     if (setup_.groups[at].recurrent()) {
       EXPECT(device_.holds_state(at, block, prefix),

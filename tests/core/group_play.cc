@@ -88,6 +88,7 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes) {
   config.watermark_blocks = bytes.one_in(4) ? 2 : 0;
   config.steps_in_flight = habits.overlaps ? 8 : 0;
   config.early_commit = bytes.below(10) < 3;
+  config.remap = config.num_blocks % 3 != 0;
   config.max_rollback = habits.drafts;
   config.halfway_stop_tokens = bytes.below(3) * 16;
   config.prompt_end_stop = bytes.below(5) - 1;
@@ -113,7 +114,8 @@ std::string GroupPlay::config() const {
          std::to_string(c.block_size) + ", " + c.eviction + ", partial " +
          std::to_string(c.min_partial_tokens) + (c.early_commit ? ", early commits" : "") +
          (c.steps_in_flight ? ", steps in flight" : "") + (c.quotas.empty() ? "" : ", a quota") +
-         (setup_.habits.drafts ? ", drafts" : "") + (c.retention ? ", retention" : "");
+         (setup_.habits.drafts ? ", drafts" : "") + (c.retention ? ", retention" : "") +
+         (c.remap ? "" : ", append-only");
 }
 
 void GroupPlay::fail(const std::string& otherwise) const {

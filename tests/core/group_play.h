@@ -114,6 +114,7 @@ class GroupPlay {
     int partition;
     Level level;
     bool is_own_level;  // not that of a cached child
+    std::string digest;
   };
   using Tables = std::vector<std::vector<std::int32_t>>;
 
@@ -168,6 +169,7 @@ class GroupPlay {
   void pin(const Prompt& prompt);
   std::map<NodeId, Waiting> idle_boundaries() const;
   void check_order(const std::map<NodeId, Waiting>& before) const;
+  bool is_findable(const std::string& digest) const;
 
   // Steps.
   void step();

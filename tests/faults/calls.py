@@ -185,6 +185,7 @@ MANAGER_CALLS = [
             "group_table": _on("group_table", 1),
             "stops": _on("stops", "third"),
             "cache_state": _on("cache_state", "first"),
+            "mark_state_moved": _on("mark_state_moved", "first"),
             "admit": _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
             "match": _on("match", [1, 2, 3, 4, 5, 6]),
             "append": _on("append", "first", [7, 8, 9]),

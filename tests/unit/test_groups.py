@@ -266,7 +266,6 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("groups must have one of FullAttention", lambda: hybrid(groups=[SlidingWindow(4)])),
     ("groups must be at most 64", lambda: hybrid(groups=[FullAttention()] * 65)),
     ("null_block must be True", lambda: hybrid(null_block=False)),
-    ("dedup must be 'remap'", lambda: hybrid(dedup="append_only")),
     ("ghost_blocks must be 0", lambda: hybrid(ghost_blocks=4)),
     ("prefix_caching must be True", lambda: hybrid(prefix_caching=False)),
     ("max_rollback_tokens must be 0", lambda: BlockManager(8, 4, max_rollback_tokens=1)),
