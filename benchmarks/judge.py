@@ -132,7 +132,7 @@ def cells(
     if replays is None:
         raise SystemExit(f"{name} cannot be replayed by ids")
     columns = replays.columns()
-    _, full, _ = replays.unbounded()
+    full = int(columns.length.sum())
     # From the largest pool on, so that smaller ones are added only where they are needed.
     added = False
     for share in (*sorted(shares, reverse=True), *SMALL_SHARES):

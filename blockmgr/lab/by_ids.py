@@ -27,14 +27,17 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
+from blockmgr.lab.forest import cut, made_up_blocks, prompt_blocks
 from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import ID_BITS, OUTPUT_TOKEN, HashedPrompt
-from blockmgr.lab.runs import COLUMNS, References, RequestReferences, RunColumns, Runs
+from blockmgr.lab.runs import COLUMNS
 from blockmgr.lab.stored import StoredRequests
 
 if TYPE_CHECKING:
+    from blockmgr.lab.forest import Rule
     from blockmgr.lab.replay import Clock, Progress
     from blockmgr.lab.replay_config import ReplayConfig
+    from blockmgr.lab.runs import RunColumns
     from blockmgr.lab.trace import Trace
 
 __all__ = ["IdColumns", "IdReplays", "id_columns", "id_replays"]
@@ -144,8 +147,6 @@ class IdReplays:
         self._service = np.maximum(config.min_service_ms, config.service_ms_per_token * outputs)
         self._cached = tokens // size
         self._blocks = -(-(tokens + held) // size)
-        self._limit = (tokens - 1) // size
-        self._own = np.maximum(0, (tokens + held - 1) // size - self._cached)
         self._trace = self._named(self._cached)
         self._with_digests: _core.IdReplays | None = None
 
@@ -175,10 +176,6 @@ class IdReplays:
     def query_tokens(self) -> int:
         """Prompt tokens of all requests."""
         return int(self._columns.num_tokens.sum())
-
-    def unbounded(self) -> tuple[int, int, int]:
-        """Hit tokens, full blocks and peak private blocks of an unbounded pool."""
-        return self._trace.unbounded()
 
     def exact(self, config: ReplayConfig) -> bool:
         """Whether ``replay`` gives the same counts as a replay through the manager.
@@ -251,24 +248,18 @@ class IdReplays:
             **counts,
         )
 
-    def columns(self, rule: str = "manager") -> RunColumns:
+    def columns(self, rule: Rule = "manager") -> RunColumns:
         """The references of all blocks; see ``blockmgr.lab.references.references``."""
         tokens, size = self._columns.num_tokens, self._size
-        limit, cached, own, named = self._limit, self._cached, self._own, self._trace
-        asked = self._blocks
-        last_tokens = np.full_like(limit, size)
-        if rule != "manager":
-            limit = (tokens - 1) // size
-            own = np.maximum(0, (tokens + self._held - 1) // size - limit)
-            if rule == "ids":
-                limit = -(-tokens // size)
-                own = np.zeros_like(limit)
-                last_tokens = (tokens - 1) % size + 1
-            cached = limit
-            asked = cached + own
-            named = self._named(cached)
-        runs, limits, prompts, ends = self._runs(named, limit, own)
-        by_name = {
+        limit, cached = prompt_blocks(rule, tokens, size)
+        own = made_up_blocks(rule, tokens, self._held, size)
+        named = self._trace if rule == "manager" else self._named(cached)
+        forest, cuts = cut(named, limit)
+        asked = self._blocks if rule == "manager" else cached + own
+        last_tokens = (tokens - 1) % size + 1 if rule == "ids" else np.full_like(limit, size)
+        limits, prompts = cuts.T
+        forest, ends = forest.with_own(prompts, own)
+        rows = {
             "arrival_ms": self._columns.arrival_ms,
             "service_ms": self._service,
             "limit": limits,
@@ -282,50 +273,8 @@ class IdReplays:
             "last_tokens": last_tokens,
             "num_samples": np.ones_like(tokens),
         }
-        rows = [by_name[name] for name in COLUMNS]
-        return RunColumns(
-            block_size=size,
-            parent=runs[0],
-            length=runs[1],
-            end=runs[2],
-            requests=np.stack(rows, axis=1),
-            ends=ends,
-        )
-
-    def references(self, rule: str = "manager") -> References:
-        """``blockmgr.lab.references.references`` of all blocks."""
-        columns = self.columns(rule)
-        first_node = np.cumsum(columns.length) - columns.length
-        runs = Runs(
-            *(c.tolist() for c in (columns.parent, columns.length, columns.end, first_node))
-        )
-        requests = tuple(
-            RequestReferences(ends=(end,), **dict(zip(COLUMNS, row, strict=True)))
-            for row, end in zip(columns.requests.tolist(), columns.ends.tolist(), strict=True)
-        )
-        return References(columns.block_size, runs, requests)
-
-    def _runs(
-        self, named: _core.IdTrace, limit: Numbers, own: Numbers
-    ) -> tuple[tuple[Numbers, Numbers, Numbers], Numbers, Numbers, Numbers]:
-        """Runs, with a separate run for each output of known length; and the ends of paths.
-
-        There are three ends: of the part that may hit, of the prompt, and of everything.
-        """
-        parent, length, end, cuts = named.runs(limit.tobytes())
-        limits, prompts = cuts.reshape(-1, 2).T.copy()
-        longer = own > 0
-        above = prompts[longer]
-        before = np.zeros_like(above)
-        before[above >= 0] = end[above[above >= 0]]
-        ends = prompts.copy()
-        ends[longer] = len(parent) + np.arange(len(above))
-        runs = (
-            np.concatenate((parent, above)),
-            np.concatenate((length, own[longer])),
-            np.concatenate((end, own[longer] + before)),
-        )
-        return runs, limits, prompts, ends
+        requests = np.stack([rows[name] for name in COLUMNS], axis=1)
+        return forest.columns(size, requests, ends)
 
 
 def same_replays(config: ReplayConfig) -> ReplayConfig:

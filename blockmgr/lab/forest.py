@@ -1,61 +1,122 @@
 """The prefixes of a trace: a forest of segments, with one tree per namespace.
 
-A segment is the tokens of a hash id if all prompts are known by ids of whole blocks, or else one
-block of tokens. Each stands for the whole prefix that ends with it.
+A segment is the blocks that one id stands for, below one prefix, so it stands for the whole prefix
+that ends with it. A path begins at a root. The core numbers the segments of all paths and cuts
+their forest into runs (``_core.IdTrace``, ``blockmgr.lab.runs``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from blockmgr.lab.request import HashedPrompt
+import numpy as np
+import numpy.typing as npt
+
+from blockmgr import _core
+from blockmgr.lab.runs import RunColumns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from blockmgr.lab.request import Request, Tokens
-    from blockmgr.lab.trace import Trace
+__all__ = ["Forest", "Paths", "Rule", "cut", "made_up_blocks", "prompt_blocks"]
 
-__all__ = ["NO_SEGMENT", "Forest"]
+Numbers = npt.NDArray[np.int64]
+Count = TypeVar("Count", int, Numbers)
 
-NO_SEGMENT = -1
-"""What is before a root."""
+Rule = Literal["manager", "served", "ids"]
+"""Rule for the blocks of a prompt; see the table of ``blockmgr.lab.references``."""
 
 
+def prompt_blocks(rule: Rule, num_tokens: Count, block_size: int) -> tuple[Count, Count]:
+    """Blocks of a prompt that may hit, and that are cached when it is admitted."""
+    if rule == "ids":
+        whole = -(-num_tokens // block_size)
+        return whole, whole
+    served = (num_tokens - 1) // block_size
+    return served, served if rule == "served" else num_tokens // block_size
+
+
+def made_up_blocks(rule: Rule, num_tokens: Count, output: Count, block_size: int) -> Count:
+    """Whole blocks of an output of which only the length is known; no other path has them."""
+    if rule == "ids":
+        return 0 * output
+    cached = prompt_blocks(rule, num_tokens, block_size)[1]
+    blocks = (num_tokens + output - 1) // block_size - cached
+    return blocks * (blocks > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """Numbers the segments of a trace in the order in which they are first seen.
+    """The runs of a forest, as in ``RunColumns``."""
+
+    parent: Numbers
+    length: Numbers
+    end: Numbers
+
+    def with_own(self, above: Numbers, own: Numbers) -> tuple[Forest, Numbers]:
+        """The same with a run of ``own`` blocks after each run ``above``; and the last runs."""
+        longer = own > 0
+        parent = above[longer]
+        before = np.zeros_like(parent)
+        before[parent >= 0] = self.end[parent[parent >= 0]]
+        ends = above.copy()
+        ends[longer] = len(self.parent) + np.arange(len(parent))
+        more = (parent, own[longer], own[longer] + before)
+        columns = (self.parent, self.length, self.end)
+        return Forest(*map(np.concatenate, zip(columns, more, strict=True))), ends
+
+    def columns(self, block_size: int, requests: Numbers, ends: Numbers) -> RunColumns:
+        """The references of requests to these runs."""
+        return RunColumns(
+            block_size=block_size,
+            parent=self.parent,
+            length=self.length,
+            end=self.end,
+            requests=requests,
+            ends=ends,
+        )
+
+
+def cut(named: _core.IdTrace, limits: Numbers) -> tuple[Forest, Numbers]:
+    """The runs of a forest; and for each path, those that end with its limit and with the path."""
+    *columns, ends = named.runs(limits.tobytes())
+    return Forest(*columns), ends.reshape(-1, 2)
+
+
+class Paths:
+    """Collects paths one by one.
 
     Args:
-        trace: The requests.
-        block_size: Tokens per block.
-
-    Attributes:
-        segment_size: Tokens of a segment.
-        hashed: Whether ids name the segments of prompts.
-        parents: By segment, the one before it. A root is a namespace, and has no tokens.
+        segment_blocks: Blocks of a segment.
     """
 
-    def __init__(self, trace: Trace, block_size: int) -> None:
-        self.segment_size = trace.segment_size(block_size)
-        self.hashed = trace.is_hashed and self.segment_size == trace.tokens_per_id
-        self.parents: list[int] = []
-        self._segments: dict[tuple[int, bytes], int] = {}
+    def __init__(self, segment_blocks: int) -> None:
+        self._segment_blocks = segment_blocks
+        self._spaces: dict[bytes, int] = {}
+        self._rows = array("q")
+        self._limits = array("q")
+        self._ids = array("Q")
 
-    def segment(self, parent: int, key: bytes) -> int:
-        """The segment with this key below another one, or below ``NO_SEGMENT``."""
-        segment = self._segments.setdefault((parent, key), len(self.parents))
-        if segment == len(self.parents):
-            self.parents.append(parent)
-        return segment
+    def add(self, namespace: bytes, ids: Sequence[int], limit: int, blocks: int) -> int:
+        """Add the path of so many blocks that ``ids`` stand for; returns its number.
 
-    def keys(self, request: Request) -> Iterable[bytes]:
-        """Keys of the segments of a prompt; the last one may be in part of the prompt, as an id."""
-        if self.hashed and isinstance(request.prompt, HashedPrompt):
-            return (i.to_bytes(8) for i in request.prompt.ids.tolist())
-        return self.token_keys(request.tokens())
+        Args:
+            namespace: Its root.
+            ids: The ids of its segments; of the last one, the path may have leading blocks only.
+            limit: Leading blocks after which to cut it, besides its end.
+            blocks: Blocks of the path.
+        """
+        space = self._spaces.setdefault(namespace, len(self._spaces))
+        # A path is to the core a prompt with blocks of one token, of which it has at least one.
+        self._rows.extend((0, 0, max(1, blocks), 0, blocks, space))
+        self._ids.extend(ids[: -(-blocks // self._segment_blocks)] if blocks else (0,))
+        self._limits.append(limit)
+        return len(self._limits) - 1
 
-    def token_keys(self, tokens: Tokens, start: int = 0) -> Iterable[bytes]:
-        """Keys of the whole segments of these tokens, from segment ``start`` on."""
-        size = self.segment_size
-        stop = len(tokens) // size * size
-        return (tokens[at : at + size].tobytes() for at in range(start * size, stop, size))
+    def cut(self) -> tuple[Forest, Numbers]:
+        """``cut`` of all paths."""
+        rows, ids = self._rows.tobytes(), self._ids.tobytes()
+        named = _core.IdTrace(1, self._segment_blocks, 1, list(self._spaces), rows, ids)
+        return cut(named, np.array(self._limits, dtype=np.int64))

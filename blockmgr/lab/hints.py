@@ -8,17 +8,15 @@ a function of these, and a custom policy can get them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.forest import NO_SEGMENT, Forest
+from blockmgr.lab.references import columns_of
+from blockmgr.lab.replay_config import ReplayConfig
+from blockmgr.lab.request import Hints, Traits
+from blockmgr.lab.runs import NO_RUN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from blockmgr.lab.trace import Request, Trace
+    from blockmgr.lab.trace import Trace
 
 __all__ = ["Hints", "Outlook", "Traits", "TraitsOf"]
 
@@ -40,21 +38,23 @@ class Outlook:
 
     def __init__(self, trace: Trace, block_size: int) -> None:
         self._requests = trace.requests
-        self._forest = Forest(trace, block_size)
-        chains = [list(self._chain(request)) for request in trace.requests]
+        self._size = size = trace.segment_size(block_size)
+        self._hashed = trace.is_hashed and size == trace.tokens_per_id
+        columns = columns_of(trace, ReplayConfig(block_size=size, outputs="none"))
+        parent = columns.parent.tolist()
+        limits, prompts = (columns.column(name).tolist() for name in ("limit", "prompt"))
         last_served: dict[int, int] = {}
         next_served: dict[int, int] = {}
-        self._last = [0] * len(chains)
-        self._next = [0] * len(chains)
-        for index in range(len(chains) - 1, -1, -1):
-            chain, request = chains[index], trace.requests[index]
-            if chain:
-                self._last[index] = last_served.get(chain[-1], 0)
-                self._next[index] = next_served.get(chain[-1], 0)
-            # The last token of a prompt is never found.
-            for segment in chain[: (request.num_prompt_tokens - 1) // self._forest.segment_size]:
-                last_served.setdefault(segment, index + 1)
-                next_served[segment] = index + 1
+        self._last = [0] * len(prompts)
+        self._next = [0] * len(prompts)
+        for index in range(len(prompts) - 1, -1, -1):
+            self._last[index] = last_served.get(prompts[index], 0)
+            self._next[index] = next_served.get(prompts[index], 0)
+            run = limits[index]
+            while run != NO_RUN:
+                last_served.setdefault(run, index + 1)
+                next_served[run] = index + 1
+                run = parent[run]
 
     def goes_on(self, number: int, admitted: int) -> bool:
         """Whether a request after the first ``admitted`` ones continues request ``number``.
@@ -80,38 +80,7 @@ class Outlook:
             number: Number of the request in the trace, from 1.
         """
         num_tokens = self._requests[number - 1].num_prompt_tokens
-        size = self._forest.segment_size
-        return num_tokens // size * size if self._forest.hashed else num_tokens
-
-    def _chain(self, request: Request) -> Iterator[int]:
-        """The whole segments of a prompt."""
-        forest = self._forest
-        segment = forest.segment(NO_SEGMENT, request.namespace)
-        whole = request.num_prompt_tokens // forest.segment_size
-        for key in islice(forest.keys(request), whole):
-            segment = forest.segment(segment, key)
-            yield segment
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """The traits of a request that an engine knows at its end.
-
-    Attributes:
-        arrival_ms: When it came, in milliseconds from the start of the trace.
-        turn: 1 if it continues no earlier request, else the turn of that request plus 1.
-        num_prompt_tokens: Tokens of its prompt.
-        num_output_tokens: Tokens generated for it.
-    """
-
-    arrival_ms: int
-    turn: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-
-
-Hints = Callable[[Traits], bool | None]
-"""Predicts whether the conversation of an ending request will continue; None for no hint."""
+        return num_tokens // self._size * self._size if self._hashed else num_tokens
 
 
 class TraitsOf:

@@ -32,25 +32,25 @@ id; for a prompt known by tokens it is a separate block.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from blockmgr.lab.by_ids import id_replays
 from blockmgr.lab.demand import held_blocks
-from blockmgr.lab.forest import NO_SEGMENT, Forest
+from blockmgr.lab.forest import Paths, Rule, made_up_blocks, prompt_blocks
 from blockmgr.lab.replay_config import check_one_group
-from blockmgr.lab.runs import NO_RUN, References, RequestReferences, RunColumns, Runs
+from blockmgr.lab.request import HashedPrompt
+from blockmgr.lab.runs import COLUMNS, NO_RUN, References, RequestReferences, RunColumns, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.trace import Request, Tokens, Trace
 
 __all__ = [
@@ -61,12 +61,10 @@ __all__ = [
     "Runs",
     "Sample",
     "check_rule",
+    "columns_of",
     "references",
     "run_columns",
 ]
-
-Rule = Literal["manager", "served", "ids"]
-"""Rule for the blocks of a prompt; see the table of the module."""
 
 
 def check_rule(rule: str) -> None:
@@ -103,16 +101,13 @@ def references(
     >>> stream.runs.num_nodes > len(stream.runs)
     True
     """
-    check_rule(rule)
-    check_one_group(config, "references to blocks")
-    trace.check_block_size(config.block_size)
-    if sample is None and (by_ids := id_replays(trace, config)) is not None:
-        return by_ids.references(rule)
-    return _Builder(trace, config, rule, sample or _everything).build()
+    return run_columns(trace, config, rule, sample=sample).references()
 
 
-def run_columns(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> RunColumns:
-    """``references`` of all blocks, as columns.
+def run_columns(
+    trace: Trace, config: ReplayConfig, rule: Rule = "manager", *, sample: Sample | None = None
+) -> RunColumns:
+    """``references``, as columns.
 
     Raises:
         ValueError: As in ``references``.
@@ -120,10 +115,7 @@ def run_columns(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> R
     check_rule(rule)
     check_one_group(config, "references to blocks")
     trace.check_block_size(config.block_size)
-    by_ids = id_replays(trace, config)
-    if by_ids is not None:
-        return by_ids.columns(rule)
-    return _Builder(trace, config, rule, _everything).build().columns()
+    return columns_of(trace, config, rule, sample)
 
 
 Sample = Callable[[bytes, bytes], tuple[bytes, bool]]
@@ -131,223 +123,140 @@ Sample = Callable[[bytes, bytes], tuple[bytes, bool]]
 block that ends there is in the sample."""
 
 
-def _everything(before: bytes, key: bytes) -> tuple[bytes, bool]:
-    """Include all blocks. Parents identify prefixes, so no digest is needed."""
-    del before
-    return key, True
-
-
-_Cut = tuple[int, int]
-"""The end of a path: a segment, and the number of its blocks before the end."""
-
-EMPTY: Final[_Cut] = (-1, 0)
+def columns_of(
+    trace: Trace, config: ReplayConfig, rule: Rule = "manager", sample: Sample | None = None
+) -> RunColumns:
+    """``run_columns`` at any block size; blocks are equal if their tokens are."""
+    if sample is None and (by_ids := id_replays(trace, config)) is not None:
+        return by_ids.columns(rule)
+    return _Entering(trace, config, rule, sample).columns()
 
 
 @dataclass(frozen=True, slots=True)
-class _Entered:
-    """A request in the tree: the ends of limit, prompt and samples, and its blocks.
-
-    Own blocks are the blocks of an output, after the prompt, that no other request shares.
-    """
-
-    cuts: tuple[_Cut, ...]
-    limit_blocks: int
-    prompt_blocks: int
-    asked_blocks: int
-    held_blocks: int
-    first_held_blocks: int
-    own_blocks: int
-
-
-@dataclass(slots=True)
 class _Path:
-    """A path of segments from a root.
+    """The selected segments of a path.
 
     Attributes:
-        segments: The selected segments, beginning with the root, which has no block.
-        starts: Number of blocks before each of them; -1 for the root.
-        digest: Digest of all segments, selected or not.
+        ids: Their ids.
+        starts: Number of blocks of the path before each of them.
+        digest: Digest of all segments, selected or not; that of the namespace without a sample.
     """
 
-    segments: list[int]
+    ids: list[int]
     starts: list[int]
     digest: bytes
 
 
-def _own_run(runs: Runs, prompt: int, blocks: int) -> int:
-    """A new run of this many blocks after the end of a prompt."""
-    first = runs.num_nodes
-    runs.first_node.append(first)
-    runs.parent.append(prompt)
-    runs.length.append(blocks)
-    runs.end.append(blocks + (runs.end[prompt] if prompt != NO_RUN else 0))
-    return len(runs.parent) - 1
+class _Entering:
+    """Enters the prompts and known outputs of a trace into a forest."""
 
-
-class _Builder:
-    """Two passes: one enters every path into a forest of segments, one cuts it into runs.
-
-    Runs end where paths branch or end at the ends of segments, and at the cuts inside segments.
-    """
-
-    def __init__(self, trace: Trace, config: ReplayConfig, rule: Rule, sample: Sample) -> None:
+    def __init__(
+        self, trace: Trace, config: ReplayConfig, rule: Rule, sample: Sample | None
+    ) -> None:
         self._trace = trace
         self._config = config
         self._remapped = replace(config, dedup="remap")  # a request rarely holds a block twice
         self._rule = rule
         self._sample = sample
-        self._forest = Forest(trace, config.block_size)
-        self._segment_blocks = self._forest.segment_size // config.block_size
-        self._extent: dict[int, int] = {}  # blocks of the segment that any path reaches
-        self._cuts: dict[int, set[int]] = {}  # blocks of the segment before each cut
+        size = trace.segment_size(config.block_size)
+        self._hashed = trace.is_hashed and size == trace.tokens_per_id
+        self._segment_blocks = size // config.block_size
+        self._paths = Paths(self._segment_blocks)
+        self._ids: dict[bytes, int] = {}  # of segments by content, or by digest in a sample
+        self._ends = array("q")  # the path that each sample continues
+        self._own = array("q")  # and the blocks after it that no other path has
         self._outputs = 0  # made-up tokens
 
-    def build(self) -> References:
-        entered = [self._enter(request) for request in self._trace.requests]
-        runs, ends = self._cut_into_runs()
-        requests = []
-        for request, path in zip(self._trace.requests, entered, strict=True):
-            limit, prompt, *outputs = (ends[cut] for cut in path.cuts)
-            if path.own_blocks:
-                outputs = [_own_run(runs, prompt, path.own_blocks)]
-            requests.append(
-                RequestReferences(
-                    arrival_ms=request.arrival_ms,
-                    service_ms=self._config.service_ms(request),
-                    limit=limit,
-                    prompt=prompt,
-                    ends=tuple(outputs),
-                    limit_blocks=path.limit_blocks,
-                    prompt_blocks=path.prompt_blocks,
-                    asked_blocks=path.asked_blocks,
-                    held_blocks=path.held_blocks,
-                    first_held_blocks=path.first_held_blocks,
-                    query_tokens=request.num_prompt_tokens,
-                    last_tokens=self._last_tokens(request),
-                    num_samples=request.num_samples,
-                )
-            )
-        return References(self._config.block_size, runs, tuple(requests))
+    def columns(self) -> RunColumns:
+        requests = np.array([self._enter(request) for request in self._trace.requests])
+        forest, cuts = self._paths.cut()
+        place, prompt = COLUMNS.index("limit"), COLUMNS.index("prompt")
+        paths = requests[:, prompt].copy()
+        requests[:, place], requests[:, prompt] = cuts[paths].T
+        ends, own = (np.array(column, dtype=np.int64) for column in (self._ends, self._own))
+        forest, ends = forest.with_own(cuts[ends, 1], own)
+        return forest.columns(self._config.block_size, requests, ends)
 
-    def _enter(self, request: Request) -> _Entered:
-        """Enter a request's paths into the tree, and cut it where they end."""
+    def _enter(self, request: Request) -> tuple[int, ...]:
+        """Enter a request's paths; returns its ``COLUMNS``, with its path for its runs."""
         size, prompt = self._config.block_size, request.num_prompt_tokens
-        limit, cached = (prompt - 1) // size, prompt // size
-        if self._rule == "ids":
-            limit = cached = -(-prompt // size)
-        elif self._rule == "served":
-            cached = limit
-        root = self._forest.segment(NO_SEGMENT, request.namespace)
-        start = _Path([root], [-1], request.namespace)
-        path = self._extend(start, self._prompt_keys(request, cached), 0, cached)
-        cuts = [self._cut(path, limit), self._cut(path, cached)]
+        limit, cached = prompt_blocks(self._rule, prompt, size)
+        start = _Path([], [], request.namespace)
+        path = self._extended(start, self._prompt_keys(request, cached), 0, cached)
+        number = self._add(request, path, limit, cached)
         outputs = () if self._rule == "ids" else request.outputs
         held = cached
         for output in outputs:
             # The last token of an output is never computed.
             blocks = max(cached, (prompt + len(output) - 1) // size)
-            longer = path
+            end = number
             if blocks > cached:
                 keys = self._token_keys(np.concatenate((request.tokens(), output)), cached, blocks)
-                longer = self._extend(path, keys, cached, blocks)
+                end = self._add(request, self._extended(path, keys, cached, blocks), blocks, blocks)
                 held += blocks - cached
-            cuts.append(self._cut(longer, blocks))
-        own = 0
+            self._ends.append(end)
+            self._own.append(0)
         if not outputs:
-            cuts.append(cuts[-1])
-            own = self._own_blocks(path, request, cached)
+            own = self._own_blocks(path, request)
+            self._ends.extend([number] * request.num_samples)
+            self._own.extend([own] * request.num_samples)
             held += own
         asked = first_held = held
         if self._rule == "manager":
             asked = held_blocks(request, self._config)
             held = held_blocks(request, self._remapped)
-            first = prompt + self._config.output_lengths(request)[0]
-            first_held = -(-first // size)
-        return _Entered(tuple(cuts), limit, cached, asked, held, first_held, own)
+            first_held = -(-(prompt + self._config.output_lengths(request)[0]) // size)
+        last_tokens = (prompt - 1) % size + 1 if self._rule == "ids" else size
+        blocks_of_it = (limit, cached, asked, held, first_held)
+        times = (request.arrival_ms, self._config.service_ms(request))
+        return (*times, number, number, *blocks_of_it, prompt, last_tokens, request.num_samples)
 
-    def _own_blocks(self, path: _Path, request: Request, cached: int) -> int:
+    def _own_blocks(self, path: _Path, request: Request) -> int:
         """The selected blocks of an output of which only the length is known."""
         if self._rule == "ids":
             return 0
         [length] = self._config.output_lengths(request)
-        blocks = (request.num_prompt_tokens + length - 1) // self._config.block_size - cached
-        if self._sample is _everything:
-            return max(0, blocks)
+        size = self._config.block_size
+        blocks = made_up_blocks(self._rule, request.num_prompt_tokens, length, size)
+        if self._sample is None:
+            return blocks
         self._outputs += 1
         name = b"output" + self._outputs.to_bytes(8)
         keys = (name + number.to_bytes(8) for number in range(blocks))
         return sum(self._sample(path.digest, key)[1] for key in keys)
 
     def _prompt_keys(self, request: Request, blocks: int) -> Iterable[bytes]:
-        if self._forest.hashed:
-            return self._forest.keys(request)
+        if self._hashed and isinstance(request.prompt, HashedPrompt):
+            return (i.to_bytes(8) for i in request.prompt.ids.tolist())
         return self._token_keys(request.tokens(), 0, blocks)
 
     def _token_keys(self, tokens: Tokens, start: int, stop: int) -> Iterable[bytes]:
         size = self._config.block_size
         return (tokens[n * size : (n + 1) * size].tobytes() for n in range(start, stop))
 
-    def _extend(self, path: _Path, keys: Iterable[bytes], start: int, stop: int) -> _Path:
+    def _extended(self, path: _Path, keys: Iterable[bytes], start: int, stop: int) -> _Path:
         """``path`` of ``start`` blocks, extended by ``keys`` up to ``stop`` blocks."""
-        segments, starts, digest = path.segments.copy(), path.starts.copy(), path.digest
-        forest, extent, size = self._forest, self._extent, self._segment_blocks
-        parent = segments[-1]
-        for begin, key in zip(range(start, stop, size), keys, strict=False):
-            digest, looked_at = self._sample(digest, key)
+        ids, starts, digest, known = path.ids.copy(), path.starts.copy(), path.digest, self._ids
+        for begin, key in zip(range(start, stop, self._segment_blocks), keys, strict=False):
+            name, looked_at = key, True
+            if self._sample is not None:
+                name, looked_at = self._sample(digest, key)
+                digest = name
             if not looked_at:
                 continue
-            segment = forest.segment(parent, digest)
-            extent[segment] = max(extent.get(segment, 0), min(size, stop - begin))
-            segments.append(segment)
+            ids.append(known.setdefault(name, len(known)))
             starts.append(begin)
-            parent = segment
-        return _Path(segments, starts, digest)
+        return _Path(ids, starts, digest)
 
-    def _cut(self, path: _Path, blocks: int) -> _Cut:
-        """End a run after the first ``blocks`` blocks of ``path``."""
+    def _add(self, request: Request, path: _Path, limit: int, blocks: int) -> int:
+        """Enter a path that ends after so many blocks, and cut it there and at its limit."""
+        ends = [self._selected(path, before) for before in (limit, blocks)]
+        return self._paths.add(request.namespace, path.ids, *ends)
+
+    def _selected(self, path: _Path, blocks: int) -> int:
+        """The selected blocks among the first ``blocks`` of a path."""
         last = bisect_left(path.starts, blocks) - 1
-        if last <= 0:  # only the root
-            return EMPTY
-        segment = path.segments[last]
+        if last < 0:
+            return 0
         within = min(self._segment_blocks, blocks - path.starts[last])
-        self._cuts.setdefault(segment, set()).add(within)
-        return segment, within
-
-    def _cut_into_runs(self) -> tuple[Runs, dict[_Cut, int]]:
-        runs = Runs([], [], [], [])
-        ends: dict[_Cut, int] = {EMPTY: NO_RUN}
-        parents = self._forest.parents
-        num_children = Counter(parents)
-        last = [NO_RUN] * len(parents)  # the last run of each segment
-        whole, none = self._segment_blocks, frozenset[int]()
-        for segment, extent in sorted(self._extent.items()):
-            parent = parents[segment]
-            run = last[parent]
-            cuts = self._cuts.get(segment, none)
-            goes_on = (
-                run != NO_RUN
-                and num_children[parent] == 1
-                and whole not in self._cuts.get(parent, none)
-            )
-            done = 0
-            for cut in sorted({*cuts, extent}):
-                if not goes_on:
-                    runs.length.append(0)
-                    runs.end.append(runs.end[run] if run != NO_RUN else 0)
-                    runs.parent.append(run)
-                    run = len(runs.parent) - 1
-                runs.length[run] += cut - done
-                runs.end[run] += cut - done
-                done, goes_on = cut, False
-                ends[segment, cut] = run
-            last[segment] = run
-        # One number more than the number of runs; without runs there is no first block.
-        runs.first_node.extend([*accumulate(runs.length, initial=0)][:-1])
-        return runs, ends
-
-    def _last_tokens(self, request: Request) -> int:
-        """Tokens in the last block that the prompt refers to."""
-        size = self._config.block_size
-        if self._rule != "ids":
-            return size
-        return (request.num_prompt_tokens - 1) % size + 1
+        return last * self._segment_blocks + within

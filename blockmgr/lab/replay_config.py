@@ -10,7 +10,7 @@ from blockmgr.groups import Group, RecurrentState, check_prompt_end_stop, checke
 from blockmgr.options import check_options, rule, same_option
 
 if TYPE_CHECKING:
-    from blockmgr.lab.hints import Hints
+    from blockmgr.lab.request import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
 

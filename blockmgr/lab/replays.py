@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.attainable import Attainable, unbounded_by_ids
+from blockmgr.lab.attainable import Attainable, unbounded_of
 from blockmgr.lab.by_ids import IdReplays, id_replays, same_replays
 from blockmgr.lab.optimum import Optimum, check_full_blocks_only, optima_of
 from blockmgr.lab.references import run_columns
@@ -51,7 +51,7 @@ class Replays:
         if by_ids is None or config.min_partial_tokens:
             found = attainable(self._trace, config)
         else:
-            found = unbounded_by_ids(by_ids)
+            found = unbounded_of(by_ids.columns(), self._trace, config)
         if self._first is None:
             return found
         return attainable_after(found, self._first.attainable(config))

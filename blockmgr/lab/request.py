@@ -9,6 +9,7 @@ turn. The highest bit marks made-up tokens of outputs, which therefore never equ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,8 +21,10 @@ __all__ = [
     "OUTPUT_TOKEN",
     "TOKENS_PER_HASH_ID",
     "HashedPrompt",
+    "Hints",
     "Request",
     "Tokens",
+    "Traits",
     "words_of",
 ]
 
@@ -133,3 +136,24 @@ class Request:
         if isinstance(self.prompt, HashedPrompt):
             return self.prompt.expand()
         return self.prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """The traits of a request that an engine knows at its end.
+
+    Attributes:
+        arrival_ms: When it came, in milliseconds from the start of the trace.
+        turn: 1 if it continues no earlier request, else the turn of that request plus 1.
+        num_prompt_tokens: Tokens of its prompt.
+        num_output_tokens: Tokens generated for it.
+    """
+
+    arrival_ms: int
+    turn: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+Hints = Callable[[Traits], bool | None]
+"""Predicts whether the conversation of an ending request will continue; None for no hint."""
