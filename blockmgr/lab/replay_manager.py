@@ -65,6 +65,8 @@ def replay_manager(
         events: Whether it keeps events.
     """
     grouped = bool(config.groups)
+    # No request takes or stores more blocks, so none of its events is lost between two steps.
+    waiting = max(256, 2 * limits.widest_blocks, min(65_536, 4 * num_blocks))
     options = {
         **options_of(config),
         "max_seqs": min(config.max_seqs, limits.sequences),
@@ -74,5 +76,6 @@ def replay_manager(
         "retention": config.hints != "none",
         "null_block": grouped,
         "events": events,
+        "event_blocks": waiting if events else None,
     }
     return BlockManager(num_blocks + grouped, **options)

@@ -4,29 +4,30 @@
   request for it, whether or not it is still cached.
 * A *lifetime* is the time from a block's promotion to its eviction.
 
-Times are simulated. All data come from the block tables, so the counts are those of a replay that
-is not watched.
+Times are simulated. All data come from the manager's events and from its answers, so the counts are
+those of a replay that is not watched.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from blockmgr.blocks import BlockState
+from blockmgr.event_columns import EventKind
 from blockmgr.lab.references import references
-from blockmgr.lab.replay import EventLoop, Progress, ReplayConfig, ReplayResult
-from blockmgr.manager import BlockManager
+from blockmgr.lab.replay import EventLoop, Limits, Progress, ReplayConfig, ReplayResult
+from blockmgr.lab.replica import event_bytes
 
 if TYPE_CHECKING:
     import collections.abc
 
-    from blockmgr.config import ManagerConfig
+    from blockmgr.lab.replay import Waiting
     from blockmgr.lab.trace import Request, Trace
-    from blockmgr.manager import Sequence
 
 __all__ = ["Frame", "Watched", "watch"]
 
@@ -119,70 +120,8 @@ def watch(
     return loop.watched()
 
 
-class _WatchedManager(BlockManager):
-    """A manager that records the history of each block id. The driver sets ``now``."""
-
-    def __init__(self, config: ManagerConfig) -> None:
-        self._set_up(config)
-        count = config.num_blocks
-        self.now = 0
-        self.noting = True
-        self.promoted_ms = np.full(count, NEVER, dtype=np.int64)
-        self.used_ms = np.full(count, NEVER, dtype=np.int64)
-        self.uses = np.zeros(count, dtype=np.int64)
-        self.gone: list[tuple[Times, Times, Times]] = []
-
-    def admit(self, tokens: Any, **options: Any) -> int:
-        handle = super().admit(tokens, **options)
-        view = self.sequence(handle)
-        ids = view.block_ids
-        found = view.num_cached_tokens // self.config.block_size
-        hits = ids[:found]
-        if found:
-            self.used_ms[hits] = self.now
-            self.uses[hits] += 1
-        self._taken(ids[found:])
-        return handle
-
-    def reserve(self, handle: int, num_slots: int) -> None:
-        before = self.sequence(handle).block_ids
-        super().reserve(handle, num_slots)
-        self._taken_since(before, handle)
-
-    def append(self, handle: int, tokens: Any) -> None:
-        before = self.sequence(handle).block_ids
-        super().append(handle, tokens)
-        self._taken_since(before, handle)
-
-    def commit(self, handle: int, num_computed_tokens: int) -> None:
-        super().commit(handle, num_computed_tokens)
-        full = self.sequence(handle).block_ids[: num_computed_tokens // self.config.block_size]
-        # A block that was cached already is replaced by the cached one, which keeps its time of
-        # filling.
-        fresh = full[self.promoted_ms[full] == NEVER]
-        self.promoted_ms[fresh] = self.now
-        self.used_ms[fresh] = self.now
-        self.uses[fresh] = 0
-
-    def _taken_since(self, before: npt.NDArray[np.int32], handle: int) -> None:
-        ids = self.sequence(handle).block_ids
-        kept = np.zeros(len(ids), dtype=bool)
-        common = min(len(before), len(ids))
-        kept[:common] = before[:common] == ids[:common]
-        self._taken(ids[~kept])
-
-    def _taken(self, ids: npt.NDArray[np.int32]) -> None:
-        """Record the old content of blocks that are taken for new content."""
-        evicted = ids[self.promoted_ms[ids] != NEVER]
-        if len(evicted):
-            lived = self.now - self.promoted_ms[evicted]
-            if self.noting:
-                self.gone.append((lived, self.now - self.used_ms[evicted], self.uses[evicted]))
-            self.promoted_ms[evicted] = NEVER
-
-
 class _WatchedLoop(EventLoop):
-    """The replay's event loop, which sets the manager's time and samples the pool."""
+    """The replay's event loop, which reads the manager's events and samples the pool."""
 
     def __init__(
         self,
@@ -195,10 +134,15 @@ class _WatchedLoop(EventLoop):
         age_bounds_ms: tuple[int, ...],
         warmup: int,
     ) -> None:
-        super().__init__(trace, num_blocks, config, progress=progress)
-        self._watched = _WatchedManager(self._manager.config)
+        limits = Limits.of(trace, config)
+        super().__init__(trace, num_blocks, config, progress=progress, limits=limits, events=True)
+        self._event_bytes = event_bytes(num_blocks, config, limits)
         self._warmup = warmup
-        self._manager = self._watched
+        self._noting = True
+        # By digest: when each findable block was stored and last used, and how often it was found.
+        self._lives: dict[bytes, tuple[int, int, int]] = {}
+        self._gone: list[tuple[int, int, int]] = []
+        self._digests: dict[int, list[bytes]] = {}  # of the whole blocks of running prompts
         self._ends: dict[int, int] = {}
         self._age_bounds_ms = age_bounds_ms
         first, last = trace.requests[0].arrival_ms, trace.requests[-1].arrival_ms
@@ -213,36 +157,52 @@ class _WatchedLoop(EventLoop):
 
     def watched(self) -> Watched:
         result = self.run()
-        manager = self._watched
-        columns = list(zip(*manager.gone, strict=True)) or [(), (), ()]
-        lifetimes, idle, uses = (_joined(column) for column in columns)
+        gone = np.array(self._gone, dtype=np.int64).reshape(-1, 3)
         return Watched(
-            result=result,
+            result=replace(result, memory_bytes=result.memory_bytes - self._event_bytes),
             asked_gaps_ms=_joined(self._asked_gaps),
             reuse_gaps_ms=_joined(self._found_gaps),
-            lifetimes_ms=lifetimes,
-            idle_ms=idle,
-            uses=uses,
+            lifetimes_ms=gone[:, 0],
+            idle_ms=gone[:, 1],
+            uses=gone[:, 2],
             age_bounds_ms=self._age_bounds_ms,
             frames=tuple(self._frames),
         )
 
-    def _admit(self, waiting: Any, now: int) -> bool:
-        self._watched.now = now
-        self._watched.noting = waiting.number > self._warmup
+    def _admit(self, waiting: Waiting, now: int) -> bool:
+        self._noting = waiting.number > self._warmup
         admitted = super()._admit(waiting, now)
         if admitted:
-            _, _, request, handles = max(self._running, key=lambda entry: entry[1])
-            self._ends[handles[0]] = now + self._config.service_ms(request)
-            self._note_gaps(waiting.number, now, self._watched.sequence(handles[0]))
+            _, _, request, [handle, *_] = max(self._running, key=lambda entry: entry[1])
+            self._ends[handle] = now + self._config.service_ms(request)
+            self._note_events(now)
+            assert waiting.tokens is not None  # it was admitted
+            digests = self.manager.block_digests(waiting.tokens, namespace=request.namespace)
+            self._digests[handle] = digests
+            found = self.manager.sequence(handle).num_cached_tokens // self._config.block_size
+            for digest in digests[:found]:
+                stored, _, uses = self._lives[digest]
+                self._lives[digest] = (stored, now, uses + 1)
+            self._note_gaps(waiting.number, now, found)
         return admitted
 
-    def _note_gaps(self, number: int, now: int, view: Sequence) -> None:
+    def _note_events(self, now: int) -> None:
+        """Record the blocks that became and stopped being findable."""
+        for event in self.manager.take_events():
+            for digest in event.digests:
+                if event.kind is EventKind.STORED:
+                    self._lives[digest] = (now, now, 0)
+                    continue
+                stored, used, uses = self._lives.pop(digest)
+                if self._noting:
+                    self._gone.append((now - stored, now - used, uses))
+
+    def _note_gaps(self, number: int, now: int, num_found: int) -> None:
         """Record the times since the last use of a prompt's blocks, and their new use."""
         refers = self._stream.requests[number - 1]
         used = self._content_used_ms
         asked = np.array(self._stream.nodes(refers.limit), dtype=np.int64)
-        found = asked[: view.num_cached_tokens // self._config.block_size]
+        found = asked[:num_found]
         if number > self._warmup:
             self._found_gaps.append(now - used[found])
             known = asked[used[asked] != NEVER]
@@ -251,12 +211,13 @@ class _WatchedLoop(EventLoop):
 
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         now = self._ends.pop(handles[0])
-        self._watched.now = now
+        del self._digests[handles[0]]
         refers = self._stream.requests[number - 1]
         whole = len(self._stream.nodes(refers.prompt))
         for end in refers.ends:
             self._content_used_ms[self._stream.nodes(end)[whole:]] = now
         super()._end(request, handles, number)
+        self._note_events(now)
 
     def _count_step(self, now: int) -> None:
         super()._count_step(now)
@@ -266,10 +227,15 @@ class _WatchedLoop(EventLoop):
             self._frames.append(self._frame(now))
 
     def _frame(self, now: int) -> Frame:
-        blocks = self._watched.blocks()
+        blocks = self.manager.blocks()
         in_use = np.isin(blocks.state, (BlockState.OWNED, BlockState.CACHED))
         shared = int(np.count_nonzero(in_use & (blocks.ref_count > 1)))
-        ages = now - self._watched.used_ms[blocks.state == BlockState.IDLE]
+        held = set[bytes]()
+        for handle, digests in self._digests.items():
+            cached = blocks.state[self.manager.block_ids(handle)] == BlockState.CACHED
+            held.update(compress(digests, cached))
+        idle = (used for digest, (_, used, _) in self._lives.items() if digest not in held)
+        ages = now - np.fromiter(idle, dtype=np.int64)
         band = np.searchsorted(np.array(self._age_bounds_ms), ages, side="right")
         return Frame(
             time_ms=now,

@@ -254,8 +254,8 @@ def test_events_that_a_full_log_lost_come_as_a_snapshot(monkeypatch: pytest.Monk
     lost = []
 
     def crowded(*arguments: Any, **options: Any) -> BlockManager:
-        events = options["events"]
-        return BlockManager(*arguments, **options, event_blocks=1 if events else None)
+        options["event_blocks"] = 1 if options["events"] else None
+        return BlockManager(*arguments, **options)
 
     class Counting(AtOnce):
         def listen(self, place: int, now_ms: int, events: Events) -> None:

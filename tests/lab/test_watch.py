@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.watch import watch
 from blockmgr.lab.workloads import WORKLOADS, generate
+from tests.lab.worlds import conversations
 
 if TYPE_CHECKING:
     from tests.lab.conftest import MakeRequest, MakeTrace
@@ -36,6 +38,19 @@ def test_every_hit_and_every_eviction_is_seen(name: str, block_size: int) -> Non
     assert np.all(seen.idle_ms >= 0)
     unused = seen.uses == 0
     assert np.array_equal(seen.idle_ms[unused], seen.lifetimes_ms[unused])
+
+
+def test_every_eviction_is_seen_in_tables_that_never_change() -> None:
+    """A twin of a cached block is freed, not evicted."""
+    for seed in range(60):
+        trace = conversations(Random(seed), 8)
+        config = ReplayConfig(block_size=2, dedup="append_only", min_service_ms=seed % 3)
+        seen = watch(trace, 20, config, frames=5, age_bounds_ms=(3,))
+
+        assert seen.result == replay(trace, 20, config)
+        assert seen.result.evictions == len(seen.lifetimes_ms)
+        for frame in seen.frames:
+            assert frame.shared + frame.alone + sum(frame.idle) + frame.free == 20
 
 
 def test_frames_are_the_whole_pool_and_in_order(make_trace: MakeTrace) -> None:
