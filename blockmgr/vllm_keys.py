@@ -8,7 +8,7 @@ from blockmgr import _core
 from blockmgr.arguments import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Keys", "vllm_extras", "vllm_keys"]
 
@@ -73,13 +73,8 @@ def vllm_extras(
     keys: dict[int, list[str | bytes | int | Keys]] = {}
     if adapter:
         keys = {block: [*adapter] for block in range(num_blocks)}
-    for identifier, offset, length in multimodal:
-        start = whole("multimodal offset", offset, 0, _MOST_TOKENS)
-        count = whole("multimodal length", length, 1, _MOST_TOKENS)
-        if not isinstance(identifier, str):
-            raise TypeError(f"multimodal identifiers must be str, got {type(identifier).__name__}")
-        for block in range(start // size, min(num_blocks, (start + count - 1) // size + 1)):
-            keys.setdefault(block, []).append(("mm", identifier, start - block * size))
+    for block, key in _media(multimodal, size, num_blocks):
+        keys.setdefault(block, []).append(key)
     if salt and num_blocks:
         keys.setdefault(0, []).append(("cache_salt", salt))
     for block, digest in (embeds or {}).items():
@@ -92,6 +87,19 @@ def vllm_extras(
         block: shared if len(of) == len(adapter) else _core.cbor_of(tuple(of))
         for block, of in sorted(keys.items())
     }
+
+
+def _media(
+    multimodal: Sequence[tuple[str, int, int]], size: int, num_blocks: int
+) -> Iterator[tuple[int, Keys]]:
+    """Each block that has part of an item, and its key."""
+    for identifier, offset, length in multimodal:
+        start = whole("multimodal offset", offset, 0, _MOST_TOKENS)
+        count = whole("multimodal length", length, 1, _MOST_TOKENS)
+        if not isinstance(identifier, str):
+            raise TypeError(f"multimodal identifiers must be str, got {type(identifier).__name__}")
+        for block in range(start // size, min(num_blocks, (start + count - 1) // size + 1)):
+            yield block, ("mm", identifier, start - block * size)
 
 
 def vllm_keys(extras: bytes) -> Keys:

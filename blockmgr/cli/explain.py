@@ -10,30 +10,16 @@ import click
 from rich import box
 from rich.table import Table
 
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, tell_rejected
-from blockmgr.cli.models import (
-    chosen_block_sizes,
-    chosen_model,
-    dtype_option,
-    forward_options,
-    model_option,
-)
-from blockmgr.cli.options import (
-    chosen_source,
-    debug_option,
-    how_options,
-    one_capacity,
-    source_options,
-)
+from blockmgr.cli.common import progress_bar, tell_rejected
+from blockmgr.cli.given import Given, given
+from blockmgr.cli.models import dtype_option, forward_options, model_option
+from blockmgr.cli.options import debug_option, how_options, one_capacity, source_options
 from blockmgr.explain import MissReason
 from blockmgr.lab.misses import explain_request, misses
-from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance, json_text, print_table
+from blockmgr.lab.report import json_text, print_table
 from blockmgr.lab.study import working_set_blocks
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from blockmgr.explain import Explanation
     from blockmgr.groups import Group
     from blockmgr.lab.misses import MissTable
@@ -69,59 +55,36 @@ SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
-@click.pass_context
-def explain(
-    ctx: click.Context,
-    /,
-    *,
-    source: str | None,
-    trace_path: Path | None,
-    workload: str | None,
-    capacity: Capacity,
-    model: str | None,
-    dtype: str | None,
-    seed: int,
-    request: int | None,
-    json_wanted: bool,
-    debug: bool,
-    **settings: Any,
-) -> None:
+@given
+def explain(run: Given, *, capacity: Capacity, request: int | None) -> None:
     """Replay requests and print the reasons for missed tokens.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model
     and several groups of layers, some tokens are cached in full attention and refused by a group.
     """
-    chosen = chosen_source(ctx, source, trace_path, workload)
-    with one_line_errors(ctx, show_traceback=debug):
-        layers = chosen_model(model, dtype)
-        [size] = chosen_block_sizes(ctx, "block_size", (settings.pop("block_size"),), layers)
-        groups = () if layers is None else layers.groups
-        config = ReplayConfig(block_size=size, groups=groups, **settings)
-        trace = chosen.trace(seed)
-        num_blocks = capacity.blocks(working_set_blocks(trace, config))
-        repeated = {**chosen.repeated, "block_size": size}
-        command = repeat_command(ctx, ALWAYS_REPEATED, repeated)
-        provenance = Provenance(command=command, seed=seed, read=trace.read)
-        total = min(request or len(trace.requests), len(trace.requests))
-        with progress_bar("replaying", "requests", total) as advance:
-            if request is None:
-                table = misses(trace, num_blocks, config, progress=advance)
-                document = _table_document(table)
-            else:
-                found = explain_request(trace, num_blocks, config, request, progress=advance)
-                document = _request_document(found, request, num_blocks)
+    trace, config = run.trace, run.config
+    num_blocks = capacity.blocks(working_set_blocks(trace, config))
+    total = min(request or len(trace.requests), len(trace.requests))
+    with progress_bar("replaying", "requests", total) as advance:
         if request is None:
-            tell_rejected(trace, config, num_blocks)
-        document |= {"config": config.as_plain, "trace": trace.name}
-        if json_wanted:
-            click.echo(json_text(document, provenance))
-            return
-        if request is None:
-            _print_misses(table)
+            table = misses(trace, num_blocks, config, progress=advance)
+            document = _table_document(table)
         else:
-            title = f"{trace.name}, request {request:,}, {num_blocks:,} blocks"
-            _print_request(found, groups, title)
-        click.echo(provenance.line, err=True)
+            found = explain_request(trace, num_blocks, config, request, progress=advance)
+            document = _request_document(found, request, num_blocks)
+    if request is None:
+        tell_rejected(trace, config, num_blocks)
+    provenance = run.provenance(ALWAYS_REPEATED)
+    if run.json_wanted:
+        document |= {"config": config.as_plain, "trace": trace.name}
+        click.echo(json_text(document, provenance))
+        return
+    if request is None:
+        _print_misses(table)
+    else:
+        title = f"{trace.name}, request {request:,}, {num_blocks:,} blocks"
+        _print_request(found, config.groups, title)
+    click.echo(provenance.line, err=True)
 
 
 def _table_document(table: MissTable) -> dict[str, Any]:

@@ -11,18 +11,11 @@ import click
 from rich import box
 from rich.table import Table
 
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, telling
-from blockmgr.cli.models import (
-    chosen_block_sizes,
-    chosen_model,
-    dtype_option,
-    forward_options,
-    model_option,
-)
+from blockmgr.cli.common import progress_bar, telling
+from blockmgr.cli.given import Given, given
+from blockmgr.cli.models import dtype_option, forward_options, model_option
 from blockmgr.cli.options import (
     EVERY_ROUTER,
-    chosen_jobs,
-    chosen_source,
     debug_option,
     how_options,
     jobs_options,
@@ -35,14 +28,11 @@ from blockmgr.lab.delivery import REPAIRS, deliveries
 from blockmgr.lab.fleet import PrefillModel
 from blockmgr.lab.fleets import FleetRow, Size, Split, fleets
 from blockmgr.lab.pools_apart import ApartResult
-from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance, json_text, print_table
+from blockmgr.lab.report import json_text, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
-    from blockmgr.groups import Group
-    from blockmgr.lab.delivery import Repair
     from blockmgr.lab.models import Model
     from blockmgr.lab.study import Capacity
 
@@ -186,6 +176,7 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
 )
 @click.option(
     "--prefill-ms-per-token",
+    "ms_per_token",
     type=click.FloatRange(min=0),
     default=PrefillModel().ms_per_token,
     show_default=True,
@@ -193,6 +184,7 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
 )
 @click.option(
     "--prefill-overhead-ms",
+    "overhead_ms",
     type=click.FloatRange(min=0),
     default=PrefillModel().overhead_ms,
     show_default=True,
@@ -212,111 +204,73 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     help="Draw hit rate and imbalance over replicas into a .png or .svg, the data beside it.",
 )
 @debug_option
-@click.pass_context
+@given
 def fleet(
-    ctx: click.Context,
-    /,
+    run: Given,
     *,
-    source: str | None,
-    trace_path: Path | None,
-    workload: str | None,
     replicas: tuple[Size, ...],
     routers: tuple[str, ...],
     capacity: Capacity,
-    load_weight: float,
-    delays_ms: tuple[int, ...],
-    losses: tuple[float, ...],
-    repairs: tuple[Repair, ...],
-    decode_router: str,
-    send_ms_per_token: float,
-    prefill_ms_per_token: float,
-    prefill_overhead_ms: float,
-    model: str | None,
-    dtype: str | None,
-    block_size: int,
-    seed: int,
-    jobs: int | None,
-    ray_address: str | None,
-    json_wanted: bool,
     plot_path: Path | None,
-    debug: bool,
-    **settings: Any,
+    **how: Any,
 ) -> None:
     """Replay on fleets of several sizes with each router, beside an upper bound.
 
     SOURCE is a trace or the name of a workload, shared-prompt if there is none. With --model and
     several groups of layers, and for parts of blocks, there is no upper bound.
     """
-    chosen = chosen_source(ctx, source, trace_path, workload)
-    with one_line_errors(ctx, show_traceback=debug):
-        if plot_path is not None:
-            from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
+    if plot_path is not None:
+        from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
-            plot.check_path(plot_path, inputs=chosen.files)
-        layers = chosen_model(model, dtype)
-        [size] = chosen_block_sizes(ctx, "block_size", (block_size,), layers)
-        groups = _groups(layers, replicas)
-        config = ReplayConfig(block_size=size, groups=groups, **settings)
-        trace = chosen.trace(seed)
-        first_token = PrefillModel(
-            ms_per_token=prefill_ms_per_token, overhead_ms=prefill_overhead_ms
+        plot.check_path(plot_path, inputs=run.source.files)
+    _refuse_split_groups(run.model, replicas)
+    trace = run.trace
+    first_token = PrefillModel(**{name: how.pop(name) for name in ("ms_per_token", "overhead_ms")})
+    ways = deliveries(*(how.pop(name) for name in ("delays_ms", "losses", "repairs")))
+    num_routers = len(routers) + (len(ways) - 1) * (BY_EVENTS in routers)
+    num_fleets = len(replicas) * num_routers
+    with progress_bar("replaying", "requests", len(trace.requests) * num_fleets) as progress:
+        rows = fleets(
+            trace,
+            replicas,
+            capacity,
+            run.config,
+            routers=routers,
+            seed=run.seed,
+            deliveries=ways,
+            first_token=first_token,
+            jobs=run.jobs(num_fleets),
+            progress=progress,
+            **how,
         )
-        ways = deliveries(delays_ms, losses, repairs)
-        num_routers = len(routers) + (len(ways) - 1) * (BY_EVENTS in routers)
-        total = len(trace.requests) * len(replicas) * num_routers
-        with progress_bar("replaying", "requests", total) as progress:
-            rows = fleets(
-                trace,
-                replicas,
-                capacity,
-                config,
-                routers=routers,
-                seed=seed,
-                load_weight=load_weight,
-                deliveries=ways,
-                decode_router=decode_router,
-                send_ms_per_token=send_ms_per_token,
-                first_token=first_token,
-                jobs=chosen_jobs(jobs, ray_address, len(replicas) * num_routers),
-                progress=progress,
-            )
-        command = repeat_command(
-            ctx,
-            ALWAYS_REPEATED,
-            {**chosen.repeated, "block_size": size},
-            leave_out={"jobs", "ray_address"},
-        )
-        provenance = Provenance(command=command, seed=seed, read=trace.read)
-        if json_wanted:
-            known = {} if layers is None else {"model": layers.as_plain(size)}
-            document = {
-                **known,
-                "config": config.as_plain,
-                "first_token_model": asdict(first_token),
-                "results": [_entry(row) for row in rows],
-                "trace": trace.name,
-            }
-            click.echo(json_text(document, provenance))
-        else:
-            title = f"{trace.name}: {len(trace.requests):,} requests, {capacity.text} of blocks"
-            print_table(_table(rows), sys.stdout, title)
-            click.echo(provenance.line, err=True)
-        if plot_path is not None:
-            with telling(plot_path, plot_path.with_suffix(".csv")):
-                plot.save_fleet_plot(rows, plot_path)
+    provenance = run.provenance(ALWAYS_REPEATED, leave_out={"jobs", "ray_address"})
+    if run.json_wanted:
+        known = {} if run.model is None else {"model": run.model.as_plain(run.block_sizes[0])}
+        document = {
+            **known,
+            "config": run.config.as_plain,
+            "first_token_model": asdict(first_token),
+            "results": [_entry(row) for row in rows],
+            "trace": trace.name,
+        }
+        click.echo(json_text(document, provenance))
+    else:
+        title = f"{trace.name}: {len(trace.requests):,} requests, {capacity.text} of blocks"
+        print_table(_table(rows), sys.stdout, title)
+        click.echo(provenance.line, err=True)
+    if plot_path is not None:
+        with telling(plot_path, plot_path.with_suffix(".csv")):
+            plot.save_fleet_plot(rows, plot_path)
 
 
-def _groups(model: Model | None, sizes: tuple[Size, ...]) -> tuple[Group, ...]:
+def _refuse_split_groups(model: Model | None, sizes: tuple[Size, ...]) -> None:
     """Refuses what the lab refuses, in the words of this command."""
-    if model is None:
-        return ()
     for size in sizes:
-        if model.groups and isinstance(size, Split):
+        if model is not None and model.groups and isinstance(size, Split):
             raise ValueError(
                 f"replicas must not be split with several groups of layers, which {model.name} "
                 f"has, got {size}"
             )
-    return model.groups
 
 
 def _entry(row: FleetRow) -> dict[str, Any]:

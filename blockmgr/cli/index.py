@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -83,16 +83,8 @@ def _worker(
     "--load-weight", type=float, default=1.0, show_default=True,
     help="Amount that a load of 1 subtracts from a score.",
 )  # fmt: skip
-def serve(  # noqa: PLR0917  (click passes them by name)
-    host: str,
-    port: int,
-    workers: list[tuple[str, str, str | None]],
-    ranks: int,
-    max_workers: int,
-    max_ranks: int,
-    block_size: int | None,
-    max_blocks: int,
-    load_weight: float,
+def serve(
+    host: str, port: int, workers: list[tuple[str, str, str | None]], ranks: int, **limits: Any
 ) -> None:
     """Serve the index over HTTP until interrupted.
 
@@ -118,13 +110,7 @@ def serve(  # noqa: PLR0917  (click passes them by name)
     # asyncio does it only for sockets that name their protocol. Without it an answer may wait 40 ms
     # for the client's acknowledgement of its first half. Connections inherit it.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made = WorkerIndex(
-        max_workers=max_workers,
-        max_blocks=max_blocks,
-        load_weight=load_weight,
-        max_ranks=max_ranks,
-        block_size=block_size,
-    )
+    made = WorkerIndex(**limits)
     reading = ReadingProcess(lambda: os.kill(os.getpid(), signal.SIGTERM))
     feeds = Feeds(made, make=reading.make)
     # For the whole process: the thread that applies events must not delay the one that answers.

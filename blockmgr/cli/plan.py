@@ -9,17 +9,11 @@ import click
 from rich import box
 from rich.table import Table
 
-from blockmgr.cli.common import one_line_errors, percent, progress_bar, repeat_command
-from blockmgr.cli.models import (
-    chosen_block_sizes,
-    chosen_model,
-    dtype_option,
-    forward_options,
-    model_option,
-)
+from blockmgr.cli.common import percent, progress_bar
+from blockmgr.cli.given import Given, given
+from blockmgr.cli.models import dtype_option, forward_options, model_option
 from blockmgr.cli.options import (
     block_sizes,
-    chosen_source,
     debug_option,
     how_options_without,
     source_options,
@@ -27,14 +21,12 @@ from blockmgr.cli.options import (
 from blockmgr.lab.group_plan import LARGE_STEP
 from blockmgr.lab.planning import Plan, PlanRow, kv_bytes_per_token
 from blockmgr.lab.planning import plan as run_plan
-from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance, json_text, print_table
+from blockmgr.lab.report import json_text, print_table
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from fractions import Fraction
-    from pathlib import Path
 
     from blockmgr.lab.models import Model
 
@@ -96,80 +88,47 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
 @forward_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
-@click.pass_context
-def plan(
-    ctx: click.Context,
-    /,
-    *,
-    source: str | None,
-    trace_path: Path | None,
-    workload: str | None,
-    hit_rates: tuple[Fraction, ...],
-    block_sizes: tuple[int, ...],
-    model: str | None,
-    layers: int | None,
-    kv_heads: int | None,
-    head_size: int | None,
-    dtype: str | None,
-    seed: int,
-    json_wanted: bool,
-    debug: bool,
-    **settings: Any,
-) -> None:
+@given
+def plan(run: Given, *, hit_rates: tuple[Fraction, ...], **numbers: int | None) -> None:
     """Print the number of blocks, and of GiB of K/V, for a hit rate.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. The answer
     comes from the curve of LRU, which is exact unless requests wait. A replay checks it.
     """
-    chosen = chosen_source(ctx, source, trace_path, workload)
-    numbers = (layers, kv_heads, head_size)
-    if model is not None and numbers != (None, None, None):
-        raise click.UsageError("--model excludes --layers, --kv-heads and --head-size", ctx)
-    with one_line_errors(ctx, show_traceback=debug):
-        described = chosen_model(model, dtype)
-        size = _described(ctx, described, numbers, dtype)
-        sizes = chosen_block_sizes(ctx, "block_sizes", block_sizes, described)
-        groups = () if described is None else described.groups
-        config = ReplayConfig(block_size=sizes[0], groups=groups, **settings)
-        trace = chosen.trace(seed)
-        total = len(sizes) * (1 + len(hit_rates))
-        with progress_bar("planning", "steps", total) as advance:
-            outcome = run_plan(
-                trace,
-                hit_rates,
-                config,
-                block_sizes=sizes,
-                bytes_per_token=size,
-                advance=advance,
-            )
-        repeated = {**chosen.repeated, "block_sizes": sizes}
-        command = repeat_command(ctx, ALWAYS_REPEATED, repeated)
-        provenance = Provenance(command=command, seed=seed, read=trace.read)
-        if json_wanted:
-            click.echo(json_text(_document(outcome, hit_rates, described), provenance))
-        else:
-            _print(outcome, hit_rates)
-            for line in _steps(outcome):
-                click.echo(line, err=True)
-            click.echo(provenance.line, err=True)
+    if run.options["model"] is not None and any(n is not None for n in numbers.values()):
+        raise click.UsageError("--model excludes --layers, --kv-heads and --head-size", run.ctx)
+    size = _bytes_per_token(run, {**numbers, "dtype": run.options["dtype"]})
+    sizes = run.block_sizes
+    with progress_bar("planning", "steps", len(sizes) * (1 + len(hit_rates))) as advance:
+        outcome = run_plan(
+            run.trace,
+            hit_rates,
+            run.config,
+            block_sizes=sizes,
+            bytes_per_token=size,
+            advance=advance,
+        )
+    provenance = run.provenance(ALWAYS_REPEATED)
+    if run.json_wanted:
+        click.echo(json_text(_document(outcome, hit_rates, run.model), provenance))
+    else:
+        _print(outcome, hit_rates)
+        for line in _steps(outcome):
+            click.echo(line, err=True)
+        click.echo(provenance.line, err=True)
 
 
-def _described(
-    ctx: click.Context,
-    model: Model | None,
-    numbers: tuple[int | None, int | None, int | None],
-    dtype: str | None,
-) -> int | None:
+def _bytes_per_token(run: Given, shape: dict[str, Any]) -> int | None:
     """K/V bytes per token in the layers of a group; None if no option describes the model."""
-    layers, kv_heads, head_size = numbers
-    if model is not None:
-        return model.bytes_per_token
-    if dtype is None and numbers == (None, None, None):
+    if run.model is not None:
+        return run.model.bytes_per_token
+    missing = [name for name, value in shape.items() if value is None]
+    if len(missing) == len(shape):
         return None
-    if layers is None or kv_heads is None or head_size is None or dtype is None:
+    if missing:
         wanted = ", ".join("--" + name.replace("_", "-") for name in SHAPE)
-        raise click.UsageError(f"the size of a block needs all of {wanted}, or --model", ctx)
-    return kv_bytes_per_token(layers, kv_heads, head_size, dtype)
+        raise click.UsageError(f"the size of a block needs all of {wanted}, or --model", run.ctx)
+    return kv_bytes_per_token(*(shape[name] for name in SHAPE))
 
 
 def _document(

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from blockmgr.cli.common import (
-    one_line_errors,
-    progress_bar,
-    repeat_command,
-    tell_rejected,
-    telling,
-)
-from blockmgr.cli.models import (
-    chosen_block_sizes,
-    chosen_model,
-    dtype_option,
-    forward_options,
-    model_option,
-)
-from blockmgr.cli.options import (
-    DEFAULT_WORKLOAD,
-    chosen_source,
-    chosen_trace,
-    debug_option,
-    how_options,
-    share,
-    source_options,
-)
+from blockmgr.cli.common import progress_bar, tell_rejected, telling
+from blockmgr.cli.given import Given, given
+from blockmgr.cli.models import dtype_option, forward_options, model_option
 from blockmgr.cli.options import capacities as parse_sizes
-from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance, as_json, print_groups, print_study
+from blockmgr.cli.options import debug_option, how_options, share, source_options
+from blockmgr.lab.report import as_json, print_groups, print_study
 from blockmgr.lab.study import study
 
 if TYPE_CHECKING:
@@ -87,24 +67,14 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     help="Draw the curve into a .png or .svg, and write its data into a .csv.",
 )
 @debug_option
-@click.pass_context
+@given
 def replay(
-    ctx: click.Context,
-    /,
+    run: Given,
     *,
-    source: str | None,
-    trace_path: Path | None,
-    workload: str | None,
     capacities: tuple[Capacity, ...],
-    model: str | None,
-    dtype: str | None,
-    seed: int,
     min_hit_rate: Fraction | None,
-    json_wanted: bool,
     plot_path: Path | None,
     ceiling: bool,
-    debug: bool,
-    **settings: Any,
 ) -> None:
     """Replay requests through the block manager and print the hit rate at each capacity.
 
@@ -112,44 +82,32 @@ def replay(
     layers that read a window, a chunk or a state have blocks of their own, and a second table
     shows what each group held and which one cut hits short.
     """
-    found = chosen_source(ctx, source, trace_path, workload)
-    with one_line_errors(ctx, show_traceback=debug):
-        if plot_path is not None:
-            # Before the work, so that a missing extra fails early.
-            from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
+    if plot_path is not None:
+        # Before the work, so that a missing extra fails early.
+        from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
-            plot.check_path(plot_path, inputs=found.files)
-        layers = chosen_model(model, dtype)
-        [size] = chosen_block_sizes(ctx, "block_size", (settings.pop("block_size"),), layers)
-        groups = () if layers is None else layers.groups
-        config = ReplayConfig(block_size=size, groups=groups, **settings)
-        trace = chosen_trace(found.trace_path, found.workload, seed)
-        total = len(trace.requests) * len(capacities)
-        with progress_bar("replaying", "requests", total) as progress:
-            outcome = study(trace, capacities, config, ceiling=ceiling, progress=progress)
-        named = source is not None or trace_path is not None
-        chosen = {
-            "workload": None if named else workload or DEFAULT_WORKLOAD,
-            "block_size": size,
-        }
-        command = repeat_command(ctx, ALWAYS_REPEATED, chosen)
-        provenance = Provenance(command=command, seed=seed, read=trace.read)
-        if json_wanted:
-            click.echo(as_json(outcome, provenance, layers))
-        else:
-            print_study(outcome, sys.stdout)
-            if config.groups:
-                print_groups(outcome, layers, sys.stdout)
-            click.echo(provenance.line, err=True)
-        for result in outcome.results:
-            tell_rejected(trace, config, result.num_blocks)
-        if plot_path is not None:
-            with telling(plot_path, plot_path.with_suffix(".csv")):
-                plot.save_plot(outcome, plot_path)
+        plot.check_path(plot_path, inputs=run.source.files)
+    trace, config = run.trace, run.config
+    total = len(trace.requests) * len(capacities)
+    with progress_bar("replaying", "requests", total) as progress:
+        outcome = study(trace, capacities, config, ceiling=ceiling, progress=progress)
+    provenance = run.provenance(ALWAYS_REPEATED, run.repeated_as_workload)
+    if run.json_wanted:
+        click.echo(as_json(outcome, provenance, run.model))
+    else:
+        print_study(outcome, sys.stdout)
+        if config.groups:
+            print_groups(outcome, run.model, sys.stdout)
+        click.echo(provenance.line, err=True)
+    for result in outcome.results:
+        tell_rejected(trace, config, result.num_blocks)
+    if plot_path is not None:
+        with telling(plot_path, plot_path.with_suffix(".csv")):
+            plot.save_plot(outcome, plot_path)
     if min_hit_rate is not None and outcome.lowest_hit_rate < min_hit_rate:
         click.echo(
             f"hit rate {float(outcome.lowest_hit_rate):.2%} is below --min-hit-rate "
             f"{float(min_hit_rate):.2%}",
             err=True,
         )
-        ctx.exit(RESULT_SAYS_NO)
+        run.ctx.exit(RESULT_SAYS_NO)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command, telling
-from blockmgr.cli.models import (
-    chosen_block_sizes,
-    chosen_model,
-    dtype_option,
-    forward_options,
-    model_option,
-)
+from blockmgr.cli.common import progress_bar, telling
+from blockmgr.cli.given import Given, given
+from blockmgr.cli.models import dtype_option, forward_options, model_option
 from blockmgr.cli.options import (
     capacities,
-    chosen_source,
     debug_option,
     how_options_without,
     one_capacity,
@@ -30,14 +25,10 @@ from blockmgr.cli.options import (
     source_options,
     warmup_option,
 )
-from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
-    from fractions import Fraction
-
     from blockmgr.lab.study import Capacity
 
 __all__ = ["report"]
@@ -126,88 +117,62 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print the numbers of the page as JSON.")
 @debug_option
-@click.pass_context
+@given
 def report(
-    ctx: click.Context,
-    /,
+    run: Given,
     *,
-    source: str | None,
-    trace_path: Path | None,
-    workload: str | None,
     output: Path,
     png: Path | None,
     svg: Path | None,
     capacity: Capacity,
     capacities: tuple[Capacity, ...],
     policies: tuple[str, ...],
-    warmup: Fraction,
-    sample: Fraction,
-    replicas: tuple[int, ...],
-    routers: tuple[str, ...],
-    model: str | None,
-    dtype: str | None,
-    seed: int,
-    jobs: int | None,
-    json_wanted: bool,
-    debug: bool,
-    **settings: Any,
+    **extent: Any,
 ) -> None:
     """Write a page on the hit rate, its upper bounds, and the reasons for misses.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model,
     the page shows what each group of layers holds and refuses; with --replicas, what routers find.
     """
-    chosen = chosen_source(ctx, source, trace_path, workload)
-    with one_line_errors(ctx, show_traceback=debug):
-        from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
+    from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
-        inputs = chosen.files
-        page.check_path(output, inputs=inputs)
-        pictures = [path for path in (png, svg) if path is not None]
-        for path, suffix in ((png, ".png"), (svg, ".svg")):
-            if path is not None:
-                page.check_path(path, (suffix,), inputs=inputs)
-        layers = chosen_model(model, dtype)
-        [size] = chosen_block_sizes(ctx, "block_size", (settings.pop("block_size"),), layers)
-        groups = () if layers is None else layers.groups
-        config = ReplayConfig(block_size=size, groups=groups, **settings)
-        trace = chosen.trace(seed)
-        extent = page.Extent(
-            warmup=warmup_requests(trace, warmup),
-            sampling_rate=float(sample),
-            replicas=replicas,
-            routers=routers,
-            seed=seed,
-            model=layers,
+    pictures = {path: suffix for path, suffix in ((png, ".png"), (svg, ".svg")) if path is not None}
+    page.check_path(output, inputs=run.source.files)
+    for path, suffix in pictures.items():
+        page.check_path(path, (suffix,), inputs=run.source.files)
+    asked = page.Extent(
+        warmup=warmup_requests(run.trace, extent.pop("warmup")),
+        sampling_rate=float(extent.pop("sample")),
+        seed=run.seed,
+        model=run.model,
+        **extent,
+    )
+    shown = {**run.repeated, "output": ANY_PAGE}
+    total = page.num_steps(
+        policies=len(policies),
+        capacities=len(capacities) or PLACES,
+        hints=run.config.hints,
+        fleet_requests=len(asked.replicas) * len(asked.routers) * len(run.trace.requests),
+    )
+    with progress_bar("replaying", "steps", total) as advance:
+        gathered = page.gather(
+            run.trace,
+            run.config,
+            capacity=capacity,
+            policies=policies,
+            capacities=capacities,
+            extent=asked,
+            jobs=run.options["jobs"] or len(os.sched_getaffinity(0)),
+            advance=advance,
         )
-        repeated = {**chosen.repeated, "block_size": size}
-        shown = {**repeated, "output": ANY_PAGE}
-        command = repeat_command(ctx, ALWAYS_REPEATED, shown, leave_out=NOT_SHOWN)
-        total = page.num_steps(
-            policies=len(policies),
-            capacities=len(capacities) or PLACES,
-            hints=config.hints,
-            fleet_requests=len(replicas) * len(routers) * len(trace.requests),
-        )
-        with progress_bar("replaying", "steps", total) as advance:
-            gathered = page.gather(
-                trace,
-                config,
-                capacity=capacity,
-                policies=policies,
-                capacities=capacities,
-                extent=extent,
-                jobs=jobs or len(os.sched_getaffinity(0)),
-                command=command,
-                advance=advance,
-            )
-        origin = {} if trace.read is None else {"read": trace.read.as_plain}
-        numbers = json.dumps({**page.data_of(gathered), **origin}, indent=2, sort_keys=True)
-        click.echo(numbers if json_wanted else gathered.summary)
-        told = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs"})
-        click.echo(Provenance(command=told, seed=seed).line, err=True)
-        with telling(output):
-            page.save_report(gathered, output)
-        for path in pictures:
-            with telling(path):
-                page.save_picture(gathered, path)
+    command = run.provenance(ALWAYS_REPEATED, shown, leave_out=NOT_SHOWN).command
+    gathered = replace(gathered, command=command)
+    origin = {} if run.trace.read is None else {"read": run.trace.read.as_plain}
+    numbers = json.dumps({**page.data_of(gathered), **origin}, indent=2, sort_keys=True)
+    click.echo(numbers if run.json_wanted else gathered.summary)
+    click.echo(run.provenance(ALWAYS_REPEATED, leave_out={"jobs"}).line, err=True)
+    with telling(output):
+        page.save_report(gathered, output)
+    for path in pictures:
+        with telling(path):
+            page.save_picture(gathered, path)

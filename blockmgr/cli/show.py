@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import click
 from rich.console import Console
@@ -14,24 +14,10 @@ from rich.text import Text
 
 from blockmgr.block_words import further_tables, group_blocks
 from blockmgr.blocks import BlockState
-from blockmgr.cli.common import (
-    one_line_errors,
-    percent,
-    progress_bar,
-    repeat_command,
-    telling,
-)
-from blockmgr.cli.models import (
-    chosen_block_sizes,
-    chosen_model,
-    dtype_option,
-    forward_options,
-    model_option,
-)
+from blockmgr.cli.common import percent, progress_bar, telling
+from blockmgr.cli.given import Given, given
+from blockmgr.cli.models import dtype_option, forward_options, model_option
 from blockmgr.cli.options import (
-    DEFAULT_WORKLOAD,
-    chosen_source,
-    chosen_trace,
     debug_option,
     how_options,
     one_capacity,
@@ -41,13 +27,12 @@ from blockmgr.cli.options import (
 from blockmgr.inspect import LETTERS, pieces
 from blockmgr.lab.block_map import block_map, check_path, save_block_map
 from blockmgr.lab.moment import Moment, replay_until
-from blockmgr.lab.replay import ReplayConfig, replay
-from blockmgr.lab.report import Provenance, json_text
+from blockmgr.lab.replay import replay
+from blockmgr.lab.report import json_text
 from blockmgr.lab.study import working_set_blocks
 
 if TYPE_CHECKING:
     from blockmgr.lab.study import Capacity
-    from blockmgr.lab.trace import Trace
 
 __all__ = ["show"]
 
@@ -98,71 +83,52 @@ STYLES: Final = {
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
 @debug_option
-@click.pass_context
+@given
 def show(
-    ctx: click.Context,
-    /,
+    run: Given,
     *,
-    source: str | None,
-    trace_path: Path | None,
-    workload: str | None,
     capacity: Capacity,
-    model: str | None,
-    dtype: str | None,
-    seed: int,
     step: int | None,
     at: Fraction | None,
     output: Path | None,
-    json_wanted: bool,
-    debug: bool,
-    **settings: Any,
 ) -> None:
     """Show the blocks of a pool in the middle of a replay: states, sharing, sequences.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model
     and several groups of layers, each sequence has a row of blocks for each of them.
     """
-    found = chosen_source(ctx, source, trace_path, workload)
     if step is not None and at is not None:
-        raise click.UsageError("--step and --at exclude each other", ctx)
-    if output is not None and json_wanted:
-        raise click.UsageError("--output and --json exclude each other", ctx)
-    with one_line_errors(ctx, show_traceback=debug):
-        if output is not None:
-            check_path(output, inputs=found.files)
-        layers = chosen_model(model, dtype)
-        [size] = chosen_block_sizes(ctx, "block_size", (settings.pop("block_size"),), layers)
-        groups = () if layers is None else layers.groups
-        config = ReplayConfig(block_size=size, groups=groups, **settings)
-        trace = chosen_trace(found.trace_path, found.workload, seed)
-        blocks = capacity.blocks(working_set_blocks(trace, config))
-        if step is None:
-            at = Fraction(1, 2) if at is None else at
-            step = _step_at(at, trace, blocks, config)
-        with progress_bar("replaying", "requests", len(trace.requests)) as progress:
-            moment = replay_until(trace, blocks, config, step, progress=progress)
-        chosen: dict[str, object] = {"block_size": size}
-        if at is not None:
-            chosen["at"] = percent(at)
-        if source is None and trace_path is None:
-            chosen["workload"] = workload or DEFAULT_WORKLOAD
-        _print_or_draw(ctx, moment, trace, chosen, output)
+        raise click.UsageError("--step and --at exclude each other", run.ctx)
+    if output is not None and run.json_wanted:
+        raise click.UsageError("--output and --json exclude each other", run.ctx)
+    if output is not None:
+        check_path(output, inputs=run.source.files)
+    blocks = capacity.blocks(working_set_blocks(run.trace, run.config))
+    if step is None:
+        at = Fraction(1, 2) if at is None else at
+        step = _step_at(at, run, blocks)
+    with progress_bar("replaying", "requests", len(run.trace.requests)) as progress:
+        moment = replay_until(run.trace, blocks, run.config, step, progress=progress)
+    chosen = run.repeated_as_workload
+    if at is not None:
+        chosen["at"] = percent(at)
+    _print_or_draw(run, moment, chosen, output)
 
 
-def _step_at(at: Fraction, trace: Trace, num_blocks: int, config: ReplayConfig) -> int:
+def _step_at(at: Fraction, run: Given, num_blocks: int) -> int:
     """The step that ends this share of the replay; a replay counts the steps."""
-    with progress_bar("counting steps", "requests", len(trace.requests)) as progress:
-        steps = replay(trace, num_blocks, config, progress=progress).steps
+    with progress_bar("counting steps", "requests", len(run.trace.requests)) as progress:
+        steps = replay(run.trace, num_blocks, run.config, progress=progress).steps
     if not steps:
         raise ValueError(f"no request fits a pool of {num_blocks} blocks: there is no step to show")
     return max(1, int(at * steps))
 
 
 def _print_or_draw(
-    ctx: click.Context, moment: Moment, trace: Trace, chosen: dict[str, object], output: Path | None
+    run: Given, moment: Moment, chosen: dict[str, object], output: Path | None
 ) -> None:
-    capacity: Capacity = ctx.params["capacity"]
-    title = f"{trace.name}: step {moment.step:,}"
+    capacity: Capacity = run.ctx.params["capacity"]
+    title = f"{run.trace.name}: step {moment.step:,}"
     stats = moment.manager.stats()
     share_of = "" if isinstance(capacity.value, int) else f", {capacity.text} of the working set"
     facts = [
@@ -171,21 +137,17 @@ def _print_or_draw(
         ("waiting requests", f"{moment.waiting:,}"),
         ("token hit rate so far", f"{stats.hit_rate:.2%}"),
     ]
-    provenance = Provenance(
-        command=repeat_command(ctx, ALWAYS_REPEATED, chosen),
-        seed=ctx.params["seed"],
-        read=trace.read,
-    )
-    if ctx.params["json_wanted"]:
-        click.echo(json_text({"trace": trace.name, **_numbers(moment)}, provenance))
+    provenance = run.provenance(ALWAYS_REPEATED, chosen)
+    if run.json_wanted:
+        click.echo(json_text({"trace": run.trace.name, **_numbers(moment)}, provenance))
         return
     if output is None:
         _print(title, facts, moment, sys.stdout)
         click.echo(provenance.line, err=True)
         return
     # Without the path of the file: the same moment gives the same bytes.
-    of_moment = repeat_command(ctx, ALWAYS_REPEATED, chosen, leave_out={"output"})
-    facts.append(("seen with", of_moment))
+    of_moment = run.provenance(ALWAYS_REPEATED, chosen, leave_out={"output"})
+    facts.append(("seen with", of_moment.command))
     shown = block_map(moment.manager, title=title, names=moment.names, facts=facts)
     click.echo(provenance.line, err=True)
     with telling(output):

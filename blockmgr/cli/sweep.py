@@ -10,19 +10,12 @@ import click
 from rich import box
 from rich.table import Table
 
-from blockmgr.cli.common import one_line_errors, progress_bar, repeat_command
-from blockmgr.cli.models import (
-    chosen_block_sizes,
-    chosen_model,
-    dtype_option,
-    forward_options,
-    model_option,
-)
+from blockmgr.cli.common import progress_bar
+from blockmgr.cli.given import Given, given
+from blockmgr.cli.models import dtype_option, forward_options, model_option
 from blockmgr.cli.options import (
     block_sizes,
     capacities,
-    chosen_jobs,
-    chosen_source,
     debug_option,
     how_options_without,
     jobs_options,
@@ -30,15 +23,13 @@ from blockmgr.cli.options import (
     source_options,
     warmup_option,
 )
-from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.report import Provenance, counts_of, json_text, print_table
+from blockmgr.lab.report import counts_of, json_text, print_table
 from blockmgr.lab.sweep import Sweep, SweepRow, num_tasks
 from blockmgr.lab.sweep import sweep as run_sweep
 from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
     from fractions import Fraction
-    from pathlib import Path
 
     from blockmgr.lab.models import Model
     from blockmgr.lab.study import Capacity
@@ -103,26 +94,13 @@ HEADINGS: Final = (
 @jobs_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
-@click.pass_context
+@given
 def sweep(
-    ctx: click.Context,
-    /,
+    run: Given,
     *,
-    source: str | None,
-    trace_path: Path | None,
-    workload: str | None,
     policies: tuple[str, ...],
     capacities: tuple[Capacity, ...],
-    block_sizes: tuple[int, ...],
     warmup: Fraction,
-    model: str | None,
-    dtype: str | None,
-    seed: int,
-    jobs: int | None,
-    ray_address: str | None,
-    json_wanted: bool,
-    debug: bool,
-    **settings: Any,
 ) -> None:
     """Replay with every eviction policy at every pool size and block size.
 
@@ -130,50 +108,41 @@ def sweep(
     is printed with the optimum of that pool and the rate of an unbounded pool. With --model and
     several groups of layers, and for parts of blocks, there is no optimum.
     """
-    chosen = chosen_source(ctx, source, trace_path, workload)
-    with one_line_errors(ctx, show_traceback=debug):
-        layers = chosen_model(model, dtype)
-        sizes = chosen_block_sizes(ctx, "block_sizes", block_sizes, layers)
-        groups = () if layers is None else layers.groups
-        config = ReplayConfig(block_size=sizes[0], groups=groups, **settings)
-        trace = chosen.trace(seed)
-        warmed = warmup_requests(trace, warmup)
-        total = num_tasks(
-            policies=len(policies),
-            capacities=len(capacities),
-            block_sizes=len(sizes),
-            hints=config.hints,
+    trace, sizes = run.trace, run.block_sizes
+    warmed = warmup_requests(trace, warmup)
+    total = num_tasks(
+        policies=len(policies),
+        capacities=len(capacities),
+        block_sizes=len(sizes),
+        hints=run.config.hints,
+    )
+    with progress_bar("sweeping", "replays", total) as advance:
+        outcome = run_sweep(
+            trace,
+            capacities,
+            run.config,
+            policies=policies,
+            block_sizes=sizes,
+            warmup=warmed,
+            jobs=run.jobs(total),
+            advance=advance,
         )
-        workers = chosen_jobs(jobs, ray_address, total)
-        with progress_bar("sweeping", "replays", total) as advance:
-            outcome = run_sweep(
-                trace,
-                capacities,
-                config,
-                policies=policies,
-                block_sizes=sizes,
-                warmup=warmed,
-                jobs=workers,
-                advance=advance,
-            )
-        # The number of workers does not affect the result.
-        repeated = {**chosen.repeated, "block_sizes": sizes}
-        command = repeat_command(ctx, ALWAYS_REPEATED, repeated, leave_out={"jobs", "ray_address"})
-        provenance = Provenance(command=command, seed=seed, read=trace.read)
-        if json_wanted:
-            click.echo(json_text(_document(outcome, layers, warmed), provenance))
-        else:
-            for small in outcome.too_small:
-                click.echo(
-                    f"{small.capacity.text} ({small.num_blocks:,} blocks of {small.block_size}) is "
-                    f"not replayed: the largest request takes {small.least_blocks:,}",
-                    err=True,
-                )
-            requests = f"{len(trace.requests):,} requests"
-            if warmed:
-                requests += f", the first {warmed:,} are not counted"
-            print_table(_table(outcome, capacities), sys.stdout, f"{trace.name}: {requests}")
-            click.echo(provenance.line, err=True)
+    # The number of workers does not affect the result.
+    provenance = run.provenance(ALWAYS_REPEATED, leave_out={"jobs", "ray_address"})
+    if run.json_wanted:
+        click.echo(json_text(_document(outcome, run.model, warmed), provenance))
+        return
+    for small in outcome.too_small:
+        click.echo(
+            f"{small.capacity.text} ({small.num_blocks:,} blocks of {small.block_size}) is "
+            f"not replayed: the largest request takes {small.least_blocks:,}",
+            err=True,
+        )
+    requests = f"{len(trace.requests):,} requests"
+    if warmed:
+        requests += f", the first {warmed:,} are not counted"
+    print_table(_table(outcome, capacities), sys.stdout, f"{trace.name}: {requests}")
+    click.echo(provenance.line, err=True)
 
 
 def _document(outcome: Sweep, model: Model | None, warmup: int) -> dict[str, Any]:

@@ -150,17 +150,35 @@ def application(feeds: Feeds) -> Starlette:
     Args:
         feeds: The index to query, and the subscribers of its workers.
     """
-    index = feeds.index
-    registry = CollectorRegistry()
-    registry.register(_Metrics(feeds))
+    answers = _Answers(feeds)
+    routes = [
+        Route("/place", answers.place, methods=["POST"]),
+        Route("/workers", answers.workers, methods=["GET", "POST"]),
+        # Names of ranks contain a slash.
+        Route("/workers/{worker:path}/load", answers.load, methods=["POST"]),
+        Route("/workers/{worker:path}", answers.worker, methods=["DELETE"]),
+        Route("/metrics", answers.metrics),
+        Route("/health", answers.health),
+    ]
+    return Starlette(routes=routes, exception_handlers={_RefusedError: _refused})
 
-    async def place(request: Request) -> Response:
+
+class _Answers:
+    """The answers to requests, by path."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._feeds = feeds
+        self._index = feeds.index
+        self._registry = CollectorRegistry()
+        self._registry.register(_Metrics(feeds))
+
+    async def place(self, request: Request) -> Response:
         question = await _body(request, _Question)
         try:
             digests = [bytes.fromhex(d) if isinstance(d, str) else d for d in question.digests]
         except ValueError:
             raise _RefusedError(400, "digests must be numbers or hexadecimal text") from None
-        placements = index.place(digests)
+        placements = self._index.place(digests)
         return _json(
             {
                 "blocks": len(digests),
@@ -177,58 +195,48 @@ def application(feeds: Feeds) -> Starlette:
             }
         )
 
-    async def workers(request: Request) -> Response:
+    async def workers(self, request: Request) -> Response:
         if request.method == "POST":
             wanted = await _body(request, _Announcement)
             try:
                 # It may wait for another process, and answers must not.
                 await run_in_threadpool(
-                    feeds.add, wanted.worker, wanted.endpoint, wanted.replay_endpoint
+                    self._feeds.add, wanted.worker, wanted.endpoint, wanted.replay_endpoint
                 )
             except ValueError as error:
                 raise _RefusedError(400, str(error)) from None
             return _json({"worker": wanted.worker}, 201)
-        problems = index.problems
-        listed = [_described(name, each, problems) for name, each in feeds.readers().items()]
+        problems = self._index.problems
+        listed = [_described(name, each, problems) for name, each in self._feeds.readers().items()]
         return _json({"workers": listed})
 
-    async def worker(request: Request) -> Response:
+    async def worker(self, request: Request) -> Response:
         try:
-            await run_in_threadpool(feeds.remove, request.path_params["worker"])
+            await run_in_threadpool(self._feeds.remove, request.path_params["worker"])
         except KeyError as error:
             raise _RefusedError(404, str(error.args[0])) from None
         return Response(status_code=204)
 
-    async def load(request: Request) -> Response:
+    async def load(self, request: Request) -> Response:
         wanted = await _body(request, _Load)
         try:
-            index.set_load(request.path_params["worker"], wanted.load, wanted.rank)
+            self._index.set_load(request.path_params["worker"], wanted.load, wanted.rank)
         except KeyError as error:
             raise _RefusedError(404, str(error.args[0])) from None
         except ValueError as error:
             raise _RefusedError(400, str(error)) from None
         return Response(status_code=204)
 
-    async def metrics(request: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def health(request: Request) -> Response:
-        return _json({"workers": len(index.workers), "entries": index.num_entries})
+    async def health(self, request: Request) -> Response:
+        return _json({"workers": len(self._index.workers), "entries": self._index.num_entries})
 
-    async def refused(request: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, _RefusedError) else 500
-        return _json({"error": str(error)}, status)
 
-    routes = [
-        Route("/place", place, methods=["POST"]),
-        Route("/workers", workers, methods=["GET", "POST"]),
-        # Names of ranks contain a slash.
-        Route("/workers/{worker:path}/load", load, methods=["POST"]),
-        Route("/workers/{worker:path}", worker, methods=["DELETE"]),
-        Route("/metrics", metrics),
-        Route("/health", health),
-    ]
-    return Starlette(routes=routes, exception_handlers={_RefusedError: refused})
+async def _refused(request: Request, error: Exception) -> Response:
+    status = error.status if isinstance(error, _RefusedError) else 500
+    return _json({"error": str(error)}, status)
 
 
 def _described(

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.replay import Limits
 from blockmgr.lab.replica import BusyTime, Replica, Served, event_bytes
@@ -28,6 +27,7 @@ from blockmgr.lab.routing import Arrival, Listener, Setting
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from blockmgr.lab.delivery import Delivery
     from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.routing import RouterFactory
     from blockmgr.lab.trace import Trace
@@ -152,15 +152,7 @@ def fleet(
     Cost: That of the replays; routers by prefix look each prompt up in every replica.
     """
     model = first_token or PrefillModel()
-    setting = Setting(
-        trace=trace,
-        block_size=config.block_size,
-        seed=seed,
-        load_weight=load_weight,
-        num_replicas=replicas,
-        delivery=delivery or AT_ONCE,
-        groups=config.groups,
-    )
+    setting = Setting.of(trace, config, replicas, delivery, seed=seed, load_weight=load_weight)
     results, served = serve(setting, num_blocks, config, router, progress=progress, clock=clock)
     times = [model(one.wait_ms, one.num_computed_tokens) for one in served]
     return FleetResult(
@@ -216,8 +208,8 @@ def serve(
         raise ValueError(f"load_weight must be at least 0, got {setting.load_weight}")
     choose = router_of(router, setting)
     told = choose.listen if isinstance(choose, Listener) else None
-    limits = Limits.of(setting.trace, config)
-    options["event_bytes"] = 0 if told is None else event_bytes(num_blocks, config, limits)
+    limits = replace(Limits.of(setting.trace, config), events=told is not None)
+    more_bytes = event_bytes(num_blocks, config, limits)
     served: list[Served] = []
     loops = [
         Replica(
@@ -239,7 +231,8 @@ def serve(
         if not 0 <= place < replicas:
             raise ValueError(f"router must choose from [0, {replicas}), got {place}")
         loops[place].offer(number, request)
-    return tuple(loop.finish() for loop in loops), served
+    results = (loop.finish() for loop in loops)
+    return tuple(replace(r, memory_bytes=r.memory_bytes - more_bytes) for r in results), served
 
 
 def best_hit_rate(trace: Trace, replicas: int, num_blocks: int, config: ReplayConfig) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockmgr.lab.delivery import AT_ONCE, Delivery
@@ -103,8 +104,6 @@ def fleets(
 ) -> tuple[FleetRow, ...]:
     """Replay ``trace`` on fleets of all ``sizes`` with all ``routers``: by size, then by router.
 
-    The router ``events`` has a row for each of ``deliveries``.
-
     Args:
         trace: The requests.
         sizes: Numbers of replicas, or of those that prefill and those that decode; each once.
@@ -113,7 +112,7 @@ def fleets(
         routers: Names of routers.
         seed: Seed of random routers.
         load_weight: Weight of the load in ``prefix-minus-load`` and ``events``.
-        deliveries: Deliveries of events to the router ``events``, at least one.
+        deliveries: Deliveries of events to the router ``events``, at least one; a row for each.
         decode_router: Router of prefilled requests, if some replicas decode.
         send_ms_per_token: Transfer time of the K/V per token, likewise.
         first_token: Model of the time to first token; must be picklable for other processes.
@@ -135,31 +134,27 @@ def fleets(
     routes = list(_ways(routers, deliveries))
     call = {"config": config, "seed": seed, "load_weight": load_weight, "first_token": first_token}
     apart = {"decode_router": decode_router, "send_ms_per_token": send_ms_per_token}
-    calls = [
+    tasks = [
         (size, {**call, "num_blocks": each[size], "router": router, "delivery": delivery}, apart)
-        for size in fitting
-        for router, delivery in routes
+        for size, (router, delivery) in product(fitting, routes)
     ]
     with workers_on(trace, jobs) as workers:
         bounds: list[float | None] = [None] * len(fitting)
         if not (config.min_partial_tokens or config.groups):
-            tasks = [(_best, size, each[size], config) for size in fitting]
-            bounds = workers.run(tasks, _ignore)
-        found = _run(workers, calls, progress or _ignore, len(trace.requests), here=jobs == 1)
+            bounds = workers.run([(_best, size, each[size], config) for size in fitting], _ignore)
+        found = iter(_run(workers, tasks, progress or _ignore, len(trace.requests), here=jobs == 1))
     best = dict(zip(fitting, bounds, strict=True))
-    results = iter(found)
     return tuple(
         FleetRow(
             replicas=_total(size),
             num_blocks=each[size],
             router=router,
-            result=next(results) if size in best else None,
+            result=next(found) if size in best else None,
             best_hit_rate=best.get(size),
             delivery=delivery,
             split=size if isinstance(size, Split) else None,
         )
-        for size in each
-        for router, delivery in routes
+        for size, (router, delivery) in product(each, routes)
     )
 
 

@@ -11,7 +11,7 @@ from blockmgr.explain import Explanation, MissReason
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.by_group import refusing
 from blockmgr.lab.forgotten import Seen
-from blockmgr.lab.replay import EventLoop, held_blocks
+from blockmgr.lab.replay import EventLoop, Limits, held_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -215,7 +215,8 @@ class _Explained(EventLoop):
         if ghost_blocks is None:
             # The number of all blocks that can be evicted, so that none is forgotten.
             ghost_blocks = 0 if config.groups else unbounded(trace, config).working_set_blocks
-        super().__init__(trace, num_blocks, config, progress=progress, ghost_blocks=ghost_blocks)
+        limits = replace(Limits.of(trace, config), ghost_blocks=ghost_blocks)
+        super().__init__(trace, num_blocks, config, progress=progress, limits=limits)
         self._add = add
         self._number = 0
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.lab.delivery import AT_ONCE
 from blockmgr.lab.fleet import PrefillModel, name_of, quantile, serve
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.routing import Setting
@@ -161,43 +160,37 @@ def fleet_apart(
     """
     _check(prefill, decode, send_ms_per_token, config)
     model = first_token or PrefillModel()
-    setting = Setting(
-        trace=_prompts(trace),
-        block_size=config.block_size,
-        seed=seed,
-        load_weight=load_weight,
-        num_replicas=prefill,
-        delivery=delivery or AT_ONCE,
-    )
+
+    def prefill_ms(_: Request, computed: int) -> int:
+        return round(model(0, computed))
+
+    def decode_ms(request: Request, sent: int) -> int:
+        return config.service_ms(request) + round(send_ms_per_token * sent)
+
+    prompts, options = _prompts(trace), {"seed": seed, "load_weight": load_weight}
+    setting = Setting.of(prompts, config, prefill, delivery, **options)
     prefilled, served = serve(
-        setting,
-        num_blocks,
-        config,
-        router,
-        busy_ms=lambda _, computed: round(model(0, computed)),
-        progress=progress,
-        clock=clock,
+        setting, num_blocks, config, router, busy_ms=prefill_ms, progress=progress, clock=clock
     )
     if not served:
         raise ValueError(f"num_blocks must hold a request of {trace.name}, got {num_blocks}")
-    decoded, started = serve(
-        replace(setting, trace=_in_order_of_handover(trace, served, model), num_replicas=decode),
-        num_blocks if decode_blocks is None else decode_blocks,
-        config,
-        decode_router,
-        busy_ms=lambda request, sent: config.service_ms(request) + round(send_ms_per_token * sent),
-        clock=clock,
-    )
-    first = [model(one.wait_ms, one.num_computed_tokens) for one in served]
-    handover = [one.wait_ms + send_ms_per_token * one.num_computed_tokens for one in started]
+    later = replace(setting, trace=_in_order_of_handover(trace, served, model), num_replicas=decode)
+    blocks = num_blocks if decode_blocks is None else decode_blocks
+    decoded, started = serve(later, blocks, config, decode_router, busy_ms=decode_ms, clock=clock)
     return ApartResult(
         router=name_of(router),
         decode_router=name_of(decode_router),
         prefill=prefilled,
         decode=decoded,
-        first_token_ms=np.array(first, dtype=np.float64),
-        handover_ms=np.array(handover, dtype=np.float64),
+        first_token_ms=_times(served, model),
+        handover_ms=_times(started, lambda wait, sent: wait + send_ms_per_token * sent),
     )
+
+
+def _times(requests: list[Served], model: FirstToken) -> npt.NDArray[np.float64]:
+    """A time for each request, from its wait and its tokens that were not cached."""
+    times = [model(one.wait_ms, one.num_computed_tokens) for one in requests]
+    return np.array(times, dtype=np.float64)
 
 
 def _check(prefill: int, decode: int, send_ms_per_token: float, config: ReplayConfig) -> None:

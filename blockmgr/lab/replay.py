@@ -104,9 +104,8 @@ class Waiting:
 class EventLoop:
     """The loop of ``replay``, for callers that stop it and inspect the manager.
 
-    It takes the arguments of ``replay``, and also: the number of the step, from 1, after which to
-    stop; the number of evicted blocks to remember; the limits of the trace, if known; and whether
-    the manager keeps events.
+    It takes the arguments of ``replay``, and also the number of the step, from 1, after which to
+    stop, and the limits of the trace, if they are known or the manager has to tell more.
     """
 
     def __init__(
@@ -118,9 +117,7 @@ class EventLoop:
         progress: Progress | None = None,
         clock: Clock = time.thread_time,
         stop_after: int | None = None,
-        ghost_blocks: int = 0,
         limits: Limits | None = None,
-        events: bool = False,
     ) -> None:
         trace.check_block_size(
             config.block_size, config.min_partial_tokens, any_size=bool(config.groups)
@@ -134,9 +131,7 @@ class EventLoop:
         self._free_rows = self._rows = min(config.max_seqs, limits.sequences)
         self._policy: EvictionPolicy | None = None
         eviction = config.eviction if isinstance(config.eviction, str) else self._own_policy
-        self._manager = replay_manager(
-            num_blocks, config, limits, eviction, ghost_blocks, events=events
-        )
+        self._manager = replay_manager(num_blocks, config, limits, eviction)
         self._watch: GroupWatch | None = None
         if config.groups:
             self._watch = GroupWatch(self._manager, config, len(trace.requests))

@@ -19,16 +19,20 @@ __all__ = ["Limits", "replay_manager"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The maximum sizes of all requests of a trace.
+    """What a manager needs for all requests of a trace, and what it has to tell.
 
     Attributes:
         sequences: Number of samples of all requests.
         widest_blocks: Blocks of the largest request; with groups of layers, of its longest block
             table.
+        ghost_blocks: Evicted blocks to remember.
+        events: Whether to keep events.
     """
 
     sequences: int
     widest_blocks: int
+    ghost_blocks: int = 0
+    events: bool = False
 
     @classmethod
     def of(cls, trace: Trace, config: ReplayConfig) -> Limits:
@@ -46,13 +50,7 @@ class Limits:
 
 
 def replay_manager(
-    num_blocks: int,
-    config: ReplayConfig,
-    limits: Limits,
-    eviction: str | PolicyFactory,
-    ghost_blocks: int = 0,
-    *,
-    events: bool = False,
+    num_blocks: int, config: ReplayConfig, limits: Limits, eviction: str | PolicyFactory
 ) -> BlockManager:
     """A manager with the rows and columns that the trace needs, to save memory.
 
@@ -61,8 +59,6 @@ def replay_manager(
         config: Config of the replay.
         limits: Limits of the trace.
         eviction: The policy.
-        ghost_blocks: Evicted blocks to remember.
-        events: Whether it keeps events.
     """
     grouped = bool(config.groups)
     # No request takes or stores more blocks, so none of its events is lost between two steps.
@@ -72,10 +68,10 @@ def replay_manager(
         "max_seqs": min(config.max_seqs, limits.sequences),
         "max_blocks_per_seq": min(limits.widest_blocks, num_blocks),
         "eviction": eviction,
-        "ghost_blocks": ghost_blocks,
+        "ghost_blocks": limits.ghost_blocks,
         "retention": config.hints != "none",
         "null_block": grouped,
-        "events": events,
-        "event_blocks": waiting if events else None,
+        "events": limits.events,
+        "event_blocks": waiting if limits.events else None,
     }
     return BlockManager(num_blocks + grouped, **options)

@@ -11,7 +11,7 @@ from blockmgr.lab.replay_manager import replay_manager
 
 if TYPE_CHECKING:
     from blockmgr.event_columns import Events
-    from blockmgr.lab.replay import ReplayConfig, ReplayResult, Waiting
+    from blockmgr.lab.replay import ReplayConfig, Waiting
     from blockmgr.lab.request import Request, Tokens
     from blockmgr.lab.routing import Arrival
     from blockmgr.lab.trace import Trace
@@ -42,12 +42,10 @@ class Replica(EventLoop):
         trace: All requests of the fleet.
         num_blocks: Blocks in its pool.
         config: Config of the replay.
-        limits: Limits of the trace.
+        limits: Limits of the trace; with events if ``told`` is given.
         served: Called for each admitted request.
         busy_ms: Time for which a request holds its blocks; None for that of ``config``.
-        told: Called with the time and the events of each step with events; None for a manager
-            without events.
-        event_bytes: Memory of its events, which is not counted.
+        told: Called with the time and the events of each step with events; None for no calls.
         options: As in ``EventLoop``.
     """
 
@@ -61,17 +59,13 @@ class Replica(EventLoop):
         served: Callable[[Served], None],
         busy_ms: BusyTime | None = None,
         told: Callable[[int, Events], None] | None = None,
-        event_bytes: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(
-            trace, num_blocks, config, limits=limits, events=told is not None, **options
-        )
+        super().__init__(trace, num_blocks, config, limits=limits, **options)
         self._served = served
         self._told = told
         self._busy = busy_ms
         self._num_cached = 0
-        self._event_bytes = event_bytes
 
     @property
     def num_requests(self) -> int:
@@ -87,11 +81,6 @@ class Replica(EventLoop):
     def block_digests(self, arrival: Arrival) -> list[bytes]:
         """Digests of the whole blocks of a prompt."""
         return self.manager.block_digests(arrival.tokens, namespace=arrival.request.namespace)
-
-    def finish(self) -> ReplayResult:
-        """Process all remaining events, and return the counts without memory for events."""
-        result = super().finish()
-        return replace(result, memory_bytes=result.memory_bytes - self._event_bytes)
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
         handles = super()._start(request, tokens)
@@ -125,9 +114,9 @@ class Replica(EventLoop):
 
 
 def event_bytes(num_blocks: int, config: ReplayConfig, limits: Limits) -> int:
-    """Memory of the manager of a replica for its events."""
+    """Memory of the manager of a replica for its events, which results leave out."""
     plain, telling = (
-        replay_manager(num_blocks, config, limits, "lru", events=events).memory_usage()
-        for events in (False, True)
+        replay_manager(num_blocks, config, replace(limits, events=events), "lru").memory_usage()
+        for events in (False, limits.events)
     )
     return telling - plain

@@ -134,8 +134,8 @@ class _WatchedLoop(EventLoop):
         age_bounds_ms: tuple[int, ...],
         warmup: int,
     ) -> None:
-        limits = Limits.of(trace, config)
-        super().__init__(trace, num_blocks, config, progress=progress, limits=limits, events=True)
+        limits = replace(Limits.of(trace, config), events=True)
+        super().__init__(trace, num_blocks, config, progress=progress, limits=limits)
         self._event_bytes = event_bytes(num_blocks, config, limits)
         self._warmup = warmup
         self._noting = True

@@ -199,7 +199,7 @@ def test_a_wrong_command_is_one_line_with_a_hint(
 def test_a_wrong_output_is_told_before_the_replay(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blockmgr.cli.show.chosen_trace", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("blockmgr.cli.options.chosen_trace", lambda *_: pytest.fail("too late"))
     assert run(*SMALL, "-o", "map.gif").exit_code == 2
 
 

@@ -12,7 +12,7 @@ from blockmgr.groups import Group
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.curve import hit_rate_curve
 from blockmgr.lab.misses import explain_request, misses
-from blockmgr.lab.replay import EventLoop, ReplayConfig, replay
+from blockmgr.lab.replay import EventLoop, Limits, ReplayConfig, replay
 from blockmgr.lab.study import full_attention, working_set_blocks
 from blockmgr.lab.trace import Trace
 from blockmgr.lab.workloads import generate
@@ -159,10 +159,14 @@ def test_a_share_out_of_range_is_refused(chat: Trace, share: float) -> None:
         table.more_blocks_for(share)
 
 
+def remembering(trace: Trace, blocks: int) -> Limits:
+    return replace(Limits.of(trace, ONE_AT_A_TIME), ghost_blocks=blocks)
+
+
 def test_the_curve_of_a_live_manager_is_the_curve_of_the_trace(chat: Trace) -> None:
     """Compares a manager's curve after the trace with the offline curve and with replays."""
     offline = hit_rate_curve(chat, ONE_AT_A_TIME)
-    loop = EventLoop(chat, 300, ONE_AT_A_TIME, ghost_blocks=20_000)
+    loop = EventLoop(chat, 300, ONE_AT_A_TIME, limits=remembering(chat, 20_000))
     result = loop.run()
     online = loop.manager.hit_rate_curve()
     assert online.query_tokens == offline.query_tokens
@@ -176,7 +180,7 @@ def test_the_curve_of_a_live_manager_is_the_curve_of_the_trace(chat: Trace) -> N
 
 def test_the_difference_of_two_curves_is_what_came_between(chat: Trace) -> None:
     first = replace(chat, requests=chat.requests[:70])
-    loops = [EventLoop(t, 300, ONE_AT_A_TIME, ghost_blocks=900) for t in (first, chat)]
+    loops = [EventLoop(t, 300, ONE_AT_A_TIME, limits=remembering(t, 900)) for t in (first, chat)]
     for loop in loops:
         loop.run()
     early, late = (loop.manager.hit_rate_curve() for loop in loops)

@@ -69,14 +69,8 @@ def trace() -> Trace:
 
 @pytest.fixture(scope="module")
 def report(trace: Trace) -> page.Report:
-    return page.gather(
-        trace,
-        CONFIG,
-        capacity=TENTH,
-        policies=("lru", "arc"),
-        capacities=SIZES,
-        command="blockmgr report chat <&></script>",
-    )
+    found = page.gather(trace, CONFIG, capacity=TENTH, policies=("lru", "arc"), capacities=SIZES)
+    return replace(found, command="blockmgr report chat <&></script>")
 
 
 @pytest.fixture(scope="module")

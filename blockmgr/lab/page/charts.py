@@ -81,9 +81,9 @@ def draw_curve(report: Report, canvas: Any, colour: Colours, *, narrow: bool) ->
     if bests:
         axes.plot(blocks, bests, color=colour("optimum"), linewidth=1.6, marker="D", markersize=5.5)
         at = int(np.argmin(np.abs(np.array(bests) - 0.75 * ceiling)))
-        label(axes, "optimum", (blocks[at], bests[at]), colour("optimum"), (-8, 6), align="right")
+        label(axes, "optimum", (blocks[at], bests[at]), colour("optimum"), (-8, 6), ha="right")
     at = min(int(np.searchsorted(rates, 0.62 * ceiling)), len(sizes) - 1)
-    label(axes, "LRU", (sizes[at], rates[at]), colour("lru"), (9, -6), top=True)
+    label(axes, "LRU", (sizes[at], rates[at]), colour("lru"), (9, -6), va="top")
     log_blocks(axes, sizes[0], most, 4 if narrow else 9)
     percent_axis(axes, colour)
     axes.set_xlabel(f"blocks of {report.config.block_size} tokens in the pool")
@@ -130,7 +130,7 @@ def draw_policies(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
             axes.barh(place, gain, height=0.5, color=colour(role), linewidth=0)
             text = _signed(gain)
             away, align = ((-5, 0), "right") if text[0] == MINUS else ((5, 0), "left")
-            label(axes, text, (gain, place), colour("ink"), away, align=align, middle=True)
+            label(axes, text, (gain, place), colour("ink"), away, ha=align, va="center")
             placed.append((axes, gain, place, _policy_text(report, name, size)))
         axes.axvline(0, color=colour("ink"), linewidth=1.2)
         heading = f"{size.text} · LRU {100 * _lru(report, size):.1f}%"
@@ -174,7 +174,7 @@ def draw_outcomes(report: Report, canvas: Any, colour: Colours, *, narrow: bool)
         few = 0 < share < LEAST_SHARE
         text = f"under {LEAST_SHARE:.1%}" if few else f"{share:.1%}"
         value = f"{text}  ({short_count(outcome.tokens)})"
-        label(axes, value, (100 * share, place), colour("ink"), (7, 0), middle=True)
+        label(axes, value, (100 * share, place), colour("ink"), (7, 0), va="center")
         placed.append(
             (axes, 100 * share, place, f"{outcome.name}: {outcome.tokens:,} tokens, {share:.2%}")
         )
@@ -331,7 +331,7 @@ def _band_labels(axes: Axes, bands: list[Band], total: int, end: tuple[float, Co
             annotation_clip=False,
         )
         square.set_in_layout(False)
-        label(axes, band.name, (last, place), colour("ink"), (19, 0), middle=True, inside=False)
+        label(axes, band.name, (last, place), colour("ink"), (19, 0), va="center", inside=False)
 
 
 def _histogram(axes: Axes, series: list[tuple[str, Any, str]]) -> Placed:

@@ -60,7 +60,6 @@ def gather(
     capacities: Sequence[Capacity] = (),
     extent: Extent | None = None,
     jobs: int = 1,
-    command: str = "",
     advance: Advance | None = None,
 ) -> Report:
     """Gather the data of a report.
@@ -74,7 +73,6 @@ def gather(
             the largest request.
         extent: Other parts to cover; by default none.
         jobs: Number of processes, at least 1.
-        command: The command that repeats the report.
         advance: Called to report progress, at most ``num_steps`` times.
 
     Raises:
@@ -119,7 +117,6 @@ def gather(
         group_frames=frames,
         fleet=_fleet(trace, capacity, alone, asked, step),
         extent=asked,
-        command=command,
     )
 
 

@@ -35,11 +35,11 @@ def bar_label(
     enough = room > (ROOM if not narrow else ROOM_RIGHT if right else ROOM_LEFT)
     if enough and not right:
         at = (place - 0.5, height)
-        label(axes, text, at, colour, (-4, 0), align="right", top=True)
+        label(axes, text, at, colour, (-4, 0), ha="right", va="top")
     else:
         onward = enough or not right
         at = (place - 0.5 if onward else place + 0.5, height)
-        label(axes, text, at, colour, (0, 3), align="left" if onward else "right")
+        label(axes, text, at, colour, (0, 3), ha="left" if onward else "right")
 
 
 def folded(text: str, narrow: bool) -> str:
@@ -86,20 +86,18 @@ def label(
     colour: str,
     away: tuple[float, float],
     *,
-    align: str = "left",
-    top: bool = False,
-    middle: bool = False,
-    center: bool = False,
+    ha: str = "left",
+    va: str = "bottom",
     inside: bool = True,
 ) -> None:
-    """Write a label at a distance in pixels from a point."""
+    """Write a label at a distance in pixels from a point; alignments are matplotlib's."""
     axes.annotate(
         text,
         xy=at,
         xytext=away,
         textcoords="offset points",
-        ha="center" if center else align,
-        va="center" if middle else "top" if top else "bottom",
+        ha=ha,
+        va=va,
         color=colour,
         annotation_clip=False,
     ).set_in_layout(not inside)

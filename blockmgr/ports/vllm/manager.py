@@ -105,25 +105,12 @@ class KVCacheManager(Lookups, Releases):
         self._has_shares = bool(options.quotas)
         self._zeroes = bool(kv_cache_config.needs_kv_cache_zeroing)
         in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
-        most_slots = max_model_len + min(in_flight, max_model_len)
         self.layers = tuple(
             Layers.of(group.kv_cache_spec, self.block_size, in_flight, max_model_len)
             for group in groups
         )
-        self.manager = BlockManager.from_config(
-            options.config(
-                num_blocks=kv_cache_config.num_blocks,
-                block_size=self.block_size,
-                max_seqs=max_seqs,
-                max_blocks_per_seq=-(-most_slots // self.block_size) + 1,
-                prefix_caching=enable_caching,
-                events=enable_kv_cache_events,
-                event_blocks=(
-                    waiting_blocks(kv_cache_config.num_blocks) if enable_kv_cache_events else None
-                ),
-                **self._grouping(),
-            )
-        )
+        most_slots = max_model_len + min(in_flight, max_model_len)
+        self.manager = self._new_manager(max_seqs, -(-most_slots // self.block_size) + 1)
         self.kv_events = None
         if enable_kv_cache_events:
             kind = get_kv_cache_spec_kind(groups[0].kv_cache_spec).value
@@ -150,6 +137,20 @@ class KVCacheManager(Lookups, Releases):
         for single in self.coordinator.single_type_managers:
             single.records_new_block_ids = self._zeroes
         self.empty_kv_cache_blocks = self._no_blocks()
+
+    def _new_manager(self, max_seqs: int, max_blocks_per_seq: int) -> BlockManager:
+        num_blocks, events = self.kv_cache_config.num_blocks, self.enable_kv_cache_events
+        config = self.options.config(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_seqs=max_seqs,
+            max_blocks_per_seq=max_blocks_per_seq,
+            prefix_caching=self.enable_caching,
+            events=events,
+            event_blocks=waiting_blocks(num_blocks) if events else None,
+            **self._grouping(),
+        )
+        return BlockManager.from_config(config)
 
     def _grouping(self) -> dict[str, Any]:
         """Options of the block manager about groups."""
