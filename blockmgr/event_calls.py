@@ -21,6 +21,8 @@ class EventCalls:
     _core: Any  # of a manager or of a pool
     _config: ManagerConfig
 
+    # Events.
+
     def take_events(self) -> Events:
         """The blocks that became findable or stopped being findable since the last call.
 

@@ -102,6 +102,8 @@ class BlockManager(EventCalls, NotCopied):
 
     _instead = "fork its sequences, or make another manager with from_config(manager.config)"
 
+    # Set up.
+
     @spells_options(ManagerConfig, ManagerOptions)
     def __init__(self, num_blocks: int, block_size: int, **options: Unpack[ManagerOptions]) -> None:
         self._set_up(ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options))

@@ -1,10 +1,14 @@
 """Sphinx configuration: MyST pages, docstrings as reference, warnings treated as errors."""
 
+import inspect
+import re
+from importlib import import_module
 from importlib.metadata import version as _version
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
 
 project = "blockmgr"
 author = "The blockmgr authors"
@@ -87,8 +91,65 @@ def _text_after(node: nodes.Node) -> str:
     return after.astext() if after is not None else ""
 
 
+class Contract(SphinxDirective):
+    """``.. contract:: module.Class``: its methods on one page, from docstrings.
+
+    For each: its result, its first paragraph with what it leaves behind, and its errors. Headings
+    are the comments between the methods, such as ``# Growth.``.
+    """
+
+    required_arguments = 1
+    _heading = re.compile(r"^    (?:# ([A-Z][\w ,]*)\.|def ([a-z]\w*)\()", re.MULTILINE)
+    _section = re.compile(r"^(\w+):\n((?: {4}.*\n|\n)+)", re.MULTILINE)
+
+    def run(self) -> list[nodes.Node]:
+        """The tables, and a heading before each."""
+        module, _, name = self.arguments[0].rpartition(".")
+        described = getattr(import_module(module), name)
+        lines: list[str] = []
+        for owner in described.__mro__:
+            if not owner.__module__.startswith("blockmgr"):
+                continue
+            for heading, method in self._heading.findall(inspect.getsource(owner)):
+                lines += self._head(heading) if heading else self._row(described, method)
+        return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
+
+    @staticmethod
+    def _head(heading: str) -> list[str]:
+        options = [":header-rows: 1", ":widths: 22 42 36", ":class: contract"]
+        table = [".. list-table::", *(f"   {option}" for option in options), ""]
+        columns = ["   * - call", "     - what it does", "     - when it raises"]
+        return ["", heading, "-" * len(heading), "", *table, *columns]
+
+    def _row(self, owner: type, method: str) -> list[str]:
+        member = inspect.getattr_static(owner, method)
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        text = inspect.getdoc(function) or ""
+        found = {
+            title: inspect.cleandoc(body) for title, body in self._section.findall(text + "\n")
+        }
+        result = str(inspect.signature(function).return_annotation)
+        does = text.split("\n\n", maxsplit=1)[0].splitlines()
+        if "Leaves" in found:
+            does += ["", *f"Leaves: {found['Leaves']}".splitlines()]
+        path = f"{owner.__module__.partition('.')[0]}.{owner.__name__}.{method}"
+        call = f":py:obj:`{method} <{path}>`" + (f" → ``{result}``" if result != "None" else "")
+        raises = []
+        for line in found.get("Raises", "").splitlines():
+            error, colon, when = line.partition(": ")
+            starts = bool(colon) and not line.startswith(" ")
+            raises.append(f"* ``{error}``: {when}" if starts else f"  {line.strip()}")
+        cells = [[call], does, raises or ["\N{EN DASH}"]]
+        rows = [
+            [f"     {'- ' if not i else '  '}{line}" for i, line in enumerate(c)] for c in cells
+        ]
+        rows[0][0] = rows[0][0].replace("     - ", "   * - ", 1)
+        return [line for cell in rows for line in cell]
+
+
 def setup(app: Sphinx) -> None:
     """Hook into autodoc, before napoleon's own hook, and into source pages."""
+    app.add_directive("contract", Contract)
     app.connect("autodoc-process-docstring", _keep_whole, priority=400)
     app.connect("doctree-read", _one_dash)
     app.connect("doctree-read", _no_empty_line)

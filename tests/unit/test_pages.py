@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from blockmgr import BlockManager
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,3 +41,14 @@ def test_the_quick_start_lists_every_extra() -> None:
     assert {extra for each in listed for extra in each.split(",")} == set(
         project["optional-dependencies"]
     )
+
+
+def test_each_call_with_arguments_says_on_the_page_of_verbs_when_it_raises() -> None:
+    page = (ROOT / "docs" / "reference" / "contract.md").read_text(encoding="utf-8")
+    assert ".. contract:: blockmgr.manager.BlockManager\n" in page
+    for name, call in inspect.getmembers(BlockManager, inspect.isfunction):
+        arguments = list(inspect.signature(call).parameters)[1:]
+        if not name.startswith("_") and arguments:
+            _, found, raises = (inspect.getdoc(call) or "").partition("\nRaises:\n")
+            assert found, name
+            assert "UnknownSequenceError" in raises or not {"handle", "handles"} & {*arguments}
