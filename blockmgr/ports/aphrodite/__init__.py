@@ -9,8 +9,6 @@ tokens, and cached blocks are evicted in the order of the core.
 from blockmgr.ports.aphrodite.block import Block, NullBlock
 from blockmgr.ports.aphrodite.block_allocator import (
     BlockAllocator,
-    CopyOnWriteTracker,
-    ReadOnlyRefCounter,
     RefCounter,
 )
 from blockmgr.ports.aphrodite.block_manager import BlockSpaceManager
@@ -33,7 +31,6 @@ __all__ = [
     "BlockSpaceManager",
     "BlockTable",
     "ComputedBlocksTracker",
-    "CopyOnWriteTracker",
     "CpuGpuBlockAllocator",
     "Device",
     "EncoderDecoderError",
@@ -44,6 +41,5 @@ __all__ = [
     "NullBlock",
     "PrefixCachingBlock",
     "PrefixCachingBlockAllocator",
-    "ReadOnlyRefCounter",
     "RefCounter",
 ]
