@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from blockmgr.events.reader import Sink
     from blockmgr.index.workers import WorkerIndex
 
-__all__ = ["Feed", "Feeds", "Follower", "Reading"]
+__all__ = ["Feed", "Feeds", "Follower", "ReaderState"]
 
 _WAIT_S: Final = 0.25
 _CLOSE_S: Final = 2.0
@@ -29,7 +29,7 @@ _PAUSES: Final = 8
 _LOG = logging.getLogger(__name__)
 
 
-class Reading(Protocol):
+class ReaderState(Protocol):
     """What is known of the reading of a worker's events."""
 
     @property
@@ -49,7 +49,7 @@ class Feed(Protocol):
     """The events of one worker, which something reads."""
 
     @property
-    def reader(self) -> Reading:
+    def reader(self) -> ReaderState:
         """What is known of the reading."""
 
     def start(self, sink: Sink, tidy: Callable[[], None]) -> None:
@@ -291,5 +291,5 @@ class Feeds:
         self.index.tidy()
 
     def readers(self) -> dict[str, Any]:
-        """What is known of the reading of each worker's events: a ``Reading``, by worker."""
+        """What is known of the reading of each worker's events: a ``ReaderState``, by worker."""
         return {worker: feed.reader for worker, feed in list(self._feeds.items())}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from blockmgr.events.codec import AnyBatch
     from blockmgr.events.reader import Sink
-    from blockmgr.index.feeds import Reading
+    from blockmgr.index.feeds import ReaderState
 
 __all__ = ["ReadingProcess"]
 
@@ -247,7 +247,7 @@ class _Sender:
     def end(self) -> None:
         self.send(_End(self._number))
 
-    def report(self, reader: Reading) -> None:
+    def report(self, reader: ReaderState) -> None:
         status = _Status(self._number, reader.is_current, reader.ranks, dict(reader.counts))
         if status != self._reported:
             self.send(status)

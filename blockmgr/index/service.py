@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from blockmgr.index.feeds import Reading
+    from blockmgr.index.feeds import ReaderState
 
 
 __all__ = ["Feeds", "application"]
@@ -240,7 +240,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _described(
-    worker: str, reader: Reading, problems: Mapping[tuple[str, int | None], str]
+    worker: str, reader: ReaderState, problems: Mapping[tuple[str, int | None], str]
 ) -> dict[str, Any]:
     """A worker as ``GET /workers`` shows it."""
     described: dict[str, Any] = {"worker": worker, "current": reader.is_current}

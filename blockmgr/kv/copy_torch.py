@@ -18,7 +18,7 @@ from blockmgr.kv.registration import Column, Registration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["BlockView", "TorchCopier", "copy_pairs", "views_of"]
+__all__ = ["TensorBlocks", "TorchCopier", "copy_pairs", "views_of"]
 
 Rows = npt.NDArray[np.int32]
 
@@ -33,7 +33,7 @@ GATHER_BYTES_ELSEWHERE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockView:
+class TensorBlocks:
     """One segment as a tensor of integers.
 
     Attributes:
@@ -80,14 +80,14 @@ class BlockView:
 
 def views_of(
     tensors: Sequence[torch.Tensor], table: torch.Tensor, num_blocks: int, access_bytes: int
-) -> list[BlockView]:
+) -> list[TensorBlocks]:
     """The segments of a table, located in ``tensors``, which may have moved since."""
     return [
         _view(tensors[row[Column.TENSOR]], row, num_blocks, access_bytes) for row in table.tolist()
     ]
 
 
-def _view(tensor: torch.Tensor, row: list[int], num_blocks: int, access_bytes: int) -> BlockView:
+def _view(tensor: torch.Tensor, row: list[int], num_blocks: int, access_bytes: int) -> TensorBlocks:
     storage = tensor.untyped_storage()
     start = tensor.data_ptr() - storage.data_ptr() + row[Column.OFFSET]
     num_rows = row[Column.NUM_ROWS]
@@ -103,7 +103,7 @@ def _view(tensor: torch.Tensor, row: list[int], num_blocks: int, access_bytes: i
     rows.set_(storage, start // width, shape, strides)
     gather_bytes = GATHER_BYTES.get(tensor.device.type, GATHER_BYTES_ELSEWHERE)
     token_length = row[Column.TOKEN_LENGTH] * access_bytes // width
-    return BlockView(rows, token_length, gather_bytes, shape[2], num_rows * width)
+    return TensorBlocks(rows, token_length, gather_bytes, shape[2], num_rows * width)
 
 
 class Index:
@@ -134,7 +134,9 @@ class Index:
         return self._tensors
 
 
-def copy_pairs(sources: Sequence[BlockView], destinations: Sequence[BlockView], rows: Rows) -> None:
+def copy_pairs(
+    sources: Sequence[TensorBlocks], destinations: Sequence[TensorBlocks], rows: Rows
+) -> None:
     """Copies blocks between pools of equal segments; the order of the pairs does not matter.
 
     Args:
@@ -164,7 +166,7 @@ def copy_pairs(sources: Sequence[BlockView], destinations: Sequence[BlockView], 
 
 
 def _copy_unequal(
-    sources: Sequence[BlockView], destinations: Sequence[BlockView], rows: Rows, pairs: Index
+    sources: Sequence[TensorBlocks], destinations: Sequence[TensorBlocks], rows: Rows, pairs: Index
 ) -> None:
     """Copies pairs with different numbers of tokens: token by token, all pairs at once."""
     indices: dict[object, Index] = {}
@@ -192,7 +194,7 @@ def _copy_unequal(
 def _places(
     blocks: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32], places: tuple[int, int, int]
 ) -> npt.NDArray[np.int64]:
-    """Indices of the first tokens of the blocks, row by row, in ``BlockView.tokens``."""
+    """Indices of the first tokens of the blocks, row by row, in ``TensorBlocks.tokens``."""
     num_rows, block, row = places
     ends = np.cumsum(num_tokens, dtype=np.int64)
     starts = blocks.astype(np.int64) * block - (ends - num_tokens)
@@ -228,7 +230,7 @@ def _copy(
         destination.index_copy_(0, destinations[part], gathered)
 
 
-def _move(view: BlockView, starts: list[int], moves: Rows) -> None:
+def _move(view: TensorBlocks, starts: list[int], moves: Rows) -> None:
     """Runs groups of moves in order, many at a time if the result is the same."""
     size = view.size(0)
     limit = view.gather_bytes // size if 4 * size <= view.gather_bytes else 0
@@ -266,7 +268,7 @@ def _move_one_by_one(view: torch.Tensor, moves: Rows) -> None:
             view[destination].copy_(value)
 
 
-def _views(registered: Registration) -> list[BlockView]:
+def _views(registered: Registration) -> list[TensorBlocks]:
     return views_of(
         registered.tensors, registered.table, registered.num_blocks, registered.access_bytes
     )
@@ -281,7 +283,7 @@ class TorchCopier:
 
     def __init__(self, registered: Registration, max_pairs: int) -> None:
         self._registered, self._views = registered, _views(registered)
-        self._other_views: WeakKeyDictionary[Registration, list[BlockView]] = WeakKeyDictionary()
+        self._other_views: WeakKeyDictionary[Registration, list[TensorBlocks]] = WeakKeyDictionary()
         self._rows = np.zeros((1 + max_pairs, 3), np.int32)
         self.table = registered.table
         self.chunks: torch.Tensor | None = None
@@ -295,7 +297,7 @@ class TorchCopier:
         rows = self._rows[1 : 1 + count]
         copy_pairs(self._views_of(source), self._views_of(destination), rows)
 
-    def _views_of(self, pool: Registration) -> list[BlockView]:
+    def _views_of(self, pool: Registration) -> list[TensorBlocks]:
         if pool is self._registered:
             return self._views
         if pool not in self._other_views:

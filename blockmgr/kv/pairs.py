@@ -18,10 +18,10 @@ from blockmgr.kv.indices import array_of
 from blockmgr.uncopied import NotCopied
 
 __all__ = [
-    "Event",
     "PairBuffer",
     "PairRing",
     "Slot",
+    "StreamEvent",
     "check_list",
     "columns_of",
     "make_ring",
@@ -42,7 +42,7 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """The part of ``torch.cuda.Event`` that a ring uses."""
 
     def record(self) -> None:
@@ -66,7 +66,7 @@ class Slot:
         device_pairs: ``device`` from the first pair on.
     """
 
-    def __init__(self, host: torch.Tensor, device: torch.Tensor, event: Event | None) -> None:
+    def __init__(self, host: torch.Tensor, device: torch.Tensor, event: StreamEvent | None) -> None:
         self.host = host
         self.device = device
         self.device_pairs = device[3:]
@@ -122,7 +122,7 @@ class PairRing:
 
 
 def make_ring(
-    capacity: int, device: torch.device, make_event: Callable[[], Event] = torch.cuda.Event
+    capacity: int, device: torch.device, make_event: Callable[[], StreamEvent] = torch.cuda.Event
 ) -> PairRing:
     """A ring for a device; a CPU needs only one slot, because its launches are synchronous.
 

@@ -30,7 +30,7 @@ from blockmgr.lab.formats import chat, ids, kv_events, own, sglang_log, vllm_log
 from blockmgr.lab.formats.fields import AsRead, Known
 from blockmgr.lab.formats.lengths import refuse_lengths
 from blockmgr.lab.formats.log_lines import head_of_log
-from blockmgr.lab.formats.reading import LogReader, Reader, Reading
+from blockmgr.lab.formats.reading import LogReader, Reading, RowReader
 from blockmgr.lab.formats.record import Record, is_json, kind_of, records, shown
 from blockmgr.lab.formats.times import Clock
 
@@ -64,7 +64,7 @@ class Format:
         in_order: Whether it is chronological, so that a clock that goes back is an error.
     """
 
-    read: Reader
+    read: RowReader
     known: Known | None
     marks: tuple[set[str], ...] = ()
     from_zero: bool = False

@@ -19,7 +19,7 @@ __all__ = [
     "CLEARED",
     "REMOVED",
     "STORED",
-    "Batch",
+    "RecordedBatch",
     "Stored",
     "batch_of",
     "event_of",
@@ -50,7 +50,7 @@ MOST_WIDE: Final = 2**64
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RecordedBatch:
     """One batch of events.
 
     Attributes:
@@ -99,7 +99,7 @@ class Stored:
     keys: list[list[Any]]
 
 
-def batch_of(record: Record) -> Batch:
+def batch_of(record: Record) -> RecordedBatch:
     """The batch in a record.
 
     Raises:
@@ -115,12 +115,12 @@ def batch_of(record: Record) -> Batch:
     rank = next((value[name] for name in RANKS if value.get(name) is not None), None)
     if rank is not None and (type(rank) is not int or rank < 0):
         raise record.error(RANKS[0], f"rank {shown(rank)}", "null or an integer from 0")
-    batch = Batch(value["ts"], time_ms, value, named.items("events"), rank)
+    batch = RecordedBatch(value["ts"], time_ms, value, named.items("events"), rank)
     about = value.get("about")
     return batch if about is None else _with_about(record, batch, about)
 
 
-def _with_about(record: Record, batch: Batch, about: Any) -> Batch:
+def _with_about(record: Record, batch: RecordedBatch, about: Any) -> RecordedBatch:
     """A batch of blockmgr's publisher."""
     if not isinstance(about, dict) or type(about.get("epoch")) is not int:
         expected = 'null or an object with an integer "epoch"'

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from blockmgr.lab.formats.record import Record
 
-__all__ = ["UNKNOWN", "Blocks", "KeyTokens", "KnownBlock", "Names"]
+__all__ = ["UNKNOWN", "KeyTokens", "KnownBlock", "KnownBlocks", "Names"]
 
 UNKNOWN: Final = MAX_TOKEN
 """In place of a token that was not recorded."""
@@ -43,7 +43,7 @@ class KnownBlock:
     removed: bool = False
 
 
-class Blocks:
+class KnownBlocks:
     """Known blocks by name."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from blockmgr.lab.formats.event_batch import (
     CLEARED,
     RANKS,
     STORED,
-    Batch,
+    RecordedBatch,
     Stored,
     batch_of,
     event_of,
@@ -38,7 +38,7 @@ from blockmgr.lab.formats.event_batch import (
 from blockmgr.lab.formats.event_blocks import KeyTokens, Names
 from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.record import shown
-from blockmgr.lab.formats.recorded_engine import PAUSE_MS, RecordedEngine, Run
+from blockmgr.lab.formats.recorded_engine import PAUSE_MS, RecordedEngine, StoredRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -138,7 +138,7 @@ class _Recording:
             yield from self._event(record, engine, batch, *event_of(record, event))
         engine.in_snapshot = batch.is_snapshot and not batch.is_last
 
-    def _engine(self, record: Record, batch: Batch) -> RecordedEngine:
+    def _engine(self, record: Record, batch: RecordedBatch) -> RecordedEngine:
         engine = self.engines.setdefault(batch.rank, RecordedEngine())
         if batch.time_ms < engine.latest_ms:
             if batch.rank not in self._earlier:
@@ -153,7 +153,7 @@ class _Recording:
         self,
         record: Record,
         engine: RecordedEngine,
-        batch: Batch,
+        batch: RecordedBatch,
         kind: str,
         fields: dict[str, Any],
     ) -> Iterator[Row]:
@@ -195,7 +195,7 @@ class _Recording:
         return False
 
     def _store(
-        self, record: Record, engine: RecordedEngine, batch: Batch, stored: Stored
+        self, record: Record, engine: RecordedEngine, batch: RecordedBatch, stored: Stored
     ) -> Iterator[Row]:
         if any(isinstance(name, int) and name < 0 for name in stored.hashes):
             engine.answers_at_end = True
@@ -206,7 +206,7 @@ class _Recording:
         scope, namespace, keys = _namespace(record, stored, parent)
         tokens = self._keys.changed(record, stored.tokens, keys)
         self._tell_apart(stored, namespace, tokens)
-        run = Run(stored, tokens, namespace, scope, batch.time_ms, self._batches)
+        run = StoredRun(stored, tokens, namespace, scope, batch.time_ms, self._batches)
         if batch.is_snapshot or engine.stating is not None:
             engine.know(record, run)
             self._left_out[STATED] += len(stored.hashes)
@@ -251,7 +251,9 @@ class _Recording:
         self._left_out.clear()
 
 
-def _follow_publisher(record: Record, engine: RecordedEngine, batch: Batch) -> Iterator[Row]:
+def _follow_publisher(
+    record: Record, engine: RecordedEngine, batch: RecordedBatch
+) -> Iterator[Row]:
     """Apply what blockmgr's publisher adds to a batch: restarts, snapshots, kinds of groups."""
     if batch.epoch is None:
         return

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.times import Times
     from blockmgr.lab.stored import Row
 
-__all__ = ["IdSize", "Ids", "LogReader", "Reader", "Reading", "peeked"]
+__all__ = ["IdSize", "Ids", "LogReader", "Reading", "RowReader", "peeked"]
 
 MOST_POWER: Final = 20
 UNBOUNDED: Final = 2**53
@@ -310,7 +310,7 @@ class Reading:
         return self.order
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """Reads the records of one file of one format."""
 
     def __call__(self, records: Iterable[Record], reading: Reading) -> Iterator[Row]:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.lab.formats.event_blocks import UNKNOWN, Blocks, KnownBlock
+from blockmgr.lab.formats.event_blocks import UNKNOWN, KnownBlock, KnownBlocks
 from blockmgr.lab.formats.record import shown
 from blockmgr.lab.stored import Row
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.event_batch import Stored
     from blockmgr.lab.formats.record import Record
 
-__all__ = ["PAUSE_MS", "RecordedEngine", "Run"]
+__all__ = ["PAUSE_MS", "RecordedEngine", "StoredRun"]
 
 PAUSE_MS: Final = 2000
 """Longest time between two events of a request: more than a block of 16 slow tokens."""
@@ -30,7 +30,7 @@ COMPARED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """Stored blocks of one prompt whose parent is known.
 
     Attributes:
@@ -75,14 +75,14 @@ class _Open:
             namespace=self.namespace,
         )
 
-    def extend(self, run: Run) -> None:
+    def extend(self, run: StoredRun) -> None:
         """Add blocks that continue this request."""
         is_chunk = len(run.stored.hashes) > 1 or run.batch == self.batch
         part = self.prompt if is_chunk and not self.output else self.output
         part += run.tokens
         self.latest_ms, self.batch = run.now, run.batch
 
-    def answer(self, run: Run) -> None:
+    def answer(self, run: StoredRun) -> None:
         """Add blocks that continue this request as its answer."""
         self.output += run.tokens
         self.latest_ms, self.batch = run.now, run.batch
@@ -104,7 +104,7 @@ class RecordedEngine:
 
     def __init__(self) -> None:
         self.latest_ms = 0
-        self.blocks = Blocks()
+        self.blocks = KnownBlocks()
         self.epoch: int | None = None
         self.kinds: dict[int | None, str] = {}
         self.group: list[int | None] = []
@@ -125,7 +125,7 @@ class RecordedEngine:
         self._latest.append((ts, batch))
         return False
 
-    def know(self, record: Record, run: Run) -> None:
+    def know(self, record: Record, run: StoredRun) -> None:
         """Add the blocks of a run.
 
         Raises:
@@ -140,7 +140,7 @@ class RecordedEngine:
                 raise record.error("block_hashes", found, expected)
             parent = name
 
-    def take(self, record: Record, run: Run, order: int) -> Iterator[Row]:
+    def take(self, record: Record, run: StoredRun, order: int) -> Iterator[Row]:
         """Add a run to the requests, and return those that end with it."""
         parent, tail = run.stored.parent, run.stored.hashes[-1]
         path = self.blocks.path(parent)
@@ -160,7 +160,7 @@ class RecordedEngine:
         if same is not None:
             yield same.row()
 
-    def continues_cut(self, run: Run) -> bool:
+    def continues_cut(self, run: StoredRun) -> bool:
         """Whether a run continues a request that ended with its file; it does from then on."""
         parent = run.stored.parent
         latest = None if parent is None else self._cut.pop(parent, None)
@@ -206,4 +206,4 @@ class RecordedEngine:
         """Forget all blocks, and with them the requests that could continue."""
         yield from self.end()
         self._cut.clear()
-        self.blocks = Blocks()
+        self.blocks = KnownBlocks()
