@@ -35,8 +35,7 @@ from blockmgr.lab.stored import StoredRequests
 
 if TYPE_CHECKING:
     from blockmgr.lab.forest import Rule
-    from blockmgr.lab.replay import Clock, Progress
-    from blockmgr.lab.replay_config import ReplayConfig
+    from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
     from blockmgr.lab.runs import RunColumns
     from blockmgr.lab.trace import Trace
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,12 +36,14 @@ from blockmgr.lab.by_group import GroupWatch
 from blockmgr.lab.demand import held_blocks
 from blockmgr.lab.grouped import GroupedSteps
 from blockmgr.lab.hints import Outlook, Traits, TraitsOf
-from blockmgr.lab.replay_config import ReplayConfig
+from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
 from blockmgr.lab.replay_manager import Limits, replay_manager
 from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import OUTPUT_TOKEN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from blockmgr.lab.trace import Request, Tokens, Trace
     from blockmgr.manager import BlockManager
     from blockmgr.policy import EvictionPolicy
@@ -57,12 +58,6 @@ __all__ = [
     "held_blocks",
     "replay",
 ]
-
-Clock = Callable[[], float]
-"""A clock in seconds that never goes back, such as ``time.thread_time``."""
-
-Progress = Callable[[], None]
-"""Called once for each request, when it is admitted or rejected."""
 
 
 def replay(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["ReplayConfig", "check_one_group"]
+__all__ = ["Clock", "Progress", "ReplayConfig", "check_one_group"]
+
+Clock = Callable[[], float]
+"""A clock in seconds that never goes back, such as ``time.thread_time``."""
+
+Progress = Callable[[], None]
+"""Called once for each request, when it is admitted or rejected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
