@@ -92,6 +92,18 @@ def test_private_blocks_are_counted_at_their_peak(
     assert best.working_set_blocks == 5
 
 
+@pytest.mark.parametrize(("arrival_ms", "found"), [(9, 2), (10, 4)])
+def test_an_output_is_found_from_the_end_of_its_request_on(
+    make_trace: MakeTrace, make_request: MakeRequest, arrival_ms: int, found: int
+) -> None:
+    trace = make_trace(
+        make_request([1, 2, 3], outputs=[[4, 5]]),  # fills [3 4] until 10
+        make_request([1, 2, 3, 4, 6], arrival_ms=arrival_ms),
+    )
+    config = ReplayConfig(block_size=2, min_service_ms=10, service_ms_per_token=0)
+    assert unbounded(trace, config).hit_tokens == replay(trace, 9, config).hit_tokens == found
+
+
 def test_a_block_size_that_ids_cannot_be_cut_into_is_refused() -> None:
     with pytest.raises(ValueError, match="block_size must divide 512"):
         unbounded(hashed(([1], 5)), ReplayConfig(block_size=48))
