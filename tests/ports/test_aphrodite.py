@@ -11,6 +11,7 @@ import pytest
 from blockmgr.ports.aphrodite import (
     Block,
     BlockAllocator,
+    CopyOnWriteTracker,
     NoFreeBlocksError,
     PrefixCachingBlock,
 )
@@ -325,11 +326,13 @@ def test_a_copy_can_be_asked_for_without_a_write(make_allocator: Make) -> None:
     [block] = chain(allocator, [1, 2])
     assert allocator.cow_block_if_not_appendable(block) == block.block_id
     fork = allocator.fork(block)[0]
-    assert not allocator.is_appendable(fork)
-    own = allocator.cow_block_if_not_appendable(fork)
+    tracker = allocator.cow_tracker
+    assert isinstance(tracker, CopyOnWriteTracker)
+    assert not tracker.is_appendable(fork)
+    own = tracker.cow_block_if_not_appendable(fork)
     assert own == fork.block_id != block.block_id
-    assert allocator.is_appendable(fork)
-    assert allocator.clear_copy_on_writes() == {block.block_id: [own]}
+    assert tracker.is_appendable(fork)
+    assert tracker.clear_cows() == {block.block_id: [own]}
     allocator.free(fork)
     assert allocator.cow_block_if_not_appendable(fork) is None
 
@@ -403,6 +406,12 @@ def test_references_can_be_counted_and_changed_by_id(make_allocator: Make) -> No
     assert block_id is not None
     counter = allocator.refcounter
     assert (counter.get(block_id), counter.incr(block_id), counter.decr(block_id)) == (1, 2, 1)
+    readonly = counter.as_readonly()
+    assert readonly.get(block_id) == 1
+    with refused(allocator, TypeError, "read-only"):
+        readonly.incr(block_id)
+    with refused(allocator, TypeError, "read-only"):
+        readonly.decr(block_id)
 
 
 # ---- what is computed -------------------------------------------------------------------

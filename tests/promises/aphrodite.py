@@ -363,6 +363,8 @@ def is_appendable(seed: int) -> Iterator[str]:
                 continue
             pool = world.manager.block_allocator.pool_of(Device.GPU)
             answer, before = pool.is_appendable(block), block.block_id
+            if answer is not pool.cow_tracker.is_appendable(block):
+                yield f"group {at} of world {seed}: two answers"
             if answer and block.num_empty_slots > 1:
                 block.append_token_ids([9])
                 if block.block_id != before:
@@ -390,4 +392,5 @@ PROMISES: dict[tuple[str, str], Callable[[int], Iterator[str]]] = {
     ("PrefixCachingBlockAllocator", "find_cached_blocks_prefix"): find_cached_blocks_prefix,
     ("NaiveBlockAllocator", "is_appendable"): is_appendable,
     ("PrefixCachingBlockAllocator", "is_appendable"): is_appendable,
+    ("CopyOnWriteTracker", "is_appendable"): is_appendable,
 }  # fmt: skip

@@ -9,6 +9,8 @@ tokens, and cached blocks are evicted in the order of the core.
 from blockmgr.ports.aphrodite.block import Block, NullBlock
 from blockmgr.ports.aphrodite.block_allocator import (
     BlockAllocator,
+    CopyOnWriteTracker,
+    ReadOnlyRefCounter,
     RefCounter,
 )
 from blockmgr.ports.aphrodite.block_manager import BlockSpaceManager
@@ -31,6 +33,7 @@ __all__ = [
     "BlockSpaceManager",
     "BlockTable",
     "ComputedBlocksTracker",
+    "CopyOnWriteTracker",
     "CpuGpuBlockAllocator",
     "Device",
     "EncoderDecoderError",
@@ -41,5 +44,6 @@ __all__ = [
     "NullBlock",
     "PrefixCachingBlock",
     "PrefixCachingBlockAllocator",
+    "ReadOnlyRefCounter",
     "RefCounter",
 ]

@@ -18,7 +18,7 @@ from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
 
 if TYPE_CHECKING:
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.caching import CachedPrefixes, HitCounter
+    from blockmgr.ports.aphrodite.caching import HitCounter, PrefixCache
 
 __all__ = ["Allocator", "Block", "BlockList", "BlockView", "NullBlock"]
 
@@ -30,7 +30,7 @@ class Allocator(Protocol):
     block_size: int
     pool: BlockPool
     hits: HitCounter
-    prefix_cache: CachedPrefixes
+    prefix_cache: PrefixCache
 
     @property
     def caches(self) -> bool:

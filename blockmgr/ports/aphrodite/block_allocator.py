@@ -9,7 +9,7 @@ from blockmgr.arguments import integer
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.aphrodite.block import Block, BlockList, BlockView
-from blockmgr.ports.aphrodite.caching import FREED, CachedPrefixes, HitCounter
+from blockmgr.ports.aphrodite.caching import FREED, HitCounter, PrefixCache
 from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError
 from blockmgr.ports.aphrodite.tokens import check_sizes
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from blockmgr.policy import PolicyFactory
 
-__all__ = ["BlockAllocator", "RefCounter"]
+__all__ = ["BlockAllocator", "CopyOnWriteTracker", "ReadOnlyRefCounter", "RefCounter"]
 
 
 class BlockAllocator:
@@ -32,6 +32,7 @@ class BlockAllocator:
         block_size: Tokens per block.
         pool: The core, whose own block ids begin at 0.
         refcounter: References to each physical block.
+        cow_tracker: The copies to run before the next forward.
         hits: Full blocks looked up and found by ``allocate_immutable_*``.
         prefix_cache: Tracks cached and computed blocks.
     """
@@ -53,8 +54,9 @@ class BlockAllocator:
         self._ids = _checked_ids(block_ids, self.pool.num_blocks)
         self._blocks = {block_id: block for block, block_id in enumerate(self._ids)}
         self.refcounter = RefCounter(self)
+        self.cow_tracker = CopyOnWriteTracker(self)
         self.hits = HitCounter()
-        self.prefix_cache = CachedPrefixes(self.pool)
+        self.prefix_cache = PrefixCache(self.pool)
 
     def __repr__(self) -> str:
         return (
@@ -354,8 +356,8 @@ def _checked_ids(block_ids: Iterable[int] | None, num_blocks: int) -> Sequence[i
     return range(num_blocks) if ids == tuple(range(num_blocks)) else ids
 
 
-class RefCounter:
-    """The number of references to each physical block, for callers without ``Block`` objects."""
+class ReadOnlyRefCounter:
+    """The number of references to each physical block."""
 
     __slots__ = ("_allocator",)
 
@@ -369,6 +371,20 @@ class RefCounter:
             ValueError: Not a block of this allocator.
         """
         return self._allocator.pool.ref_count(self._allocator.pool_block(block_id))
+
+    def incr(self, block_id: int) -> int:
+        """Always raises: this counter is read-only."""
+        raise TypeError(f"cannot add a reference to block {block_id}: this counter is read-only")
+
+    def decr(self, block_id: int) -> int:
+        """Always raises: this counter is read-only."""
+        raise TypeError(f"cannot drop a reference to block {block_id}: this counter is read-only")
+
+
+class RefCounter(ReadOnlyRefCounter):
+    """A writable counter, for callers that hold blocks without ``Block`` objects."""
+
+    __slots__ = ()
 
     def incr(self, block_id: int) -> int:
         """Adds a reference to a held or cached block; returns the count.
@@ -389,3 +405,28 @@ class RefCounter:
         """
         self._allocator.pool.release([self._allocator.pool_block(block_id)])
         return self.get(block_id)
+
+    def as_readonly(self) -> ReadOnlyRefCounter:
+        """A read-only view of the counts."""
+        return ReadOnlyRefCounter(self._allocator)
+
+
+class CopyOnWriteTracker:
+    """Tracks the blocks to copy before the next forward."""
+
+    __slots__ = ("_allocator",)
+
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
+
+    def is_appendable(self, block: Block) -> bool:
+        """Whether tokens can be added to the block without moving it."""
+        return self._allocator.is_appendable(block)
+
+    def cow_block_if_not_appendable(self, block: Block) -> int | None:
+        """As in ``BlockAllocator.cow_block_if_not_appendable``."""
+        return self._allocator.cow_block_if_not_appendable(block)
+
+    def clear_cows(self) -> dict[int, list[int]]:
+        """As in ``BlockAllocator.clear_copy_on_writes``."""
+        return self._allocator.clear_copy_on_writes()

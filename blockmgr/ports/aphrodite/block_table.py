@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.caching import CachedPrefixes
+    from blockmgr.ports.aphrodite.caching import PrefixCache
 
 __all__ = ["BlockTable", "Growth", "blocks_needed", "blocks_needed_unshared"]
 
@@ -330,7 +330,7 @@ class BlockTable:
         return self._allocator.device_of(self._allocated().allocator)
 
     @property
-    def cached_blocks(self) -> tuple[CachedPrefixes, list[int]]:
+    def cached_blocks(self) -> tuple[PrefixCache, list[int]]:
         """The prefix cache of the blocks' pool, and the blocks."""
         blocks = self._allocated()
         return blocks.allocator.prefix_cache, blocks.blocks

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from blockmgr.pool import BlockPool
 
-__all__ = ["FREED", "CachedPrefixes", "Columns", "HitCounter", "Place"]
+__all__ = ["FREED", "Columns", "HitCounter", "Place", "PrefixCache"]
 
 FREED = -1
 """The entry of a list in place of a freed block."""
@@ -62,7 +62,7 @@ class HitCounter:
         return self.num_hits / self.num_queries if self.num_queries else 0.0
 
 
-class CachedPrefixes:
+class PrefixCache:
     """The prefixes in the pool of one allocator.
 
     A full block is cached immediately, unless it waits for a copy or follows a block that waits:
