@@ -69,8 +69,6 @@ class IdTrace:
 
     def runs(self, limits: bytes, /) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]: ...
 
-    def unbounded(self, /) -> tuple[int, int, int]: ...
-
 class IdReplays:
     """A trace of ids with the digests of its blocks."""
 

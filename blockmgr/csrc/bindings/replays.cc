@@ -60,11 +60,6 @@ nb::tuple runs_of(const IdTrace& self, const nb::bytes& limits) {
                         array_of(ends));
 }
 
-nb::tuple unbounded(const IdTrace& self) {
-  const Unbounded found = self.unbounded();
-  return nb::make_tuple(found.hit_tokens, found.full_blocks, found.peak_private_blocks);
-}
-
 // A trace with the digests of its blocks.
 struct Replays {
   Replays(nb::object owner, const nb::dict& digest)
@@ -174,8 +169,7 @@ void bind_replays(nb::module_& m) {
       .def("num_names", &IdTrace::num_names)
       .def("runs", runs_of,
            nb::sig("def runs(self, limits: bytes, /) -> tuple[" BM_ARRAY("int64") ", " BM_ARRAY(
-               "int64") ", " BM_ARRAY("int64") ", " BM_ARRAY("int64") "]"))
-      .def("unbounded", unbounded, nb::sig("def unbounded(self, /) -> tuple[int, int, int]"));
+               "int64") ", " BM_ARRAY("int64") ", " BM_ARRAY("int64") "]"));
   nb::class_<Replays>(m, "IdReplays", "A trace of ids with the digests of its blocks.")
       .def("__init__", init_replays,
            nb::sig("def __init__(self, trace: IdTrace, digest: dict[str, typing.Any], /) -> None"));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <queue>
 
 #include "memory/errors.h"
 #include "memory/node.h"
@@ -184,39 +183,6 @@ IdRuns IdTrace::runs(const std::vector<std::int64_t>& limits,
     out.push_back(ends[static_cast<std::size_t>(std::lower_bound(cuts.begin(), cuts.end(), each) -
                                                 cuts.begin())]);
   return runs;
-}
-
-Unbounded IdTrace::unbounded() const {
-  Unbounded result;
-  std::vector<std::int32_t> computed(segments_.size(), 0);
-  using End = std::pair<std::int64_t, std::int64_t>;  // when, and the blocks that are given back
-  std::priority_queue<End, std::vector<End>, std::greater<>> running;
-  std::int64_t in_private = 0;
-  for (std::size_t i = 0; i < requests_.size(); ++i) {
-    const IdRequest& request = requests_[i];
-    while (!running.empty() && running.top().first <= request.arrival_ms) {
-      in_private -= running.top().second;
-      running.pop();
-    }
-    std::int64_t found = 0;
-    const std::int32_t* at = path(i);
-    for (std::int64_t left = request.num_cached; left > 0; left -= segment_blocks_) {
-      const auto reached = static_cast<std::int32_t>(std::min(left, segment_blocks_));
-      std::int32_t& done = computed[static_cast<std::size_t>(*at++)];
-      found += std::min(done, reached);
-      done = std::max(done, reached);
-    }
-    const std::int64_t served = (request.num_tokens - 1) / block_size_;
-    result.hit_tokens += std::min(found, served) * block_size_;
-    const std::int64_t all = request.num_tokens + request.num_output_tokens;
-    result.full_blocks += std::max<std::int64_t>(0, (all - 1) / block_size_ - request.num_cached);
-    const std::int64_t own = num_blocks(request) - served;
-    in_private += own;
-    result.peak_private_blocks = std::max(result.peak_private_blocks, in_private);
-    running.push({request.arrival_ms + request.service_ms, own});
-  }
-  for (const Segment& segment : segments_) result.full_blocks += segment.num_blocks;
-  return result;
 }
 
 void IdTrace::names(std::size_t request, Token* out) const {

@@ -30,13 +30,6 @@ struct IdRuns {
   std::vector<std::int64_t> end;
 };
 
-// What a pool without bounds does, see blockmgr.lab.attainable.
-struct Unbounded {
-  std::int64_t hit_tokens = 0;
-  std::int64_t full_blocks = 0;
-  std::int64_t peak_private_blocks = 0;
-};
-
 class IdTrace {
  public:
   // words: how many words of 31 bits an id takes as tokens, see blockmgr.lab.request. The ids of
@@ -56,7 +49,6 @@ class IdTrace {
   IdRuns runs(const std::vector<std::int64_t>& limits, std::vector<std::int64_t>& out) const;
 
   // The rest is for requests whose cached blocks are the full ones of their prompts.
-  Unbounded unbounded() const;
   // Blocks of a request from the first of its prompt to the last of its output.
   std::int64_t num_blocks(const IdRequest& request) const {
     return blocks_for(request.num_tokens + request.num_output_tokens);
