@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from blockmgr.blocks import CopyPlan
-from tests.groups.model import ModelManager
 from tests.specification.admission import Plan
 from tests.specification.blocks import Block, Content, Prefix, Seq
 from tests.specification.boundaries import ModelBoundaries
@@ -224,21 +223,21 @@ class GoesWithoutWritingWhatItPromised(ModelBoundaries):
         return False
 
 
-class TakesTheLevelOfEachBoundaryAlone(ModelManager):
+class TakesTheLevelOfEachBoundaryAlone(ModelBoundaries):
     """Rule 3: a prefix would be evicted before its continuation."""
 
     def level(self, boundary: Prefix) -> int:
         return self.levels.get(boundary, 0)
 
 
-class EvictsWithoutALevel(ModelManager):
+class EvictsWithoutALevel(ModelBoundaries):
     """Retained blocks are evicted like all others."""
 
     def level(self, boundary: Prefix) -> int:
         return 0
 
 
-class KeepsALevelThatNobodyHolds(ModelManager):
+class KeepsALevelThatNobodyHolds(ModelBoundaries):
     """A level ends with its boundary: a boundary that returns later has the normal level."""
 
     def settle(self) -> None:
@@ -247,14 +246,14 @@ class KeepsALevelThatNobodyHolds(ModelManager):
         self.levels = before | self.levels
 
 
-class RetainsBlocksWithoutABoundary(ModelManager):
+class RetainsBlocksWithoutABoundary(ModelBoundaries):
     """The window at the end of a retained prefix is evicted like that of a passed boundary."""
 
     def keep_boundary(self, boundary: Prefix) -> None:
         pass
 
 
-LEVELS: tuple[Callable[..., ModelManager], ...] = (
+LEVELS: tuple[Callable[..., ModelBoundaries], ...] = (
     TakesTheLevelOfEachBoundaryAlone,
     EvictsWithoutALevel,
     KeepsALevelThatNobodyHolds,
