@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from blockmgr.blocks import CopyPlan
 from tests.specification.admission import Plan
@@ -27,20 +27,19 @@ class KeepsAStateItGoesOnWriting(ModelBoundaries):
 class ForksShareAState(ModelBoundaries):
     """Rule 9: two sequences advance one state."""
 
-    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
-        super().become_fork(child, parent, states)
-        for group in states:
+    def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
+        super().become_fork(child, parent, fresh)
+        for group in self.recurrent() if fresh else ():
             child.tables[group] = list(parent.tables[group])
 
 
 class ForksBeforeComputeShareAState(ModelBoundaries):
     """Rule 9: harmless for K/V, where both sequences write the same into each slot."""
 
-    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
-        super().become_fork(child, parent, states)
-        if not parent.computed:
-            for group in states:
-                child.tables[group] = list(parent.tables[group])
+    def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
+        super().become_fork(child, parent, fresh)
+        for group in self.recurrent() if fresh and not parent.computed else ():
+            child.tables[group] = list(parent.tables[group])
 
 
 class DoesNotPlanTheCopyOfAFork(ModelBoundaries):
