@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from blockmgr.blocks import CopyPlan
-from tests.groups.model import ModelManager
 from tests.specification.admission import Plan
 from tests.specification.blocks import Block, Content, Prefix, Seq
 from tests.specification.boundaries import ModelBoundaries
@@ -28,20 +27,19 @@ class KeepsAStateItGoesOnWriting(ModelBoundaries):
 class ForksShareAState(ModelBoundaries):
     """Rule 9: two sequences advance one state."""
 
-    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
-        super().become_fork(child, parent, states)
-        for group in states:
+    def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
+        super().become_fork(child, parent, fresh)
+        for group in self.recurrent() if fresh else ():
             child.tables[group] = list(parent.tables[group])
 
 
 class ForksBeforeComputeShareAState(ModelBoundaries):
     """Rule 9: harmless for K/V, where both sequences write the same into each slot."""
 
-    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
-        super().become_fork(child, parent, states)
-        if not parent.computed:
-            for group in states:
-                child.tables[group] = list(parent.tables[group])
+    def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
+        super().become_fork(child, parent, fresh)
+        for group in self.recurrent() if fresh and not parent.computed else ():
+            child.tables[group] = list(parent.tables[group])
 
 
 class DoesNotPlanTheCopyOfAFork(ModelBoundaries):
@@ -224,21 +222,21 @@ class GoesWithoutWritingWhatItPromised(ModelBoundaries):
         return False
 
 
-class TakesTheLevelOfEachBoundaryAlone(ModelManager):
+class TakesTheLevelOfEachBoundaryAlone(ModelBoundaries):
     """Rule 3: a prefix would be evicted before its continuation."""
 
     def level(self, boundary: Prefix) -> int:
         return self.levels.get(boundary, 0)
 
 
-class EvictsWithoutALevel(ModelManager):
+class EvictsWithoutALevel(ModelBoundaries):
     """Retained blocks are evicted like all others."""
 
     def level(self, boundary: Prefix) -> int:
         return 0
 
 
-class KeepsALevelThatNobodyHolds(ModelManager):
+class KeepsALevelThatNobodyHolds(ModelBoundaries):
     """A level ends with its boundary: a boundary that returns later has the normal level."""
 
     def settle(self) -> None:
@@ -247,14 +245,14 @@ class KeepsALevelThatNobodyHolds(ModelManager):
         self.levels = before | self.levels
 
 
-class RetainsBlocksWithoutABoundary(ModelManager):
+class RetainsBlocksWithoutABoundary(ModelBoundaries):
     """The window at the end of a retained prefix is evicted like that of a passed boundary."""
 
     def keep_boundary(self, boundary: Prefix) -> None:
         pass
 
 
-LEVELS: tuple[Callable[..., ModelManager], ...] = (
+LEVELS: tuple[Callable[..., ModelBoundaries], ...] = (
     TakesTheLevelOfEachBoundaryAlone,
     EvictsWithoutALevel,
     KeepsALevelThatNobodyHolds,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from blockmgr import BlockManager
 from tests.groups import world
-from tests.groups.core import CoreManager
-from tests.groups.model import ModelManager
+from tests.specification.boundaries import ModelBoundaries
 
 WORLDS = {"test_rules", "test_steps", "test_shares", "test_retention", "test_holds"}
 
@@ -15,11 +15,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = metafunc.module.__name__.rpartition(".")[2]
     if name in WORLDS and "world_of" in metafunc.fixturenames:
         alone = metafunc.definition.get_closest_marker("specification_alone") is not None
-        builds = [ModelManager] if alone else [ModelManager, CoreManager]
+        builds = [ModelBoundaries] if alone else [ModelBoundaries, BlockManager]
         metafunc.parametrize("world_of", builds, indirect=True, ids=lambda build: build.__name__)
 
 
 @pytest.fixture(autouse=True)
 def world_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The class of manager for the worlds of a test."""
-    monkeypatch.setattr(world, "Manager", getattr(request, "param", ModelManager))
+    monkeypatch.setattr(world, "build", getattr(request, "param", ModelBoundaries))

@@ -17,7 +17,7 @@ import pytest
 import blockmgr
 from blockmgr import BlockManager, EventKind
 from blockmgr.errors import NeverFitsError
-from tests.groups.core import group_of
+from tests.groups.adapter import group_of
 from tests.groups.random_runs import WITH_FULL, Layout, play
 from tests.groups.world import FULL, STATE
 from tests.specification.blocks import Content, Prefix, cut, marked

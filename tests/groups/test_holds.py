@@ -53,7 +53,7 @@ def test_a_waiting_prompt_goes_last() -> None:
     manager = world.manager
     for token in (1, 2):
         world.serve([token] * 9)
-    manager.touch_prompt([1] * 9)
+    manager.touch([1] * 9)
     world.serve([3] * 13)
     assert (manager.match([1] * 9), manager.match([2] * 9)) == (8, 0)
 
@@ -67,7 +67,7 @@ def test_a_touch_keeps_the_window_where_the_prompt_goes_on() -> None:
         world.compute(handle, 17)
         manager.free(handle)
         if touched:
-            manager.touch_prompt([1] * 8 + [2])
+            manager.touch([1] * 8 + [2])
         manager.free(manager.admit([3] * 32))
         assert (manager.match([1] * 8 + [2]) == 8) is touched
 
@@ -107,7 +107,7 @@ def test_a_forgotten_state_takes_its_path_with_it() -> None:
     assert manager.match([1] * 13) == 12
     manager.forget([getattr(source, "id", source)])
     assert manager.match([1] * 13) == 0
-    assert len(manager.free_blocks()) == 40
+    assert manager.stats().free_blocks == 40
     assert not manager.violations()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from blockmgr import BlockState, Priority
+from blockmgr import BlockManager, BlockState, Priority
 from blockmgr.errors import PinBudgetError
-from tests.groups.core import CoreManager
+from tests.groups.adapter import Adapter
 from tests.groups.random_runs import WITH_FULL, play
 from tests.groups.test_retention import SYSTEM, crowd
 from tests.groups.world import FULL, STATE, World
@@ -16,7 +16,7 @@ from tests.specification.layers import SlidingWindow
 
 def build(*groups: kinds.Kind, num_blocks: int = 25) -> World:
     made = World(num_blocks - 1, 4, *groups)
-    made.manager = CoreManager(num_blocks, 4, groups, retention=True)
+    made.manager = Adapter(num_blocks, 4, groups, build=BlockManager, retention=True)
     return made
 
 

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
-from tests.groups.model import ModelManager
+from tests.groups.adapter import Adapter
 from tests.groups.random_runs import layout_of, play
 from tests.groups.world import FULL, STATE, World
 from tests.specification.boundaries import ModelBoundaries
@@ -509,11 +509,11 @@ def test_the_last_boundary_takes_everything_with_it() -> None:
         if len(boundary[1]) < 20:
             del manager.stamps[boundary]
     manager.settle()
-    assert len(manager.idle_blocks()) == 20 + 3
+    assert manager.stats().idle_blocks == 20 + 3
     assert manager.match([*prompt, 0]) == 20
     manager.stamps.clear()
     manager.settle()
-    assert len(manager.free_blocks()) == 40
+    assert manager.stats().free_blocks == 40
 
 
 def test_a_path_that_a_sequence_leaves_goes_from_its_end() -> None:
@@ -557,7 +557,7 @@ def test_a_chunk_reads_nothing_before_it() -> None:
 def test_full_attention_alone_is_as_it_was(seed: int) -> None:
     """The two orders of eviction in lock-step: what is found, and what is available."""
     rng = random.Random(seed)
-    new = ModelManager(13, 2, (FULL,))
+    new = Adapter(13, 2, (FULL,))
     old = OneGroup(13, 2, null_block=True, min_partial_tokens=0)
     pairs: list[tuple[int, int]] = []
     texts: list[list[int]] = [[0]]

@@ -10,9 +10,10 @@ import pytest
 
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
 from tests.groups import broken
-from tests.groups.model import ModelManager
+from tests.groups.adapter import Adapter
 from tests.groups.random_runs import SETS
 from tests.groups.world import FULL, STATE, World
+from tests.specification.boundaries import ModelBoundaries
 from tests.specification.layers import Kind, SlidingWindow
 
 
@@ -60,7 +61,7 @@ def test_a_sequence_that_changes_its_parent_changes_its_share() -> None:
 class Tenant:
     """Makes the calls of one namespace and records everything it can observe."""
 
-    def __init__(self, manager: ModelManager, namespace: bytes, rng: random.Random) -> None:
+    def __init__(self, manager: Adapter, namespace: bytes, rng: random.Random) -> None:
         self.manager, self.namespace, self.rng = manager, namespace, rng
         self.handles: list[int] = []
         self.seen: list[Any] = []
@@ -105,12 +106,12 @@ class Tenant:
     def look(self, name: str, answer: object) -> None:
         manager = self.manager
         seqs = [manager.seqs[handle] for handle in self.handles]
-        tables = [(manager.ids(seq), seq.computed, seq.stops.copy()) for seq in seqs]
+        tables = [(seq.tables, seq.computed, seq.stops) for seq in seqs]
         self.seen.append((name, answer, manager.available(self.namespace), tables))
 
 
 def what_a_tenant_sees(kinds: tuple[Kind, ...], seed: int, *, others: bool) -> list[Any]:
-    manager = ModelManager(40, 2, kinds, min_partial_tokens=1, quotas={b"q": 14})
+    manager = Adapter(40, 2, kinds, min_partial_tokens=1, quotas={b"q": 14})
     tenant = Tenant(manager, b"q", random.Random(seed))
     other = Tenant(manager, b"", random.Random(-seed - 1))
     for _ in range(60):
@@ -145,7 +146,7 @@ def test_a_level_holds_up_all_that_comes_before_it() -> None:
     for token in (1, 2):
         world.serve([token] * 17)
     assert manager.retain([1] * 16, 1) == 4
-    manager.levels = {(b"", (1,) * 16): 1}  # only of the deepest one
+    manager.core.levels = {(b"", (1,) * 16): 1}  # only of the deepest one
     assert [manager.level((b"", (1,) * n)) for n in (4, 8, 12, 16)] == [1, 1, 1, 1]
     manager.free(manager.admit([3] * 32))  # eight blocks: four are free, and 2 is the younger one
     assert manager.match([1] * 17) == 16
@@ -162,7 +163,7 @@ def test_a_level_promises_nothing_against_a_running_sequence() -> None:
     assert not world.manager.levels
 
 
-def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
+def wrong_eviction(build: Callable[..., ModelBoundaries], seed: int) -> str | None:
     """Serves prompts one by one; evicted boundaries have no higher level than remaining ones.
 
     The test tracks levels independently; the level of a boundary is the highest of all units that
@@ -170,12 +171,12 @@ def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
     """
     rng = random.Random(seed)
     kinds = rng.choice([k for k in SETS if k[0] == FULL])
-    manager = build(rng.choice([12, 20]) * len(kinds), 2, kinds)
+    manager = Adapter(rng.choice([12, 20]) * len(kinds), 2, kinds, build=build)
     levels: dict[Any, int] = {}
     ends: set[Any] = set()
 
     def findable() -> set[Any]:
-        return {block.content[1] for block in manager.blocks if block.content is not None}
+        return {block.content[1] for block in manager.live if block.content is not None}
 
     def level(boundary: Any, among: list[Any]) -> int:
         length = len(boundary[1])
@@ -227,12 +228,12 @@ def wrong_eviction(build: Callable[..., ModelManager], seed: int) -> str | None:
 @pytest.mark.specification_alone
 def test_a_higher_level_goes_later() -> None:
     for seed in range(40):
-        assert wrong_eviction(ModelManager, seed) is None
+        assert wrong_eviction(ModelBoundaries, seed) is None
 
 
 @pytest.mark.specification_alone
 @pytest.mark.parametrize("build", broken.LEVELS, ids=lambda build: build.__name__)
-def test_each_broken_order_of_levels_is_noticed(build: Callable[..., ModelManager]) -> None:
+def test_each_broken_order_of_levels_is_noticed(build: Callable[..., ModelBoundaries]) -> None:
     assert any(wrong_eviction(build, seed) for seed in range(200))
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tests.groups.model import ModelManager
+from tests.groups.adapter import Adapter
+from tests.specification.boundaries import ModelBoundaries
 from tests.specification.layers import FullAttention, Kind, RecurrentState
 from tests.stress.memory import Device, Step, Work, prefixes_of
 
-Manager: Any = ModelManager
+build: Any = ModelBoundaries
 """What a world is made of: the specification, or the manager itself (see ``conftest.py``)."""
 
 FULL, STATE = FullAttention(), RecurrentState()
@@ -24,23 +25,10 @@ class World:
         num_blocks: int,
         block_size: int,
         *kinds: Kind,
-        min_partial_tokens: int = 0,
-        halfway_stop_tokens: int = 0,
-        prompt_end_stop: int | None = None,
-        quotas: Mapping[bytes, int] | None = None,
-        retention: bool = False,
+        **options: Any,
     ) -> None:
         # Block 0 is the null block.
-        self.manager: Any = Manager(
-            num_blocks + 1,
-            block_size,
-            kinds,
-            min_partial_tokens=min_partial_tokens,
-            halfway_stop_tokens=halfway_stop_tokens,
-            prompt_end_stop=prompt_end_stop,
-            quotas=quotas,
-            retention=retention,
-        )
+        self.manager: Any = Adapter(num_blocks + 1, block_size, kinds, build=build, **options)
         self.memory = Device(
             num_blocks + 1, block_size, random.Random(1), kinds=kinds, null_block=True
         )
@@ -72,7 +60,7 @@ class World:
     def serve(self, tokens: Sequence[int], *stops: int) -> int:
         """Admits, computes and frees a prompt; returns the tokens found."""
         handle = self.manager.admit(list(tokens))
-        cached = self.manager.seqs[handle].cached
+        cached: int = self.manager.seqs[handle].cached
         self.compute(handle, *(stop for stop in stops if stop > cached), len(tokens))
         self.manager.free(handle)
         return cached
@@ -88,7 +76,7 @@ class World:
     def serve_early(self, tokens: Sequence[int]) -> int:
         """Admits, commits, computes and frees a prompt; returns the tokens found."""
         handle = self.manager.admit(list(tokens))
-        cached = self.manager.seqs[handle].cached
+        cached: int = self.manager.seqs[handle].cached
         self.manager.commit(handle, len(tokens))
         self.step()
         self.manager.free(handle)

@@ -1,32 +1,14 @@
-"""What ``BlockManager`` promises, in plain Python: the page to read first.
+"""What each call promises, in the order of a sequence's life.
 
 A *sequence* has tokens, and in each group of layers a table of blocks. The first ``computed`` of
 its tokens have K/V in memory, or will have it before a later step reads it. A block is *findable*
-once all tokens of its unit are computed; a prompt that begins with the same tokens then uses it
-instead of computing it again. A findable block, or one in several tables, is never written: a
-sequence that would write there continues in a copy. Each call does all that it says, or raises and
-changes nothing.
-
-The calls follow in the order of a sequence's life: a prompt is looked up and admitted, grows,
-commits what was computed, decodes, forks, and ends. What they rest on is in the other files:
-
-- ``layers.py``: what the query at a position reads, for each kind of layer. A group is data.
-- ``blocks.py``: who uses a block, which blocks are free, what can be found.
-- ``steps.py``: copies, and the steps that run them.
-- ``admission.py``: what a prompt finds, and the blocks that it needs.
-- ``keeping.py``: what a commit makes findable, what is kept of a sequence, where it can go back.
-- ``forgetting.py``: calls on single blocks, and on the whole cache.
-- ``leaves.py`` and ``boundaries.py``: which block is evicted next. Where full attention is alone,
-  a prompt can continue after any block, and blocks go one by one: ``ModelLeaves``. With several
-  groups it continues only at a *boundary*, where every group has what it needs, and boundaries go:
-  ``ModelBoundaries``.
-
-Everything answers by scanning. Nothing is shared with the core but its records and its errors.
+once all tokens of its unit are computed. A findable block, or one in several tables, is never
+written: a sequence that would write there continues in a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -167,14 +149,18 @@ class Specification(ModelKeeping):
             if shared:
                 self.check_written(seq)
             moving += shared.values()
-            tables = ((group, seq.tables[group]) for group, _ in self.attention())
-            more = {group: max(0, self.units(num_slots) - len(t)) for group, t in tables}
+            tables = ((group, seq.tables[group]) for group in self.growing())
+            more = {g: max(0, self.num_entries(g, num_slots) - len(t)) for g, t in tables}
             wanted.append((shared, more))
         shares = [self.share(seq.namespace) for seq in seqs]
         given_back = [self.num_left(seq) if left else 0 for seq in seqs]
         pairs = zip(wanted, given_back, strict=True)
         self.check_room(shares, [num_blocks(growth) - back for growth, back in pairs])
         return wanted
+
+    def growing(self) -> list[int]:
+        """The groups whose tables grow with the slots."""
+        return [group for group, _ in self.attention()]
 
     def num_left(self, seq: Seq) -> int:
         """The blocks that windows give back once all tokens of a sequence are computed."""
@@ -316,17 +302,16 @@ class Specification(ModelKeeping):
     def fork(self, handle: int, n: int = 1) -> list[int]:
         """Shares the blocks of attention; each child has its own states (rule 9)."""
         parent = self.running(handle)
-        groups = self.recurrent()
         self.check_not_promised(parent)
         handles = self.new_rows(whole("n", n, 1, 2**31))
         self.check_parent(parent)
-        share = self.share(parent.namespace)
-        self.check_room([share], [n * len(groups)])
+        share, count = self.share(parent.namespace), self.num_forked(parent)
+        self.check_room([share], [n * count])
         with self.call():
-            fresh = iter(self.take(n * len(groups), share))
+            fresh = iter(self.take(n * count, share))
             for new in handles:
                 child = self.new_seq(new)
-                self.become_fork(child, parent, {group: next(fresh) for group in groups})
+                self.become_fork(child, parent, fresh)
                 self.seqs[new] = child
         self.count["forks"] += n
         return handles
@@ -352,26 +337,33 @@ class Specification(ModelKeeping):
         changed = [i for i, parent in enumerate(order) if parent != i]
         for i in changed:
             self.check_parent(seqs[order[i]])
-        groups = self.recurrent()
         shares = [self.share(seqs[order[i]].namespace) for i in changed]
-        self.check_room(shares, [len(groups)] * len(changed))
+        needed = [self.num_forked(seqs[order[i]]) for i in changed]
+        self.check_room(shares, needed)
         with self.call():
-            fresh = [self.take(len(groups), share) for share in shares]
+            fresh = [self.take(n, share) for n, share in zip(needed, shares, strict=True)]
             before = [self.new_seq() for _ in seqs]
             for old, seq in zip(before, seqs, strict=True):
-                self.become_fork(old, seq, {})
+                self.become_fork(old, seq)
             tables = [seqs[i].tables for i in changed]
             left = [b for t in reversed(tables) for table in t for b in table if b]
             self.leaving = list(left)
             for i in changed:
                 self.leave(seqs[i])
             for i, blocks in zip(changed, fresh, strict=True):
-                states = dict(zip(groups, blocks, strict=True))
-                self.become_fork(seqs[i], before[order[i]], states)
+                self.become_fork(seqs[i], before[order[i]], iter(blocks))
             self.let_go(left)
 
-    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
-        """Takes over everything; in look-ahead slots, nothing is written yet."""
+    def num_forked(self, parent: Seq) -> int:
+        """The blocks that a fork takes: a state of its own in each such group (rule 9)."""
+        del parent
+        return len(self.recurrent())
+
+    def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
+        """Takes over everything; in look-ahead slots, nothing is written yet.
+
+        fresh: blocks of its own; None: it only remembers what the parent was.
+        """
         units = self.units(len(parent.tokens))
         child.tokens, child.tables = list(parent.tokens), [t[:units] for t in parent.tables]
         child.namespace, child.extras = parent.namespace, dict(parent.extras)
@@ -382,10 +374,10 @@ class Specification(ModelKeeping):
         child.stops, child.named = set(parent.stops), set(parent.named)
         child.diverges, child.last = parent.diverges, parent.last
         child.retained_end, child.prompt_end = parent.retained_end, parent.prompt_end
-        for group, block in states.items():
+        for group in self.recurrent() if fresh else ():
             [state] = parent.tables[group]
             assert state is not None
-            child.tables[group] = [block]
+            child.tables[group] = [block := next(fresh)]
             if parent.computed:
                 self.record(group, state, block, self.size)
 
@@ -398,19 +390,23 @@ class Specification(ModelKeeping):
         if n < seq.computed:
             self.check_not_promised(seq)
         with self.call():
-            before = seq.computed
+            before = self.reach(seq)
             self.leave(seq)
             del seq.tokens[n:]
-            for group, _ in self.attention():
-                self.shorten(seq.tables[group], self.units(n))
+            for group in self.growing():
+                self.shorten(seq.tables[group], self.num_entries(group, n))
             if self.promises(seq):
                 return before
             most = min(before, n)
             length = next(p for p in range(most, -1, -1) if self.can_fall_to(seq, p, before))
             self.fall_to(seq, length, before)
             seq.promoted = min(seq.promoted, length // self.size)
-            seq.cached = min(seq.cached, length)
-        return length
+            seq.cached = min(seq.cached, seq.computed)
+        return seq.computed
+
+    def reach(self, seq: Seq) -> int:
+        """The end of what it has."""
+        return seq.computed
 
     def shorten(self, table: list[Block | None], units: int) -> None:
         """Releases the blocks after so many units."""

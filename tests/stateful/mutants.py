@@ -196,16 +196,16 @@ class IgnoresFences(ModelLeaves):
 
 @mutant
 class ForkSharesTheTable(ModelLeaves):
-    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
-        super().become_fork(child, parent, states)
+    def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
+        super().become_fork(child, parent, fresh)
         child.tables = parent.tables
 
 
 @mutant
 class ForkSharesLookAhead(ModelLeaves):
-    def become_fork(self, child: Seq, parent: Seq, states: dict[int, Block]) -> None:
+    def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
         tables = [list(table) for table in parent.tables]
-        super().become_fork(child, parent, states)
+        super().become_fork(child, parent, fresh)
         child.tables = tables
 
 

@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING, Any
 from blockmgr.errors import InvariantError
 from blockmgr.manager import BlockManager
 from tests.specification.boundaries import ModelBoundaries
+from tests.specification.layouts import ModelLayouts
 from tests.specification.leaves import ModelLeaves
 from tests.stress.draw import Draw, Record
 from tests.stress.habits import Habits, draw_chunking, draw_habits
 from tests.stress.layouts import LayoutWorld
 from tests.stress.perform import finish_up, perform
-from tests.stress.profiles import DIGESTS, PROFILES, draw_config, groups_named
+from tests.stress.profiles import (
+    DIGESTS,
+    OF_THE_MANAGER,
+    PROFILES,
+    draw_config,
+    groups_named,
+    layers_named,
+)
 from tests.stress.shrink import Case
+from tests.stress.sizes import SizesWorld
 from tests.stress.world import World
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ class Plan:
 
     ops: int
     seed: int = 0
-    profiles: Sequence[str] = tuple(PROFILES)
+    profiles: Sequence[str] = OF_THE_MANAGER
     detectors: str = "IKD"
     default: bool = False
     minutes: float = 0.0
@@ -111,6 +120,10 @@ class CountedLayout(Counted, LayoutWorld):
     """The same with groups."""
 
 
+class CountedSizes(Counted, SizesWorld):
+    """The same with all fields of groups."""
+
+
 def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
 ) -> Counted:
@@ -121,12 +134,16 @@ def build_world(
     quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
     habits = Habits(**config.get("habits", {}))
     layout = config.get("layout", ())
+    sizes = "stop_tokens" in config
     config = {name: value for name, value in config.items() if name not in {"habits", "layout"}}
     if layout:
-        config["groups"] = groups_named(layout)
+        config["groups"] = layers_named(layout) if sizes else groups_named(layout)
+    if sizes and manager is BlockManager:
+        manager, detectors = ModelLayouts, detectors.replace("D", "")
     if not modelled:
         detectors = detectors.replace("D", "")
-    world = (CountedLayout if layout else Counted)(
+    kind = CountedSizes if sizes else CountedLayout if layout else Counted
+    world = kind(
         {**config, "digest": DIGESTS[config["digest"]], "quotas": quotas},
         manager=manager,
         model=ModelBoundaries if layout else ModelLeaves,

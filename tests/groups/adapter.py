@@ -1,22 +1,30 @@
-"""The manager itself, as the engines of these tests drive it.
+"""The manager, or its specification, as the small worlds of these tests drive it.
 
-It has the calls of the specification, and shows what the tests inspect: tables by group, copies,
-and the progress of each sequence. ``lockstep.py`` checks that it decides like the specification,
-the memory that a forward reads the right content.
+Both have the same calls. The adapter knows no tickets, and looks at tables by group. What it has
+not itself, it asks the manager for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from blockmgr import BlockManager, BlockState, Priority, groups
-from tests.groups.model import Copy
+from blockmgr import Priority, groups
 from tests.specification import layers as kinds
 from tests.specification.blocks import Prefix
+from tests.specification.boundaries import ModelBoundaries
 
 MAX_SEQS = 256
+
+
+class Copy(NamedTuple):
+    """A copy of the leading tokens of a block, by block ids."""
+
+    source: int
+    destination: int
+    num_tokens: int
+    group: int
 
 
 def group_of(kind: kinds.Kind) -> groups.Group:
@@ -26,24 +34,23 @@ def group_of(kind: kinds.Kind) -> groups.Group:
 
 
 @dataclass(eq=False)
-class CoreSeq:
+class Running:
     """An engine's view of a sequence, read from the manager after each call."""
 
-    manager: CoreManager
+    manager: Adapter
     handle: int
     namespace: bytes
     tokens: list[int]
-    cached: int = 0
     preempted: bool = False
     settled_before: int = 0
 
     @property
-    def row(self) -> Any:
-        return self.manager.core.sequence(self.handle)
+    def cached(self) -> int:
+        return int(self.manager.core.sequence(self.handle).num_cached_tokens)
 
     @property
     def computed(self) -> int:
-        return int(self.row.num_computed_tokens)
+        return int(self.manager.core.sequence(self.handle).num_computed_tokens)
 
     @property
     def settled(self) -> int:
@@ -66,8 +73,8 @@ class CoreSeq:
         return self.namespace, tuple(self.tokens[:length])
 
 
-class CoreManager:
-    """``BlockManager`` with groups, behind the interface of the specification."""
+class Adapter:
+    """A manager with groups, created at its first call: its engine sets its habits before that."""
 
     def __init__(
         self,
@@ -75,51 +82,41 @@ class CoreManager:
         block_size: int,
         kinds: Sequence[kinds.Kind],
         *,
-        min_partial_tokens: int = 0,
-        halfway_stop_tokens: int = 0,
-        prompt_end_stop: int | None = None,
-        quotas: Mapping[bytes, int] | None = None,
-        eviction: str = "lru",
-        events: bool = False,
+        build: Callable[..., Any] = ModelBoundaries,
         retention: bool = False,
+        **options: Any,
     ) -> None:
-        self.eviction, self.events, self.retention = eviction, events, retention
+        usual = {
+            "min_partial_tokens": 0,
+            "retention": retention,
+            "max_pinned_blocks": 6 * retention,
+        }
+        self.build, self.options = build, usual | options
         self.num_blocks, self.size, self.kinds = num_blocks, block_size, tuple(kinds)
-        self.min_partial_tokens, self.quotas = min_partial_tokens, quotas or {}
-        self.halfway_stop_tokens, self.prompt_end_stop = halfway_stop_tokens, prompt_end_stop
         self.lookahead, self.early, self.steps_in_flight = 0, False, 0
-        self.made: BlockManager | None = None
-        self.seqs: dict[int, CoreSeq] = {}
-        self.ticket = 0
-        self.open: list[int] = []
+        self.made: Any = None
+        self.seqs: dict[int, Running] = {}
+        self.tickets: list[int] = []  # of steps that are not complete
 
     @property
-    def core(self) -> BlockManager:
-        """Created at the first call, because engines set their habits before that."""
+    def core(self) -> Any:
         if self.made is None:
-            self.made = BlockManager(
+            self.made = self.build(
                 self.num_blocks,
                 self.size,
                 max_seqs=MAX_SEQS,
                 groups=[group_of(kind) for kind in self.kinds],
                 max_rollback_tokens=self.lookahead,
-                min_partial_tokens=self.min_partial_tokens,
-                halfway_stop_tokens=self.halfway_stop_tokens,
-                prompt_end_stop=self.prompt_end_stop,
-                quotas=self.quotas,
-                eviction=self.eviction,
-                events=self.events,
-                retention=self.retention,
-                max_pinned_blocks=6 if self.retention else 0,
                 steps_in_flight=self.steps_in_flight,
                 early_commit=self.early,
                 null_block=True,
                 debug=1,
+                **self.options,
             )
         return self.made
 
-    def recurrent(self) -> list[int]:
-        return [g for g, kind in enumerate(self.kinds) if isinstance(kind, kinds.RecurrentState)]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
 
     # ---- calls ----------------------------------------------------------------------------
 
@@ -127,19 +124,16 @@ class CoreManager:
         return int(self.core.match(tokens, namespace=namespace).num_cached_tokens)
 
     def admit(self, tokens: list[int], namespace: bytes = b"", num_slots: int | None = None) -> int:
-        found = self.core.match(tokens, namespace=namespace, num_slots=num_slots)
-        handle = self.core.admit(tokens, namespace=namespace, num_slots=num_slots)
-        assert found.stops == self.core.stops(handle)
-        seq = CoreSeq(self, handle, namespace, list(tokens))
-        seq.cached = seq.settled_before = seq.computed
-        self.seqs[handle] = seq
-        return int(handle)
+        handle = int(self.core.admit(tokens, namespace=namespace, num_slots=num_slots))
+        self.seqs[handle] = seq = Running(self, handle, namespace, list(tokens))
+        seq.settled_before = seq.computed
+        return handle
 
     def resume(self, handle: int) -> None:
         self.core.resume(handle)
         seq = self.seqs[handle]
         seq.preempted = False
-        seq.cached = seq.settled_before = seq.computed
+        seq.settled_before = seq.computed
 
     def reserve(self, handle: int, num_slots: int) -> None:
         self.core.reserve(handle, num_slots)
@@ -150,17 +144,13 @@ class CoreManager:
         self.seqs[handle].tokens += tokens
         self.seqs[handle].settle()
 
-    def commit(self, handle: int, computed: int) -> None:
-        self.core.commit(handle, computed)
-
     def fork(self, handle: int, count: int = 1) -> list[int]:
         made = [int(child) for child in self.core.fork(handle, count)]
-        for child in made:
-            self.seqs[child] = self.like(child, self.seqs[handle])
+        self.seqs |= {child: self.like(child, self.seqs[handle]) for child in made}
         return made
 
-    def like(self, handle: int, parent: CoreSeq) -> CoreSeq:
-        seq = CoreSeq(self, handle, parent.namespace, list(parent.tokens), parent.cached)
+    def like(self, handle: int, parent: Running) -> Running:
+        seq = Running(self, handle, parent.namespace, list(parent.tokens))
         seq.settled_before = parent.settled_before
         return seq
 
@@ -188,101 +178,80 @@ class CoreManager:
         del self.seqs[handle]
 
     def retain(self, tokens: list[int], level: int, namespace: bytes = b"") -> int:
-        if not self.retention:
-            return 0
         priority = Priority(Priority.NORMAL + level)
-        found = self.core.retain_prefix(tokens, priority=priority, namespace=namespace)
-        return int(found)
+        return int(self.core.retain_prefix(tokens, priority=priority, namespace=namespace))
 
     def retain_tokens(self, handle: int, start: int, stop: int, level: int) -> None:
-        if self.retention:
-            self.core.retain(handle, start, stop, priority=Priority(Priority.NORMAL + level))
-
-    def acquire(self, ids: list[int]) -> None:
-        self.core.acquire(ids)
-
-    def release(self, ids: list[int]) -> None:
-        self.core.release(ids)
-
-    def touch_prompt(self, tokens: list[int], namespace: bytes = b"") -> None:
-        self.core.touch(tokens, namespace=namespace)
-
-    def forget(self, ids: list[int]) -> None:
-        self.core.forget(ids)
+        self.core.retain(handle, start, stop, priority=Priority(Priority.NORMAL + level))
 
     # ---- steps ------------------------------------------------------------------------------
 
     def take_copies(self) -> list[Copy]:
         plan = self.core.take_copies()
-        self.ticket = plan.ticket
-        if self.steps_in_flight:
-            self.open.append(plan.ticket)
+        self.tickets.append(plan.ticket)
         groups_of = [0] * len(plan) if plan.groups is None else plan.groups.tolist()
         return [
-            Copy(c.source, c.destination, c.num_tokens, group)
+            Copy(int(c.source), int(c.destination), int(c.num_tokens), group)
             for group, c in zip(groups_of, plan, strict=True)
         ]
 
     def copies_applied(self) -> None:
-        self.core.copies_applied(self.ticket)
+        self.core.copies_applied(self.tickets[-1])
         for seq in self.seqs.values():
             if not seq.preempted:
                 seq.settled_before = seq.computed
 
     def copies_aborted(self) -> None:
-        self.core.copies_aborted(self.ticket)
-        if self.steps_in_flight:
-            self.open.pop()
+        self.core.copies_aborted(self.tickets.pop())
 
     def complete(self) -> None:
+        """The oldest step in flight is done."""
         if self.steps_in_flight:
-            self.core.complete(self.open.pop(0))
+            self.core.complete(self.tickets.pop(0))
 
     # ---- looking at it ------------------------------------------------------------------------
 
     def tables(self, handle: int) -> tuple[tuple[int, ...], ...]:
         row, units = self.core.row(handle), self.core.sequence(handle).num_blocks
+        ends = (1 if isinstance(kind, kinds.RecurrentState) else units for kind in self.kinds)
         return tuple(
-            tuple(self.core.group_table(group)[row, :units].tolist())
-            for group in range(len(self.kinds))
+            tuple(self.core.group_table(group)[row, :end].tolist())
+            for group, end in enumerate(ends)
         )
 
-    def num_slots(self, seq: CoreSeq) -> int:
-        return len(self.core.sequence(seq.handle).block_ids) * self.size
+    def num_slots(self, seq: Running) -> int:
+        return int(self.core.sequence(seq.handle).num_slots)
 
     def fingerprint(self) -> tuple[object, ...]:
-        return (tuple(self.tables(h) for h, s in self.seqs.items() if not s.preempted),)
+        """What a call may change, and what a call which raises must leave unchanged."""
+        seqs = [(h, s.computed, self.tables(h)) for h, s in self.seqs.items() if not s.preempted]
+        order = [(b, b.stamp, b.content) for b in self.live] if self.is_specification else []
+        return seqs, self.pending, order
+
+    @property
+    def is_specification(self) -> bool:
+        return isinstance(self.core, ModelBoundaries)
 
     def violations(self) -> list[str]:
-        return list(self.core._core.violations())
+        return list((self.core if self.is_specification else self.core._core).violations())
 
     def available(self, share: bytes | None = None) -> int:
-        if share in self.quotas:
-            usage = self.core.quota_usage(share or b"")
-            return usage.free_blocks + usage.idle_blocks
-        usage = self.core.quota_usage()
-        return usage.free_blocks + usage.idle_blocks
-
-    def idle_blocks(self) -> list[int]:
-        return self.core.blocks().ids(BlockState.IDLE).tolist()
-
-    def free_blocks(self) -> list[int]:
-        return self.core.blocks().ids(BlockState.FREE).tolist()
+        usage = self.core.quota_usage(share or b"")
+        return int(usage.free_blocks + usage.idle_blocks)
 
     @property
     def pending(self) -> list[Copy]:
         """The copies that are planned but not taken."""
+        if self.is_specification:
+            return [
+                Copy(c.source.id, c.destination.id, c.num_tokens, c.group)
+                for c in self.core.pending
+            ]
         found = self.core.blocks()
+        columns = (found.group, found.copy_source, found.copy_tokens, found.copy_taken)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
             Copy(source, block, count, group)
-            for block, (group, source, count, taken) in enumerate(
-                zip(
-                    found.group.tolist(),
-                    found.copy_source.tolist(),
-                    found.copy_tokens.tolist(),
-                    found.copy_taken.tolist(),
-                    strict=True,
-                )
-            )
+            for block, (group, source, count, taken) in enumerate(rows)
             if source >= 0 and not taken
         ]
