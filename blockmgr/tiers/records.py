@@ -1,11 +1,11 @@
-"""What a slab keeps on disk: the identity of the file, its state, and a header for each slot.
+"""What a slab keeps on disk: the identity of the file, its state, and a header for each block.
 
 ::
 
     page 0      identity: JSON, with a checksum; written once
-    page 1, 2   the state, twice: epoch and the lowest serial that counts
-    headers     one record for each slot
-    payloads    slots of whole pages
+    page 1, 2   the state, twice: number of the opening, and the lowest serial that counts
+    headers     one record for each block
+    payloads    blocks of whole pages
 
 All numbers are little-endian. Checksums are of xxHash: XXH3 with 64 bits for records, which are
 seeded by the identity, and with 128 bits for payloads.
@@ -35,7 +35,7 @@ MAGIC = b"BLKMSLAB"
 # A slab is volatile from a reset that keeps nothing until it is opened again: no serial counts.
 NEVER = 2**64 - 1
 CHECK = np.dtype("<u8")
-STATE = np.dtype([("epoch", "<u8"), ("floor", "<u8"), ("check", CHECK)])
+STATE = np.dtype([("opening", "<u8"), ("floor", "<u8"), ("check", CHECK)])
 
 
 def up(size: int, unit: int = PAGE) -> int:
@@ -49,15 +49,15 @@ class Identity:
 
     Attributes:
         format: Version of the format.
-        num_slots: Slots in the file.
-        slot_bytes: Bytes of a block.
+        num_blocks: Blocks in the file.
+        block_bytes: Bytes of a block.
         key_bytes: Bytes of a key.
         layout: What else decides the bytes of a block, by name.
     """
 
     format: int
-    num_slots: int
-    slot_bytes: int
+    num_blocks: int
+    block_bytes: int
     key_bytes: int
     layout: Mapping[str, str | int]
 
@@ -65,7 +65,7 @@ class Identity:
         """Names of what differs, with both values; what comes first explains the rest."""
         mine, theirs = ({**i.layout, **asdict(i)} for i in (self, other))
         names = ["format", *dict.fromkeys([*self.layout, *other.layout])]
-        names += ["key_bytes", "slot_bytes", "num_slots"]
+        names += ["key_bytes", "block_bytes", "num_blocks"]
         pairs = [(name, mine.get(name), theirs.get(name)) for name in names]
         return [(name, a, b) for name, a, b in pairs if a != b]
 
@@ -87,7 +87,7 @@ class Identity:
         if page[: len(MAGIC)] != MAGIC or not is_whole:
             return None
         said = json.loads(body[len(MAGIC) + 4 :])
-        names = ("format", "num_slots", "slot_bytes", "key_bytes")  # those of this format
+        names = ("format", "num_blocks", "block_bytes", "key_bytes")  # those of this format
         return cls(**{name: said.get(name, 0) for name in names}, layout=said.get("layout", {}))
 
     def seed(self) -> int:
@@ -100,16 +100,16 @@ class State:
     """The state of a slab.
 
     Attributes:
-        epoch: Number of times that it was opened, and above that of each serial in it.
+        opening: Number of times that it was opened, and above that of each serial in it.
         floor: The lowest serial that counts.
     """
 
-    epoch: int
+    opening: int
     floor: int
 
     def record(self, seed: int) -> bytes:
         """The state as it is on disk."""
-        body = np.array((self.epoch, self.floor, 0), STATE).tobytes()[: -CHECK.itemsize]
+        body = np.array((self.opening, self.floor, 0), STATE).tobytes()[: -CHECK.itemsize]
         return body + _check(body, seed)
 
     @classmethod
@@ -123,11 +123,11 @@ class State:
         for page in pages:
             body, check = page[: STATE.itemsize - 8], page[STATE.itemsize - 8 : STATE.itemsize]
             if check == _check(body, seed):
-                [(epoch, floor, _)] = np.frombuffer(page[: STATE.itemsize], STATE).tolist()
-                found.append((epoch, floor))
+                [(opening, floor, _)] = np.frombuffer(page[: STATE.itemsize], STATE).tolist()
+                found.append((opening, floor))
         if not found:
             return None
-        return cls(max(epoch for epoch, _ in found), max(floor for _, floor in found))
+        return cls(max(opening for opening, _ in found), max(floor for _, floor in found))
 
 
 def _check(body: bytes | memoryview, seed: int) -> bytes:
@@ -188,20 +188,20 @@ class Records:
         return parsed
 
     def scan(self, data: bytes) -> npt.NDArray[np.void]:
-        """Slot, serial and key of each whole header among these, which begin at slot 0."""
+        """Block, serial and key of each whole header among these, which begin at block 0."""
         records = np.frombuffer(data, self.dtype)
         view = memoryview(data)
-        slots = [
-            int(slot)
-            for slot in np.flatnonzero(records["serial"])
-            if self.is_whole(view[int(slot) * self.size : (int(slot) + 1) * self.size])
+        blocks = [
+            int(block)
+            for block in np.flatnonzero(records["serial"])
+            if self.is_whole(view[int(block) * self.size : (int(block) + 1) * self.size])
         ]
-        found = np.zeros(len(slots), self.found_dtype)
-        found["slot"] = slots
-        found["serial"], found["key"] = records["serial"][slots], records["key"][slots]
+        found = np.zeros(len(blocks), self.found_dtype)
+        found["block"] = blocks
+        found["serial"], found["key"] = records["serial"][blocks], records["key"][blocks]
         return found
 
     @property
     def found_dtype(self) -> np.dtype[np.void]:
-        """What a scan finds of a slot."""
-        return np.dtype([("slot", "<i8"), ("serial", "<u8"), ("key", f"V{self.key_bytes}")])
+        """What a scan finds of a block."""
+        return np.dtype([("block", "<i8"), ("serial", "<u8"), ("key", f"V{self.key_bytes}")])

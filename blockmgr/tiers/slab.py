@@ -1,7 +1,7 @@
-"""A slab: one file of equal slots for KV blocks, which never returns bytes that it cannot prove.
+"""A slab: one file of KV blocks, which never returns bytes that it cannot prove.
 
 Nothing has to reach the disk in order. A header names the checksum of its payload, so that a header
-without its bytes, bytes without their header, half of either, and a slot that was overwritten are
+without its bytes, bytes without their header, half of either, and bytes that were overwritten are
 all found when the block is read. ``records`` has the format.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Slab"]
 
 FIRST_HEADER = 3 * PAGE
-EPOCH_BITS = 40  # a serial is the epoch, then a counter with this many bits
+COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with this many bits
 SCAN_BYTES = 1 << 24  # headers that are read at a time
 
 _open_slabs: WeakSet[Slab] = WeakSet()
@@ -47,11 +47,11 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Slab:
-    """A file of slots, open for one process.
+    """A file of blocks, open for one process.
 
-    Slots are numbered from 0. The caller decides which slot a block goes to, and never writes to a
-    slot while it reads or writes it elsewhere; ``BlockPool``, with as many blocks, does this by
-    its references. Writes and reads may come from several threads.
+    The caller decides which content goes to which block, and never writes to a block while it reads
+    or writes it elsewhere; the references of a ``BlockPool`` with as many blocks do both. Writes
+    and reads may come from several threads.
 
     A new file takes all its room at once, so that a later write never lacks any. It is readable
     for its owner only (mode 0600): K/V says what the prompts were, and keys identify them.
@@ -60,12 +60,12 @@ class Slab:
         path: The file. It is made if there is none; its folder must exist.
         layout: What decides the bytes of a block: model, revision of the weights, and so on, by
             name. A file with another layout is refused.
-        num_slots: Number of slots.
-        slot_bytes: Bytes of a block.
+        num_blocks: Number of blocks.
+        block_bytes: Bytes of a block.
         key_bytes: Bytes of a key, which identifies the content of a block.
 
     Raises:
-        SlabError: There is no such folder, or the file is none, or no slab, or damaged.
+        SlabError: There is no such folder, or there is no file, another file or a damaged one.
         SlabHeldError: It is open already, in this process or another.
         SlabMismatchError: It was made for other blocks.
         SlabSpaceError: The file system has no room for it.
@@ -75,14 +75,14 @@ class Slab:
     Cost: one read of all headers, 128 bytes each with a key of 36 bytes, and two syncs.
 
     >>> import tempfile
-    >>> options = {"layout": {"model": "tiny"}, "num_slots": 4, "slot_bytes": 8, "key_bytes": 1}
+    >>> options = {"layout": {"model": "tiny"}, "num_blocks": 4, "block_bytes": 8, "key_bytes": 1}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     slab = Slab(f"{folder}/kv.slab", **options)
     ...     serial = slab.write(2, b"k", b"8 bytes.")
     ...     slab.close()
     ...     again = Slab(f"{folder}/kv.slab", **options)
     ...     block = bytearray(8)
-    ...     found = [(int(entry["slot"]), bytes(entry["key"])) for entry in again.found]
+    ...     found = [(int(entry["block"]), bytes(entry["key"])) for entry in again.found]
     ...     found, again.read(2, b"k", serial, block), bytes(block)
     ([(2, b'k')], True, b'8 bytes.')
     """
@@ -94,23 +94,23 @@ class Slab:
         path: str | os.PathLike[str],
         layout: Mapping[str, str | int],
         *,
-        num_slots: int,
-        slot_bytes: int,
+        num_blocks: int,
+        block_bytes: int,
         key_bytes: int,
     ) -> None:
         self.path = os.fspath(path)
         if not self.path:
             raise ValueError("path must name a file, got ''")
-        self.num_slots = whole("num_slots", num_slots, 1, 2**31 - 1)
-        self.slot_bytes = whole("slot_bytes", slot_bytes, 1, 2**40)
+        self.num_blocks = whole("num_blocks", num_blocks, 1, 2**31 - 1)
+        self.block_bytes = whole("block_bytes", block_bytes, 1, 2**40)
         self.key_bytes = whole("key_bytes", key_bytes, 1, 1024)
-        identity = Identity(FORMAT, num_slots, slot_bytes, key_bytes, dict(layout))
+        identity = Identity(FORMAT, num_blocks, block_bytes, key_bytes, dict(layout))
         self._records = Records(identity)
-        self._payloads = FIRST_HEADER + up(self._records.size * num_slots)
-        self._stride = up(slot_bytes)
+        self._payloads = FIRST_HEADER + up(self._records.size * num_blocks)
+        self._stride = up(block_bytes)
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._file = _opened(self.path, identity, self._payloads + self._stride * num_slots)
+        self._file = _opened(self.path, identity, self._payloads + self._stride * num_blocks)
         try:
             self._begin()
         except BaseException:
@@ -119,91 +119,91 @@ class Slab:
         _open_slabs.add(self)
 
     def _begin(self) -> None:
-        """Reads what is there, and takes the next epoch."""
+        """Reads what is there, and counts the opening."""
         seed = self._records.seed
         state = State.read([os.pread(self._file, PAGE, page * PAGE) for page in (1, 2)], seed)
         if state is None:
             raise SlabError(self.path, "its state is damaged; remove the file")
         found = self._scan()
         last = int(found["serial"].max()) if found.size else 0
-        epoch = max(state.epoch, last >> EPOCH_BITS) + 1
-        self._next = epoch << EPOCH_BITS
+        opening = max(state.opening, last >> COUNTER_BITS) + 1
+        self._next = opening << COUNTER_BITS
         self._floor = self._next if state.floor == NEVER else state.floor
-        self._epoch = epoch
-        self._save(State(epoch, self._floor))
+        self._opening = opening
+        self._save(State(opening, self._floor))
         found = found[found["serial"] >= self._floor]
         found = found[np.argsort(found["serial"])]
         # A key that was written twice counts once, as it was written last.
         last_of = {bytes(entry["key"]): i for i, entry in enumerate(found)}
         self.found = found[sorted(last_of.values())]
-        """Slot, serial and key of each block that was there at the opening, the oldest first."""
+        """Block, serial and key of each block that was there at the opening, the oldest first."""
         self._direct = _opened_directly(self.path, self._file)
 
     def _scan(self) -> Any:
         size = self._records.size
         most = SCAN_BYTES // size
         parts = []
-        for first in range(0, self.num_slots, most):
-            count = min(most, self.num_slots - first)
+        for first in range(0, self.num_blocks, most):
+            count = min(most, self.num_blocks - first)
             part = self._records.scan(os.pread(self._file, count * size, self._header(first)))
-            part["slot"] += first
+            part["block"] += first
             parts.append(part)
         return np.concatenate(parts)
 
     # Blocks.
 
-    def write(self, slot: int, key: bytes, data: bytes | bytearray | memoryview) -> int:
-        """Stores a block, and returns its serial, a number that no other write of the file has.
+    def write(self, block: int, key: bytes, data: bytes | bytearray | memoryview) -> int:
+        """Writes a block, and returns its serial, a number that no other write of the file has.
 
         Without a sync: after a power failure the block may be lost, but nothing else is found in
         its place.
 
         Args:
-            slot: The slot, whose content is lost, also when the write fails.
+            block: The block; what it had is lost, also when the write fails.
             key: The key of the content.
-            data: ``slot_bytes`` of memory. The transfer bypasses the page cache where the file
+            data: ``block_bytes`` of memory. The transfer bypasses the page cache where the file
                 system can, the block has whole pages, and they are aligned.
 
         Raises:
-            OSError: The disk failed. The slot has no content.
+            OSError: The disk failed. The block has no content.
             ForkError: The process was forked after the opening.
             ValueError: A value is out of its bounds, or the slab is closed.
         """
-        view = self._checked(slot, key, data)
+        view = self._checked(block, key, data)
         with self._lock:
             serial = self._next
             self._next += 1
         digest = xxhash.xxh3_128_digest(view)
-        _write(self._file_for(view), view, self._payload(slot))
-        header = self._records.make(serial, key, digest, self.slot_bytes)
-        _write(self._file, memoryview(header), self._header(slot))
+        _write(self._file_for(view), view, self._payload(block))
+        header = self._records.make(serial, key, digest, self.block_bytes)
+        _write(self._file, memoryview(header), self._header(block))
         return serial
 
-    def read(self, slot: int, key: bytes, serial: int, into: bytearray | memoryview) -> bool:
+    def read(self, block: int, key: bytes, serial: int, into: bytearray | memoryview) -> bool:
         """Reads a block, and returns whether it is proved.
 
         It is if header and payload have their checksums, and the header has this key and serial.
 
         Args:
-            slot: The slot.
+            block: The block.
             key: The key of the content.
             serial: The serial of its write.
-            into: ``slot_bytes`` of memory, for the block; rubbish if the block is not proved.
+            into: ``block_bytes`` of memory, for the block; rubbish if the block is not proved.
 
         Raises:
             OSError: The disk failed.
             ForkError: The process was forked after the opening.
             ValueError: A value is out of its bounds, or the slab is closed.
         """
-        view = self._checked(slot, key, into)
+        view = self._checked(block, key, into)
         size = self._records.size
-        header = self._records.parse(os.pread(self._file, size, self._header(slot)))
+        header = self._records.parse(os.pread(self._file, size, self._header(block)))
         if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
             return False
         sizes = (int(header["stored_bytes"]), int(header["logical_bytes"]))
-        if int(header["codec"]) != RAW or sizes != (self.slot_bytes, self.slot_bytes):
+        if int(header["codec"]) != RAW or sizes != (self.block_bytes, self.block_bytes):
             return False
-        if _read(self._file_for(view), view, self._payload(slot)) != self.slot_bytes:
+        if _read(self._file_for(view), view, self._payload(block)) != self.block_bytes:
             return False
         return xxhash.xxh3_128_digest(view) == bytes(header["digest"])
 
@@ -223,7 +223,7 @@ class Slab:
         self._check_open()
         with self._lock:
             floor = NEVER if volatile or self._floor == NEVER else self._next
-            self._save(State(self._epoch, floor))
+            self._save(State(self._opening, floor))
             self._floor = floor
 
     def close(self) -> None:
@@ -236,15 +236,15 @@ class Slab:
 
     # Places in the file.
 
-    def _header(self, slot: int) -> int:
-        return FIRST_HEADER + slot * self._records.size
+    def _header(self, block: int) -> int:
+        return FIRST_HEADER + block * self._records.size
 
-    def _payload(self, slot: int) -> int:
-        return self._payloads + slot * self._stride
+    def _payload(self, block: int) -> int:
+        return self._payloads + block * self._stride
 
     def _file_for(self, view: memoryview) -> int:
         """The file to transfer this memory with: directly if the kernel can."""
-        if self._direct < 0 or self.slot_bytes % PAGE:
+        if self._direct < 0 or self.block_bytes % PAGE:
             return self._file
         address: int = np.frombuffer(view, np.uint8).ctypes.data
         return self._file if address % PAGE else self._direct
@@ -258,14 +258,14 @@ class Slab:
             _write(self._file, memoryview(record), page * PAGE)
             os.fsync(self._file)
 
-    def _checked(self, slot: int, key: bytes, data: bytes | bytearray | memoryview) -> memoryview:
+    def _checked(self, block: int, key: bytes, data: bytes | bytearray | memoryview) -> memoryview:
         self._check_open()
-        whole("slot", slot, 0, self.num_slots - 1)
+        whole("block", block, 0, self.num_blocks - 1)
         view = memoryview(data).cast("B")
         if len(key) != self.key_bytes:
             raise ValueError(f"key must have {self.key_bytes} bytes, got {len(key)}")
-        if view.nbytes != self.slot_bytes:
-            raise ValueError(f"a block must have {self.slot_bytes} bytes, got {view.nbytes}")
+        if view.nbytes != self.block_bytes:
+            raise ValueError(f"memory must have {self.block_bytes} bytes, got {view.nbytes}")
         return view
 
     def _check_open(self) -> None:

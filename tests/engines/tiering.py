@@ -32,7 +32,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 from blockmgr.tiers import SlabMismatchError
 from tests.engines.tiers import flip
 
-SIZE, HOST, SLOTS = 16_384, 8, 64
+SIZE, HOST, BLOCKS = 16_384, 8, 64
 MODULE = "blockmgr.ports.vllm_tiers"
 
 
@@ -76,7 +76,7 @@ class World:
             num_chunks=HOST, mmap_region=region, cache_policy=policy, **module
         )
         config = {"type": "SlabTier", "module_path": MODULE, "path": str(path)}
-        config |= {"bytes_to_use": SLOTS * SIZE, "revision": "1", **options.pop("tier", {})}
+        config |= {"bytes_to_use": BLOCKS * SIZE, "revision": "1", **options.pop("tier", {})}
         view = primary.get_kv_memoryview()
         try:
             self.tier: Any = SecondaryTierFactory.create_secondary_tier(

@@ -65,7 +65,7 @@ def run(model: str, arm: str, folder: Path, *, ours: bool, at_once: bool) -> dic
         dtype=config_of(model)["dtype"],
         block_size=SIZE,
         max_num_seqs=8,
-        max_model_len=1024,
+        max_model_len=576,
         max_num_batched_tokens=1024,
         num_gpu_blocks_override=DEVICE_BLOCKS.get(config_of(model)["model_type"], 40),
         gpu_memory_utilization=0.2,  # share of the machine's memory
@@ -138,10 +138,10 @@ def flip(path: Path) -> int:
         assert identity is not None
         records = Records(identity)
         file.seek(3 * PAGE)
-        found = records.scan(file.read(records.size * identity.num_slots))
-        first = 3 * PAGE + up(records.size * identity.num_slots)
-        for slot in found["slot"].tolist():
-            at = first + slot * up(identity.slot_bytes) + slot % identity.slot_bytes
+        found = records.scan(file.read(records.size * identity.num_blocks))
+        first = 3 * PAGE + up(records.size * identity.num_blocks)
+        for block in found["block"].tolist():
+            at = first + block * up(identity.block_bytes) + block % identity.block_bytes
             file.seek(at)
             byte = file.read(1)
             file.seek(at)

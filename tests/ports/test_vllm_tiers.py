@@ -23,7 +23,7 @@ from blockmgr.ports.vllm import plugin
 from blockmgr.ports.vllm_tiers import interface, layout
 from blockmgr.tiers import SlabMismatchError
 
-SIZE, CHUNKS, SLOTS = 4096, 8, 6
+SIZE, CHUNKS, BLOCKS = 4096, 8, 6
 
 
 class LookupResult(enum.Enum):
@@ -125,7 +125,7 @@ class World:
         slab_tier = importlib.import_module("blockmgr.ports.vllm_tiers.slab_tier")
         self.host = np.zeros((CHUNKS, SIZE), np.uint8)
         spec = SimpleNamespace(config=options.pop("config", config_of()))
-        named = {"path": str(folder / "kv.slab"), "bytes_to_use": SLOTS * SIZE, "revision": "1"}
+        named = {"path": str(folder / "kv.slab"), "bytes_to_use": BLOCKS * SIZE, "revision": "1"}
         self.tier = slab_tier.SlabTier(spec, memoryview(self.host), "SlabTier", **named | options)
         self.jobs = 0
 
@@ -366,7 +366,7 @@ def test_a_slab_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
         ({"config": config_of(groups=[group])}, "groups"),
         ({"config": config_of(parallel={"rank": 1})}, "rank"),
         ({"config": config_of(parallel={"tp_size": 2})}, "ranks"),
-        ({"bytes_to_use": 2 * SLOTS * SIZE}, "num_slots"),
+        ({"bytes_to_use": 2 * BLOCKS * SIZE}, "num_blocks"),
     ):
         with pytest.raises(SlabMismatchError) as caught:
             World(tmp_path, **options)

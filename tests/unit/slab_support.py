@@ -14,7 +14,7 @@ LAYOUT: dict[str, str | int] = {"model": "tiny", "revision": "1", "dtype": "floa
 
 def open_slab(path: Path | str, **changes: Any) -> Slab:
     layout = {**LAYOUT, **changes.pop("layout", {})}
-    options = {"num_slots": 8, "slot_bytes": SIZE, "key_bytes": 4, **changes}
+    options = {"num_blocks": 8, "block_bytes": SIZE, "key_bytes": 4, **changes}
     return Slab(path, layout, **options)
 
 
@@ -32,10 +32,10 @@ def judge(slab: Slab) -> tuple[set[bytes], int]:
     A block that is proved must have the bytes of its key.
     """
     proved, refused = set(), 0
-    into = bytearray(slab.slot_bytes)
-    for slot, serial, key in slab.found.tolist():
-        if slab.read(slot, key, serial, into):
-            assert bytes(into) == content(key, slab.slot_bytes), "wrong bytes were proved"
+    into = bytearray(slab.block_bytes)
+    for block, serial, key in slab.found.tolist():
+        if slab.read(block, key, serial, into):
+            assert bytes(into) == content(key, slab.block_bytes), "wrong bytes were proved"
             proved.add(key)
         else:
             refused += 1

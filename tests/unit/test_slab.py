@@ -29,9 +29,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def filled(path: Path, count: int = 5, **options: Any) -> list[int]:
-    """The serials of blocks 0 to count, each in the slot of its number."""
+    """The serials of blocks 0 to count, each in the block of its number."""
     slab = open_slab(path, **options)
-    serials = [slab.write(i, key_of(i), content(key_of(i), slab.slot_bytes)) for i in range(count)]
+    serials = [slab.write(i, key_of(i), content(key_of(i), slab.block_bytes)) for i in range(count)]
     slab.close()
     return serials
 
@@ -55,7 +55,7 @@ def flip(path: Path, offset: int) -> None:
 
 @pytest.mark.parametrize("size", [SIZE, 3 * SIZE, 100])
 def test_a_block_is_read_as_it_was_written(path: Path, size: int) -> None:
-    slab = open_slab(path, slot_bytes=size)
+    slab = open_slab(path, block_bytes=size)
     aligned = memoryview(np.zeros(size + SIZE, np.uint8))
     start = -aligned.obj.ctypes.data % SIZE  # type: ignore[attr-defined]
     for into in (bytearray(size), aligned[start : start + size]):
@@ -69,25 +69,27 @@ def test_a_block_is_read_as_it_was_written(path: Path, size: int) -> None:
 
 def test_a_restart_finds_what_was_there_in_the_order_of_writes(path: Path) -> None:
     slab = open_slab(path)
-    written = [(slot, slab.write(slot, key_of(slot), content(key_of(slot)))) for slot in (5, 0, 7)]
+    written = [
+        (block, slab.write(block, key_of(block), content(key_of(block)))) for block in (5, 0, 7)
+    ]
     slab.close()
     again = open_slab(path)
-    assert [(slot, serial) for slot, serial, _ in again.found.tolist()] == written
+    assert [(block, serial) for block, serial, _ in again.found.tolist()] == written
     assert judge(again) == ({key_of(5), key_of(0), key_of(7)}, 0)
     again.close()
 
 
-def test_a_restart_finds_many_slots(path: Path) -> None:
+def test_a_restart_finds_many_blocks(path: Path) -> None:
     """More than are read at a time."""
     count = 140_000
-    slab = open_slab(path, num_slots=count, slot_bytes=16)
-    slots = [0, 1, 131_071, 131_072, 131_073, count - 1]
-    for slot in slots:
-        slab.write(slot, key_of(slot), content(key_of(slot), 16))
+    slab = open_slab(path, num_blocks=count, block_bytes=16)
+    blocks = [0, 1, 131_071, 131_072, 131_073, count - 1]
+    for block in blocks:
+        slab.write(block, key_of(block), content(key_of(block), 16))
     slab.close()
-    again = open_slab(path, num_slots=count, slot_bytes=16)
-    assert again.found["slot"].tolist() == slots
-    assert judge(again) == ({key_of(slot) for slot in slots}, 0)
+    again = open_slab(path, num_blocks=count, block_bytes=16)
+    assert again.found["block"].tolist() == blocks
+    assert judge(again) == ({key_of(block) for block in blocks}, 0)
     again.close()
 
 
@@ -103,7 +105,7 @@ def test_a_key_that_was_written_twice_is_found_where_it_was_written_last(path: P
     slab.write(6, key_of(0), content(key_of(0)))
     slab.close()
     again = open_slab(path)
-    assert again.found["slot"].tolist() == [1, 2, 3, 4, 6]
+    assert again.found["block"].tolist() == [1, 2, 3, 4, 6]
     again.close()
 
 
@@ -111,10 +113,10 @@ def test_a_key_that_was_written_twice_is_found_where_it_was_written_last(path: P
 
 
 def test_another_key_or_serial_is_refused(path: Path) -> None:
-    """A slot that has another block by now, with a header and bytes that are its own."""
+    """A block that has another block by now, with a header and bytes that are its own."""
     filled(path)
     slab = open_slab(path)
-    serials = {slot: serial for slot, serial, _ in slab.found.tolist()}
+    serials = {block: serial for block, serial, _ in slab.found.tolist()}
     into = bytearray(SIZE)
     assert slab.read(2, key_of(2), serials[2], into)
     assert not slab.read(2, key_of(3), serials[2], into)
@@ -131,7 +133,7 @@ def test_any_flipped_byte_is_refused_and_none_is_taken_for_right(path: Path) -> 
     header = offset_of(path, key_of(3)) // 64 * 64
     places = [payload, payload + 1, payload + SIZE // 2, payload + SIZE - 1]
     slab = open_slab(path)
-    serial = {slot: serial for slot, serial, _ in slab.found.tolist()}[3]
+    serial = {block: serial for block, serial, _ in slab.found.tolist()}[3]
     record = range(header, header + slab._records.checked_bytes + 8)
     for place in [*places, *record]:
         flip(path, place)
@@ -266,8 +268,8 @@ def test_a_slab_whose_two_states_are_damaged_is_refused(path: Path) -> None:
         ({"layout": {"dtype": "bfloat16"}}, "dtype", "float32", "bfloat16"),
         ({"layout": {"rank": 1}}, "rank", 0, 1),
         ({"layout": {"window": 16}}, "window", None, 16),
-        ({"slot_bytes": 2 * SIZE}, "slot_bytes", SIZE, 2 * SIZE),
-        ({"num_slots": 9}, "num_slots", 8, 9),
+        ({"block_bytes": 2 * SIZE}, "block_bytes", SIZE, 2 * SIZE),
+        ({"num_blocks": 9}, "num_blocks", 8, 9),
         ({"key_bytes": 8}, "key_bytes", 4, 8),
     ],
 )
@@ -372,13 +374,13 @@ def test_a_path_that_is_no_slab_is_refused_and_left_alone(tmp_path: Path) -> Non
 
 def test_a_slab_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(SlabSpaceError, match=r"needs \d+ bytes, and \d+ are free") as caught:
-        open_slab(tmp_path / "kv.slab", num_slots=2**20, slot_bytes=2**40)
+        open_slab(tmp_path / "kv.slab", num_blocks=2**20, block_bytes=2**40)
     assert caught.value.needed > caught.value.available
     assert not list(tmp_path.iterdir())
 
 
 def test_a_new_slab_takes_all_its_room_and_is_for_its_owner_only(path: Path) -> None:
-    open_slab(path, num_slots=64).close()
+    open_slab(path, num_blocks=64).close()
     about = path.stat()
     assert about.st_blocks * 512 >= 64 * SIZE
     assert stat.S_IMODE(about.st_mode) == 0o600
@@ -393,14 +395,14 @@ def test_what_a_creation_that_was_killed_left_is_made_anew(path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda s: s.write(8, b"keys", bytes(SIZE)), ValueError, r"slot must be in \[0, 7\]"),
+        (lambda s: s.write(8, b"keys", bytes(SIZE)), ValueError, r"block must be in \[0, 7\]"),
         (lambda s: s.write(0, b"key", bytes(SIZE)), ValueError, "key must have 4 bytes, got 3"),
-        (lambda s: s.write(0, b"keys", b"short"), ValueError, "block must have 4096 bytes, got 5"),
-        (lambda s: s.read(-1, b"keys", 1, bytearray(SIZE)), ValueError, "slot must be"),
-        (lambda s: s.read(True, b"keys", 1, bytearray(SIZE)), TypeError, "slot must be an int"),
-        (lambda s: s.read(0, b"keys", 1, bytearray(1)), ValueError, "block must have"),
-        (lambda s: open_slab(s.path, num_slots=0), ValueError, "num_slots must be"),
-        (lambda s: open_slab(s.path, slot_bytes=0.5), TypeError, "slot_bytes must be an int"),
+        (lambda s: s.write(0, b"keys", b"short"), ValueError, "memory must have 4096 bytes, got 5"),
+        (lambda s: s.read(-1, b"keys", 1, bytearray(SIZE)), ValueError, "block must be"),
+        (lambda s: s.read(True, b"keys", 1, bytearray(SIZE)), TypeError, "block must be an int"),
+        (lambda s: s.read(0, b"keys", 1, bytearray(1)), ValueError, "memory must have"),
+        (lambda s: open_slab(s.path, num_blocks=0), ValueError, "num_blocks must be"),
+        (lambda s: open_slab(s.path, block_bytes=0.5), TypeError, "block_bytes must be an int"),
         (lambda s: open_slab(s.path, layout={"x": "y" * 4096}), ValueError, "layout must fit"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.slab_support import SIZE, content, judge, key_of, open_slab
 
-# Children write over eight slots again and again. Each is killed at its nth write to the file, with
+# Children write to eight blocks again and again. Each is killed at its nth write to the file, with
 # none, half or all of that write done.
 KILLED = """
 import os, random, signal, sys
@@ -63,7 +63,7 @@ def test_no_kill_at_any_write_makes_a_wrong_block(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "kv.slab"), "201"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     proved, refused = map(int, done.stdout.split())
-    # Each kill spoils at most one of the eight slots, and most are whole.
+    # Each kill spoils at most one of the eight blocks, and most are whole.
     assert proved > 4 * 201
     assert 0 < refused <= 201
 
@@ -158,7 +158,7 @@ def test_no_power_failure_makes_a_wrong_block_or_undoes_a_reset(
 def test_a_serial_is_not_given_again_after_a_power_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epoch is on disk before a serial of it is."""
+    """The number of the opening is on disk before a serial of it is."""
     path, failed = tmp_path / "kv.slab", tmp_path / "failed.slab"
     open_slab(path).close()
     recording = Recording(path, monkeypatch)

@@ -35,7 +35,7 @@ COUNTS = {
     "loaded": "Chunks read from the slab and proved.",
     "refused": "Chunks that were read from the slab and not proved; they are computed again.",
     "failed": "Chunks whose transfer the disk failed.",
-    "dropped": "Chunks not stored, because every slot was in use.",
+    "dropped": "Chunks not stored, because every block was in use.",
     "restored": "Chunks that were in the slab when it was opened.",
 }
 
@@ -53,10 +53,10 @@ class _Job:
 
 
 class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not installed here
-    """A tier of vLLM whose chunks are slots of a slab.
+    """A tier of vLLM whose chunks are blocks of a slab.
 
-    The blocks of a pool are the slots: the pool finds keys, orders evictions, and keeps slots that
-    a transfer reads or writes. Threads only move and check bytes. All other work is done in
+    The blocks of a pool stand for them: the pool finds keys, orders evictions, and keeps what a
+    transfer reads or writes. Threads only move and check bytes. All other work is done in
     the calls, which vLLM makes one at a time.
 
     A reset of vLLM's caches with its connector, as for new weights or sleep, empties the slab, and
@@ -102,20 +102,20 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
         check_installed()
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         size = self.block_size_bytes
-        num_slots = whole("bytes_to_use", bytes_to_use, size) // size
+        num_blocks = whole("bytes_to_use", bytes_to_use, size) // size
         self._executor = ThreadPoolExecutor(
             whole("threads", threads, 1, 256), thread_name_prefix="blockmgr-slab"
         )
         self._host = primary_kv_view.cast("B")
-        self._pool = BlockPool(num_slots, KEY_WORDS, eviction=eviction)
+        self._pool = BlockPool(num_blocks, KEY_WORDS, eviction=eviction)
         self._slab = Slab(
             file_of(path, offloading_spec.config),
             layout_of(offloading_spec, revision),
-            num_slots=num_slots,
-            slot_bytes=size,
+            num_blocks=num_blocks,
+            block_bytes=size,
             key_bytes=KEY_BYTES,
         )
-        self._serials = np.zeros(num_slots, np.uint64)
+        self._serials = np.zeros(num_blocks, np.uint64)
         self._jobs: list[_Job] = []
         self._storing: set[bytes] = set()
         self._results: list[JobResult] = []
@@ -126,20 +126,20 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
         logger.info(
             "blockmgr keeps KV in %s: %d chunks of %d bytes, %d of them from before",
             self._slab.path,
-            num_slots,
+            num_blocks,
             size,
             self.counts["restored"],
         )
 
     def _restore(self) -> None:
         """Makes what the slab had findable, and first evicts what was written first."""
-        slots = self._slab.found["slot"].tolist()
-        self._pool.take_blocks(slots)
-        for slot, serial, key in self._slab.found.tolist():
-            self._pool.promote(slot, words(key))
-            self._serials[slot] = serial
-        self._pool.release(slots)
-        self.counts["restored"] = len(slots)
+        blocks = self._slab.found["block"].tolist()
+        self._pool.take_blocks(blocks)
+        for block, serial, key in self._slab.found.tolist():
+            self._pool.promote(block, words(key))
+            self._serials[block] = serial
+        self._pool.release(blocks)
+        self.counts["restored"] = len(blocks)
 
     # vLLM's interface.
 
@@ -149,12 +149,12 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         """Whether the slab has a chunk; it may still be refused when it is loaded."""
-        return LookupResult.MISS if self._slot_of(key) is None else LookupResult.HIT
+        return LookupResult.MISS if self._block_of(key) is None else LookupResult.HIT
 
     def touch(self, keys: Collection[bytes], req_context: Any) -> None:
         """Makes chunks the last to be evicted, those at the beginning of a prompt at the end."""
-        slots = [self._slot_of(key) for key in keys]
-        self._pool.touch([slot for slot in reversed(slots) if slot is not None])
+        blocks = [self._block_of(key) for key in keys]
+        self._pool.touch([block for block in reversed(blocks) if block is not None])
 
     def submit_store(self, job_metadata: Any) -> None:
         """Begins to write those chunks of a job that the slab lacks."""
@@ -163,7 +163,7 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
         fresh = {
             key: chunk
             for key, chunk in zip(keys, chunks, strict=True)
-            if key not in self._storing and self._slot_of(key) is None
+            if key not in self._storing and self._block_of(key) is None
         }
         count = min(len(fresh), self._pool.num_available)
         self.counts["dropped"] += len(fresh) - count
@@ -177,9 +177,9 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
     def submit_load(self, job_metadata: Any) -> None:
         """Begins to read the chunks of a job."""
         asked = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
-        found = [(self._slot_of(key), key, int(chunk)) for key, chunk in asked]
-        moves = [(slot, key, chunk) for slot, key, chunk in found if slot is not None]
-        self._pool.acquire([slot for slot, _, _ in moves])
+        found = [(self._block_of(key), key, int(chunk)) for key, chunk in asked]
+        moves = [(block, key, chunk) for block, key, chunk in found if block is not None]
+        self._pool.acquire([block for block, _, _ in moves])
         is_whole = len(moves) == len(found)
         self._begin(job_metadata.job_id, self._read, moves, is_whole=is_whole)
 
@@ -229,7 +229,7 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
 
     # Transfers.
 
-    def _slot_of(self, key: bytes) -> int | None:
+    def _block_of(self, key: bytes) -> int | None:
         found = self._pool.find(words(key))
         return int(found[0]) if found.size else None
 
@@ -245,30 +245,30 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
         *,
         is_whole: bool,
     ) -> None:
-        """Moves slots with their keys and chunks, a few in each task."""
+        """Moves blocks with their keys and chunks, a few in each task."""
 
         def run(part: list[tuple[int, bytes, int]]) -> list[Any]:
             return [move(*each) for each in part]
 
         parts = [moves[i : i + BLOCKS_A_TASK] for i in range(0, len(moves), BLOCKS_A_TASK)]
         tasks = [self._executor.submit(run, part) for part in parts]
-        blocks, keys = [slot for slot, _, _ in moves], [key for _, key, _ in moves]
+        blocks, keys = [block for block, _, _ in moves], [key for _, key, _ in moves]
         is_store = move == self._write
         self._jobs.append(_Job(number, is_store, keys, blocks, tasks, is_whole))
 
-    def _write(self, slot: int, key: bytes, chunk: int) -> int | None:
+    def _write(self, block: int, key: bytes, chunk: int) -> int | None:
         """The serial of a chunk that was written; None: the disk failed."""
         try:
-            return self._slab.write(slot, key, self._chunk(chunk))
+            return self._slab.write(block, key, self._chunk(chunk))
         except OSError as error:
             logger.warning("blockmgr could not write to %s: %s", self._slab.path, error)
             return None
 
-    def _read(self, slot: int, key: bytes, chunk: int) -> bool | None:
+    def _read(self, block: int, key: bytes, chunk: int) -> bool | None:
         """Whether a chunk is proved; None: the disk failed."""
         try:
-            serial = int(self._serials[slot])
-            return self._slab.read(slot, key, serial, self._chunk(chunk))
+            serial = int(self._serials[block])
+            return self._slab.read(block, key, serial, self._chunk(chunk))
         except OSError as error:
             logger.warning("blockmgr could not read from %s: %s", self._slab.path, error)
             return None
@@ -285,7 +285,7 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
         )
 
     def _stored(self, job: _Job, serials: list[int | None]) -> list[bytes]:
-        """Makes what was written findable; what was not leaves its slot free."""
+        """Makes what was written findable; what was not leaves its block free."""
         good = []
         for block, key, serial in zip(job.blocks, job.keys, serials, strict=True):
             self._storing.discard(key)
