@@ -33,6 +33,7 @@ __all__ = ["Slab"]
 FIRST_HEADER = 3 * PAGE
 COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with this many bits
 SCAN_BYTES = 1 << 24  # headers that are read at a time
+FILL_BYTES = 1 << 20  # zeros that are written at a time
 
 _open_slabs: WeakSet[Slab] = WeakSet()
 
@@ -53,8 +54,9 @@ class Slab:
     or writes it elsewhere; the references of a ``BlockPool`` with as many blocks do both. Writes
     and reads may come from several threads.
 
-    A new file takes all its room at once, so that a later write never lacks any. It is readable
-    for its owner only (mode 0600): K/V says what the prompts were, and keys identify them.
+    A new file takes all its room at once, and is written over, so that a later write lacks no room
+    and takes as long as any other. It is readable for its owner only (mode 0600): K/V says what the
+    prompts were, and keys identify them.
 
     Args:
         path: The file. It is made if there is none; its folder must exist.
@@ -72,7 +74,8 @@ class Slab:
         ValueError: A value is out of its bounds.
         TypeError: A value is of the wrong type.
 
-    Cost: one read of all headers, 128 bytes each with a key of 36 bytes, and two syncs.
+    Cost: a new file is written once. Later, one read of all headers, 128 bytes each with a key of
+    36 bytes, and two syncs.
 
     >>> import tempfile
     >>> options = {"layout": {"model": "tiny"}, "num_blocks": 4, "block_bytes": 8, "key_bytes": 1}
@@ -343,6 +346,7 @@ def _made(path: str, identity: Identity, size: int) -> int:
             if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                 raise
             raise room from None
+        _fill(draft, file, size)
         record = State(0, 0).record(identity.seed())
         for page, data in enumerate((identity.page(), record, record)):
             _write(file, memoryview(data), page * PAGE)
@@ -356,6 +360,16 @@ def _made(path: str, identity: Identity, size: int) -> int:
             raise SlabError(path, f"cannot make it: {error.strerror}") from None
         raise
     return file
+
+
+def _fill(path: str, file: int, size: int) -> None:
+    """Writes over the file: a first write to room that was only allocated is far slower."""
+    direct = _opened_directly(path, file)
+    zeros = memoryview(mmap.mmap(-1, FILL_BYTES))
+    for at in range(0, size, FILL_BYTES):
+        _write(file if direct < 0 else direct, zeros[: min(FILL_BYTES, size - at)], at)
+    if direct >= 0:
+        os.close(direct)
 
 
 def _opened_directly(path: str, file: int) -> int:

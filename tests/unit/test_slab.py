@@ -79,18 +79,42 @@ def test_a_restart_finds_what_was_there_in_the_order_of_writes(path: Path) -> No
     again.close()
 
 
-def test_a_restart_finds_many_blocks(path: Path) -> None:
-    """More than are read at a time."""
-    count = 140_000
-    slab = open_slab(path, num_blocks=count, block_bytes=16)
-    blocks = [0, 1, 131_071, 131_072, 131_073, count - 1]
+def test_a_restart_finds_more_blocks_than_it_reads_headers_at_a_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blockmgr.tiers.slab.SCAN_BYTES", 1024)
+    slab = open_slab(path, num_blocks=100)
+    blocks = [0, 1, 15, 16, 17, 99]
     for block in blocks:
-        slab.write(block, key_of(block), content(key_of(block), 16))
+        slab.write(block, key_of(block), content(key_of(block)))
     slab.close()
-    again = open_slab(path, num_blocks=count, block_bytes=16)
+    again = open_slab(path, num_blocks=100)
     assert again.found["block"].tolist() == blocks
     assert judge(again) == ({key_of(block) for block in blocks}, 0)
     again.close()
+
+
+def test_a_new_slab_is_written_over_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first write to room that was only allocated is many times as slow."""
+    written = []
+    pwrite = os.pwrite
+
+    def recorded(file: int, data: bytes, at: int) -> int:
+        count = pwrite(file, data, at)
+        written.append((at, at + count))
+        return count
+
+    monkeypatch.setattr(os, "pwrite", recorded)
+    open_slab(path, num_blocks=600).close()
+    end = 0
+    for first, last in sorted(written):
+        assert first <= end, "a gap"
+        end = max(end, last)
+    assert end == path.stat().st_size
+    assert sum(last - first for first, last in written) < 2 * end
+    written.clear()
+    open_slab(path, num_blocks=600).close()
+    assert sum(last - first for first, last in written) < SIZE
 
 
 def test_no_two_writes_have_one_serial_whatever_happens_between(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -108,8 +109,11 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
         )
         self._host = primary_kv_view.cast("B")
         self._pool = BlockPool(num_blocks, KEY_WORDS, eviction=eviction)
+        file = file_of(path, offloading_spec.config)
+        if not os.path.exists(file):
+            logger.info("blockmgr makes %s and writes it over once, which may take a while", file)
         self._slab = Slab(
-            file_of(path, offloading_spec.config),
+            file,
             layout_of(offloading_spec, revision),
             num_blocks=num_blocks,
             block_bytes=size,
