@@ -225,7 +225,8 @@ class ForkError(BlockMgrError):
     """The process was forked while another thread was inside a call of this manager or pool.
 
     That thread does not exist in the child, so its call never ends there. Nothing has changed in
-    the parent. A manager with no call in progress at the fork works in both.
+    the parent. A manager with no call in progress at the fork works in both. A slab works in the
+    process that opened it only, and raises this in every child.
     """
 
 

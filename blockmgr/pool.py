@@ -117,6 +117,24 @@ class BlockPool(EventCalls, NotCopied):
         """
         return self._core.take(n, namespace)
 
+    def take_blocks(self, blocks: Ints) -> None:
+        """Hands out these free blocks for new content, with one reference each.
+
+        For content that is in its block already, such as what a file of blocks holds when a process
+        opens it again.
+
+        Args:
+            blocks: Distinct free blocks, of any share.
+
+        Raises:
+            BlockStateError: A block that is not free.
+            ValueError: A block out of range, or twice.
+            TypeError: A value of the wrong type.
+
+        Cost: O(free blocks + blocks).
+        """
+        self._core.take_blocks(blocks)
+
     def acquire(self, blocks: Ints, *, found: bool = True) -> None:
         """Adds a reference to each block, as often as it is in the list.
 
@@ -319,6 +337,32 @@ class BlockPool(EventCalls, NotCopied):
             TypeError: A value of the wrong type.
         """
         return self._core.forget(n, namespace)
+
+    def forget_blocks(self, blocks: Ints) -> int:
+        """Takes cached blocks out of the cache, with every cached block that continues them.
+
+        For blocks whose K/V turned out to be wrong or lost. Idle blocks become free. Blocks in use
+        stay with those who hold them, and become free with their last reference.
+
+        Args:
+            blocks: Cached blocks, of any share; one may continue another.
+
+        Returns:
+            The number of blocks that were forgotten.
+
+        Raises:
+            BlockStateError: A block that is not cached.
+            ValueError: A block out of range.
+            TypeError: A value of the wrong type.
+
+        Cost: O(forgotten blocks).
+
+        >>> pool = BlockPool(num_blocks=4, block_size=2)
+        >>> chain = pool.promote(pool.take(2), [1, 2, 3, 4])
+        >>> pool.forget_blocks(chain[:1]), pool.num_cached
+        (2, 0)
+        """
+        return self._core.forget_blocks(blocks)
 
     def reset(self) -> None:
         """Forgets every cached block, and with ``ghost_blocks`` the evicted ones.

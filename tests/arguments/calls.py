@@ -353,6 +353,8 @@ CALLS: Final = (
     ),
     method("pool", "BlockPool.evict", n=number(1), namespace=own),
     method("pool", "BlockPool.forget", n=number(1), namespace=own),
+    method("pool", "BlockPool.take_blocks", blocks=ints([10, 12])),
+    method("pool", "BlockPool.forget_blocks", blocks=ints(lambda w: w.held[:2])),
     method(
         "pool", "BlockPool.make_writable", block=number(lambda w: w.held[1]), num_tokens=number(2)
     ),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 
 #include "play.h"
 
@@ -198,6 +199,8 @@ bool PoolPlay::move() {
       break;
     case 13:
       if (bytes_.one_in(4)) reset();
+      else if (bytes_.one_in(2)) take_blocks();
+      else forget_blocks();
       break;
     case 14:
       copies();
@@ -242,6 +245,22 @@ void PoolPlay::take() {
     EXPECT(share_of_block(b) == own, "a block of another share was allocated");
     held_[b] = 1;
   }
+}
+
+void PoolPlay::take_blocks() {
+  const Ids ids = some(3);
+  Outcome due = kDone;
+  for (std::size_t i = 0; i < ids.size() && due == kDone; ++i) {
+    if (!in_range(ids[i]))
+      due = kBadValue;
+    else if (keyed(ids[i]) || pool_.uses(ids[i]) != Uses())
+      due = kWrongBlock;
+    else if (std::count(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(i), ids[i]))
+      due = kBadValue;
+  }
+  const auto run = [&] { pool_.take_blocks(ids.data(), static_cast<std::int64_t>(ids.size())); };
+  if (call("pool take_blocks", bit(due), run) != kDone) return;
+  for (const std::int64_t id : ids) held_[id] = 1;
 }
 
 void PoolPlay::acquire() {
@@ -398,6 +417,30 @@ void PoolPlay::evict(bool forget) {
     if (!forget) held_[b] = 1;
   }
   forget_lost();
+}
+
+void PoolPlay::forget_blocks() {
+  const Ids ids = some(3);
+  Outcome due = kDone;
+  for (const std::int64_t id : ids)
+    if (due == kDone && !(in_range(id) && contents_.count(id)))
+      due = in_range(id) ? kWrongBlock : kBadValue;
+  std::int64_t count = 0;
+  const auto run = [&] {
+    count = pool_.forget_blocks(ids.data(), static_cast<std::int64_t>(ids.size()));
+  };
+  if (call("pool forget_blocks", bit(due), run) != kDone) return;
+  std::set<Content> gone;
+  for (const std::int64_t id : ids) gone.insert(contents_[id]);
+  for (auto at = contents_.begin(); at != contents_.end();) {
+    const bool continues = std::any_of(gone.begin(), gone.end(), [&](const Content& content) {
+      return at->second.compare(0, content.size(), content) == 0;
+    });
+    EXPECT(keyed(at->first) != continues, "the wrong blocks were forgotten");
+    at = continues ? contents_.erase(at) : std::next(at);
+    count -= continues;
+  }
+  EXPECT(!count, "a wrong number of forgotten blocks");
 }
 
 void PoolPlay::reset() {

@@ -62,6 +62,7 @@ class PoolPlay {
   std::int64_t pinned_in(int number) const;
 
   void take();
+  void take_blocks();
   void acquire();
   void release();
   void touch();
@@ -76,6 +77,7 @@ class PoolPlay {
   void merge(std::int64_t own, std::int64_t cached);
   void make_writable();
   void evict(bool forget);
+  void forget_blocks();
   void reset();
   void copies();
   Content extended(const Content& before, const std::string& extras, const Token* tokens) const;

@@ -195,7 +195,9 @@ def pooled(num_blocks: int = 600) -> World:
     idle = pool.promote(idle, [20, 21, 22, 23, 24, 25], extras={1: b"image"})
     pool.release(idle)
     one = int(pool.take(1)[0])
-    return World(pool, {"low": low, "chain": chain, "idle": idle, "one": one})
+    free = [num_blocks - 3, num_blocks - 1]
+    named = {"low": low, "chain": chain, "idle": idle, "one": one, "free": free}
+    return World(pool, named)
 
 
 def rich_pool() -> World:

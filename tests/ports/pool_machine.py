@@ -255,6 +255,19 @@ class PoolMachine(RuleBasedStateMachine):
         self.both("forget", n)
         self.look_again()
 
+    @precondition(lambda self: self.model.free)
+    @rule(indices=st.lists(which, max_size=4, unique=True), twice=st.sampled_from([0, 0, 0, 1]))
+    def take_blocks(self, indices: list[int], twice: int) -> None:
+        free = self.model.free
+        blocks = [free[i] for i in dict.fromkeys(i % len(free) for i in indices)]
+        self.both("take_blocks", blocks + blocks[:twice])
+
+    @precondition(any_cached)
+    @rule(indices=picks)
+    def forget_blocks(self, indices: list[int]) -> None:
+        self.both("forget_blocks", self.choose(sorted(self.model.keys), indices))
+        self.look_again()
+
     @precondition(any_idle)
     @rule()
     def reset(self) -> None:
@@ -289,7 +302,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.refs)
     @rule(
-        name=st.sampled_from(["acquire", "release", "touch"]),
+        name=st.sampled_from(["acquire", "release", "touch", "take_blocks", "forget_blocks"]),
         blocks=st.lists(st.integers(-1, 8), min_size=1, max_size=4),
     )
     def name_any_blocks(self, name: str, blocks: list[int]) -> None:

@@ -122,6 +122,17 @@ class PoolModel:
                 taken += self.evict(1)
         return taken
 
+    def take_blocks(self, blocks: list[int]) -> None:
+        for i, b in enumerate(blocks):
+            self.in_range(b)
+            if b not in self.free:
+                raise BlockStateError(b, "")
+            if b in blocks[:i]:
+                raise ValueError(b)
+        for b in blocks:
+            self.free.remove(b)
+            self.refs[b] = 1
+
     def evict(self, n: int) -> list[int]:
         if n < 0:
             raise ValueError(n)
@@ -138,6 +149,25 @@ class PoolModel:
         for b in taken:
             self.drop(b)
         return taken
+
+    def forget_blocks(self, blocks: list[int]) -> int:
+        for b in blocks:
+            self.in_range(b)
+            if b not in self.keys:
+                raise BlockStateError(b, "")
+        before = len(self.keys)
+        for b in blocks:
+            self.forget_tree(b)
+        return before - len(self.keys)
+
+    def forget_tree(self, b: int) -> None:
+        """The children first, and of those what was promoted last."""
+        for child in reversed([c for c, key in self.keys.items() if key.parent == b]):
+            self.forget_tree(child)
+        if b in self.keys:
+            del self.keys[b]
+            self.idle = [i for i in self.idle if i != b]
+            self.settle()
 
     def reset(self) -> None:
         if used := self.used():

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from blockmgr import BlockStateError, OutOfBlocksError, StepError, TicketError
+from blockmgr.pool import BlockPool
 from tests.fingerprints import fingerprint
 from tests.ports.pool_machine import PoolMachine
 from tests.ports.pool_support import MakePool, cache, refused
@@ -73,6 +74,50 @@ def test_shortage_says_what_was_needed_and_changes_nothing(make_pool: MakePool) 
     assert pool.take(3).size == 3
     with refused(pool, OutOfBlocksError):
         pool.take()
+
+
+def test_given_blocks_are_taken_and_the_others_keep_their_order(make_pool: MakePool) -> None:
+    pool = make_pool(6)
+    before = pool.take(6).tolist()
+    pool.release(before[::-1])
+    pool.take_blocks([before[4], before[0], before[3]])
+    assert pool.ref_count([before[0], before[3], before[4]]).tolist() == [1, 1, 1]
+    assert pool.take(3).tolist() == [before[1], before[2], before[5]]
+
+
+def test_a_given_block_of_any_share_is_cached_under_a_namespace_of_its_share() -> None:
+    pool = BlockPool(8, 2, quotas={b"tenant": 3}, eviction="arc", ghost_blocks=4)
+    pool.take_blocks([7, 0])
+    pool.promote(7, [1, 2], namespace=b"tenant")
+    pool.promote(0, [1, 2])
+    pool.release([7, 0])
+    assert pool.find([1, 2], namespace=b"tenant").tolist() == [7]
+    assert pool.find([1, 2]).tolist() == [0]
+    pool.check_invariants()
+
+
+def test_forgotten_blocks_take_along_what_continues_them(make_pool: MakePool) -> None:
+    pool = make_pool(8)
+    chain = cache(pool, [1, 2, 3, 4, 5, 6])
+    pool.release(chain)
+    [fork] = pool.take(1).tolist()
+    pool.promote(fork, [9, 9], parent=chain[1])
+    assert pool.forget_blocks([chain[1]]) == 3
+    assert pool.find([1, 2, 3, 4]).tolist() == [chain[0]]
+    # The fork is in use, and becomes free with its last reference.
+    assert (pool.num_used, pool.ref_count(fork), pool.num_cached) == (1, 1, 1)
+    pool.release([fork])
+    assert (pool.num_free, pool.num_idle) == (7, 1)
+
+
+def test_a_block_that_was_forgotten_is_cached_again_when_it_is_computed_again(
+    make_pool: MakePool,
+) -> None:
+    pool = make_pool(4)
+    chain = cache(pool, [1, 2, 3, 4])
+    pool.forget_blocks(chain)
+    assert pool.promote(chain, [1, 2, 3, 4]).tolist() == chain
+    assert pool.find([1, 2, 3, 4]).tolist() == chain
 
 
 def test_the_null_block_is_never_handed_out(make_pool: MakePool) -> None:

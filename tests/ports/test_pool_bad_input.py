@@ -48,6 +48,26 @@ BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
     "release what is free": (lambda p: p.release([6]), BlockStateError, "block 6"),
     "release what is idle": (lambda p: p.release([3]), BlockStateError, "block 3"),
     "touch a free block": (lambda p: p.touch([3, 4]), BlockStateError, "block 4: cannot touch"),
+    "take a block that is in use": (lambda p: p.take_blocks([4, 2]), BlockStateError, "block 2: c"),
+    "take a block that is idle": (
+        lambda p: p.take_blocks([3]),
+        BlockStateError,
+        "block 3: cannot take it: it is cached",
+    ),
+    "take a block twice": (
+        lambda p: p.take_blocks([5, 4, 5]),
+        ValueError,
+        "blocks must be distinct, got 5 twice",
+    ),
+    "take a block too far": (lambda p: p.take_blocks([4, 8]), ValueError, "got 8 at index 1"),
+    "take a block by its number": (lambda p: p.take_blocks(4), TypeError, "blocks must be a list"),  # type: ignore[arg-type]
+    "forget a block that is free": (lambda p: p.forget_blocks([3, 4]), BlockStateError, "block 4"),
+    "forget a block that is only held": (
+        lambda p: p.forget_blocks([2]),
+        BlockStateError,
+        "block 2: cannot forget it: it is not cached",
+    ),
+    "forget a block too far": (lambda p: p.forget_blocks([8]), ValueError, "got 8 at index 0"),
     "find below a free block": (lambda p: p.find([1, 2], parent=4), BlockStateError, "not cached"),
     "find below a held one": (lambda p: p.find([1, 2], parent=2), BlockStateError, "not cached"),
     "find below no block": (lambda p: p.find([1, 2], parent=-2), ValueError, "parent must be -1"),

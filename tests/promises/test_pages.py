@@ -300,12 +300,13 @@ def users_of(*names: str) -> set[str]:
     return {module for module, name in imports() if name in names}
 
 
+ROOMS_THAT_LOG = ("events/", "index/", "ports/vllm/", "ports/vllm_tiers/", "ports/sglang/")
+
+
 def test_only_events_the_index_and_the_ports_of_engines_log() -> None:
     logs = users_of("logging")
     assert logs
-    assert all(
-        module.startswith(("events/", "index/", "ports/vllm/", "ports/sglang/")) for module in logs
-    )
+    assert all(module.startswith(ROOMS_THAT_LOG) for module in logs)
 
 
 def test_only_events_the_index_and_a_sweep_on_ray_open_sockets() -> None:

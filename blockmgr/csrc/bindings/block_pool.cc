@@ -69,6 +69,11 @@ nb::object take(PoolCore& self, nb::handle n, nb::handle name) {
   return result.array;
 }
 
+void take_blocks(PoolCore& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  self.core.take_blocks(ids.data(), ids.size());
+}
+
 void acquire(PoolCore& self, nb::handle blocks, nb::handle found) {
   const bool is_found = bool_argument(found, "found");
   const Ids ids(self, blocks);
@@ -206,6 +211,11 @@ nb::object forget(PoolCore& self, nb::handle n, nb::handle name) {
   const Array<std::int32_t> result(count);
   self.core.forget(count, bytes, result.numbers);
   return result.array;
+}
+
+std::int64_t forget_blocks(PoolCore& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  return self.core.forget_blocks(ids.data(), ids.size());
 }
 
 void reset(PoolCore& self) { self.core.reset(); }
@@ -355,6 +365,8 @@ void bind_block_pool(nb::module_& m) {
       .def("take", take,
            nb::sig("def take(self, n: object, namespace: object = b'', /) -> " BM_IDS), any(),
            anybody())
+      .def("take_blocks", take_blocks,
+           nb::sig("def take_blocks(self, blocks: object, /) -> None"), any())
       .def("acquire", acquire,
            nb::sig("def acquire(self, blocks: object, found: object = True, /) -> None"), any(),
            any() = nb::bool_(true))
@@ -404,6 +416,8 @@ void bind_block_pool(nb::module_& m) {
       .def("forget", forget,
            nb::sig("def forget(self, n: object, namespace: object = b'', /) -> " BM_IDS), any(),
            anybody())
+      .def("forget_blocks", forget_blocks,
+           nb::sig("def forget_blocks(self, blocks: object, /) -> int"), any())
       .def("take_events", take_events<PoolCore>,
            nb::sig("def take_events(self, make: typing.Callable[..., typing.Any], /) -> "
                    "typing.Any"))

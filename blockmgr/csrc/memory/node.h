@@ -266,9 +266,27 @@ class FreeBlocks {
     return b;
   }
   void push(BlockId b) noexcept {
-    nodes_->owners[static_cast<std::size_t>(number(b))] = -2 - number(next_);
+    link(b, next_);
     next_ = b;
     ++size_;
+  }
+  // Takes out every block of which `chosen` is true, and leaves the others in their order.
+  template <class Chosen>
+  void remove_if(Chosen chosen) noexcept {
+    BlockId kept = kNoBlock;  // the last one that stays
+    for (BlockId b = next_; b != kNoBlock;) {
+      const BlockId following = after(b);
+      if (!chosen(b)) {
+        kept = b;
+      } else {
+        if (kept == kNoBlock)
+          next_ = following;
+        else
+          link(kept, following);
+        --size_;
+      }
+      b = following;
+    }
   }
   // In the order in which they will be handed out.
   template <class Visit>
@@ -280,6 +298,9 @@ class FreeBlocks {
  private:
   BlockId after(BlockId b) const {
     return BlockId{-2 - nodes_->owners[static_cast<std::size_t>(number(b))]};
+  }
+  void link(BlockId b, BlockId following) noexcept {
+    nodes_->owners[static_cast<std::size_t>(number(b))] = -2 - number(following);
   }
 
   Nodes* nodes_;

@@ -157,6 +157,23 @@ void Pool::take_run(int partition, NodeId before, std::int64_t count, NodeId* ou
   });
 }
 
+void Pool::take_given(const std::int64_t* blocks, std::int64_t count,
+                      const ZeroedArray<std::uint32_t>& marks, std::uint32_t mark) noexcept {
+  for (int i = 0; i < num_partitions(); ++i) {
+    Partition& own = at(i);
+    const int before = own.free.size();
+    own.free.remove_if(
+        [&](BlockId b) { return marks[static_cast<std::size_t>(number(b))] == mark; });
+    const int taken = before - own.free.size();
+    if (partitions_) num_queued_ -= taken;
+    if (taken) own.tell([taken](Observer& each) { each.on_taken(taken); });
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const BlockId b{static_cast<std::int32_t>(blocks[i])};
+    bind(holder_of(b).ids.take(kNoNode), b);
+  }
+}
+
 // What evict_block does, for many blocks. Nearly all of its time is waiting for memory that each
 // look at a victim only then knows the address of, so several are under way at a time, each one
 // look behind the one before it: its record and digest, its bucket.

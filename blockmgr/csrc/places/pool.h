@@ -108,6 +108,9 @@ class Pool {
   // That many of them at once, each to continue the one before it. The same blocks in the same
   // order.
   void take_run(int partition, NodeId before, std::int64_t count, NodeId* out) noexcept;
+  // take() of these blocks, distinct and free. They are those that have this mark.
+  void take_given(const std::int64_t* blocks, std::int64_t count,
+                  const ZeroedArray<std::uint32_t>& marks, std::uint32_t mark) noexcept;
   // A block for take_next(), left where it is. A policy that is asked again may answer another.
   BlockId next(int partition) noexcept {
     Partition& own = at(partition);
@@ -216,6 +219,17 @@ class Pool {
   }
   // Takes a block's key away; it must have no children. Unused, it becomes free.
   void forget(NodeId b) noexcept;
+  // forget() of a node and of all that continues it, the deepest first: gone(node) after each.
+  template <class Gone>
+  void forget_tree(NodeId b, Gone gone) noexcept {
+    for (NodeId node = b; nodes_[b].keyed();) {
+      while (nodes_[node].first_child >= 0) node = nodes_[node].first_child;
+      const NodeId parent = nodes_[node].parent;
+      forget(node);
+      gone(node);
+      node = node != b && nodes_[parent].keyed() ? parent : b;
+    }
+  }
   // forget() of idle nodes [first, last], each but the last the parent of the next and of no other.
   void forget_run(NodeId first, NodeId last) noexcept;
   // Whether this cached record is a part of a further group of layers, see GroupPlaces.
@@ -295,6 +309,12 @@ class Pool {
  private:
   Partition& at(int number) {
     return number ? apart_[static_cast<std::size_t>(number - 1)] : common_;
+  }
+  // The partition that a block is of, free or not.
+  Partition& holder_of(BlockId b) {
+    for (Partition& own : apart_)
+      if (own.holds(b)) return own;
+    return common_;
   }
   Partition& of(NodeId b) { return partitions_ ? at(partition_of(b)) : common_; }
   int number_of(const Partition& own) const {

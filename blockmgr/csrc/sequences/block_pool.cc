@@ -64,6 +64,21 @@ void BlockPool::take(std::int64_t count, std::string_view name, std::int32_t* ou
   name_blocks(out, count);
 }
 
+void BlockPool::take_blocks(const std::int64_t* ids, std::int64_t count) {
+  const Held held(monitor_);
+  begin_list();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const NodeId owner = checked(ids[i], i);
+    if (owner >= 0)
+      throw WrongBlockState(ids[i], nodes_[owner].keyed() ? "cannot take it: it is cached"
+                                                          : "cannot take it: it is in use");
+    if (named_before(ids[i]))
+      throw Error(ErrorKind::kValue,
+                  "blocks must be distinct, got " + std::to_string(ids[i]) + " twice");
+  }
+  pool_.take_given(ids, count, marks_, mark_);
+}
+
 void BlockPool::begin_list() noexcept {
   if (++mark_) return;
   for (std::size_t b = 0; b < marks_.size(); ++b) marks_[b] = 0;
@@ -364,6 +379,19 @@ void BlockPool::forget(std::int64_t count, std::string_view name, std::int32_t* 
     out[i] = nodes_.name(victim);
     pool_.forget(victim);
   }
+}
+
+std::int64_t BlockPool::forget_blocks(const std::int64_t* ids, std::int64_t count) {
+  const Held held(monitor_);
+  for (std::int64_t i = 0; i < count; ++i)
+    if (!listed(ids[i], i).keyed())
+      throw WrongBlockState(ids[i], "cannot forget it: it is not cached");
+  const int before = index_.num_keyed();
+  for (std::int64_t i = 0; i < count; ++i) {
+    const NodeId n = nodes_.owner(ids[i]);  // none: it was forgotten with another
+    if (n >= 0 && nodes_[n].keyed()) pool_.forget_tree(n, [](NodeId) {});
+  }
+  return before - index_.num_keyed();
 }
 
 void BlockPool::reset() {

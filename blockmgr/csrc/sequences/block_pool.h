@@ -36,6 +36,8 @@ class BlockPool : public Store {
   // Blocks are of one share each: the namespace's, where a call takes its name.
   void check_take(std::int64_t count, std::string_view name) const;
   void take(std::int64_t count, std::string_view name, std::int32_t* out);
+  // Free blocks of the caller's choice, of any share.
+  void take_blocks(const std::int64_t* ids, std::int64_t count);
   // found: by a request, of which policies are notified; else a further reference to what it has.
   void acquire(const std::int64_t* ids, std::int64_t count, bool found);
   void release(const std::int64_t* ids, std::int64_t count);
@@ -67,6 +69,9 @@ class BlockPool : public Store {
   void evict(std::int64_t count, std::string_view name, std::int32_t* out);
   // Makes them free instead.
   void forget(std::int64_t count, std::string_view name, std::int32_t* out);
+  // Cached blocks, idle or in use, with all that continues them: their content is not found any
+  // more. How many those are.
+  std::int64_t forget_blocks(const std::int64_t* ids, std::int64_t count);
   void reset();
 
   // block_pool_levels.cc. A level of kNoLevel withdraws; ttl is in seconds.

@@ -44,13 +44,9 @@ std::int64_t Forgetting::reset_prefix_cache(bool reset_hit_rate) {
 std::int64_t Forgetting::forget_chain(NodeId b, std::vector<bool>* gone) noexcept {
   const int before = index().num_keyed();
   const NodeId start = nodes()[b].parent;
-  for (NodeId node = b; nodes()[b].keyed();) {
-    while (nodes()[node].first_child >= 0) node = nodes()[node].first_child;
-    const NodeId parent = nodes()[node].parent;
-    pool().forget(node);
+  pool().forget_tree(b, [gone](NodeId node) {
     if (gone) (*gone)[static_cast<std::size_t>(node)] = true;
-    node = node != b && nodes()[parent].keyed() ? parent : b;
-  }
+  });
   const int count = before - index().num_keyed();
   if (groups() && start >= 0) groups()->prune(start);
   return count;

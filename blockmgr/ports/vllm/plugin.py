@@ -10,6 +10,7 @@ import functools
 import logging
 import threading
 import time
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.ports.unsupported import UnsupportedConfigError
@@ -18,7 +19,7 @@ from blockmgr.ports.vllm.options import OptionError, Options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Scheduler", "register"]
+__all__ = ["Scheduler", "register", "scheduler_config"]
 
 NAME = "blockmgr"
 INSTEAD = (
@@ -28,6 +29,7 @@ INSTEAD = (
 MARK = "_blockmgr_register"
 logger = logging.getLogger("vllm.blockmgr")
 building = threading.Lock()
+_config: ContextVar[Any] = ContextVar("blockmgr_vllm_config", default=None)
 
 
 def register() -> None:
@@ -38,6 +40,11 @@ def register() -> None:
     if hasattr(original, MARK):
         return
     scheduler.Scheduler.__init__ = _watched(original)
+
+
+def scheduler_config() -> Any:
+    """VLLM's configuration, for what is made in the constructor of its scheduler; else None."""
+    return _config.get()
 
 
 def Scheduler(vllm_config: Any, *arguments: Any, **named: Any) -> Any:
@@ -71,8 +78,7 @@ def _additional(vllm_config: Any) -> dict[str, Any]:
 
 
 def _watched(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, vllm_config: Any, *arguments: Any, **named: Any) -> None:
+    def build(self: Any, vllm_config: Any, *arguments: Any, **named: Any) -> None:
         values = _additional(vllm_config).get(NAME)
         options = None if values is None else Options.read(values)
         if options is None or not options.enabled:
@@ -88,6 +94,14 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
                 scheduler.KVCacheManager = stock
         _settle(self, options, vllm_config)
         return None
+
+    @functools.wraps(original)
+    def __init__(self: Any, vllm_config: Any, *arguments: Any, **named: Any) -> None:
+        before = _config.set(vllm_config)
+        try:
+            build(self, vllm_config, *arguments, **named)
+        finally:
+            _config.reset(before)
 
     setattr(__init__, MARK, True)
     return __init__

@@ -1,0 +1,69 @@
+"""The errors of opening a slab."""
+
+from __future__ import annotations
+
+from blockmgr.errors import BlockMgrError
+
+__all__ = ["SlabError", "SlabHeldError", "SlabMismatchError", "SlabSpaceError"]
+
+
+class SlabError(BlockMgrError):
+    """The file at this path cannot be opened as a slab, and is as it was before.
+
+    Attributes:
+        path: The path.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(f"slab {path}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.path, self.problem)
+
+
+class SlabHeldError(SlabError):
+    """Another process, or another object in this one, has the slab open."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "it is open already; each engine needs a slab of its own")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.path,)
+
+
+class SlabMismatchError(SlabError):
+    """The slab was made for other blocks: another model, layout or size.
+
+    Attributes:
+        field: What differs, such as ``model``.
+        found: What the file was made for.
+        wanted: What it was opened for.
+    """
+
+    def __init__(self, path: str, field: str, found: object, wanted: object) -> None:
+        self.field, self.found, self.wanted = field, found, wanted
+        super().__init__(
+            path,
+            f"it was made for {field} {found!r}, not {wanted!r}; remove it, or use another path",
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.path, self.field, self.found, self.wanted)
+
+
+class SlabSpaceError(SlabError):
+    """The file system has no room for the slab.
+
+    Attributes:
+        needed: Bytes that the slab takes.
+        available: Bytes that were free.
+    """
+
+    def __init__(self, path: str, needed: int, available: int) -> None:
+        self.needed, self.available = needed, available
+        super().__init__(path, f"it needs {needed} bytes, and {available} are free")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.path, self.needed, self.available)

@@ -1,0 +1,207 @@
+"""What a slab keeps on disk: the identity of the file, its state, and a header for each block.
+
+::
+
+    page 0      identity: JSON, with a checksum; written once
+    page 1, 2   the state, twice: number of the opening, and the lowest serial that counts
+    headers     one record for each block
+    payloads    blocks of whole pages
+
+All numbers are little-endian. Checksums are of xxHash: XXH3 with 64 bits for records, which are
+seeded by the identity, and with 128 bits for payloads.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FORMAT", "NEVER", "PAGE", "RAW", "Identity", "Records", "State", "up"]
+
+FORMAT = 1
+PAGE = 4096
+RAW = 0
+"""The codec of payloads that are the bytes of the block."""
+
+MAGIC = b"BLKMSLAB"
+# A slab is volatile from a reset that keeps nothing until it is opened again: no serial counts.
+NEVER = 2**64 - 1
+CHECK = np.dtype("<u8")
+STATE = np.dtype([("opening", "<u8"), ("floor", "<u8"), ("check", CHECK)])
+
+
+def up(size: int, unit: int = PAGE) -> int:
+    """The size in whole units."""
+    return -(-size // unit) * unit
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a slab is for. Two runs whose identities are equal may share one.
+
+    Attributes:
+        format: Version of the format.
+        num_blocks: Blocks in the file.
+        block_bytes: Bytes of a block.
+        key_bytes: Bytes of a key.
+        layout: What else decides the bytes of a block, by name.
+    """
+
+    format: int
+    num_blocks: int
+    block_bytes: int
+    key_bytes: int
+    layout: Mapping[str, str | int]
+
+    def differences(self, other: Identity) -> list[tuple[str, Any, Any]]:
+        """Names of what differs, with both values; what comes first explains the rest."""
+        mine, theirs = ({**i.layout, **asdict(i)} for i in (self, other))
+        names = ["format", *dict.fromkeys([*self.layout, *other.layout])]
+        names += ["key_bytes", "block_bytes", "num_blocks"]
+        pairs = [(name, mine.get(name), theirs.get(name)) for name in names]
+        return [(name, a, b) for name, a, b in pairs if a != b]
+
+    def page(self) -> bytes:
+        """Page 0."""
+        text = json.dumps(asdict(self), sort_keys=True).encode()
+        body = MAGIC + len(text).to_bytes(4, "little") + text
+        page = body + xxhash.xxh3_64_digest(body)
+        if len(page) > PAGE:
+            raise ValueError(f"layout must fit into a page, got {len(text)} bytes of JSON")
+        return page.ljust(PAGE, b"\0")
+
+    @classmethod
+    def read(cls, page: bytes) -> Identity | None:
+        """The identity in page 0; None: it is the beginning of some other file, or damaged."""
+        size = len(MAGIC) + 4 + int.from_bytes(page[len(MAGIC) : len(MAGIC) + 4], "little")
+        body = page[:size]
+        is_whole = page[size : size + 8] == xxhash.xxh3_64_digest(body)
+        if page[: len(MAGIC)] != MAGIC or not is_whole:
+            return None
+        said = json.loads(body[len(MAGIC) + 4 :])
+        names = ("format", "num_blocks", "block_bytes", "key_bytes")  # those of this format
+        return cls(**{name: said.get(name, 0) for name in names}, layout=said.get("layout", {}))
+
+    def seed(self) -> int:
+        """Seeds the checksums of records, so that those of another slab never pass here."""
+        return xxhash.xxh3_64_intdigest(self.page())
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a slab.
+
+    Attributes:
+        opening: Number of times that it was opened, and above that of each serial in it.
+        floor: The lowest serial that counts.
+    """
+
+    opening: int
+    floor: int
+
+    def record(self, seed: int) -> bytes:
+        """The state as it is on disk."""
+        body = np.array((self.opening, self.floor, 0), STATE).tobytes()[: -CHECK.itemsize]
+        return body + _check(body, seed)
+
+    @classmethod
+    def read(cls, pages: list[bytes], seed: int) -> State | None:
+        """The later of the states that are whole; None: neither is.
+
+        Both are written and synced before a change counts. Numbers only grow, so what is later in
+        one of them is what counts.
+        """
+        found = []
+        for page in pages:
+            body, check = page[: STATE.itemsize - 8], page[STATE.itemsize - 8 : STATE.itemsize]
+            if check == _check(body, seed):
+                [(opening, floor, _)] = np.frombuffer(page[: STATE.itemsize], STATE).tolist()
+                found.append((opening, floor))
+        if not found:
+            return None
+        return cls(max(opening for opening, _ in found), max(floor for _, floor in found))
+
+
+def _check(body: bytes | memoryview, seed: int) -> bytes:
+    return xxhash.xxh3_64_intdigest(body, seed).to_bytes(8, "little")
+
+
+class Records:
+    """The headers of a slab.
+
+    A header has the serial of the write, the codec and the size of the payload, the size of the
+    block that it decodes to, the checksum of the payload, and the key.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self.seed = identity.seed()
+        self.key_bytes = identity.key_bytes
+        fields = [
+            ("serial", "<u8"),
+            ("logical_bytes", "<u8"),
+            ("stored_bytes", "<u8"),
+            ("digest", "V16"),
+            ("codec", "<u2"),
+            ("key", f"V{identity.key_bytes}"),
+        ]
+        packed = np.dtype([*fields, ("check", CHECK)])
+        self.checked_bytes = packed.itemsize - CHECK.itemsize
+        assert packed.fields is not None
+        self.dtype = np.dtype(
+            {
+                "names": list(packed.names or ()),
+                "formats": [packed.fields[name][0] for name in packed.names or ()],
+                "offsets": [packed.fields[name][1] for name in packed.names or ()],
+                "itemsize": up(packed.itemsize, 64),
+            }
+        )
+        self.size = self.dtype.itemsize
+
+    def make(self, serial: int, key: bytes, digest: bytes, size: int) -> bytes:
+        """The header of a block that is stored as it is."""
+        record = np.zeros((), self.dtype)
+        record["serial"], record["codec"] = serial, RAW
+        record["logical_bytes"] = record["stored_bytes"] = size
+        record["digest"], record["key"] = np.void(digest), np.void(key)
+        body = record.tobytes()
+        check = _check(body[: self.checked_bytes], self.seed)
+        return (body[: self.checked_bytes] + check).ljust(self.size, b"\0")
+
+    def is_whole(self, record: bytes | memoryview) -> bool:
+        """Whether it is a header of this slab, as it was written."""
+        end = self.checked_bytes
+        return record[end : end + 8] == _check(record[:end], self.seed)
+
+    def parse(self, record: bytes) -> np.void | None:
+        """The header; None: it is damaged, or there is none."""
+        if len(record) != self.size or not self.is_whole(record):
+            return None
+        parsed: np.void = np.frombuffer(record, self.dtype)[0]
+        return parsed
+
+    def scan(self, data: bytes) -> npt.NDArray[np.void]:
+        """Block, serial and key of each whole header among these, which begin at block 0."""
+        records = np.frombuffer(data, self.dtype)
+        view = memoryview(data)
+        blocks = [
+            int(block)
+            for block in np.flatnonzero(records["serial"])
+            if self.is_whole(view[int(block) * self.size : (int(block) + 1) * self.size])
+        ]
+        found = np.zeros(len(blocks), self.found_dtype)
+        found["block"] = blocks
+        found["serial"], found["key"] = records["serial"][blocks], records["key"][blocks]
+        return found
+
+    @property
+    def found_dtype(self) -> np.dtype[np.void]:
+        """What a scan finds of a block."""
+        return np.dtype([("block", "<i8"), ("serial", "<u8"), ("key", f"V{self.key_bytes}")])

@@ -1,0 +1,404 @@
+"""A slab: one file of KV blocks, which never returns bytes that it cannot prove.
+
+Nothing has to reach the disk in order. A header names the checksum of its payload, so that a header
+without its bytes, bytes without their header, half of either, and bytes that were overwritten are
+all found when the block is read. ``records`` has the format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import numpy as np
+import xxhash
+
+from blockmgr.arguments import whole
+from blockmgr.errors import ForkError
+from blockmgr.tiers.errors import SlabError, SlabHeldError, SlabMismatchError, SlabSpaceError
+from blockmgr.tiers.records import FORMAT, NEVER, PAGE, RAW, Identity, Records, State, up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Slab"]
+
+FIRST_HEADER = 3 * PAGE
+COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with this many bits
+SCAN_BYTES = 1 << 24  # headers that are read at a time
+FILL_BYTES = 1 << 20  # zeros that are written at a time
+
+_open_slabs: WeakSet[Slab] = WeakSet()
+
+
+def _close_in_child() -> None:
+    # The lock belongs to the open file, which a child would keep open after its parent's end.
+    for slab in list(_open_slabs):
+        slab._close_files()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class Slab:
+    """A file of blocks, open for one process.
+
+    The caller decides which content goes to which block, and never writes to a block while it reads
+    or writes it elsewhere; the references of a ``BlockPool`` with as many blocks do both. Writes
+    and reads may come from several threads.
+
+    A new file takes all its room at once, and is written over, so that a later write lacks no room
+    and takes as long as any other. It is readable for its owner only (mode 0600): K/V says what the
+    prompts were, and keys identify them.
+
+    Args:
+        path: The file. It is made if there is none; its folder must exist.
+        layout: What decides the bytes of a block: model, revision of the weights, and so on, by
+            name. A file with another layout is refused.
+        num_blocks: Number of blocks.
+        block_bytes: Bytes of a block.
+        key_bytes: Bytes of a key, which identifies the content of a block.
+
+    Raises:
+        SlabError: There is no such folder, or there is no file, another file or a damaged one.
+        SlabHeldError: It is open already, in this process or another.
+        SlabMismatchError: It was made for other blocks.
+        SlabSpaceError: The file system has no room for it.
+        ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
+
+    Cost: a new file is written once. Later, one read of all headers, 128 bytes each with a key of
+    36 bytes, and two syncs.
+
+    >>> import tempfile
+    >>> options = {"layout": {"model": "tiny"}, "num_blocks": 4, "block_bytes": 8, "key_bytes": 1}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     slab = Slab(f"{folder}/kv.slab", **options)
+    ...     serial = slab.write(2, b"k", b"8 bytes.")
+    ...     slab.close()
+    ...     again = Slab(f"{folder}/kv.slab", **options)
+    ...     block = bytearray(8)
+    ...     found = [(int(entry["block"]), bytes(entry["key"])) for entry in again.found]
+    ...     found, again.read(2, b"k", serial, block), bytes(block)
+    ([(2, b'k')], True, b'8 bytes.')
+    """
+
+    _file = _direct = -1  # closed
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        layout: Mapping[str, str | int],
+        *,
+        num_blocks: int,
+        block_bytes: int,
+        key_bytes: int,
+    ) -> None:
+        self.path = os.fspath(path)
+        if not self.path:
+            raise ValueError("path must name a file, got ''")
+        self.num_blocks = whole("num_blocks", num_blocks, 1, 2**31 - 1)
+        self.block_bytes = whole("block_bytes", block_bytes, 1, 2**40)
+        self.key_bytes = whole("key_bytes", key_bytes, 1, 1024)
+        identity = Identity(FORMAT, num_blocks, block_bytes, key_bytes, dict(layout))
+        self._records = Records(identity)
+        self._payloads = FIRST_HEADER + up(self._records.size * num_blocks)
+        self._stride = up(block_bytes)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._file = _opened(self.path, identity, self._payloads + self._stride * num_blocks)
+        try:
+            self._begin()
+        except BaseException:
+            self._close_files()
+            raise
+        _open_slabs.add(self)
+
+    def _begin(self) -> None:
+        """Reads what is there, and counts the opening."""
+        seed = self._records.seed
+        state = State.read([os.pread(self._file, PAGE, page * PAGE) for page in (1, 2)], seed)
+        if state is None:
+            raise SlabError(self.path, "its state is damaged; remove the file")
+        found = self._scan()
+        last = int(found["serial"].max()) if found.size else 0
+        opening = max(state.opening, last >> COUNTER_BITS) + 1
+        self._next = opening << COUNTER_BITS
+        self._floor = self._next if state.floor == NEVER else state.floor
+        self._opening = opening
+        self._save(State(opening, self._floor))
+        found = found[found["serial"] >= self._floor]
+        found = found[np.argsort(found["serial"])]
+        # A key that was written twice counts once, as it was written last.
+        last_of = {bytes(entry["key"]): i for i, entry in enumerate(found)}
+        self.found = found[sorted(last_of.values())]
+        """Block, serial and key of each block that was there at the opening, the oldest first."""
+        self._direct = _opened_directly(self.path, self._file)
+
+    def _scan(self) -> Any:
+        size = self._records.size
+        most = SCAN_BYTES // size
+        parts = []
+        for first in range(0, self.num_blocks, most):
+            count = min(most, self.num_blocks - first)
+            part = self._records.scan(os.pread(self._file, count * size, self._header(first)))
+            part["block"] += first
+            parts.append(part)
+        return np.concatenate(parts)
+
+    # Blocks.
+
+    def write(self, block: int, key: bytes, data: bytes | bytearray | memoryview) -> int:
+        """Writes a block, and returns its serial, a number that no other write of the file has.
+
+        Without a sync: after a power failure the block may be lost, but nothing else is found in
+        its place.
+
+        Args:
+            block: The block; what it had is lost, also when the write fails.
+            key: The key of the content.
+            data: ``block_bytes`` of memory. The transfer bypasses the page cache where the file
+                system can, the block has whole pages, and they are aligned.
+
+        Raises:
+            OSError: The disk failed. The block has no content.
+            ForkError: The process was forked after the opening.
+            ValueError: A value is out of its bounds, or the slab is closed.
+        """
+        view = self._checked(block, key, data)
+        with self._lock:
+            serial = self._next
+            self._next += 1
+        digest = xxhash.xxh3_128_digest(view)
+        _write(self._file_for(view), view, self._payload(block))
+        header = self._records.make(serial, key, digest, self.block_bytes)
+        _write(self._file, memoryview(header), self._header(block))
+        return serial
+
+    def read(self, block: int, key: bytes, serial: int, into: bytearray | memoryview) -> bool:
+        """Reads a block, and returns whether it is proved.
+
+        It is if header and payload have their checksums, and the header has this key and serial.
+
+        Args:
+            block: The block.
+            key: The key of the content.
+            serial: The serial of its write.
+            into: ``block_bytes`` of memory, for the block; rubbish if the block is not proved.
+
+        Raises:
+            OSError: The disk failed.
+            ForkError: The process was forked after the opening.
+            ValueError: A value is out of its bounds, or the slab is closed.
+        """
+        view = self._checked(block, key, into)
+        size = self._records.size
+        header = self._records.parse(os.pread(self._file, size, self._header(block)))
+        if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
+            return False
+        sizes = (int(header["stored_bytes"]), int(header["logical_bytes"]))
+        if int(header["codec"]) != RAW or sizes != (self.block_bytes, self.block_bytes):
+            return False
+        if _read(self._file_for(view), view, self._payload(block)) != self.block_bytes:
+            return False
+        return xxhash.xxh3_128_digest(view) == bytes(header["digest"])
+
+    def reset(self, *, volatile: bool = False) -> None:
+        """Makes every block in the file count no longer, now and after a restart.
+
+        Args:
+            volatile: Also what is written from here on, until the slab is opened again: for
+                engines whose weights have changed, so that the layout may no longer say which they
+                are.
+
+        Raises:
+            OSError: The disk failed.
+            ForkError: The process was forked after the opening.
+            ValueError: The slab is closed.
+        """
+        self._check_open()
+        with self._lock:
+            floor = NEVER if volatile or self._floor == NEVER else self._next
+            self._save(State(self._opening, floor))
+            self._floor = floor
+
+    def close(self) -> None:
+        """Closes the file, which stays; a second time does nothing. No call may be in progress."""
+        _open_slabs.discard(self)
+        self._close_files()
+
+    def __del__(self) -> None:
+        self._close_files()
+
+    # Places in the file.
+
+    def _header(self, block: int) -> int:
+        return FIRST_HEADER + block * self._records.size
+
+    def _payload(self, block: int) -> int:
+        return self._payloads + block * self._stride
+
+    def _file_for(self, view: memoryview) -> int:
+        """The file to transfer this memory with: directly if the kernel can."""
+        if self._direct < 0 or self.block_bytes % PAGE:
+            return self._file
+        address: int = np.frombuffer(view, np.uint8).ctypes.data
+        return self._file if address % PAGE else self._direct
+
+    # Files and checks.
+
+    def _save(self, state: State) -> None:
+        """Writes the state twice, each synced, so that one of the two is whole at any time."""
+        record = state.record(self._records.seed)
+        for page in (1, 2):
+            _write(self._file, memoryview(record), page * PAGE)
+            os.fsync(self._file)
+
+    def _checked(self, block: int, key: bytes, data: bytes | bytearray | memoryview) -> memoryview:
+        self._check_open()
+        whole("block", block, 0, self.num_blocks - 1)
+        view = memoryview(data).cast("B")
+        if len(key) != self.key_bytes:
+            raise ValueError(f"key must have {self.key_bytes} bytes, got {len(key)}")
+        if view.nbytes != self.block_bytes:
+            raise ValueError(f"memory must have {self.block_bytes} bytes, got {view.nbytes}")
+        return view
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkError("a slab belongs to the process that opened it; open another one here")
+        if self._file < 0:
+            raise ValueError(f"slab {self.path} is closed")
+
+    def _close_files(self) -> None:
+        files, self._file, self._direct = (self._file, self._direct), -1, -1
+        for file in files:
+            if file >= 0:
+                os.close(file)
+
+
+def _opened(path: str, identity: Identity, size: int) -> int:
+    """The file, locked, with this identity; made first if there is none."""
+    file = _locked(path, os.O_RDWR)
+    if file is None:
+        file = _made(path, identity, size)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            raise SlabError(path, "it is not a file")
+        known = Identity.read(os.pread(file, PAGE, 0))
+        if known is None:
+            raise SlabError(path, "it is another file, or damaged; remove it, or use another path")
+        for field, theirs, ours in known.differences(identity):
+            raise SlabMismatchError(path, field, theirs, ours)
+        if found.st_size != size:
+            raise SlabError(path, f"it has {found.st_size} bytes, not {size}; remove the file")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _locked(path: str, flags: int) -> int | None:
+    """The file, locked for this object; None: there is none."""
+    try:
+        file = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        folder = os.path.dirname(path) or "."
+        if os.path.isdir(folder) and not flags & os.O_CREAT:
+            return None
+        raise SlabError(path, f"there is no folder {folder}") from None
+    except OSError as error:
+        raise SlabError(path, f"cannot open it: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError):
+            raise SlabHeldError(path) from None
+        raise SlabError(path, f"cannot lock it: {error.strerror}") from None
+    return file
+
+
+def _made(path: str, identity: Identity, size: int) -> int:
+    """A new slab: whole under another name first, so that a path never has half of one."""
+    draft = f"{path}.new"
+    file = _locked(draft, os.O_RDWR | os.O_CREAT)
+    assert file is not None
+    try:
+        if os.path.exists(path):
+            raise SlabHeldError(path)  # made in the meantime
+        os.ftruncate(file, 0)
+        free = os.fstatvfs(file)
+        room = SlabSpaceError(path, size, free.f_bavail * free.f_frsize)
+        if size > room.available:
+            raise room
+        try:
+            os.posix_fallocate(file, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
+            raise room from None
+        _fill(draft, file, size)
+        record = State(0, 0).record(identity.seed())
+        for page, data in enumerate((identity.page(), record, record)):
+            _write(file, memoryview(data), page * PAGE)
+        os.fsync(file)
+        os.rename(draft, path)
+    except BaseException as error:
+        os.close(file)
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        if isinstance(error, OSError):
+            raise SlabError(path, f"cannot make it: {error.strerror}") from None
+        raise
+    return file
+
+
+def _fill(path: str, file: int, size: int) -> None:
+    """Writes over the file: a first write to room that was only allocated is far slower."""
+    direct = _opened_directly(path, file)
+    zeros = memoryview(mmap.mmap(-1, FILL_BYTES))
+    for at in range(0, size, FILL_BYTES):
+        _write(file if direct < 0 else direct, zeros[: min(FILL_BYTES, size - at)], at)
+    if direct >= 0:
+        os.close(direct)
+
+
+def _opened_directly(path: str, file: int) -> int:
+    """The same file, past the page cache; -1: its file system cannot."""
+    direct = -1
+    try:
+        direct = os.open(path, os.O_RDWR | getattr(os, "O_DIRECT", 0))
+        os.preadv(direct, [mmap.mmap(-1, PAGE)], 0)
+        if os.path.sameopenfile(direct, file):
+            return direct
+    except OSError:
+        pass
+    if direct >= 0:
+        os.close(direct)
+    return -1
+
+
+def _write(file: int, data: memoryview, at: int) -> None:
+    while data.nbytes:
+        count = os.pwrite(file, data, at)
+        data, at = data[count:], at + count
+
+
+def _read(file: int, into: memoryview, at: int) -> int:
+    """Bytes that were read; fewer than asked for where the file ends."""
+    total = 0
+    while total < into.nbytes:
+        count = os.preadv(file, [into[total:]], at + total)
+        if not count:
+            break
+        total += count
+    return total

@@ -1,0 +1,222 @@
+"""``python -m tests.engines.tiering``: the slab inside vLLM's own ``TieringOffloadingManager``.
+
+Without kernels, so that it also runs where vLLM has none for this machine. Chunks go through a host
+memory of eight, into the slab, and come back: byte for byte, after a restart too; a chunk with a
+flipped bit, and all of them after a reset, are not found. A random play does the same with each of
+our eviction policies for the host memory. Exit code 1 if something is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+from vllm.v1.kv_offload.tiering.manager import (
+    CPUPrimaryTierOffloadingManager,
+    TieringOffloadingManager,
+)
+
+from blockmgr.tiers import SlabMismatchError
+from tests.engines.tiers import flip
+
+SIZE, HOST, BLOCKS = 16_384, 8, 64
+MODULE = "blockmgr.ports.vllm_tiers"
+
+
+def spec(**changes: Any) -> Any:
+    """What the tier reads of vLLM's specification."""
+    parallel = {"rank": 0, "tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
+    parallel |= {"data_parallel_index": 0, "data_parallel_size": 1}
+    named = {"kv_cache_layout": "NHD", "canonical_layout": False, "replicated_layout": False}
+    return SimpleNamespace(
+        config=SimpleNamespace(
+            groups=[SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=("a",))],
+            model=SimpleNamespace(name="tiny", dtype="float32"),
+            cache=SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1),
+            parallel=SimpleNamespace(**parallel),
+            **{**named, **changes},
+        )
+    )
+
+
+def key_of(number: int) -> Any:
+    return make_offload_key(number.to_bytes(4, "little") * 8, 0)
+
+
+def content(key: Any) -> Any:
+    return np.random.default_rng(list(key)).integers(0, 256, SIZE, dtype=np.uint8)
+
+
+class World:
+    """vLLM's manager with host memory and a slab."""
+
+    def __init__(self, path: Path, policy: str = "lru", **options: Any) -> None:
+        region = SharedOffloadRegion(
+            engine_id=f"blockmgr_{os.getpid()}_{time.monotonic_ns()}",
+            num_chunks=HOST,
+            rank=None,
+            kv_bytes_per_chunk=SIZE,
+            cpu_page_size=SIZE,
+        )
+        module = {} if policy == "lru" else {"cache_policy_module_path": MODULE}
+        primary = CPUPrimaryTierOffloadingManager(
+            num_chunks=HOST, mmap_region=region, cache_policy=policy, **module
+        )
+        config = {"type": "SlabTier", "module_path": MODULE, "path": str(path)}
+        config |= {"bytes_to_use": BLOCKS * SIZE, "revision": "1", **options.pop("tier", {})}
+        view = primary.get_kv_memoryview()
+        try:
+            self.tier: Any = SecondaryTierFactory.create_secondary_tier(
+                config, view, spec(**options)
+            )
+        except BaseException:
+            primary.shutdown()
+            raise
+        self.manager = TieringOffloadingManager(primary_tier=primary, secondary_tiers=[self.tier])
+        self.host = np.frombuffer(view, np.uint8).reshape(HOST, SIZE)
+        self.count = 0
+
+    def request(self) -> Any:
+        self.count += 1
+        context = ReqContext(f"r{self.count}")
+        self.manager.on_new_request(context)
+        return context
+
+    def end_step(self) -> None:
+        self.manager.on_schedule_end(ScheduleEndContext((), ()))
+
+    def settle(self) -> None:
+        for _ in range(1000):
+            self.end_step()
+            if not self.manager._jobs:
+                return
+            time.sleep(0.002)
+        raise AssertionError("a transfer does not end")
+
+    def store(self, numbers: list[int]) -> None:
+        """As a request that computed these chunks."""
+        context, keys = self.request(), [key_of(number) for number in numbers]
+        planned = self.manager.prepare_store(keys, context)
+        if planned is not None and planned.keys_to_store:
+            chunks = planned.store_spec.block_ids
+            for key, chunk in zip(planned.keys_to_store, chunks, strict=True):
+                self.host[chunk] = content(key)
+            self.manager.complete_store(planned.keys_to_store, context)
+        self.manager.on_request_finished(context)
+
+    def load(self, numbers: list[int]) -> list[int]:
+        """As a request with these chunks: those that it finds, all of them with their bytes."""
+        context, keys = self.request(), [key_of(number) for number in numbers]
+        for _ in range(1000):
+            results = [self.manager.lookup(key, context) for key in keys]
+            self.end_step()
+            if all(result in (LookupResult.HIT, LookupResult.MISS) for result in results):
+                break
+            time.sleep(0.002)
+        hits = [i for i, result in enumerate(results) if result is LookupResult.HIT]
+        for i in hits:
+            [chunk] = self.manager.prepare_load([keys[i]], context).block_ids
+            assert (self.host[chunk] == content(keys[i])).all(), "wrong bytes"
+            self.manager.complete_load([keys[i]], context)
+        self.manager.on_request_finished(context)
+        self.settle()
+        return [numbers[i] for i in hits]
+
+    def close(self) -> None:
+        self.tier._pool.check_invariants()
+        self.host = None
+        self.manager.shutdown()
+
+
+@contextmanager
+def world(path: Path, **options: Any) -> Iterator[World]:
+    opened = World(path, **options)
+    try:
+        with opened.manager.lock if hasattr(opened.manager, "lock") else tempfile.TemporaryFile():
+            yield opened
+    finally:
+        opened.close()
+
+
+def stories(folder: Path) -> None:
+    path = folder / "kv.slab"
+    with world(path) as w:
+        for first in range(0, 24, 4):
+            w.store(list(range(first, first + 4)))
+            w.settle()
+        assert w.load([0, 1, 2, 3]) == [0, 1, 2, 3], "evicted from the host, not promoted"
+        assert w.tier.counts["stored"] == 24
+    with world(path) as w:
+        assert w.tier.counts["restored"] == 24
+        assert w.load([4, 5, 90, 6]) == [4, 5, 6], "not found after a restart"
+        stats = w.manager.get_stats().reduce()
+        assert stats["blockmgr:slab_loaded_chunks"] == 3, stats
+    flip(path)
+    with world(path) as w:
+        assert w.load([8, 9, 10]) == [], "damaged chunks were found"
+        assert w.tier.counts["refused"] == 3
+        w.store([8, 9, 10])
+        w.settle()
+        assert w.tier.counts["stored"] == 3, "refused chunks were not stored again"
+    for changes in ({"tier": {"revision": "2"}}, {"kv_cache_layout": "HND"}):
+        with pytest.raises(SlabMismatchError, match=r"made for (revision|kv_cache_layout)"):
+            World(path, **changes)
+    with world(path) as w:
+        assert w.load([8, 9, 10]) == [8, 9, 10]
+        w.store([40])
+        w.manager.reset_cache()
+        if hasattr(w.manager, "on_reset_flushed"):
+            w.manager.on_reset_flushed()
+        assert w.load([8, 9, 40]) == [], "found after a reset"
+        w.store([41])
+        w.settle()
+    with world(path) as w:
+        assert w.tier.counts["restored"] == 0, "came back after a reset"
+
+
+def play(folder: Path, policy: str, seed: int) -> int:
+    """Random stores, loads and resets; how many chunks were loaded from the slab."""
+    rng = random.Random(seed)
+    loaded = 0
+    for _ in range(3):
+        options = {"tier": {"eviction": rng.choice(["lru", "arc", "s3fifo", "lfuda"])}}
+        with world(folder / f"{policy}.slab", policy=policy, **options) as w:
+            for _ in range(60):
+                first = rng.randrange(100)
+                numbers = list(range(first, first + rng.randint(1, 5)))
+                if rng.random() < 0.01:
+                    w.manager.reset_cache()
+                elif rng.random() < 0.5:
+                    w.store(numbers)
+                else:
+                    w.load(numbers)
+                if rng.random() < 0.5:
+                    w.end_step()
+            w.settle()
+            loaded += w.tier.counts["loaded"]
+    return loaded
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        stories(Path(folder))
+        for policy in ("lru", "S3FifoPolicy", "ArcPolicy", "LfudaPolicy"):
+            print(f"{policy}: {play(Path(folder), policy, seed=1)} chunks loaded, all right")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

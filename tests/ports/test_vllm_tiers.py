@@ -1,0 +1,469 @@
+"""The tiers of vLLM, on stand-ins for its modules.
+
+``tests/engines/tiering.py`` runs them inside vLLM's own manager, and ``tests/engines/tiers.py`` in
+a real engine.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from blockmgr.ports.unsupported import UnsupportedConfigError
+from blockmgr.ports.vllm import plugin
+from blockmgr.ports.vllm_tiers import interface, layout
+from blockmgr.tiers import SlabMismatchError
+
+SIZE, CHUNKS, BLOCKS = 4096, 8, 6
+
+
+class LookupResult(enum.Enum):
+    MISS, HIT = 1, 2
+
+
+class JobResult(NamedTuple):
+    job_id: int
+    success: bool
+    successful_keys: Any = None
+    transfer_time: float | None = None
+    transfer_bytes: int | None = None
+
+
+class SecondaryTierManager:
+    def __init__(self, spec: Any, view: memoryview, kind: str, detector: Any) -> None:
+        assert view.strides is not None
+        self.block_size_bytes = view.strides[0]
+
+
+class CachePolicy:
+    def __init__(self, cache_capacity: int) -> None:
+        self.cache_capacity = cache_capacity
+
+
+class Stats(dict[str, int]):
+    def increase_counter(self, name: str, count: int) -> None:
+        self[name] = count
+
+
+TIERING = "vllm.v1.kv_offload.tiering"
+MODULES: dict[str, dict[str, Any]] = {
+    "vllm": {"__version__": "0.33.0"},
+    "vllm.platforms": {
+        "current_platform": SimpleNamespace(device_type="x", get_device_name=lambda: "card")
+    },
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics": {
+        "OffloadingConnectorStats": Stats
+    },
+    "vllm.v1.kv_offload.base": {
+        "LookupResult": LookupResult,
+        "Medium": SimpleNamespace(STORAGE="storage"),
+        "OffloadingCounterMetadata": str,
+        "RequestOffloadingContext": object,
+    },
+    f"{TIERING}.base": {"JobResult": JobResult, "SecondaryTierManager": SecondaryTierManager},
+    "vllm.v1.kv_offload.cpu.policies.base": {"CachePolicy": CachePolicy},
+}
+OURS = [f"blockmgr.ports.vllm_tiers.{name}" for name in ("slab_tier", "policies")]
+
+
+@pytest.fixture(autouse=True)
+def vllm_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, names in MODULES.items():
+        module = ModuleType(name)
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(interface, "check_installed", lambda: None)
+    for name in OURS:
+        sys.modules.pop(name, None)
+    yield
+    for name in OURS:
+        sys.modules.pop(name, None)
+
+
+def key_of(number: int) -> bytes:
+    return hashlib.sha256(b"%d" % number).digest() + bytes(4)
+
+
+def config_of(**changes: Any) -> Any:
+    parallel = {"rank": 0, "tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
+    parallel |= {"data_parallel_index": 0, "data_parallel_size": 1, **changes.pop("parallel", {})}
+    named = {"kv_cache_layout": "NHD", "canonical_layout": False, "replicated_layout": False}
+    group = SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=("a", "b"))
+    parts = {
+        "groups": [group],
+        "model": SimpleNamespace(name="tiny", dtype="float32"),
+        "cache": SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1),
+        "parallel": SimpleNamespace(**parallel),
+    }
+    return SimpleNamespace(**{**parts, **named, **changes})
+
+
+def job(number: int, keys: list[int], chunks: list[int], positions: dict[int, int]) -> Any:
+    known = {key_of(k): position for k, position in positions.items()}
+    context = SimpleNamespace(get_offload_key_position=known.get)
+    return SimpleNamespace(
+        job_id=number,
+        keys=[key_of(k) for k in keys],
+        chunk_ids=np.array(chunks),
+        req_context=context,
+    )
+
+
+class World:
+    """A tier over eight chunks of host memory; a chunk holds the bytes of its key."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        slab_tier = importlib.import_module("blockmgr.ports.vllm_tiers.slab_tier")
+        self.host = np.zeros((CHUNKS, SIZE), np.uint8)
+        spec = SimpleNamespace(config=options.pop("config", config_of()))
+        named = {"path": str(folder / "kv.slab"), "bytes_to_use": BLOCKS * SIZE, "revision": "1"}
+        self.tier = slab_tier.SlabTier(spec, memoryview(self.host), "SlabTier", **named | options)
+        self.jobs = 0
+
+    def settle(self) -> list[Any]:
+        for running in self.tier._jobs:
+            for task in running.tasks:
+                task.result(timeout=60)
+        return list(self.tier.get_finished_jobs())
+
+    def store(self, keys: list[int], positions: dict[int, int] | None = None) -> Any:
+        for chunk, key in enumerate(keys):
+            self.host[chunk] = content(key)
+        self.jobs += 1
+        self.tier.submit_store(job(self.jobs, keys, list(range(len(keys))), positions or {}))
+        return self.settle()[0]
+
+    def load(self, keys: list[int]) -> list[int]:
+        """The keys that are loaded, each with its bytes."""
+        self.host[:] = 0
+        self.jobs += 1
+        self.tier.submit_load(job(self.jobs, keys, list(range(len(keys))), {}))
+        [result] = self.settle()
+        whole = [key_of(key) for key in keys]
+        good = whole if result.success else list(result.successful_keys or ())
+        found = [key for key, known in zip(keys, whole, strict=True) if known in good]
+        for key in found:
+            assert (self.host[keys.index(key)] == content(key)).all(), "wrong bytes"
+        return found
+
+    def found(self, keys: range) -> list[int]:
+        look = self.tier.lookup
+        return [key for key in keys if look(key_of(key), None) is LookupResult.HIT]
+
+    def close(self) -> None:
+        self.tier._pool.check_invariants()
+        assert not self.tier._pool.num_used
+        self.tier.shutdown()
+
+
+def content(key: int) -> Any:
+    return np.frombuffer(hashlib.sha256(b"bytes %d" % key).digest() * (SIZE // 32), np.uint8)
+
+
+def flip(world: World, key: int) -> None:
+    """Flips a bit of a chunk on disk."""
+    path = Path(world.tier._slab.path)
+    data = path.read_bytes()
+    at = data.index(content(key).tobytes()) + 77
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([data[at] ^ 4]))
+
+
+def test_what_is_stored_is_loaded_and_found_again_after_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.store([1, 2, 3]).success
+    assert world.found(range(5)) == [1, 2, 3]
+    assert world.load([1, 2, 3]) == [1, 2, 3]
+    world.close()
+    again = World(tmp_path)
+    assert again.tier.counts["restored"] == 3
+    assert again.load([1, 2, 3]) == [1, 2, 3]
+    assert again.tier.get_stats() == {
+        "blockmgr:slab_restored_chunks": 3,
+        "blockmgr:slab_loaded_chunks": 3,
+    }
+    assert not again.tier.get_stats()
+    again.close()
+
+
+def test_a_damaged_chunk_is_refused_forgotten_and_stored_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store([1, 2, 3])
+    flip(world, 2)
+    assert world.load([1, 2, 3]) == [1, 3]
+    assert world.tier.counts["refused"] == 1
+    assert world.found(range(5)) == [1, 3]
+    assert world.store([1, 2, 3]).success
+    assert world.tier.counts["stored"] == 4
+    assert world.load([1, 2, 3]) == [1, 2, 3]
+    world.close()
+
+
+def test_two_loads_of_a_damaged_chunk_both_fail(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store([1])
+    flip(world, 1)
+    for number in (7, 8):
+        world.tier.submit_load(job(number, [1], [number - 7], {}))
+    assert [result.success for result in world.settle()] == [False, False]
+    assert (world.tier.counts["refused"], world.found(range(3))) == (2, [])
+    world.close()
+
+
+def test_a_chunk_that_was_evicted_before_its_load_fails_alone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store([1, 2])
+    assert world.load([1, 5, 2]) == [1, 2]
+    world.close()
+
+
+def test_the_end_of_a_prompt_is_evicted_before_its_beginning(tmp_path: Path) -> None:
+    """vLLM says no parents; after a restart, too, the order of writes must say it."""
+    world = World(tmp_path)
+    world.store([1, 2, 3])
+    world.store([13, 11, 12], positions={11: 16, 12: 32, 13: 48})  # as of several groups
+    world.store([21])
+    assert world.found(range(30)) == [1, 2, 11, 12, 13, 21]
+    world.tier.touch([key_of(1), key_of(2)], None)
+    world.store([22])
+    assert world.found(range(30)) == [1, 2, 11, 12, 21, 22]
+    world.close()
+    again = World(tmp_path)
+    again.store([23])  # which was touched is not known after a restart
+    assert again.found(range(30)) == [1, 11, 12, 21, 22, 23]
+    again.close()
+
+
+def test_a_job_that_does_not_fit_keeps_the_beginning_of_the_prompt(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    result = world.store([1, 2, 3, 4, 5, 6, 7, 8])
+    assert not result.success
+    assert world.found(range(10)) == [1, 2, 3, 4, 5, 6]
+    assert world.tier.counts["dropped"] == 2
+    world.close()
+
+
+def test_a_key_is_stored_once_at_a_time(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.host[:] = content(1)
+    for number in (1, 2):
+        world.tier.submit_store(job(number, [1], [0], {}))
+    assert [result.success for result in world.settle()] == [True, True]
+    assert world.tier.counts["stored"] == 1
+    world.close()
+
+
+def test_a_transfer_that_the_disk_fails_is_counted_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.store([1])
+
+    def fails(*arguments: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as context:
+        context.setattr("blockmgr.tiers.slab.os.pwrite", fails)
+        context.setattr("blockmgr.tiers.slab.os.preadv", fails)
+        assert not world.store([2, 3]).success
+        assert world.load([1]) == []
+    assert (world.tier.counts["failed"], world.found(range(5))) == (3, [])
+    assert world.store([1, 2, 3]).success
+    assert world.load([1, 2, 3]) == [1, 2, 3]
+    world.close()
+
+
+def test_a_reset_empties_the_slab_and_what_follows_does_not_survive_a_restart(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    world.store([1, 2])
+    world.tier.submit_store(job(9, [3], [0], {}))  # ends during the reset
+    world.tier.drain_jobs()
+    assert world.tier.has_pending_work()
+    assert [result.job_id for result in world.tier.get_finished_jobs()] == [9]
+    assert not world.tier.has_pending_work()
+    assert world.found(range(5)) == []
+    world.store([4])
+    assert world.load([4]) == [4]
+    world.close()
+    again = World(tmp_path)
+    assert again.tier.counts["restored"] == 0
+    again.close()
+
+
+def engine(**changes: Any) -> Any:
+    """What the layout reads of vLLM's configuration."""
+    hf_config = SimpleNamespace(to_dict=lambda: {"hidden_size": 64, "transformers_version": "5"})
+    model = {"model": "org/tiny", "revision": "abc", "dtype": "torch.float32"}
+    model |= {"quantization": None, "hf_config": hf_config}
+    parts: dict[str, Any] = {
+        "cache_config": SimpleNamespace(prefix_caching_hash_algo="sha256"),
+        "lora_config": None,
+        "model_config": SimpleNamespace(**model | changes.pop("model", {})),
+    }
+    return SimpleNamespace(**parts | changes)
+
+
+@pytest.fixture
+def in_scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def inside(**changes: Any) -> dict[str, str | int]:
+        token = plugin._config.set(engine(**changes))
+        try:
+            revision = changes.get("named", "")
+            return layout.layout_of(SimpleNamespace(config=config_of()), revision)
+        finally:
+            plugin._config.reset(token)
+
+    return inside
+
+
+def test_what_decides_the_bytes_of_a_chunk_is_in_the_layout(
+    in_scheduler: Any, tmp_path: Path
+) -> None:
+    plain = in_scheduler()
+    assert plain["revision"] == "abc"
+    other_config = SimpleNamespace(to_dict=lambda: {"hidden_size": 64, "rope_theta": 2})
+    for change, names in (
+        ({"model": {"revision": "def"}}, {"revision"}),
+        ({"model": {"dtype": "torch.bfloat16"}}, {"weights_dtype"}),
+        ({"model": {"hf_config": other_config}}, {"settings"}),
+        ({"model": {"quantization": "fp8"}}, {"settings"}),
+        ({"attention_config": SimpleNamespace(backend="FLASH")}, {"settings"}),
+    ):
+        other = in_scheduler(**change)
+        assert {name for name in plain if plain[name] != other[name]} == names
+    newer = SimpleNamespace(to_dict=lambda: {"hidden_size": 64, "transformers_version": "6"})
+    assert in_scheduler(model={"hf_config": newer}) == plain
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"one")
+    before = in_scheduler(model={"model": str(folder)})
+    assert in_scheduler(model={"model": str(folder)}) == before
+    (folder / "model.safetensors").write_bytes(b"other")
+    assert in_scheduler(model={"model": str(folder)})["revision"] != before["revision"]
+
+
+def test_a_slab_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
+    World(tmp_path).close()
+    group = SimpleNamespace(group_id=0, tokens_per_block=32, layer_names=("a", "b"))
+    for options, field in (
+        ({"revision": "2"}, "revision"),
+        ({"config": config_of(model=SimpleNamespace(name="x", dtype="float32"))}, "model"),
+        ({"config": config_of(model=SimpleNamespace(name="tiny", dtype="fp8"))}, "dtype"),
+        ({"config": config_of(kv_cache_layout="HND")}, "kv_cache_layout"),
+        ({"config": config_of(groups=[group])}, "groups"),
+        ({"config": config_of(parallel={"rank": 1})}, "rank"),
+        ({"config": config_of(parallel={"tp_size": 2})}, "ranks"),
+        ({"bytes_to_use": 2 * BLOCKS * SIZE}, "num_blocks"),
+    ):
+        with pytest.raises(SlabMismatchError) as caught:
+            World(tmp_path, **options)
+        assert caught.value.field == field
+
+
+def test_each_data_parallel_engine_has_a_file_of_its_own(tmp_path: Path) -> None:
+    worlds = [
+        World(tmp_path, config=config_of(parallel={"data_parallel_size": 2, **index}))
+        for index in ({"data_parallel_index": 0}, {"data_parallel_index": 1})
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kv.slab-dp0", "kv.slab-dp1"]
+    for world in worlds:
+        world.close()
+
+
+def test_keys_that_are_no_cryptographic_hash_are_refused(in_scheduler: Any) -> None:
+    for algorithm in ("xxhash", "xxhash_cbor"):
+        cache = SimpleNamespace(prefix_caching_hash_algo=algorithm)
+        with pytest.raises(UnsupportedConfigError, match=f"{algorithm}.*Use one of sha256"):
+            in_scheduler(cache_config=cache)
+    in_scheduler(cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256_cbor"))
+
+
+def test_weights_that_cannot_be_known_need_a_name(in_scheduler: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedConfigError, match=r"adapter.*Give `revision`"):
+        in_scheduler(lora_config=object())
+    assert in_scheduler(lora_config=object(), named="mine")["revision"] == "mine"
+    with pytest.raises(UnsupportedConfigError, match="does not know the revision"):
+        in_scheduler(model={"revision": None})
+    with pytest.raises(UnsupportedConfigError, match="plug-in of vLLM is off"):
+        World(tmp_path, revision="")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"bytes_to_use": SIZE - 1}, ValueError, "bytes_to_use must be at least 4096"),
+        ({"bytes_to_use": "1GB"}, TypeError, "bytes_to_use must be an int"),
+        ({"threads": 0}, ValueError, "threads must be"),
+        ({"eviction": "mru"}, ValueError, "eviction must be"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        World(tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- eviction policies for host memory --------------------------------------------------
+
+
+def chunk(number: int) -> Any:
+    return SimpleNamespace(chunk_id=number, ref_cnt=-1)
+
+
+def policy_of(name: str, capacity: int = 3) -> Any:
+    return getattr(importlib.import_module("blockmgr.ports.vllm_tiers"), name)(capacity)
+
+
+@pytest.mark.parametrize("name", ["S3FifoPolicy", "ArcPolicy", "LfudaPolicy"])
+def test_a_policy_evicts_what_is_in_no_use_and_not_protected(name: str) -> None:
+    policy = policy_of(name)
+    for number in (1, 2, 3):
+        policy.insert(key_of(number), chunk(number), None)
+    assert policy.evict(1, set()) is None  # all are being written
+    for number in (1, 2, 3):
+        policy.mark_evictable(key_of(number))
+    policy.mark_non_evictable(key_of(2))
+    assert policy.evict(2, {key_of(1)}) is None
+    [(key, gone)] = policy.evict(1, {key_of(1)})
+    assert (key, gone.chunk_id) == (key_of(3), 3)
+    assert policy.get(key_of(3)) is None
+    policy.remove(key_of(2))  # in use
+    policy.remove(key_of(1))  # and not
+    policy.insert(key_of(4), chunk(4))
+    policy.clear()
+    assert policy.get(key_of(4)) is None
+    policy._pool.check_invariants()
+    assert policy._pool.num_free == 3
+
+
+def test_a_policy_is_told_what_was_used_again_and_not_what_was_only_stored() -> None:
+    """Otherwise each chunk would count as used, and the policy would be no better than LRU."""
+    policy = policy_of("LfudaPolicy", 4)
+    keys = [key_of(number) for number in range(4)]
+    for number, key in enumerate(keys):
+        policy.insert(key, chunk(number))
+        policy.mark_evictable(key)
+    policy.on_request_finished([keys[:2]], set(), set(keys[:2]), None)
+    for _ in range(3):
+        policy.on_request_finished([keys[2:]], set(keys[2:]), set(), None)
+    assert {key for key, _ in policy.evict(2, set())} == set(keys[2:])
+
+
+def test_an_unknown_name_is_no_part_of_the_module() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'LifoPolicy'"):
+        policy_of("LifoPolicy")

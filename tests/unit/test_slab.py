@@ -1,0 +1,464 @@
+"""A slab: what it finds again, what it refuses, and who may open it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr.tiers import (
+    Slab,
+    SlabError,
+    SlabHeldError,
+    SlabMismatchError,
+    SlabSpaceError,
+)
+from tests.unit.slab_support import SIZE, content, judge, key_of, open_slab
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kv.slab"
+
+
+def filled(path: Path, count: int = 5, **options: Any) -> list[int]:
+    """The serials of blocks 0 to count, each in the block of its number."""
+    slab = open_slab(path, **options)
+    serials = [slab.write(i, key_of(i), content(key_of(i), slab.block_bytes)) for i in range(count)]
+    slab.close()
+    return serials
+
+
+def offset_of(path: Path, data: bytes) -> int:
+    found = path.read_bytes().find(data)
+    assert found >= 0
+    return found
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+# ---- what is found ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [SIZE, 3 * SIZE, 100])
+def test_a_block_is_read_as_it_was_written(path: Path, size: int) -> None:
+    slab = open_slab(path, block_bytes=size)
+    aligned = memoryview(np.zeros(size + SIZE, np.uint8))
+    start = -aligned.obj.ctypes.data % SIZE  # type: ignore[attr-defined]
+    for into in (bytearray(size), aligned[start : start + size]):
+        serial = slab.write(3, key_of(1), content(key_of(1), size))
+        assert slab.read(3, key_of(1), serial, into)
+        assert bytes(into) == content(key_of(1), size)
+        serial = slab.write(3, key_of(2), into)
+        assert slab.read(3, key_of(2), serial, bytearray(size))
+    slab.close()
+
+
+def test_a_restart_finds_what_was_there_in_the_order_of_writes(path: Path) -> None:
+    slab = open_slab(path)
+    written = [
+        (block, slab.write(block, key_of(block), content(key_of(block)))) for block in (5, 0, 7)
+    ]
+    slab.close()
+    again = open_slab(path)
+    assert [(block, serial) for block, serial, _ in again.found.tolist()] == written
+    assert judge(again) == ({key_of(5), key_of(0), key_of(7)}, 0)
+    again.close()
+
+
+def test_a_restart_finds_more_blocks_than_it_reads_headers_at_a_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blockmgr.tiers.slab.SCAN_BYTES", 1024)
+    slab = open_slab(path, num_blocks=100)
+    blocks = [0, 1, 15, 16, 17, 99]
+    for block in blocks:
+        slab.write(block, key_of(block), content(key_of(block)))
+    slab.close()
+    again = open_slab(path, num_blocks=100)
+    assert again.found["block"].tolist() == blocks
+    assert judge(again) == ({key_of(block) for block in blocks}, 0)
+    again.close()
+
+
+def test_a_new_slab_is_written_over_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first write to room that was only allocated is many times as slow."""
+    written = []
+    pwrite = os.pwrite
+
+    def recorded(file: int, data: bytes, at: int) -> int:
+        count = pwrite(file, data, at)
+        written.append((at, at + count))
+        return count
+
+    monkeypatch.setattr(os, "pwrite", recorded)
+    open_slab(path, num_blocks=600).close()
+    end = 0
+    for first, last in sorted(written):
+        assert first <= end, "a gap"
+        end = max(end, last)
+    assert end == path.stat().st_size
+    assert sum(last - first for first, last in written) < 2 * end
+    written.clear()
+    open_slab(path, num_blocks=600).close()
+    assert sum(last - first for first, last in written) < SIZE
+
+
+def test_no_two_writes_have_one_serial_whatever_happens_between(path: Path) -> None:
+    serials = filled(path) + filled(path) + filled(path)
+    assert len(set(serials)) == len(serials)
+    assert serials == sorted(serials)
+
+
+def test_a_key_that_was_written_twice_is_found_where_it_was_written_last(path: Path) -> None:
+    filled(path)
+    slab = open_slab(path)
+    slab.write(6, key_of(0), content(key_of(0)))
+    slab.close()
+    again = open_slab(path)
+    assert again.found["block"].tolist() == [1, 2, 3, 4, 6]
+    again.close()
+
+
+# ---- what is refused --------------------------------------------------------------------
+
+
+def test_another_key_or_serial_is_refused(path: Path) -> None:
+    """A block that has another block by now, with a header and bytes that are its own."""
+    filled(path)
+    slab = open_slab(path)
+    serials = {block: serial for block, serial, _ in slab.found.tolist()}
+    into = bytearray(SIZE)
+    assert slab.read(2, key_of(2), serials[2], into)
+    assert not slab.read(2, key_of(3), serials[2], into)
+    assert not slab.read(2, key_of(2), serials[3], into)
+    assert not slab.read(5, key_of(5), serials[2], into)
+    assert slab.write(2, key_of(2), content(key_of(2))) != serials[2]
+    assert not slab.read(2, key_of(2), serials[2], into)
+    slab.close()
+
+
+def test_any_flipped_byte_is_refused_and_none_is_taken_for_right(path: Path) -> None:
+    filled(path)
+    payload = offset_of(path, content(key_of(3)))
+    header = offset_of(path, key_of(3)) // 64 * 64
+    places = [payload, payload + 1, payload + SIZE // 2, payload + SIZE - 1]
+    slab = open_slab(path)
+    serial = {block: serial for block, serial, _ in slab.found.tolist()}[3]
+    record = range(header, header + slab._records.checked_bytes + 8)
+    for place in [*places, *record]:
+        flip(path, place)
+        assert not slab.read(3, key_of(3), serial, bytearray(SIZE)), place - header
+        flip(path, place)
+    assert slab.read(3, key_of(3), serial, bytearray(SIZE))
+    slab.close()
+    for place in record:  # a header that is damaged is not found by a restart
+        flip(path, place)
+        again = open_slab(path)
+        assert judge(again) == ({key_of(i) for i in (0, 1, 2, 4)}, 0)
+        again.close()
+        flip(path, place)
+
+
+def test_a_payload_of_another_slot_is_refused(path: Path) -> None:
+    """A disk that confuses two places: header and bytes are whole, each for itself."""
+    filled(path)
+    at = [offset_of(path, content(key_of(i))) for i in (1, 2)]
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(at[0])
+        file.write(data[at[1] : at[1] + SIZE])
+    slab = open_slab(path)
+    assert judge(slab) == ({key_of(i) for i in (0, 2, 3, 4)}, 1)
+    slab.close()
+
+
+def test_a_header_of_another_slab_is_refused(tmp_path: Path) -> None:
+    """A file that was overwritten in part with another: its records have its own checksums."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    filled(one)
+    filled(two, layout={"revision": "2"})
+    data = two.read_bytes()
+    with one.open("r+b") as file:  # all but the identity and the state
+        file.seek(3 * SIZE)
+        file.write(data[3 * SIZE :])
+    slab = open_slab(one)
+    assert judge(slab) == (set(), 0)
+    slab.close()
+
+
+def test_a_codec_that_is_unknown_is_refused(path: Path) -> None:
+    """A payload that is not the bytes of the block, as a version to come may write."""
+    slab = open_slab(path)
+    serial = slab.write(0, key_of(0), content(key_of(0)))
+    records = slab._records
+    header = np.frombuffer(os.pread(slab._file, records.size, slab._header(0)), records.dtype)
+    for name, value in (("codec", 1), ("logical_bytes", SIZE + 1), ("stored_bytes", SIZE - 1)):
+        changed = header.copy()
+        changed[name] = value
+        body = changed.tobytes()[: records.checked_bytes]
+        check = __import__("xxhash").xxh3_64_intdigest(body, records.seed).to_bytes(8, "little")
+        os.pwrite(slab._file, body + check, slab._header(0))
+        assert not slab.read(0, key_of(0), serial, bytearray(SIZE)), name
+    os.pwrite(slab._file, header.tobytes(), slab._header(0))
+    assert slab.read(0, key_of(0), serial, bytearray(SIZE))
+    slab.close()
+
+
+def test_a_file_cut_short_is_refused(path: Path) -> None:
+    filled(path)
+    os.truncate(path, path.stat().st_size - SIZE)
+    with pytest.raises(SlabError, match=r"it has \d+ bytes, not \d+"):
+        open_slab(path)
+
+
+# ---- resets -----------------------------------------------------------------------------
+
+
+def test_what_was_reset_does_not_come_back(path: Path) -> None:
+    filled(path)
+    slab = open_slab(path)
+    slab.reset()
+    slab.write(6, key_of(6), content(key_of(6)))
+    slab.close()
+    for _ in range(2):
+        again = open_slab(path)
+        assert judge(again) == ({key_of(6)}, 0)
+        again.close()
+
+
+def test_after_a_volatile_reset_nothing_comes_back_that_is_written_before_the_next_opening(
+    path: Path,
+) -> None:
+    """The weights have changed, and a restart may have those of before."""
+    filled(path)
+    slab = open_slab(path)
+    slab.reset(volatile=True)
+    serial = slab.write(6, key_of(6), content(key_of(6)))
+    assert slab.read(6, key_of(6), serial, bytearray(SIZE))
+    slab.reset()
+    slab.write(7, key_of(7), content(key_of(7)))
+    slab.close()
+    again = open_slab(path)
+    assert again.found.size == 0
+    again.write(1, key_of(1), content(key_of(1)))
+    again.close()
+    last = open_slab(path)
+    assert judge(last) == ({key_of(1)}, 0)
+    last.close()
+
+
+@pytest.mark.parametrize("page", [1, 2])
+def test_one_damaged_state_of_two_undoes_no_reset(path: Path, page: int) -> None:
+    filled(path)
+    slab = open_slab(path)
+    slab.reset()
+    slab.close()
+    flip(path, page * SIZE + 9)
+    again = open_slab(path)
+    assert again.found.size == 0
+    again.close()
+
+
+def test_a_slab_whose_two_states_are_damaged_is_refused(path: Path) -> None:
+    filled(path)
+    for page in (1, 2):
+        flip(path, page * SIZE + 1)
+    with pytest.raises(SlabError, match="its state is damaged"):
+        open_slab(path)
+
+
+# ---- who may open it --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "found", "wanted"),
+    [
+        ({"layout": {"model": "other"}}, "model", "tiny", "other"),
+        ({"layout": {"revision": "2"}}, "revision", "1", "2"),
+        ({"layout": {"dtype": "bfloat16"}}, "dtype", "float32", "bfloat16"),
+        ({"layout": {"rank": 1}}, "rank", 0, 1),
+        ({"layout": {"window": 16}}, "window", None, 16),
+        ({"block_bytes": 2 * SIZE}, "block_bytes", SIZE, 2 * SIZE),
+        ({"num_blocks": 9}, "num_blocks", 8, 9),
+        ({"key_bytes": 8}, "key_bytes", 4, 8),
+    ],
+)
+def test_a_slab_for_other_blocks_is_refused_by_name_and_stays_as_it_was(
+    path: Path, change: dict[str, Any], field: str, found: object, wanted: object
+) -> None:
+    filled(path)
+    before = path.read_bytes()
+    with pytest.raises(SlabMismatchError, match=f"made for {field}") as caught:
+        open_slab(path, **change)
+    assert (caught.value.field, caught.value.found, caught.value.wanted) == (field, found, wanted)
+    assert path.read_bytes() == before
+    slab = open_slab(path)  # the refused opening has left no lock
+    assert len(judge(slab)[0]) == 5
+    slab.close()
+
+
+def test_a_slab_of_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blockmgr.tiers.slab.FORMAT", 2)
+    filled(path)
+    monkeypatch.undo()
+    with pytest.raises(SlabMismatchError, match="made for format 2, not 1"):
+        open_slab(path)
+
+
+def test_a_second_opener_in_this_process_is_refused(path: Path) -> None:
+    slab = open_slab(path)
+    with pytest.raises(SlabHeldError, match="open already"):
+        open_slab(path)
+    slab.close()
+    open_slab(path).close()
+
+
+def test_a_second_process_is_refused(path: Path) -> None:
+    slab = open_slab(path)
+    script = f"from tests.unit.slab_support import open_slab\nopen_slab({str(path)!r})"
+    command = [sys.executable, "-c", script]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "SlabHeldError" in refused.stderr
+    slab.close()
+    subprocess.run(command, check=True)
+
+
+FORKED = """
+import os, sys
+from blockmgr import ForkError
+from tests.unit.slab_support import SIZE, content, judge, key_of, open_slab
+
+path = sys.argv[1]
+slab = open_slab(path)
+serial = slab.write(0, key_of(0), content(key_of(0)))
+ready, gone = os.pipe(), os.pipe()
+child = os.fork()
+if not child:
+    into = bytearray(SIZE)
+    for call in (
+        lambda: slab.write(0, key_of(0), content(key_of(0))),
+        lambda: slab.read(0, key_of(0), serial, into),
+        lambda: slab.reset(),
+    ):
+        try:
+            call()
+        except ForkError as error:
+            assert "belongs to the process" in str(error)
+        else:
+            os._exit(1)
+    os.write(ready[1], b"x")
+    os.read(gone[0], 1)  # outlives the slab of its parent
+    os._exit(0)
+os.read(ready[0], 1)
+assert slab.read(0, key_of(0), serial, bytearray(SIZE))
+slab.close()
+again = open_slab(path)
+assert judge(again) == ({key_of(0)}, 0)
+os.write(gone[1], b"x")
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_may_not_use_it_and_does_not_keep_its_lock(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKED, str(path)], check=True, timeout=60)
+
+
+def test_a_path_that_is_no_slab_is_refused_and_left_alone(tmp_path: Path) -> None:
+    letter = tmp_path / "letter"
+    letter.write_text("not a slab" * 1000)
+    for path, problem in (
+        (letter, "another file, or damaged"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "none" / "kv.slab", "there is no folder"),
+        (letter / "kv.slab", "Not a directory"),
+        (Path(os.devnull), "not a file"),
+    ):
+        with pytest.raises(SlabError, match=problem) as caught:
+            open_slab(path)
+        assert str(path) in str(caught.value)
+    assert letter.read_text() == "not a slab" * 1000
+    assert [entry.name for entry in tmp_path.iterdir()] == ["letter"]
+    with pytest.raises(ValueError, match="path must name a file"):
+        open_slab("")
+
+
+def test_a_slab_that_does_not_fit_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(SlabSpaceError, match=r"needs \d+ bytes, and \d+ are free") as caught:
+        open_slab(tmp_path / "kv.slab", num_blocks=2**20, block_bytes=2**40)
+    assert caught.value.needed > caught.value.available
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_slab_takes_all_its_room_and_is_for_its_owner_only(path: Path) -> None:
+    open_slab(path, num_blocks=64).close()
+    about = path.stat()
+    assert about.st_blocks * 512 >= 64 * SIZE
+    assert stat.S_IMODE(about.st_mode) == 0o600
+
+
+def test_what_a_creation_that_was_killed_left_is_made_anew(path: Path) -> None:
+    Path(f"{path}.new").write_bytes(b"half of a slab")
+    open_slab(path).close()
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda s: s.write(8, b"keys", bytes(SIZE)), ValueError, r"block must be in \[0, 7\]"),
+        (lambda s: s.write(0, b"key", bytes(SIZE)), ValueError, "key must have 4 bytes, got 3"),
+        (lambda s: s.write(0, b"keys", b"short"), ValueError, "memory must have 4096 bytes, got 5"),
+        (lambda s: s.read(-1, b"keys", 1, bytearray(SIZE)), ValueError, "block must be"),
+        (lambda s: s.read(True, b"keys", 1, bytearray(SIZE)), TypeError, "block must be an int"),
+        (lambda s: s.read(0, b"keys", 1, bytearray(1)), ValueError, "memory must have"),
+        (lambda s: open_slab(s.path, num_blocks=0), ValueError, "num_blocks must be"),
+        (lambda s: open_slab(s.path, block_bytes=0.5), TypeError, "block_bytes must be an int"),
+        (lambda s: open_slab(s.path, layout={"x": "y" * 4096}), ValueError, "layout must fit"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(
+    path: Path, call: Any, error: type[Exception], message: str
+) -> None:
+    slab = open_slab(path)
+    with pytest.raises(error, match=message):
+        call(slab)
+    slab.close()
+    for use in (lambda: slab.write(0, b"keys", bytes(SIZE)), slab.reset):
+        with pytest.raises(ValueError, match="is closed"):
+            use()
+    slab.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SlabError("a", "it is wrong"),
+        SlabHeldError("a"),
+        SlabMismatchError("a", "model", "x", "y"),
+        SlabSpaceError("a", 2, 1),
+    ],
+)
+def test_errors_survive_pickling(error: SlabError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+def test_a_slab_that_nobody_closed_is_released_with_its_object(path: Path) -> None:
+    slab: Slab | None = open_slab(path)
+    assert slab is not None
+    del slab
+    open_slab(path).close()
