@@ -150,7 +150,8 @@ class Audit : public BlockAudit {
       }
       before = n;
       const Node& record = nodes_[n];
-      BLOCKMGR_EXPECT(nodes_.used(n) && (record.keyed() || record.parent >= 0),
+      const bool is_part = core_.groups_ && core_.groups_->owner(n) >= 0;  // of a twin, perhaps
+      BLOCKMGR_EXPECT(nodes_.used(n) && (record.keyed() || record.parent >= 0 || is_part),
                       name(n) + " is unwritten and nobody's");
     }
     BLOCKMGR_EXPECT(static_cast<int>(listed.size()) == list.size(),

@@ -240,8 +240,12 @@ void Committing::deduplicate(const Promotion& promotion, std::int64_t logical,
     retention->inherit(own, cached);
   if (!config().remap) {
     pool().set_twin(own, cached);
-    rows().note_unwritten(*promotion.sequence, logical,
-                          own);  // the key may pass to it within the step
+    // The key may pass to it within the step, and so may what its parts are found by.
+    rows().note_unwritten(*promotion.sequence, logical, own);
+    if (groups() && config().early_commit) [[unlikely]]
+      use<GroupTables>().each_part(*promotion.sequence, logical, [&](int, NodeId part) {
+        rows().note_unwritten(*promotion.sequence, logical, part);
+      });
     return;
   }
   if (groups()) [[unlikely]]
