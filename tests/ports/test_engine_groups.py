@@ -140,7 +140,12 @@ def test_prefill_in_chunks_of_any_size(name: str, chunk_size: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"early_commit": True}, {"min_partial_tokens": 1}, {"wait_for_computing": True}],
+    [
+        {"early_commit": True},
+        {"min_partial_tokens": 1},
+        {"wait_for_computing": True},
+        {"dedup": "append_only", "min_partial_tokens": 1},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", ["Gemma3Text", "Qwen3Next"])
@@ -473,7 +478,7 @@ WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: hybrid("Jamba", groups=(FULL,)), ValueError, "groups must be those of the model"),
     (lambda: hybrid("Jamba", windows="all"), ValueError, "windows must be"),
     (lambda: hybrid("Mistral", windows="groups"), UnsupportedModelError, "no layer has full"),
-    (lambda: hybrid("Gemma3Text", dedup="append_only"), ValueError, "dedup must be 'remap'"),
+    (lambda: hybrid("Gemma3Text", ghost_blocks=4), ValueError, "ghost_blocks must be 0"),
     (lambda: hybrid("Gemma3Text", null_block=False), ValueError, "null_block must be True"),
     (lambda: hybrid("Bamba", block_size=4), PageSizeError, r"group 1, RecurrentState\(\)"),
     (lambda: hybrid("Bamba", layout="NHD"), ValueError, r"group 1, RecurrentState\(\); got 'NHD'"),

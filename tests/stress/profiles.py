@@ -192,7 +192,7 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
         "steps_in_flight": in_flight,
         "early_commit": rng.random() < 0.3,
         "max_rollback_tokens": 0 if has_states else rng.choice([0, 0, 2, 12]),
-        "dedup": "append_only" if rng.random() < 0.3 else "remap",
+        "dedup": "remap" if room % 3 else "append_only",
         "retention": (retention := rng.random() < 0.5),
         "max_pinned_blocks": rng.randint(0, 6) if retention else 0,
         "debug": rng.choice([0, 0, 0, 1]),
