@@ -123,13 +123,13 @@ class GroupNames {
   // notices this only at the next look-up, even if that is refused.
   bool waits(NodeId state) const {
     const auto waits_for = [&](const auto& keep) {
-      if (keep.state != state || nodes_[state].generation != keep.state_generation ||
-          nodes_[keep.successor].generation != keep.successor_generation)
+      if (keep.block != state || nodes_[state].generation != keep.block_generation ||
+          nodes_[keep.destination].generation != keep.destination_generation)
         return false;
       const std::vector<Copy>& flight = core_.copies().flight();
-      return nodes_[keep.successor].copy_source == state ||
+      return nodes_[keep.destination].copy_source == state ||
              std::any_of(flight.begin(), flight.end(), [&](const Copy& copy) {
-               return copy.source == state && copy.destination == keep.successor;
+               return copy.source == state && copy.destination == keep.destination;
              });
     };
     return std::any_of(core_.keeps_.begin(), core_.keeps_.end(), waits_for);
@@ -176,7 +176,7 @@ class GroupNames {
       if (record.keyed()) put_node(groups_.node_of(n));
       // A state that was never noted is a third case.
       const bool noted = std::any_of(core_.keeps_.begin(), core_.keeps_.end(),
-                                     [&](const auto& keep) { return keep.state == n; });
+                                     [&](const auto& keep) { return keep.block == n; });
       put(record.keyed() && groups_.is_being_kept(n) ? (noted ? waits(n) : 2) : 0);
       return;
     }
