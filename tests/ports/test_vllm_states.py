@@ -17,7 +17,7 @@ TOKENS = list(range(1, 20))
 
 
 class Scheduler:
-    """Prefills in chunks, as vLLM's scheduler does, and replaces the tables that it has to."""
+    """Prefills in chunks, as vLLM's scheduler does, and keeps the tables of workers."""
 
     def __init__(self, manager: Any, budget: int = 64) -> None:
         self.manager = manager
@@ -231,6 +231,25 @@ def test_a_state_that_has_moved_is_not_cached_where_the_last_commit_said(
     manager.take_kv_cache_block_copies()
     again = request("again", [*TOKENS, 70, 71, 90, 91])
     assert manager.get_computed_blocks(again)[1] == 16
+
+
+def test_a_state_that_a_forward_ahead_has_moved_is_not_cached(
+    vllm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With asynchronous scheduling, a step is planned before the token that it reads is known."""
+    monkeypatch.setattr(BlockManager, "cache_state", lambda self, handle: False)  # none is free
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
+    manager, tokens = scheduler.manager, list(range(1, 21))
+    served = request("a", tokens)
+    assert scheduler.compute(served) == [16, 20]
+    served.num_output_placeholders = 1
+    manager.new_step_starts()
+    assert manager.allocate_slots(served, 1) is not None
+    manager.take_kv_cache_block_copies()
+    served.num_computed_tokens = 21
+    served.num_output_placeholders = 2
+    manager.free(served)  # while the forward that moves its state runs
+    assert manager.get_computed_blocks(request("next", [*tokens, 90, 91]))[1] == 16
 
 
 def test_a_prompt_that_fills_an_empty_pool_is_admitted_although_it_finds_a_state(

@@ -92,7 +92,7 @@ class SizesWorld(LayoutWorld):
         return list(self.manager.blocks_to_zero())
 
     def first_of(self, kind: Attention, view: Any, start: int) -> int:
-        """A replay writes only what is not cached; what looks ahead lags behind (G14, G19)."""
+        """A replay writes uncached groups only; groups that look ahead write later (G14, G19)."""
         if not kind.cached:
             return start
         return (
