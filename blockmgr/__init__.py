@@ -66,7 +66,13 @@ from blockmgr.errors import (
 )
 from blockmgr.event_columns import Event, EventKind, Events, Tier
 from blockmgr.explain import Explanation, Miss, MissReason
-from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
+from blockmgr.groups import (
+    ChunkedAttention,
+    FullAttention,
+    RecurrentState,
+    SlidingWindow,
+    prefix_granularity,
+)
 from blockmgr.manager import BlockManager, Sequence
 from blockmgr.prompt import Prompt
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
@@ -129,6 +135,7 @@ __all__ = [
     "UnsupportedModelError",
     "VllmDigest",
     "namespace_key",
+    "prefix_granularity",
     "vllm_extras",
 ]
 

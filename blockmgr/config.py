@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from blockmgr.arguments import MOST, integer
 from blockmgr.digest import DIGESTS, digest_options
-from blockmgr.groups import check_prompt_end_stop, checked_groups, core_groups, first_full
+from blockmgr.groups import (
+    MAX_BLOCK_SIZE,
+    check_block_sizes,
+    check_prompt_end_stop,
+    checked_groups,
+    core_groups,
+    first_full,
+    tokens_per_block,
+)
 from blockmgr.options import check_options, names_nearest, rule
 from blockmgr.policy import policies_of
 
@@ -34,7 +42,6 @@ __all__ = [
 # Node ids are int32, and there are a fifth more nodes than blocks. Token counts within a block are
 # uint16, fence queue numbers uint8.
 MAX_BLOCKS = (2**31 - 512) // 6 * 5
-MAX_BLOCK_SIZE = 2**16 - 1
 MAX_STEPS_IN_FLIGHT = 200
 # Ticks are uint32, and each place takes two.
 MAX_PLACES = 2**30
@@ -345,6 +352,7 @@ class ManagerConfig:
     def _check_groups(self) -> None:
         if not self.groups:
             return
+        check_block_sizes(self.groups, self.block_size)
         wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
         wanted |= {"ghost_blocks": 0}
         for name, value in wanted.items():
@@ -368,8 +376,12 @@ def core_options(config: ManagerConfig) -> dict[str, Any]:
     options["python_policies"] = policies_of(config.eviction, config.shares, keys_move=keys_move)
     options["quotas"] = list(config.quotas.items())
     options["event_blocks"] = config.waiting_blocks
-    options["groups"] = core_groups(config.groups)
-    options["full_group"] = first_full(config.groups)
+    options["groups"] = core_groups(config.groups, config.block_size)
+    full = first_full(config.groups)
+    options["full_group"] = full
+    options["full_block_size"] = (
+        tokens_per_block(config.groups[full], config.block_size) if config.groups else 0
+    )
     options.update(digest_options(config.digest, config.prefix_caching))
     return options
 

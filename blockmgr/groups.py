@@ -2,12 +2,13 @@
 
 Models mix layers that read all tokens with layers that read a window, a chunk, or a state. Layers
 that read the same tokens form one group, which has one block table. The blocks of all groups come
-from one pool and have the same number of tokens and bytes; a group of states has one block per
-sequence.
+from one pool and have the same number of bytes. A group whose layers store more bytes a token has
+fewer tokens a block: its ``block_size``. A group of states has one block per sequence.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,43 +24,84 @@ __all__ = [
     "RecurrentState",
     "SlidingWindow",
     "checked_groups",
+    "prefix_granularity",
 ]
 
+MAX_BLOCK_SIZE = 2**16 - 1
 MAX_GROUPS = 64
+MAX_PARTS = 254
 MAX_WIDTH = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
+def _check(group: FullAttention | SlidingWindow | ChunkedAttention) -> None:
+    if not isinstance(group, FullAttention):
+        object.__setattr__(group, "width", whole("width", group.width, 1, MAX_WIDTH))
+    if group.block_size is not None:
+        size = whole("block_size", group.block_size, 1, MAX_BLOCK_SIZE)
+        object.__setattr__(group, "block_size", size)
+
+
+def _repr(group: FullAttention | SlidingWindow | ChunkedAttention) -> str:
+    values = [] if isinstance(group, FullAttention) else [f"width={group.width}"]
+    if group.block_size is not None:
+        values.append(f"block_size={group.block_size}")
+    return f"{type(group).__name__}({', '.join(values)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class FullAttention:
-    """A query reads all positions up to its own."""
+    """A query reads all positions up to its own.
+
+    Attributes:
+        block_size: Tokens per block of this group, which the manager's ``block_size`` is a multiple
+            of; ``None`` for the manager's.
+    """
+
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __repr__(self) -> str:
+        return _repr(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class SlidingWindow:
     """A query reads the last ``width`` positions, including its own.
 
     Attributes:
         width: In tokens, at least 1.
+        block_size: As in ``FullAttention``.
     """
 
     width: int
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "width", whole("width", self.width, 1, MAX_WIDTH))
+        _check(self)
+
+    def __repr__(self) -> str:
+        return _repr(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ChunkedAttention:
     """A query reads the positions of its chunk, up to its own.
 
     Attributes:
         width: Tokens per chunk, at least 1; chunks begin at its multiples.
+        block_size: As in ``FullAttention``.
     """
 
     width: int
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "width", whole("width", self.width, 1, MAX_WIDTH))
+        _check(self)
+
+    def __repr__(self) -> str:
+        return _repr(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +170,96 @@ def first_full(groups: Sequence[Group]) -> int:
     return 0
 
 
-def core_groups(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    """(kind, width) of all groups but the first with full attention."""
-    rest = [group for i, group in enumerate(groups) if i != first_full(groups)] if groups else []
-    return [(_KINDS.index(type(group)), getattr(group, "width", 0)) for group in rest]
+def tokens_per_block(group: Group, block_size: int) -> int:
+    """Tokens per block of a group of a manager with this block size; of states: the manager's."""
+    return getattr(group, "block_size", None) or block_size
+
+
+def prefix_granularity(groups: Iterable[Group]) -> int:
+    """The least ``block_size`` of a manager for groups that all have block sizes of their own.
+
+    A manager tells prefixes apart by blocks of its ``block_size`` tokens. Each of them holds whole
+    blocks of every group, so it is a multiple of every group's block size. Inside such a block, a
+    prompt finds what ``min_partial_tokens`` allows.
+
+    Returns:
+        The least common multiple of the block sizes, in tokens.
+
+    Raises:
+        ValueError: No group has a block size.
+        TypeError: An entry is not a group.
+
+    >>> prefix_granularity([FullAttention(16), SlidingWindow(512, 32)])
+    32
+    """
+    sizes = [getattr(group, "block_size", None) for group in checked_groups(groups)]
+    known = [size for size in sizes if size is not None]
+    if not known:
+        raise ValueError("groups must have a block_size, got none with one")
+    return math.lcm(*known)
+
+
+def check_block_sizes(groups: Sequence[Group], block_size: int) -> None:
+    """Checks that blocks of ``block_size`` tokens hold whole blocks of every group.
+
+    Raises:
+        ValueError: One does not, or a block holds too many.
+    """
+    parts = 0
+    for position, group in enumerate(groups):
+        size = tokens_per_block(group, block_size)
+        if block_size % size:
+            raise ValueError(
+                f"groups must have a block_size that divides the manager's, {block_size}, got "
+                f"{size} at position {position}; prefix_granularity gives one that fits all"
+            )
+        parts += block_size // size
+    if parts > MAX_PARTS:
+        raise ValueError(
+            f"groups must have at most {MAX_PARTS} blocks in one of the manager's, {block_size} "
+            f"tokens, got {parts}"
+        )
+
+
+def refuse_block_sizes(groups: Iterable[Group], whose: str) -> None:
+    """Refuses groups with block sizes of their own where all blocks must have as many tokens.
+
+    Args:
+        groups: The groups.
+        whose: What cannot use them, for the message.
+
+    Raises:
+        ValueError: A group has a block size of its own.
+    """
+    for position, group in enumerate(groups):
+        if getattr(group, "block_size", None) is not None:
+            raise ValueError(
+                f"groups must have no block_size of their own for {whose}, got {group} at position "
+                f"{position}"
+            )
+
+
+def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, ...]]:
+    """What the core has of each group beside the nodes' own blocks, by slice.
+
+    Those are the blocks of the first group with full attention or, if they are smaller than a node,
+    the first one of each node; the others of that group come last.
+
+    Returns:
+        For each slice: kind, width, first token in a node and the one after its last, position of
+        the group, number of the slice in the group, slices of the group, and whether it has events.
+    """
+    full = first_full(groups)
+    found = []
+    for position, group in enumerate(groups):
+        size = tokens_per_block(group, block_size)
+        width = getattr(group, "width", 0)
+        for number, begin in enumerate(range(0, block_size, size)):
+            of_full = position == full
+            if of_full and not number:
+                continue
+            kind = _KINDS.index(type(group))
+            slices = block_size // size
+            row = (kind, width, begin, begin + size, position, number, slices, not of_full)
+            found.append((of_full, row))
+    return [row for _, row in sorted(found, key=lambda each: each[0])]

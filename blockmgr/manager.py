@@ -27,7 +27,13 @@ from blockmgr.config import ManagerConfig, ManagerOptions, core_options
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
 from blockmgr.event_calls import EventCalls
 from blockmgr.explain import Explanation, explanation
-from blockmgr.groups import FullAttention, Group, RecurrentState, first_full
+from blockmgr.groups import (
+    FullAttention,
+    Group,
+    RecurrentState,
+    first_full,
+    tokens_per_block,
+)
 from blockmgr.options import spells_options
 from blockmgr.prompt import Prompt, parts_of
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
@@ -542,8 +548,9 @@ class BlockManager(EventCalls, NotCopied):
             ``int32[max_seqs, max_blocks_per_seq]`` on the host, read-only and never reallocated:
             entry ``i`` of a row is the block with tokens
             ``[i * block_size, (i + 1) * block_size)``, or 0, the null block, where the group holds
-            nothing. For a group of states, ``int32[max_seqs, 1]``: the block that holds the
-            sequence's state.
+            nothing. If the group has a block size of its own, that is the one meant, and there are
+            as many times more columns. For a group of states, ``int32[max_seqs, 1]``: the block
+            that holds the sequence's state.
 
         Raises:
             ValueError: There is no such group.
@@ -552,15 +559,20 @@ class BlockManager(EventCalls, NotCopied):
         kind, position = self._group(group)
         if position < 0:
             return self.block_tables
-        table: npt.NDArray[np.int32] = self._group_tables[position]
-        return table[:, :1] if isinstance(kind, RecurrentState) else table
+        if isinstance(kind, RecurrentState):
+            states: npt.NDArray[np.int32] = self._group_tables[position, :, :1]
+            return states
+        slices = self._config.block_size // tokens_per_block(kind, self._config.block_size)
+        table: npt.NDArray[np.int32] = self._group_tables[position : position + slices]
+        return table.reshape(self._config.max_seqs, -1)
 
     def slot_mapping(
         self, handle: int, start: int, stop: int, *, group: int | None = None
     ) -> npt.NDArray[np.int64]:
         """The slot of each token position in ``[start, stop)``, in token order.
 
-        A slot is ``block_id * block_size + offset``. Look-ahead positions have slots too.
+        A slot is ``block_id * block_size + offset``, by the group's block size. Look-ahead
+        positions have slots too.
 
         Args:
             handle: The sequence.
@@ -1320,11 +1332,14 @@ class BlockManager(EventCalls, NotCopied):
             raise PolicyError(error) from error
 
     def _group(self, group: int) -> tuple[Group, int]:
-        """A group, and its number in the core; -1 for the group of ``block_tables``."""
+        """A group, and its first slice in the core; -1 for the group of ``block_tables``."""
         groups = self._config.groups or (FullAttention(),)
         index = whole("group", group, 0, len(groups) - 1)
         full = first_full(groups)
-        return groups[index], -1 if index == full else index - (index > full)
+        size = self._config.block_size
+        before = [g for i, g in enumerate(groups[:index]) if i != full]
+        first = sum(size // tokens_per_block(g, size) for g in before)
+        return groups[index], -1 if index == full else first
 
 
 class Sequence(NotCopied):
@@ -1403,8 +1418,8 @@ class Sequence(NotCopied):
 
     @property
     def num_slots(self) -> int:
-        """Tokens with slots: blocks held times ``block_size``."""
-        return self.num_blocks * self._manager.config.block_size
+        """Tokens with slots: in every group, the blocks held times their block size, or more."""
+        return self._manager._core.view(self.handle)[5]
 
     @property
     def is_preempted(self) -> bool:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from blockmgr.config import EVICTION_POLICIES, ManagerConfig
-from blockmgr.groups import Group, RecurrentState, check_prompt_end_stop, checked_groups
+from blockmgr.groups import (
+    Group,
+    RecurrentState,
+    check_prompt_end_stop,
+    checked_groups,
+    refuse_block_sizes,
+)
 from blockmgr.options import check_options, rule, same_option
 
 if TYPE_CHECKING:
@@ -110,6 +116,7 @@ class ReplayConfig:
         check_options(self)
         object.__setattr__(self, "groups", checked_groups(self.groups))
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
+        refuse_block_sizes(self.groups, "a replay")
         if self.groups:
             for name, only in (("dedup", "remap"), ("hints", "none")):
                 value = getattr(self, name)

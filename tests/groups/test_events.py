@@ -151,6 +151,8 @@ class Watched:
         blocks = (len(text) // size + 2) * len(world.kinds) * 2
         if found % size:  # a tail continues it, and tails have no events
             assert claims < found or room < blocks
+        elif any(kind.block_size for kind in world.kinds):  # an event tells of the whole block
+            assert claims <= found or room < blocks
         elif room < blocks:  # a plan that does not fit finds less
             assert claims >= found
         else:

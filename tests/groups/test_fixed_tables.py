@@ -54,6 +54,26 @@ def test_a_commit_moves_no_sequence_to_blocks_of_another_one() -> None:
     assert set(before[0]).isdisjoint(tables(manager, first)[0])
 
 
+def test_a_sequence_that_writes_into_a_found_block_leaves_it_in_all_groups() -> None:
+    """The key passes to the twin of another sequence, whose window has left the block."""
+    manager = manager_of((FullAttention(), SlidingWindow(2)))
+    writer = manager.admit(PROMPT[:8])
+    other = manager.admit(PROMPT[:16], read_cache=False)
+    manager.commit(writer, 8)
+    manager.commit(other, 16)
+    before = tables(manager, writer)
+    assert manager.truncate(writer, 6) == 6
+    manager.append(writer, [99])
+    after = tables(manager, writer)
+    assert after[0][0] == before[0][0]
+    assert after[0][1] not in {before[0][1], 0}
+    assert after[1][1] not in {before[1][1], 0}
+    for handle in (writer, other):
+        manager.free(handle)
+    launch(manager)
+    assert manager.stats().used_blocks == 0
+
+
 def test_a_key_passes_to_the_twin_with_its_windows() -> None:
     manager = manager_of(WINDOW)
     first = manager.admit(PROMPT[:13])

@@ -98,7 +98,11 @@ def kinds_of(groups: Iterable[Any]) -> tuple[Kind, ...]:
 
 
 def vars_of(group: Any) -> dict[str, Any]:
-    return {} if getattr(group, "width", None) is None else {"width": group.width}
+    given = {
+        "width": getattr(group, "width", None),
+        "block_size": getattr(group, "block_size", None),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def cells_read(kind: Attention, position: int) -> range:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from blockmgr import BlockManager, BlockState, Priority
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, OutOfSequencesError, StepError
 from tests.specification.admission import Terms
-from tests.specification.layers import RecurrentState
+from tests.specification.layers import Kind, RecurrentState
 from tests.stress.lockstep import DivergenceError, Entry
 from tests.stress.memory import Work
 from tests.stress.world import World
@@ -55,6 +55,11 @@ class LayoutWorld(World):
     def skips(self, op: str) -> bool:
         return self.is_specified and op in UNSPECIFIED
 
+    @property
+    def sizes(self) -> list[tuple[Kind, int]]:
+        """Each kind of layer, and the tokens of its blocks."""
+        return [(kind, kind.block_size or self.size) for kind in self.kinds]
+
     # ---- tables -------------------------------------------------------------------------
 
     def tables_of(self, handle: int) -> Tables:
@@ -62,8 +67,11 @@ class LayoutWorld(World):
         view = self.manager.sequence(handle)
         if view.is_preempted:
             return ()
-        row, units = self.manager.row(handle), view.num_blocks
-        ends = (1 if isinstance(kind, RecurrentState) else units for kind in self.kinds)
+        row, slots = self.manager.row(handle), view.num_slots
+        ends = (
+            1 if isinstance(kind, RecurrentState) else -(-slots // size)
+            for kind, size in self.sizes
+        )
         return tuple(
             tuple(self.manager.group_table(group)[row, :end].tolist())
             for group, end in enumerate(ends)
@@ -294,10 +302,11 @@ class LayoutWorld(World):
         held: set[int] = set()
         busy = set().union(*(launched.blocks for launched in self.steps))
         for handle in self.manager.handles():
-            first = self.manager.sequence(handle).num_computed_tokens // self.size
-            for kind, table in zip(self.kinds, self.tables_of(handle), strict=False):
+            computed = self.manager.sequence(handle).num_computed_tokens
+            for (kind, size), table in zip(self.sizes, self.tables_of(handle), strict=False):
                 held.update(table)
-                writable = table if isinstance(kind, RecurrentState) else table[first:]
+                state = isinstance(kind, RecurrentState)
+                writable = table if state else table[computed // size :]
                 early = (set(writable) - self.held) & busy - {0}
                 if early:
                     raise DivergenceError(f"{name} handed out blocks {early}, still in flight")

@@ -119,9 +119,11 @@ class Work:
         block_size: int,
     ) -> Work:
         """The work on block tables; of a state, the table has the block of the state."""
-        stop = len(prefixes)
-        ends = [block_size if isinstance(kind, RecurrentState) else stop for kind in kinds]
-        slots = [slots_of(t, block_size, end) for t, end in zip(tables, ends, strict=True)]
+        stop, stride = len(prefixes), stride_of(kinds, block_size)
+        slots = []
+        for kind, table in zip(kinds, tables, strict=True):
+            end = block_size if isinstance(kind, RecurrentState) else stop
+            slots.append(slots_of(table, kind.block_size or block_size, end, stride))
         return cls(name, slots, np.array(prefixes, np.int64), start)
 
 

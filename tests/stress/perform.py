@@ -84,7 +84,7 @@ def _reparent(world: World, record: Record) -> None:
 
 def _step(world: World, record: Record) -> None:
     world.step(record["skip"], record["held_back"])
-    if record.get("pause"):
+    if record.get("pause") and not world.manager.stats().pending_copies:
         world.complete(len(world.steps))
         world.skip_steps(record["pause"])
 

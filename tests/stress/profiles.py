@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,7 @@ from blockmgr.config import EVICTION_POLICIES
 from tests.specification import layers as kinds
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["BALANCED", "DIGESTS", "PROFILES", "Profile", "draw_config"]
 
@@ -155,9 +155,16 @@ GROUPS = {
 
 
 def groups_named(layout: Sequence[str]) -> list[layers.Group]:
-    """The groups of a layout, such as ``["full", "window 5", "state"]``."""
-    parts = (name.split() for name in layout)
-    return [GROUPS[name](*map(int, width)) for name, *width in parts]
+    """The groups of a layout, such as ``["full", "window 5 block_size=2", "state"]``."""
+    return [made(GROUPS, text) for text in layout]
+
+
+def made(classes: Mapping[str, Callable[..., Any]], text: str) -> Any:
+    """What the name of a group stands for, such as ``"window 5 block_size=2"``."""
+    name, *parts = text.split()
+    widths = [int(part) for part in parts if "=" not in part]
+    pairs = (part.split("=") for part in parts if "=" in part)
+    return classes[name](*widths, **{field: int(value) for field, value in pairs})
 
 
 def draw_layout(rng: random.Random) -> list[str]:
@@ -170,11 +177,31 @@ def draw_layout(rng: random.Random) -> list[str]:
     return layout
 
 
+def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str]:
+    """Every fourth time, with blocks of their own for some groups; the seed comes from a draw."""
+    rng = random.Random(f"{layout} {size} {seed}")
+    if seed % 4 or size == 1 or "block_size" in " ".join(layout):
+        return list(layout)
+    sizes = [n for n in range(1, size + 1) if size % n == 0]
+    return [
+        text if text == "state" or rng.random() < 0.3 else f"{text} block_size={rng.choice(sizes)}"
+        for text in layout
+    ]
+
+
+def blocks_in_a_node(layout: Sequence[str], size: int) -> int:
+    sizes = [getattr(group, "block_size", None) or size for group in groups_named(layout)]
+    return sum(size // each for each in sizes)
+
+
 def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> dict[str, Any]:
     """Options of a manager with groups, with the layout by name; half of them have much room."""
     size = rng.choice(profile.sizes)
     room = rng.choice([24, 40, 64, 120]) // size + 3 * len(layout) + 100 * (rng.random() < 0.5)
     least, in_flight = min(size, rng.choice([0, 1, 2])), rng.choice([0, 1, 2, 8])
+    dedup = "remap" if room % 3 else "append_only"
+    layout = draw_smaller_blocks(layout, size, room)
+    room = room * blocks_in_a_node(layout, size) // len(layout)
     quotas = draw_quotas(rng, profile, room // 2)
     has_states = "state" in layout
     return {
@@ -192,7 +219,7 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
         "steps_in_flight": in_flight,
         "early_commit": rng.random() < 0.3,
         "max_rollback_tokens": 0 if has_states else rng.choice([0, 0, 2, 12]),
-        "dedup": "remap" if room % 3 else "append_only",
+        "dedup": dedup,
         "retention": (retention := rng.random() < 0.5),
         "max_pinned_blocks": rng.randint(0, 6) if retention else 0,
         "debug": rng.choice([0, 0, 0, 1]),
@@ -211,12 +238,7 @@ LAYERS = {
 
 def layers_named(layout: Sequence[str]) -> list[kinds.Kind]:
     """The groups of a layout, such as ``["full block_size=8", "window 5 look_ahead=1"]``."""
-    made = []
-    for name, *parts in (text.split() for text in layout):
-        widths = [int(part) for part in parts if "=" not in part]
-        pairs = (part.split("=") for part in parts if "=" in part)
-        made.append(LAYERS[name](*widths, **{field: int(value) for field, value in pairs}))
-    return made
+    return [made(LAYERS, text) for text in layout]
 
 
 def draw_sizes(rng: random.Random, node: int) -> list[str]:

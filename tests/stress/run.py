@@ -128,13 +128,16 @@ def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
 ) -> Counted:
     """A world for a configuration with a digest by name and the engine's habits."""
-    # The specification of several groups moves entries of tables.
-    specified = not config.get("layout") or config.get("dedup", "remap") == "remap"
+    # The specification of several groups moves entries of tables, and has blocks of one size.
+    layout = config.get("layout", ())
+    specified = config.get("dedup", "remap") == "remap" and "block_size" not in " ".join(layout)
+    specified = specified or not layout
     modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS and specified
     quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
     habits = Habits(**config.get("habits", {}))
-    layout = config.get("layout", ())
     sizes = "stop_tokens" in config
+    if not sizes and manager is not BlockManager:
+        layout = [name.split(" block_size")[0] for name in layout]
     config = {name: value for name, value in config.items() if name not in {"habits", "layout"}}
     if layout:
         config["groups"] = layers_named(layout) if sizes else groups_named(layout)

@@ -38,7 +38,8 @@ nb::object shared_view(const ZeroedArray<std::int32_t>& array, const nb::tuple& 
 
 nb::object block_tables(Core& self) {
   const Config& config = self.core.config();
-  return shared_view(self.core.shown_tables, nb::make_tuple(config.max_seqs, config.row_width));
+  return shared_view(self.core.shown_tables,
+                     nb::make_tuple(config.max_seqs, self.core.shown_width(config.row_width)));
 }
 
 nb::object group_tables(Core& self) {

@@ -591,7 +591,7 @@ NB_MODULE(_core, m) {
            nb::sig(
                "def take_snapshot(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
       .def("view", view,
-           nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool]"), any())
+           nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool, int]"), any())
       .def("block_ids", block_ids,
            nb::sig("def block_ids(self, handle: object, /) -> " BM_ARRAY("int32")), any())
       .def("tokens", tokens_of,

@@ -55,10 +55,13 @@ void read_lists(const nb::dict& options, StoreConfig& config) {
     config.quotas.push_back(
         {std::string(bytes_argument(quota[0], "quotas", 0)), static_cast<int>(blocks)});
   }
-  // (kind, width) of each, without the one whose blocks are the nodes' own.
+  // The slices of each, without the one whose blocks are the nodes' own.
   for (const nb::handle group : nb::cast<nb::list>(options["groups"]))
     config.groups.push_back({static_cast<Group::Kind>(nb::cast<int>(group[0])),
-                             nb::cast<std::int64_t>(group[1])});
+                             nb::cast<std::int64_t>(group[1]), nb::cast<std::int64_t>(group[2]),
+                             nb::cast<std::int64_t>(group[3]), nb::cast<int>(group[4]),
+                             nb::cast<int>(group[5]), nb::cast<int>(group[6]),
+                             nb::cast<bool>(group[7])});
 }
 
 }  // namespace
@@ -80,6 +83,7 @@ void read_options(const nb::dict& options, Config& config) {
   check_store(config);
   check_bounds("max_seqs", config.max_seqs, 1, INT32_MAX);
   check_bounds("row_width", config.row_width, 1, INT32_MAX / config.block_size);
+  check_bounds("full_block_size", config.full_block_size, 0, config.block_size);
   read_lists(options, config);
 }
 

@@ -42,7 +42,8 @@ class Audit : public BlockAudit {
       BLOCKMGR_EXPECT(
           0 <= s.num_computed && s.num_computed <= s.num_tokens && s.num_computed <= slots,
           who + " has computed tokens that are not there");
-      const std::int64_t waiting = s.num_tokens > slots ? s.num_tokens - slots : 0;
+      const std::int64_t room = core_.token_room(s);
+      const std::int64_t waiting = s.num_tokens > room ? s.num_tokens - room : 0;
       BLOCKMGR_EXPECT(s.num_waiting() == waiting, who + " has the wrong number of waiting tokens");
       std::set<NodeId> seen;
       for (std::int64_t i = 0; i < s.num_blocks; ++i) {
@@ -104,7 +105,8 @@ class Audit : public BlockAudit {
       }
       for (std::int64_t i = row.first[static_cast<std::size_t>(g)]; i < s.num_blocks; ++i) {
         const NodeId part = groups.part(g, t[i]);
-        BLOCKMGR_EXPECT(valid(part), what + " has a gap at " + std::to_string(i));
+        const bool has_slots = i * size_ + groups.group(g).begin < core_.num_slots(s);
+        BLOCKMGR_EXPECT(valid(part) == has_slots, what + " has a gap at " + std::to_string(i));
         if (valid(part)) ++refs(part);
       }
       BLOCKMGR_EXPECT(groups.first_unit(g, core_.settled(s)) >= row.first[static_cast<std::size_t>(g)],

@@ -30,10 +30,10 @@ void EventLog::add_block(const std::uint8_t* digest) noexcept {
   ++runs_[static_cast<std::size_t>(num_runs_ - 1)].num_blocks;
 }
 
-EventLog::Recorded EventLog::stored(NodeId b, int further, NodeId parent,
+EventLog::Recorded EventLog::stored(NodeId b, int group, NodeId parent,
                                     const std::uint8_t* parent_digest, const std::uint8_t* digest,
                                     const Token* tokens, std::uint32_t extras) noexcept {
-  const int group = number_of(further);
+  group = number_of(group);
   const bool extends = last_ != kNoNode && last_ == parent && num_blocks_ < capacity_ &&
                        runs_[static_cast<std::size_t>(num_runs_ - 1)].step == step_ &&
                        runs_[static_cast<std::size_t>(num_runs_ - 1)].group == group;
@@ -61,8 +61,8 @@ EventLog::Recorded EventLog::stored(NodeId b, int further, NodeId parent,
   return extends ? kExtended : kNewRun;
 }
 
-void EventLog::removed(int further, const std::uint8_t* digest) noexcept {
-  const int group = number_of(further);
+void EventLog::removed(int group, const std::uint8_t* digest) noexcept {
+  group = number_of(group);
   last_ = kNoNode;
   if (num_runs_ && !num_lost_ && num_blocks_ < capacity_) {
     const EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];

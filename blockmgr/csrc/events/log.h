@@ -42,18 +42,16 @@ class EventLog {
   // full_group: which group of layers has the nodes' own blocks.
   EventLog(const Nodes& nodes, std::int64_t capacity, int full_group);
 
-  // The number that engines know a further group by; of kOwnBlock: that of the nodes' own blocks.
+  // The number of a group in the order of the engine; of kOwnBlock: that of the nodes' own blocks.
   static constexpr int kOwnBlock = -1;
-  int number_of(int further) const {
-    return further == kOwnBlock ? full_group_ : further + (further >= full_group_);
-  }
-  // A full block became findable: a node's own or, in a further group, that of its part. parent:
+  int number_of(int group) const { return group == kOwnBlock ? full_group_ : group; }
+  // A full block became findable: a node's own or, in another group, that of its part. parent:
   // digest of the block before it, nullptr for the first of a prompt. Whether the index has to hold
   // on to the namespace (kNewRun) and to the extra keys.
   enum Recorded { kLost, kExtended, kNewRun };
-  Recorded stored(NodeId b, int further, NodeId parent, const std::uint8_t* parent_digest,
+  Recorded stored(NodeId b, int group, NodeId parent, const std::uint8_t* parent_digest,
                   const std::uint8_t* digest, const Token* tokens, std::uint32_t extras) noexcept;
-  void removed(int further, const std::uint8_t* digest) noexcept;
+  void removed(int group, const std::uint8_t* digest) noexcept;
   // cleared(): nothing that was findable is findable any more. overtaken(): events were lost, so
   // those that stand here are dropped before a clearing; nothing is missing after it.
   bool overtaken() const { return num_lost_ > 0 || full_of_runs(); }

@@ -57,11 +57,11 @@ class Residents {
   }
 
  private:
-  void add_run(EventKind kind, int further, std::uint32_t root, const std::uint8_t* parent) {
+  void add_run(EventKind kind, int group, std::uint32_t root, const std::uint8_t* parent) {
     const EventLog* const log = index_.log();
     const bool is_stored = kind == EventKind::kStored;
-    const auto group = static_cast<std::uint8_t>(log && is_stored ? log->number_of(further) : 0);
-    columns_.runs.push_back({kind, parent != nullptr, group, root, step_, num_blocks_, 0});
+    const auto number = static_cast<std::uint8_t>(log && is_stored ? log->number_of(group) : 0);
+    columns_.runs.push_back({kind, parent != nullptr, number, root, step_, num_blocks_, 0});
     columns_.names.emplace_back(is_stored ? index_.root_name(root) : std::string_view());
     const auto digest_size = static_cast<std::size_t>(nodes_.digest_size);
     columns_.parents.resize(columns_.parents.size() + digest_size);
@@ -84,12 +84,12 @@ class Residents {
     chain_.clear();
     for (NodeId b = first; b != kNoNode; b = add_children(b)) chain_.push_back(b);
     add_told(EventLog::kOwnBlock, root, [&](NodeId b) { return index_.stands_for_digest(b); });
-    for (int g = 0; g < parts_.num_groups; ++g)
-      add_told(g, root, [&](NodeId b) { return parts_.is_told(g, b); });
+    for (int i = 0; i < parts_.num_parts; ++i)
+      add_told(parts_.group_of(i), root, [&](NodeId b) { return parts_.is_told(i, b); });
   }
   // The runs of the chain of which events tell.
   template <class IsTold>
-  void add_told(int further, std::uint32_t root, IsTold is_told) {
+  void add_told(int group, std::uint32_t root, IsTold is_told) {
     bool continues = false;
     for (const NodeId b : chain_) {
       if (!is_told(b)) {
@@ -98,7 +98,7 @@ class Residents {
       }
       const NodeId parent = nodes_[b].parent;
       if (!continues)
-        add_run(EventKind::kStored, further, root, parent >= 0 ? nodes_.digest(parent) : nullptr);
+        add_run(EventKind::kStored, group, root, parent >= 0 ? nodes_.digest(parent) : nullptr);
       continues = true;
       add_block(b);
     }

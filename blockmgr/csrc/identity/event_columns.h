@@ -27,10 +27,12 @@ struct EventColumns {
 
 // What waits in the log. Empty without one.
 EventColumns pending_events(const PrefixIndex& index, const Nodes& nodes);
-// Further groups of layers, and whether events tell of the part of a full block in one of them.
+// Parts beside the nodes' own blocks: how many each node has, of which group, in the order of the
+// engine, each is, and whether events tell of that of a full block.
 struct PartsTold {
-  int num_groups = 0;
-  std::function<bool(int further, NodeId n)> is_told;
+  int num_parts = 0;
+  std::function<int(int part)> group_of;
+  std::function<bool(int part, NodeId n)> is_told;
 };
 // A clearing, and then every block that can be found by its digest, parents before children, and
 // the parts of each after it.

@@ -264,19 +264,19 @@ void PrefixIndex::log_removed(NodeId b) noexcept {
   if (with_digest(nodes_.digest(b)) < 0) log_->removed(EventLog::kOwnBlock, nodes_.digest(b));
 }
 
-void PrefixIndex::log_part_stored(NodeId b, int further) noexcept {
+void PrefixIndex::log_part_stored(NodeId b, int group) noexcept {
   const Node& record = nodes_[b];
   const bool first = is_root(record.parent);
   const EventLog::Recorded recorded =
-      log_->stored(b, further, record.parent, first ? nullptr : nodes_.digest(record.parent),
+      log_->stored(b, group, record.parent, first ? nullptr : nodes_.digest(record.parent),
                    nodes_.digest(b), nodes_.tokens(b), record.extras);
   if (recorded == EventLog::kLost) return;
   if (recorded == EventLog::kNewRun) retain_root(log_->root_of(b));
   extras_.retain(record.extras);
 }
 
-void PrefixIndex::log_part_removed(NodeId b, int further) noexcept {
-  log_->removed(further, nodes_.digest(b));
+void PrefixIndex::log_part_removed(NodeId b, int group) noexcept {
+  log_->removed(group, nodes_.digest(b));
 }
 
 void PrefixIndex::drop(EventLog& log) noexcept {

@@ -166,8 +166,8 @@ class PrefixIndex {
   }
   // Writes down that the part of a full block in a further group of layers became findable, or
   // stopped being so; only with a log.
-  void log_part_stored(NodeId b, int further) noexcept;
-  void log_part_removed(NodeId b, int further) noexcept;
+  void log_part_stored(NodeId b, int group) noexcept;
+  void log_part_removed(NodeId b, int group) noexcept;
   std::string_view root_name(std::uint32_t root) const { return roots_by_name_.bytes(root); }
 
   Interner& extras() { return extras_; }

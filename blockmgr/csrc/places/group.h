@@ -1,7 +1,9 @@
 // Groups of layers: what the query at a position reads.
 //
-// Layers of one group read alike and have one block table. All groups have blocks of as many tokens
-// and bytes, from one pool.
+// Layers of one group read alike and have one block table. The blocks of all groups have as many
+// bytes and come from one pool. A block of a group has the tokens of a node, or of a slice of it: a
+// group whose blocks are smaller than nodes has several slices, in order, each with a block of its
+// own. Here a slice is a group: the nodes know one part of each.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +22,18 @@ struct Group {
 
   Kind kind = kFull;
   std::int64_t width = 0;
+  std::int64_t begin = 0;  // tokens of a node that lie in its part: [begin, end)
+  std::int64_t end = 0;
+  int number = 0;          // of the group, in the order of the engine
+  int slice = 0;           // which one of its slices this is
+  int num_slices = 1;      // of the group
+  bool has_events = true;  // those of full attention's further slices are its node's
 
   bool recurrent() const { return kind == kRecurrent; }
+  // How many of the leading tokens of a node lie in its part.
+  std::int64_t tokens_of(std::int64_t num_tokens) const {
+    return std::clamp<std::int64_t>(num_tokens - begin, 0, end - begin);
+  }
   // The first position that the query at this one, or any later one, reads. Attention only.
   std::int64_t first_read(std::int64_t position) const {
     if (kind == kWindow) return std::max<std::int64_t>(0, position - width + 1);

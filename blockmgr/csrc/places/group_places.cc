@@ -11,8 +11,8 @@
 
 namespace blockmgr {
 
-GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool,
-                         std::vector<Group> groups, int num_partitions)
+GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vector<Group> groups,
+                         int num_partitions)
     : nodes_(nodes),
       index_(index),
       pool_(pool),
@@ -48,8 +48,8 @@ void GroupPlaces::clear_parts(const NodeId* nodes, std::int64_t count) noexcept 
       continue;
     }
     std::fill_n(&owners_[static_cast<std::size_t>(nodes[i])], length, std::uint8_t{0});
-    std::fill_n(&parts_[static_cast<std::size_t>(nodes[i]) * groups_.size()],
-                length * num_groups(), 0);
+    std::fill_n(&parts_[static_cast<std::size_t>(nodes[i]) * groups_.size()], length * num_groups(),
+                0);
     i += length;
   }
 }
@@ -65,7 +65,7 @@ void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
 
 bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
   for (int g = 0; g < num_groups(); ++g)
-    if (!group(g).recurrent() && reads(group(g), length, unit)) return true;
+    if (!group(g).recurrent() && reads(g, length, unit)) return true;
   return false;
 }
 
@@ -148,9 +148,11 @@ void GroupPlaces::continue_from(NodeId n) noexcept {
   if (facts & kObserved) {
     using Kind = ContinuedEnds::Kind;
     const bool whole = nodes_[n].key_tokens == nodes_.block_size;
-    continued_ends_.count(facts & kContinued ? Kind::kAgain : whole ? Kind::kWholeBlock : Kind::kEnd);
+    continued_ends_.count(facts & kContinued ? Kind::kAgain
+                          : whole            ? Kind::kWholeBlock
+                                             : Kind::kEnd);
   }
-  facts & kContinued ? note_diverged(n) : note_continued(n);
+  facts& kContinued ? note_diverged(n) : note_continued(n);
 }
 
 void GroupPlaces::note_diverged(NodeId n) noexcept {
@@ -417,13 +419,13 @@ bool GroupPlaces::knows_like(NodeId m) const {
   const NodeId n = node_of(m);
   const int g = group_of(m);
   return index_.with_digest(nodes_.digest(n), [&](NodeId other) {
-           return other != n && part(g, other) >= 0 && is_told(part(g, other));
-         }) >= 0;
+    return other != n && part(g, other) >= 0 && is_told(part(g, other));
+  }) >= 0;
 }
 
 void GroupPlaces::tell_kept(NodeId m) noexcept {
   if (!is_untold(m) || is_being_kept(m)) return;
-  if (!knows_like(m)) index_.log_part_stored(node_of(m), group_of(m));
+  if (!knows_like(m)) index_.log_part_stored(node_of(m), group(group_of(m)).number);
   facts_[static_cast<std::size_t>(m)] |= kTold;
 }
 
@@ -437,7 +439,8 @@ void GroupPlaces::tell_kept(const NodeId* nodes, std::int64_t count) noexcept {
 // While everything is forgotten there is no log: one event says so.
 void GroupPlaces::tell_lost(NodeId m) noexcept {
   facts_[static_cast<std::size_t>(m)] &= static_cast<std::uint8_t>(~kTold);
-  if (index_.log() && !knows_like(m)) index_.log_part_removed(node_of(m), group_of(m));
+  if (index_.log() && !knows_like(m))
+    index_.log_part_removed(node_of(m), group(group_of(m)).number);
 }
 
 bool GroupPlaces::stands_for_digest(int g, NodeId n) const {
@@ -570,8 +573,9 @@ std::vector<std::string> GroupPlaces::violations() const {
                (!is_passed(n) || (is_node(n) && is_boundary(n))),
            name + " is in the ring of passed boundaries, or is not");
     const int continued = (kContinued | kDiverged) & facts_[static_cast<std::size_t>(n)];
-    expect(!continued || !is_node(n) || (is_boundary(n) && !(continued & kDiverged && is_passed(n))),
-           name + " is continued, and is no boundary or just a passed one");
+    expect(
+        !continued || !is_node(n) || (is_boundary(n) && !(continued & kDiverged && is_passed(n))),
+        name + " is continued, and is no boundary or just a passed one");
     if (!is_node(n)) {
       expect(!is_linked, name + " is a boundary in use and not cached");
     } else {

@@ -94,7 +94,13 @@ class GroupPlaces {
   const Group& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   // The first unit that the query at this position reads or writes.
   std::int64_t first_unit(int g, std::int64_t position) const {
-    return group(g).first_read(position) / nodes_.block_size;
+    const Group& of = group(g);
+    return (of.first_read(position) + nodes_.block_size - of.end) / nodes_.block_size;
+  }
+  // Whether the query after so many tokens reads this unit. Attention only.
+  bool reads(int g, std::int64_t length, std::int64_t unit) const {
+    const std::int64_t start = unit * nodes_.block_size;
+    return group(g).first_read(length) < start + group(g).end && start + group(g).begin < length;
   }
 
   // The part that a node has in a group; kNoNode: none.
@@ -143,7 +149,18 @@ class GroupPlaces {
   bool is_told(NodeId part) const { return facts_[static_cast<std::size_t>(part)] & kTold; }
   // Whether mirrors do not know of it, and should.
   bool is_untold(NodeId part) const {
-    return index_.log() && !is_told(part) && nodes_[node_of(part)].key_tokens == nodes_.block_size;
+    return index_.log() && !is_told(part) && has_event(group_of(part), node_of(part));
+  }
+  // Whether events of a full node in a group are those of this slice: the first one that the query
+  // right behind the node reads, because those behind it stay as long.
+  bool has_event(int g, NodeId n) const {
+    const Group& of = group(g);
+    if (!of.has_events || nodes_[n].key_tokens != nodes_.block_size) return false;
+    if (of.num_slices == 1) return true;
+    const std::int64_t start = unit(n) * nodes_.block_size;
+    const std::int64_t last = start + nodes_.block_size - 1;
+    const std::int64_t read = std::clamp(of.first_read(last + 1), start, last) - start;
+    return of.begin <= read && read < of.end;
   }
   // Whether the part of this node is the one in the events, among those of nodes with its digest.
   bool stands_for_digest(int g, NodeId n) const;
@@ -216,11 +233,11 @@ class GroupPlaces {
   bool stays(NodeId n) const { return is_boundary(n) || nodes_[n].first_child >= 0; }
   // Whether the node's part stays when its use ends.
   bool is_needed(int g, NodeId n) const {
-    return group(g).recurrent() ? is_boundary(n) : is_read(group(g), n, unit(n));
+    return group(g).recurrent() ? is_boundary(n) : is_read(g, n, unit(n));
   }
   // Whether a boundary reads a node, which is this unit of its path, in a group of attention.
-  bool is_read(const Group& group, NodeId n, std::int64_t unit) const {
-    return near(n) != kNever && reads(group, near(n), unit);
+  bool is_read(int g, NodeId n, std::int64_t unit) const {
+    return near(n) != kNever && reads(g, near(n), unit);
   }
 
   // Told by the pool, of nodes.
@@ -257,10 +274,6 @@ class GroupPlaces {
     return parts_[static_cast<std::size_t>(n) * static_cast<std::size_t>(num_groups_) + nth(g)];
   }
   std::int64_t& near(NodeId n) const { return near_[static_cast<std::size_t>(n)]; }
-  // Whether the query after so many tokens reads this unit, or one before it.
-  bool reads(const Group& group, std::int64_t length, std::int64_t unit) const {
-    return group.first_read(length) < (unit + 1) * nodes_.block_size;
-  }
   bool any_reads(std::int64_t length, std::int64_t unit) const;
   std::int64_t computed_near(NodeId n) const;
   bool is_idle(NodeId part) const { return part >= 0 && nodes_.idle(part); }

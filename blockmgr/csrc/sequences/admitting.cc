@@ -88,6 +88,7 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   pool().take_run(s.partition, i ? t[i - 1] : kNoNode, num_blocks - i, t + i);
   rows().show(rows().row_of(s), 0, num_blocks);
   s.num_blocks = static_cast<std::int32_t>(num_blocks);
+  s.missing_slots = static_cast<std::int32_t>(plan.demand.missing_slots);
   s.num_chained = static_cast<std::int32_t>(found.num_full);
   s.num_computed = s.num_cached = num_cached(found);
   if (config().early_commit) {
@@ -102,7 +103,7 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   }
   s.state = Sequence::kRunning;
   const std::int64_t from = found.num_full * config().block_size;
-  rows().store_tokens(s, from, tokens + from, std::min(s.num_tokens, rows().num_slots(s)) - from);
+  rows().store_tokens(s, from, tokens + from, std::min(s.num_tokens, rows().token_room(s)) - from);
   rows().show_length(s);
   rows().note_computing(s);
 }
@@ -122,10 +123,10 @@ Handle Admitting::admit(const Prompt& prompt, const std::function<void(Handle)>&
       settled_admission(prompt.tokens, prompt.num_tokens, slots,
                         {root.node(), extras ? &extras->ids() : nullptr, partition, held_back,
                          prompt.read_cache, prompt.most_cached, prompt.due_cached});
-  const std::int64_t has_slots = plan.demand.num_blocks * config().block_size;
+  const std::int64_t room = plan.demand.num_blocks * config().block_size;
   std::vector<Token> waiting;
-  if (has_slots < prompt.num_tokens)
-    waiting.assign(prompt.tokens + has_slots, prompt.tokens + prompt.num_tokens);
+  if (room < prompt.num_tokens)
+    waiting.assign(prompt.tokens + room, prompt.tokens + prompt.num_tokens);
 
   const std::int32_t index = rows().unused_rows.back();
   if (announce) announce(rows().handle_of(index));
@@ -171,8 +172,8 @@ void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
       settled_admission(s.waiting.data(), s.num_tokens, slots,
                         {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
   occupy(s, s.waiting.data(), plan);
-  if (rows().num_slots(s) < s.num_tokens) {
-    s.waiting_start = static_cast<std::size_t>(rows().num_slots(s));
+  if (rows().token_room(s) < s.num_tokens) {
+    s.waiting_start = static_cast<std::size_t>(rows().token_room(s));
   } else {
     std::vector<Token>().swap(s.waiting);
   }
@@ -295,10 +296,16 @@ void Admitting::plan_grouped(const Token* tokens, std::int64_t count, std::int64
 // What of the last node found goes to the sequence, by group: parts to copy, or to take over.
 // States do so at the end of a whole block as well.
 template <class Visit>
-void Admitting::each_source(const Found& found, const Visit& visit) const {
+void Admitting::each_source(const Visit& visit) const {
   for (int g = 0; g < groups()->num_groups(); ++g)
-    if (last_node(found) >= 0 && (groups()->group(g).recurrent() || found.partial >= 0))
-      visit(g, sources_room_[nth(g)]);
+    if (sources_room_[nth(g)] >= 0) visit(g, sources_room_[nth(g)]);
+}
+
+NodeId Admitting::source_of(int g, const Found& found) const {
+  const NodeId end = last_node(found);
+  if (groups()->group(g).recurrent()) return end >= 0 ? groups()->part(g, end) : kNoNode;
+  const bool reads = found.partial >= 0 && groups()->reads(g, num_cached(found), found.num_full);
+  return reads ? groups()->part(g, end) : kNoNode;
 }
 
 // In all further groups: the windows that it finds, and what it copies or takes over.
@@ -309,17 +316,17 @@ void Admitting::keep_found_parts(Sequence& s, const Found& found) noexcept {
   const NodeId end = last_node(found);
   if (end >= 0 && groups()->length(end) == cached) groups()->continue_from(end);
   for (int g = 0; g < groups()->num_groups(); ++g) {
-    sources_room_[nth(g)] = end >= 0 ? groups()->part(g, end) : kNoNode;
+    sources_room_[nth(g)] = source_of(g, found);
     if (groups()->group(g).recurrent()) continue;
     row.first[nth(g)] = static_cast<std::int32_t>(groups()->first_unit(g, cached));
     for (std::int64_t unit = row.first[nth(g)]; unit < found.num_full; ++unit)
       pool().acquire_part(groups()->part(g, t[unit]));
   }
   if (found.partial >= 0) index().bring_forward(found.partial);
-  if (!found.take_over) return each_source(found, [&](int, NodeId m) { pool().pin(m); });
-  each_source(found, [&](int, NodeId m) { pool().acquire(m); });
+  if (!found.take_over) return each_source([&](int, NodeId m) { pool().pin(m); });
+  each_source([&](int, NodeId m) { pool().acquire(m); });
   if (found.partial < 0) groups()->end_boundary(end);
-  each_source(found, [&](int g, NodeId m) {
+  each_source([&](int g, NodeId m) {
     if (!groups()->group(g).recurrent()) return;
     groups()->unkeep(m);
     if (groups()->part(g, end) == m) groups()->clear_part(g, end);
@@ -345,14 +352,16 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
       continue;
     }
     const std::int64_t first = row.first[nth(g)];
+    const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(s));
     NodeId before = found.num_full > first ? groups()->part(g, t[found.num_full - 1]) : kNoNode;
-    if (copies_partial) {
-      before = use<GroupTables>().take_part_run(s, g, found.num_full, known, before);
-      copies().plan(source, before, found.num_partial);
+    if (found.partial >= 0 && first < known && (source < 0 || copies_partial)) {
+      before =
+          use<GroupTables>().take_part_run(s, g, found.num_full, std::min(known, until), before);
+      if (source >= 0) copies().plan(source, before, found.num_partial);
     }
-    use<GroupTables>().take_part_run(s, g, std::max(first, known), s.num_blocks, before);
+    use<GroupTables>().take_part_run(s, g, std::max(first, known), until, before);
   }
-  if (!found.take_over) each_source(found, [&](int, NodeId m) { pool().unpin(m); });
+  if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
   row.stands = true;
   row.moves = 0;
 }

@@ -42,7 +42,9 @@ class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds>
     return found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
   }
   template <class Visit>
-  void each_source(const Found& found, const Visit& visit) const;
+  void each_source(const Visit& visit) const;
+  // The part that it copies or takes over in a group; kNoNode: none.
+  NodeId source_of(int g, const Found& found) const;
   [[gnu::noinline]] void keep_found_parts(Sequence& s, const Found& found) noexcept;
   [[gnu::noinline]] void take_first_parts(Sequence& s, const Found& found) noexcept;
 

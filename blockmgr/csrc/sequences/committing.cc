@@ -243,8 +243,8 @@ void Committing::deduplicate(const Promotion& promotion, std::int64_t logical,
     // The key may pass to it within the step, and so may what its parts are found by.
     rows().note_unwritten(*promotion.sequence, logical, own);
     if (groups() && config().early_commit) [[unlikely]]
-      use<GroupTables>().each_part(*promotion.sequence, logical, [&](int, NodeId part) {
-        rows().note_unwritten(*promotion.sequence, logical, part);
+      use<GroupTables>().each_part(*promotion.sequence, logical, [&](int g, NodeId part) {
+        use<GroupTables>().note_unwritten(*promotion.sequence, logical, g, part);
       });
     return;
   }

@@ -36,8 +36,7 @@ void Decoding::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
     return n < 0 || nodes()[n].copy_source == kNoNode || nodes()[n].copy_tokens >= offset;
   };
   bool all = brings(b);
-  for (int g = 0; groups() && g < groups()->num_groups(); ++g)
-    all = all && (groups()->group(g).recurrent() || brings(groups()->part(g, b)));
+  use<GroupTables>().each_part(s, logical, [&](int, NodeId part) { all = all && brings(part); });
   if (all) return;
   throw Error(ErrorKind::kStep, "cannot decode sequence " +
                                     std::to_string(rows().handle_of(rows().row_of(s))) +
@@ -78,7 +77,7 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
     if (s.num_tokens > rows().num_slots(s))
       throw Error(ErrorKind::kSequenceState,
                   "sequence " + std::to_string(handles[i]) + " has " +
-                      std::to_string(s.num_waiting()) +
+                      std::to_string(s.num_tokens - rows().num_slots(s)) +
                       " tokens without slots; reserve them before decode");
     rows().refuse_ahead(s, "decode");
     const std::int64_t logical = size.whole(s.num_tokens);
@@ -95,12 +94,15 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
     } else if (logical >= rows().longest(s.partition)) {
       use<Needs>().throw_never_fits(s.num_tokens + 1, 0, s.partition);
     }
-    needed += takes;
+    std::int64_t blocks = takes;
+    if (groups()) [[unlikely]]
+      blocks += use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, takes ? logical : -1);
+    needed += blocks;
     if (by_partition) [[unlikely]]
-      plan.needed_by[s.partition] += takes;
+      plan.needed_by[s.partition] += blocks;
   }
   if (groups()) [[unlikely]]
-    needed = plan_parts(handles, count, needed, plan);
+    needed -= plan_parts(handles, count, plan);
   const auto check = [&] {
     if (!by_partition) rows().check_available(needed);
     for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
@@ -155,6 +157,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
     const std::int64_t logical = size.whole(s.num_tokens);
     const std::int64_t offset = s.num_tokens - logical * size;
     note_decoded(s);
+    const bool takes_parts = grouped && rows().num_slots(s) == s.num_tokens;
     const std::int32_t* t = rows().table(s);
     if (logical < s.num_blocks) {
       // Nearly always the block is the sequence's own already, and costs no call.
@@ -165,9 +168,9 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
       rows().set_entry(rows().row_of(s), logical,
                        pool().take(s.partition, rows().before(s, logical)));
       ++s.num_blocks;
-      if (grouped) [[unlikely]]
-        use<GroupTables>().take_parts(s, logical);
     }
+    if (takes_parts) [[unlikely]]
+      use<GroupTables>().take_parts(s, s.num_tokens, s.num_tokens + 1);
     nodes().tokens(t[logical])[offset] = tokens[i];
     slots[i] = nodes().name(t[logical]) * size + offset;
     ++s.num_tokens;
@@ -176,30 +179,32 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   }
   if (grouped) [[unlikely]] {
     if (!drops_first) commit_decoded(handles, count, plan.promotions);
+    for (std::int64_t i = 0; rows().full_size() != size && i < count; ++i) {
+      const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+      slots[i] = use<GroupTables>().full_slot(s, s.num_tokens - 1);
+    }
     return keep_decoded(handles, count);
   }
   use<Committing>().promote_all(plan.promotions);
 }
 
-// The blocks of all groups that a batch needs if it takes this many of full attention. Corrects the
-// counts by partition as well, and reserves memory for the states that decode may keep.
-std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, std::int64_t blocks,
-                                  DecodePlan& plan) {
+// The parts that a batch gives back before it takes any; takes them from the counts by partition,
+// and reserves memory for the states that decode may keep.
+std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   use<GroupTables>().reserve_keeps(count);
-  std::int64_t needed = use<GroupTables>().grouped_need(blocks);
-  for (std::int64_t& each : plan.needed_by) each = use<GroupTables>().grouped_need(each);
   plan.promotions.dropped.clear();
-  if (!drops_before_taking()) return needed;
+  if (!drops_before_taking()) return 0;
+  std::int64_t all_dropped = 0;
   std::int64_t committed = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
     const std::int64_t dropped = use<GroupTables>().num_dropped(s, plan.promotions.dropped);
-    needed -= dropped;
+    all_dropped += dropped;
     if (!plan.needed_by.empty()) plan.needed_by[s.partition] -= dropped;
     committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
   }
   plan.promotions.count_taken(use<GroupTables>().grouped_need(committed));
-  return needed;
+  return all_dropped;
 }
 
 // All tokens of these but those that decode appends are computed: what becomes findable, and what

@@ -32,7 +32,7 @@ class Decoding : public Part<Decoding, GroupTables, Needs, Growing, GroupEnds, C
   // may read is not there to be taken, so it is given back at the end.
   bool drops_before_taking() const { return groups() && open_steps().empty(); }
   [[gnu::noinline]] std::int64_t plan_parts(const Handle* handles, std::int64_t count,
-                                            std::int64_t blocks, DecodePlan& plan);
+                                            DecodePlan& plan);
   [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,
                                         const PromotionPlan& plan) noexcept;
   [[gnu::noinline]] void keep_decoded(const Handle* handles, std::int64_t count) noexcept;

@@ -32,8 +32,10 @@ void Ending::release_nodes(Sequence& s, std::int64_t keep) noexcept {
   } else {
     pool().release_table(t + keep, count);
   }
-  std::fill_n(rows().shown_at(rows().row_of(s)) + keep, count, 0);
+  std::fill_n(rows().shown_at(rows().row_of(s)) + rows().shown_width(keep),
+              rows().shown_width(count), 0);
   s.num_blocks = static_cast<std::int32_t>(keep);
+  s.missing_slots = 0;
 }
 
 // Its end becomes findable; what it committed ahead of this step's forward is taken back first.
@@ -93,12 +95,12 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
     truncate_grouped(s, num_tokens);
     return s.num_computed;
   }
-  const std::int64_t slots = rows().num_slots(s);
-  if (num_tokens <= slots) {
+  const std::int64_t room = rows().token_room(s);
+  if (num_tokens <= room) {
     std::vector<Token>().swap(s.waiting);
     s.waiting_start = 0;
   } else {
-    s.waiting.resize(s.waiting_start + static_cast<std::size_t>(num_tokens - slots));
+    s.waiting.resize(s.waiting_start + static_cast<std::size_t>(num_tokens - room));
   }
   release_blocks(s, rows().blocks_for(num_tokens));
   s.num_tokens = num_tokens;

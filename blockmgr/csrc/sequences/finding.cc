@@ -91,9 +91,11 @@ bool Finding::has_states(NodeId node) const {
   return true;
 }
 
-bool Finding::has_parts(NodeId node) const {
+bool Finding::has_parts(NodeId node, std::int64_t unit, std::int64_t length) const {
   for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent() && groups()->cached(g, node) < 0) return false;
+    if (!groups()->group(g).recurrent() && groups()->cached(g, node) < 0 &&
+        groups()->reads(g, length, unit))
+      return false;
   return true;
 }
 
@@ -125,10 +127,10 @@ int Finding::find_grouped_partial(const Token* tokens, std::int64_t count, const
     // A tail that can be taken over needs no copy.
     const bool is_better =
         n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
-    const bool serves = is_better && n < config().block_size &&
-                        ((num_states() || tails_only) ? at_end : true) && has_parts(child) &&
-                        (!num_states() || has_states(child)) &&
-                        last_gap(found.full, start + n, found.num_full) < 0;
+    const bool serves =
+        is_better && n < config().block_size && ((num_states() || tails_only) ? at_end : true) &&
+        has_parts(child, found.num_full, start + n) && (!num_states() || has_states(child)) &&
+        last_gap(found.full, start + n, found.num_full) < 0;
     if (serves) {
       Found other = found;
       other.partial = child;
@@ -150,10 +152,11 @@ bool Finding::may_take_over(const Found& found) const {
   if (within && (nodes()[end].key_tokens != found.num_partial || !pool().counts_as_available(end)))
     return false;
   if (!within && !num_states()) return false;
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if ((within || groups()->group(g).recurrent()) &&
-        !pool().counts_as_available(groups()->cached(g, end)))
-      return false;
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (!within && !groups()->group(g).recurrent()) continue;
+    const NodeId m = groups()->cached(g, end);
+    if (m >= 0 && !pool().counts_as_available(m)) return false;
+  }
   return true;
 }
 

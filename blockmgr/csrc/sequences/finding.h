@@ -28,7 +28,8 @@ class Finding : public Part<Finding, GroupTables> {
   void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
                     Found& found) const;
   std::int64_t served_of(const Found& chain) const;
-  bool has_parts(NodeId node) const;
+  // Whether every group of attention has what the query after so many tokens reads of a node.
+  bool has_parts(NodeId node, std::int64_t unit, std::int64_t length) const;
   GroupedFound find_grouped(const Token* tokens, std::int64_t num_tokens,
                             const Applicant& applicant);
   bool may_take_over(const Found& found) const;

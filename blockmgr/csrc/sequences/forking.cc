@@ -40,14 +40,21 @@ void Forking::check_fork(const Sequence& parent, std::int64_t count) const {
     check_states(parent, count);
 }
 
+// To the blocks that have tokens.
+void Forking::limit_blocks(Sequence& s) const {
+  const auto most = static_cast<std::int32_t>(rows().blocks_for(s.num_tokens));
+  if (s.num_blocks <= most) return;
+  s.num_blocks = most;
+  s.missing_slots = 0;
+}
+
 bool Forking::fork(Handle handle, std::int64_t count, Handle* children, const Handle* expected) {
   Call call(rows());
   Sequence& parent = rows().running(handle);
   check_fork(parent, count);
   Sequence model = parent;
   // Look-ahead blocks hold nothing yet, so there is nothing in them to share.
-  model.num_blocks = static_cast<std::int32_t>(
-      std::min<std::int64_t>(parent.num_blocks, rows().blocks_for(parent.num_tokens)));
+  limit_blocks(model);
   std::vector<std::vector<Token>> waiting(static_cast<std::size_t>(count), model.waiting);
   next_handles(count, children);
   if (expected && !std::equal(children, children + count, expected)) return false;
@@ -72,7 +79,7 @@ bool Forking::fork(Handle handle, std::int64_t count, Handle* children, const Ha
     copy_table(from, model.num_blocks, rows().table_at(row));
     // The blocks are looked up for the first child only: nothing was written to its row since.
     if (c) {
-      copy_table(shown, model.num_blocks, rows().shown_at(row));
+      copy_table(shown, rows().shown_width(model.num_blocks), rows().shown_at(row));
     } else {
       rows().show(row, 0, model.num_blocks);
       shown = rows().shown_at(row);
@@ -125,8 +132,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
     next.state = parent;
     next.state.generation = s.generation;
     next.state.mark = s.mark;
-    next.state.num_blocks = static_cast<std::int32_t>(
-        std::min<std::int64_t>(parent.num_blocks, rows().blocks_for(parent.num_tokens)));
+    limit_blocks(next.state);
     const std::int32_t* from = rows().table(parent);
     const std::int32_t* old = rows().table(s);
     next.table.assign(from, from + next.state.num_blocks);
@@ -195,7 +201,8 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
     const NodeId* t = rows().table(child);
     for (int g = 0; g < groups()->num_groups(); ++g) {
       if (!groups()->group(g).recurrent()) {
-        for (std::int64_t unit = to.first[nth(g)]; unit < child.num_blocks; ++unit)
+        const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(child));
+        for (std::int64_t unit = to.first[nth(g)]; unit < until; ++unit)
           ++nodes().uses(groups()->part(g, t[unit])).ref_count;
         continue;
       }
@@ -213,8 +220,9 @@ void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& t
                              GroupRow& row) noexcept {
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (!groups()->group(g).recurrent()) {
-      for (auto unit = static_cast<std::size_t>(row.first[nth(g)]); unit < table.size(); ++unit)
-        ++nodes().uses(groups()->part(g, table[unit])).ref_count;
+      const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(model));
+      for (std::int64_t unit = row.first[nth(g)]; unit < until; ++unit)
+        ++nodes().uses(groups()->part(g, table[static_cast<std::size_t>(unit)])).ref_count;
       continue;
     }
     const NodeId source = row.states[nth(g)];

@@ -24,6 +24,7 @@ class Forking : public Part<Forking, GroupTables, GroupEnds, Ending> {
   void check_fork(const Sequence& parent, std::int64_t count) const;
 
  private:
+  void limit_blocks(Sequence& s) const;
   void check_states(const Sequence& parent, std::int64_t count) const;
   void fork_groups(const Sequence& parent, const Handle* children, std::int64_t count) noexcept;
   void take_successor(const Sequence& model, const std::vector<NodeId>& table,

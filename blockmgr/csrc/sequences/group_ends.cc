@@ -33,10 +33,11 @@ bool GroupEnds::serves(const Sequence& s, std::int64_t logical, NodeId end) cons
   const bool read_before = logical > 0 && groups()->is_boundary(node(logical - 1));
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (groups()->group(g).recurrent()) continue;
-    const std::int64_t first = groups()->first_unit(g, groups()->length(node(logical)));
+    const std::int64_t length = groups()->length(node(logical));
+    const std::int64_t first = groups()->first_unit(g, length);
     const std::int64_t from = read_before ? std::max(first, logical) : first;
     for (std::int64_t unit = logical; unit >= from; --unit)
-      if (groups()->cached(g, node(unit)) < 0) return false;
+      if (groups()->cached(g, node(unit)) < 0 && groups()->reads(g, length, unit)) return false;
   }
   return true;
 }
@@ -57,9 +58,11 @@ std::int64_t GroupEnds::cached_since(const Sequence& s, int g, std::int64_t to) 
 bool GroupEnds::reads_cached(NodeId n, std::int64_t end) const {
   for (int g = 0; g < groups()->num_groups(); ++g) {
     const Group& group = groups()->group(g);
-    if (group.recurrent() ? groups()->cached(g, n) < 0
-                          : since_room_[nth(g)] * config().block_size > group.first_read(end))
+    if (group.recurrent()) {
+      if (groups()->cached(g, n) < 0) return false;
+    } else if (since_room_[nth(g)] > 0 && groups()->reads(g, end, since_room_[nth(g)] - 1)) {
       return false;
+    }
   }
   return true;
 }
@@ -219,11 +222,12 @@ NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool
       groups()->clear_passed(child);
       return kNoNode;
     }
-    if (!num_states() && use<Finding>().has_parts(child)) return kNoNode;
+    if (!num_states() && use<Finding>().has_parts(child, unit, s.num_computed)) return kNoNode;
   }
   if (!use<GroupTables>().may_give(b)) return kNoNode;
   for (int g = 0; g < groups()->num_groups(); ++g) {
     const bool recurrent = groups()->group(g).recurrent();
+    if (!recurrent && !groups()->reads(g, s.num_computed, unit)) continue;
     if (!recurrent && unit < row.first[nth(g)]) return kNoNode;
     if (!use<GroupTables>().may_give(recurrent ? row.states[nth(g)] : groups()->part(g, b)))
       return kNoNode;
@@ -235,7 +239,8 @@ NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool
   ++rows().counters.cached_tails;
   groups()->place(tail, unit);
   for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent()) groups()->keep(groups()->part(g, tail));
+    if (!groups()->group(g).recurrent() && groups()->reads(g, s.num_computed, unit))
+      groups()->keep(groups()->part(g, tail));
   drop_unseen_tails(key.parent);
   return tail;
 }

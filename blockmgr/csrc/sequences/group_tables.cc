@@ -4,6 +4,32 @@
 
 namespace blockmgr {
 
+void GroupTables::measure_slices() {
+  const std::int32_t size = config().block_size;
+  const auto full = static_cast<std::int32_t>(rows().full_size());
+  parts_before_.resize(static_cast<std::size_t>(size) + 1);
+  usable_.resize(parts_before_.size());
+  for (std::int32_t n = 0; n <= size; ++n) {
+    std::int32_t& usable = usable_[static_cast<std::size_t>(n)];
+    usable = (n + full - 1) / full * full;
+    for (int g = 0; g < groups()->num_groups(); ++g) {
+      const Group& group = groups()->group(g);
+      if (group.recurrent()) continue;
+      parts_before_[static_cast<std::size_t>(n)] += group.begin < n;
+      if (group.begin < n && n <= group.end)
+        usable = std::min(usable, static_cast<std::int32_t>(group.end));
+    }
+  }
+}
+
+std::int64_t GroupTables::parts_to_grow(const Sequence& s, std::int64_t slots,
+                                        std::int64_t moved) const {
+  std::int64_t parts =
+      std::max<std::int64_t>(parts_before(slots) - parts_before(rows().num_slots(s)), 0);
+  if (moved >= 0 && moved < s.num_blocks) each_part(s, moved, [&](int, NodeId) { ++parts; });
+  return parts;
+}
+
 // Whether the copy that put a state in place is not applied yet.
 bool GroupTables::waits_for_copy(const Kept& k) const {
   const Node& destination = nodes()[k.destination];
@@ -100,6 +126,7 @@ NodeId GroupTables::take_of(int g, int partition, NodeId before) noexcept {
 // Parts of units [from, to) of its table, each to continue the one before it. The last of them.
 NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
                                   NodeId before) noexcept {
+  if (to <= from) return before;
   const NodeId* t = rows().table(s);
   NodeId* const fresh = parts_room_.data();
   if (to - from == 1) {
@@ -112,21 +139,21 @@ NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, s
     groups()->set_owner(m, g);
     groups()->set_part(g, t[unit], m);
   }
-  return from < to ? fresh[to - from - 1] : before;
+  return fresh[to - from - 1];
 }
 
 // A row is zero where the sequence has no part.
 void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = rows().table(s);
   for (int g = 0; g < groups()->num_groups(); ++g) {
-    std::int32_t* out = shown_group_at(g, rows().row_of(s));
+    const Shown out = shown_group_at(g, rows().row_of(s));
     if (groups()->group(g).recurrent()) {
       const NodeId state = rows().group_row(s).states[nth(g)];
       out[0] = state < 0 ? 0 : number(nodes().block(state));
       continue;
     }
     for (std::int64_t unit = std::max<std::int64_t>(from, rows().group_row(s).first[nth(g)]);
-         unit < s.num_blocks; ++unit)
+         unit < units_of(g, rows().num_slots(s)); ++unit)
       out[unit] = number(nodes().block(groups()->part(g, t[unit])));
   }
 }
@@ -150,9 +177,9 @@ void GroupTables::drop_windows(Sequence& s) noexcept {
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (groups()->group(g).recurrent()) continue;
     std::int32_t& first = rows().group_row(s).first[nth(g)];
-    const std::int64_t read = groups()->group(g).first_read(from);
-    if ((first + 1) * std::int64_t{config().block_size} > read) continue;
-    const auto until = static_cast<std::int32_t>(read / config().block_size);
+    const Group& group = groups()->group(g);
+    if (first * std::int64_t{config().block_size} + group.end > group.first_read(from)) continue;
+    const auto until = static_cast<std::int32_t>(groups()->first_unit(g, from));
     drop_part_run(s, g, first, std::min(until, s.num_blocks));
     first = until;
   }
@@ -187,7 +214,7 @@ std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& pa
     if (groups()->group(g).recurrent()) continue;
     const std::int64_t read = std::min(groups()->group(g).first_read(from), rows().num_slots(s));
     for (std::int64_t unit = rows().group_row(s).first[nth(g)];
-         (unit + 1) * config().block_size <= read; ++unit) {
+         unit * config().block_size + groups()->group(g).end <= read; ++unit) {
       const NodeId m = groups()->part(g, t[unit]);
       if (nodes().uses(m) != Uses{1, 0}) continue;
       add_to(parts, m);
@@ -197,17 +224,20 @@ std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& pa
   return dropped;
 }
 
-// Parts for blocks [from, num_blocks) of its table.
-void GroupTables::take_parts(Sequence& s, std::int64_t from) noexcept {
+// Parts for more slots of its table, whose nodes beyond those it had are new.
+void GroupTables::take_parts(Sequence& s, std::int64_t had_slots, std::int64_t slots) noexcept {
   const NodeId* t = rows().table(s);
-  groups()->clear_parts(t + from, s.num_blocks - from);
+  const std::int64_t known = rows().blocks_for(had_slots);
+  groups()->clear_parts(t + known, s.num_blocks - known);
+  s.missing_slots = static_cast<std::int32_t>(rows().token_room(s) - usable_slots(slots));
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (groups()->group(g).recurrent()) continue;
+    const std::int64_t from = units_of(g, had_slots);
     const bool continues = from > rows().group_row(s).first[nth(g)];
     const NodeId before = continues ? groups()->part(g, t[from - 1]) : kNoNode;
-    take_part_run(s, g, from, s.num_blocks, before);
+    take_part_run(s, g, from, units_of(g, slots), before);
   }
-  show_groups(s, from);
+  show_groups(s, block_size().whole(had_slots));
 }
 
 // The sequence moves to parts of its own, as its table did from `shared` to its present node.
@@ -217,14 +247,15 @@ void GroupTables::make_parts_private(Sequence& s, std::int64_t logical, NodeId s
   const NodeId own = rows().table(s)[logical];
   groups()->clear_parts(own);
   for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+    if (groups()->group(g).recurrent() || logical < rows().group_row(s).first[nth(g)]) continue;
     const NodeId source = groups()->part(g, shared);
+    if (source < 0) continue;
     const NodeId before = logical > rows().group_row(s).first[nth(g)]
                               ? groups()->part(g, rows().table(s)[logical - 1])
                               : kNoNode;
     const NodeId m = take_part_run(s, g, logical, logical + 1, before);
     const std::int32_t brought = num_tokens > 0 ? copies().reach(source, num_tokens) : 0;
-    if (brought > 0) copies().plan(source, m, brought);
+    if (groups()->group(g).tokens_of(brought)) copies().plan(source, m, brought);
     drop_part(g, shared);
   }
   show_groups(s, logical);
@@ -247,13 +278,12 @@ void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
   if (from >= to) return;
   const NodeId* t = rows().table(s);
   const bool keeps = pool().keeps_parts();
-  const Group group = groups()->group(g);
   int kept = 0;
   for (std::int64_t unit = from; unit < to; ++unit) {
     const NodeId n = t[unit];
     const NodeId m = groups()->part(g, n);
     Uses& uses = nodes().uses(m);
-    if (keeps && uses == Uses{1, 0} && nodes()[m].keyed() && groups()->is_read(group, n, unit)) {
+    if (keeps && uses == Uses{1, 0} && nodes()[m].keyed() && groups()->is_read(g, n, unit)) {
       uses = Uses();
       ++kept;
     } else {
@@ -261,7 +291,8 @@ void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
     }
   }
   pool().count_kept(s.partition, kept);
-  std::fill_n(shown_group_at(g, rows().row_of(s)) + from, to - from, 0);
+  const Shown shown = shown_group_at(g, rows().row_of(s));
+  for (std::int64_t unit = from; unit < to; ++unit) shown[unit] = 0;
 }
 
 // All parts of blocks [from, num_blocks), the last first.
@@ -270,9 +301,9 @@ void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (groups()->group(g).recurrent()) continue;
     std::int32_t& first = rows().group_row(s).first[nth(g)];
-    std::int32_t* shown = shown_group_at(g, rows().row_of(s));
+    const Shown shown = shown_group_at(g, rows().row_of(s));
     for (std::int64_t unit = s.num_blocks; unit-- > std::max<std::int64_t>(from, first);) {
-      drop_part(g, t[unit]);
+      if (groups()->part(g, t[unit]) >= 0) drop_part(g, t[unit]);
       shown[unit] = 0;
     }
     first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));
@@ -302,7 +333,7 @@ void GroupTables::settle_parts(Sequence& s, std::int64_t logical, NodeId own,
     }
     if (there < 0 || nodes()[there].keyed()) continue;
     groups()->keep(there);
-    if (config().early_commit) rows().note_unwritten(s, logical, there);
+    if (config().early_commit) note_unwritten(s, logical, g, there);
   }
 }
 
@@ -355,7 +386,8 @@ void GroupTables::keep_copy(NodeId source, NodeId copy, std::int32_t num_tokens,
       {copy, copy, nodes()[copy].generation, nodes()[copy].generation, true, is_state});
 }
 
-// A node with copies of the computed tokens in a unit, in all groups of attention.
+// A node with copies of the computed tokens in a unit, in all groups of attention that read them
+// afterwards.
 NodeId GroupTables::copy_end_block(const Sequence& s, std::int64_t unit, int num_tokens) noexcept {
   const NodeId own = rows().table(s)[unit];
   const NodeId copy = pool().take(s.partition, rows().before(s, unit));
@@ -363,7 +395,7 @@ NodeId GroupTables::copy_end_block(const Sequence& s, std::int64_t unit, int num
   groups()->clear_parts(copy);
   keep_copy(own, copy, num_tokens, false);
   for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+    if (groups()->group(g).recurrent() || !groups()->reads(g, s.num_computed, unit)) continue;
     const NodeId part = take_of(g, s.partition, kNoNode);
     groups()->set_part(g, copy, part);
     keep_copy(groups()->part(g, own), part, num_tokens, false);
@@ -403,9 +435,7 @@ std::int64_t GroupTables::grouped_written(const Sequence& s, std::int64_t length
   for (std::int64_t unit = 0;
        unit < std::min<std::int64_t>(rows().blocks_for(length), s.num_blocks); ++unit) {
     look(unit, t[unit]);
-    for (int g = 0; g < groups()->num_groups(); ++g)
-      if (!groups()->group(g).recurrent() && unit >= rows().group_row(s).first[nth(g)])
-        look(unit, groups()->part(g, t[unit]));
+    each_part(s, unit, [&](int, NodeId part) { look(unit, part); });
   }
   return least;
 }

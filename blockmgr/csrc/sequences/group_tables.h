@@ -13,6 +13,7 @@ class GroupTables : public Part<GroupTables> {
     if (!groups()) return;
     parts_room_.resize(static_cast<std::size_t>(config().row_width));
     if (!config().remap) path_room_.resize(parts_room_.size());
+    measure_slices();
   }
 
   // Before ends of so many sequences are kept.
@@ -48,25 +49,75 @@ class GroupTables : public Part<GroupTables> {
   NodeId take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
                        NodeId before) noexcept;
   void show_groups(const Sequence& s, std::int64_t from) noexcept;
-  std::int32_t* shown_group_at(int g, std::int64_t row) const {
-    return rows().shown_groups.data() +
-           (g * std::int64_t{config().max_seqs} + row) * config().row_width;
+  // What callers see of a group in a row: the block of each unit, and behind it those of the next
+  // slices of the group.
+  class Shown {
+   public:
+    Shown(std::int32_t* first, std::int64_t num_slices) : first_(first), num_slices_(num_slices) {}
+    std::int32_t& operator[](std::int64_t unit) const { return first_[unit * num_slices_]; }
+
+   private:
+    std::int32_t* first_;
+    std::int64_t num_slices_;
+  };
+  Shown shown_group_at(int g, std::int64_t row) const {
+    const Group& group = groups()->group(g);
+    const std::int64_t width = std::int64_t{config().row_width} * group.num_slices;
+    std::int32_t* const first =
+        group.number == config().full_group
+            ? rows().shown_tables.data()
+            : rows().shown_groups.data() +
+                  (g - group.slice) * std::int64_t{config().max_seqs} * config().row_width;
+    return {first + row * width + group.slice, group.num_slices};
   }
-  // Visits the part of one of its blocks in each further group of attention, while the sequence has
-  // it.
+  // The slot of a position in full attention, whose blocks may be smaller than nodes.
+  std::int64_t full_slot(const Sequence& s, std::int64_t position) const {
+    const std::int64_t size = rows().full_size();
+    return number(full_block(s, position / size)) * size + position % size;
+  }
+  // The block of so many tokens of full attention.
+  BlockId full_block(const Sequence& s, std::int64_t logical) const {
+    const auto slices = rows().shown_width(1);
+    const NodeId n = rows().table(s)[logical / slices];
+    const auto slice = static_cast<int>(logical % slices);
+    if (!slice) return nodes().block(n);
+    const int g = groups()->num_groups() - static_cast<int>(slices) + slice;
+    return nodes().block(groups()->part(g, n));
+  }
+  // The slots that a sequence has if it is given so many: every group has whole blocks.
+  std::int64_t usable_slots(std::int64_t slots) const {
+    const std::int64_t whole = block_size().whole(slots) * config().block_size;
+    return whole + usable_[static_cast<std::size_t>(slots - whole)];
+  }
+  // The nodes of so many slots, from the first one on, that have a part in a group of attention.
+  std::int64_t units_of(int g, std::int64_t slots) const {
+    const std::int64_t whole = block_size().whole(slots);
+    return whole + (slots - whole * config().block_size > groups()->group(g).begin);
+  }
+  // The parts that a sequence takes to have so many slots, and to move to a node of its own there;
+  // -1: it moves to none.
+  std::int64_t parts_to_grow(const Sequence& s, std::int64_t slots, std::int64_t moved) const;
+  // Visits the part of one of its nodes in each further group of attention, if the sequence has it.
   template <class Visit>
   void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
-    for (int g = 0; groups() && g < groups()->num_groups(); ++g)
-      if (!groups()->group(g).recurrent() && logical >= rows().group_row(s).first[nth(g)])
-        visit(g, groups()->part(g, rows().table(s)[logical]));
+    for (int g = 0; groups() && g < groups()->num_groups(); ++g) {
+      if (groups()->group(g).recurrent() || logical < rows().group_row(s).first[nth(g)]) continue;
+      const NodeId m = groups()->part(g, rows().table(s)[logical]);
+      if (m >= 0) visit(g, m);
+    }
   }
   std::int64_t grouped_need(std::int64_t blocks) const;
   void refuse_moved(const Sequence& s, const char* call) const;
-  void take_parts(Sequence& s, std::int64_t from) noexcept;
+  void take_parts(Sequence& s, std::int64_t had_slots, std::int64_t slots) noexcept;
   void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                           std::int32_t num_tokens) noexcept;
   void drop_parts(Sequence& s, std::int64_t from) noexcept;
   void drop_states(Sequence& s) noexcept;
+  // As Rows::note_unwritten, of the part of a node, if the forward writes any of its tokens.
+  void note_unwritten(const Sequence& s, std::int64_t logical, int g, NodeId part) noexcept {
+    const std::int64_t end = logical * config().block_size + groups()->group(g).end;
+    if (rows().written(s) < end) rows().note_unwritten(s, logical, part);
+  }
   void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
   [[gnu::noinline]] bool must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const;
   [[gnu::noinline]] void merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept;
@@ -81,6 +132,12 @@ class GroupTables : public Part<GroupTables> {
   std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts) const;
 
  private:
+  void measure_slices();
+  std::int64_t parts_before(std::int64_t slots) const {
+    const std::int64_t whole = block_size().whole(slots);
+    return whole * parts_before_.back() +
+           parts_before_[static_cast<std::size_t>(slots - whole * config().block_size)];
+  }
   bool waits_for_copy(const Kept& k) const;
   bool settle(Kept& k) noexcept;
   const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
@@ -90,6 +147,9 @@ class GroupTables : public Part<GroupTables> {
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   bool tells_state(const Sequence& s) const;
 
+  // By tokens of a node: slices of attention that begin before them, and the slots that they give.
+  std::vector<std::int32_t> parts_before_;
+  std::vector<std::int32_t> usable_;
   std::vector<Kept> keeps_;
   std::vector<NodeId> parts_room_;  // by unit
   std::vector<NodeId> path_room_;   // likewise

@@ -38,10 +38,14 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
   const std::int64_t known = std::min<std::int64_t>(s.num_tokens - start, config().block_size);
   const std::int64_t valid = std::max<std::int64_t>(num_valid - start, 0);
   const NodeId fresh = pool().take(s.partition, rows().before(s, logical));
+  // With its last reference its key may pass to a twin, and its parts with it.
+  if (groups()) ++nodes().uses(shared).ref_count;
   const Store::Writable own = rows().move_to_fresh(shared, fresh, known, valid);
   rows().set_entry(rows().row_of(s), logical, own.node);
-  if (groups()) [[unlikely]]
+  if (groups()) [[unlikely]] {
     use<GroupTables>().make_parts_private(s, logical, shared, static_cast<std::int32_t>(valid));
+    rows().drop_reference(shared);
+  }
   // Tokens that the copy cannot bring have to be computed again.
   rows().limit_computed(s, start + own.num_copied);
 }
@@ -52,36 +56,45 @@ inline GrowthPlan Growing::plan_growth(const Sequence& s, std::int64_t slots,
                                        std::int64_t num_tokens, const char* call) const {
   const std::int64_t target = rows().blocks_for(slots);
   if (target > rows().longest(s.partition)) use<Needs>().throw_never_fits(slots, 0, s.partition);
-  const std::int64_t logical = s.num_tokens / config().block_size;
-  const bool writes = std::max(slots, num_tokens) > s.num_tokens && logical < s.num_blocks;
+  std::int64_t logical = s.num_tokens / config().block_size;
+  // Tokens may wait for slots of the last node, which forks may share.
+  const bool completes = s.missing_slots && slots > rows().num_slots(s);
+  if (completes) [[unlikely]]
+    logical = std::min<std::int64_t>(logical, s.num_blocks - 1);
+  const bool grows = std::max(slots, num_tokens) > s.num_tokens || completes;
+  const bool writes = grows && logical < s.num_blocks;
   const bool copies = writes && must_copy(s, logical);
   if (copies) refuse_unwritten(s, logical, call);
-  const std::int64_t fresh = std::max<std::int64_t>(target - s.num_blocks, 0);
-  std::int64_t needed = fresh + copies;
-  if (!needed) return {fresh, writes};
+  const GrowthPlan plan{std::max<std::int64_t>(target - s.num_blocks, 0), slots,
+                        writes ? logical : -1};
+  std::int64_t needed = plan.num_fresh + copies;
   if (groups()) [[unlikely]] {
     if (copies) use<GroupTables>().refuse_moved(s, call);
-    needed = use<GroupTables>().grouped_need(needed);
+    needed += use<GroupTables>().parts_to_grow(s, slots, copies ? logical : -1);
   }
-  rows().check_available(needed, s.partition);
-  return {fresh, writes};
+  if (needed) rows().check_available(needed, s.partition);
+  return plan;
 }
 
 // Takes the blocks, and moves waiting tokens into them.
 inline void Growing::grow(Sequence& s, const GrowthPlan& plan) noexcept {
-  if (plan.writes) make_private(s, s.num_tokens / config().block_size, rows().written(s));
-  if (!plan.num_fresh) return;
+  if (plan.written >= 0) make_private(s, plan.written, rows().written(s));
   const std::int64_t had_slots = rows().num_slots(s);
+  if (!plan.num_fresh) {
+    if (groups() && plan.slots > had_slots) use<GroupTables>().take_parts(s, had_slots, plan.slots);
+    return;
+  }
+  const std::int64_t had_room = rows().token_room(s);
   const std::int64_t row = rows().row_of(s);
   for (std::int64_t i = 0; i < plan.num_fresh; ++i) {
     rows().set_entry(row, s.num_blocks, pool().take(s.partition, rows().before(s, s.num_blocks)));
     ++s.num_blocks;
   }
   if (groups()) [[unlikely]]
-    use<GroupTables>().take_parts(s, s.num_blocks - plan.num_fresh);
-  const std::int64_t moved = std::min(s.num_waiting(), rows().num_slots(s) - had_slots);
+    use<GroupTables>().take_parts(s, had_slots, plan.slots);
+  const std::int64_t moved = std::min(s.num_waiting(), rows().token_room(s) - had_room);
   if (moved > 0) {
-    rows().store_tokens(s, had_slots, s.waiting.data() + s.waiting_start, moved);
+    rows().store_tokens(s, had_room, s.waiting.data() + s.waiting_start, moved);
     s.waiting_start += static_cast<std::size_t>(moved);
     if (!s.num_waiting()) {
       std::vector<Token>().swap(s.waiting);

@@ -95,7 +95,8 @@ static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
       if (m < 0) continue;
       at(m).parent = nodes.name(n);
       at(m).priority = at(n).priority;
-      if (!recurrent) at(m).num_tokens = at(m).num_computed = nodes[n].key_tokens;
+      if (!recurrent)
+        at(m).num_tokens = at(m).num_computed = core.tokens_of_block(g, nodes[n].key_tokens);
     }
     if (recurrent) continue;
     for (const Handle handle : core.handles()) {
@@ -103,11 +104,23 @@ static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
       if (s.state != Sequence::kRunning) continue;
       const NodeId* table = core.table_at(Sequences::row_of(handle));
       for (std::int64_t i = core.first_of(handle, g); i < s.num_blocks; ++i) {
-        BlockFacts& fact = at(groups.part(g, table[i]));
-        at_least(fact.num_tokens, std::min(size, s.num_tokens - i * size));
-        at_least(fact.num_computed, std::min(size, s.num_computed - i * size));
+        const NodeId part = groups.part(g, table[i]);
+        if (part < 0) continue;
+        BlockFacts& fact = at(part);
+        at_least(fact.num_tokens, core.tokens_of_block(g, s.num_tokens - i * size));
+        at_least(fact.num_computed, core.tokens_of_block(g, s.num_computed - i * size));
       }
     }
+  }
+}
+
+// The facts of a node's own block say how many tokens of the node there are.
+static void limit_to_full_size(std::vector<BlockFacts>& facts, const Sequences& core) {
+  const auto most = static_cast<std::int32_t>(core.full_size());
+  for (BlockFacts& fact : facts) {
+    if (fact.group != core.config().full_group) continue;
+    fact.num_tokens = std::min(fact.num_tokens, most);
+    fact.num_computed = std::min(fact.num_computed, most);
   }
 }
 
@@ -132,6 +145,7 @@ std::vector<BlockFacts> inspect(const Sequences& core) {
       at_least(fact.num_computed, std::min(size, s.num_computed - i * size));
     }
   }
+  if (core.full_size() != size) limit_to_full_size(facts, core);
   return facts;
 }
 

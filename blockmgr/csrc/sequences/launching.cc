@@ -23,13 +23,17 @@ void Launching::settle_events() {
 EventColumns Launching::residents() const {
   if (!groups()) return rows().residents();
   return resident_events(index(), nodes(), step(),
-                         {groups()->num_groups(),
+                         {groups()->num_groups(), [this](int g) { return rows().in_engine(g); },
                           [this](int g, NodeId n) { return groups()->stands_for_digest(g, n); }});
 }
 
 // The forward of this step may move the states of all that can go on.
 void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
-  for (BlockCopy& copy : copies) copy.group = rows().group_number(nodes().owner(copy.destination));
+  for (BlockCopy& copy : copies) {
+    const int g = groups()->owner(nodes().owner(copy.destination));
+    copy.group = rows().in_engine(g);
+    copy.num_tokens = rows().tokens_of_block(g, copy.num_tokens);
+  }
   moved_.clear();
   if (!num_states()) return;
   for (const Sequence& s : rows().sequences) {

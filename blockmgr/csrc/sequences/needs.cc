@@ -71,6 +71,8 @@ void Needs::check_lookup(std::int64_t num_tokens, std::string_view name) const {
 Demand Needs::grouped_demand(const Found& found, std::int64_t slots) const {
   Demand d = demand(found, slots);
   const std::int64_t cached = num_cached(found);
+  const std::int64_t usable = use<GroupTables>().usable_slots(std::max(slots, cached));
+  d.missing_slots = d.num_blocks * config().block_size - usable;
   const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
   const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
   for (int g = 0; g < groups()->num_groups(); ++g) {
@@ -82,10 +84,11 @@ Demand Needs::grouped_demand(const Found& found, std::int64_t slots) const {
       continue;
     }
     const std::int64_t first = groups()->first_unit(g, cached);
-    d.to_take += d.num_blocks - std::max(first, found.num_full);
+    const std::int64_t units = use<GroupTables>().units_of(g, usable);
+    d.to_take += std::max<std::int64_t>(units - std::max(first, found.num_full), 0);
     for (std::int64_t unit = first; unit < found.num_full; ++unit)
       uses(groups()->cached(g, found.full[unit]));
-    if (found.partial < 0) continue;
+    if (found.partial < 0 || !groups()->reads(g, cached, found.num_full)) continue;
     d.to_take -= found.take_over;
     uses(groups()->cached(g, found.partial));
   }
@@ -95,10 +98,13 @@ Demand Needs::grouped_demand(const Found& found, std::int64_t slots) const {
 // The blocks of a sequence that begins with so many slots behind what is found.
 std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
   const std::int64_t cached = num_cached(found);
-  const std::int64_t units = std::max(rows().blocks_for(slots), rows().blocks_for(cached));
-  std::int64_t sum = units + num_states();
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent()) sum += units - groups()->first_unit(g, cached);
+  const std::int64_t most = std::max(slots, cached);
+  std::int64_t sum = rows().blocks_for(most) + num_states();
+  for (int g = 0; g < groups()->num_groups(); ++g) {
+    if (groups()->group(g).recurrent()) continue;
+    const std::int64_t units = use<GroupTables>().units_of(g, most);
+    sum += std::max<std::int64_t>(units - groups()->first_unit(g, cached), 0);
+  }
   return sum;
 }
 
@@ -133,7 +139,10 @@ std::int64_t Needs::most_first_slots(std::int64_t num_tokens, std::int64_t most)
 // Why a prompt never fits in all groups, and with which slots it would.
 std::string Needs::never_in_groups(std::int64_t num_tokens, std::int64_t slots, const Found& found,
                                    std::int64_t most) const {
-  const std::string where = std::to_string(1 + groups()->num_groups()) + " groups of layers";
+  int num_groups = 1;
+  for (int g = 0; g < groups()->num_groups(); ++g)
+    num_groups += !groups()->group(g).slice && groups()->group(g).number != config().full_group;
+  const std::string where = std::to_string(num_groups) + " groups of layers";
   const std::int64_t first = first_blocks(found, slots);
   const std::int64_t parts = most_first_slots(num_tokens, most);
   if (first <= most || (!parts && slots <= num_tokens))

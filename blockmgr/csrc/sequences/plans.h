@@ -31,7 +31,8 @@ struct Found {
 };
 
 struct Demand {
-  std::int64_t num_blocks = 0;  // blocks the sequence will hold
+  std::int64_t num_blocks = 0;     // blocks the sequence will hold
+  std::int64_t missing_slots = 0;  // of the last one: see Sequence
   std::int64_t to_take = 0;
   std::int64_t unused_hits = 0;  // available blocks it will use by finding them
   std::int64_t needed() const { return to_take + unused_hits; }
@@ -85,8 +86,9 @@ struct Applicant {
 };
 
 struct GrowthPlan {
-  std::int64_t num_fresh;  // blocks to take
-  bool writes;             // into the block that the last token is in, or the next one will be
+  std::int64_t num_fresh;  // nodes to take
+  std::int64_t slots;      // that the sequence will have, at least
+  std::int64_t written;    // the node that is about to be written; -1: none that it has
 };
 
 struct Promotion {

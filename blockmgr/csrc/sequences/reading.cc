@@ -17,6 +17,10 @@ void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                            std::int64_t* slots) const {
   const Sequence& s = rows().live(handle);
   const std::int64_t size = config().block_size;
+  if (rows().full_size() != size) [[unlikely]] {
+    while (start < stop) *slots++ = use<GroupTables>().full_slot(s, start++);
+    return;
+  }
   const std::int32_t* t = rows().table(s);
   for (std::int64_t position = start; position < stop;) {
     const std::int64_t end = std::min(stop, (position / size + 1) * size);
@@ -30,9 +34,11 @@ void Reading::check_group_slots(Handle handle, int g, std::int64_t start, std::i
   if (!groups() || g < 0 || g >= groups()->num_groups() || groups()->group(g).recurrent())
     throw Error(ErrorKind::kValue,
                 "group must be one of attention, got " + std::to_string(g) + " of the core");
-  const std::int64_t first =
-      rows().group_row(rows().live(handle)).first[static_cast<std::size_t>(g)] *
-      std::int64_t{config().block_size};
+  const GroupRow& row = rows().group_row(rows().live(handle));
+  std::int64_t first = INT64_MAX;
+  for (int i = g; i < g + groups()->group(g).num_slices; ++i)
+    first = std::min(
+        first, row.first[nth(i)] * std::int64_t{config().block_size} + groups()->group(i).begin);
   if (start < first && start < stop)
     throw Error(ErrorKind::kValue, "start must be at least " + std::to_string(first) +
                                        ", where the window of the group begins, got " +
@@ -41,17 +47,23 @@ void Reading::check_group_slots(Handle handle, int g, std::int64_t start, std::i
 
 void Reading::group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
                           std::int64_t* slots) const {
-  const std::int64_t size = config().block_size;
-  const std::int32_t* t = use<GroupTables>().shown_group_at(g, rows().row_of(handle));
+  const std::int64_t size = groups()->group(g).end;
+  const std::int32_t* t = &use<GroupTables>().shown_group_at(g, rows().row_of(handle))[0];
   for (std::int64_t position = start; position < stop; ++position)
     *slots++ = t[position / size] * size + position % size;
 }
 
 std::vector<std::int32_t> Reading::block_ids(Handle handle, std::int64_t start) const {
   const Sequence& s = rows().live(handle);
-  const std::int64_t first = std::min<std::int64_t>(start, s.num_blocks);
-  std::vector<std::int32_t> ids(static_cast<std::size_t>(s.num_blocks - first));
-  nodes().name_all(rows().table(s) + first, s.num_blocks - first, ids.data());
+  const std::int64_t count = num_full_blocks(s);
+  const std::int64_t first = std::min(start, count);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(count - first));
+  if (rows().full_size() == config().block_size) [[likely]] {
+    nodes().name_all(rows().table(s) + first, count - first, ids.data());
+  } else {
+    for (std::int64_t i = first; i < count; ++i)
+      ids[static_cast<std::size_t>(i - first)] = number(use<GroupTables>().full_block(s, i));
+  }
   return ids;
 }
 

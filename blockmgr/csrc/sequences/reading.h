@@ -27,6 +27,11 @@ class Reading : public Part<Reading, GroupTables> {
   void check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const;
   void group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
                    std::int64_t* slots) const;
+  // Blocks in its table of full attention.
+  std::int64_t num_full_blocks(const Sequence& s) const {
+    const std::int64_t size = rows().full_size();
+    return (rows().num_slots(s) + size - 1) / size;
+  }
   // Its blocks, from this one on, as many as it has.
   std::vector<std::int32_t> block_ids(Handle handle, std::int64_t start) const;
 };

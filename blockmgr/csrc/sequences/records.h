@@ -16,7 +16,8 @@ using Handle = std::int64_t;  // generation of the row in the high half, row in 
 
 struct Config : StoreConfig {
   int max_seqs = 0;
-  int row_width = 0;
+  int row_width = 0;        // nodes of a sequence at most
+  int full_block_size = 0;  // tokens of a block of full attention; 0: those of a node
   bool prefix_caching = true;
   int min_partial_tokens = 0;
   int watermark_blocks = 0;
@@ -31,6 +32,7 @@ struct Config : StoreConfig {
     StoreConfig::each_option(visit);
     visit("max_seqs", max_seqs);
     visit("row_width", row_width);
+    visit("full_block_size", full_block_size);
     visit("prefix_caching", prefix_caching);
     visit("min_partial_tokens", min_partial_tokens);
     visit("watermark_blocks", watermark_blocks);
@@ -128,8 +130,9 @@ struct Counters {
 //
 //   [0, num_computed)            K/V is present
 //   [num_computed, num_tokens)   to be written by the next forward, as far as there are slots
-//   [0, num_blocks * block_size) slots
-//   [slots, num_tokens)          waiting tokens
+//   [0, num_blocks * block_size) room for tokens; and slots, but for the last ones of the last node
+//                                if groups have smaller blocks that it lacks
+//   [room, num_tokens)           waiting tokens
 struct Sequence {
   enum State : std::uint8_t { kUnused, kRunning, kPreempted };
 
@@ -139,6 +142,7 @@ struct Sequence {
   std::uint16_t partition = 0;  // of the pool: the root's
   std::int32_t num_blocks = 0;
   std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
+  std::int32_t missing_slots = 0;  // of the last node, for which some group has no block
   std::int64_t num_tokens = 0;
   std::int64_t num_computed = 0;
   std::int64_t num_cached = 0;

@@ -15,28 +15,46 @@ std::uint32_t next_first_generation() {
   return ((managers.fetch_add(1) * kGoldenRatio) & 0x7fffffff) | 1;
 }
 
+// Whole nodes, unless the config says which slice of one a group has.
+Config with_slices(Config config) {
+  for (std::size_t g = 0; g < config.groups.size(); ++g) {
+    Group& group = config.groups[g];
+    if (group.end) continue;
+    group.end = config.block_size;
+    group.number = static_cast<int>(g) + (static_cast<int>(g) >= config.full_group);
+  }
+  return config;
+}
+
+int slices_of_full(const Config& config) {
+  return config.full_block_size ? config.block_size / config.full_block_size : 1;
+}
+
 }  // namespace
 
 Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const PolicyMaker& make)
     : Store(config, std::move(digester), "manager", make),
       sequences(static_cast<std::size_t>(config.max_seqs)),
       shown_tables(static_cast<std::size_t>(config.max_seqs) *
-                   static_cast<std::size_t>(config.row_width)),
+                   static_cast<std::size_t>(config.row_width) *
+                   static_cast<std::size_t>(slices_of_full(config))),
       shown_lengths(static_cast<std::size_t>(config.max_seqs)),
-      shown_groups(config.groups.size() * shown_tables.size()),
+      shown_groups(config.groups.size() * static_cast<std::size_t>(config.max_seqs) *
+                   static_cast<std::size_t>(config.row_width)),
       computing(sequences.size()),
       recent_hits(config.hit_rate_window),
       first_generation(next_first_generation()),
-      config_(config),
+      config_(with_slices(config)),
       size_(config.block_size),
-      tables_(shown_tables.size()) {
+      full_slices_(static_cast<std::size_t>(slices_of_full(config))),
+      tables_(shown_tables.size() / full_slices_) {
   for (Sequence& s : sequences) s.generation = first_generation;
   unused_rows.reserve(sequences.size());
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows.push_back(i);
   if (config.groups.empty()) return;
   for (const Group& group : config.groups) num_states += group.recurrent();
   groups_ =
-      std::make_unique<GroupPlaces>(nodes_, index_, pool_, config.groups, pool_.num_partitions());
+      std::make_unique<GroupPlaces>(nodes_, index_, pool_, config_.groups, pool_.num_partitions());
   pool_.set_groups(groups_.get());
   group_rows_.resize(sequences.size());
   for (GroupRow& row : group_rows_) {
@@ -128,7 +146,7 @@ void Rows::show_length(const Sequence& s) noexcept {
 void Rows::copy_tokens(Handle handle, Token* out) const {
   const Sequence& s = live(handle);
   const std::int32_t* t = table(s);
-  std::int64_t left = std::min(s.num_tokens, num_slots(s));
+  std::int64_t left = std::min(s.num_tokens, token_room(s));
   for (const std::int32_t* b = t; left > 0; ++b) {
     const std::int64_t count = std::min<std::int64_t>(left, config_.block_size);
     out = std::copy_n(nodes_.tokens(*b), count, out);

@@ -30,9 +30,14 @@ class Rows : public Store {
   // The group of a block in the order of the engine; 0 if there is one.
   int group_number(NodeId n) const { return groups_ ? in_engine(groups_->owner(n)) : 0; }
   // The number that the engine gives a further group; -1: the one of the block tables.
-  int in_engine(int g) const {
-    return g < 0 ? config_.full_group : g < config_.full_group ? g : g + 1;
+  int in_engine(int g) const { return g < 0 ? config_.full_group : config_.groups[nth(g)].number; }
+  // The tokens that a block has of so many leading ones of its node.
+  std::int32_t tokens_of_block(int g, std::int64_t num_tokens) const {
+    return static_cast<std::int32_t>(g < 0 ? std::min<std::int64_t>(num_tokens, full_size())
+                                           : config_.groups[nth(g)].tokens_of(num_tokens));
   }
+  // Tokens of a block of full attention.
+  std::int64_t full_size() const { return config_.block_size / full_slices_; }
   void copy_tokens(Handle handle, Token* out) const;
   std::vector<Handle> handles() const;
   // The nodes of a row, as many as its sequence has blocks; what follows them means nothing.
@@ -55,7 +60,8 @@ class Rows : public Store {
   std::int64_t blocks_for(std::int64_t slots) const {
     return slots / config_.block_size + (slots % config_.block_size != 0);
   }
-  std::int64_t num_slots(const Sequence& s) const {
+  std::int64_t num_slots(const Sequence& s) const { return token_room(s) - s.missing_slots; }
+  std::int64_t token_room(const Sequence& s) const {
     return static_cast<std::int64_t>(s.num_blocks) * config_.block_size;
   }
   std::int64_t row_of(const Sequence& s) const { return &s - sequences.data(); }
@@ -85,14 +91,21 @@ class Rows : public Store {
   void set_entry(std::int64_t row, std::int64_t logical, NodeId n) noexcept {
     const auto at = static_cast<std::size_t>(row * config_.row_width + logical);
     tables_[at] = n;
-    shown_tables[at] = nodes_.name(n);
+    shown_tables[at * full_slices_] = nodes_.name(n);
   }
+  // Entries of a node follow one another: one for each slice of full attention.
   std::int32_t* shown_at(std::int64_t row) const {
-    return shown_tables.data() + row * config_.row_width;
+    return shown_tables.data() + row * shown_width(config_.row_width);
   }
-  // Shows callers these entries of a row.
+  std::int64_t shown_width(std::int64_t num_nodes) const {
+    return num_nodes * static_cast<std::int64_t>(full_slices_);
+  }
+  // Shows callers the blocks of these nodes of a row, without those of further slices.
   void show(std::int64_t row, std::int64_t from, std::int64_t count) noexcept {
-    nodes_.name_all(table_at(row) + from, count, shown_at(row) + from);
+    if (full_slices_ == 1) [[likely]]
+      return nodes_.name_all(table_at(row) + from, count, shown_at(row) + from);
+    for (std::int64_t i = from; i < from + count; ++i)
+      shown_at(row)[shown_width(i)] = nodes_.name(table_at(row)[i]);
   }
   void show_length(const Sequence& s) noexcept;
   // Blocks that a sequence can have at most.
@@ -113,9 +126,10 @@ class Rows : public Store {
   std::vector<Sequence> sequences;
   std::vector<std::int32_t> unused_rows;
   // For callers, who may write to them: nothing here ever reads them back.
-  ZeroedArray<std::int32_t> shown_tables;  // the blocks of tables, and 0 past a sequence's last one
+  // [max_seqs, row_width * slices of full attention]: blocks, and 0 past a sequence's last one.
+  ZeroedArray<std::int32_t> shown_tables;
   ZeroedArray<std::int32_t> shown_lengths;  // [max_seqs]
-  ZeroedArray<std::int32_t> shown_groups;   // [groups, max_seqs, row_width]
+  ZeroedArray<std::int32_t> shown_groups;   // by group: [max_seqs, row_width * its slices]
   BitTree computing;  // rows of all sequences with a full block to commit, and of some others
   Counters counters;
   RecentHits recent_hits;
@@ -132,7 +146,8 @@ class Rows : public Store {
 
   Config config_;
   const BlockSize size_;
-  ZeroedArray<NodeId> tables_;  // [max_seqs, row_width]
+  const std::size_t full_slices_;  // blocks of full attention in a node
+  ZeroedArray<NodeId> tables_;     // [max_seqs, row_width]
   std::unique_ptr<GroupPlaces> groups_;
   mutable std::vector<GroupRow> group_rows_;
 };

@@ -19,7 +19,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVarTuple, Unpack
 
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, ReentrancyError
-from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow
+from blockmgr.groups import (
+    ChunkedAttention,
+    RecurrentState,
+    SlidingWindow,
+    refuse_block_sizes,
+)
 from blockmgr.manager import BlockManager
 from blockmgr.ports.engine.batch import batch_of
 from blockmgr.ports.engine.beam import BeamJob
@@ -67,6 +72,7 @@ class Scheduler:
         *,
         waits: bool,
     ) -> None:
+        refuse_block_sizes(config.groups, "the transformers engine")
         self.manager = BlockManager.from_config(config)
         self.tally = Tally()
         self._model = model

@@ -11,7 +11,7 @@ from weakref import ref
 import numpy as np
 
 from blockmgr.arguments import integer, whole
-from blockmgr.config import MAX_BLOCK_SIZE, MAX_BLOCKS
+from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import (
     NeverFitsError,
     OutOfBlocksError,
@@ -19,6 +19,7 @@ from blockmgr.errors import (
     StepError,
     UnknownSequenceError,
 )
+from blockmgr.groups import MAX_BLOCK_SIZE
 from blockmgr.manager import BlockManager
 
 if TYPE_CHECKING:

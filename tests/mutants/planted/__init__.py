@@ -26,6 +26,7 @@ OF_GROUPS = (
     "tests/unit/test_group_stops.py",
     "tests/groups/test_rules.py",
     "tests/groups/test_fixed_tables.py",
+    "tests/groups/test_block_sizes.py",
     "tests/groups/test_steps.py",
     "tests/groups/test_shares.py",
     "tests/groups/test_events.py",
@@ -61,5 +62,6 @@ GROUPS = register(
     "groups/keeping",
     "groups/calls",
     "groups/fixed_tables",
+    "groups/block_sizes",
     tests=OF_GROUPS,
 )
