@@ -98,9 +98,12 @@ class GroupPlaces {
     return (of.first_read(position) + nodes_.block_size - of.end) / nodes_.block_size;
   }
   // Whether the query after so many tokens reads this unit. Attention only.
-  bool reads(int g, std::int64_t length, std::int64_t unit) const {
+  bool reads(const Group& group, std::int64_t length, std::int64_t unit) const {
     const std::int64_t start = unit * nodes_.block_size;
-    return group(g).first_read(length) < start + group(g).end && start + group(g).begin < length;
+    return group.first_read(length) < start + group.end && start + group.begin < length;
+  }
+  bool reads(int g, std::int64_t length, std::int64_t unit) const {
+    return reads(group(g), length, unit);
   }
 
   // The part that a node has in a group; kNoNode: none.
@@ -233,11 +236,11 @@ class GroupPlaces {
   bool stays(NodeId n) const { return is_boundary(n) || nodes_[n].first_child >= 0; }
   // Whether the node's part stays when its use ends.
   bool is_needed(int g, NodeId n) const {
-    return group(g).recurrent() ? is_boundary(n) : is_read(g, n, unit(n));
+    return group(g).recurrent() ? is_boundary(n) : is_read(group(g), n, unit(n));
   }
   // Whether a boundary reads a node, which is this unit of its path, in a group of attention.
-  bool is_read(int g, NodeId n, std::int64_t unit) const {
-    return near(n) != kNever && reads(g, near(n), unit);
+  bool is_read(const Group& group, NodeId n, std::int64_t unit) const {
+    return near(n) != kNever && reads(group, near(n), unit);
   }
 
   // Told by the pool, of nodes.

@@ -60,6 +60,7 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
   const bool by_partition = !plan.needed_by.empty();
   if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
   plan.promotions.clear();
+  plan.moved_parts = 0;
   Sharers sharers(plan.sharers, count);
   plan.rewritten.clear();
   if (!config().remap) plan.rewritten.reserve(static_cast<std::size_t>(count));
@@ -89,20 +90,17 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
       takes = record.keyed() || (refs > 1 && !sharers.is_last(b, refs));
       if (takes) refuse_uncopied(s, logical);
       if (takes && groups()) [[unlikely]]
-        use<GroupTables>().refuse_unknown_state(s, "decode");
+        plan_moved_parts(s, logical, plan);
       if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
     } else if (logical >= rows().longest(s.partition)) {
       use<Needs>().throw_never_fits(s.num_tokens + 1, 0, s.partition);
     }
-    std::int64_t blocks = takes;
-    if (groups()) [[unlikely]]
-      blocks += use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, takes ? logical : -1);
-    needed += blocks;
+    needed += takes;
     if (by_partition) [[unlikely]]
-      plan.needed_by[s.partition] += blocks;
+      plan.needed_by[s.partition] += takes;
   }
   if (groups()) [[unlikely]]
-    needed -= plan_parts(handles, count, plan);
+    needed += plan_parts(handles, count, plan);
   const auto check = [&] {
     if (!by_partition) rows().check_available(needed);
     for (std::size_t p = 0; p < plan.needed_by.size(); ++p)
@@ -157,7 +155,6 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
     const std::int64_t logical = size.whole(s.num_tokens);
     const std::int64_t offset = s.num_tokens - logical * size;
     note_decoded(s);
-    const bool takes_parts = grouped && rows().num_slots(s) == s.num_tokens;
     const std::int32_t* t = rows().table(s);
     if (logical < s.num_blocks) {
       // Nearly always the block is the sequence's own already, and costs no call.
@@ -168,9 +165,9 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
       rows().set_entry(rows().row_of(s), logical,
                        pool().take(s.partition, rows().before(s, logical)));
       ++s.num_blocks;
+      if (grouped) [[unlikely]]
+        use<GroupTables>().take_parts(s, s.num_tokens, s.num_tokens + 1);
     }
-    if (takes_parts) [[unlikely]]
-      use<GroupTables>().take_parts(s, s.num_tokens, s.num_tokens + 1);
     nodes().tokens(t[logical])[offset] = tokens[i];
     slots[i] = nodes().name(t[logical]) * size + offset;
     ++s.num_tokens;
@@ -179,32 +176,44 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   }
   if (grouped) [[unlikely]] {
     if (!drops_first) commit_decoded(handles, count, plan.promotions);
-    for (std::int64_t i = 0; rows().full_size() != size && i < count; ++i) {
-      const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
-      slots[i] = use<GroupTables>().full_slot(s, s.num_tokens - 1);
-    }
+    if (use<GroupTables>().has_slices()) [[unlikely]]
+      take_slices(handles, count, slots);
     return keep_decoded(handles, count);
   }
   use<Committing>().promote_all(plan.promotions);
 }
 
-// The parts that a batch gives back before it takes any; takes them from the counts by partition,
-// and reserves memory for the states that decode may keep.
+// Of a sequence that moves to a block of its own.
+void Decoding::plan_moved_parts(const Sequence& s, std::int64_t logical, DecodePlan& plan) const {
+  use<GroupTables>().refuse_unknown_state(s, "decode");
+  const std::int64_t parts = use<GroupTables>().num_parts(s, logical);
+  plan.moved_parts += parts;
+  if (!plan.needed_by.empty()) plan.needed_by[s.partition] += parts;
+}
+
+// The parts that a batch takes, less those that it gives back before. Counts them by partition as
+// well, and reserves memory for the states that decode may keep.
 std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan) {
   use<GroupTables>().reserve_keeps(count);
   plan.promotions.dropped.clear();
-  if (!drops_before_taking()) return 0;
-  std::int64_t all_dropped = 0;
+  std::int64_t needed = plan.moved_parts;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    const std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
+    needed += parts;
+    if (!plan.needed_by.empty()) plan.needed_by[s.partition] += parts;
+  }
+  if (!drops_before_taking()) return needed;
   std::int64_t committed = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
     const std::int64_t dropped = use<GroupTables>().num_dropped(s, plan.promotions.dropped);
-    all_dropped += dropped;
+    needed -= dropped;
     if (!plan.needed_by.empty()) plan.needed_by[s.partition] -= dropped;
     committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
   }
   plan.promotions.count_taken(use<GroupTables>().grouped_need(committed));
-  return all_dropped;
+  return needed;
 }
 
 // All tokens of these but those that decode appends are computed: what becomes findable, and what
@@ -216,6 +225,17 @@ void Decoding::commit_decoded(const Handle* handles, std::int64_t count,
     Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
     use<GroupTables>().note_state(s);
     use<GroupTables>().drop_windows(s);
+  }
+}
+
+// Further blocks of nodes that the sequences have, and the slots of blocks that are smaller.
+void Decoding::take_slices(const Handle* handles, std::int64_t count,
+                           std::int64_t* slots) noexcept {
+  for (std::int64_t i = 0; i < count; ++i) {
+    Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    if (rows().num_slots(s) < s.num_tokens)
+      use<GroupTables>().take_parts(s, s.num_tokens - 1, s.num_tokens);
+    slots[i] = use<GroupTables>().full_slot(s, s.num_tokens - 1);
   }
 }
 

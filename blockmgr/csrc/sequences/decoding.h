@@ -31,6 +31,10 @@ class Decoding : public Part<Decoding, GroupTables, Needs, Growing, GroupEnds, C
   // Whether decode gives back what windows have passed before it takes blocks. What steps in flight
   // may read is not there to be taken, so it is given back at the end.
   bool drops_before_taking() const { return groups() && open_steps().empty(); }
+  [[gnu::noinline]] void plan_moved_parts(const Sequence& s, std::int64_t logical,
+                                          DecodePlan& plan) const;
+  [[gnu::noinline]] void take_slices(const Handle* handles, std::int64_t count,
+                                     std::int64_t* slots) noexcept;
   [[gnu::noinline]] std::int64_t plan_parts(const Handle* handles, std::int64_t count,
                                             DecodePlan& plan);
   [[gnu::noinline]] void commit_decoded(const Handle* handles, std::int64_t count,

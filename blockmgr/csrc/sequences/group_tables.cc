@@ -22,12 +22,11 @@ void GroupTables::measure_slices() {
   }
 }
 
-std::int64_t GroupTables::parts_to_grow(const Sequence& s, std::int64_t slots,
+std::int64_t GroupTables::count_to_grow(const Sequence& s, std::int64_t slots,
                                         std::int64_t moved) const {
   std::int64_t parts =
       std::max<std::int64_t>(parts_before(slots) - parts_before(rows().num_slots(s)), 0);
-  if (moved >= 0 && moved < s.num_blocks) each_part(s, moved, [&](int, NodeId) { ++parts; });
-  return parts;
+  return moved < 0 ? parts : parts + num_parts(s, moved);
 }
 
 // Whether the copy that put a state in place is not applied yet.
@@ -152,8 +151,9 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
       out[0] = state < 0 ? 0 : number(nodes().block(state));
       continue;
     }
+    const std::int64_t until = units_of(g, rows().num_slots(s));
     for (std::int64_t unit = std::max<std::int64_t>(from, rows().group_row(s).first[nth(g)]);
-         unit < units_of(g, rows().num_slots(s)); ++unit)
+         unit < until; ++unit)
       out[unit] = number(nodes().block(groups()->part(g, t[unit])));
   }
 }
@@ -227,17 +227,22 @@ std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& pa
 // Parts for more slots of its table, whose nodes beyond those it had are new.
 void GroupTables::take_parts(Sequence& s, std::int64_t had_slots, std::int64_t slots) noexcept {
   const NodeId* t = rows().table(s);
-  const std::int64_t known = rows().blocks_for(had_slots);
+  const std::int64_t size = config().block_size;
+  const std::int64_t had = block_size().whole(had_slots);
+  const std::int64_t whole = block_size().whole(slots);
+  const std::int64_t had_rest = had_slots - had * size;
+  const std::int64_t rest = slots - whole * size;
+  const std::int64_t known = had + (had_rest > 0);
   groups()->clear_parts(t + known, s.num_blocks - known);
   s.missing_slots = static_cast<std::int32_t>(rows().token_room(s) - usable_slots(slots));
   for (int g = 0; g < groups()->num_groups(); ++g) {
     if (groups()->group(g).recurrent()) continue;
-    const std::int64_t from = units_of(g, had_slots);
+    const std::int64_t from = had + (had_rest > groups()->group(g).begin);
     const bool continues = from > rows().group_row(s).first[nth(g)];
     const NodeId before = continues ? groups()->part(g, t[from - 1]) : kNoNode;
-    take_part_run(s, g, from, units_of(g, slots), before);
+    take_part_run(s, g, from, whole + (rest > groups()->group(g).begin), before);
   }
-  show_groups(s, block_size().whole(had_slots));
+  show_groups(s, had);
 }
 
 // The sequence moves to parts of its own, as its table did from `shared` to its present node.
@@ -278,12 +283,13 @@ void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
   if (from >= to) return;
   const NodeId* t = rows().table(s);
   const bool keeps = pool().keeps_parts();
+  const Group group = groups()->group(g);
   int kept = 0;
   for (std::int64_t unit = from; unit < to; ++unit) {
     const NodeId n = t[unit];
     const NodeId m = groups()->part(g, n);
     Uses& uses = nodes().uses(m);
-    if (keeps && uses == Uses{1, 0} && nodes()[m].keyed() && groups()->is_read(g, n, unit)) {
+    if (keeps && uses == Uses{1, 0} && nodes()[m].keyed() && groups()->is_read(group, n, unit)) {
       uses = Uses();
       ++kept;
     } else {
@@ -302,8 +308,9 @@ void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
     if (groups()->group(g).recurrent()) continue;
     std::int32_t& first = rows().group_row(s).first[nth(g)];
     const Shown shown = shown_group_at(g, rows().row_of(s));
-    for (std::int64_t unit = s.num_blocks; unit-- > std::max<std::int64_t>(from, first);) {
-      if (groups()->part(g, t[unit]) >= 0) drop_part(g, t[unit]);
+    const std::int64_t least = std::max<std::int64_t>(from, first);
+    for (std::int64_t unit = units_of(g, rows().num_slots(s)); unit-- > least;) {
+      drop_part(g, t[unit]);
       shown[unit] = 0;
     }
     first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));

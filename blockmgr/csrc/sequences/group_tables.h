@@ -84,6 +84,14 @@ class GroupTables : public Part<GroupTables> {
     const int g = groups()->num_groups() - static_cast<int>(slices) + slice;
     return nodes().block(groups()->part(g, n));
   }
+  // Whether a group has blocks that are smaller than nodes.
+  bool has_slices() const { return usable_[1] != config().block_size; }
+  // The parts that a sequence has of a node.
+  std::int64_t num_parts(const Sequence& s, std::int64_t logical) const {
+    std::int64_t parts = 0;
+    each_part(s, logical, [&](int, NodeId) { ++parts; });
+    return parts;
+  }
   // The slots that a sequence has if it is given so many: every group has whole blocks.
   std::int64_t usable_slots(std::int64_t slots) const {
     const std::int64_t whole = block_size().whole(slots) * config().block_size;
@@ -96,7 +104,9 @@ class GroupTables : public Part<GroupTables> {
   }
   // The parts that a sequence takes to have so many slots, and to move to a node of its own there;
   // -1: it moves to none.
-  std::int64_t parts_to_grow(const Sequence& s, std::int64_t slots, std::int64_t moved) const;
+  std::int64_t parts_to_grow(const Sequence& s, std::int64_t slots, std::int64_t moved) const {
+    return moved < 0 && slots <= rows().num_slots(s) ? 0 : count_to_grow(s, slots, moved);
+  }
   // Visits the part of one of its nodes in each further group of attention, if the sequence has it.
   template <class Visit>
   void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
@@ -108,7 +118,8 @@ class GroupTables : public Part<GroupTables> {
   }
   std::int64_t grouped_need(std::int64_t blocks) const;
   void refuse_moved(const Sequence& s, const char* call) const;
-  void take_parts(Sequence& s, std::int64_t had_slots, std::int64_t slots) noexcept;
+  [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,
+                                    std::int64_t slots) noexcept;
   void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                           std::int32_t num_tokens) noexcept;
   void drop_parts(Sequence& s, std::int64_t from) noexcept;
@@ -133,6 +144,8 @@ class GroupTables : public Part<GroupTables> {
 
  private:
   void measure_slices();
+  [[gnu::noinline]] std::int64_t count_to_grow(const Sequence& s, std::int64_t slots,
+                                               std::int64_t moved) const;
   std::int64_t parts_before(std::int64_t slots) const {
     const std::int64_t whole = block_size().whole(slots);
     return whole * parts_before_.back() +

@@ -65,8 +65,7 @@ inline GrowthPlan Growing::plan_growth(const Sequence& s, std::int64_t slots,
   const bool writes = grows && logical < s.num_blocks;
   const bool copies = writes && must_copy(s, logical);
   if (copies) refuse_unwritten(s, logical, call);
-  const GrowthPlan plan{std::max<std::int64_t>(target - s.num_blocks, 0), slots,
-                        writes ? logical : -1};
+  const GrowthPlan plan{std::max<std::int64_t>(target - s.num_blocks, 0), writes ? logical : -1};
   std::int64_t needed = plan.num_fresh + copies;
   if (groups()) [[unlikely]] {
     if (copies) use<GroupTables>().refuse_moved(s, call);
@@ -77,30 +76,29 @@ inline GrowthPlan Growing::plan_growth(const Sequence& s, std::int64_t slots,
 }
 
 // Takes the blocks, and moves waiting tokens into them.
-inline void Growing::grow(Sequence& s, const GrowthPlan& plan) noexcept {
+inline void Growing::grow(Sequence& s, std::int64_t slots, const GrowthPlan& plan) noexcept {
   if (plan.written >= 0) make_private(s, plan.written, rows().written(s));
   const std::int64_t had_slots = rows().num_slots(s);
-  if (!plan.num_fresh) {
-    if (groups() && plan.slots > had_slots) use<GroupTables>().take_parts(s, had_slots, plan.slots);
-    return;
-  }
-  const std::int64_t had_room = rows().token_room(s);
-  const std::int64_t row = rows().row_of(s);
-  for (std::int64_t i = 0; i < plan.num_fresh; ++i) {
-    rows().set_entry(row, s.num_blocks, pool().take(s.partition, rows().before(s, s.num_blocks)));
-    ++s.num_blocks;
-  }
-  if (groups()) [[unlikely]]
-    use<GroupTables>().take_parts(s, had_slots, plan.slots);
-  const std::int64_t moved = std::min(s.num_waiting(), rows().token_room(s) - had_room);
-  if (moved > 0) {
-    rows().store_tokens(s, had_room, s.waiting.data() + s.waiting_start, moved);
-    s.waiting_start += static_cast<std::size_t>(moved);
-    if (!s.num_waiting()) {
-      std::vector<Token>().swap(s.waiting);
-      s.waiting_start = 0;
+  if (plan.num_fresh) {
+    const std::int64_t had_room = rows().token_room(s);
+    const std::int64_t row = rows().row_of(s);
+    for (std::int64_t i = 0; i < plan.num_fresh; ++i) {
+      const NodeId n = pool().take(s.partition, rows().before(s, s.num_blocks));
+      rows().set_entry(row, s.num_blocks, n);
+      ++s.num_blocks;
+    }
+    const std::int64_t moved = std::min(s.num_waiting(), rows().token_room(s) - had_room);
+    if (moved > 0) {
+      rows().store_tokens(s, had_room, s.waiting.data() + s.waiting_start, moved);
+      s.waiting_start += static_cast<std::size_t>(moved);
+      if (!s.num_waiting()) {
+        std::vector<Token>().swap(s.waiting);
+        s.waiting_start = 0;
+      }
     }
   }
+  if (groups() && slots > had_slots) [[unlikely]]
+    use<GroupTables>().take_parts(s, had_slots, slots);
 }
 
 void Growing::reserve(Handle handle, std::int64_t num_slots) {
@@ -109,7 +107,7 @@ void Growing::reserve(Handle handle, std::int64_t num_slots) {
   if (num_slots < 1)
     throw Error(ErrorKind::kValue,
                 "num_slots must be at least 1, got " + std::to_string(num_slots));
-  grow(s, plan_growth(s, num_slots, s.num_tokens, "reserve slots of"));
+  grow(s, num_slots, plan_growth(s, num_slots, s.num_tokens, "reserve slots of"));
 }
 
 void Growing::check_append(Handle handle, std::int64_t count) const {
@@ -123,7 +121,7 @@ void Growing::append(Handle handle, const Token* tokens, std::int64_t count) {
   Call call(rows());
   Sequence& s = rows().running(handle);
   const std::int64_t total = s.num_tokens + count;
-  grow(s, plan_growth(s, total, total, "append to"));
+  grow(s, total, plan_growth(s, total, total, "append to"));
   rows().store_tokens(s, s.num_tokens, tokens, count);
   s.num_tokens = total;
   rows().show_length(s);

@@ -20,7 +20,7 @@ class Growing : public Part<Growing, GroupTables, Needs> {
   bool must_copy(const Sequence& s, std::int64_t logical) const;
   GrowthPlan plan_growth(const Sequence& s, std::int64_t slots, std::int64_t num_tokens,
                          const char* call) const;
-  void grow(Sequence& s, const GrowthPlan& plan) noexcept;
+  void grow(Sequence& s, std::int64_t slots, const GrowthPlan& plan) noexcept;
 };
 
 }  // namespace blockmgr

@@ -87,7 +87,6 @@ struct Applicant {
 
 struct GrowthPlan {
   std::int64_t num_fresh;  // nodes to take
-  std::int64_t slots;      // that the sequence will have, at least
   std::int64_t written;    // the node that is about to be written; -1: none that it has
 };
 
@@ -124,6 +123,7 @@ struct PromotionPlan {
 struct DecodePlan {
   std::vector<std::int64_t> needed_by;  // blocks by partition; empty without quotas
   std::vector<NodeId> rewritten;        // written in place, and twins until then
+  std::int64_t moved_parts = 0;         // of blocks that sequences leave for their own
   Tally sharers;                        // of the batch that write into a shared block
   PromotionPlan promotions;             // of what the forward before has computed
 };

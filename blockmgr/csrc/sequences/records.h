@@ -142,7 +142,6 @@ struct Sequence {
   std::uint16_t partition = 0;  // of the pool: the root's
   std::int32_t num_blocks = 0;
   std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
-  std::int32_t missing_slots = 0;  // of the last node, for which some group has no block
   std::int64_t num_tokens = 0;
   std::int64_t num_computed = 0;
   std::int64_t num_cached = 0;
@@ -151,6 +150,7 @@ struct Sequence {
   std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
   std::int64_t num_written = 0;  // of that, what is in memory before the forward
   std::uint32_t root = 0;
+  std::int32_t missing_slots = 0;  // of the last node, for which some group has no block
   std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;
