@@ -1,5 +1,7 @@
 #include "sequences/sequences.h"
 
+#include <new>
+
 namespace blockmgr {
 
 void Sequences::set_debug(int level) {
@@ -16,6 +18,14 @@ std::vector<std::string> Sequences::findings() {
   if (debug_ > 1)
     for (std::string& violation : violations()) found.push_back(std::move(violation));
   return found;
+}
+
+void Sequences::check_findings() {
+  try {
+    if (std::vector<std::string> found = findings(); !found.empty())
+      throw BrokenInvariants(std::move(found));
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 std::size_t Sequences::memory() const {
