@@ -96,6 +96,24 @@ def test_the_header_and_the_package_have_one_version() -> None:
     assert version == tomllib.loads(text)["project"]["version"]
 
 
+def test_a_build_without_a_compiler_says_in_one_line_what_to_install(tmp_path: Path) -> None:
+    for tool in ("cmake", "make"):
+        if (found := shutil.which(tool)) is None:
+            pytest.skip(f"no {tool}")
+        (tmp_path / tool).symlink_to(found)
+    source = ROOT / "blockmgr" / "csrc"
+    done = subprocess.run(
+        ["cmake", "-G", "Unix Makefiles", "-S", source, "-B", tmp_path / "build"],
+        env={"PATH": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    lines = [line.strip() for line in done.stderr.splitlines()]
+    assert "There is no C++20 compiler: install one, on Debian: apt-get install g++" in lines
+
+
 def test_the_shared_library_shows_the_calls_of_the_header_and_nothing_else(prefix: Path) -> None:
     shown = subprocess.run(
         ["nm", "-D", "--defined-only", prefix / "lib" / "libblockmgr.so"],
