@@ -204,7 +204,8 @@ int share_one(int calls, int threads, bool through_c) {
   config.ghost_blocks = 16;
   config.retention = true;
   config.max_pinned_blocks = 8;
-  testing::Caller face(config, new TestDigester(TestDigester::kTiny), through_c, nullptr, {}, false);
+  auto* const digester = new TestDigester(TestDigester::kTiny);
+  testing::Caller face(config, digester, through_c, nullptr, {}, false);
   const Sequences& core = face.core();
   int failed = in_threads(threads, [&](int i) {
     Caller caller(face, static_cast<std::uint64_t>(i), !through_c);

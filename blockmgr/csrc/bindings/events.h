@@ -15,9 +15,8 @@ nb::object made_of_columns(const EventColumns& columns, nb::handle make);
 // calls the holder and so adds others.
 template <class Holder, class Read>
 nb::object pass_on_events(Holder& self, nb::handle make, Read read) {
-  return hand_over_events(self.core, read, [&](const EventColumns& columns) {
-    return made_of_columns(columns, make);
-  });
+  return hand_over_events(
+      self.core, read, [&](const EventColumns& columns) { return made_of_columns(columns, make); });
 }
 
 template <class Holder>

@@ -17,7 +17,8 @@ namespace {
 using HandleArray = IntArray<std::int64_t>;
 
 TokenArray token_argument(Core& self, nb::handle tokens) {
-  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.core.most_matched(), self.inside());
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.core.most_matched(),
+                    self.inside());
 }
 
 // Handles of distinct sequences, or as many of something else. A longer list is refused unread.

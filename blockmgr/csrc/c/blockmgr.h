@@ -6,22 +6,23 @@
  * UNITS     Lengths, positions and limits are in tokens or in blocks, as their names say; sizes of
  *           memory are in bytes; times are in seconds. Ids of blocks begin at 0.
  * ERRORS    Calls return a blockmgr_status. Unless it is BLOCKMGR_OK, nothing has changed: neither
- *           the manager nor what the pointers for results point to, except where BLOCKMGR_TOO_SMALL
- *           tells the number that is needed. blockmgr_last_error() has a text that names the
- *           argument. No C++ exception leaves a call. Running out of blocks is an ordinary outcome.
- * OWNERSHIP Arguments are read during the call and not kept. The caller owns the memory for results,
- *           and says how much there is: "room" counts elements. Tables belong to the manager, and
- *           stay where they are until blockmgr_destroy. Events have a destructor of their own.
- * POINTERS  A call refuses NULL with BLOCKMGR_BAD_VALUE, except where its comment says "or NULL" and
- *           where the number of elements beside it is 0. A manager or events that were destroyed must
- *           not be passed.
- * THREADS   Several threads may call one manager: a call waits until the one before is done. Work of
- *           several calls (a plan of copies and its ticket) still needs one owner. Tables are read
- *           without a lock, by the thread that makes the calls. The text of the last error belongs
- *           to the thread. Managers share nothing.
+ *           the manager nor what the pointers for results point to, except where
+ *           BLOCKMGR_TOO_SMALL tells the number that is needed. blockmgr_last_error() has a text
+ *           that names the argument. No C++ exception leaves a call. Running out of blocks is an
+ *           ordinary outcome.
+ * OWNERSHIP Arguments are read during the call and not kept. The caller owns the memory for
+ *           results, and says how much there is: "room" counts elements. Tables belong to the
+ *           manager, and stay where they are until blockmgr_destroy. Events have a destructor.
+ * POINTERS  A call refuses NULL with BLOCKMGR_BAD_VALUE, except where its comment says "or NULL"
+ *           and where the number of elements beside it is 0. A manager or events that were
+ *           destroyed must not be passed.
+ * THREADS   Several threads may call one manager: a call waits until the one before is done. Work
+ *           of several calls (a plan of copies and its ticket) still needs one owner. Tables are
+ *           read without a lock, by the thread that makes the calls. The text of the last error
+ *           belongs to the thread. Managers share nothing.
  * VERSIONS  A struct that may grow begins with struct_size: set it to sizeof the struct. A library
- *           takes every size from that of its first release up to its own, and uses the defaults for
- *           what a smaller one lacks. Fields with the value 0 mean the default, except in
+ *           takes every size from that of its first release up to its own, and uses the defaults
+ *           for what a smaller one lacks. Fields with the value 0 mean the default, except in
  *           blockmgr_options, which blockmgr_options_init fills. Until version 1.0 a minor version
  *           may change what exists; the name of the shared library then changes.
  */
@@ -150,7 +151,7 @@ typedef struct blockmgr_options {
   int64_t digest_size; /* bytes, 8 to 64; default 16, which xxh3_128 has */
 } blockmgr_options;
 
-/* Fills in the defaults. struct_size: sizeof(blockmgr_options). num_blocks and block_size have none. */
+/* Fills in the defaults; num_blocks and block_size have none. struct_size: sizeof *options. */
 BLOCKMGR_API blockmgr_status blockmgr_options_init(blockmgr_options* options, size_t struct_size);
 
 /* Makes a manager. All its memory is taken here. */
@@ -161,7 +162,7 @@ BLOCKMGR_API void blockmgr_destroy(blockmgr_manager* manager);
 
 /* ---- prompts --------------------------------------------------------------------------------- */
 
-/* Extra keys of a block, such as the hash of an image: equal tokens with other keys are not equal. */
+/* Extra keys of a block, such as the hash of an image: with other keys, equal tokens differ. */
 typedef struct blockmgr_extra {
   int64_t block; /* of the prompt, from 0 */
   const void* bytes;
@@ -213,11 +214,11 @@ enum { BLOCKMGR_NOW = 0, BLOCKMGR_LATER = 1, BLOCKMGR_NEVER = 2 };
 /* Whether a prompt would be admitted. */
 BLOCKMGR_API blockmgr_status blockmgr_can_admit(blockmgr_manager* manager,
                                                 const blockmgr_prompt* prompt, int32_t* admission);
-/* Finds the longest cached prefix, refers to it, and takes blocks for the rest, or for num_slots. */
+/* Refers to the longest cached prefix, and takes blocks for the rest, or for num_slots. */
 BLOCKMGR_API blockmgr_status blockmgr_admit(blockmgr_manager* manager,
                                             const blockmgr_prompt* prompt,
                                             blockmgr_handle* handle);
-/* The digests of the whole blocks of a prompt, digest_size bytes each. room and num_bytes: bytes. */
+/* The digests of a prompt's whole blocks, digest_size bytes each. room and num_bytes: bytes. */
 BLOCKMGR_API blockmgr_status blockmgr_block_digests(blockmgr_manager* manager,
                                                     const blockmgr_prompt* prompt, uint8_t* digests,
                                                     int64_t room, int64_t* num_bytes);
@@ -249,7 +250,7 @@ BLOCKMGR_API blockmgr_status blockmgr_reparent(blockmgr_manager* manager,
 BLOCKMGR_API blockmgr_status blockmgr_truncate(blockmgr_manager* manager, blockmgr_handle handle,
                                                int64_t num_tokens, int64_t* num_computed_tokens);
 
-enum { BLOCKMGR_WITHDRAW = 1 }; /* first takes back what was committed ahead of the step's forward */
+enum { BLOCKMGR_WITHDRAW = 1 }; /* first takes back what was committed ahead of the forward */
 /* Ends a sequence. What it has committed stays findable. flags: 0 or BLOCKMGR_WITHDRAW. */
 BLOCKMGR_API blockmgr_status blockmgr_free(blockmgr_manager* manager, blockmgr_handle handle,
                                            uint32_t flags);
@@ -294,8 +295,8 @@ BLOCKMGR_API blockmgr_status blockmgr_handles(blockmgr_manager* manager, blockmg
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
-/* The block table of a group (0 without groups): int32[num_rows][row_width], live. Row: the low half
- * of a handle. Entries past the last block are 0. Group of states: the first entry is the block. */
+/* The block table of a group (0 without groups): int32[num_rows][row_width], live. Row: the low
+ * half of a handle. Entries past the last block are 0. Of states, the first entry is the block. */
 BLOCKMGR_API blockmgr_status blockmgr_table(blockmgr_manager* manager, int32_t group,
                                             const int32_t** table, int64_t* num_rows,
                                             int64_t* row_width);
@@ -389,7 +390,7 @@ BLOCKMGR_API blockmgr_status blockmgr_reset_prefix_cache(blockmgr_manager* manag
 
 enum { BLOCKMGR_STORED = 0, BLOCKMGR_REMOVED = 1, BLOCKMGR_CLEARED = 2 };
 
-/* Blocks that became findable, each the parent of the next; or that stopped being so; or all did. */
+/* Blocks that became findable, each the parent of the next; or that stopped being so. */
 typedef struct blockmgr_event {
   int32_t kind;
   int32_t group;
@@ -431,7 +432,7 @@ BLOCKMGR_API blockmgr_status blockmgr_events_list(const blockmgr_events* events,
                                                   blockmgr_event_list* list);
 BLOCKMGR_API void blockmgr_events_destroy(blockmgr_events* events); /* or NULL */
 
-/* ---- what it tells ------------------------------------------------------------------------------ */
+/* ---- counts ---------------------------------------------------------------------------------- */
 
 /* Gauges and counters, in blocks unless the name says otherwise; as in Python's Stats. */
 typedef struct blockmgr_stats {
@@ -471,8 +472,8 @@ typedef struct blockmgr_stats {
 BLOCKMGR_API blockmgr_status blockmgr_get_stats(blockmgr_manager* manager, blockmgr_stats* stats);
 /* Bytes that the manager has taken. */
 BLOCKMGR_API blockmgr_status blockmgr_memory_usage(blockmgr_manager* manager, size_t* bytes);
-/* Recomputes all counts and links. BLOCKMGR_INVARIANT, with a text, if they are wrong. Takes time in
- * proportion to the pool. */
+/* Recomputes all counts and links. BLOCKMGR_INVARIANT, with a text, if they are wrong. Takes time
+ * in proportion to the pool. */
 BLOCKMGR_API blockmgr_status blockmgr_check_invariants(blockmgr_manager* manager);
 
 #ifdef __cplusplus

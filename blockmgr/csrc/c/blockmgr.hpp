@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-
 namespace blockmgr {
 // Apart from the names in the library, which a program with the static one has, too.
 inline namespace api {

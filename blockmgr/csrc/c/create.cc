@@ -134,8 +134,8 @@ std::unique_ptr<Digester> digester_of(const blockmgr_options& given, const Confi
   check_bounds("digest_size", given.digest_size, kMinDigest, kMaxDigest);
   if (!config.prefix_caching) return nullptr;
   if (given.digest)
-    return std::make_unique<CallbackDigester>(given.digest, given.digest_context,
-                                              static_cast<int>(given.digest_size));
+    return std::make_unique<CallbackDigester>(
+        given.digest, given.digest_context, static_cast<int>(given.digest_size), config.block_size);
   check_bounds("digest_size of xxh3_128", given.digest_size, Xxh3Digester::kSize,
                Xxh3Digester::kSize);
   return default_digester(config.block_size);

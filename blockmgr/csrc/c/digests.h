@@ -17,8 +17,12 @@ namespace blockmgr::c {
 // A function of the caller.
 class CallbackDigester final : public Digester {
  public:
-  CallbackDigester(blockmgr_digest_function function, void* context, int size)
-      : function_(function), context_(context), size_(size) {}
+  // Takes the memory for the longest message of blocks of this size: one with extra keys.
+  CallbackDigester(blockmgr_digest_function function, void* context, int size, int block_size)
+      : function_(function), context_(context), size_(size) {
+    message_.reserve(static_cast<std::size_t>(size) + kMaxBytes +
+                     static_cast<std::size_t>(block_size) * sizeof(Token));
+  }
   int size() const override { return size_; }
   std::uint8_t* message(std::size_t length) override {
     message_.resize(length);
