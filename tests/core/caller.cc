@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "c/blockmgr.h"
 #include "device.h"
@@ -292,13 +293,15 @@ std::int64_t Caller::take_copies(std::vector<BlockCopy>& copies) {
     room = count;
   }
   std::vector<blockmgr_copy> plan(static_cast<std::size_t>(room));
+  std::vector<BlockCopy> made;
+  made.reserve(plan.size());  // nothing may fail once the plan is taken
   expect_ok(blockmgr_take_copies(c_, plan.data(), room, &count, &ticket));
   EXPECT(!is_alone_ || count == room, "another number of copies was told");
-  copies.clear();
   for (std::int64_t i = 0; i < count; ++i) {
     const blockmgr_copy& copy = plan[static_cast<std::size_t>(i)];
-    copies.push_back({copy.source, copy.destination, copy.num_tokens, copy.group});
+    made.push_back({copy.source, copy.destination, copy.num_tokens, copy.group});
   }
+  copies = std::move(made);
   return ticket;
 }
 
@@ -324,8 +327,9 @@ std::vector<RemapRecord> Caller::take_remaps() {
   if (first == BLOCKMGR_OK) return {};
   if (first != BLOCKMGR_TOO_SMALL) expect_ok(first);
   std::vector<blockmgr_remap> all(static_cast<std::size_t>(count));
-  expect_ok(blockmgr_take_remaps(c_, all.data(), count, &count));
   std::vector<RemapRecord> remaps;
+  remaps.reserve(all.size());
+  expect_ok(blockmgr_take_remaps(c_, all.data(), count, &count));
   for (const blockmgr_remap& r : all)
     remaps.push_back({r.handle, r.index, r.old_block, r.new_block});
   return remaps;

@@ -29,8 +29,8 @@ void Sequences::check_findings() {
 }
 
 std::size_t Sequences::memory() const {
-  return Rows::memory() + Finding::memory() + Admitting::memory() + Committing::memory() +
-         Decoding::memory() + Holding::memory();
+  return Rows::memory() + GroupTables::memory() + Finding::memory() + Admitting::memory() +
+         Committing::memory() + Decoding::memory() + Holding::memory();
 }
 
 }  // namespace blockmgr
