@@ -134,7 +134,8 @@ def spells_options(
     """Gives an ``__init__`` with ``**options`` the signature of the options it takes.
 
     ``help`` and ``inspect.signature`` then show each of them that is not an argument already, with
-    type and default. The error about an unknown option names the class and the nearest option.
+    type and default, and ``help`` shows its text in the table. The error about an unknown option
+    names the class and the nearest option.
 
     Args:
         table: The table that has the options, in order.
@@ -159,9 +160,30 @@ def spells_options(
         checked.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*own, *more]
         )
+        checked.__doc__ = call.__doc__ or _help_on(table, checked)
         return checked
 
     return spelled
+
+
+def _help_on(table: type[DataclassInstance], call: Callable[..., None]) -> str | None:
+    """A docstring with the text that the table has on each parameter; None under ``python -OO``."""
+    if table.__doc__ is None:
+        return None
+    texts: dict[str, list[str]] = {}
+    attributes = inspect.cleandoc(table.__doc__).partition("Attributes:\n")[2].partition("\n\n")[0]
+    for line in attributes.splitlines():
+        name, colon, text = line.strip().partition(": ")
+        if colon and line.startswith("    ") and not line.startswith("     "):
+            texts[name] = [text]
+        else:
+            texts[next(reversed(texts))].append(line.strip())
+    arguments = [
+        f"        {name}: " + "\n            ".join(texts[name])
+        for name in inspect.signature(call).parameters
+        if name in texts
+    ]
+    return "\n".join(["Take the options.", "", "    Args:", *arguments, "    "])
 
 
 def names_nearest(call: Callable[P, None], names: Sequence[str] | None = None) -> Callable[P, None]:

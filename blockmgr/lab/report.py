@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import shutil
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
@@ -223,7 +226,8 @@ def print_groups(study: Study, model: Model | None, file: TextIO) -> None:
 def environment() -> list[tuple[str, str]]:
     """Versions, extras and devices, as pairs of a name and what was found.
 
-    Imports torch if it is installed, to list devices; imports nothing else.
+    Imports torch if it is installed, to list devices; imports nothing else. Asks the compiler that
+    a build from source would use for its version.
     """
     facts = [
         ("blockmgr", __version__),
@@ -237,7 +241,8 @@ def environment() -> list[tuple[str, str]]:
         missing = any(_version(package) == NOT_INSTALLED for package in packages)
         hint = f"; in a clone of blockmgr: pip install '.[{extra}]'" if missing else ""
         facts.append((f"extra {extra}", found + hint))
-    facts += [(name, _version(name)) for name in ("torch", "triton")]
+    facts += [(name, _version(name)) for name in ("torch", "triton", "vllm")]
+    facts.append(("compiler", _compiler()))
     facts.append(("device", _device()))
     return facts
 
@@ -290,6 +295,21 @@ def _console(file: TextIO, **options: Any) -> Console:
 
 def _percent(share: float) -> str:
     return f"{share:.2%}"
+
+
+def _compiler() -> str:
+    """The C++ compiler of a build from source, as far as its environment decides."""
+    chosen = os.environ.get("CXX", "").split()
+    for command in [chosen] if chosen else (["c++"], ["g++"], ["clang++"]):
+        if shutil.which(command[0]) is None:
+            continue
+        asked = [*command, "--version"]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return f"{command[-1]}, which does not print its version"
+        return done.stdout.splitlines()[0] if done.stdout else command[-1]
+    return f"{NOT_INSTALLED}; a build from source needs one"
 
 
 def _version(package: str) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +19,6 @@ from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.workloads import generate
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.cli.conftest import Run
 
 
@@ -310,6 +311,27 @@ def test_doctor_prints_versions_extras_and_device(run: Run) -> None:
     for name in ("blockmgr", "python", "numpy", "xxhash", "extra cli", "extra plot", "device"):
         assert name in result.stdout
     assert __version__ in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("blockmgr re", ["replay", "report"]), ("blockmgr replay --evic", ["--eviction"])],
+)
+def test_a_shell_is_offered_commands_and_options(words: str, offered: list[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+    text = page.read_text(encoding="utf-8")
+    [variable] = re.findall(r'eval "\$\((_\w+)=bash_source blockmgr\)"', text)
+    position = str(len(words.split()) - 1)
+    answers = {variable: "bash_complete", "COMP_WORDS": words, "COMP_CWORD": position}
+    program = "import sys; sys.argv[0] = 'blockmgr'; from blockmgr.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **answers},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [f"plain,{word}" for word in offered]
 
 
 def test_version_is_printed(run: Run) -> None:

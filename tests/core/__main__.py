@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CORE = HERE.parents[1] / "blockmgr" / "csrc"
-PROGRAMS = ("stress", "fuzz", "exhaustive", "threads", "ids", "faults", "books")
+PROGRAMS = ("stress", "fuzz", "exhaustive", "threads", "ids", "faults", "books", "hostile")
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Werror"]
 SANITIZERS = {
     "none": ["-O2"],

@@ -194,14 +194,15 @@ void try_kind(std::uint8_t kind, std::uint64_t seed, int moves, Trial& trial) {
     drive<GroupPlay>(
         seed, moves,
         [&](Bytes& bytes, bool tried) {
-          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr);
+          return new GroupPlay(bytes, nullptr, tried ? &trial : nullptr, is_through_c(kind));
         },
         [](const GroupPlay& play) { return play.core().fingerprint(); });
   } else {
     drive<Play>(
         seed, moves,
         [&](Bytes& bytes, bool tried) {
-          return new Play(bytes, kind, nullptr, tried ? &trial : nullptr);
+          const int profile = kind % static_cast<int>(profiles().size());
+          return new Play(bytes, profile, nullptr, tried ? &trial : nullptr, is_through_c(kind));
         },
         [](const Play& play) { return play.world().core().fingerprint(); });
   }
@@ -374,6 +375,7 @@ int main(int argc, char** argv) {
   }
   std::vector<std::string> kinds = kind_names();
   kinds.emplace_back("groups");
+  for (const std::string& kind : kind_names_through_c()) kinds.push_back(kind);
   Tallies tallies;
   OutOfMemory trial(tallies);
   int number = 0;

@@ -25,17 +25,17 @@ void GroupPlay::handle_blocks(const SeqPtr& seq) {
   const int what = bytes_.below(8);
   if (what < 2) {
     const Prompt prompt = some_prompt(seq);
-    done(kTouch, [&] { core_.touch(prompt); });
+    done(kTouch, [&] { caller_.touch(prompt); });
   } else if (what < 4 && known) {
-    if (!done(kAcquire, [&] { core_.acquire(&block, 1); })) fail("acquire was refused");
+    if (!done(kAcquire, [&] { caller_.acquire(&block, 1); })) fail("acquire was refused");
     holds_.push_back(block);
   } else if (what < 5 && known) {
-    done(kTouchBlocks, [&] { core_.touch_blocks(&block, 1); });
+    done(kTouchBlocks, [&] { caller_.touch_blocks(&block, 1); });
   } else if (what < 7 && !holds_.empty()) {
     const auto at = static_cast<std::size_t>(bytes_.below(static_cast<int>(holds_.size())));
     const std::int64_t held = holds_[at];
     EXPECT(nodes.owner(held) >= 0, "a held block is free");
-    done(kRelease, [&] { core_.release(&held, 1); });
+    done(kRelease, [&] { caller_.release(&held, 1); });
     holds_.erase(holds_.begin() + static_cast<std::ptrdiff_t>(at));
   } else if (known) {
     forget_block(block);
@@ -64,7 +64,7 @@ void GroupPlay::forget_block(std::int64_t block) {
     for (NodeId b = nodes[below[i].first].first_child; b >= 0; b = nodes[b].next_sibling)
       below.emplace_back(b, 0);
   }
-  if (!done(kForget, [&] { core_.forget(&block, 1); })) return;
+  if (!done(kForget, [&] { caller_.forget(&block, 1); })) return;
   const NodeId n = nodes.owner(block);
   EXPECT(n < 0 || !nodes[n].keyed(), "a forgotten block can be found");
   for (const auto& [node, generation] : below)
@@ -74,7 +74,7 @@ void GroupPlay::forget_block(std::int64_t block) {
 }
 
 void GroupPlay::release_holds() {
-  for (const std::int64_t held : holds_) done(kRelease, [&] { core_.release(&held, 1); });
+  for (const std::int64_t held : holds_) done(kRelease, [&] { caller_.release(&held, 1); });
   holds_.clear();
 }
 
@@ -90,10 +90,10 @@ void GroupPlay::say(const SeqPtr& seq) {
     pin(prompt);
   } else if (what < 7 && !pins_.empty()) {
     const auto at = static_cast<std::size_t>(bytes_.below(static_cast<int>(pins_.size())));
-    done(kUnpin, [&] { core_.unpin(pins_[at]); });
+    done(kUnpin, [&] { caller_.unpin(pins_[at]); });
     pins_.erase(pins_.begin() + static_cast<std::ptrdiff_t>(at));
   } else {
-    done(kSetTime, [&] { core_.set_time(core_.time() + bytes_.below(3)); });
+    done(kSetTime, [&] { caller_.set_time(core_.time() + bytes_.below(3)); });
   }
   digester_->fails_in = fails_in;
 }
@@ -108,7 +108,7 @@ void GroupPlay::retain(const SeqPtr& seq) {
   const int level = bytes_.between(kNoLevel, kHigh);
   const double ttl = bytes_.one_in(3) ? 2 : kForever;
   std::int64_t count = 0;
-  if (!done(kRetain, [&] { count = core_.retain(seq->handle, start, stop, level, ttl); }))
+  if (!done(kRetain, [&] { count = caller_.retain(seq->handle, start, stop, level, ttl); }))
     fail("retain was refused");
   const std::int64_t size = setup_.core.block_size;
   EXPECT(count == (stop + size - 1) / size - start / size, "retain miscounts its blocks");
@@ -118,7 +118,7 @@ void GroupPlay::retain_prefix(const Prompt& prompt) {
   const int level = bytes_.between(kNoLevel, kHigh);
   const double ttl = bytes_.one_in(3) ? 2 : kForever;
   std::int64_t count = 0;
-  if (!done(kRetainPrefix, [&] { count = core_.retain_prefix(prompt, level, ttl); }))
+  if (!done(kRetainPrefix, [&] { count = caller_.retain_prefix(prompt, level, ttl); }))
     fail("retain_prefix was refused");
   std::vector<Token> next(prompt.tokens, prompt.tokens + prompt.num_tokens);
   next.push_back(0);
@@ -130,7 +130,7 @@ void GroupPlay::retain_prefix(const Prompt& prompt) {
 
 void GroupPlay::pin(const Prompt& prompt) {
   std::int64_t pin = 0;
-  if (done(kPin, [&] { pin = core_.pin(prompt); })) pins_.push_back(pin);
+  if (done(kPin, [&] { pin = caller_.pin(prompt); })) pins_.push_back(pin);
 }
 
 std::map<NodeId, GroupPlay::Waiting> GroupPlay::idle_boundaries() const {

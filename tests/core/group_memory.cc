@@ -18,6 +18,7 @@ void GroupPlay::check_memory() {
   for (const SeqPtr& seq : seqs_)
     if (!seq->preempted) check_computed(*seq);
   if (setup_.core.event_blocks) check_mirror();
+  caller_.check_reads();
 }
 
 // Compares a mirror fed by events alone with what can be found, group by group.
@@ -35,12 +36,10 @@ void GroupPlay::check_mirror() {
         EXPECT(changed, "an event repeats what a mirror has");
       }
     }
-    EXPECT(core_.drop_events(events.version), "events came while they were read");
   };
-  core_.settle_events();
-  const EventColumns events = core_.events();
+  const EventColumns events = caller_.take_events();
   apply(events);
-  if (events.num_lost) apply(core_.residents());
+  if (events.num_lost) apply(caller_.take_snapshot());
   std::set<std::pair<int, std::string>> findable;
   for (NodeId n = 0; n < nodes.count; ++n) {
     if (nodes[n].key_tokens != setup_.core.block_size || Pool::is_part(nodes[n]))

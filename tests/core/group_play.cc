@@ -26,8 +26,8 @@ std::vector<Group> without_full(const std::vector<Group>& groups, int full) {
 
 }  // namespace
 
-GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial)
-    : GroupPlay(bytes, draw(bytes), counts, trial) {
+GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c)
+    : GroupPlay(bytes, draw(bytes, through_c), counts, trial) {
   core_.set_debug(bytes.one_in(4));
 }
 
@@ -37,7 +37,8 @@ GroupPlay::GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* tr
       counts_(counts),
       trial_(trial),
       digester_(new TestDigester(setup_.digest)),
-      core_(setup_.core, std::unique_ptr<Digester>(digester_)),
+      caller_(setup_.core, digester_, setup_.through_c, nullptr, setup_.groups),
+      core_(caller_.core()),
       device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {}
 
 // Widths close to the size of a unit, as those of released models are close to that of a page.
@@ -54,7 +55,7 @@ void GroupPlay::draw_groups(Bytes& bytes, Setup& setup) {
   setup.core.groups = without_full(setup.groups, setup.core.full_group);
 }
 
-GroupPlay::Setup GroupPlay::draw(Bytes& bytes) {
+GroupPlay::Setup GroupPlay::draw(Bytes& bytes, bool through_c) {
   static constexpr int kSizes[] = {2, 4, 1, 3};
   static constexpr int kBlocks[] = {6, 10, 16, 30};
   static constexpr int kChunks[] = {1, 3, 4, 8, 100};
@@ -100,6 +101,15 @@ GroupPlay::Setup GroupPlay::draw(Bytes& bytes) {
   setup.digest = static_cast<TestDigester::Kind>(bytes.below(TestDigester::kNumKinds));
   setup.vocabulary = bytes.one_in(3) ? 3 : 2;
   setup.check_every = config.num_blocks <= 24 ? 2 : 6;
+  setup.through_c = through_c;
+  if (!through_c) return setup;
+  // Only the core itself takes an option that means nothing, or another group than the first with
+  // full attention for its tables.
+  if (!(states && config.min_partial_tokens)) config.prompt_end_stop = -1;
+  const auto first = std::find_if(setup.groups.begin(), setup.groups.end(),
+                                  [](const Group& group) { return group.kind == Group::kFull; });
+  config.full_group = static_cast<int>(first - setup.groups.begin());
+  config.groups = without_full(setup.groups, config.full_group);
   return setup;
 }
 
@@ -357,12 +367,12 @@ void GroupPlay::admit(const std::vector<Token>& text, int name, int extras, std:
   MatchResult match;
   Admission promise = Admission::kNever;
   const int fails_in = std::exchange(digester_->fails_in, 0);
-  if (!done(kMatch, [&] { match = core_.match(asked); }) ||
-      !done(kCanAdmit, [&] { promise = core_.can_admit(asked); }))
+  if (!done(kMatch, [&] { match = caller_.match(asked); }) ||
+      !done(kCanAdmit, [&] { promise = caller_.can_admit(asked); }))
     fail("a look-up was refused");
   digester_->fails_in = fails_in;
   if (promise != Admission::kNever) check_match(*seq, match, slots ? slots : length);
-  const Outcome outcome = call(kAdmit, [&] { seq->handle = core_.admit(asked); });
+  const Outcome outcome = call(kAdmit, [&] { seq->handle = caller_.admit(asked); });
   const bool refused = outcome == kOutOfBlocks || outcome == kOutOfSequences;
   EXPECT(outcome == kDigestFailed || (promise == Admission::kNow) == (outcome == kDone),
          "can_admit is wrong about what fits");
@@ -385,9 +395,9 @@ void GroupPlay::leave(const SeqPtr& kept) {
   const bool withdraws = is_ahead(*kept);
   const Outcome outcome = call(kFree, [&] {
     if (setup_.core.retention && bytes_.one_in(3)) {
-      core_.free_expecting(kept->handle, bytes_.one_in(2), withdraws);
+      caller_.free_expecting(kept->handle, bytes_.one_in(2), withdraws);
     } else {
-      core_.free(kept->handle, withdraws);
+      caller_.free(kept->handle, withdraws);
     }
     seqs_.erase(std::find(seqs_.begin(), seqs_.end(), kept));
   });
@@ -409,7 +419,7 @@ void GroupPlay::note_growth(Seq& seq) {
 
 bool GroupPlay::append(const SeqPtr& seq, const std::vector<Token>& fresh) {
   const auto count = static_cast<std::int64_t>(fresh.size());
-  if (!done(kAppend, [&] { core_.append(seq->handle, fresh.data(), count); })) return false;
+  if (!done(kAppend, [&] { caller_.append(seq->handle, fresh.data(), count); })) return false;
   extend(*seq, fresh);
   note_growth(*seq);
   keep_text(seq->tokens);
@@ -421,14 +431,14 @@ bool GroupPlay::reserve(const SeqPtr& seq) {
 }
 
 bool GroupPlay::reserve(const SeqPtr& seq, std::int64_t slots) {
-  if (!done(kReserve, [&] { core_.reserve(seq->handle, slots); })) return false;
+  if (!done(kReserve, [&] { caller_.reserve(seq->handle, slots); })) return false;
   note_growth(*seq);
   return true;
 }
 
 std::vector<GroupPlay::SeqPtr> GroupPlay::fork(const SeqPtr& seq, int count) {
   Handle children[2];
-  if (!done(kFork, [&] { core_.fork(seq->handle, count, children); })) return {};
+  if (!done(kFork, [&] { caller_.fork(seq->handle, count, children); })) return {};
   std::vector<SeqPtr> made;
   for (int i = 0; i < count; ++i) {
     made.push_back(std::make_shared<Seq>(*seq));
@@ -459,7 +469,7 @@ void GroupPlay::reparent(const std::vector<SeqPtr>& chosen,
     before.push_back(*seq);
   }
   const auto count = static_cast<std::int64_t>(chosen.size());
-  if (!done(kReparent, [&] { core_.reparent(handles.data(), parents.data(), count); })) return;
+  if (!done(kReparent, [&] { caller_.reparent(handles.data(), parents.data(), count); })) return;
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     if (parents[i] == static_cast<std::int64_t>(i)) continue;
     forget(*chosen[i]);
@@ -472,7 +482,7 @@ void GroupPlay::reparent(const std::vector<SeqPtr>& chosen,
 void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
   const std::int64_t had = launched(*seq);
   std::int64_t left = 0;
-  if (!done(kTruncate, [&] { left = core_.truncate(seq->handle, length); })) return;
+  if (!done(kTruncate, [&] { left = caller_.truncate(seq->handle, length); })) return;
   EXPECT(left == computed(*seq) && left <= length, "truncate reports a wrong computed length");
   seq->tokens.resize(static_cast<std::size_t>(length));
   seq->prefixes.resize(static_cast<std::size_t>(length));
@@ -483,12 +493,12 @@ void GroupPlay::truncate(const SeqPtr& seq, std::int64_t length) {
 
 void GroupPlay::preempt(const SeqPtr& seq) {
   forget(*seq);
-  if (!done(kPreempt, [&] { core_.preempt(seq->handle); })) fail("preempt was refused");
+  if (!done(kPreempt, [&] { caller_.preempt(seq->handle); })) fail("preempt was refused");
   seq->preempted = true;
 }
 
 bool GroupPlay::resume(const SeqPtr& seq) {
-  if (!done(kResume, [&] { core_.resume(seq->handle, 0); })) return false;
+  if (!done(kResume, [&] { caller_.resume(seq->handle, 0); })) return false;
   seq->preempted = false;
   seq->settled_before = computed(*seq);
   remember(*seq);
@@ -499,7 +509,7 @@ bool GroupPlay::resume(const SeqPtr& seq) {
 void GroupPlay::cache_state(const SeqPtr& seq) {
   const std::int64_t evicted = core_.pool().num_evicted();
   bool kept = false;
-  if (!done(kCacheState, [&] { kept = core_.cache_state(seq->handle); })) return;
+  if (!done(kCacheState, [&] { kept = caller_.cache_state(seq->handle); })) return;
   remember(*seq);
   EXPECT(core_.pool().num_evicted() == evicted, "cache_state evicted a block");
   EXPECT(!kept || computed(*seq) % setup_.core.block_size == 0,

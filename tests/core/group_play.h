@@ -24,7 +24,8 @@ namespace blockmgr::testing {
 class GroupPlay {
  public:
   // Draws a configuration, groups and habits from the stream.
-  explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr);
+  explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr,
+                     bool through_c = false);
   // Makes some calls and a step; false when the stream is at its end.
   bool move();
   // Frees everything, then checks that nothing leaked.
@@ -73,6 +74,7 @@ class GroupPlay {
     TestDigester::Kind digest;
     int vocabulary;
     int check_every;
+    bool through_c = false;  // calls go through the C interface
     int snapshot_every = 4;  // calls between comparisons of what a refused call left
   };
   // A live sequence, as the engine sees it.
@@ -119,7 +121,7 @@ class GroupPlay {
   using Tables = std::vector<std::vector<std::int32_t>>;
 
   GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* trial);
-  static Setup draw(Bytes& bytes);
+  static Setup draw(Bytes& bytes, bool through_c);
   static void draw_groups(Bytes& bytes, Setup& setup);
   Outcome call(Op op, const std::function<void()>& run);
   Outcome outcome_of(const std::function<void()>& run) const;
@@ -219,7 +221,8 @@ class GroupPlay {
   Counts* counts_;
   Trial* trial_;
   TestDigester* digester_;
-  Sequences core_;
+  Caller caller_;
+  Sequences& core_;
   GroupDevice device_;
   PrefixTrie trie_;
   std::vector<SeqPtr> seqs_;

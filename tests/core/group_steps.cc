@@ -100,7 +100,7 @@ void GroupPlay::add_work(Closed& closed, const SeqPtr& seq, std::int64_t start,
 }
 
 void GroupPlay::close(Closed& closed) {
-  if (!done(kTake, [&] { closed.ticket = core_.take_copies(closed.copies); }))
+  if (!done(kTake, [&] { closed.ticket = caller_.take_copies(closed.copies); }))
     fail("take_copies was refused");
   flight_ = closed.copies;
   if (setup_.core.steps_in_flight) {
@@ -111,7 +111,7 @@ void GroupPlay::close(Closed& closed) {
 }
 
 void GroupPlay::abort(const Closed& closed) {
-  if (!done(kAborted, [&] { core_.copies_aborted(closed.ticket); })) fail("an abort was refused");
+  if (!done(kAborted, [&] { caller_.copies_aborted(closed.ticket); })) fail("an abort was refused");
   flight_.clear();
   uncommitted_.pop_back();
   if (!setup_.core.steps_in_flight) return;
@@ -126,7 +126,7 @@ void GroupPlay::launch(Closed& closed) {
 }
 
 void GroupPlay::apply(const Closed& closed) {
-  if (!done(kApplied, [&] { core_.copies_applied(closed.ticket); }))
+  if (!done(kApplied, [&] { caller_.copies_applied(closed.ticket); }))
     fail("copies_applied was refused");
   flight_.clear();
   for (const SeqPtr& seq : seqs_)
@@ -190,7 +190,7 @@ void GroupPlay::complete() {
   const std::int64_t ticket = tickets_.front();
   tickets_.pop_front();
   fences_.pop_front();
-  if (!done(kComplete, [&] { core_.complete(ticket); })) fail("complete was refused");
+  if (!done(kComplete, [&] { caller_.complete(ticket); })) fail("complete was refused");
 }
 
 // Truncates draft tokens after their commit.
@@ -202,7 +202,7 @@ void GroupPlay::take_back(const SeqPtr& seq) {
 }
 
 void GroupPlay::commit(Handle handle, std::int64_t computed) {
-  if (!done(kCommit, [&] { core_.commit(handle, computed); })) fail("commit was refused");
+  if (!done(kCommit, [&] { caller_.commit(handle, computed); })) fail("commit was refused");
   remember(*find(handle));
 }
 
@@ -243,7 +243,7 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
                                       const std::vector<Token>& fresh) {
   std::vector<std::int64_t> slots(batch.size());
   const auto count = static_cast<std::int64_t>(batch.size());
-  if (!done(kDecode, [&] { core_.decode(batch.data(), fresh.data(), count, slots.data()); }))
+  if (!done(kDecode, [&] { caller_.decode(batch.data(), fresh.data(), count, slots.data()); }))
     return {};
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const SeqPtr seq = find(batch[i]);
@@ -251,7 +251,7 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
     EXPECT(computed(*seq) + 1 == static_cast<std::int64_t>(seq->tokens.size()),
            "decode left more than one token to compute");
     std::int64_t slot = -1;
-    core_.slot_mapping(batch[i], computed(*seq), computed(*seq) + 1, &slot);
+    caller_.slot_mapping(batch[i], computed(*seq), computed(*seq) + 1, &slot);
     EXPECT(slot == slots[i], "decode and slot_mapping return different slots");
     seq->settled_before = computed(*seq);
     remember(*seq);

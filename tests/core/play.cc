@@ -144,10 +144,10 @@ const std::vector<Profile>& profiles() {
   return all;
 }
 
-Play::Play(Bytes& bytes, int profile, Counts* counts, Trial* trial)
+Play::Play(Bytes& bytes, int profile, Counts* counts, Trial* trial, bool through_c)
     : bytes_(bytes),
       profile_(profiles()[static_cast<std::size_t>(profile)]),
-      settings_(draw(bytes, profile_, trial)),
+      settings_(draw(bytes, profile_, trial, through_c)),
       world_(settings_, counts),
       vocabulary_(profile_.vocabulary[static_cast<std::size_t>(
           bytes.below(static_cast<int>(profile_.vocabulary.size())))]) {
@@ -155,9 +155,10 @@ Play::Play(Bytes& bytes, int profile, Counts* counts, Trial* trial)
   weigh();
 }
 
-Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial) {
+Settings Play::draw(Bytes& bytes, const Profile& profile, Trial* trial, bool through_c) {
   Settings settings;
   settings.trial = trial;
+  settings.through_c = through_c;
   Config& config = settings.core;
   config.null_block = bytes.one_in(5);
   const int capacity = bytes.between(profile.min_blocks, profile.max_blocks);

@@ -74,7 +74,8 @@ const std::vector<Profile>& profiles();
 class Play {
  public:
   // Draws a configuration and weights from the stream.
-  Play(Bytes& bytes, int profile, Counts* counts = nullptr, Trial* trial = nullptr);
+  Play(Bytes& bytes, int profile, Counts* counts = nullptr, Trial* trial = nullptr,
+       bool through_c = false);
   // One move; false when the stream is at its end.
   bool move();
   void finish_up() { world_.finish_up(); }
@@ -83,7 +84,7 @@ class Play {
   std::string config() const;
 
  private:
-  static Settings draw(Bytes& bytes, const Profile& profile, Trial* trial);
+  static Settings draw(Bytes& bytes, const Profile& profile, Trial* trial, bool through_c);
   static void draw_levels(Bytes& bytes, const Profile& profile, int capacity, Settings& settings);
   static Habits draw_habits(Bytes& bytes);
   void weigh();

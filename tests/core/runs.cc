@@ -13,7 +13,18 @@ std::vector<std::string> kind_names() {
   return names;
 }
 
+std::vector<std::string> kind_names_through_c() {
+  std::vector<std::string> names = {"c:groups"};
+  for (const Profile& profile : profiles()) names.push_back(std::string("c:") + profile.name);
+  return names;
+}
+
 std::uint8_t kind_of(const std::string& name) {
+  if (name == "c:groups") return kGroupKind + 32;
+  if (name.starts_with("c:")) {
+    const auto size = static_cast<int>(profiles().size());
+    return static_cast<std::uint8_t>((64 / size + 1) * size + kind_of(name.substr(2)));
+  }
   for (std::size_t i = 0; i < profiles().size(); ++i)
     if (name == profiles()[i].name) return static_cast<std::uint8_t>(i);
   if (name == "groups") return kGroupKind;
@@ -51,10 +62,10 @@ void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts
     return;
   }
   if (kind >= kGroupKind) {
-    GroupPlay play(bytes, counts);
+    GroupPlay play(bytes, counts, nullptr, is_through_c(kind));
     return play_to_the_end(play, moves, calls);
   }
-  Play play(bytes, kind % static_cast<int>(profiles().size()), counts);
+  Play play(bytes, kind % static_cast<int>(profiles().size()), counts, nullptr, is_through_c(kind));
   play_to_the_end(play, moves, calls);
 }
 

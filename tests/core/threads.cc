@@ -2,8 +2,9 @@
 //
 //   threads own MOVES THREADS      every thread drives its own world: no state is shared
 //   threads one CALLS THREADS      all threads call one manager, which locks itself
+//   threads c CALLS THREADS        likewise, through the C interface
 //
-// In the second case, each thread has its own sequences and checks the state that only it can
+// In the last two cases, each thread has its own sequences and checks the state that only it can
 // change; the books are recomputed when all threads are done.
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "caller.h"
 #include "digester.h"
 #include "runs.h"
 #include "sequences/inspect.h"
@@ -35,7 +37,8 @@ void play_alone(std::uint64_t seed, int moves) {
 // The sequences of one thread, on the shared manager.
 class Caller {
  public:
-  Caller(Sequences& core, std::uint64_t seed) : core_(core), rng_(seed) {}
+  Caller(testing::Caller& calls, std::uint64_t seed, bool sets_debug)
+      : calls_(calls), core_(calls.core()), rng_(seed), sets_debug_(sets_debug) {}
 
   void call() {
     try {
@@ -46,7 +49,7 @@ class Caller {
       if (choice < 6) return append(own);
       if (choice == 6) return fork(own);
       if (choice == 7) return free(index);
-      if (choice == 8) return core_.commit(own.handle, computable(own));
+      if (choice == 8) return calls_.commit(own.handle, computable(own));
       if (choice == 9) return preempt_and_resume(own);
       if (choice == 10) return take_copies();
       if (choice == 11) return truncate(own);
@@ -84,31 +87,31 @@ class Caller {
     Own own{0, std::vector<Token>(1 + rng_() % 12)};
     for (Token& t : own.tokens) t = token();
     const Prompt prompt{own.tokens.data(), static_cast<std::int64_t>(own.tokens.size()), "", {}, 0};
-    core_.can_admit(prompt);
-    own.handle = core_.admit(prompt);
+    calls_.can_admit(prompt);
+    own.handle = calls_.admit(prompt);
     own_.push_back(own);
   }
 
   void append(Own& own) {
     const Token t = token();
-    core_.append(own.handle, &t, 1);
+    calls_.append(own.handle, &t, 1);
     own.tokens.push_back(t);
   }
 
   void fork(const Own& own) {
     Own child{0, own.tokens};
-    core_.fork(own.handle, 1, &child.handle);
+    calls_.fork(own.handle, 1, &child.handle);
     own_.push_back(child);
   }
 
   void free(std::size_t index) {
-    core_.free(own_[index].handle);
+    calls_.free(own_[index].handle);
     own_.erase(own_.begin() + static_cast<std::ptrdiff_t>(index));
   }
 
   void truncate(Own& own) {
     if (own.tokens.size() < 2) return;
-    core_.truncate(own.handle, static_cast<std::int64_t>(own.tokens.size()) - 1);
+    calls_.truncate(own.handle, static_cast<std::int64_t>(own.tokens.size()) - 1);
     own.tokens.pop_back();
   }
 
@@ -117,19 +120,19 @@ class Caller {
     std::vector<Token> tokens(1 + rng_() % 12);
     for (Token& t : tokens) t = token();
     const Prompt prompt{tokens.data(), static_cast<std::int64_t>(tokens.size()), "", {}, 0};
-    core_.match(prompt);
+    calls_.match(prompt);
     core_.explain(prompt);
-    core_.touch(prompt);
-    core_.unpin(core_.pin(prompt));
+    calls_.touch(prompt);
+    calls_.unpin(calls_.pin(prompt));
   }
 
   void keep(const Own& own) {
-    core_.retain(own.handle, 0, static_cast<std::int64_t>(own.tokens.size()), kHigh, 2.0);
+    calls_.retain(own.handle, 0, static_cast<std::int64_t>(own.tokens.size()), kHigh, 2.0);
   }
 
   // Calls that read the whole manager, and set_time.
   void tell() {
-    core_.set_debug(static_cast<int>(rng_() % 2));
+    if (sets_debug_) core_.set_debug(static_cast<int>(rng_() % 2));
     const Held held(core_.monitor());
     if (!core_.violations().empty()) throw testing::Violation("the audit found a violation");
     inspect(core_);
@@ -137,13 +140,13 @@ class Caller {
   }
 
   void preempt_and_resume(const Own& own) {
-    if (view(own.handle).state == Sequence::kRunning) core_.preempt(own.handle);
-    core_.resume(own.handle, 0);
+    if (view(own.handle).state == Sequence::kRunning) calls_.preempt(own.handle);
+    calls_.resume(own.handle, 0);
   }
 
   void take_copies() {
     std::vector<BlockCopy> copies;
-    core_.copies_applied(core_.take_copies(copies));
+    calls_.copies_applied(calls_.take_copies(copies));
   }
 
   Sequence view(Handle handle) const {
@@ -166,8 +169,10 @@ class Caller {
     if (tokens != own.tokens) throw testing::Violation("another thread changed a sequence");
   }
 
+  testing::Caller& calls_;
   Sequences& core_;
   std::mt19937_64 rng_;
+  bool sets_debug_;  // the C interface has no call for that
   std::vector<Own> own_;
 };
 
@@ -190,7 +195,7 @@ int in_threads(int count, Body body) {
   return failed;
 }
 
-int share_one(int calls, int threads) {
+int share_one(int calls, int threads, bool through_c) {
   Config config;
   config.num_blocks = config.row_width = 48;
   config.block_size = 4;
@@ -199,9 +204,11 @@ int share_one(int calls, int threads) {
   config.ghost_blocks = 16;
   config.retention = true;
   config.max_pinned_blocks = 8;
-  Sequences core(config, std::make_unique<TestDigester>(TestDigester::kTiny));
+  auto* const digester = new TestDigester(TestDigester::kTiny);
+  testing::Caller face(config, digester, through_c, nullptr, {}, false);
+  const Sequences& core = face.core();
   int failed = in_threads(threads, [&](int i) {
-    Caller caller(core, static_cast<std::uint64_t>(i));
+    Caller caller(face, static_cast<std::uint64_t>(i), !through_c);
     for (int call = 0; call < calls; ++call) caller.call();
     caller.finish();
   });
@@ -214,7 +221,7 @@ int share_one(int calls, int threads) {
 
 int main(int argc, char** argv) {
   if (argc != 4) {
-    std::fprintf(stderr, "usage: threads own|one CALLS THREADS\n");
+    std::fprintf(stderr, "usage: threads own|one|c CALLS THREADS\n");
     return 2;
   }
   const int calls = std::atoi(argv[2]);
@@ -223,7 +230,7 @@ int main(int argc, char** argv) {
       std::string(argv[1]) == "own"
           ? in_threads(threads,
                        [&](int i) { play_alone(static_cast<std::uint64_t>(i) + 1, calls); })
-          : share_one(calls, threads);
+          : share_one(calls, threads, std::string(argv[1]) == "c");
   std::printf("%d threads, %d calls each: %d violations\n", threads, calls, failed);
   return failed ? 1 : 0;
 }

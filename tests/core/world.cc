@@ -26,7 +26,7 @@ TestDigester* make_digester(const Settings& settings) {
 
 // Creates the eviction policy of each partition inside a witness; empty: as in the config.
 PolicyMaker watched(const Settings& settings, std::vector<Witness*>& out) {
-  if (!settings.witness) return nullptr;
+  if (!settings.witness || settings.through_c) return nullptr;
   const Config& config = settings.core;
   return [&config, &out](Nodes& nodes, const PrefixIndex& index,
                          Range range) -> std::unique_ptr<Policy> {
@@ -81,7 +81,8 @@ World::World(const Settings& settings, Counts* counts)
       config_(settings_.core),
       habits_(settings_.habits),
       digester_(make_digester(settings)),
-      core_(settings.core, std::unique_ptr<Digester>(digester_), watched(settings, witnesses_)),
+      caller_(settings.core, digester_, settings.through_c, watched(settings, witnesses_)),
+      core_(caller_.core()),
       levels_(core_),
       device_(settings.core.num_blocks, settings.core.block_size),
       counts_(counts),
@@ -265,7 +266,7 @@ std::int64_t World::computing_for(const Prompt& asked, int name, int extras,
 // What match finds for a sequence's tokens. The digest does not fail during this call.
 MatchResult World::found_for(const Entry& entry) {
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
-  const MatchResult match = core_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
+  const MatchResult match = caller_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
   if (digester_) digester_->fails_in = fails_in;
   return match;
 }
@@ -313,7 +314,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   MatchResult match;
   Prompt looked_up = asked;
   if (terms.by_match && read_cache) looked_up.watermark_blocks = 0;  // less room may be left
-  call(kMatch, bit(kDone), [&] { match = core_.match(looked_up); });
+  call(kMatch, bit(kDone), [&] { match = caller_.match(looked_up); });
   EXPECT(match.num_computing == computing_for(looked_up, name, extras, match),
          "match has a wrong number of tokens that others are computing");
   asked.read_cache = read_cache;
@@ -327,7 +328,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   const bool full_rows = core_.num_sequences() == config_.max_seqs;
   Admission promise = Admission::kNever;
   call(kCanAdmit, bit(stale && !never && !full_rows ? kStale : kDone),
-       [&] { promise = core_.can_admit(asked); });
+       [&] { promise = caller_.can_admit(asked); });
   stale = stale && !never && !full_rows;
   if (stale) promise = Admission::kLater;
   EXPECT((promise == Admission::kNever) == never, "can_admit is wrong about what never fits");
@@ -354,7 +355,7 @@ EntryPtr World::admit(std::vector<Token> tokens, int name, int extras, std::int6
   auto entry = std::make_shared<Entry>();
   entry->name = name;
   touching(name);
-  const Outcome outcome = call(kAdmit, bit(due), [&] { entry->handle = core_.admit(asked); });
+  const Outcome outcome = call(kAdmit, bit(due), [&] { entry->handle = caller_.admit(asked); });
   if (outcome != kDone) {
     settle();
     return nullptr;
@@ -384,7 +385,7 @@ void World::reset(bool reset_hit_rate) {
   std::int64_t count = 0;
   const std::int64_t cached = core_.index().num_keyed();
   if (call(kReset, bit(promised ? kStepRefused : kDone),
-           [&] { count = core_.reset_prefix_cache(reset_hit_rate); }) == kDone) {
+           [&] { count = caller_.reset_prefix_cache(reset_hit_rate); }) == kDone) {
     EXPECT(count == cached, "reset returns a wrong count");
     EXPECT(core_.index().num_keyed() == 0, "a block is cached after a reset");
     for (int i = 0; i < core_.pool().num_partitions(); ++i)
@@ -416,7 +417,7 @@ void World::resume(Entry& entry, std::int64_t num_slots, bool read_cache) {
                                          : kOutOfBlocks);
   const std::int64_t hits_before = hits_in(entry.name);
   touching(entry.name);
-  if (call(kResume, due, [&] { core_.resume(entry.handle, num_slots, read_cache); }) == kDone) {
+  if (call(kResume, due, [&] { caller_.resume(entry.handle, num_slots, read_cache); }) == kDone) {
     entry.running = true;
     entry.start = entry.left_off = view(entry).num_cached;
     EXPECT(entry.start < length, "no token is left to compute");
@@ -451,7 +452,7 @@ void World::reserve(Entry& entry, std::int64_t num_slots) {
       entry.running && num_slots < 1 ? bit(kBadValue) : due_growth(entry, num_slots, length);
   const std::int64_t computed = entry.running ? computed_after(entry, num_slots, length) : 0;
   touching(entry.name);
-  if (call(kReserve, due, [&] { core_.reserve(entry.handle, num_slots); }) == kDone) {
+  if (call(kReserve, due, [&] { caller_.reserve(entry.handle, num_slots); }) == kDone) {
     EXPECT(view(entry).num_computed == computed, "reserve leaves a wrong number computed");
     EXPECT(slots_of(entry) >= num_slots, "reserve gave too few slots");
     if (num_slots > length) expect_private(entry, length);
@@ -469,7 +470,7 @@ void World::append(Entry& entry, const std::vector<Token>& tokens) {
   const std::int64_t computed =
       entry.running ? computed_after(entry, before + count, before + count) : 0;
   touching(entry.name);
-  if (call(kAppend, due, [&] { core_.append(entry.handle, tokens.data(), count); }) == kDone) {
+  if (call(kAppend, due, [&] { caller_.append(entry.handle, tokens.data(), count); }) == kDone) {
     EXPECT(view(entry).num_computed == computed, "append leaves a wrong number computed");
     extend(entry, tokens);
     expect_private(entry, before);
@@ -512,7 +513,7 @@ void World::commit(Entry& entry, std::int64_t num_computed) {
                       : early() && open_ ? kStepRefused
                       : in_range         ? kDone
                                          : kBadValue;
-  const auto run = [&] { core_.commit(entry.handle, num_computed); };
+  const auto run = [&] { caller_.commit(entry.handle, num_computed); };
   const std::vector<bool> was_keyed = keyed();
   Entry committed = entry;
   begin_early(committed);
@@ -540,7 +541,7 @@ void World::truncate(Entry& entry, std::int64_t num_tokens) {
                       : num_tokens < s.num_computed && ahead(entry) ? kStepRefused
                                                                     : kDone;
   touching(entry.name);
-  if (call(kTruncate, bit(due), [&] { core_.truncate(entry.handle, num_tokens); }) == kDone) {
+  if (call(kTruncate, bit(due), [&] { caller_.truncate(entry.handle, num_tokens); }) == kDone) {
     const auto length = static_cast<std::size_t>(num_tokens);
     entry.tokens.resize(length);
     entry.prefixes.resize(length);
@@ -584,7 +585,7 @@ std::vector<EntryPtr> World::fork(const EntryPtr& entry, std::int64_t count) {
                                       : kDone;
   std::vector<Handle> handles(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)));
   std::vector<EntryPtr> children;
-  const auto run = [&] { core_.fork(entry->handle, count, handles.data()); };
+  const auto run = [&] { caller_.fork(entry->handle, count, handles.data()); };
   touching(entry->name);
   if (call(kFork, bit(due), run) == kDone) {
     for (const Handle handle : handles) {
@@ -623,7 +624,8 @@ void World::reparent(const std::vector<EntryPtr>& entries,
     if (parents[i] != static_cast<std::int64_t>(i) &&
         ahead(*entries[static_cast<std::size_t>(parents[i])]))
       due = bit(kStepRefused);
-  const auto run = [&] { core_.reparent(handles.data(), parents.data(), count); };
+  if (caller_.refuses_batch(count)) due = bit(kBadValue);
+  const auto run = [&] { caller_.reparent(handles.data(), parents.data(), count); };
   if (call(kReparent, due, run) == kDone) {
     std::vector<Entry> before;
     for (const EntryPtr& entry : entries) before.push_back(*entry);
@@ -643,7 +645,7 @@ void World::free(const EntryPtr& entry, bool withdraw) {
   touching(kept->name);
   const int cached = core_.index().num_keyed();
   const std::vector<bool> was_keyed = keyed();
-  if (call(kFree, bit(due), [&] { core_.free(kept->handle, withdraw); }) == kDone) {
+  if (call(kFree, bit(due), [&] { caller_.free(kept->handle, withdraw); }) == kDone) {
     EXPECT(!kept->outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");
     kept->alive = false;
@@ -659,7 +661,7 @@ void World::preempt(Entry& entry, bool withdraw) {
   const Outcome due = !entry.running ? kWrongState : refused ? kStepRefused : kDone;
   touching(entry.name);
   const int cached = core_.index().num_keyed();
-  if (call(kPreempt, bit(due), [&] { core_.preempt(entry.handle, withdraw); }) == kDone) {
+  if (call(kPreempt, bit(due), [&] { caller_.preempt(entry.handle, withdraw); }) == kDone) {
     EXPECT(!entry.outdated || core_.index().num_keyed() <= cached,
            "the tail of a forgotten prefix is kept");
     entry.start = entry.left_off = entry.promise = 0;
@@ -738,7 +740,8 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
       available_to(ready[0]->name) - needed_by(ready, partition_of(ready[0]->name));
   std::vector<std::int64_t> slots(ready.size());
   const auto count = static_cast<std::int64_t>(ready.size());
-  const auto run = [&] { core_.decode(handles.data(), fresh.data(), count, slots.data()); };
+  if (caller_.refuses_batch(count)) due = bit(kBadValue);
+  const auto run = [&] { caller_.decode(handles.data(), fresh.data(), count, slots.data()); };
   if (call(kDecode, due, run) == kDone) {
     // A deduplication may take a cached block into use and leave another one fenced.
     EXPECT(config_.remap || available_to(ready[0]->name) >= left_over,
@@ -757,7 +760,7 @@ void World::decode(const std::vector<EntryPtr>& entries, const std::vector<Token
       expect_private(entry, length);
       EXPECT(view(entry).num_computed == length, "decode left more than one token to compute");
       std::int64_t slot = -1;
-      core_.slot_mapping(entry.handle, length, length + 1, &slot);
+      caller_.slot_mapping(entry.handle, length, length + 1, &slot);
       EXPECT(slot == slots[i], "decode and slot_mapping return different slots");
     }
   }
@@ -771,23 +774,23 @@ void World::call_dead(Op op, std::size_t which) {
   call(op, bit(kUnknownSequence), [&] {
     switch (op) {
       case kAppend:
-        return core_.append(handle, &token, 1);
+        return caller_.append(handle, &token, 1);
       case kCommit:
-        return core_.commit(handle, 1);
+        return caller_.commit(handle, 1);
       case kReserve:
-        return core_.reserve(handle, 1);
+        return caller_.reserve(handle, 1);
       case kTruncate:
-        core_.truncate(handle, 1);
+        caller_.truncate(handle, 1);
         return;
       case kFork:
-        core_.fork(handle, 1, &child);
+        caller_.fork(handle, 1, &child);
         return;
       case kPreempt:
-        return core_.preempt(handle);
+        return caller_.preempt(handle);
       case kResume:
-        return core_.resume(handle, 0);
+        return caller_.resume(handle, 0);
       default:
-        return core_.free(handle);
+        return caller_.free(handle);
     }
   });
   settle();
@@ -795,7 +798,7 @@ void World::call_dead(Op op, std::size_t which) {
 
 void World::take_remaps() {
   std::vector<RemapRecord> remaps;
-  call(kRemaps, bit(kDone), [&] { remaps = core_.take_remaps(); });
+  call(kRemaps, bit(kDone), [&] { remaps = caller_.take_remaps(); });
   // Records of one batch are in the order of the batch.
   const auto before = [](const RemapRecord& a, const RemapRecord& b) {
     return std::pair(a.handle, a.index) < std::pair(b.handle, b.index);

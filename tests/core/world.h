@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "caller.h"
 #include "device.h"
 #include "digester.h"
 #include "habits.h"
@@ -86,6 +87,7 @@ struct Settings {
   TestDigester::Kind digest = TestDigester::kWide;
   int debug = 0;
   bool witness = false;    // wraps the eviction policy
+  bool through_c = false;  // calls go through the C interface; without a witness
   bool scribbles = false;  // the caller writes nonsense to the tables it is shown
   int check_every = 1;     // calls between recomputations of the books
   int snapshot_every = 1;  // calls between comparisons of what a refused call left
@@ -356,7 +358,8 @@ class World {
   const Habits& habits_;
   TestDigester* digester_;
   std::vector<Witness*> witnesses_;  // one per partition that has blocks
-  Sequences core_;
+  Caller caller_;
+  Sequences& core_;
   Levels levels_;
   Device device_;
   PrefixTrie trie_;

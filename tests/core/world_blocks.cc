@@ -34,7 +34,7 @@ void World::hold(const std::vector<std::int64_t>& ids) {
   const auto known = [this](std::int64_t b) { return is_known(b); };
   const Outcome due = std::all_of(ids.begin(), ids.end(), known) ? kDone : kBadBlock;
   const auto count = static_cast<std::int64_t>(ids.size());
-  if (call(kAcquire, bit(due), [&] { core_.acquire(ids.data(), count); }) == kDone)
+  if (call(kAcquire, bit(due), [&] { caller_.acquire(ids.data(), count); }) == kDone)
     for (const std::int64_t b : ids) {
       Hold held{b, {}};
       const Node& record = record_of(static_cast<std::int64_t>(b));
@@ -50,7 +50,7 @@ void World::let_go(const std::vector<std::int64_t>& ids) {
   for (const std::int64_t b : ids)
     if (num_held(b) < std::count(ids.begin(), ids.end(), b)) due = kBadBlock;
   const auto count = static_cast<std::int64_t>(ids.size());
-  if (call(kRelease, bit(due), [&] { core_.release(ids.data(), count); }) == kDone)
+  if (call(kRelease, bit(due), [&] { caller_.release(ids.data(), count); }) == kDone)
     for (const std::int64_t b : ids)
       holds_.erase(std::find_if(holds_.begin(), holds_.end(),
                                 [b](const Hold& h) { return h.block == b; }));
@@ -68,7 +68,7 @@ void World::touch_blocks(const std::vector<std::int64_t>& ids) {
   const Outcome due = std::all_of(ids.begin(), ids.end(), known) ? kDone : kBadBlock;
   const auto count = static_cast<std::int64_t>(ids.size());
   const int available = core_.pool().available();
-  call(kTouchBlocks, bit(due), [&] { core_.touch_blocks(ids.data(), count); });
+  call(kTouchBlocks, bit(due), [&] { caller_.touch_blocks(ids.data(), count); });
   EXPECT(core_.pool().available() == available, "a touch changes what is available");
   settle();
 }
@@ -112,7 +112,7 @@ void World::forget(const std::vector<std::int64_t>& ids) {
   const auto count = static_cast<std::int64_t>(ids.size());
   const std::vector<bool> wrong = spoiled_by(ids);
   if (call(kForget, bit(anybody_ahead() ? kStepRefused : kDone),
-           [&] { forgotten = core_.forget(ids.data(), count); }) == kDone) {
+           [&] { forgotten = caller_.forget(ids.data(), count); }) == kDone) {
     EXPECT(forgotten == cached - core_.index().num_keyed(), "forget returns a wrong count");
     for (Hold& held : holds_) held.words.clear();
     for (int b = 0; b < config_.num_blocks; ++b)

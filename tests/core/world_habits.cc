@@ -119,7 +119,7 @@ void World::hand(Entry& entry) const {
   const std::int64_t end = std::min(view(entry).num_tokens, slots_of(entry));
   const std::int64_t start = std::min(entry.left_off, end);
   entry.handed.resize(static_cast<std::size_t>(end));
-  core_.slot_mapping(entry.handle, start, end, entry.handed.data() + start);
+  caller_.slot_mapping(entry.handle, start, end, entry.handed.data() + start);
 }
 
 // The sequences in the order in which the engine launches them.

@@ -117,7 +117,7 @@ void World::retain(const Entry& entry, std::int64_t start, std::int64_t stop, in
   const bool in_range = 0 <= start && start < stop && stop <= most;
   const Outcome due = !entry.running ? kWrongState : in_range ? kDone : kBadValue;
   std::int64_t count = 0;
-  const auto run = [&] { count = core_.retain(entry.handle, start, stop, level, ttl); };
+  const auto run = [&] { count = caller_.retain(entry.handle, start, stop, level, ttl); };
   if (call(kRetain, bit(due), run) == kDone) {
     const std::int64_t first = start / config_.block_size;
     EXPECT(count == blocks_for(stop) - first, "retain returns a wrong count");
@@ -137,7 +137,7 @@ std::vector<NodeId> World::full_prefix(const Entry& entry) {
   tokens.push_back(0);
   if (blocks_for(static_cast<std::int64_t>(tokens.size())) > config_.row_width) tokens.pop_back();
   const int fails_in = digester_ ? std::exchange(digester_->fails_in, 0) : 0;
-  const MatchResult match = core_.match(prompt(tokens, entry.name, entry.extras, 0));
+  const MatchResult match = caller_.match(prompt(tokens, entry.name, entry.extras, 0));
   if (digester_) digester_->fails_in = fails_in;
   return owners(match.blocks);
 }
@@ -147,7 +147,7 @@ void World::retain_prefix(const Entry& entry, int level, double ttl) {
   const std::vector<NodeId> blocks = full_prefix(entry);
   const Prompt asked = prompt(entry.tokens, entry.name, entry.extras, 0);
   std::int64_t count = 0;
-  if (call(kRetainPrefix, bit(kDone), [&] { count = core_.retain_prefix(asked, level, ttl); }) ==
+  if (call(kRetainPrefix, bit(kDone), [&] { count = caller_.retain_prefix(asked, level, ttl); }) ==
       kDone) {
     EXPECT(count == static_cast<std::int64_t>(blocks.size()), "retain_prefix misses a block");
     for (const NodeId b : blocks) levels_.retain(b, level, core_.time() + ttl);
@@ -165,7 +165,7 @@ void World::pin(const Entry& entry) {
                     levels_.num_pins(share) < budget;
   const Prompt asked = prompt(entry.tokens, entry.name, entry.extras, 0);
   std::int64_t id = 0;
-  if (call(kPin, bit(fits ? kDone : kPinRefused), [&] { id = core_.pin(asked); }) == kDone) {
+  if (call(kPin, bit(fits ? kDone : kPinRefused), [&] { id = caller_.pin(asked); }) == kDone) {
     levels_.pin(id, blocks, share);
     EXPECT(core_.view_pin(id).num_blocks == static_cast<std::int32_t>(blocks.size()),
            "a pin covers other blocks than match found");
@@ -176,7 +176,7 @@ void World::pin(const Entry& entry) {
 void World::unpin(std::size_t which) {
   const std::int64_t id = levels_.any_pin(which);
   const Outcome due = levels_.num_pins() ? kDone : kUnknownPin;
-  if (call(kUnpin, bit(due), [&] { core_.unpin(id); }) == kDone) {
+  if (call(kUnpin, bit(due), [&] { caller_.unpin(id); }) == kDone) {
     levels_.unpin(id);
     unpin_unknown(id);
   }
@@ -184,7 +184,7 @@ void World::unpin(std::size_t which) {
 }
 
 void World::unpin_unknown(std::int64_t pin) {
-  call(kUnpin, bit(kUnknownPin), [&] { core_.unpin(pin); });
+  call(kUnpin, bit(kUnknownPin), [&] { caller_.unpin(pin); });
 }
 
 void World::touch(const Entry& entry) {
@@ -195,7 +195,7 @@ void World::touch(const Entry& entry) {
   const std::int64_t idle = needed_for(match, 0);
   std::int64_t count = 0;
   touching(entry.name);
-  if (call(kTouch, bit(too_long ? kNeverFits : kDone), [&] { count = core_.touch(asked); }) ==
+  if (call(kTouch, bit(too_long ? kNeverFits : kDone), [&] { count = caller_.touch(asked); }) ==
       kDone)
     EXPECT(count == idle || (config_.min_partial_tokens && count == idle + 1),
            "touch returns a wrong count");
@@ -204,7 +204,7 @@ void World::touch(const Entry& entry) {
 
 void World::set_time(double seconds) {
   const Outcome due = std::isfinite(seconds) && seconds >= core_.time() ? kDone : kBadValue;
-  call(kSetTime, bit(due), [&] { core_.set_time(seconds); });
+  call(kSetTime, bit(due), [&] { caller_.set_time(seconds); });
   settle();
 }
 
@@ -231,7 +231,7 @@ void World::end(const EntryPtr& entry, bool expect_reuse) {
   for (std::size_t i = 0; i < chain.size(); ++i)
     expected[i] = chain[i] >= 0 && levels_.is_expected(chain[i]);
   const std::vector<bool> was_keyed = keyed();
-  if (call(kFree, bit(due), [&] { core_.free_expecting(kept->handle, expect_reuse); }) == kDone) {
+  if (call(kFree, bit(due), [&] { caller_.free_expecting(kept->handle, expect_reuse); }) == kDone) {
     kept->alive = false;
     entries_.erase(std::find(entries_.begin(), entries_.end(), kept));
     if (dead_.size() < 64) dead_.push_back(kept->handle);

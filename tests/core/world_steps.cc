@@ -11,7 +11,7 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
   const auto limit = static_cast<std::size_t>(config_.steps_in_flight);
   const bool full = limit && steps_.size() >= limit;
   auto launch = std::make_shared<Launch>();
-  const auto run = [&] { launch->ticket = core_.take_copies(launch->copies); };
+  const auto run = [&] { launch->ticket = caller_.take_copies(launch->copies); };
   if (call(kTake, bit(open_ || full ? kStepRefused : kDone), run) != kDone) {
     settle();
     return nullptr;
@@ -38,7 +38,7 @@ LaunchPtr World::begin(std::size_t skip, bool applied) {
               std::vector<std::int64_t>(static_cast<std::size_t>(end)),
               {entry.prefixes.begin(), entry.prefixes.begin() + end},
               first_to_write(entry)};
-    core_.slot_mapping(entry.handle, 0, end, work.slots.data());
+    caller_.slot_mapping(entry.handle, 0, end, work.slots.data());
     if (habits_.writes == Writes::kAsHanded) {
       EXPECT(static_cast<std::int64_t>(entry.handed.size()) == end, "the engine lost a slot");
       work.handed = entry.handed;
@@ -79,7 +79,7 @@ std::vector<Brought> World::brought_by(const std::vector<BlockCopy>& copies) con
 void World::resolve() {
   if (!open_) return;
   const std::int64_t ticket = open_->ticket;
-  call(kApplied, bit(kDone), [&] { core_.copies_applied(ticket); });
+  call(kApplied, bit(kDone), [&] { caller_.copies_applied(ticket); });
   ++num_applied_;
   std::fill(promised_.begin(), promised_.end(), 0);
   open_ = nullptr;
@@ -139,7 +139,7 @@ void World::complete(std::size_t count) {
   for (const LaunchPtr& launch : done) finish(launch, 0);
   const std::int64_t ticket = done.back()->ticket;
   steps_.erase(steps_.begin(), steps_.begin() + static_cast<std::ptrdiff_t>(count));
-  call(kComplete, bit(kDone), [&] { core_.complete(ticket); });
+  call(kComplete, bit(kDone), [&] { caller_.complete(ticket); });
   settle();
 }
 
@@ -169,7 +169,7 @@ void World::abort() {
   open_ = nullptr;
   remove_step(launch);
   const std::int64_t ticket = launch->ticket;
-  call(kAborted, bit(kDone), [&] { core_.copies_aborted(ticket); });
+  call(kAborted, bit(kDone), [&] { caller_.copies_aborted(ticket); });
   for (const Launch::Part& part : launch->parts) {
     const std::int64_t start = launch->work[part.work].start;
     part.entry->start = std::min(part.entry->start, start);
@@ -199,10 +199,10 @@ void World::wrong_ticket(Op op, std::int64_t ticket) {
     // Completing an open step or one in flight is valid, so only invalid tickets are tried.
     const bool known = config_.steps_in_flight && !steps_.empty() &&
                        ticket >= steps_.front()->ticket && ticket <= last_ticket_;
-    if (!known) call(op, bit(kStepRefused), [&] { core_.complete(ticket); });
+    if (!known) call(op, bit(kStepRefused), [&] { caller_.complete(ticket); });
   } else if (!open) {
     call(op, bit(kWrongTicket),
-         [&] { op == kApplied ? core_.copies_applied(ticket) : core_.copies_aborted(ticket); });
+         [&] { op == kApplied ? caller_.copies_applied(ticket) : caller_.copies_aborted(ticket); });
   }
   settle();
 }
@@ -230,7 +230,7 @@ void World::intrude(bool on) {
   if (!on) return;
   digester_->intrusion = [this] {
     const Outcome outcome = outcome_of(
-        [&] { core_.handles().empty() ? core_.free(0) : core_.free(core_.handles()[0]); });
+        [&] { core_.handles().empty() ? caller_.free(0) : caller_.free(core_.handles()[0]); });
     EXPECT(outcome == kReentered, "a call from inside a digest was not refused");
     if (counts_) ++(*counts_)[kFree][kReentered];
   };
@@ -265,6 +265,7 @@ void World::check_fences(Op op) {
 void World::check() {
   const std::vector<std::string> violations = core_.violations();
   EXPECT(violations.empty(), violations.empty() ? "" : violations.front());
+  caller_.check_reads();
   check_entries();
   check_shown();
   check_common_prefix();
@@ -296,11 +297,10 @@ void World::check_mirror() {
         EXPECT(changed, "an event repeats what a mirror has");
       }
     }
-    EXPECT(core_.drop_events(events.version), "events came while they were read");
   };
-  const EventColumns events = core_.events();
+  const EventColumns events = caller_.take_events();
   apply(events);
-  if (events.num_lost) apply(core_.residents());
+  if (events.num_lost) apply(caller_.take_snapshot());
   std::set<std::string> findable;
   for (NodeId b = 0; b < core_.nodes().count; ++b) {
     if (core_.nodes()[b].key_tokens != config_.block_size) continue;
@@ -400,7 +400,7 @@ void World::check_found(const Entry& entry) {
   const std::int64_t due =
       std::min<std::int64_t>(s.num_chained, (s.num_tokens - 1) / config_.block_size);
   if (due == 0) return;
-  const MatchResult match = core_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
+  const MatchResult match = caller_.match(prompt(entry.tokens, entry.name, entry.extras, 0));
   EXPECT(static_cast<std::int64_t>(match.blocks.size()) >= due, "a cached block is not found");
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich import box
@@ -130,6 +131,20 @@ def test_the_environment_names_versions_extras_and_device() -> None:
     for name in ("blockmgr", "python", "platform", "numpy", "xxhash", "torch", "triton", "device"):
         assert facts[name]
     assert "click" in facts["extra cli"]
+
+
+def test_the_environment_names_the_compiler_and_vllm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "own-c++"
+    compiler.write_text("#!/bin/sh\necho 'own compiler 1.2'; echo more\n", encoding="utf-8")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert dict(environment())["compiler"] == "own compiler 1.2"
+    monkeypatch.setenv("CXX", "a-compiler-that-does-not-exist")
+    facts = dict(environment())
+    assert facts["compiler"] == "not installed; a build from source needs one"
+    assert facts["vllm"]
 
 
 def test_the_environment_says_how_to_get_a_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,3 +132,11 @@ def test_the_options_of_a_replay_reach_its_manager() -> None:
     config = ReplayConfig(block_size=4, min_partial_tokens=2, dedup="append_only")
     manager = BlockManager(8, **options_of(config))
     assert options_of(manager.config).items() >= options_of(config).items()
+
+
+@pytest.mark.parametrize("owner", [BlockManager, BlockPool])
+def test_help_on_a_constructor_has_the_text_of_each_option(owner: type) -> None:
+    shown = inspect.getdoc(owner.__init__) or ""
+    for name in [*inspect.signature(owner).parameters]:
+        assert len(re.findall(rf"^    {name}: \S", shown, re.MULTILINE)) == 1, name
+    assert "some 110 bytes\n" in shown  # the text of an option goes over several lines

@@ -16,6 +16,7 @@
 
 #include "bindings/numpy.h"
 #include "identity/interning.h"
+#include "sequences/arguments.h"
 #include "sequences/copies.h"
 
 namespace blockmgr {
@@ -95,8 +96,6 @@ std::string_view bytes_argument(nb::handle value, const std::string& name, std::
 // Extra keys by block: None, or a tuple of (block index, bytes) tuples. Nothing of it can change or
 // run code, so the bytes live as long as it does.
 ExtrasBytes extras_argument(nb::handle extras);
-// The size of something that must not be empty.
-std::int64_t not_empty(std::int64_t size, const char* name);
 
 // Exports an object's buffer. If it has none like this, raises TypeError: "<wanted>, got ...".
 // Anything else that goes wrong meanwhile, an interrupt say, is passed on.
@@ -205,11 +204,6 @@ extern template class IntArray<std::uint32_t>;
 extern template class IntArray<std::int64_t>;
 
 using TokenArray = IntArray<Token>;
-
-// Bounds of options. blockmgr.config states them again for its users; here they protect memory.
-inline constexpr int kMaxBlocks = INT32_MAX - 511;
-inline constexpr int kMaxBlockSize = UINT16_MAX;
-inline constexpr int kMinDigest = 8;
 
 bool bool_argument(nb::handle value, const char* name);
 

@@ -26,24 +26,10 @@ struct Core {
     return read(core);
   }
 
-  // After a call that may change something, finished or not: throws what its checks found. The call
-  // is done, so a check that runs out of memory must not look like a call that was refused.
-  void check() {
-    try {
-      if (std::vector<std::string> found = core.findings(); !found.empty())
-        throw BrokenInvariants(std::move(found));
-    } catch (const std::bad_alloc&) {
-    }
-  }
-
   // Fixed at construction.
   Inside inside() const {
     return digest || !policies.all.empty() ? Inside::kPython : Inside::kNative;
   }
-
-  // Tokens of a prompt that can matter to a look-up: one more than fit, because the last one is
-  // never served. More is not converted, and room for more is not kept.
-  std::int64_t most_matched() const { return core.most_tokens() + 1; }
 
   PythonDigest* digest;            // the core's, if it calls Python
   PythonPolicies policies;  // the core's

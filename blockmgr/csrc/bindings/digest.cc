@@ -11,51 +11,11 @@
 #include "bindings/bindings.h"
 #include "identity/cbor.h"
 #include "identity/index.h"
+#include "identity/xxh3.h"
 
 namespace blockmgr {
 
 namespace {
-
-// xxh3_128 through the C function of the library that Python's xxhash wraps.
-class NativeXxh3 : public Digester {
- public:
-  static constexpr int kSize = 16;
-  // XXH128_hash_t of the library, low half first.
-  struct Halves {
-    std::uint64_t low;
-    std::uint64_t high;
-  };
-  using Function = Halves (*)(const void*, std::size_t);
-
-  NativeXxh3(Function function, std::size_t plain_length)
-      : function_(function), message_(plain_length) {}
-  int size() const override { return kSize; }
-  std::uint8_t* message(std::size_t length) override {
-    if (message_.size() < length) message_.resize(length);
-    return message_.data();
-  }
-  void digest(std::size_t length, std::uint8_t* out) override {
-    const Halves halves = function_(message_.data(), length);
-    const std::uint64_t canonical[] = {big_endian(halves.high), big_endian(halves.low)};
-    std::memcpy(out, canonical, sizeof canonical);
-  }
-
- private:
-  // The number whose bytes in memory are those of this one, the highest first.
-  static std::uint64_t big_endian(std::uint64_t number) {
-#if (defined(__GNUC__) || defined(__clang__)) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    return __builtin_bswap64(number);  // compilers see no swap in the loop
-#else
-    std::uint8_t bytes[8];
-    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::uint8_t>(number >> (56 - 8 * i));
-    std::memcpy(&number, bytes, sizeof bytes);
-    return number;
-#endif
-  }
-
-  Function function_;
-  std::vector<std::uint8_t> message_;
-};
 
 // SHA-256 through OpenSSL's EVP, from the library that the interpreter's own hashlib uses. Its
 // functions are found at run time, so nothing is linked.
@@ -171,8 +131,8 @@ DigestOption digest_option(const nb::dict& options, int block_size) {
   const std::size_t plain_length =
       static_cast<std::size_t>(size) + static_cast<std::size_t>(block_size) * sizeof(Token);
   if (const std::int64_t address = int_argument(options["xxh3_address"], "xxh3_address")) {
-    const auto function = reinterpret_cast<NativeXxh3::Function>(address);
-    return {std::make_unique<NativeXxh3>(function, plain_length), nullptr};
+    const auto function = reinterpret_cast<Xxh3Digester::Function>(address);
+    return {std::make_unique<Xxh3Digester>(function, plain_length), nullptr};
   }
   DigestOption option;
   if (const EvpSha256::Functions functions = evp_functions(options["evp"]); functions.make) {

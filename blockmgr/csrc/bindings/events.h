@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "identity/event_columns.h"
+#include "sequences/handing.h"
 
 namespace blockmgr {
 
@@ -14,12 +15,8 @@ nb::object made_of_columns(const EventColumns& columns, nb::handle make);
 // calls the holder and so adds others.
 template <class Holder, class Read>
 nb::object pass_on_events(Holder& self, nb::handle make, Read read) {
-  for (;;) {
-    self.core.settle_events();
-    const EventColumns columns = self.read(read);
-    nb::object events = made_of_columns(columns, make);
-    if (self.core.drop_events(columns.version)) return events;
-  }
+  return hand_over_events(
+      self.core, read, [&](const EventColumns& columns) { return made_of_columns(columns, make); });
 }
 
 template <class Holder>
@@ -39,7 +36,5 @@ nb::object resident_events(Holder& self, nb::handle make) {
   self.core.settle_events();
   return made_of_columns(self.read([](const auto& core) { return core.residents(); }), make);
 }
-
-inline constexpr int kMaxEventBlocks = 1 << 30;
 
 }  // namespace blockmgr

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -8,8 +7,6 @@
 namespace blockmgr {
 
 namespace {
-
-constexpr std::size_t kMaxBytes = 1024;
 
 bool is_whole(nb::handle value) { return PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()); }
 
@@ -108,16 +105,8 @@ std::string_view bytes_argument(nb::handle value, const std::string& name, std::
   Py_ssize_t size;
   if (PyBytes_AsStringAndSize(value.ptr(), &data, &size)) throw nb::python_error();
   const auto length = static_cast<std::size_t>(size);
-  if (length < least || length > kMaxBytes)
-    raise(PyExc_ValueError, name + " must be " + std::to_string(least) + " to " +
-                                std::to_string(kMaxBytes) + " bytes long, got " +
-                                std::to_string(length));
+  check_length(name, length, least);
   return {data, length};
-}
-
-std::int64_t not_empty(std::int64_t size, const char* name) {
-  if (!size) throw Error(ErrorKind::kValue, std::string(name) + " must not be empty");
-  return size;
 }
 
 ExtrasBytes extras_argument(nb::handle extras) {
@@ -134,18 +123,10 @@ ExtrasBytes extras_argument(nb::handle extras) {
     if (!PyLong_CheckExact(index.ptr()))
       raise(PyExc_TypeError, "extras index must be an int, got " + kind_of(index));
     const std::int64_t block = int_argument(index, "extras index");
-    if (block < 0 || block > INT32_MAX)
-      throw Error(ErrorKind::kValue,
-                  "extras index must be in [0, 2**31), got " + std::to_string(block));
-    result.emplace_back(static_cast<std::int32_t>(block),
-                        bytes_argument(PyTuple_GetItem(pair.ptr(), 1),
-                                       "extras[" + std::to_string(block) + "]", 1));
+    const nb::handle bytes = PyTuple_GetItem(pair.ptr(), 1);
+    add_extra(result, block, bytes_argument(bytes, "extras[" + std::to_string(block) + "]", 1));
   }
-  std::sort(result.begin(), result.end());
-  for (std::size_t i = 1; i < result.size(); ++i)
-    if (result[i].first == result[i - 1].first)
-      throw Error(ErrorKind::kValue, "extras index " + std::to_string(result[i].first) +
-                                         " must appear once, got it twice");
+  sort_extras(result);
   return result;
 }
 

@@ -17,7 +17,8 @@ namespace {
 using HandleArray = IntArray<std::int64_t>;
 
 TokenArray token_argument(Core& self, nb::handle tokens) {
-  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.most_matched(), self.inside());
+  return TokenArray(tokens, "tokens", kTokenLimit, self.tokens, self.core.most_matched(),
+                    self.inside());
 }
 
 // Handles of distinct sequences, or as many of something else. A longer list is refused unread.
@@ -27,25 +28,15 @@ HandleArray batch_argument(Core& self, nb::handle values, const char* name,
 }
 
 void read_handles(Core& self, HandleArray& handles) {
-  if (const int most = self.core.config().max_seqs; handles.size() > most)
-    throw Error(ErrorKind::kValue, "handles must be distinct, so at most " + std::to_string(most) +
-                                       " (max_seqs), got " + std::to_string(handles.size()));
+  check_batch(handles.size(), self.core.config().max_seqs);
   handles.read();
 }
 
 std::int64_t slots_argument(nb::handle num_slots) {
   if (num_slots.is_none()) return 0;
   const std::int64_t slots = int_argument(num_slots, "num_slots");
-  if (slots < 1)
-    throw Error(ErrorKind::kValue, "num_slots must be at least 1, got " + std::to_string(slots));
+  check_at_least("num_slots", slots, 1);
   return slots;
-}
-
-void same_number(std::int64_t handles, std::int64_t others, const char* name) {
-  if (handles != others)
-    throw Error(ErrorKind::kValue, std::string(name) + " must be as many as handles (" +
-                                       std::to_string(handles) + "), got " +
-                                       std::to_string(others));
 }
 
 // All of a prompt but its tokens, which are read last: converting the rest may run Python code.
@@ -70,9 +61,7 @@ void read_terms(Prompt& prompt, nb::handle match, nb::handle max_cached_tokens,
                 nb::handle watermark_blocks) {
   const auto number = [](nb::handle value, const char* name) {
     const std::int64_t n = int_argument(value, name);
-    if (n < 0)
-      throw Error(ErrorKind::kValue,
-                  std::string(name) + " must be at least 0, got " + std::to_string(n));
+    check_at_least(name, n, 0);
     return n;
   };
   if (!max_cached_tokens.is_none())
@@ -84,19 +73,15 @@ void read_terms(Prompt& prompt, nb::handle match, nb::handle max_cached_tokens,
     PyErr_Format(PyExc_TypeError, "match must be a Match or None, got %R", match.ptr());
     throw nb::python_error();
   }
-  if (!prompt.read_cache || !max_cached_tokens.is_none())
-    throw Error(ErrorKind::kValue,
-                "match says what is taken from the cache: leave out read_cache and "
-                "max_cached_tokens");
   const nb::object due = nb::getattr(match, "num_cached_tokens");
-  prompt.due_cached = prompt.most_cached = number(due, "match.num_cached_tokens");
+  take_exactly(prompt, number(due, "match.num_cached_tokens"), !max_cached_tokens.is_none());
 }
 
 // A prompt to look up, of which no more is read than the cache can hold.
 Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
   if (tokens.size() > self.core.fits_anyway())
     self.read([&](const Sequences& core) { core.check_lookup(tokens.size(), prompt.name); });
-  return with_tokens(prompt, tokens, self.most_matched());
+  return with_tokens(prompt, tokens, self.core.most_matched());
 }
 
 nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
@@ -132,7 +117,7 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   read_terms(prompt, nb::none(), max_cached_tokens, watermark_blocks);
   TokenArray values = token_argument(self, tokens);
   const std::int64_t size = values.size();
-  with_tokens(prompt, values, self.most_matched());
+  with_tokens(prompt, values, self.core.most_matched());
   if (!prompt.num_slots) prompt.num_slots = size;  // of all the prompt, though not all is read
   const MatchResult found = self.core.match(prompt);
   const Array<std::int32_t> ids(static_cast<std::int64_t>(found.blocks.size()));
@@ -319,13 +304,12 @@ void complete(Core& self, nb::handle ticket) { self.core.complete(step_argument(
 
 // Each as make(handle, index, old, new). The log forgets them once all are made.
 nb::list take_remaps(Core& self, nb::handle make) {
-  for (;;) {
-    const Remaps remaps = self.core.remaps();
+  return hand_over_remaps(self.core, [&](const std::vector<RemapRecord>& records) {
     nb::list result = made(nb::list());
-    for (const RemapRecord& r : remaps.records)
+    for (const RemapRecord& r : records)
       result.append(in_python([&] { return make(r.handle, r.index, r.old_block, r.new_block); }));
-    if (self.core.drop_remaps(remaps.version)) return result;
-  }
+    return result;
+  });
 }
 
 nb::object take_copies(Core& self, nb::handle make) { return take_plan(self.core, make); }
@@ -378,22 +362,7 @@ struct Checked;
 template <class Result, class... Arguments, Result (*call)(Core&, Arguments...)>
 struct Checked<call> {
   static Result run(Core& self, Arguments... arguments) {
-    if (!self.core.debug()) return call(self, arguments...);
-    try {
-      if constexpr (std::is_void_v<Result>) {
-        call(self, arguments...);
-        self.check();
-      } else {
-        Result result = call(self, arguments...);
-        self.check();
-        return result;
-      }
-    } catch (const BrokenInvariants&) {
-      throw;
-    } catch (...) {
-      self.check();
-      throw;
-    }
+    return with_findings(self.core, [&] { return call(self, arguments...); });
   }
 };
 template <auto call>

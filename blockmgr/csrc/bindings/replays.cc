@@ -94,9 +94,9 @@ void init_replay(Replay* self, nb::handle replays, nb::handle num_blocks, nb::ha
   if (!nb::isinstance<Replays>(replays))
     raise(PyExc_TypeError, "replays must be IdReplays, got " + kind_of(replays));
   IdReplayConfig config;
-  config.num_blocks = number(num_blocks, "num_blocks", 1, kMaxBlocks);
+  config.num_blocks = number(num_blocks, "num_blocks", 1, kMaxIds);
   config.max_seqs = number(max_seqs, "max_seqs", 1, INT32_MAX);
-  config.row_width = number(row_width, "row_width", 1, kMaxBlocks);
+  config.row_width = number(row_width, "row_width", 1, kMaxIds);
   config.hit_rate_window = number(hit_rate_window, "hit_rate_window", 0, INT32_MAX);
   config.remap = remap;
   config.eviction = eviction;

@@ -1,24 +1,12 @@
 #include "bindings/shares.h"
 
-#include <algorithm>
 #include <concepts>
 
-#include "bindings/events.h"
-#include "memory/errors.h"
+#include "sequences/arguments.h"
 
 namespace blockmgr {
 
 namespace {
-
-constexpr int kMaxPlaces = 1 << 30;
-constexpr int kMaxStepsInFlight = 200;
-
-void check_bounds(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value < low || value > high)
-    throw Error(ErrorKind::kValue, std::string(name) + " must be in [" + std::to_string(low) +
-                                       ", " + std::to_string(high) + "], got " +
-                                       std::to_string(value));
-}
 
 // An option into the member of its type.
 struct ReadOption {
@@ -35,26 +23,9 @@ struct ReadOption {
   }
 };
 
-// The bounds that protect memory; blockmgr.config has those of its users.
-void check_store(const StoreConfig& config) {
-  check_bounds("num_blocks", config.num_blocks, 1 + config.null_block, kMaxBlocks);
-  check_bounds("block_size", config.block_size, 1, kMaxBlockSize);
-  check_bounds("steps_in_flight", config.steps_in_flight, 0, kMaxStepsInFlight);
-  check_bounds("ghost_blocks", config.ghost_blocks, 0, std::max(0, kMaxPlaces - config.num_blocks));
-  check_bounds("event_blocks", config.event_blocks, 0, kMaxEventBlocks);
-}
-
 void read_lists(const nb::dict& options, StoreConfig& config) {
-  std::int64_t left = config.num_blocks - config.null_block;
-  for (const nb::handle quota : options["quotas"]) {
-    const std::int64_t blocks = int_argument(quota[1], "quotas");
-    if (blocks < 1 || blocks > left || config.quotas.size() == UINT16_MAX)
-      throw Error(ErrorKind::kValue, "quotas must be at most " + std::to_string(UINT16_MAX) +
-                                         ", at least 1 block each and no more than there are");
-    left -= blocks;
-    config.quotas.push_back(
-        {std::string(bytes_argument(quota[0], "quotas", 0)), static_cast<int>(blocks)});
-  }
+  for (const nb::handle quota : options["quotas"])
+    add_quota(config, bytes_argument(quota[0], "quotas", 0), int_argument(quota[1], "quotas"));
   // The slices of each, without the one whose blocks are the nodes' own.
   for (const nb::handle group : nb::cast<nb::list>(options["groups"]))
     config.groups.push_back({static_cast<Group::Kind>(nb::cast<int>(group[0])),
@@ -74,24 +45,14 @@ int int_option(const nb::dict& options, const char* name, int low, int high) {
 
 void read_options(const nb::dict& options, StoreConfig& config) {
   config.each_option(ReadOption{options});
-  check_store(config);
   read_lists(options, config);
+  check_options(config);
 }
 
 void read_options(const nb::dict& options, Config& config) {
   config.each_option(ReadOption{options});
-  check_store(config);
-  check_bounds("max_seqs", config.max_seqs, 1, INT32_MAX);
-  check_bounds("row_width", config.row_width, 1, INT32_MAX / config.block_size);
-  check_bounds("full_block_size", config.full_block_size, 0, config.block_size);
   read_lists(options, config);
-}
-
-void check_retention(int level, double ttl) {
-  if (level < kNoLevel || level > kHigh)
-    throw Error(ErrorKind::kValue, "level must be in [" + std::to_string(kNoLevel) + ", " +
-                                       std::to_string(kHigh) + "], got " + std::to_string(level));
-  if (!(ttl > 0)) throw Error(ErrorKind::kValue, "ttl must be above 0, got " + std::to_string(ttl));
+  check_options(config);
 }
 
 }  // namespace blockmgr

@@ -15,8 +15,6 @@ namespace blockmgr {
 void read_options(const nb::dict& options, StoreConfig& config);
 void read_options(const nb::dict& options, Config& config);
 
-void check_retention(int level, double ttl);
-
 // The blocks of the share that a namespace has, by what they are in.
 template <class Holder>
 nb::dict quota_usage(Holder& self, nb::handle name) {

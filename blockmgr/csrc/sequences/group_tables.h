@@ -16,6 +16,10 @@ class GroupTables : public Part<GroupTables> {
     measure_slices();
   }
 
+  std::size_t memory() const {
+    return keeps_.capacity() * sizeof(Kept) +
+           (parts_room_.capacity() + path_room_.capacity()) * sizeof(NodeId);
+  }
   // Before ends of so many sequences are kept.
   void reserve_keeps(std::int64_t count) {
     const std::int64_t blocks = num_states() ? 1 + groups()->num_groups() : 0;

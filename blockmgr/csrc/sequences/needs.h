@@ -22,6 +22,9 @@ class Needs : public Part<Needs, GroupTables> {
   // Tokens that fit an empty pool whatever their namespace, and the most that fit any.
   std::int64_t fits_anyway() const { return fits_anyway_; }
   std::int64_t most_tokens() const { return most_tokens_; }
+  // Tokens of a prompt that can matter to a look-up: one more than fit, because the last one is
+  // never served. A caller passes no more than these.
+  std::int64_t most_matched() const { return most_tokens_ + 1; }
   Demand demand(const Found& found, std::int64_t slots) const;
   std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots, int partition,
                              std::int64_t watermark) const;

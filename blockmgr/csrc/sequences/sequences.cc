@@ -1,5 +1,7 @@
 #include "sequences/sequences.h"
 
+#include <new>
+
 namespace blockmgr {
 
 void Sequences::set_debug(int level) {
@@ -18,9 +20,17 @@ std::vector<std::string> Sequences::findings() {
   return found;
 }
 
+void Sequences::check_findings() {
+  try {
+    if (std::vector<std::string> found = findings(); !found.empty())
+      throw BrokenInvariants(std::move(found));
+  } catch (const std::bad_alloc&) {
+  }
+}
+
 std::size_t Sequences::memory() const {
-  return Rows::memory() + Finding::memory() + Admitting::memory() + Committing::memory() +
-         Decoding::memory() + Holding::memory();
+  return Rows::memory() + GroupTables::memory() + Finding::memory() + Admitting::memory() +
+         Committing::memory() + Decoding::memory() + Holding::memory();
 }
 
 }  // namespace blockmgr

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -73,6 +74,9 @@ class Sequences : public Rows,
   int debug() const { return debug_; }
   // What those checks found wrong after the last call, one sentence each.
   std::vector<std::string> findings();
+  // Throws them. The call is done, so a check that runs out of memory must not look like a call that
+  // was refused.
+  void check_findings();
   // Every broken invariant, one sentence each, recomputed from scratch.
   std::vector<std::string> violations() const;
   // Every fact a caller could ever observe, as bytes; guesses (hints) and scratch left out.
@@ -82,6 +86,27 @@ class Sequences : public Rows,
   friend class Audit;
   int debug_ = 0;
 };
+
+// A call with the checks of the debug level after it, whether it finishes or throws.
+template <class Call>
+auto with_findings(Sequences& core, const Call& call) {
+  if (!core.debug()) return call();
+  try {
+    if constexpr (std::is_void_v<decltype(call())>) {
+      call();
+      core.check_findings();
+    } else {
+      auto result = call();
+      core.check_findings();
+      return result;
+    }
+  } catch (const BrokenInvariants&) {
+    throw;
+  } catch (...) {
+    core.check_findings();
+    throw;
+  }
+}
 
 template <class Own, class... Used>
 Rows& Part<Own, Used...>::rows() {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 import time
 from contextvars import ContextVar
@@ -34,12 +35,36 @@ _config: ContextVar[Any] = ContextVar("blockmgr_vllm_config", default=None)
 
 def register() -> None:
     """The plug-in of vLLM (``vllm.general_plugins``), which does nothing unless turned on."""
+    _check_at_the_command_line()
     from vllm.v1.core.sched import scheduler  # noqa: PLC0415  needs vLLM
 
     original = scheduler.Scheduler.__init__
     if hasattr(original, MARK):
         return
     scheduler.Scheduler.__init__ = _watched(original)
+
+
+def _check_at_the_command_line() -> None:
+    """Make the process that reads vLLM's arguments refuse wrong options.
+
+    The scheduler is made minutes later, in another process, whose error has two tracebacks. Only
+    where the module of the arguments is imported already, because vLLM loads plug-ins in every
+    process.
+    """
+    kind = getattr(sys.modules.get("vllm.engine.arg_utils"), "EngineArgs", None)
+    original = getattr(kind, "create_engine_config", None)
+    if kind is None or original is None or hasattr(original, MARK):
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *arguments: Any, **named: Any) -> Any:
+        additional = getattr(self, "additional_config", None)
+        if isinstance(additional, dict) and additional.get(NAME) is not None:
+            Options.read(additional[NAME])
+        return original(self, *arguments, **named)
+
+    setattr(create_engine_config, MARK, True)
+    kind.create_engine_config = create_engine_config
 
 
 def scheduler_config() -> Any:

@@ -53,7 +53,7 @@ def register(*names: str, **usual: Any) -> tuple[Mutant, ...]:
     return tuple(found)
 
 
-CORE = register("nodes", "cache", "copies", "identity", "lifetimes", "policies")
+CORE = register("nodes", "cache", "copies", "identity", "lifetimes", "policies", "interface")
 EXTENSION = register("extension")
 PYTHON = register("python", python=True)
 GROUPS = register(

@@ -1,0 +1,154 @@
+// The C interface: calls on prompts.
+#include "c/prompts.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace blockmgr::c {
+
+namespace {
+
+constexpr std::uint32_t kPromptFlags =
+    BLOCKMGR_SKIP_CACHE | BLOCKMGR_LIMIT_CACHED | BLOCKMGR_EXACT_CACHED | BLOCKMGR_SET_WATERMARK;
+
+std::string_view bytes_of(const void* bytes, std::size_t size, const char* name) {
+  if (size) not_null(static_cast<const char*>(bytes), name);
+  return {static_cast<const char*>(bytes), size};
+}
+
+ExtrasBytes extras_of(const blockmgr_prompt& given) {
+  ExtrasBytes extras;
+  if (!given.num_extras) return extras;
+  not_null(given.extras, "extras");
+  for (std::size_t i = 0; i < given.num_extras; ++i) {
+    const blockmgr_extra& extra = given.extras[i];
+    add_extra(extras, extra.block, bytes_of(extra.bytes, extra.size, "bytes of extras"));
+  }
+  sort_extras(extras);
+  return extras;
+}
+
+// What is asked of the cache and of the pool in one call.
+void read_terms(const blockmgr_prompt& given, Prompt& prompt) {
+  const bool limited = given.flags & BLOCKMGR_LIMIT_CACHED;
+  const bool exact = given.flags & BLOCKMGR_EXACT_CACHED;
+  if (limited || exact) check_at_least("max_cached_tokens", given.max_cached_tokens, 0);
+  if (exact) {
+    take_exactly(prompt, given.max_cached_tokens, limited);
+  } else if (limited) {
+    prompt.most_cached = given.max_cached_tokens;
+  }
+  if (!(given.flags & BLOCKMGR_SET_WATERMARK)) return;
+  check_at_least("watermark_blocks", given.watermark_blocks, 0);
+  prompt.watermark_blocks = given.watermark_blocks;
+}
+
+// No more of a prompt is read than the cache can hold; its slots are those of all of it.
+Prompt looked_up(const Sequences& core, Prompt prompt) {
+  if (!prompt.num_slots) prompt.num_slots = prompt.num_tokens;
+  prompt.num_tokens = std::min(prompt.num_tokens, core.most_matched());
+  return prompt;
+}
+
+}  // namespace
+
+Prompt prompt_of(const blockmgr_prompt* given) {
+  const blockmgr_prompt p = read_struct(given, "prompt", kFirstPrompt);
+  check_at_least("num_tokens", p.num_tokens, 0);
+  not_empty(p.num_tokens, "tokens");
+  check_at_least("num_slots", p.num_slots, 0);
+  if (p.reserved || p.flags & ~kPromptFlags)
+    throw Error(ErrorKind::kValue,
+                "flags must be those of this version, got " + std::to_string(p.flags));
+  check_length("name", p.name_size, 0);
+  const std::string_view name = bytes_of(p.name, p.name_size, "name");
+  const bool reads = !(p.flags & BLOCKMGR_SKIP_CACHE);
+  Prompt prompt{
+      &not_null(p.tokens, "tokens"), p.num_tokens, name, extras_of(p), p.num_slots, reads};
+  read_terms(p, prompt);
+  return prompt;
+}
+
+}  // namespace blockmgr::c
+
+using namespace blockmgr::c;
+using blockmgr::Sequences;
+
+blockmgr_status blockmgr_match(blockmgr_manager* manager, const blockmgr_prompt* prompt,
+                               blockmgr_match_result* result, int32_t* block_ids, int64_t room) {
+  return change(manager, [&](Sequences& core) {
+    const std::size_t size = checked_size(result, "result", kFirstMatch);
+    blockmgr::check_at_least("room", room, 0);
+    const blockmgr::MatchResult found = core.match(looked_up(core, prompt_of(prompt)));
+    const auto num_blocks = static_cast<std::int64_t>(found.blocks.size());
+    if (block_ids) check_room(room, num_blocks, result->num_blocks);
+    blockmgr_match_result out{};
+    out.num_cached_tokens = found.num_cached;
+    out.num_partial_tokens = found.num_partial;
+    out.num_idle_blocks = found.num_idle;
+    out.num_computing_tokens = found.num_computing;
+    out.num_blocks = num_blocks;
+    out.num_stops = ascending(found.stops, 0, out.stops);
+    write_struct(result, size, out);
+    if (block_ids) std::copy(found.blocks.begin(), found.blocks.end(), block_ids);
+  });
+}
+
+blockmgr_status blockmgr_can_admit(blockmgr_manager* manager, const blockmgr_prompt* prompt,
+                                   int32_t* admission) {
+  return change(manager, [&](Sequences& core) {
+    not_null(admission, "admission");
+    *admission = static_cast<int32_t>(core.can_admit(prompt_of(prompt)));
+  });
+}
+
+blockmgr_status blockmgr_admit(blockmgr_manager* manager, const blockmgr_prompt* prompt,
+                               blockmgr_handle* handle) {
+  return change(manager, [&](Sequences& core) {
+    not_null(handle, "handle");
+    *handle = core.admit(prompt_of(prompt));
+  });
+}
+
+blockmgr_status blockmgr_block_digests(blockmgr_manager* manager, const blockmgr_prompt* prompt,
+                                       uint8_t* digests, int64_t room, int64_t* num_bytes) {
+  return change(manager, [&](Sequences& core) {
+    not_null(num_bytes, "num_bytes");
+    elements(digests, "digests", room, "room");
+    const blockmgr::Prompt asked = prompt_of(prompt);
+    const std::int64_t needed = core.num_digests(asked) * core.nodes().digest_size;
+    check_room(room, needed, *num_bytes);
+    std::vector<std::uint8_t> all(static_cast<std::size_t>(needed));
+    core.block_digests(asked, all.data());
+    std::copy(all.begin(), all.end(), digests);
+    *num_bytes = needed;
+  });
+}
+
+blockmgr_status blockmgr_retain_prefix(blockmgr_manager* manager, const blockmgr_prompt* prompt,
+                                       int32_t priority, double seconds, int64_t* num_blocks) {
+  return change(manager, [&](Sequences& core) {
+    const blockmgr::Prompt asked = prompt_of(prompt);
+    blockmgr::check_retention(priority, seconds);
+    const std::int64_t count = core.retain_prefix(asked, priority, seconds);
+    if (num_blocks) *num_blocks = count;
+  });
+}
+
+blockmgr_status blockmgr_pin(blockmgr_manager* manager, const blockmgr_prompt* prompt,
+                             int64_t* pin) {
+  return change(manager, [&](Sequences& core) {
+    not_null(pin, "pin");
+    *pin = core.pin(prompt_of(prompt));
+  });
+}
+
+blockmgr_status blockmgr_touch(blockmgr_manager* manager, const blockmgr_prompt* prompt,
+                               int64_t* num_blocks) {
+  return change(manager, [&](Sequences& core) {
+    const std::int64_t count = core.touch(prompt_of(prompt));
+    if (num_blocks) *num_blocks = count;
+  });
+}

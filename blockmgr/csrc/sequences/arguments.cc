@@ -1,0 +1,153 @@
+#include "sequences/arguments.h"
+
+#include <algorithm>
+
+#include "memory/errors.h"
+
+namespace blockmgr {
+
+namespace {
+
+constexpr int kMaxPlaces = 1 << 30;
+constexpr int kMaxStepsInFlight = 200;
+constexpr int kMaxWindow = 1 << 24;
+constexpr std::size_t kMaxGroups = 64;
+
+[[noreturn]] void bad_value(const std::string& message) { throw Error(ErrorKind::kValue, message); }
+
+std::int64_t capacity_of(const StoreConfig& config) {
+  return std::int64_t{config.num_blocks} - config.null_block;
+}
+
+void check_quotas(const StoreConfig& config) {
+  std::int64_t left = capacity_of(config);
+  for (const Quota& quota : config.quotas) left -= quota.blocks;
+  if (left < 0)
+    bad_value("quotas must add up to at most " + std::to_string(capacity_of(config)) +
+              ", the capacity, got " + std::to_string(capacity_of(config) - left));
+  const std::int64_t most = (kMaxBlocks - config.num_blocks) / 2;
+  if (const auto count = static_cast<std::int64_t>(config.quotas.size()); count && count > most)
+    bad_value("quotas must be at most " + std::to_string(most) + " for this num_blocks, got " +
+              std::to_string(count));
+}
+
+}  // namespace
+
+void check_bounds(const std::string& name, std::int64_t value, std::int64_t low,
+                  std::int64_t high) {
+  if (value < low || value > high)
+    bad_value(name + " must be in [" + std::to_string(low) + ", " + std::to_string(high) +
+              "], got " + std::to_string(value));
+}
+
+void check_at_least(const std::string& name, std::int64_t value, std::int64_t low) {
+  if (value < low)
+    bad_value(name + " must be at least " + std::to_string(low) + ", got " + std::to_string(value));
+}
+
+void check_length(const std::string& name, std::size_t length, std::size_t least) {
+  if (length < least || length > kMaxBytes)
+    bad_value(name + " must be " + std::to_string(least) + " to " + std::to_string(kMaxBytes) +
+              " bytes long, got " + std::to_string(length));
+}
+
+std::int64_t not_empty(std::int64_t size, const char* name) {
+  if (!size) bad_value(std::string(name) + " must not be empty");
+  return size;
+}
+
+void check_batch(std::int64_t count, int max_seqs) {
+  if (count > max_seqs)
+    bad_value("handles must be distinct, so at most " + std::to_string(max_seqs) +
+              " (max_seqs), got " + std::to_string(count));
+}
+
+void same_number(std::int64_t handles, std::int64_t others, const char* name) {
+  if (handles != others)
+    bad_value(std::string(name) + " must be as many as handles (" + std::to_string(handles) +
+              "), got " + std::to_string(others));
+}
+
+void add_extra(ExtrasBytes& extras, std::int64_t block, std::string_view bytes) {
+  if (block < 0 || block > INT32_MAX)
+    bad_value("extras index must be in [0, 2**31), got " + std::to_string(block));
+  if (bytes.empty() || bytes.size() > kMaxBytes)
+    check_length("extras[" + std::to_string(block) + "]", bytes.size(), 1);
+  extras.emplace_back(static_cast<std::int32_t>(block), bytes);
+}
+
+void sort_extras(ExtrasBytes& extras) {
+  std::sort(extras.begin(), extras.end());
+  for (std::size_t i = 1; i < extras.size(); ++i)
+    if (extras[i].first == extras[i - 1].first)
+      bad_value("extras index " + std::to_string(extras[i].first) +
+                " must appear once, got it twice");
+}
+
+void take_exactly(Prompt& prompt, std::int64_t num_cached, bool limited) {
+  if (!prompt.read_cache || limited)
+    bad_value(
+        "match says what is taken from the cache: leave out read_cache and max_cached_tokens");
+  prompt.due_cached = prompt.most_cached = num_cached;
+}
+
+void check_retention(int level, double ttl) {
+  check_bounds("level", level, kNoLevel, kHigh);
+  if (!(ttl > 0)) bad_value("ttl must be above 0, got " + std::to_string(ttl));
+}
+
+void check_options(const StoreConfig& config) {
+  check_bounds("num_blocks", config.num_blocks, 1 + config.null_block, kMaxBlocks);
+  check_bounds("block_size", config.block_size, 1, kMaxBlockSize);
+  check_bounds("steps_in_flight", config.steps_in_flight, 0, kMaxStepsInFlight);
+  check_bounds("ghost_blocks", config.ghost_blocks, 0, std::max(0, kMaxPlaces - config.num_blocks));
+  check_bounds("event_blocks", config.event_blocks, 0, kMaxPlaces);
+  check_bounds("max_pinned_blocks", config.max_pinned_blocks, 0,
+               config.retention ? capacity_of(config) : 0);
+  check_quotas(config);
+}
+
+void check_options(const Config& config) {
+  check_options(static_cast<const StoreConfig&>(config));
+  check_bounds("max_seqs", config.max_seqs, 1, INT32_MAX);
+  check_bounds("max_blocks_per_seq", config.row_width, 1, INT32_MAX / config.block_size);
+  check_bounds("full_block_size", config.full_block_size, 0, config.block_size);
+  check_bounds("min_partial_tokens", config.min_partial_tokens, 0, config.block_size);
+  check_bounds("watermark_blocks", config.watermark_blocks, 0, capacity_of(config));
+  check_bounds("hit_rate_window", config.hit_rate_window, 0, kMaxWindow);
+}
+
+void add_quota(StoreConfig& config, std::string_view name, std::int64_t blocks) {
+  check_length("quotas", name.size(), 0);
+  check_bounds("quotas", blocks, 1, INT32_MAX);
+  if (config.quotas.size() == UINT16_MAX)
+    bad_value("quotas must be at most " + std::to_string(UINT16_MAX) + ", got more");
+  config.quotas.push_back({std::string(name), static_cast<int>(blocks)});
+}
+
+void set_groups(Config& config, const std::vector<Group>& groups) {
+  if (groups.size() > kMaxGroups)
+    bad_value("groups must be at most " + std::to_string(kMaxGroups) + ", got " +
+              std::to_string(groups.size()));
+  bool recurrent = false;
+  auto full = groups.end();
+  for (auto group = groups.begin(); group != groups.end(); ++group) {
+    const bool has_width = group->kind == Group::kWindow || group->kind == Group::kChunk;
+    check_bounds("width of a group", group->width, has_width, has_width ? INT32_MAX : 0);
+    recurrent |= group->recurrent();
+    if (group->kind == Group::kFull && full == groups.end()) full = group;
+  }
+  if (!groups.empty() && full == groups.end())
+    bad_value("groups must have one with full attention, got none");
+  if (!groups.empty() && (!config.null_block || !config.prefix_caching || config.ghost_blocks))
+    bad_value("groups need null_block, prefix_caching and no ghost_blocks");
+  if (groups.empty()) check_bounds("max_rollback_tokens", config.max_rollback, 0, 0);
+  if (config.prompt_end_stop >= 0 && !(recurrent && config.min_partial_tokens))
+    bad_value("prompt_end_stop needs a group of recurrent states and min_partial_tokens");
+  config.full_group = static_cast<int>(full - groups.begin());
+  if (groups.empty()) config.full_group = 0;
+  for (auto group = groups.begin(); group != groups.end(); ++group)
+    if (group != full) config.groups.push_back(*group);
+}
+
+}  // namespace blockmgr
