@@ -4,12 +4,11 @@
 
 #include "bindings/bindings.h"
 #include "memory/errors.h"
+#include "policies/session_table.h"
 
 namespace blockmgr {
 
 namespace {
-
-constexpr std::size_t kMostSessionBytes = 256;
 
 bool is_whole(nb::handle value) { return PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()); }
 
@@ -117,7 +116,7 @@ std::string_view bytes_argument(nb::handle value, const std::string& name, std::
 }
 
 std::string_view session_argument(nb::handle value, std::size_t least) {
-  return bytes_argument(value, "session", least, kMostSessionBytes);
+  return bytes_argument(value, "session", least, SessionTable::kMostNameBytes);
 }
 
 std::int64_t not_empty(std::int64_t size, const char* name) {

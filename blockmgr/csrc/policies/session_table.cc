@@ -1,5 +1,7 @@
 #include "policies/session_table.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "policies/retention.h"
@@ -21,21 +23,21 @@ SessionTable::SessionTable(Nodes& nodes, Range range, RetainingPolicy& policy, i
 
 SessionTable::Claim::Claim(SessionTable& table, std::uint32_t root, std::string_view name)
     : table_(&table) {
-  const std::string key = SessionTable::key(root, name);
-  id_ = table.names_.find(key);
+  const Key key(root, name);
+  id_ = table.names_.find(key.bytes());
   is_new_ = id_ == kUnknownId;
-  if (is_new_) id_ = table.names_.intern(key);
+  if (is_new_) id_ = table.names_.intern(key.bytes());
 }
 
-// The same name in another namespace is another session.
-std::string SessionTable::key(std::uint32_t root, std::string_view name) {
-  std::string key(sizeof root, '\0');
-  std::memcpy(key.data(), &root, sizeof root);
-  return key.append(name);
+// Callers check that names are not longer.
+SessionTable::Key::Key(std::uint32_t root, std::string_view name)
+    : size(sizeof root + std::min(name.size(), kMostNameBytes)) {
+  std::memcpy(data, &root, sizeof root);
+  std::memcpy(data + sizeof root, name.data(), size - sizeof root);
 }
 
 SessionTable::Id SessionTable::find(std::uint32_t root, std::string_view name) const {
-  const Id id = names_.find(key(root, name));
+  const Id id = names_.find(Key(root, name).bytes());
   return id == kUnknownId ? kNone : id;
 }
 

@@ -28,6 +28,7 @@ class RetainingPolicy;
 class SessionTable {
  public:
   using Id = std::uint32_t;
+  static constexpr std::size_t kMostNameBytes = 256;
   static constexpr Id kNone = 0;
   static constexpr Id kEnded = UINT32_MAX;  // of a sequence whose session has ended
 
@@ -116,7 +117,13 @@ class SessionTable {
   bool has_deadline(const Session& s) const {
     return s.outlook == Outlook::kExpected && s.until < std::numeric_limits<double>::infinity();
   }
-  static std::string key(std::uint32_t root, std::string_view name);
+  // The name of a session with its root: the same name in another namespace is another session.
+  struct Key {
+    Key(std::uint32_t root, std::string_view name);
+    std::string_view bytes() const { return {data, size}; }
+    char data[sizeof(std::uint32_t) + kMostNameBytes];
+    std::size_t size;
+  };
   void forget_path(Session& s) noexcept;
   void forget_outlook(Id id) noexcept;
   void count_expected(const Session& s, int change) noexcept;
@@ -126,7 +133,7 @@ class SessionTable {
   RetainingPolicy& policy_;
   int most_;
   int size_ = 0;
-  Interner names_;                 // with the root before each
+  Interner names_;                 // of their keys
   ZeroedArray<Session> sessions_;  // by number of the name; 0: the sentinel of their ring
   Column<Ends> ends_;
   Column<std::int32_t> positions_;
