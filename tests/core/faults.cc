@@ -329,6 +329,8 @@ void try_retaining(Trial& trial) {
   trial.make("touch", subject, [&] { core.touch(prompt); });
   trial.make("unpin", subject, [&] { core.unpin(pin); });
   Prompt named = prompt;
+  named.session = "the first session makes the table, which stays";
+  core.free(core.admit(named));
   named.session = "a session with a name too long for its place";
   Handle handles[2];
   trial.make("admit, new session", subject, [&] { handles[0] = core.admit(named); });

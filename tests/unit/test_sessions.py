@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -470,3 +471,37 @@ def test_the_boundaries_of_an_ended_session_go_first(make_manager: MakeManager, 
     assert manager.end_session(b"chat") == 4
     crowd_until_short(manager, FIRST, 0)
     assert found(manager, [9] * 16) == 16
+
+
+@pytest.mark.parametrize("dedup", ["remap", "append_only"])
+@pytest.mark.parametrize("kind", GROUPS)
+def test_sessions_keep_every_invariant_of_groups(
+    make_manager: MakeManager, kind: str, dedup: str
+) -> None:
+    """Checked after every call."""
+    options: dict[str, Any] = {"dedup": dedup, "max_sessions": 3, "quotas": {b"own": 14}}
+    manager = make_manager(
+        41, groups=GROUPS[kind], null_block=True, retention=True, debug=2, **options
+    )
+    rng, now = random.Random(f"{kind}{dedup}"), 0.0
+    stems = [rng.choices(range(3), k=30) for _ in range(3)]
+    for _ in range(120):
+        session, namespace = b"%d" % rng.randrange(4), rng.choice([b"", b"own"])
+        if rng.random() < 0.2 and session != b"0":
+            manager.end_session(session, namespace=namespace)
+        if rng.random() < 0.3 and session != b"0":
+            manager.signal(session, rng.choice(["tool_wait", "done"]), namespace=namespace)
+        now += rng.random()
+        manager.set_time(now)
+        tokens = rng.choice(stems)[: rng.randint(1, 24)] + rng.choices(range(3), k=3)
+        handle = manager.admit(
+            tokens, session=session if session != b"0" else b"", namespace=namespace
+        )
+        for stop in (*manager.sequence(handle).stops, len(tokens)):
+            manager.copies_applied(manager.take_copies().ticket)
+            manager.commit(handle, max(stop, manager.sequence(handle).num_computed_tokens))
+        if rng.random() < 0.2:
+            manager.preempt(handle)
+            manager.resume(handle)
+        manager.free(handle)
+    assert manager.stats().superseded_blocks > 0
