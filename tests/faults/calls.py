@@ -42,6 +42,7 @@ from tests.faults.worlds import (
     with_copies,
     with_ghosts,
     with_remaps,
+    with_sessions,
     with_ticket,
 )
 
@@ -218,6 +219,17 @@ MANAGER_CALLS = [
     Call("pinned", retaining, _on("pinned", "pin")),
     Call("touch", retaining, _on("touch", [1, 2, 3, 4, 5])),
     Call("set_time", retaining, _on("set_time", 5.0)),
+    Call("admit, first session", retaining, _on("admit", PROMPT, session=b"a" * 40)),
+    Call("admit, session", with_sessions, _on("admit", PROMPT, session=b"a" * 40)),
+    Call("admit, superseding", with_sessions, _on("admit", "edited", session=b"long")),
+    Call("end_session", with_sessions, _by(lambda w: w.subject.end_session(b"long"))),
+    Call("signal", with_sessions, _by(lambda w: w.subject.signal(b"long", "resumed"))),
+    Call(
+        "signal, with a time",
+        with_sessions,
+        _by(lambda w: w.subject.signal(b"long", "tool_wait", expected_in=2.0)),
+    ),
+    Call("signal, done", with_sessions, _by(lambda w: w.subject.signal(b"long", "done"))),
     Call("free, expecting", retaining, _on("free", "first", expect_reuse=False)),
     Call("from_config", managed, _by(lambda w: BlockManager.from_config(w.subject.config))),
     Call("admit, ghosts", with_ghosts, _on("admit", [*range(60, 66)])),

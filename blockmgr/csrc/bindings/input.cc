@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "memory/errors.h"
+#include "policies/session_table.h"
 
 namespace blockmgr {
 
@@ -98,15 +99,20 @@ std::int64_t int_argument(nb::handle value, const char* name) {
   return number;
 }
 
-std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least) {
+std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least,
+                                std::size_t most) {
   if (!PyBytes_Check(value.ptr()))
     raise(PyExc_TypeError, name + " must be bytes, got " + kind_of(value));
   char* data;
   Py_ssize_t size;
   if (PyBytes_AsStringAndSize(value.ptr(), &data, &size)) throw nb::python_error();
   const auto length = static_cast<std::size_t>(size);
-  check_length(name, length, least);
+  check_length(name, length, least, most);
   return {data, length};
+}
+
+std::string_view session_argument(nb::handle value, std::size_t least) {
+  return bytes_argument(value, "session", least, SessionTable::kMostNameBytes);
 }
 
 ExtrasBytes extras_argument(nb::handle extras) {

@@ -468,6 +468,8 @@ typedef struct blockmgr_stats {
   int64_t evicted_pinned_blocks;
   int64_t touched_blocks;
   int64_t forgotten_blocks;
+  int64_t sessions;          /* 0: sessions are not in this interface yet */
+  int64_t superseded_blocks; /* likewise */
 } blockmgr_stats;
 BLOCKMGR_API blockmgr_status blockmgr_get_stats(blockmgr_manager* manager, blockmgr_stats* stats);
 /* Bytes that the manager has taken. */

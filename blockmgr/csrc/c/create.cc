@@ -64,6 +64,7 @@ struct ReadOption {
         {"event_blocks", given.event_blocks},
         {"full_group", 0},
         {"full_block_size", 0},
+        {"max_sessions", 0},
         {"max_seqs", given.max_seqs},
         {"row_width", given.max_blocks_per_seq},
         {"prefix_caching", given.prefix_caching},

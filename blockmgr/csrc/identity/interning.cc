@@ -11,7 +11,7 @@ Interner::Interner() {
 
 std::uint32_t Interner::find(std::string_view bytes) const {
   if (bytes.empty()) return 0;  // nearly always: the default namespace
-  auto it = ids_.find(std::string(bytes));
+  auto it = ids_.find(bytes);
   return it == ids_.end() ? kUnknownId : it->second;
 }
 

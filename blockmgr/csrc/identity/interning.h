@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -44,7 +45,14 @@ class Interner {
     const std::string* bytes = nullptr;  // the key in ids_; nullptr: the id is unused
     std::uint32_t refs = 0;
   };
-  std::unordered_map<std::string, std::uint32_t> ids_;
+  // Looks up bytes as they are, without a copy.
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view bytes) const {
+      return std::hash<std::string_view>()(bytes);
+    }
+  };
+  std::unordered_map<std::string, std::uint32_t, Hash, std::equal_to<>> ids_;
   std::vector<Entry> entries_;
   std::vector<std::uint32_t> unused_;
   std::size_t memory_ = 0;

@@ -45,9 +45,10 @@ void check_at_least(const std::string& name, std::int64_t value, std::int64_t lo
     bad_value(name + " must be at least " + std::to_string(low) + ", got " + std::to_string(value));
 }
 
-void check_length(const std::string& name, std::size_t length, std::size_t least) {
-  if (length < least || length > kMaxBytes)
-    bad_value(name + " must be " + std::to_string(least) + " to " + std::to_string(kMaxBytes) +
+void check_length(const std::string& name, std::size_t length, std::size_t least,
+                  std::size_t most) {
+  if (length < least || length > most)
+    bad_value(name + " must be " + std::to_string(least) + " to " + std::to_string(most) +
               " bytes long, got " + std::to_string(length));
 }
 

@@ -22,7 +22,8 @@ inline constexpr std::size_t kMaxBytes = 1024;  // of a namespace or an extra ke
 void check_bounds(const std::string& name, std::int64_t value, std::int64_t low, std::int64_t high);
 void check_at_least(const std::string& name, std::int64_t value, std::int64_t low);
 // The length of a namespace or an extra key.
-void check_length(const std::string& name, std::size_t length, std::size_t least);
+void check_length(const std::string& name, std::size_t length, std::size_t least,
+                  std::size_t most = kMaxBytes);
 // The size of something that must not be empty.
 std::int64_t not_empty(std::int64_t size, const char* name);
 // The number of handles in a batch, which must be distinct.

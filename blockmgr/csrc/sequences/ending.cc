@@ -53,7 +53,13 @@ void Ending::free(Handle handle, bool withdraws) {
 }
 
 void Ending::end(Sequence& s) noexcept {
-  release_blocks(s, 0);
+  if (s.session) [[unlikely]] {
+    const SessionPath path = use<Sessions>().path_of(s);
+    release_blocks(s, 0);
+    use<Sessions>().end(s, path);
+  } else {
+    release_blocks(s, 0);
+  }
   index().release_root(s.root);
   const std::uint32_t generation = (s.generation + 1) & 0x7fffffff;
   const std::uint64_t mark = s.mark;

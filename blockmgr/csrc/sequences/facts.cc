@@ -44,6 +44,8 @@ Facts facts_of(const Sequences& core) {
       {"evicted_pinned_blocks", summed(&RetainingPolicy::Counts::pinned_evicted)},
       {"touched_blocks", n.touched_blocks},
       {"forgotten_blocks", n.forgotten_blocks},
+      {"sessions", core.sum_retained([](const RetainingPolicy& r) { return r.num_sessions(); })},
+      {"superseded_blocks", n.superseded_blocks},
   });
 }
 

@@ -10,7 +10,7 @@
 
 namespace blockmgr {
 
-inline constexpr std::size_t kNumFacts = 31;
+inline constexpr std::size_t kNumFacts = 33;
 using Facts = std::array<std::pair<const char*, std::int64_t>, kNumFacts>;
 
 // The caller holds the monitor.

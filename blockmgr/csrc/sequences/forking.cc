@@ -53,6 +53,7 @@ bool Forking::fork(Handle handle, std::int64_t count, Handle* children, const Ha
   Sequence& parent = rows().running(handle);
   check_fork(parent, count);
   Sequence model = parent;
+  model.session = SessionTable::kNone;
   // Look-ahead blocks hold nothing yet, so there is nothing in them to share.
   limit_blocks(model);
   std::vector<std::vector<Token>> waiting(static_cast<std::size_t>(count), model.waiting);
@@ -132,6 +133,8 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
     next.state = parent;
     next.state.generation = s.generation;
     next.state.mark = s.mark;
+    // Each session belongs to one namespace.
+    next.state.session = s.root == parent.root ? s.session : SessionTable::kNone;
     limit_blocks(next.state);
     const std::int32_t* from = rows().table(parent);
     const std::int32_t* old = rows().table(s);

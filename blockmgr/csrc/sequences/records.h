@@ -30,6 +30,7 @@ struct Config : StoreConfig {
   template <class Visit>
   void each_option(Visit visit) {
     StoreConfig::each_option(visit);
+    visit("max_sessions", max_sessions);
     visit("max_seqs", max_seqs);
     visit("row_width", row_width);
     visit("full_block_size", full_block_size);
@@ -55,6 +56,7 @@ struct Prompt {
   std::int64_t most_cached = INT64_MAX;
   std::int64_t due_cached = -1;
   std::int64_t watermark_blocks = -1;  // -1: the config's
+  std::string_view session = {};       // empty: none
 };
 
 enum class Admission { kNow, kLater, kNever };
@@ -123,6 +125,7 @@ struct Counters {
   std::int64_t preemptions = 0;
   std::int64_t touched_blocks = 0;
   std::int64_t forgotten_blocks = 0;
+  std::int64_t superseded_blocks = 0;
   std::int64_t peak_used_blocks = 0;
 };
 
@@ -151,6 +154,7 @@ struct Sequence {
   std::int64_t num_written = 0;  // of that, what is in memory before the forward
   std::uint32_t root = 0;
   std::int32_t missing_slots = 0;  // of the last node, for which some group has no block
+  std::uint32_t session = 0;  // in the table of its partition, if that names this row; see Sessions
   std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;
