@@ -24,6 +24,7 @@ from blockmgr.blocks import (
     retention_of,
 )
 from blockmgr.config import ManagerConfig, ManagerOptions, core_options
+from blockmgr.digest_calls import DigestCalls
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
 from blockmgr.event_calls import EventCalls
 from blockmgr.explain import Explanation, explanation
@@ -48,7 +49,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(EventCalls, NotCopied):
+class BlockManager(EventCalls, DigestCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when

@@ -75,6 +75,13 @@ std::int64_t ref_count(Core& self, nb::handle block);
 // The blocks of a sequence from a logical one on, as a list.
 nb::list block_ids_from(Core& self, nb::handle handle, nb::handle start);
 
+// bindings/naming.cc: calls by digest.
+nb::object retain_named(Core& self, const nb::bytes& digests, int size, bool leading,
+                        nb::handle name, int level, double ttl, nb::handle max_blocks);
+nb::object pin_named(Core& self, const nb::bytes& digests, int size, bool leading,
+                     nb::handle name, nb::handle max_blocks);
+nb::list cached_digests(Core& self, nb::handle handle);
+
 // bindings/reads.cc: reads of sequences, and of the manager.
 nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::handle stop);
 nb::object group_slots(Core& self, nb::handle handle, nb::handle start, nb::handle stop, int g);

@@ -526,6 +526,16 @@ NB_MODULE(_core, m) {
       .def("pin", checked<pin>,
            nb::sig("def pin(self, tokens: object, namespace: object, extras: object, /) -> int"),
            any(), any(), any())
+      .def("retain_named", checked<retain_named>,
+           nb::sig("def retain_named(self, digests: bytes, size: int, leading: bool, "
+                   "namespace: object, level: int, ttl: float, max_blocks: object, /) -> int"),
+           exact(), exact(), exact(), any(), exact(), exact(), any())
+      .def("pin_named", checked<pin_named>,
+           nb::sig("def pin_named(self, digests: bytes, size: int, leading: bool, "
+                   "namespace: object, max_blocks: object, /) -> tuple[int, int, int, int, bytes] | None"),
+           exact(), exact(), exact(), any(), any())
+      .def("cached_digests", cached_digests,
+           nb::sig("def cached_digests(self, handle: object, /) -> list[bytes]"), any())
       .def("unpin", checked<unpin>, nb::sig("def unpin(self, pin: object, /) -> None"), any())
       .def("view_pin", view_pin, nb::sig("def view_pin(self, pin: object, /) -> tuple[int, int]"),
            any())

@@ -20,6 +20,7 @@
 #include "sequences/growing.h"
 #include "sequences/holding.h"
 #include "sequences/launching.h"
+#include "sequences/naming.h"
 #include "sequences/prefixes.h"
 #include "sequences/reading.h"
 #include "sequences/retaining.h"
@@ -42,6 +43,7 @@ class Sequences : public Rows,
                   public Ending,
                   public Forking,
                   public Retaining,
+                  public Naming,
                   public Prefixes,
                   public Explaining,
                   public Launching,
