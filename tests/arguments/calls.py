@@ -291,6 +291,11 @@ CALLS: Final = (
     method("manager", "BlockManager.mark_state_moved", handle=handle),
     method("manager", "BlockManager.sequence", handle=handle),
     method("manager", "BlockManager.row", handle=handle),
+    Call(
+        "BlockManager.retire",
+        lambda w: BlockManager(8, 4).retire,
+        {"namespace": own},
+    ),
     method("manager", "BlockManager.quota_usage", namespace=own),
     method("manager", "BlockManager.hit_rate_curve", namespace=own),
     method(

@@ -117,6 +117,7 @@ void Levels::before_call() {
     said.block = core_.nodes().name(b);
     said.was_full = core_.nodes()[b].key_tokens == core_.config().block_size;
     said.old_generation = core_.nodes()[b].generation;
+    said.was_retired = core_.nodes()[b].keyed() && core_.index().is_retired(b);
     said.content = cached[static_cast<std::size_t>(b)];
     said.merging = false;
     said.moved_to = b;
@@ -133,9 +134,9 @@ void Levels::after_call(double now, bool forgets) {
     const Node& record = core_.nodes()[b];
     const bool same = said.old_generation == record.generation;
     const auto share = static_cast<std::size_t>(core_.pool().partition_of(b));
-    if (said.was_idle && !same && said.was_full)
+    if (said.was_idle && !same && said.was_full && !said.was_retired)
       highest_gone[share] = std::max(highest_gone[share], said.own);
-    if (said.was_idle && same && is_idle(b))
+    if (said.was_idle && same && is_idle(b) && !said.was_retired)
       lowest_left[share] = std::min(lowest_left[share], said.level);
     if (!same || (record.keyed() && !said.keyed)) said.hint = kNormal;
     said.keyed = record.keyed();

@@ -60,7 +60,7 @@ const char* name_of(Op op) {
       "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
       "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
-      "reset",  "acquire",       "release", "touch_blocks", "forget",
+      "reset",  "retire",        "acquire", "release",  "touch_blocks", "forget",
       "cache_state"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
@@ -397,6 +397,34 @@ void World::reset(bool reset_hit_rate) {
       entry->num_findable = 0;
     }
     for (Hold& held : holds_) held.words.clear();
+  }
+  settle();
+}
+
+// Likewise in one namespace. What is cached there stays so until its room is needed.
+void World::retire(int name) {
+  bool promised = false;
+  std::int64_t running = 0;
+  for (const EntryPtr& entry : entries_) {
+    if (!entry->running || entry->name != name) continue;
+    promised |= ahead(*entry);
+    ++running;
+  }
+  std::vector<std::int64_t> chained;
+  for (const EntryPtr& entry : entries_)
+    chained.push_back(entry->running ? view(*entry).num_chained : 0);
+  std::int64_t count = 0;
+  if (call(kRetire, bit(promised ? kStepRefused : kDone),
+           [&] { count = core_.retire(text_of(name)); }) == kDone) {
+    EXPECT(count == running, "retire returns a wrong count");
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      Entry& entry = *entries_[i];
+      if (entry.name != name) continue;
+      EXPECT(full_prefix(entry).empty(), "a retired block is found");
+      if (!entry.running || entry.outdated) continue;
+      entry.num_findable = chained[i];
+      entry.outdated = true;
+    }
   }
   settle();
 }

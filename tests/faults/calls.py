@@ -198,6 +198,7 @@ MANAGER_CALLS = [
             "free": _on("free", "first"),
             "take_copies": _on("take_copies"),
             "reset_prefix_cache": _on("reset_prefix_cache"),
+            "retire": _on("retire"),
             "blocks": _on("blocks"),
         }.items()
     ),

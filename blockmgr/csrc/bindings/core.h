@@ -69,6 +69,7 @@ nb::tuple explained(const ExplainResult& result);
 void acquire_blocks(Core& self, nb::handle blocks);
 void release_blocks(Core& self, nb::handle blocks);
 void touch_blocks(Core& self, nb::handle blocks);
+std::int64_t retire_namespace(Core& self, nb::handle name);
 std::int64_t forget_blocks(Core& self, nb::handle blocks);
 bool is_cached(Core& self, nb::handle block);
 std::int64_t ref_count(Core& self, nb::handle block);

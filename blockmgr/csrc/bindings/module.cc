@@ -510,6 +510,8 @@ NB_MODULE(_core, m) {
            nb::sig("def touch_blocks(self, blocks: object, /) -> None"), any())
       .def("forget", checked<forget_blocks>,
            nb::sig("def forget(self, blocks: object, /) -> int"), any())
+      .def("retire", checked<retire_namespace>,
+           nb::sig("def retire(self, namespace: object, /) -> int"), any())
       .def("is_cached", is_cached, nb::sig("def is_cached(self, block: object, /) -> bool"), any())
       .def("ref_count", ref_count, nb::sig("def ref_count(self, block: object, /) -> int"), any())
       .def("block_ids_from", block_ids_from,

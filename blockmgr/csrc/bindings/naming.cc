@@ -42,8 +42,8 @@ nb::object retain_named(Core& self, const nb::bytes& digests, int size, bool lea
 }
 
 // The fields of a DigestPin, or None: no prompt could use any of them.
-nb::object pin_named(Core& self, const nb::bytes& digests, int size, bool leading,
-                     nb::handle name, nb::handle max_blocks) {
+nb::object pin_named(Core& self, const nb::bytes& digests, int size, bool leading, nb::handle name,
+                     nb::handle max_blocks) {
   const BlockNames names = names_argument(digests, size, leading, name);
   const std::int64_t most = most_argument(max_blocks);
   // The tuple is made before the call: that may run the garbage collector, and with it code that

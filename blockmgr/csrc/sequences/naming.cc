@@ -34,7 +34,8 @@ std::int32_t Naming::depth_of(NodeId b, NodeId root, Depths& depths) const {
   std::int32_t depth = kForeign;
   for (NodeId n = b;; n = nodes()[n].parent) {
     if (is_root(n)) {
-      depth = n == root ? 0 : kForeign;
+      const bool is_retired = nodes()[path.back()].parent_generation != index().generation(n);
+      depth = n == root && !is_retired ? 0 : kForeign;
       break;
     }
     if (const auto known = depths.find(n); known != depths.end()) {
@@ -58,9 +59,8 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
   if (names.size == nodes().digest_size) {
     for (std::int64_t i = 0; i < names.count; ++i)
       found[static_cast<std::size_t>(i)] =
-          index().with_digest(names.bytes + i * names.size, [&](NodeId b) {
-            return depth_of(b, root, depths) != kForeign;
-          });
+          index().with_digest(names.bytes + i * names.size,
+                              [&](NodeId b) { return depth_of(b, root, depths) != kForeign; });
   } else {
     // The index looks up whole digests only.
     std::unordered_map<std::uint64_t, std::int64_t> wanted;
@@ -91,8 +91,7 @@ std::int64_t Naming::served_to(NodeId tail, std::int64_t depth) {
   return use<Finding>().served_of(found);
 }
 
-std::int64_t Naming::retain_named(const BlockNames& names, int level, double ttl,
-                                  std::int64_t most,
+std::int64_t Naming::retain_named(const BlockNames& names, int level, double ttl, std::int64_t most,
                                   const std::function<void(std::int64_t)>& announce) {
   Call call(rows());
   check_names(names, "retain_digests");
@@ -107,13 +106,13 @@ std::int64_t Naming::retain_named(const BlockNames& names, int level, double ttl
   if (groups() && level > kNormal && due) served = served_to(deepest, depths[deepest]);
   if (announce) announce(count);
   if (due) {
-    RetainingPolicy& policy =
-        rows().retaining("retain_digests", rows().partition_of(names.name));
+    RetainingPolicy& policy = rows().retaining("retain_digests", rows().partition_of(names.name));
     // The last first, for a block's level reaches those before it.
     for (std::size_t i = due; i-- > 0;) policy.retain(found[i], level, policy.now() + ttl);
   }
   if (served) {
-    for (std::int64_t up = depths[deepest] - served; up > 0; --up) deepest = nodes()[deepest].parent;
+    for (std::int64_t up = depths[deepest] - served; up > 0; --up)
+      deepest = nodes()[deepest].parent;
     use<GroupEnds>().keep_boundary(deepest);
   }
   return count;

@@ -17,8 +17,8 @@ namespace blockmgr {
 struct BlockNames {
   const std::uint8_t* bytes;
   std::int64_t count;
-  int size;          // bytes a name: those of a digest, or 8
-  bool leading;      // 8 bytes: the first of the digest; else the last
+  int size;               // bytes a name: those of a digest, or 8
+  bool leading;           // 8 bytes: the first of the digest; else the last
   std::string_view name;  // the namespace
 };
 
