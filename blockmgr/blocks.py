@@ -31,6 +31,7 @@ __all__ = [
     "Priority",
     "Remap",
     "retention_of",
+    "signal_of",
 ]
 
 PAD_SLOT: Final = -1
@@ -169,6 +170,30 @@ def retention_of(priority: Priority | None, ttl: float | None) -> tuple[int, flo
     if priority is None:
         raise ValueError(f"ttl must be None where priority is None, got {ttl!r}")
     return priority.value, seconds
+
+
+SIGNALS = ("tool_wait", "resumed", "done")
+
+
+def signal_of(signal: str, expected_in: float | None) -> tuple[int, float]:
+    """A signal and its time in the core's form: infinity for no time.
+
+    Raises:
+        TypeError: A value of the wrong type.
+        ValueError: A value out of its bounds, or a time for no prompt.
+    """
+    if not isinstance(signal, str):
+        raise TypeError(f"signal must be a str, got {type(signal).__name__}")
+    if signal not in SIGNALS:
+        raise ValueError(f"signal must be one of {', '.join(SIGNALS)}, got {signal!r}")
+    if expected_in is None:
+        return SIGNALS.index(signal), math.inf
+    if signal == "done":
+        raise ValueError(f"expected_in must be None with 'done', got {expected_in!r}")
+    seconds = real("expected_in", expected_in)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"expected_in must be above 0 and finite, got {expected_in!r}")
+    return SIGNALS.index(signal), seconds
 
 
 class Pin(NamedTuple):

@@ -40,6 +40,7 @@ MAX_STEPS_IN_FLIGHT = 200
 MAX_PLACES = 2**30
 MAX_DEBUG = 2
 MAX_WINDOW = 2**24
+MAX_SESSIONS = 2**24
 MAX_NAMESPACE = 1024
 MAX_QUOTAS = 2**16 - 1
 
@@ -144,6 +145,7 @@ class ManagerOptions(PoolOptions, total=False):
     """Keyword options of ``BlockManager``; see ``PoolOptions``."""
 
     max_seqs: int
+    max_sessions: int
     max_blocks_per_seq: int | None
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
@@ -182,6 +184,10 @@ class ManagerConfig:
         block_size: Tokens per block, ``1 … 65535``.
         max_seqs: Rows of the block table array: most sequences alive at a time, preempted ones
             included.
+        max_sessions: With ``retention``, most sessions that the manager knows at a time, for
+            ``admit(session=...)``. For a new one, it drops the one whose last prompt is the oldest.
+            With quotas, each share knows a proportional part, rounded up. A share takes no memory
+            for sessions before its first one.
         max_blocks_per_seq: Columns of the block table array; ``None`` for the number of blocks in
             the pool. The array takes 4 bytes an entry; its unused pages take address space but no
             memory.
@@ -253,6 +259,7 @@ class ManagerConfig:
     num_blocks: int = field(metadata=rule("fewest_blocks", MAX_BLOCKS))
     block_size: int = field(metadata=rule(1, MAX_BLOCK_SIZE))
     max_seqs: int = field(default=256, metadata=rule(1, MOST))
+    max_sessions: int = field(default=65_536, metadata=rule(0, MAX_SESSIONS))
     max_blocks_per_seq: int | None = field(default=None, metadata=rule(1, "most_columns"))
     prefix_caching: bool = True
     digest: str | Callable[[bytes], bytes] = field(

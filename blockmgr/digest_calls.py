@@ -130,6 +130,26 @@ class DigestCalls:
         digests: list[bytes] = self._core.cached_digests(handle)
         return digests
 
+    def session_digests(self, session: bytes, *, namespace: bytes = b"") -> list[bytes] | None:
+        """The digests of the blocks of a session's path, in order.
+
+        Args:
+            session: As in ``admit``, not empty.
+            namespace: As in ``admit``.
+
+        Returns:
+            The digests of the cached blocks of its last sequence, or of those that this sequence
+            has left; None if no such session is known.
+
+        Raises:
+            ValueError: A value out of its bounds, or ``retention`` is off.
+            TypeError: A value of the wrong type.
+
+        Cost: O(blocks).
+        """
+        digests: list[bytes] | None = self._core.session_digests(namespace, session)
+        return digests
+
 
 def _joined(digests: Sequence[bytes]) -> tuple[bytes, int]:
     """The digests in one, and the number of bytes of each."""

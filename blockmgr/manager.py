@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from blockmgr.blocks import (
     Priority,
     Remap,
     retention_of,
+    signal_of,
 )
 from blockmgr.config import ManagerConfig, ManagerOptions, core_options
 from blockmgr.digest_calls import DigestCalls
@@ -149,6 +150,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
         match: Match | None = None,
         max_cached_tokens: int | None = None,
         watermark_blocks: int | None = None,
+        session: bytes = b"",
     ) -> int:
         """Admits a prompt: finds its longest cached prefix, and takes blocks for the rest.
 
@@ -173,6 +175,12 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
             watermark_blocks: Blocks to hold back from this call, instead of the config's number: 0
                 lets it take the last block, more leaves room for later work. With ``quotas``, a
                 namespace holds back its share of them.
+            session: Name of the session that the prompt continues, at most 256 bytes; empty for
+                none. Needs ``retention``. The same name in another namespace is another session. If
+                the prompt shares at least half of the blocks that the session's last sequence left
+                in the cache, it supersedes the rest of them: those that no other sequence, session
+                or hold uses, that nothing else continues and that are not retained are evicted
+                before all others. See ``end_session`` and ``signal``.
 
         Returns:
             The handle of a running sequence. Its ``num_computed_tokens`` came from the cache.
@@ -195,6 +203,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
         # Checked inline: calling a function would take as long as the core's work for a short
         # prompt.
         if type(tokens) is Prompt:
+            session = tokens._session_with(session)
             tokens, namespace, keys = tokens._parts(namespace, extras)
         else:
             keys = None if extras is None else extras_pairs(extras)
@@ -207,6 +216,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
             match,
             max_cached_tokens,
             watermark_blocks,
+            session,
         )
 
     def can_admit(
@@ -1231,6 +1241,69 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
         """
         tokens, namespace, keys = parts_of(tokens, namespace, extras)
         return self._core.touch(tokens, namespace, keys)
+
+    def end_session(self, session: bytes, *, namespace: bytes = b"") -> int | None:
+        """Ends a session: what only its path uses is evicted before all other blocks.
+
+        The path is what the session's last sequence left in the cache, or will leave if it still
+        runs. An earlier sequence that ends later leaves its blocks as one without a session does.
+
+        Args:
+            session: As in ``admit``, not empty.
+            namespace: As in ``admit``. A session of another namespace is never affected.
+
+        Returns:
+            The number of blocks that go first; None if no such session is known: it has ended,
+            it was dropped for newer ones, or there never was one.
+
+        Raises:
+            ValueError: A value out of its bounds, or ``retention`` is off.
+            TypeError: A value of the wrong type.
+
+        Cost: O(blocks that go first).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2, retention=True)
+        >>> handle = manager.admit([1, 2, 3, 4, 5], session=b"chat")
+        >>> manager.commit(handle, 5)
+        >>> manager.free(handle)
+        >>> manager.end_session(b"chat"), manager.end_session(b"chat")
+        (2, None)
+        """
+        return self._core.end_session(namespace, session)
+
+    def signal(
+        self,
+        session: bytes,
+        signal: Literal["tool_wait", "resumed", "done"],
+        *,
+        expected_in: float | None = None,
+        namespace: bytes = b"",
+    ) -> int | None:
+        """Notes what a client reports of a session, until its next prompt or signal.
+
+        Args:
+            session: As in ``admit``, not empty.
+            signal: ``"tool_wait"``: the client runs a tool and will continue; ``"resumed"``: the
+                tool has answered, so the next prompt follows. Both move the session's path to
+                ``Priority.EXPECTED``. ``"done"``: no prompt is expected. What only the path uses is
+                evicted first, but the session stays known.
+            expected_in: Seconds, measured by ``set_time``, until the next prompt is expected. After
+                that the path is as without a signal. None: unknown. Only while a prompt is
+                expected.
+            namespace: As in ``admit``. A session of another namespace is never affected.
+
+        Returns:
+            The number of blocks of the path, or with ``"done"`` of those that go first; None if no
+            such session is known.
+
+        Raises:
+            ValueError: A value out of its bounds, or ``retention`` is off.
+            TypeError: A value of the wrong type.
+
+        Cost: O(blocks of the path).
+        """
+        number, seconds = signal_of(signal, expected_in)
+        return self._core.signal(namespace, session, number, seconds)
 
     @property
     def time(self) -> float:

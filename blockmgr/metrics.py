@@ -128,6 +128,12 @@ _METRICS = (
     _counter("cached_tails", "Partial tails kept when a sequence ended.", "cached_tails"),
     _counter("evicted_blocks", "Idle blocks given to new content.", "evicted_blocks"),
     _counter(
+        "superseded_blocks",
+        "Blocks that go first since the next prompt of their session does not use them.",
+        "superseded_blocks",
+    ),
+    _gauge("sessions", "Sessions that the manager knows.", "sessions"),
+    _counter(
         "forgotten_blocks",
         "Blocks that were forgotten when the prefix cache was reset.",
         "forgotten_blocks",

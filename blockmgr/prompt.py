@@ -22,7 +22,7 @@ Keys: TypeAlias = tuple[tuple[int, bytes], ...] | None
 
 @final
 class Prompt:
-    """The tokens of a prompt, its namespace and its extra keys, converted and checked once.
+    """The tokens of a prompt, its namespace, extra keys and session, converted and checked once.
 
     Calls that look a prompt up take it instead of tokens: ``match``, ``can_admit``, ``admit``,
     ``explain``, ``pin`` and others. Each of these calls would convert a list of tokens again, but
@@ -33,6 +33,7 @@ class Prompt:
         tokens: As in ``BlockManager.admit``; a list or an array is copied.
         namespace: As in ``BlockManager.admit``.
         extras: As in ``BlockManager.admit``.
+        session: As in ``BlockManager.admit``; other calls ignore it.
 
     Raises:
         ValueError: No tokens, or a value out of its bounds.
@@ -46,16 +47,22 @@ class Prompt:
     >>> handle = manager.admit(prompt)
     """
 
-    __slots__ = ("__weakref__", "_data", "_keys", "_namespace", "_tokens")
+    __slots__ = ("__weakref__", "_data", "_keys", "_namespace", "_session", "_tokens")
 
     def __init__(
-        self, tokens: Tokens, *, namespace: bytes = b"", extras: Extras | None = None
+        self,
+        tokens: Tokens,
+        *,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+        session: bytes = b"",
     ) -> None:
         self._keys: Keys = None if extras is None else extras_pairs(extras)
         # An array over bytes: no flag makes it writable, and nothing resizes it.
-        self._data = _core.prompt_tokens(tokens, namespace, self._keys).tobytes()
+        self._data = _core.prompt_tokens(tokens, namespace, self._keys, session).tobytes()
         self._tokens = np.frombuffer(self._data, np.uint32)
         self._namespace = namespace
+        self._session = session
 
     def __init_subclass__(cls) -> NoReturn:
         raise TypeError("Prompt cannot be subclassed: calls read its fields directly")
@@ -70,7 +77,7 @@ class Prompt:
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _made, (self.tokens, self._namespace, self.extras)
+        return _made, (self.tokens, self._namespace, self.extras, self._session)
 
     def __repr__(self) -> str:
         # Neither tokens nor keys: they may be secrets.
@@ -92,6 +99,11 @@ class Prompt:
         """Extra keys by logical block; a copy."""
         return dict(self._keys or ())
 
+    @property
+    def session(self) -> bytes:
+        """The session; empty for none."""
+        return self._session
+
     def _parts(
         self, namespace: bytes, extras: Extras | None
     ) -> tuple[npt.NDArray[np.uint32], bytes, Keys]:
@@ -104,9 +116,19 @@ class Prompt:
             raise ValueError("namespace and extras must be left out: the Prompt has its own")
         return self._tokens, self._namespace, self._keys
 
+    def _session_with(self, session: bytes) -> bytes:
+        """The session for the core.
 
-def _made(tokens: Tokens, namespace: bytes, extras: Extras) -> Prompt:
-    return Prompt(tokens, namespace=namespace, extras=extras or None)
+        Raises:
+            ValueError: The call has a session as well.
+        """
+        if session != b"":
+            raise ValueError("session must be left out: the Prompt has its own")
+        return self._session
+
+
+def _made(tokens: Tokens, namespace: bytes, extras: Extras, session: bytes = b"") -> Prompt:
+    return Prompt(tokens, namespace=namespace, extras=extras or None, session=session)
 
 
 def parts_of(

@@ -53,6 +53,9 @@ class Stats:
             left.
         touched_blocks: Idle blocks that ``touch`` moved to the end of the eviction order.
         forgotten_blocks: Cached blocks that ``reset_prefix_cache`` took out of the cache.
+        sessions: Sessions that the manager knows; a gauge.
+        superseded_blocks: Cached blocks that go first since the next prompt of their session does
+            not use them.
     """
 
     capacity: int
@@ -86,6 +89,8 @@ class Stats:
     evicted_pinned_blocks: int
     touched_blocks: int
     forgotten_blocks: int
+    sessions: int
+    superseded_blocks: int
 
     @property
     def available(self) -> int:

@@ -266,8 +266,6 @@ class Hints(NotCopied):
 
     def _outcome(self, act: Callable[[_Work], _Done], work: _Work) -> Outcome:
         try:
-            if work.asked.session is not None:
-                raise Rejected("sessions are not tracked")
             done = act(work)
         except _REFUSALS as reason:
             return self._count(
@@ -308,14 +306,19 @@ class Hints(NotCopied):
         return self._set_priority(work, Priority.HIGH if asked is None else asked)
 
     def _demote(self, work: _Work) -> _Done:
-        if work.asked.priority is not None:
+        asked = work.asked
+        if asked.priority is not None:
             raise Rejected("kv.demote takes no priority")
-        return self._set_priority(work, Priority.LOW)
+        if asked.session is None or self._has_bounds(asked):
+            return self._set_priority(work, Priority.LOW)
+        # What other sessions use stays where it is.
+        count = self._manager.signal(asked.session, "done", namespace=work.namespace)
+        return _Done(0, 0, 0) if count is None else _Done(count, 1, 1)
 
     def _set_priority(self, work: _Work, priority: Priority | None) -> _Done:
         ttl, clipped = self._ttl(work) if priority is not None else (None, None)
         most = self._most(work)
-        if work.asked.names is None:
+        if work.asked.names is None and work.asked.session is None:
             assert work.handle is not None
             start, stop = self._range(work, work.handle)
             named = -(-stop // self._size) - start // self._size
@@ -324,13 +327,14 @@ class Hints(NotCopied):
                 stop = (start // self._size + most) * self._size
             count = self._manager.retain(work.handle, start, stop, priority=priority, ttl=ttl)
             return _Done(count, named, named, clipped)
+        names = self._digests(work)
         found = self._manager.retain_digests(
-            work.asked.names, priority=priority, ttl=ttl, namespace=work.namespace,
+            names, priority=priority, ttl=ttl, namespace=work.namespace,
             max_blocks=most, leading=self._leading,
         )  # fmt: skip
         if most is not None and most < found:
-            return _Done(most, found, len(work.asked.names), _FEWER)
-        return _Done(found, found, len(work.asked.names), clipped)
+            return _Done(most, found, len(names), _FEWER)
+        return _Done(found, found, len(names), clipped)
 
     def _pin(self, work: _Work) -> _Done:
         if work.asked.priority is not None:
@@ -348,12 +352,22 @@ class Hints(NotCopied):
     def _release(self, work: _Work) -> _Done:
         """Ends pins of hints, and retention that came from hints or from the engine."""
         ended = sum(self._pins.release(work.namespace, name) for name in self._digests(work))
-        if work.handle is not None and work.asked.names is None:
+        asked = work.asked
+        if work.handle is not None and asked.names is None and asked.session is None:
             self._deferred.pop(work.handle, None)
         done = self._set_priority(work, None)
+        if asked.session is not None and not self._has_bounds(asked):
+            gone = self._manager.end_session(asked.session, namespace=work.namespace)
+            ended += gone is not None
         return done._replace(num_found=max(done.num_found, ended))
 
     # Parts of them.
+
+    @staticmethod
+    def _has_bounds(asked: Asked) -> bool:
+        """Whether an action is about less than all of a session."""
+        whole_range = asked.start == 0 and asked.stop is None
+        return not whole_range or asked.ttl is not None or asked.max_blocks is not None
 
     @property
     def _size(self) -> int:
@@ -384,10 +398,15 @@ class Hints(NotCopied):
     def _digests(self, work: _Work) -> list[bytes]:
         if work.asked.names is not None:
             return work.asked.names
-        assert work.handle is not None
-        start, stop = self._range(work, work.handle)
-        digests = self._manager.cached_digests(work.handle)
-        return digests[start // self._size : -(-stop // self._size)]
+        if work.asked.session is not None:
+            name = work.asked.session
+            path = self._manager.session_digests(name, namespace=work.namespace) or []
+            start, stop = work.asked.start, work.asked.stop
+        else:
+            assert work.handle is not None
+            path = self._manager.cached_digests(work.handle)
+            start, stop = self._range(work, work.handle)
+        return path[start // self._size : None if stop is None else -(-stop // self._size)]
 
     def _remember(self, key: tuple[bytes, str, int | None], outcomes: list[Outcome]) -> None:
         self._remembered[key] = outcomes

@@ -38,7 +38,7 @@ class _Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fields of all actions."""
 
     block_hashes: Annotated[list[Any], Meta(min_length=1)] | None = None
-    session: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    session: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     token_range: tuple[_Position, _Position] | None = None
     ttl: float | None = None
     priority: Any = None

@@ -38,6 +38,7 @@ class World:
         )
         manager = self.manager
         self.manager.set_time(5)
+        manager.free(manager.admit([40, 41, 42], session=b"chat"))
         self.running = manager.admit(PROMPT)
         manager.commit(self.running, 6)
         self.second = manager.admit(LONG)
@@ -137,9 +138,9 @@ def method(target: str, of: str, variant: str = "", **roles: Role) -> Call:
     )
 
 
-def _parts(tokens: Any, namespace: Any, extras: Any) -> Any:
-    made = Prompt(tokens, namespace=namespace, extras=extras)
-    return made.tokens.tolist(), made.namespace, made.extras
+def _parts(tokens: Any, namespace: Any, extras: Any, session: Any) -> Any:
+    made = Prompt(tokens, namespace=namespace, extras=extras, session=session)
+    return made.tokens.tolist(), made.namespace, made.extras, made.session
 
 
 handle = number(lambda w: w.running)
@@ -147,6 +148,7 @@ handles = ints(lambda w: [w.running, w.second])
 handles_or_none = Role("ints", lambda w: [w.running, w.second], or_none=True)
 prompt = ints(PROMPT)
 own = name(b"")
+session = name(b"chat")
 extras = keys({0: b"x", 1: b"y"})
 high = other(Priority.HIGH)
 held = ints(lambda w: w.held[2:5])
@@ -178,6 +180,7 @@ CALLS: Final = (
         match=other(None),
         max_cached_tokens=few,
         watermark_blocks=few,
+        session=session,
     ),
     method(
         "manager",
@@ -201,7 +204,11 @@ CALLS: Final = (
         max_cached_tokens=few,
         watermark_blocks=few,
     ),
-    Call("Prompt", lambda w: _parts, {"tokens": prompt, "namespace": own, "extras": extras}),
+    Call(
+        "Prompt",
+        lambda w: _parts,
+        {"tokens": prompt, "namespace": own, "extras": extras, "session": session},
+    ),
     method("manager", "BlockManager.explain", tokens=prompt, namespace=own, extras=extras),
     method("manager", "BlockManager.reserve", handle=handle, num_slots=number(9)),
     method("manager", "BlockManager.append", handle=handle, tokens=prompt),
@@ -270,9 +277,19 @@ CALLS: Final = (
         leading=other(False),
     ),
     method("manager", "BlockManager.cached_digests", handle=handle),
+    method("manager", "BlockManager.session_digests", session=name(b"s"), namespace=own),
     method("manager", "BlockManager.unpin", pin=number(lambda w: w.pin)),
     method("manager", "BlockManager.pinned", pin=number(lambda w: w.pin)),
     method("manager", "BlockManager.touch", tokens=prompt, namespace=own, extras=keys(None)),
+    method("manager", "BlockManager.end_session", session=session, namespace=own),
+    method(
+        "manager",
+        "BlockManager.signal",
+        session=session,
+        signal=other("tool_wait"),
+        expected_in=other(3.0),
+        namespace=own,
+    ),
     method("manager", "BlockManager.set_time", seconds=other(6)),
     method("manager", "BlockManager.copies_applied", ticket=number(lambda w: w.ticket)),
     method("manager", "BlockManager.copies_aborted", ticket=number(lambda w: w.ticket)),

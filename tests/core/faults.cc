@@ -309,6 +309,7 @@ void try_retaining(Trial& trial) {
   config.max_seqs = 4;
   config.row_width = 16;
   config.retention = true;
+  config.max_sessions = 1;
   config.max_pinned_blocks = 8;
   Sequences core(config, std::make_unique<TestDigester>(TestDigester::kWide));
   const std::vector<Token> tokens = {1, 2, 3, 4, 5, 6, 7};
@@ -327,6 +328,16 @@ void try_retaining(Trial& trial) {
   trial.make("free, expecting", subject, [&] { core.free_expecting(handle, true); });
   trial.make("touch", subject, [&] { core.touch(prompt); });
   trial.make("unpin", subject, [&] { core.unpin(pin); });
+  Prompt named = prompt;
+  named.session = "a session with a name too long for its place";
+  Handle handles[2];
+  trial.make("admit, new session", subject, [&] { handles[0] = core.admit(named); });
+  core.free(handles[0]);
+  trial.make("admit, session", subject, [&] { handles[1] = core.admit(named); });
+  core.free(handles[1]);
+  trial.make("signal", subject,
+             [&] { core.signal(named.name, named.session, Sessions::Signal::kToolWait, 3.0); });
+  trial.make("end_session", subject, [&] { core.end_session(named.name, named.session); });
 }
 
 int whole_argument(const char* text) {

@@ -158,8 +158,9 @@ void Levels::retain(NodeId b, int level, double until) {
   said.generation = core_.nodes()[b].generation;
 }
 
-// The higher retention wins; of two equal ones, the longer.
+// The higher retention wins; of two equal ones, the longer. It is the next use of the block.
 void Levels::inherit(NodeId from, NodeId cached) {
+  at(cached).hint = kNormal;
   const Said& given = at(from);
   Said& own = at(cached);
   if (given.retention == kNoLevel || given.generation != given.old_generation) return;

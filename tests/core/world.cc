@@ -410,9 +410,14 @@ void World::retire(int name) {
     promised |= ahead(*entry);
     ++running;
   }
+  // A sequence that is cut within a cached block still has that block.
   std::vector<std::int64_t> chained;
-  for (const EntryPtr& entry : entries_)
-    chained.push_back(entry->running ? view(*entry).num_chained : 0);
+  for (const EntryPtr& entry : entries_) {
+    const Sequence& s = view(*entry);
+    chained.push_back(s.num_chained);
+    for (std::int64_t i = s.num_chained; entry->running && i < s.num_blocks; ++i)
+      if (core_.nodes()[nodes_of(*entry)[i]].keyed()) chained.back() = i + 1;
+  }
   std::int64_t count = 0;
   if (call(kRetire, bit(promised ? kStepRefused : kDone),
            [&] { count = core_.retire(text_of(name)); }) == kDone) {

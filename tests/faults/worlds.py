@@ -99,6 +99,18 @@ def retaining() -> World:
     return world
 
 
+def with_sessions() -> World:
+    """A path of more blocks than there are small ints, and a table with room for one session."""
+    world = managed(retention=True, num_blocks=400, max_blocks_per_seq=400, max_sessions=1)
+    manager = world.subject
+    world.named["long"] = [*range(1000, 1600)]
+    world.named["edited"] = [*range(1000, 1400), 1, 2]
+    handle = manager.admit(world.long, session=b"long")
+    manager.commit(handle, len(world.long))
+    manager.free(handle)
+    return world
+
+
 def holding() -> World:
     """Blocks held by their ids: used ones and an idle one."""
     world = managed()

@@ -190,8 +190,9 @@ class ModelLeaves(Specification):
         }
 
     def inherit(self, block: Block, twin: Block) -> None:
-        """The higher retention wins."""
+        """The higher retention wins. This is the expected reuse."""
         self.expire()
+        twin.hint = Priority.NORMAL
         if block.retention is not None:
             twin.retention = max(twin.retention or (-1, 0.0), block.retention)
 

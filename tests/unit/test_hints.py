@@ -464,5 +464,67 @@ def test_wrong_arguments_are_refused(manager: BlockManager) -> None:
         Hints(manager, leading=1)  # type: ignore[arg-type]
 
 
-def test_sessions_are_not_tracked(manager: BlockManager, hints: Hints) -> None:
-    assert ask(hints, "kv.demote", session="s").reason == "sessions are not tracked"
+# Sessions.
+
+
+def talk(manager: BlockManager, tokens: list[int], session: bytes, **key: Any) -> None:
+    handle = manager.admit(tokens, session=session, **key)
+    manager.commit(handle, len(tokens))
+    manager.free(handle)
+
+
+def test_the_path_of_a_session_is_a_target(manager: BlockManager, hints: Hints) -> None:
+    talk(manager, LONG, b"chat")
+    assert facts(ask(hints, "kv.retain", session="chat", ttl=9)) == ("accepted", 4, 0)
+    assert levels(manager) == (0, 4, 0)
+    assert facts(ask(hints, "kv.retain", session="chat", priority="low")) == ("accepted", 4, 0)
+    ranged = ask(hints, "kv.retain", session="chat", token_range=[4, 9])
+    assert facts(ranged) == ("accepted", 2, 0)
+    assert levels(manager) == (1, 3, 0)  # the first block stands as high as what continues it
+    assert facts(ask(hints, "kv.pin", session="chat", token_range=[0, 8])) == ("accepted", 2, 0)
+    assert manager.stats().pinned_blocks == 2
+
+
+def test_a_demoted_session_leaves_what_others_use(manager: BlockManager, hints: Hints) -> None:
+    talk(manager, LONG, b"chat")
+    talk(manager, [*A, 5, 5, 5, 5], b"other")
+    assert facts(ask(hints, "kv.demote", session="chat")) == ("accepted", 2, 0)
+    assert levels(manager) == (2, 0, 0)
+    assert manager.session_digests(b"chat") is not None
+
+
+def test_a_released_session_has_ended(manager: BlockManager, hints: Hints) -> None:
+    talk(manager, A, b"chat")
+    ask(hints, "kv.pin", session="chat")
+    ask(hints, "kv.retain", session="chat")
+    assert facts(ask(hints, "kv.release", session="chat")) == ("accepted", 2, 0)
+    assert manager.session_digests(b"chat") is None
+    assert (levels(manager), hints.counts.pins) == ((2, 0, 0), 0)
+    assert facts(ask(hints, "kv.release", session="chat")) == ("missing", 0, 0)
+
+
+def test_a_running_session_is_what_it_has_cached(manager: BlockManager, hints: Hints) -> None:
+    handle = manager.admit([*A, 9], session=b"chat")
+    assert ask(hints, "kv.retain", session="chat").result is Result.MISSING
+    manager.commit(handle, 9)
+    assert facts(ask(hints, "kv.retain", session="chat")) == ("accepted", 2, 0)
+    manager.preempt(handle)
+    assert ask(hints, "kv.retain", session="chat").result is Result.MISSING
+
+
+@pytest.mark.parametrize("kind", ["kv.retain", "kv.pin", "kv.demote", "kv.release"])
+def test_the_session_of_another_tenant_has_no_name(
+    manager: BlockManager, hints: Hints, kind: str
+) -> None:
+    talk(manager, A, b"chat", namespace=b"theirs")
+    cache(manager, A, namespace=b"ours")
+    before = snapshot(manager)
+    for where in ({"namespace": b"ours"}, {"namespace": b"unseen"}):
+        assert ask(hints, kind, where=where, session="chat").result is Result.MISSING
+    assert snapshot(manager) == before
+
+
+def test_retired_paths_have_no_digests(manager: BlockManager) -> None:
+    talk(manager, A, b"chat")
+    manager.retire()
+    assert manager.session_digests(b"chat") == []

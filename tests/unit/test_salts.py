@@ -183,6 +183,13 @@ WRONG: list[Callable[[BlockManager], object]] = [
     lambda m: m.explain(PROMPT, namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.quota_usage(SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.quota_usage(SALT * 100),
+    lambda m: m.end_session(SALT, namespace=SALT.hex()),  # type: ignore[arg-type]
+    lambda m: m.end_session(SALT, namespace=SALT),
+    lambda m: m.end_session(SALT.decode(), namespace=SALT),  # type: ignore[arg-type]
+    lambda m: m.signal(SALT * 100, "done", namespace=SALT),
+    lambda m: m.signal(SALT, "done", expected_in=1, namespace=SALT),
+    lambda m: m.admit(PROMPT, session=SALT, namespace=SALT),
+    lambda m: m.admit(PROMPT, session=SALT.decode(), namespace=SALT),  # type: ignore[arg-type]
     lambda m: m.append(m.handles()[0], range(100)),
     lambda m: m.reserve(m.handles()[0], 100),
     lambda m: m.free(SALT),  # type: ignore[arg-type]
@@ -319,5 +326,7 @@ def test_every_parameter_called_namespace_is_tried_above() -> None:
         "evict",
         "forget",
         "acquire_prefix",
+        "end_session",
+        "signal",
     }
     assert takes <= tried | {"retain_prefix", "promote"}

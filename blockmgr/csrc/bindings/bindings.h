@@ -89,8 +89,12 @@ std::int64_t pin_argument(nb::handle value);
 std::int64_t ticket_argument(nb::handle value);
 std::int64_t step_argument(nb::handle value);
 
-// Bytes of at most 1024, by name; the view lives as long as the object.
-std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least);
+// Bytes of so many, by name; the view lives as long as the object.
+inline constexpr std::size_t kMostBytes = 1024;
+std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least,
+                                std::size_t most = kMostBytes);
+// The name of a session, which may be empty where none is needed.
+std::string_view session_argument(nb::handle value, std::size_t least);
 
 // Extra keys by block: None, or a tuple of (block index, bytes) tuples. Nothing of it can change or
 // run code, so the bytes live as long as it does.

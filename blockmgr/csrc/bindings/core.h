@@ -82,6 +82,7 @@ nb::object retain_named(Core& self, const nb::bytes& digests, int size, bool lea
 nb::object pin_named(Core& self, const nb::bytes& digests, int size, bool leading,
                      nb::handle name, nb::handle max_blocks);
 nb::list cached_digests(Core& self, nb::handle handle);
+nb::object session_digests(Core& self, nb::handle name, nb::handle session);
 
 // bindings/reads.cc: reads of sequences, and of the manager.
 nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::handle stop);

@@ -9,7 +9,7 @@ namespace blockmgr {
 
 namespace {
 
-constexpr std::size_t kMaxBytes = 1024;
+constexpr std::size_t kMostSessionBytes = 256;
 
 bool is_whole(nb::handle value) { return PyIndex_Check(value.ptr()) && !PyBool_Check(value.ptr()); }
 
@@ -101,18 +101,23 @@ std::int64_t int_argument(nb::handle value, const char* name) {
   return number;
 }
 
-std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least) {
+std::string_view bytes_argument(nb::handle value, const std::string& name, std::size_t least,
+                                std::size_t most) {
   if (!PyBytes_Check(value.ptr()))
     raise(PyExc_TypeError, name + " must be bytes, got " + kind_of(value));
   char* data;
   Py_ssize_t size;
   if (PyBytes_AsStringAndSize(value.ptr(), &data, &size)) throw nb::python_error();
   const auto length = static_cast<std::size_t>(size);
-  if (length < least || length > kMaxBytes)
+  if (length < least || length > most)
     raise(PyExc_ValueError, name + " must be " + std::to_string(least) + " to " +
-                                std::to_string(kMaxBytes) + " bytes long, got " +
+                                std::to_string(most) + " bytes long, got " +
                                 std::to_string(length));
   return {data, length};
+}
+
+std::string_view session_argument(nb::handle value, std::size_t least) {
+  return bytes_argument(value, "session", least, kMostSessionBytes);
 }
 
 std::int64_t not_empty(std::int64_t size, const char* name) {

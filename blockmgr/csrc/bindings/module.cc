@@ -101,15 +101,36 @@ Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
 
 nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
                  nb::handle num_slots, nb::handle read_cache, nb::handle match,
-                 nb::handle max_cached_tokens, nb::handle watermark_blocks) {
+                 nb::handle max_cached_tokens, nb::handle watermark_blocks, nb::handle session) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
   read_terms(prompt, match, max_cached_tokens, watermark_blocks);
+  prompt.session = session_argument(session, 0);
   TokenArray values = token_argument(self, tokens);
   if (values.size() > self.core.fits_anyway())
     self.read([&](const Sequences& core) { core.check_admission(values.size(), prompt); });
   nb::object handle;
   self.core.admit(with_tokens(prompt, values), announce_to<Handle>(handle));
   return handle;
+}
+
+// Blocks, or None: the session is not known.
+nb::object end_session(Core& self, nb::handle name, nb::handle session) {
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  nb::object blocks = nb::none();
+  self.core.end_session(bytes, session_argument(session, 1), announce_to<std::int64_t>(blocks));
+  return blocks;
+}
+
+nb::object signal(Core& self, nb::handle name, nb::handle session, int signal, double seconds) {
+  const std::string_view bytes = bytes_argument(name, "namespace", 0);
+  if (signal < 0 || signal > static_cast<int>(Sessions::Signal::kDone))
+    throw Error(ErrorKind::kValue, "signal must be in [0, 2], got " + std::to_string(signal));
+  if (!(seconds > 0))
+    throw Error(ErrorKind::kValue, "seconds must be above 0, got " + std::to_string(seconds));
+  nb::object blocks = nb::none();
+  self.core.signal(bytes, session_argument(session, 1), static_cast<Sessions::Signal>(signal),
+                   seconds, announce_to<std::int64_t>(blocks));
+  return blocks;
 }
 
 // Where forwards should end, as a tuple.
@@ -455,9 +476,17 @@ NB_MODULE(_core, m) {
       .def("admit", checked<admit>,
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, read_cache: object, match: object = None, "
-                   "max_cached_tokens: object = None, watermark_blocks: object = None, /) -> int"),
+                   "max_cached_tokens: object = None, watermark_blocks: object = None, "
+                   "session: object = b'', /) -> int"),
            any(), any(), any(), any(), any(), any() = nb::none(), any() = nb::none(),
-           any() = nb::none())
+           any() = nb::none(), any() = nb::bytes("", 0))
+      .def("end_session", checked<end_session>,
+           nb::sig("def end_session(self, namespace: object, session: object, /) -> int | None"),
+           any(), any())
+      .def("signal", checked<signal>,
+           nb::sig("def signal(self, namespace: object, session: object, signal: int, "
+                   "seconds: float, /) -> int | None"),
+           any(), any(), exact(), exact())
       .def("match", match,
            nb::sig("def match(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object = None, "
@@ -496,8 +525,8 @@ NB_MODULE(_core, m) {
       .def("reparent", checked<reparent>,
            nb::sig("def reparent(self, handles: object, parents: object, /) -> None"), any(), any())
       .def("free", checked<free_sequence>,
-           nb::sig("def free(self, handle: object, withdraw: object = False, /) -> None"),
-           any(), any() = false)
+           nb::sig("def free(self, handle: object, withdraw: object = False, /) -> None"), any(),
+           any() = false)
       .def("free_expecting", checked<free_expecting>,
            nb::sig("def free_expecting(self, handle: object, expect_reuse: bool, withdraw: object, "
                    "/) -> None"),
@@ -508,8 +537,8 @@ NB_MODULE(_core, m) {
            nb::sig("def release(self, blocks: object, /) -> None"), any())
       .def("touch_blocks", checked<touch_blocks>,
            nb::sig("def touch_blocks(self, blocks: object, /) -> None"), any())
-      .def("forget", checked<forget_blocks>,
-           nb::sig("def forget(self, blocks: object, /) -> int"), any())
+      .def("forget", checked<forget_blocks>, nb::sig("def forget(self, blocks: object, /) -> int"),
+           any())
       .def("retire", checked<retire_namespace>,
            nb::sig("def retire(self, namespace: object, /) -> int"), any())
       .def("is_cached", is_cached, nb::sig("def is_cached(self, block: object, /) -> bool"), any())
@@ -538,6 +567,10 @@ NB_MODULE(_core, m) {
            exact(), exact(), exact(), any(), any())
       .def("cached_digests", cached_digests,
            nb::sig("def cached_digests(self, handle: object, /) -> list[bytes]"), any())
+      .def("session_digests", session_digests,
+           nb::sig("def session_digests(self, namespace: object, session: object, /) -> "
+                   "list[bytes] | None"),
+           any(), any())
       .def("unpin", checked<unpin>, nb::sig("def unpin(self, pin: object, /) -> None"), any())
       .def("view_pin", view_pin, nb::sig("def view_pin(self, pin: object, /) -> tuple[int, int]"),
            any())
@@ -548,8 +581,8 @@ NB_MODULE(_core, m) {
            exact())
       .def("time", time_set)
       .def("preempt", checked<preempt>,
-           nb::sig("def preempt(self, handle: object, withdraw: object = False, /) -> None"),
-           any(), any() = false)
+           nb::sig("def preempt(self, handle: object, withdraw: object = False, /) -> None"), any(),
+           any() = false)
       .def("resume", checked<resume>,
            nb::sig("def resume(self, handle: object, num_slots: object, read_cache: object, /) "
                    "-> None"),
@@ -557,8 +590,7 @@ NB_MODULE(_core, m) {
       .def("reset_prefix_cache", checked<reset_prefix_cache>,
            nb::sig("def reset_prefix_cache(self, reset_hit_rate: object, /) -> int"), any())
       .def("reset_hit_rate", checked<reset_hit_rate>)
-      .def("recent_hits", recent_hits,
-           nb::sig("def recent_hits(self, /) -> tuple[int, int, int]"))
+      .def("recent_hits", recent_hits, nb::sig("def recent_hits(self, /) -> tuple[int, int, int]"))
       .def("num_common_prefix_blocks", num_common_prefix_blocks,
            nb::sig("def num_common_prefix_blocks(self, handles: object, /) -> int"), any())
       .def("block_digests", block_digests,
@@ -574,12 +606,10 @@ NB_MODULE(_core, m) {
               "def slot_mapping(self, handle: object, start: object, stop: object, /) -> " BM_ARRAY(
                   "int64")),
           any(), any(), any())
-      .def(
-          "group_slots", group_slots,
-          nb::sig(
-              "def group_slots(self, handle: object, start: object, stop: object, group: int, /) -> "
-              BM_ARRAY("int64")),
-          any(), any(), any(), exact())
+      .def("group_slots", group_slots,
+           nb::sig("def group_slots(self, handle: object, start: object, stop: object, group: int, "
+                   "/) -> " BM_ARRAY("int64")),
+           any(), any(), any(), exact())
       .def("take_copies", checked<take_copies>,
            nb::sig("def take_copies(self, make: type[blockmgr.blocks.CopyPlan], /) -> "
                    "blockmgr.blocks.CopyPlan"),
@@ -594,8 +624,9 @@ NB_MODULE(_core, m) {
            nb::sig("def take_remaps(self, make: type[blockmgr.blocks.Remap], /) -> "
                    "list[blockmgr.blocks.Remap]"),
            any())
-      .def("take_events", take_events<Core>,
-           nb::sig("def take_events(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
+      .def(
+          "take_events", take_events<Core>,
+          nb::sig("def take_events(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
       .def("resident_events", resident_events<Core>,
            nb::sig("def resident_events(self, make: typing.Callable[..., typing.Any], /) -> "
                    "typing.Any"))
@@ -626,8 +657,7 @@ NB_MODULE(_core, m) {
                    "tuple[int, int, " BM_ARRAY("int64") "] | None"),
            nb::arg().none())
       .def("block_tables", block_tables, nb::sig("def block_tables(self, /) -> " BM_ARRAY("int32")))
-      .def("group_tables", group_tables,
-           nb::sig("def group_tables(self, /) -> " BM_ARRAY("int32")))
+      .def("group_tables", group_tables, nb::sig("def group_tables(self, /) -> " BM_ARRAY("int32")))
       .def("view_groups", view_groups,
            nb::sig("def view_groups(self, handle: object, /) -> tuple[bool, list[int]]"), any())
       .def("seq_lens", seq_lens, nb::sig("def seq_lens(self, /) -> " BM_ARRAY("int32")));

@@ -71,4 +71,13 @@ nb::list cached_digests(Core& self, nb::handle handle) {
   return digests_of(digests, static_cast<std::size_t>(self.core.nodes().digest_size));
 }
 
+nb::object session_digests(Core& self, nb::handle name, nb::handle session) {
+  const std::string_view namespace_name = bytes_argument(name, "namespace", 0);
+  const std::string_view own = session_argument(session, 1);
+  const auto digests = self.read(
+      [&](const Sequences& core) { return core.session_digests(namespace_name, own); });
+  if (!digests) return nb::none();
+  return digests_of(*digests, static_cast<std::size_t>(self.core.nodes().digest_size));
+}
+
 }  // namespace blockmgr

@@ -9,9 +9,11 @@ namespace blockmgr {
 namespace {
 
 // The tokens of a prompt in an array of their own, once all of the prompt has been checked.
-nb::object prompt_tokens(nb::handle tokens, nb::handle name, nb::handle extras) {
+nb::object prompt_tokens(nb::handle tokens, nb::handle name, nb::handle extras,
+                         nb::handle session) {
   bytes_argument(name, "namespace", 0);
   extras_argument(extras);
+  session_argument(session, 0);
   std::vector<Token> home;
   TokenArray from(tokens, "tokens", kTokenLimit, home, 0);
   from.read();
@@ -26,9 +28,10 @@ nb::object prompt_tokens(nb::handle tokens, nb::handle name, nb::handle extras) 
 void bind_prompt(nb::module_& m) {
   const auto any = [] { return nb::arg().none(); };
   m.def("prompt_tokens", prompt_tokens,
-        nb::sig("def prompt_tokens(tokens: object, namespace: object, extras: object, /) -> "
+        nb::sig("def prompt_tokens(tokens: object, namespace: object, extras: object, "
+                "session: object, /) -> "
                 "numpy.typing.NDArray[numpy.uint32]"),
-        any(), any(), any());
+        any(), any(), any(), any());
 }
 
 }  // namespace blockmgr

@@ -118,6 +118,8 @@ nb::dict stats(Core& self) {
         {"evicted_pinned_blocks", summed(&RetainingPolicy::Counts::pinned_evicted)},
         {"touched_blocks", n.touched_blocks},
         {"forgotten_blocks", n.forgotten_blocks},
+        {"sessions", core.sum_retained([](const RetainingPolicy& r) { return r.num_sessions(); })},
+        {"superseded_blocks", n.superseded_blocks},
     });
   });
   nb::dict d = made(nb::dict());

@@ -21,9 +21,9 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
   for (const NodeId b : range_) {
     if (!nodes_[b].keyed() || Pool::is_part(nodes_[b])) continue;
     int own = is_current(b) ? at(b).retention : at(b).hint;
+    if (at(b).expected) own = std::max<int>(own, kExpected);
     if (at(b).first_pin >= 0) own = kPinned;
-    for (NodeId up = b; up >= 0 && due[up] < own; up = parent_of(up))
-      due[up] = own;
+    for (NodeId up = b; up >= 0 && due[up] < own; up = parent_of(up)) due[up] = own;
     ++cached[at(b).level];
     if (parent_of(b) >= 0) ++children[parent_of(b)][at(b).level];
   }
@@ -35,13 +35,12 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
     audit.expect(k.cached == keyed, who + " is taken for cached, or is and is not");
     audit.expect(k.idle == is_idle, who + " is taken for idle, or is and is not");
     audit.expect(!k.found, who + " was found and never used");
-    audit.expect(k.children == children[b],
-                 who + " miscounts its children by level");
+    audit.expect(k.children == children[b], who + " miscounts its children by level");
     audit.expect(keyed || k.first_pin < 0, who + " is pinned and not cached");
+    audit.expect(keyed || !k.expected, who + " is expected and not cached");
     if (keyed)
-      audit.expect(k.level == due[b],
-                   who + " is at level " + std::to_string(k.level) + ", should be at " +
-                       std::to_string(due[b]));
+      audit.expect(k.level == due[b], who + " is at level " + std::to_string(k.level) +
+                                          ", should be at " + std::to_string(due[b]));
     idle[k.level] += k.idle;
     strays[k.level] += order_positions_[b] >= 0;
     const bool waits = deadline_positions_[b] >= 0;
@@ -92,6 +91,7 @@ void RetainingPolicy::audit(BlockAudit& audit) const {
   audit.expect(live == num_pins_, "the number of pins is wrong");
   audit.expect(linked == 0, "a pin is not among those that end at its block");
   audit.expect(num_cached_[kPinned] <= max_pinned_, "more blocks are pinned than the budget has");
+  if (sessions_) sessions_->audit(audit);
   // The policy below treats blocks above the normal level as used, which its own audit does not.
   const bool all_below = !idle[kExpected] && !idle[kHigh] && !idle[kPinned];
   if (base_ && all_below) base_->audit(audit);
@@ -106,6 +106,7 @@ void RetainingPolicy::fingerprint(std::string& out) const {
                 std::bit_cast<std::int64_t>(k.until), k.idle ? k.order : 0);
   }
   for (const Pin& pin : pins_) put_numbers(out, pin.id, pin.tail, pin.num_blocks, pin.num_cached);
+  if (sessions_) sessions_->fingerprint(out);
   if (base_) base_->fingerprint(out);
 }
 

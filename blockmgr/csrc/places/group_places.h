@@ -191,6 +191,10 @@ class GroupPlaces {
   // The nodes of a path up to the boundary from which a prompt has continued, when the prompt has a
   // boundary of its own: those of earlier turns are passed from now on, unless others need them.
   void pass_earlier(const NodeId* path, std::int64_t count) noexcept;
+  // A boundary from which no prompt is expected to continue is passed from now on.
+  void let_go(NodeId n) noexcept {
+    if (is_boundary(n)) pass(n);
+  }
   // Prompts diverge here: several continue.
   void note_diverged(NodeId n) noexcept;
   // With states, a sequence has continued from one boundary, stopped at the end of its last whole

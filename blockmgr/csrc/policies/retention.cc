@@ -7,7 +7,7 @@ namespace blockmgr {
 
 RetainingPolicy::RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range range,
                                  std::unique_ptr<Policy> base, int max_pinned,
-                                 std::int32_t first_pin)
+                                 std::int32_t first_pin, int max_sessions)
     : Policy(nodes, index, range),
       base_(std::move(base)),
       kept_(range, kNumLevels),
@@ -17,7 +17,8 @@ RetainingPolicy::RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range r
       deadlines_(static_cast<std::size_t>(range.count), deadline_positions_),
       max_pinned_(max_pinned),
       first_pin_(first_pin),
-      pins_(static_cast<std::size_t>(max_pinned)) {
+      pins_(static_cast<std::size_t>(max_pinned)),
+      max_sessions_(max_sessions) {
   for (const NodeId b : range) {
     new (&kept_[b]) Kept();
     order_positions_[b] = deadline_positions_[b] = -1;
@@ -38,6 +39,7 @@ Level RetainingPolicy::due_level(NodeId b) const {
   const Kept& k = at(b);
   if (k.first_pin >= 0) return kPinned;
   int level = is_current(b) ? k.retention : k.hint;
+  if (k.expected && level < kExpected) level = kExpected;
   for (int above = kPinned; above > level; --above)
     if (k.children[static_cast<std::size_t>(above)]) level = above;
   return static_cast<Level>(level);
@@ -212,6 +214,7 @@ void RetainingPolicy::on_moved(NodeId from, NodeId to) noexcept {
   k.hint = std::exchange(old.hint, std::uint8_t{kNormal});
   k.level = std::exchange(old.level, kNormal);
   k.cached = std::exchange(old.cached, false);
+  old.expected = false;  // paths end at a node, which is no more
   k.first_pin = std::exchange(old.first_pin, -1);
   for (std::int32_t i = k.first_pin; i >= 0; i = pins_[static_cast<std::size_t>(i)].next)
     pins_[static_cast<std::size_t>(i)].tail = to;
@@ -237,7 +240,7 @@ void RetainingPolicy::on_uncached(NodeId b, bool evicted) noexcept {
   }
   forget_retention(b);
   const Level level = k.level;
-  k.cached = k.idle = k.found = false;
+  k.cached = k.idle = k.found = k.expected = false;
   k.hint = kNormal;
   k.level = kNormal;
   if (parent >= 0) {
@@ -269,6 +272,10 @@ void RetainingPolicy::forget_retention(NodeId b) noexcept {
 }
 
 void RetainingPolicy::inherit(NodeId from, NodeId cached) noexcept {
+  if (at(cached).hint != kNormal) [[unlikely]] {  // this is its next use
+    at(cached).hint = kNormal;
+    refresh(cached);
+  }
   if (!is_current(from)) return;
   const Kept& k = at(from);
   const Kept& own = at(cached);
@@ -282,8 +289,21 @@ void RetainingPolicy::hint(NodeId cached, bool reuse) noexcept {
   refresh(cached);
 }
 
+void RetainingPolicy::expect(NodeId cached, bool expected) noexcept {
+  if (at(cached).expected == expected) return;
+  at(cached).expected = expected;
+  refresh(cached);
+}
+
+SessionTable& RetainingPolicy::named_sessions() {
+  if (!max_sessions_) throw Error(ErrorKind::kValue, "session needs max_sessions above 0");
+  if (!sessions_) sessions_ = std::make_unique<SessionTable>(nodes_, range_, *this, max_sessions_);
+  return *sessions_;
+}
+
 void RetainingPolicy::set_time(double now) noexcept {
   now_ = now;
+  if (sessions_) sessions_->set_time(now);
   while (!deadlines_.empty() && deadlines_.front_key() <= now_) {
     const NodeId b = deadlines_.front();
     const bool current = is_current(b);
@@ -352,7 +372,7 @@ void RetainingPolicy::unpin(std::int64_t id) noexcept {
 std::size_t RetainingPolicy::memory() const {
   std::size_t total = kept_.bytes() + deadlines_.memory() + pins_.capacity() * sizeof(Pin);
   total += order_positions_.bytes() + deadline_positions_.bytes();
-  total += strays_.memory();
+  total += strays_.memory() + (sessions_ ? sessions_->memory() : 0);
   return total + (base_ ? base_->memory() : 0);
 }
 

@@ -7,6 +7,7 @@
 //   pinned            while a pin ends at it
 //   its retention     low, normal, expected or high, until withdrawn or expired; or else its hint:
 //                     low or expected by its last user, else normal
+//   expected         while a session whose path ends at it waits for its next prompt
 //   its cached children's levels
 //
 // By the last, a parent never stands below its child, so that the lowest level holds a block
@@ -25,12 +26,14 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "memory/heap.h"
 #include "memory/ring.h"
 #include "policies/policy.h"
+#include "policies/session_table.h"
 
 namespace blockmgr {
 
@@ -57,8 +60,8 @@ class RetainingPolicy final : public Policy {
   };
 
   // Its pins are numbered from first_pin on, so that a pin tells of which partition it is.
-  RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range range,
-                  std::unique_ptr<Policy> base, int max_pinned, std::int32_t first_pin);
+  RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range range, std::unique_ptr<Policy> base,
+                  int max_pinned, std::int32_t first_pin, int max_sessions);
 
   void admitted(Run found) noexcept override;
   void on_hit(NodeId b) noexcept override;
@@ -82,6 +85,24 @@ class RetainingPolicy final : public Policy {
   // What the last user of a cached block says of its next use.
   void hint(NodeId cached, bool reuse) noexcept;
   bool is_expected(NodeId b) const { return at(b).hint == kExpected; }
+  // The level of the block by itself, whatever continues it and whatever sessions expect.
+  Level own_level(NodeId b) const {
+    const Kept& k = at(b);
+    return k.first_pin >= 0 ? kPinned : static_cast<Level>(is_current(b) ? k.retention : k.hint);
+  }
+  // Its cached children above the lowest level.
+  std::uint32_t num_children(NodeId b) const {
+    const auto& children = at(b).children;
+    return std::accumulate(children.begin() + kNormal, children.end(), 0u);
+  }
+  // Whether sessions that wait have paths that end at the cached block.
+  void expect(NodeId cached, bool expected) noexcept;
+  bool is_expected_by_sessions(NodeId b) const { return at(b).expected; }
+  // nullptr: no session was named yet.
+  SessionTable* sessions() const { return sessions_.get(); }
+  std::int64_t num_sessions() const { return sessions_ ? sessions_->size() : 0; }
+  // May allocate.
+  SessionTable& named_sessions();
 
   double now() const { return now_; }
   // Ends what has expired, at once: when a block comes back to the policy below decides its place
@@ -124,7 +145,8 @@ class RetainingPolicy final : public Policy {
     Level level = kNormal;
     bool cached = false;
     bool idle = false;
-    bool found = false;  // idle, and about to be used by the admission that found it
+    bool found = false;     // idle, and about to be used by the admission that found it
+    bool expected = false;  // by sessions
   };
   // The bits of a pin's number that name its slot; those above count how often the slot was used.
   static constexpr std::int64_t kSlotBits = 0xffffffff;
@@ -171,6 +193,8 @@ class RetainingPolicy final : public Policy {
   std::vector<Pin> pins_;
   std::int32_t first_unused_ = -1;
   std::int64_t num_pins_ = 0;
+  int max_sessions_;
+  std::unique_ptr<SessionTable> sessions_;
   std::array<std::int64_t, kNumLevels> num_cached_{};
   Counts counts_;
 };

@@ -107,8 +107,10 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   rows().note_computing(s);
 }
 
-Handle Admitting::admit(const Prompt& prompt, const std::function<void(Handle)>& announce) {
-  Call call(rows());
+// Inlined twice, so that a prompt without a session pays nothing for those that have one.
+[[gnu::always_inline]] inline Handle Admitting::admit_of(
+    const Prompt& prompt, const std::function<void(Handle)>& announce,
+    SessionTable::Claim* session) {
   const std::uint16_t partition = rows().partition_of(prompt.name);
   const std::int64_t held_back = rows().watermark(partition, prompt.watermark_blocks);
   const std::int64_t slots =
@@ -140,6 +142,8 @@ Handle Admitting::admit(const Prompt& prompt, const std::function<void(Handle)>&
   const Found& found = plan.found;
   if (ReuseTracker* past = pool().past(partition); past && prompt.read_cache)
     past->count(found.full, found.num_full, found.ghosts, found.num_ghosts, s.num_tokens);
+  if (session) [[unlikely]]
+    use<Sessions>().begin(s, *session, found);
   occupy(s, prompt.tokens, plan);
   if (prompt.read_cache) {
     rows().counters.query_tokens += s.num_tokens;
@@ -148,6 +152,16 @@ Handle Admitting::admit(const Prompt& prompt, const std::function<void(Handle)>&
     rows().recent_hits.count(s.num_tokens, s.num_cached);
   }
   return rows().handle_of(index);
+}
+
+Handle Admitting::admit(const Prompt& prompt, const std::function<void(Handle)>& announce) {
+  Call call(rows());
+  if (prompt.session.empty()) [[likely]]
+    return admit_of(prompt, announce, nullptr);
+  const RootReference root(index(), prompt.name);
+  SessionTable::Claim session =
+      use<Sessions>().claim(rows().partition_of(prompt.name), root.root(), prompt.session);
+  return admit_of(prompt, announce, &session);
 }
 
 void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_cache) {

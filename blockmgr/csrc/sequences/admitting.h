@@ -8,10 +8,11 @@
 #include "sequences/group_ends.h"
 #include "sequences/group_tables.h"
 #include "sequences/needs.h"
+#include "sequences/sessions.h"
 
 namespace blockmgr {
 
-class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds> {
+class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds, Sessions> {
  public:
   Admitting()
       : ghosts_room_(static_cast<std::size_t>(config().ghost_blocks ? config().row_width : 0)) {
@@ -28,6 +29,9 @@ class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds>
   void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
 
  private:
+  // session: nullptr for none.
+  Handle admit_of(const Prompt& prompt, const std::function<void(Handle)>& announce,
+                  SessionTable::Claim* session);
   AdmissionPlan plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                const Applicant& applicant);
   AdmissionPlan plan_prompt(const Prompt& prompt, int partition, std::int64_t held_back);

@@ -51,7 +51,10 @@ void Ending::free(Handle handle, bool withdraws) {
 }
 
 void Ending::end(Sequence& s) noexcept {
+  const SessionPath path = s.session ? use<Sessions>().path_of(s) : SessionPath();
   release_blocks(s, 0);
+  if (path.session) [[unlikely]]
+    use<Sessions>().end(s, path);
   index().release_root(s.root);
   const std::uint32_t generation = (s.generation + 1) & 0x7fffffff;
   const std::uint64_t mark = s.mark;

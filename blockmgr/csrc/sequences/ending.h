@@ -7,10 +7,11 @@
 #include "sequences/forgetting.h"
 #include "sequences/group_ends.h"
 #include "sequences/group_tables.h"
+#include "sequences/sessions.h"
 
 namespace blockmgr {
 
-class Ending : public Part<Ending, GroupTables, GroupEnds, Committing, Forgetting> {
+class Ending : public Part<Ending, GroupTables, GroupEnds, Committing, Forgetting, Sessions> {
  public:
   // The computed tokens that are left.
   std::int64_t truncate(Handle handle, std::int64_t num_tokens);

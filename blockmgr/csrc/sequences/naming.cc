@@ -154,15 +154,38 @@ Naming::NamedPin Naming::pin_named(const BlockNames& names, std::int64_t most,
   return pin;
 }
 
+// The digests of the full blocks up to this one, which may be a tail; kNoNode: there are none.
+std::vector<std::uint8_t> Naming::digests_to(NodeId tip) const {
+  std::vector<NodeId> path;
+  for (NodeId n = tip; n >= 0; n = nodes()[n].parent)
+    if (nodes()[n].key_tokens == config().block_size) path.push_back(n);
+  std::vector<std::uint8_t> digests;
+  for (auto n = path.rbegin(); n != path.rend(); ++n)
+    digests.insert(digests.end(), nodes().digest(*n), nodes().digest(*n) + nodes().digest_size);
+  return digests;
+}
+
 std::vector<std::uint8_t> Naming::cached_digests(Handle handle) const {
   const Sequence& s = rows().running(handle);
-  const auto size = static_cast<std::size_t>(nodes().digest_size);
-  std::vector<std::uint8_t> digests;
-  for (std::int64_t i = 0; i < s.num_chained; ++i) {
-    const std::uint8_t* digest = nodes().digest(rows().chain_node(s, i + 1));
-    digests.insert(digests.end(), digest, digest + size);
+  return digests_to(s.num_chained ? rows().chain_node(s, s.num_chained) : kNoNode);
+}
+
+std::optional<std::vector<std::uint8_t>> Naming::session_digests(std::string_view namespace_name,
+                                                                 std::string_view session) const {
+  const RetainingPolicy& policy =
+      rows().retaining("session_digests", rows().partition_of(namespace_name));
+  const std::uint32_t root = index().find_root(namespace_name);
+  const SessionTable* table = policy.sessions();
+  if (root == kUnknownId || !table) return {};
+  const SessionTable::Id id = table->find(root, session);
+  if (id == SessionTable::kNone) return {};
+  const std::int32_t row = table->at(id).row;
+  if (row < 0) {
+    const NodeId tip = table->tip(id);
+    return digests_to(tip >= 0 && index().is_retired(tip) ? kNoNode : tip);
   }
-  return digests;
+  const Sequence& s = rows().sequences[static_cast<std::size_t>(row)];
+  return digests_to(s.num_chained ? rows().chain_node(s, s.num_chained) : kNoNode);
 }
 
 }  // namespace blockmgr

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -43,6 +44,10 @@ class Naming : public Part<Naming, GroupTables, Finding, GroupEnds> {
                      const std::function<void(const NamedPin&)>& announce = {});
   // The digests of the blocks of a running sequence that are cached, the first of the prompt first.
   std::vector<std::uint8_t> cached_digests(Handle handle) const;
+  // Likewise of the path of a session: of its last sequence, or of what that left. None: no such
+  // session is known.
+  std::optional<std::vector<std::uint8_t>> session_digests(std::string_view namespace_name,
+                                                           std::string_view session) const;
 
  private:
   // Blocks before a node in its prompt, itself included, by node; kForeign: of another namespace.
@@ -52,6 +57,7 @@ class Naming : public Part<Naming, GroupTables, Finding, GroupEnds> {
   void check_names(const BlockNames& names, const char* call) const;
   std::vector<NodeId> find_named(const BlockNames& names, Depths& depths) const;
   std::int32_t depth_of(NodeId b, NodeId root, Depths& depths) const;
+  std::vector<std::uint8_t> digests_to(NodeId tip) const;
   std::int64_t served_to(NodeId tail, std::int64_t depth);
 };
 

@@ -29,6 +29,7 @@ struct Config : StoreConfig {
   template <class Visit>
   void each_option(Visit visit) {
     StoreConfig::each_option(visit);
+    visit("max_sessions", max_sessions);
     visit("max_seqs", max_seqs);
     visit("row_width", row_width);
     visit("prefix_caching", prefix_caching);
@@ -53,6 +54,7 @@ struct Prompt {
   std::int64_t most_cached = INT64_MAX;
   std::int64_t due_cached = -1;
   std::int64_t watermark_blocks = -1;  // -1: the config's
+  std::string_view session = {};       // empty: none
 };
 
 enum class Admission { kNow, kLater, kNever };
@@ -121,6 +123,7 @@ struct Counters {
   std::int64_t preemptions = 0;
   std::int64_t touched_blocks = 0;
   std::int64_t forgotten_blocks = 0;
+  std::int64_t superseded_blocks = 0;
   std::int64_t peak_used_blocks = 0;
 };
 
@@ -147,6 +150,7 @@ struct Sequence {
   std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
   std::int64_t num_written = 0;  // of that, what is in memory before the forward
   std::uint32_t root = 0;
+  std::uint32_t session = 0;  // in the table of its partition, if that names this row; see Sessions
   std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;

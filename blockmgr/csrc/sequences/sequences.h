@@ -24,6 +24,7 @@
 #include "sequences/prefixes.h"
 #include "sequences/reading.h"
 #include "sequences/retaining.h"
+#include "sequences/sessions.h"
 
 namespace blockmgr {
 
@@ -37,8 +38,9 @@ class Sequences : public Rows,
                   public GroupEnds,
                   public Committing,
                   public Decoding,
-                  public Admitting,
                   public Holding,
+                  public Sessions,
+                  public Admitting,
                   public Forgetting,
                   public Ending,
                   public Forking,

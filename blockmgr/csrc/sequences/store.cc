@@ -47,6 +47,12 @@ int Store::share_of_pins(const StoreConfig& config, int capacity) {
   return static_cast<int>(std::int64_t{config.max_pinned_blocks} * capacity / all);
 }
 
+// Rounded up, so that each knows some.
+int Store::share_of_sessions(const StoreConfig& config, int capacity) {
+  const std::int64_t all = config.num_blocks - config.null_block;
+  return static_cast<int>((std::int64_t{config.max_sessions} * capacity + all - 1) / all);
+}
+
 // Rounded up, so that each remembers something.
 int Store::share_of_ghosts(const StoreConfig& config, int capacity) {
   const std::int64_t all = config.num_blocks - config.null_block;
@@ -66,8 +72,9 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
     RetainingPolicy* retention = nullptr;
     if (config.retention) {
       const int pins = share_of_pins(config, range.num_blocks);
-      auto retaining = std::make_unique<RetainingPolicy>(nodes_, index_, range, std::move(policy),
-                                                         pins, first_pin);
+      auto retaining =
+          std::make_unique<RetainingPolicy>(nodes_, index_, range, std::move(policy), pins,
+                                            first_pin, share_of_sessions(config, range.num_blocks));
       first_pin += pins;
       retention = retaining.get();
       policy = std::move(retaining);

@@ -43,6 +43,7 @@ struct StoreConfig {
   int ghost_blocks = 0;  // evicted blocks that are remembered; 0: uses are not followed at all
   bool retention = false;
   int max_pinned_blocks = 0;
+  int max_sessions = 0;  // that sequences belong to
   int event_blocks = 0;  // blocks that wait in the log of events; 0: there is none
   std::vector<Quota> quotas;
   std::vector<Group> groups;  // of layers, beside one of full attention
@@ -91,6 +92,8 @@ class Store {
   }
   // The pins that a partition may have at a time, and the blocks they may cover.
   static int share_of_pins(const StoreConfig& config, int capacity);
+  // The sessions that it knows.
+  static int share_of_sessions(const StoreConfig& config, int capacity);
   // The evicted blocks that it remembers.
   static int share_of_ghosts(const StoreConfig& config, int capacity);
   // The blocks that holders in this namespace are given.

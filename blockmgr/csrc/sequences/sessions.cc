@@ -1,0 +1,165 @@
+#include "sequences/sequences.h"
+
+namespace blockmgr {
+
+SessionTable::Claim Sessions::claim(int partition, std::uint32_t root, std::string_view session) {
+  return {rows().retaining("session", partition).named_sessions(), root, session};
+}
+
+void Sessions::begin(Sequence& s, SessionTable::Claim& claim, const Found& found) noexcept {
+  SessionTable& table = claim.table();
+  if (claim.is_new()) {
+    if (table.is_full()) remove(table, table.oldest());
+    table.add(claim.id(), s.root);
+    index().retain_root(s.root);
+    claim.keep();
+  }
+  const NodeId tip = table.tip(claim.id());
+  const std::int64_t count = tip < 0 ? 0
+                                     : count_superseded(policy_of(s.partition), tip,
+                                                        table.at(claim.id()).num_blocks, found);
+  table.begin(claim.id(), static_cast<std::int32_t>(rows().row_of(s)));
+  s.session = claim.id();
+  let_go(tip, count);
+  rows().counters.superseded_blocks += count;
+}
+
+void Sessions::remove(SessionTable& table, SessionTable::Id id) noexcept {
+  const std::uint32_t root = table.at(id).root;
+  table.remove(id);
+  index().release_root(root);
+}
+
+// A prompt that shares less than half of the old path does not follow it: it is a request beside
+// the conversation, which continues later. On recorded agents, half of what such prompts would
+// supersede is used again.
+std::int64_t Sessions::count_superseded(const RetainingPolicy& policy, NodeId tip,
+                                        std::int64_t num_blocks, const Found& found) const {
+  const std::int64_t least = (num_blocks + 1) / 2;
+  NodeId n = tip;
+  std::int64_t shared = num_blocks;
+  while (shared > found.num_full || found.full[shared - 1] != n) {
+    if (shared == least) return 0;
+    n = nodes()[n].parent;
+    --shared;
+  }
+  return count_alone(policy, tip, num_blocks - shared, 1);
+}
+
+// Blocks at the end of a path that nothing else uses, most of them at most. own: 1 if the table has
+// the path. The source of a planned copy counts as unused, because the copy ends with the step.
+std::int64_t Sessions::count_alone(const RetainingPolicy& policy, NodeId tip, std::int64_t most,
+                                   std::uint32_t own) const {
+  NodeId below = kNoNode;
+  NodeId n = tip;
+  std::int64_t count = 0;
+  for (; count < most; ++count, own = 0, below = n, n = nodes()[n].parent) {
+    if (continues_elsewhere(policy, n, below) || nodes().uses(n).ref_count ||
+        use<Holding>().num_holds(n) || policy.sessions()->num_paths(n) > own ||
+        policy.own_level(n) > kNormal)
+      break;
+  }
+  return count;
+}
+
+// Whether there is more below a node than this child of it. What goes first anyway does not count.
+bool Sessions::continues_elsewhere(const RetainingPolicy& policy, NodeId n, NodeId child) const {
+  if (!groups()) return policy.num_children(n) > (child >= 0 && policy.level(child) > kLow);
+  const NodeId first = nodes()[n].first_child;
+  return first >= 0 && (first != child || nodes()[child].next_sibling >= 0);
+}
+
+// The last first, so that a level never rises with depth.
+void Sessions::let_go(NodeId tip, std::int64_t count) noexcept {
+  if (!count) return;
+  RetainingPolicy& policy = policy_of(pool().partition_of(tip));
+  for (NodeId n = tip; count; --count, n = nodes()[n].parent)
+    groups() ? groups()->let_go(n) : policy.hint(n, false);
+}
+
+SessionPath Sessions::path_of(const Sequence& s) const noexcept {
+  SessionPath path{s.session};
+  if (s.state != Sequence::kRunning || s.outdated) return path;
+  const NodeId* t = rows().table(s);
+  if (s.num_chained < s.num_blocks && nodes()[t[s.num_chained]].keyed()) {
+    path.tip = t[s.num_chained];
+    path.num_blocks = s.num_chained + 1;
+  } else if (s.num_chained) {
+    path.tip = rows().chain_node(s, s.num_chained);
+    path.num_blocks = s.num_chained;
+  }
+  if (path.tip >= 0) path.generation = nodes()[path.tip].generation;
+  return path;
+}
+
+// The path goes to the session unless that has ended, or has had another prompt. The last sequence
+// of an ended session leaves what goes first.
+void Sessions::end(const Sequence& s, const SessionPath& path) noexcept {
+  const bool stays =
+      path.tip >= 0 && nodes()[path.tip].keyed() && nodes()[path.tip].generation == path.generation;
+  RetainingPolicy& policy = policy_of(s.partition);
+  if (path.session == SessionTable::kEnded) {
+    if (stays) let_go(path.tip, count_alone(policy, path.tip, path.num_blocks, 0));
+    return;
+  }
+  SessionTable& table = *policy.sessions();
+  if (table.at(path.session).row != rows().row_of(s)) return;
+  const SessionTable::Outlook outlook = table.at(path.session).outlook;
+  if (stays && outlook == SessionTable::Outlook::kNotExpected)
+    let_go(path.tip, count_alone(policy, path.tip, path.num_blocks, 0));
+  table.end(path.session, stays ? path.tip : kNoNode, path.num_blocks);
+  if (groups() && stays && outlook == SessionTable::Outlook::kExpected)
+    groups()->clear_passed(path.tip);
+}
+
+std::optional<Sessions::Known> Sessions::find(const char* call, std::string_view namespace_name,
+                                              std::string_view session) const {
+  RetainingPolicy& policy = rows().retaining(call, rows().partition_of(namespace_name));
+  const std::uint32_t root = index().find_root(namespace_name);
+  if (root == kUnknownId || !policy.sessions()) return {};
+  const SessionTable::Id id = policy.sessions()->find(root, session);
+  if (id == SessionTable::kNone) return {};
+  return Known{policy, id};
+}
+
+bool Sessions::end_session(std::string_view namespace_name, std::string_view session,
+                           const Announce& announce) {
+  Call call(rows());
+  const std::optional<Known> known = find("end_session", namespace_name, session);
+  if (!known) return false;
+  SessionTable& table = *known->policy.sessions();
+  const SessionTable::Session ended = table.at(known->id);
+  const NodeId tip = table.tip(known->id);
+  const std::int64_t count = tip < 0 ? 0 : count_alone(known->policy, tip, ended.num_blocks, 1);
+  if (announce) announce(count);
+  if (ended.row >= 0) {
+    Sequence& s = rows().sequences[static_cast<std::size_t>(ended.row)];
+    if (s.session == known->id) s.session = SessionTable::kEnded;
+  }
+  remove(table, known->id);
+  let_go(tip, count);
+  return true;
+}
+
+bool Sessions::signal(std::string_view namespace_name, std::string_view session, Signal signal,
+                      double seconds, const Announce& announce) {
+  Call call(rows());
+  const std::optional<Known> known = find("signal", namespace_name, session);
+  if (!known) return false;
+  SessionTable& table = *known->policy.sessions();
+  const NodeId tip = table.tip(known->id);
+  const std::int64_t num_blocks = tip < 0 ? 0 : table.at(known->id).num_blocks;
+  if (signal != Signal::kDone) {
+    if (announce) announce(num_blocks);
+    table.set_outlook(known->id, SessionTable::Outlook::kExpected, known->policy.now() + seconds);
+    if (groups() && tip >= 0) groups()->clear_passed(tip);
+    return true;
+  }
+  const std::int64_t count = tip < 0 ? 0 : count_alone(known->policy, tip, num_blocks, 1);
+  if (announce) announce(count);
+  table.set_outlook(known->id, SessionTable::Outlook::kNotExpected, 0);
+  let_go(tip, count);
+  return true;
+}
+
+}  // namespace blockmgr
