@@ -47,7 +47,8 @@ std::vector<int> Levels::due(const std::vector<bool>& ends) const {
   return due;
 }
 
-// A hash of each full cached block's prefix from the root; 0 for any other block.
+// A hash of each full cached block's prefix from the root; 0 for any other block. A retired block is
+// another one than a later block with the same tokens.
 std::vector<std::size_t> Levels::contents() const {
   const Nodes& nodes = core_.nodes();
   std::vector<std::size_t> contents(said_.size());
@@ -55,13 +56,15 @@ std::vector<std::size_t> Levels::contents() const {
     if (nodes[b].key_tokens != nodes.block_size) continue;
     std::string path;
     NodeId node = b;
+    std::uint32_t epoch = 0;  // of the root
     for (; node >= 0; node = nodes[node].parent) {
+      epoch = nodes[node].parent_generation;
       path += std::to_string(nodes[node].extras) + ':';
       for (int i = 0; i < nodes.block_size; ++i)
         path += std::to_string(nodes.tokens(node)[i]) + ' ';
     }
     contents[static_cast<std::size_t>(b)] =
-        std::hash<std::string>()(path + std::to_string(node)) | 1;
+        std::hash<std::string>()(path + std::to_string(node) + '/' + std::to_string(epoch)) | 1;
   }
   return contents;
 }

@@ -427,7 +427,9 @@ void World::check_tails() {
     if (!tail.keyed() || tail.key_tokens == config_.block_size) continue;
     for (NodeId other = 0; other < nodes.count; ++other) {
       const Node& longer = nodes[other];
-      if (!longer.keyed() || longer.parent != tail.parent || longer.extras != tail.extras) continue;
+      if (!longer.keyed() || longer.parent != tail.parent || longer.extras != tail.extras ||
+          longer.parent_generation != tail.parent_generation)  // one of them is retired
+        continue;
       const bool covers = longer.key_tokens > tail.key_tokens;
       EXPECT(!covers || !std::equal(nodes.tokens(b), nodes.tokens(b) + tail.key_tokens,
                                     nodes.tokens(other)),
