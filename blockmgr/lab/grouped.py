@@ -93,7 +93,13 @@ class GroupedSteps:
                 return None
         slots = min(len(tokens), found + config.forward_tokens)
         limit = None if found == match.num_cached_tokens else 0
-        return manager.admit(tokens, namespace=space, num_slots=slots, max_cached_tokens=limit)
+        return manager.admit(
+            tokens,
+            namespace=space,
+            num_slots=slots,
+            max_cached_tokens=limit,
+            session=config.session_name(request),
+        )
 
     def _used(self, match: Match) -> int:
         """Blocks of full attention that other sequences hold, which can be shared for free.

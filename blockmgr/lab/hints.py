@@ -18,7 +18,7 @@ from blockmgr.lab.runs import NO_RUN
 if TYPE_CHECKING:
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Hints", "Outlook", "Traits", "TraitsOf"]
+__all__ = ["Hints", "Outlook", "Traits", "TraitsOf", "sessions_of"]
 
 
 class Outlook:
@@ -81,6 +81,31 @@ class Outlook:
         """
         num_tokens = self._requests[number - 1].num_prompt_tokens
         return num_tokens // self._size * self._size if self._hashed else num_tokens
+
+
+def sessions_of(trace: Trace, block_size: int) -> list[int]:
+    """The number of each request's session, as its client would know it; 0 for none.
+
+    If the trace names sessions, those. Otherwise a client knows which conversation it continues: a
+    request is of the session of the last one whose whole prompt it repeats (``Outlook``), or of a
+    new session. The client knows neither what follows nor when.
+
+    Args:
+        trace: The requests.
+        block_size: Tokens per block.
+
+    Cost: That of ``Outlook``, if the trace names no sessions.
+    """
+    numbers = [request.session for request in trace.requests]
+    if any(numbers):
+        return numbers
+    outlook = Outlook(trace, block_size)
+    for number in range(1, len(numbers) + 1):
+        numbers[number - 1] = numbers[number - 1] or number
+        follower = outlook.next_request(number)
+        if follower:
+            numbers[follower - 1] = numbers[number - 1]
+    return numbers
 
 
 class TraitsOf:

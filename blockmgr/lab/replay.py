@@ -25,7 +25,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +35,7 @@ from blockmgr.errors import OutOfBlocksError
 from blockmgr.lab.by_group import GroupWatch
 from blockmgr.lab.demand import held_blocks
 from blockmgr.lab.grouped import GroupedSteps
-from blockmgr.lab.hints import Outlook, Traits, TraitsOf
+from blockmgr.lab.hints import Outlook, Traits, TraitsOf, sessions_of
 from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
 from blockmgr.lab.replay_manager import Limits, replay_manager
 from blockmgr.lab.replay_result import ReplayResult
@@ -136,7 +136,12 @@ class EventLoop:
         self._tell_policy: Callable[[Traits], None] | None = told
         self._outlook: Outlook | None = None
         self._traits: TraitsOf | None = None
-        if told is not None or config.hints != "none":
+        named = config.hints in ("session", "ended_session")
+        self._sessions = sessions_of(trace, config.block_size) if named else None
+        self._last_of: dict[int, int] = {}  # the last request of each session that ends
+        if self._sessions is not None and config.hints == "ended_session":
+            self._last_of = {name: number for number, name in enumerate(self._sessions, start=1)}
+        if told is not None or not (named or config.hints == "none"):
             self._outlook = Outlook(trace, config.block_size)
         if self._outlook is not None and (told is not None or callable(config.hints)):
             self._traits = TraitsOf(trace, self._outlook)
@@ -274,6 +279,8 @@ class EventLoop:
         request = waiting.request
         if request.num_samples > self._free_rows:
             return False
+        if self._sessions is not None:
+            request = replace(request, session=self._sessions[waiting.number - 1])
         if waiting.tokens is None:
             waiting.tokens = request.tokens()
         if self._watch is not None:
@@ -309,7 +316,12 @@ class EventLoop:
                 return []
         slots = prompt + self._config.output_lengths(request)[0]
         try:
-            handle = manager.admit(tokens, namespace=request.namespace, num_slots=slots)
+            handle = manager.admit(
+                tokens,
+                namespace=request.namespace,
+                num_slots=slots,
+                session=self._config.session_name(request),
+            )
         except OutOfBlocksError:
             return []
         if self._config.min_partial_tokens:
@@ -342,6 +354,9 @@ class EventLoop:
             start += self._clock() - paused
         for handle in handles:
             manager.free(handle, expect_reuse=goes_on)
+        if request.session and self._last_of.get(request.session) == number:
+            session = self._config.session_name(request)
+            manager.end_session(session, namespace=request.namespace)
         manager.take_remaps()
         self._host_s += self._clock() - start
         self._free_rows += len(handles)
@@ -354,7 +369,7 @@ class EventLoop:
                 self._tell_policy(traits)
             if callable(self._config.hints):
                 return self._config.hints(traits)
-        if self._outlook is None or self._config.hints == "none":
+        if self._outlook is None or self._config.hints != "truth":
             return None
         return self._outlook.goes_on(number, self._last_admitted)
 

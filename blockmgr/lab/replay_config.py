@@ -42,7 +42,9 @@ class ReplayConfig:
             ``on_idle`` of its blocks.
         hints: Hint for the manager at the end of a request: ``"none"``, or the ``"truth"`` about
             whether its conversation continues, or a function of its ``Traits``, such as its turn
-            and the length of its output (``blockmgr.lab.hints``).
+            and the length of its output (``blockmgr.lab.hints``). Or ``"session"``: no hint at the
+            end, but each request names its session (``blockmgr.lab.hints.sessions_of``);
+            ``"ended_session"``: and the client ends the session with its last request.
         outputs: Handling of outputs of which the trace has only the length: they ``"hold"`` blocks,
             with tokens that no prompt repeats, or there are ``"none"``, as in simulators that count
             ids. Outputs with known tokens always hold blocks.
@@ -87,12 +89,13 @@ class ReplayConfig:
         "eviction",
         text=f"Order in which idle blocks are evicted: {', '.join(EVICTION_POLICIES)}.",
     )
-    hints: Literal["none", "truth"] | Hints = field(
+    hints: Literal["none", "truth", "session", "ended_session"] | Hints = field(
         default="none",
         metadata=rule(
-            choices=("none", "truth"),
+            choices=("none", "truth", "session", "ended_session"),
             or_function=True,
-            text="Hints at the end of a request: none, or whether its conversation continues.",
+            text="Hints: none; the truth about whether a conversation continues, at the end of "
+            "each request; the session of each request; or that, and the end of each session.",
         ),
     )
     outputs: Literal["hold", "none"] = field(
@@ -111,11 +114,15 @@ class ReplayConfig:
         object.__setattr__(self, "groups", checked_groups(self.groups))
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         if self.groups:
-            for name, only in (("dedup", "remap"), ("hints", "none")):
+            for name, only in (
+                ("dedup", ("remap",)),
+                ("hints", ("none", "session", "ended_session")),
+            ):
                 value = getattr(self, name)
-                if value != only:
+                if value not in only:
                     raise ValueError(
-                        f"{name} must be {only!r} with groups of layers, got {value!r}"
+                        f"{name} must be {' or '.join(map(repr, only))} with groups of layers, "
+                        f"got {value!r}"
                     )
 
     @property
@@ -137,6 +144,11 @@ class ReplayConfig:
             return {**plain, "groups": [repr(group) for group in groups]}
         del plain["forward_tokens"], plain["prompt_end_stop"]
         return plain
+
+    def session_name(self, request: Request) -> bytes:
+        """The name of a request's session, if requests name theirs; empty for none."""
+        named = request.session and self.hints in ("session", "ended_session")
+        return b"%d" % request.session if named else b""
 
     def service_ms(self, request: Request) -> int:
         """Milliseconds for which a running request holds its blocks."""

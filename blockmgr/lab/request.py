@@ -94,6 +94,7 @@ class Request:
         num_output_tokens: Tokens generated; with several samples, those of the longest one.
         outputs: The tokens generated, one array a sample; empty if the trace does not know them.
         namespace: Tenant salt or adapter. Nothing is shared across namespaces.
+        session: Number of its session, from 1 on; 0 if the trace names none.
 
     Raises:
         ValueError: The prompt is empty, a number is negative, or ``num_output_tokens`` is not the
@@ -105,6 +106,7 @@ class Request:
     num_output_tokens: int
     outputs: tuple[Tokens, ...] = ()
     namespace: bytes = field(default=b"", repr=False)  # may be a secret
+    session: int = 0
 
     def __post_init__(self) -> None:
         if self.arrival_ms < 0 or self.num_output_tokens < 0:

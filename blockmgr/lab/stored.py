@@ -43,6 +43,7 @@ INDEX: Final = np.dtype(
         ("num_output_tokens", "<i8"),
         ("namespace", "<i4"),
         ("hashed", "<i4"),
+        ("session", "<i4"),
     ]
 )
 
@@ -59,6 +60,7 @@ class Row:
         num_output_tokens: Tokens generated.
         outputs: The tokens generated, one list per sample; empty if unknown.
         namespace: Tenant salt or adapter.
+        session: Number of the session; 0 for none.
     """
 
     arrival_ms: int
@@ -68,6 +70,7 @@ class Row:
     num_output_tokens: int
     outputs: Sequence[Sequence[int]] = ()
     namespace: bytes = b""
+    session: int = 0
 
 
 class _Bytes:
@@ -172,6 +175,7 @@ class RequestStore:
                 row.num_output_tokens,
                 len(row.namespace),
                 hashed,
+                row.session,
             )
             self._index.append(record.tobytes())
             self._in_order &= self._latest <= (row.arrival_ms, row.order)
@@ -297,7 +301,8 @@ class StoredRequests(Sequence[Request]):
         )
 
     def _request(self, record: tuple[int, ...]) -> Request:
-        arrival, _, start, items, outputs, num_tokens, num_outputs, namespace, hashed = record
+        arrival, _, start, items, outputs, num_tokens, num_outputs, *more = record
+        namespace, hashed, session = more
         width = 8 if hashed else 4
         raw = self._data.read(start, items * width)
         prompt: Any
@@ -318,4 +323,5 @@ class StoredRequests(Sequence[Request]):
             num_output_tokens=num_outputs,
             outputs=tuple(found),
             namespace=self._data.read(start, namespace) if namespace else b"",
+            session=session,
         )

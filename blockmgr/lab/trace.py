@@ -223,6 +223,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
             record = {
                 "arrival_ms": request.arrival_ms,
                 "namespace": request.namespace.hex(),
+                **({"session": request.session} if request.session else {}),
                 "num_output_tokens": request.num_output_tokens,
                 "outputs": [output.tolist() for output in request.outputs],
                 "tokens": request.tokens().tolist(),

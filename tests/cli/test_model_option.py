@@ -206,7 +206,10 @@ def test_a_model_of_one_group_is_replayed_as_without_it(run: Run, tmp_path: Path
         ((*REPLAY, "--model", "gema-3"), "did you mean 'gemma-3'?"),
         ((*REPLAY, "--model", "no/such/folder"), "must be a config.json, its folder, or one of"),
         ((*REPLAY, "--model", "gemma-3", "--dtype", "float16"), "dtype must not be given"),
-        ((*REPLAY, "--model", "gemma-3", "--hints", "truth"), "hints must be 'none' with groups"),
+        (
+            (*REPLAY, "--model", "gemma-3", "--hints", "truth"),
+            "hints must be 'none' or 'session'",
+        ),
         (
             (*SWEEP, "--model", "qwen3-next", "--block-sizes", "544,16"),
             "block_size must be at least 544 for a block of qwen3-next to hold a state, got 16",

@@ -430,6 +430,7 @@ def test_a_conversation_without_times_asks_once_for_each_answer(tokenizer: Path)
             "<s> user : hello world assistant : hello user : again assistant :",
         ),
     ]
+    assert [r.session for r in trace.requests] == [1, 2, 1]  # a conversation is one
     # The second turn finds the first and its answer.
     result = replay(trace, 100, ReplayConfig(block_size=1))
     assert result.hit_tokens == len(["<s>", "user", ":", "hello", "world", "assistant", ":"]) + 1

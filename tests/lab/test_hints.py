@@ -8,11 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from blockmgr.lab.hints import Outlook, Traits
+from blockmgr.lab.hints import Outlook, Traits, sessions_of
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from blockmgr.lab.workloads import generate
 
+KINDS = "hints must be one of none, truth, session, ended_session"
 SEQUENTIAL = ReplayConfig(block_size=2, min_service_ms=0, service_ms_per_token=0)
 
 
@@ -103,7 +104,7 @@ def test_hints_change_what_is_kept_and_nothing_else(workload: str) -> None:
 
 
 def test_an_unknown_kind_of_hint_is_refused() -> None:
-    with pytest.raises(ValueError, match="hints must be one of none, truth, got 'guess'"):
+    with pytest.raises(ValueError, match=f"{KINDS}, got 'guess'"):
         ReplayConfig(hints="guess")  # type: ignore[arg-type]
 
 
@@ -184,5 +185,32 @@ def test_hints_may_be_a_function_of_traits() -> None:
     assert hinted.hit_tokens >= plain.hit_tokens
     silent = replay(SHORT_COMES_BACK, 3, replace(NO_OUTPUTS, hints=lambda _: None))
     assert silent.hit_tokens == plain.hit_tokens
-    with pytest.raises(ValueError, match="hints must be one of none, truth, got 'maybe'"):
+    with pytest.raises(ValueError, match=f"{KINDS}, got 'maybe'"):
         replace(NO_OUTPUTS, hints="maybe")  # type: ignore[arg-type]
+
+
+def numbered(made: Trace, *sessions: int) -> Trace:
+    pairs = zip(made.requests, sessions, strict=True)
+    return Trace("named", tuple(replace(request, session=number) for request, number in pairs))
+
+
+def test_a_client_knows_the_conversation_that_it_continues() -> None:
+    made = trace([1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4, 9], [1, 2, 9, 9], [5, 6, 7, 8, 9])
+    assert sessions_of(made, 2) == [1, 2, 1, 4, 2]
+    assert sessions_of(numbered(made, 7, 0, 7, 7, 0), 2) == [7, 0, 7, 7, 0]
+
+
+def hits(made: Trace, num_blocks: int) -> list[int]:
+    config = replace(NO_OUTPUTS, block_size=1)
+    kinds = ("none", "session", "ended_session")
+    return [replay(made, num_blocks, replace(config, hints=kind)).hit_tokens for kind in kinds]
+
+
+def test_a_named_session_makes_room_by_what_its_next_prompt_leaves_out() -> None:
+    made = trace([8, 8, 8], [1, 2, 3, 4], [1, 2, 6, 7], [8, 8, 8, 0])
+    assert hits(numbered(made, 0, 1, 1, 0), 7) == [2 + 1, 2 + 3, 2 + 3]
+
+
+def test_a_session_that_its_client_ends_makes_room() -> None:
+    made = trace([8, 8, 8], [1, 2, 3], [5, 6, 7], [8, 8, 8, 0])
+    assert hits(numbered(made, 0, 1, 0, 0), 6) == [0, 0, 3]

@@ -228,3 +228,20 @@ def test_a_field_that_is_twice_in_a_row_is_refused(write_lines: WriteLines) -> N
     for text in (line, f"[{line}]", "{\n" + line[1:]):
         with pytest.raises(TraceFormatError, match='two fields "input_length"'):
             read_trace(write_lines(text))
+
+
+def test_sessions_are_read_by_their_names(read: Any) -> None:
+    rows = [row(n, 600, [1, 2 + n]) for n in range(4)]
+    named = zip(rows, ("a", 7, "a", None), strict=True)
+    trace = read(*({**one, "session_id": name} for one, name in named))
+    assert [request.session for request in trace.requests] == [1, 2, 1, 0]
+
+
+def test_chats_of_one_conversation_are_a_session(read: Any) -> None:
+    chats = [(10, -1), (11, -1), (12, 10), (13, 12), (14, 99)]
+    rows = [
+        {**row(n, 30, [1, 2 + n]), "chat_id": chat, "parent_chat_id": parent}
+        for n, (chat, parent) in enumerate(chats)
+    ]
+    trace = read(*rows)
+    assert [request.session for request in trace.requests] == [1, 2, 1, 1, 3]

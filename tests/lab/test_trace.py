@@ -179,6 +179,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
                 num_output_tokens=max(map(len, outputs), default=rng.randrange(9)),
                 outputs=tuple(outputs),
                 namespace=rng.randbytes(rng.randrange(3)),
+                session=arrival % 3,
             )
         )
     requests.append(Request(arrival_ms=60, prompt=hashed([5, 6], 600), num_output_tokens=1))
@@ -191,7 +192,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     for read, written in zip(back.requests, requests, strict=True):
         assert read.tokens().tolist() == written.tokens().tolist()
         assert [o.tolist() for o in read.outputs] == [o.tolist() for o in written.outputs]
-        for name in ("arrival_ms", "num_output_tokens", "namespace"):
+        for name in ("arrival_ms", "num_output_tokens", "namespace", "session"):
             assert getattr(read, name) == getattr(written, name)
 
 

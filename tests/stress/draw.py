@@ -38,7 +38,10 @@ class Draw:
         op = self.rng.choices(self.ops, self.weights)[0]
         more = getattr(self, op, None)
         record = {"op": op, "entry": self.number()}
-        return {**record, **more()} if more else record
+        record = {**record, **more()} if more else record
+        if self.profile.sessions and op in {"admit", "next_turn", "signal", "end_session"}:
+            record["session"] = f"{record['entry'] % 5 or ''}"
+        return record
 
     def number(self) -> int:
         """A number that selects a sequence, or an item of any other list."""
@@ -197,6 +200,18 @@ class Draw:
     def set_time(self) -> Record:
         """Sometimes backwards."""
         return {"seconds": self.rng.choice([0.5, 1, 3, -1])}
+
+    def end_session(self) -> Record:
+        """In any of the namespaces."""
+        return {"namespace": self.rng.choice(self.profile.namespaces).decode()}
+
+    def signal(self) -> Record:
+        """For a time, or without one."""
+        return {
+            **self.end_session(),
+            "signal": self.rng.choice(["tool_wait", "resumed", "done"]),
+            "expected_in": self.rng.choice([None, 1, 2.5]),
+        }
 
     def free(self) -> Record:
         """Sometimes in the step that would compute it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockmgr.blocks import Priority
 
@@ -61,6 +61,7 @@ def _admit(world: World, record: Record) -> None:
         record["num_slots"],
         reads,
         by_match=record.get("by_match", False),
+        session=record.get("session", "").encode(),
         **record.get("limits", {}),
     )
     if entry is not None and world.early and record["commit"]:
@@ -153,7 +154,8 @@ def _nonsense(world: World, record: Record) -> None:
 
 def _next_turn(world: World, entry: Entry, record: Record) -> None:
     tokens = entry.tokens + record["tokens"]
-    child = world.admit(tokens, entry.namespace, entry.extras)
+    session = record.get("session", "").encode()
+    child = world.admit(tokens, entry.namespace, entry.extras, session=session)
     if child is not None and record["cut"] is not None:
         world.truncate(child, max(1, len(tokens) - record["cut"]))
         world.append(child, record["tokens"][:2])
@@ -239,6 +241,20 @@ def _set_time(world: World, record: Record) -> None:
         world.same_answer("set_time", [world.manager.time + record["seconds"]])
 
 
+def _end_session(world: World, record: Record) -> None:
+    if record["session"]:
+        key = {"namespace": record["namespace"].encode()}
+        world.same_answer("end_session", [record["session"].encode()], **key)
+
+
+def _signal(world: World, record: Record) -> None:
+    if record["session"]:
+        key: dict[str, Any] = {"namespace": record["namespace"].encode()}
+        if record["signal"] != "done":
+            key["expected_in"] = record["expected_in"]
+        world.same_answer("signal", [record["session"].encode(), record["signal"]], **key)
+
+
 def _retain(world: World, entry: Entry, record: Record) -> None:
     start, priority = record["start"], record["priority"]
     key = {"priority": None if priority is None else Priority(priority), "ttl": record["ttl"]}
@@ -273,6 +289,8 @@ OPERATIONS: dict[str, Callable[[World, Record], None]] = {
     "nonsense": _nonsense,
     "unpin": _unpin,
     "set_time": _set_time,
+    "end_session": _end_session,
+    "signal": _signal,
 }
 ON_ENTRY: dict[str, Callable[[World, Entry, Record], None]] = {
     "next_turn": _next_turn,

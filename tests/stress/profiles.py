@@ -77,6 +77,7 @@ class Profile:
         vocabulary: Numbers of distinct tokens; one is drawn for each run.
         quotas: Whether some of the namespaces have quotas.
         swarm: Largest exponent of 2 by which a weight is multiplied, drawn for each run.
+        sessions: Whether prompts have sessions.
         layouts: Whether a run has any groups of layers, or only full attention.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
@@ -93,6 +94,7 @@ class Profile:
     swarm: float = 0.5
     layouts: bool = False
     sizes_by_group: bool = False
+    sessions: bool = False
 
 
 PROFILES = {
@@ -119,6 +121,13 @@ PROFILES = {
     # Pools too large for the model: checks the invariants every hundred calls, and the memory.
     "huge": Profile(blocks=(2_000, 100_000), sizes=(16, 32, 128), prompt=2_000, max_seqs=(8, 64)),
     "swarm": Profile(blocks=(2, 64), sizes=(1, 2, 3, 5, 8, 16), swarm=3.0),
+    # Few names and a small table, so that sessions often go on, end and are dropped.
+    "sessions": Profile(
+        namespaces=(b"", b"a", b"b"),
+        quotas=True,
+        sessions=True,
+        weights={"admit": 24, "free": 18, "signal": 6, "end_session": 3, "set_time": 3},
+    ),
     "groups": Profile(
         sizes=(1, 2, 3, 4, 5, 8, 16),
         prompt=36,
@@ -317,9 +326,10 @@ def draw_config(
     if default:
         return {**sizes, "digest": "xxh3_128"}
     quotas = draw_quotas(rng, profile, num_blocks) if profile.quotas else {}
-    retention = rng.random() < 0.3
+    retention = rng.random() < 0.3 or profile.sessions
     return {
         **sizes,
+        **({"max_sessions": 1 + num_blocks % 7} if profile.sessions else {}),
         **({"quotas": quotas} if quotas else {}),
         "num_blocks": num_blocks + null_block,
         "max_blocks_per_seq": rng.choice([None, None, None, 8]),

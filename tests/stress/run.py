@@ -14,7 +14,7 @@ from blockmgr.errors import InvariantError
 from blockmgr.manager import BlockManager
 from tests.specification.boundaries import ModelBoundaries
 from tests.specification.layouts import ModelLayouts
-from tests.specification.leaves import ModelLeaves
+from tests.specification.sessions import ModelSessions
 from tests.stress.draw import Draw, Record
 from tests.stress.habits import Habits, draw_chunking, draw_habits
 from tests.stress.layouts import LayoutWorld
@@ -146,7 +146,7 @@ def build_world(
     world = kind(
         {**config, "digest": DIGESTS[config["digest"]], "quotas": quotas},
         manager=manager,
-        model=ModelBoundaries if layout else ModelLeaves,
+        model=ModelBoundaries if layout else ModelSessions,
         seed=seed,
         check_every=1 if config["num_blocks"] <= 64 else 100 if modelled else 1000,
         detectors=detectors,

@@ -40,6 +40,7 @@ class World(HoldingEngine):
         read_cache: bool = True,
         *,
         by_match: bool = False,
+        session: bytes = b"",
         **limits: int | None,
     ) -> Entry | None:
         """With ``by_match``, takes exactly what a match finds, or does nothing."""
@@ -53,6 +54,8 @@ class World(HoldingEngine):
         key |= limits
         promise = self.both("can_admit", [tokens], [tokens], **key)
         self.same_digests(tokens, namespace, extras)
+        if session:
+            key["session"] = session
         answer = self.both("admit", [tokens], [tokens], **key)
         if promise is not None and (promise[0] is Admission.NOW) != (answer is not None):
             raise DivergenceError(f"can_admit said {promise[0]}, admit {answer}")

@@ -236,7 +236,8 @@ class Epochs:
             if call == "admit":
                 name = rng.choice([OURS, THEIRS])
                 tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 14))]
-                handle = manager.admit(tokens, namespace=name)
+                session = rng.choice([b"", b"chat"]) if manager.config.retention else b""
+                handle = manager.admit(tokens, namespace=name, session=session)
                 self.names[handle] = name
                 self.started(handle)
                 self.compute(handle)

@@ -188,6 +188,32 @@ def test_forks_do_not_get_the_session(manager: BlockManager) -> None:
     assert manager.signal(b"chat", "tool_wait") == 4
 
 
+def test_a_sequence_that_comes_to_another_namespace_leaves_its_session(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(12, retention=True, quotas={b"own": 6}, debug=2)
+    handles = [manager.admit(FIRST[:8], session=b"chat", namespace=n) for n in (b"", b"own")]
+    for handle in handles:
+        manager.commit(handle, 8)
+    manager.reparent(handles, [1, 1])
+    for handle in handles:
+        manager.free(handle)
+    assert manager.signal(b"chat", "tool_wait") == 0
+    assert manager.signal(b"chat", "tool_wait", namespace=b"own") == 2
+
+
+def test_beams_of_a_session_keep_it(manager: BlockManager) -> None:
+    parent = manager.admit(FIRST, session=b"chat")
+    manager.commit(parent, 16)
+    [child] = manager.fork(parent)
+    manager.append(child, [7] * 4)
+    manager.commit(child, 20)
+    manager.reparent([parent, child], [1, 0])
+    manager.free(child)
+    manager.free(parent)
+    assert manager.end_session(b"chat") == 5
+
+
 def test_what_is_expected_is_kept_over_what_is_not(manager: BlockManager) -> None:
     serve(manager, FIRST, b"agent")
     serve(manager, [9] * 16)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory/errors.h"
+
 namespace blockmgr {
 
 RetainingPolicy::RetainingPolicy(Nodes& nodes, const PrefixIndex& index, Range range,

@@ -51,10 +51,13 @@ void Ending::free(Handle handle, bool withdraws) {
 }
 
 void Ending::end(Sequence& s) noexcept {
-  const SessionPath path = s.session ? use<Sessions>().path_of(s) : SessionPath();
-  release_blocks(s, 0);
-  if (path.session) [[unlikely]]
+  if (s.session) [[unlikely]] {
+    const SessionPath path = use<Sessions>().path_of(s);
+    release_blocks(s, 0);
     use<Sessions>().end(s, path);
+  } else {
+    release_blocks(s, 0);
+  }
   index().release_root(s.root);
   const std::uint32_t generation = (s.generation + 1) & 0x7fffffff;
   const std::uint64_t mark = s.mark;

@@ -45,6 +45,7 @@ bool Forking::fork(Handle handle, std::int64_t count, Handle* children, const Ha
   Sequence& parent = rows().running(handle);
   check_fork(parent, count);
   Sequence model = parent;
+  model.session = SessionTable::kNone;
   // Look-ahead blocks hold nothing yet, so there is nothing in them to share.
   model.num_blocks = static_cast<std::int32_t>(
       std::min<std::int64_t>(parent.num_blocks, rows().blocks_for(parent.num_tokens)));
@@ -125,6 +126,8 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
     next.state = parent;
     next.state.generation = s.generation;
     next.state.mark = s.mark;
+    // Each session belongs to one namespace.
+    next.state.session = s.root == parent.root ? s.session : SessionTable::kNone;
     next.state.num_blocks = static_cast<std::int32_t>(
         std::min<std::int64_t>(parent.num_blocks, rows().blocks_for(parent.num_tokens)));
     const std::int32_t* from = rows().table(parent);

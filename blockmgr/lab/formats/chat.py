@@ -106,7 +106,7 @@ def sharegpt(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
                 reading.notes.leave_out("answers before a question")
         start_ms, _ = arrivals.of(record, ({},))
         prompt = Asked(messages=messages, tools=_listed_tools(record, row.get("tools")))
-        yield from _turns(_Texts(record, reading, b""), prompt, start_ms)
+        yield from _turns(_Texts(record, reading, b"", None), prompt, start_ms)
 
 
 def openai_log(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
@@ -127,7 +127,7 @@ def openai_log(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
         session = row.get("session_id")
         session = session if isinstance(session, str | int) else None
         arrival_ms, timed = arrivals.of(record, (row, answer.body), session)
-        texts = _Texts(record, reading, _namespace(body))
+        texts = _Texts(record, reading, _namespace(body), session)
         last = prompts[0].messages[-1:]
         if not answer.messages and last and last[0]["role"] == "assistant":
             if not timed and session is None:
@@ -145,7 +145,8 @@ def openai_log(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
 
 
 def _turns(texts: _Texts, prompt: Asked, start_ms: int) -> Iterator[Row]:
-    """A request for every answer of a conversation."""
+    """A request for every answer of a conversation, which is a session."""
+    texts.name_session()
     messages = prompt.messages
     for place, message in enumerate(messages):
         if place and message["role"] == "assistant":
@@ -195,10 +196,15 @@ class _Joined:
 class _Texts:
     """Makes requests of the texts in a record."""
 
-    def __init__(self, record: Record, reading: Reading, namespace: bytes) -> None:
+    def __init__(self, record: Record, reading: Reading, namespace: bytes, session: Any) -> None:
         self._record = record
         self._reading = reading
         self._namespace = namespace
+        self._session = reading.session(session)
+
+    def name_session(self) -> None:
+        """Gives a conversation without a name a number of its own."""
+        self._session = self._session or self._reading.session(("conversation", object()))
 
     def row(
         self, prompt: Asked, said: Messages, arrival_ms: int, counted: tuple[int | None, int]
@@ -235,6 +241,7 @@ class _Texts:
             num_output_tokens=num_output_tokens,
             outputs=outputs,
             namespace=self._namespace,
+            session=self._session,
         )
 
     def _prompt(self, prompt: Asked) -> list[int]:

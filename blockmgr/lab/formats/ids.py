@@ -164,7 +164,8 @@ def sessions(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
             named = record.renamed({**request, "block_size": size})
             name = f"{session.get('id')} {request.get('model')}"
             arrival_ms = start_ms + named.milliseconds("t", MS_IN_SECOND)
-            yield reader.row(named, arrival_ms, name.encode(errors="backslashreplace"))
+            encoded = name.encode(errors="backslashreplace")
+            yield reader.row(named, arrival_ms, encoded, reading.sessions)
 
 
 def _requests(record: Record, session: dict[str, Any]) -> Iterator[Any]:
@@ -205,9 +206,21 @@ def _rows(records: Iterable[Record], reading: Reading, names: _Names) -> Iterato
             record,
             arrival_ms,
             str(namespace).encode(errors="backslashreplace") if namespace else b"",
+            _conversation(reading, row) if session is None else session,
         )
         arrivals.ends(session, arrival_ms + answered_ms(found.num_output_tokens))
         yield found
+
+
+def _conversation(reading: Reading, row: dict[str, Any]) -> Any:
+    """What names the session of a row without ``session_id``: the first chat of a conversation."""
+    chat, parent = row.get("chat_id"), row.get("parent_chat_id")
+    if not isinstance(chat, str | int):
+        return None
+    first: dict[Any, Any] = reading.carried.setdefault("chats", {})
+    found = first.get(parent, chat) if isinstance(parent, str | int) else chat
+    first[chat] = found
+    return "chat", found
 
 
 def names_of(names: _Names) -> Any:
@@ -254,8 +267,8 @@ class _Ids:
                 return count == length // size
         return False
 
-    def row(self, record: Record, arrival_ms: int, namespace: bytes) -> Row:
-        """The request of a record.
+    def row(self, record: Record, arrival_ms: int, namespace: bytes, session: Any) -> Row:
+        """The request of a record, in the session of this name; None for none.
 
         Raises:
             TraceFormatError: A field is missing or wrong.
@@ -292,6 +305,7 @@ class _Ids:
             num_tokens=num_tokens,
             num_output_tokens=num_output_tokens,
             namespace=namespace,
+            session=reading.session(session),
         )
 
     def session(self, record: Record, row: dict[str, Any]) -> Any:

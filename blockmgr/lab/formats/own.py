@@ -19,7 +19,7 @@ __all__ = ["FORMAT", "KNOWN", "VERSION", "own"]
 
 FORMAT: Final = "blockmgr-trace"
 VERSION: Final = 1
-KNOWN: Final = Known("format version arrival_ms tokens num_output_tokens outputs namespace")
+KNOWN: Final = Known("format version arrival_ms tokens num_output_tokens outputs namespace session")
 
 
 def own(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
@@ -61,6 +61,7 @@ def _row(record: Record, reading: Reading) -> Row:
         num_output_tokens=num_output_tokens,
         outputs=outputs,
         namespace=_namespace(record),
+        session=record.integer("session", 0, MAX_NUMBER) if "session" in record.value else 0,
     )
 
 

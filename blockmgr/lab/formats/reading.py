@@ -289,6 +289,7 @@ class Reading:
         order: Number of requests read so far.
         times: Converts times; set by readers of formats with times.
         sessions: Number of sessions read so far, by readers that give them a pace.
+        named: Numbers of sessions by name, from 1 on.
         carried: State that a reader keeps from one file of a trace to the next, by its name.
     """
 
@@ -302,7 +303,12 @@ class Reading:
     order: int = 0
     times: Times | None = None
     sessions: int = 0
+    named: dict[Any, int] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
+
+    def session(self, name: Any) -> int:
+        """The number of a session; 0 for None."""
+        return 0 if name is None else self.named.setdefault(name, len(self.named) + 1)
 
     def next_order(self) -> int:
         """The index of the next request."""
