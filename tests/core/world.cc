@@ -173,7 +173,7 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   if (touched) check_others(others, touched, deep);
   if (merges && outcome == kDone) merged(before_merging);
   if (moves && outcome == kDone) note_moved(was_keyed);
-  const bool forgets = op == kForget || op == kFree || op == kPreempt;
+  const bool forgets = op == kForget || op == kRetire || op == kFree || op == kPreempt;
   if (config_.retention) levels_.after_call(core_.time(), forgets);
   if (config_.steps_in_flight && !reads_only) check_fences(op);
   return outcome;
