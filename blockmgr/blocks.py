@@ -25,6 +25,7 @@ __all__ = [
     "BlockSnapshot",
     "BlockState",
     "CopyPlan",
+    "DigestPin",
     "Match",
     "Pin",
     "Priority",
@@ -202,6 +203,21 @@ class Pin(NamedTuple):
     """Leading full blocks of the prompt that were cached when the pin was made."""
     num_cached_blocks: int
     """Of those, blocks that are still cached; the others were evicted for running sequences."""
+
+
+class DigestPin(NamedTuple):
+    """A pin that was made by digests."""
+
+    pin: int
+    """The pin, for ``unpin`` and ``pinned``."""
+    num_blocks: int
+    """Blocks that it covers, from the first one of the prompt on."""
+    num_cached_blocks: int
+    """Blocks up to the deepest one found, which fewer bounds would let it cover."""
+    num_found: int
+    """Of the digests, those of cached blocks."""
+    digest: bytes
+    """The digest of the last block that it covers."""
 
 
 class BlockState(enum.IntEnum):

@@ -22,6 +22,7 @@
     ├── CopyError             (also ValueError)      block copies that must not be launched
     ├── UnsupportedModelError (also ValueError)      attention the paged cache cannot serve
     ├── TraceFormatError      (also ValueError)      path:line:column, found and expected
+    ├── HintError             (also ValueError)      an envelope of KV hints that is malformed
     ├── EndpointError         (also OSError)         cannot listen on an address
     ├── ClusterLostError      (also ConnectionError) a cluster that has stopped answering
     ├── MissingExtraError     (also ImportError)     names the extra to install
@@ -38,6 +39,7 @@ __all__ = [
     "CopyError",
     "EndpointError",
     "ForkError",
+    "HintError",
     "InvariantError",
     "LayoutError",
     "MissingExtraError",
@@ -269,6 +271,10 @@ class TraceFormatError(BlockMgrError, ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[str, int, int, str, str]]:
         return type(self), (self.path, self.line, self.column, self.found, self.expected)
+
+
+class HintError(BlockMgrError, ValueError):
+    """An envelope of KV hints is malformed. No action of it has been carried out."""
 
 
 class EndpointError(BlockMgrError, OSError):

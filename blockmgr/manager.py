@@ -25,6 +25,7 @@ from blockmgr.blocks import (
     signal_of,
 )
 from blockmgr.config import ManagerConfig, ManagerOptions, core_options
+from blockmgr.digest_calls import DigestCalls
 from blockmgr.errors import InvariantError, PolicyError, UnknownSequenceError
 from blockmgr.event_calls import EventCalls
 from blockmgr.explain import Explanation, explanation
@@ -55,7 +56,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(EventCalls, NotCopied):
+class BlockManager(EventCalls, DigestCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when
@@ -878,6 +879,43 @@ class BlockManager(EventCalls, NotCopied):
         (1, 0)
         """
         return self._core.reset_prefix_cache(reset_hit_rate)
+
+    def retire(self, namespace: bytes = b"") -> int:
+        """Forgets what is cached in one namespace, as after a change of its weights.
+
+        Prompts find nothing that was computed there before this call, and what is computed there
+        later is cached as usual. Of the forgotten blocks, the idle ones are the next to be taken,
+        before any other block is evicted, whatever their retention. Other namespaces change in
+        nothing.
+
+        Running sequences of the namespace continue with what they have. What they and their forks
+        compute later depends on K/V from before the call, so it is not cached until the sequence is
+        preempted and resumed, which computes everything again. Pins stay held; ``unpin`` them.
+
+        ``explain`` and ``hit_rate_curve`` remember evicted blocks of the namespace as before.
+
+        Args:
+            namespace: As in ``admit``.
+
+        Returns:
+            The number of running sequences that continue with K/V from before the call.
+
+        Raises:
+            StepError: With ``early_commit``, while a sequence of the namespace is committed ahead
+                of this step's forward.
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+
+        Cost: O(max_seqs), whatever the number of blocks. With ``events``, which name each block
+        that is removed, and with several groups of layers: O(cached blocks of the namespace).
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> handle = manager.admit([1, 2, 3], namespace=b"policy")
+        >>> manager.commit(handle, 3)
+        >>> manager.retire(b"policy"), manager.match([1, 2, 3], namespace=b"policy").block_ids
+        (1, array([], dtype=int32))
+        """
+        return self._core.retire(namespace)
 
     def recent_hits(self) -> RecentHits:
         """The hits of the last ``hit_rate_window`` requests.

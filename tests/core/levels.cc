@@ -47,7 +47,8 @@ std::vector<int> Levels::due(const std::vector<bool>& ends) const {
   return due;
 }
 
-// A hash of each full cached block's prefix from the root; 0 for any other block.
+// A hash of each full cached block's prefix from the root; 0 for any other block. A retired block is
+// another one than a later block with the same tokens.
 std::vector<std::size_t> Levels::contents() const {
   const Nodes& nodes = core_.nodes();
   std::vector<std::size_t> contents(said_.size());
@@ -55,13 +56,15 @@ std::vector<std::size_t> Levels::contents() const {
     if (nodes[b].key_tokens != nodes.block_size) continue;
     std::string path;
     NodeId node = b;
+    std::uint32_t epoch = 0;  // of the root
     for (; node >= 0; node = nodes[node].parent) {
+      epoch = nodes[node].parent_generation;
       path += std::to_string(nodes[node].extras) + ':';
       for (int i = 0; i < nodes.block_size; ++i)
         path += std::to_string(nodes.tokens(node)[i]) + ' ';
     }
     contents[static_cast<std::size_t>(b)] =
-        std::hash<std::string>()(path + std::to_string(node)) | 1;
+        std::hash<std::string>()(path + std::to_string(node) + '/' + std::to_string(epoch)) | 1;
   }
   return contents;
 }
@@ -117,6 +120,7 @@ void Levels::before_call() {
     said.block = core_.nodes().name(b);
     said.was_full = core_.nodes()[b].key_tokens == core_.config().block_size;
     said.old_generation = core_.nodes()[b].generation;
+    said.was_retired = core_.nodes()[b].keyed() && core_.index().is_retired(b);
     said.content = cached[static_cast<std::size_t>(b)];
     said.merging = false;
     said.moved_to = b;
@@ -133,9 +137,9 @@ void Levels::after_call(double now, bool forgets) {
     const Node& record = core_.nodes()[b];
     const bool same = said.old_generation == record.generation;
     const auto share = static_cast<std::size_t>(core_.pool().partition_of(b));
-    if (said.was_idle && !same && said.was_full)
+    if (said.was_idle && !same && said.was_full && !said.was_retired)
       highest_gone[share] = std::max(highest_gone[share], said.own);
-    if (said.was_idle && same && is_idle(b))
+    if (said.was_idle && same && is_idle(b) && !said.was_retired)
       lowest_left[share] = std::min(lowest_left[share], said.level);
     if (!same || (record.keyed() && !said.keyed)) said.hint = kNormal;
     said.keyed = record.keyed();

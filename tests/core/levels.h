@@ -54,6 +54,7 @@ class Levels {
     std::uint32_t old_generation = 0;
     bool was_idle = false;
     bool was_full = false;
+    bool was_retired = false;  // such blocks go first, whatever their level
     std::int32_t block = -1;  // the block it had
     std::size_t content = 0;  // a hash of the whole prefix; 0: not cached
     // In the call.

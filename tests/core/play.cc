@@ -328,6 +328,7 @@ void Play::move_once() {
     case kMoveNonsense:
       return nonsense();
     case kMoveReset:
+      if (bytes_.one_in(2)) return world_.retire(bytes_.below(profile_.namespaces));
       return world_.reset(bytes_.one_in(2));
     case kMoveHold: {
       std::vector<std::int64_t> ids = some_blocks();

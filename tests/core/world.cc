@@ -60,7 +60,7 @@ const char* name_of(Op op) {
       "commit", "truncate",      "fork",    "reparent", "free",     "preempt",
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
       "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
-      "reset",  "acquire",       "release", "touch_blocks", "forget",
+      "reset",  "retire",        "acquire", "release",  "touch_blocks", "forget",
       "cache_state"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
@@ -174,7 +174,7 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   if (touched) check_others(others, touched, deep);
   if (merges && outcome == kDone) merged(before_merging);
   if (moves && outcome == kDone) note_moved(was_keyed);
-  const bool forgets = op == kForget || op == kFree || op == kPreempt;
+  const bool forgets = op == kForget || op == kRetire || op == kFree || op == kPreempt;
   if (config_.retention) levels_.after_call(core_.time(), forgets);
   if (config_.steps_in_flight && !reads_only) check_fences(op);
   return outcome;
@@ -398,6 +398,39 @@ void World::reset(bool reset_hit_rate) {
       entry->num_findable = 0;
     }
     for (Hold& held : holds_) held.words.clear();
+  }
+  settle();
+}
+
+// Likewise in one namespace. What is cached there stays so until its room is needed.
+void World::retire(int name) {
+  bool promised = false;
+  std::int64_t running = 0;
+  for (const EntryPtr& entry : entries_) {
+    if (!entry->running || entry->name != name) continue;
+    promised |= ahead(*entry);
+    ++running;
+  }
+  // A sequence that is cut within a cached block still has that block.
+  std::vector<std::int64_t> chained;
+  for (const EntryPtr& entry : entries_) {
+    const Sequence& s = view(*entry);
+    chained.push_back(s.num_chained);
+    for (std::int64_t i = s.num_chained; entry->running && i < s.num_blocks; ++i)
+      if (core_.nodes()[nodes_of(*entry)[i]].keyed()) chained.back() = i + 1;
+  }
+  std::int64_t count = 0;
+  if (call(kRetire, bit(promised ? kStepRefused : kDone),
+           [&] { count = core_.retire(text_of(name)); }) == kDone) {
+    EXPECT(count == running, "retire returns a wrong count");
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      Entry& entry = *entries_[i];
+      if (entry.name != name) continue;
+      EXPECT(full_prefix(entry).empty(), "a retired block is found");
+      if (!entry.running || entry.outdated) continue;
+      entry.num_findable = chained[i];
+      entry.outdated = true;
+    }
   }
   settle();
 }

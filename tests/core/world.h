@@ -53,6 +53,7 @@ enum Op {
   kTouch,
   kSetTime,
   kReset,
+  kRetire,
   kAcquire,
   kRelease,
   kTouchBlocks,
@@ -170,6 +171,7 @@ class World {
                  const Asked& terms = {});
   void resume(Entry& entry, std::int64_t num_slots, bool read_cache = true);
   void reset(bool reset_hit_rate);
+  void retire(int name);
   void reserve(Entry& entry, std::int64_t num_slots);
   void append(Entry& entry, const std::vector<Token>& tokens);
   // Commits what the engine may claim; larger claims only where the core must refuse them.

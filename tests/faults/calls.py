@@ -199,6 +199,7 @@ MANAGER_CALLS = [
             "free": _on("free", "first"),
             "take_copies": _on("take_copies"),
             "reset_prefix_cache": _on("reset_prefix_cache"),
+            "retire": _on("retire"),
             "blocks": _on("blocks"),
         }.items()
     ),
@@ -215,6 +216,19 @@ MANAGER_CALLS = [
     Call("retain", retaining, _on("retain", "first", 0, 4, priority=Priority.HIGH)),
     Call("retain_prefix", retaining, _on("retain_prefix", PROMPT, priority=Priority.HIGH, **HERE)),
     Call("pin", retaining, _on("pin", PROMPT, **HERE)),
+    Call(
+        "retain_digests",
+        retaining,
+        _on("retain_digests", "digests", priority=Priority.HIGH, ttl=5.0),
+    ),
+    Call(
+        "retain_digests, by parts",
+        retaining,
+        _on("retain_digests", "parts", priority=Priority.LOW),
+    ),
+    Call("pin_digests", retaining, _on("pin_digests", "digests")),
+    Call("session_digests", retaining, _on("session_digests", b"session")),
+    Call("cached_digests", retaining, _on("cached_digests", "first")),
     Call("unpin", retaining, _on("unpin", "pin")),
     Call("pinned", retaining, _on("pinned", "pin")),
     Call("touch", retaining, _on("touch", [1, 2, 3, 4, 5])),

@@ -94,6 +94,8 @@ def retaining() -> World:
     """A pin in a manager with retention."""
     world = managed(retention=True, max_pinned_blocks=8)
     world.named["pin"] = world.subject.pin([1, 2, 3, 4])
+    world.named["digests"] = world.subject.cached_digests(world.first)
+    world.named["parts"] = [digest[-8:] for digest in world.digests]
     return world
 
 

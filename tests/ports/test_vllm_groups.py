@@ -101,7 +101,6 @@ def test_groups_that_are_not_supported_are_refused_by_name(
         ({"enable_kv_cache_events": True}, "KV cache events"),
         ({"use_eagle": True}, "EAGLE"),
         ({"dcp_world_size": 2}, "decode context parallelism"),
-        ({"options": {"retention": True}}, "retention"),
         ({"options": {"ghost_blocks": 8}}, "ghost_blocks"),
         (
             {"said": {"cache_config": SimpleNamespace(use_replayssm=True)}},

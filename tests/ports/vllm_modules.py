@@ -70,8 +70,8 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.request": {"RequestStatus": SimpleNamespace(WAITING=1, PREEMPTED=2)},
 }
 OURS = (
-    "events", "hybrid", "id_lists", "layers", "lookups", "manager", "misses", "naming", "prompts",
-    "publishing", "releases", "report", "states", "steps", "support",
+    "events", "hinting", "hybrid", "id_lists", "layers", "lookups", "manager", "misses", "naming",
+    "prompts", "publishing", "releases", "report", "states", "steps", "support",
 )  # fmt: skip
 
 

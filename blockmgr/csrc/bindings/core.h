@@ -55,11 +55,20 @@ nb::tuple explained(const ExplainResult& result);
 void acquire_blocks(Core& self, nb::handle blocks);
 void release_blocks(Core& self, nb::handle blocks);
 void touch_blocks(Core& self, nb::handle blocks);
+std::int64_t retire_namespace(Core& self, nb::handle name);
 std::int64_t forget_blocks(Core& self, nb::handle blocks);
 bool is_cached(Core& self, nb::handle block);
 std::int64_t ref_count(Core& self, nb::handle block);
 // The blocks of a sequence from a logical one on, as a list.
 nb::list block_ids_from(Core& self, nb::handle handle, nb::handle start);
+
+// bindings/naming.cc: calls by digest.
+nb::object retain_named(Core& self, const nb::bytes& digests, int size, bool leading,
+                        nb::handle name, int level, double ttl, nb::handle max_blocks);
+nb::object pin_named(Core& self, const nb::bytes& digests, int size, bool leading,
+                     nb::handle name, nb::handle max_blocks);
+nb::list cached_digests(Core& self, nb::handle handle);
+nb::object session_digests(Core& self, nb::handle name, nb::handle session);
 
 // bindings/reads.cc: reads of sequences, and of the manager.
 nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::handle stop);

@@ -43,6 +43,10 @@ std::int64_t forget_blocks(Core& self, nb::handle blocks) {
   return self.core.forget(ids.data(), ids.size());
 }
 
+std::int64_t retire_namespace(Core& self, nb::handle name) {
+  return self.core.retire(bytes_argument(name, "namespace", 0));
+}
+
 bool is_cached(Core& self, nb::handle block) {
   const std::int64_t id = int_argument(block, "block");
   return self.read([&](const Sequences& core) { return core.is_cached(id); });

@@ -508,6 +508,8 @@ NB_MODULE(_core, m) {
            nb::sig("def touch_blocks(self, blocks: object, /) -> None"), any())
       .def("forget", checked<forget_blocks>, nb::sig("def forget(self, blocks: object, /) -> int"),
            any())
+      .def("retire", checked<retire_namespace>,
+           nb::sig("def retire(self, namespace: object, /) -> int"), any())
       .def("is_cached", is_cached, nb::sig("def is_cached(self, block: object, /) -> bool"), any())
       .def("ref_count", ref_count, nb::sig("def ref_count(self, block: object, /) -> int"), any())
       .def("block_ids_from", block_ids_from,
@@ -524,6 +526,20 @@ NB_MODULE(_core, m) {
       .def("pin", checked<pin>,
            nb::sig("def pin(self, tokens: object, namespace: object, extras: object, /) -> int"),
            any(), any(), any())
+      .def("retain_named", checked<retain_named>,
+           nb::sig("def retain_named(self, digests: bytes, size: int, leading: bool, "
+                   "namespace: object, level: int, ttl: float, max_blocks: object, /) -> int"),
+           exact(), exact(), exact(), any(), exact(), exact(), any())
+      .def("pin_named", checked<pin_named>,
+           nb::sig("def pin_named(self, digests: bytes, size: int, leading: bool, "
+                   "namespace: object, max_blocks: object, /) -> tuple[int, int, int, int, bytes] | None"),
+           exact(), exact(), exact(), any(), any())
+      .def("cached_digests", cached_digests,
+           nb::sig("def cached_digests(self, handle: object, /) -> list[bytes]"), any())
+      .def("session_digests", session_digests,
+           nb::sig("def session_digests(self, namespace: object, session: object, /) -> "
+                   "list[bytes] | None"),
+           any(), any())
       .def("unpin", checked<unpin>, nb::sig("def unpin(self, pin: object, /) -> None"), any())
       .def("view_pin", view_pin, nb::sig("def view_pin(self, pin: object, /) -> tuple[int, int]"),
            any())

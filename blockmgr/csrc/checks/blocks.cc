@@ -217,8 +217,9 @@ void BlockAudit::check_index() {
                     name(b) + (full ? " is missing from" : " is stale in") + " the index");
     if (!full) continue;
     const Key key{record.parent, record.extras, nodes_.tokens(b)};
-    BLOCKMGR_EXPECT(index_.find(key, nodes_.digest(b)) == b,
-                    name(b) + " cannot be found by its key");
+    const bool retired = record.parent_generation != index_.generation(record.parent);
+    BLOCKMGR_EXPECT((index_.find(key, nodes_.digest(b)) == b) != retired,
+                    name(b) + (retired ? " is retired and found" : " cannot be found by its key"));
   }
   BLOCKMGR_EXPECT(keyed == index_.num_keyed(), "the number of cached blocks is wrong");
   for (NodeId n = 0; n < count_; ++n) {
@@ -231,28 +232,40 @@ void BlockAudit::check_index() {
 
 void BlockAudit::check_children() {
   std::map<NodeId, std::set<NodeId>> children;
+  std::set<NodeId> retired;
+  const auto check_list = [&](NodeId first, std::set<NodeId>& listed) {
+    NodeId before = kNoNode;
+    for (NodeId b = first; b >= 0; b = nodes_[b].next_sibling) {
+      BLOCKMGR_EXPECT(nodes_[b].prev_sibling == before, name(b) + " has a wrong sibling link");
+      if (!listed.insert(b).second) break;
+      before = b;
+    }
+  };
+  for (const PrefixIndex::Retired& each : index_.retired()) {
+    const std::size_t known = retired.size();
+    check_list(each.first, retired);
+    BLOCKMGR_EXPECT(retired.size() > known, "a list of retired blocks is empty");
+    for (NodeId b = each.first; b >= 0 && nodes_[b].keyed(); b = nodes_[b].next_sibling)
+      BLOCKMGR_EXPECT(nodes_[b].parent == root_node(each.root),
+                      name(b) + " is retired in another namespace");
+  }
   for (NodeId b = 0; b < count_; ++b) {
     const Node& record = nodes_[b];
     if (!record.keyed() || is_part(b)) continue;
-    children[record.parent].insert(b);
+    if (!retired.contains(b)) children[record.parent].insert(b);
     if (record.extras) ++extras_[record.extras];
     if (is_root(record.parent)) ++roots_[root_index(record.parent)];
     const NodeId parent = record.parent;
     BLOCKMGR_EXPECT(is_root(parent) || (valid(parent) && nodes_[parent].key_tokens == size_),
                     name(b) + " is cached and its parent is not");
-    BLOCKMGR_EXPECT(record.parent_generation == index_.generation(parent),
+    BLOCKMGR_EXPECT((record.parent_generation == index_.generation(parent)) != retired.contains(b),
                     name(b) + " outlived the content of its parent");
   }
   for (NodeId b = 0; b < count_; ++b)
     if (nodes_[b].first_child >= 0) children[b];
   for (const auto& [node, expected] : children) {
     std::set<NodeId> listed;
-    NodeId before = kNoNode;
-    for (NodeId b = index_.first_child(node); b >= 0; b = nodes_[b].next_sibling) {
-      BLOCKMGR_EXPECT(nodes_[b].prev_sibling == before, name(b) + " has a wrong sibling link");
-      if (!listed.insert(b).second) break;
-      before = b;
-    }
+    check_list(index_.first_child(node), listed);
     BLOCKMGR_EXPECT(listed == expected,
                     "the children of node " + std::to_string(node) + " are wrong");
   }
@@ -315,6 +328,8 @@ std::string block_fingerprint(const Nodes& nodes, const PrefixIndex& index, cons
     if (nodes.used(b) || k.keyed())
       for (int i = 0; i < nodes.block_size; ++i) put_numbers(out, nodes.tokens(b)[i]);
   }
+  for (const PrefixIndex::Retired& each : index.retired())
+    put_numbers(out, each.root, each.first, each.again);
   const auto put_list = [&](const auto& list) {
     out += "| ";
     for (NodeId b = list.front(); b != list.end(); b = list.after(b)) put_numbers(out, b);

@@ -136,6 +136,31 @@ inline NodeId& PrefixIndex::head_of(NodeId parent) noexcept {
   return is_root(parent) ? roots_[root_index(parent)].first_child : nodes_[parent].first_child;
 }
 
+// Of the list that this keyed block is in.
+inline NodeId& PrefixIndex::head_of(const Node& record) noexcept {
+  if (is_root(record.parent) && record.parent_generation != generation(record.parent)) [[unlikely]]
+    for (Retired& each : retired_)
+      if (&nodes_[each.first] == &record) return each.first;
+  return head_of(record.parent);
+}
+
+[[gnu::noinline]] void PrefixIndex::drop_empty_retired() noexcept {
+  std::erase_if(retired_, [](const Retired& each) { return each.first < 0; });
+}
+
+void PrefixIndex::retire(std::uint32_t root) noexcept {
+  Root& own = roots_[root];
+  if (own.first_child >= 0) retired_.push_back({root, own.first_child, 0});
+  own.first_child = own.hint = kNoNode;
+  ++own.generation;
+}
+
+bool PrefixIndex::is_retired(NodeId b) const {
+  if (retired_.empty()) return false;
+  while (!is_root(nodes_[b].parent)) b = nodes_[b].parent;
+  return nodes_[b].parent_generation != generation(nodes_[b].parent);
+}
+
 inline void PrefixIndex::put_first(NodeId b) noexcept {
   NodeId& head = head_of(nodes_[b].parent);
   nodes_[b].prev_sibling = kNoNode;
@@ -149,7 +174,9 @@ inline void PrefixIndex::put_first(NodeId b) noexcept {
   if (record.prev_sibling >= 0) {
     nodes_[record.prev_sibling].next_sibling = record.next_sibling;
   } else if (is_root(parent)) {
-    roots_[root_index(parent)].first_child = record.next_sibling;
+    head_of(record) = record.next_sibling;
+    if (!retired_.empty()) [[unlikely]]
+      drop_empty_retired();
   } else {
     nodes_[parent].first_child = record.next_sibling;
   }
@@ -220,6 +247,7 @@ void PrefixIndex::move(NodeId from, NodeId to) noexcept {
   if (is_next(from, parent, source.extras)) flip_goes_on(parent);
   if (is_next(to, parent, source.extras)) flip_goes_on(parent);
   if (goes_on(from)) flip_goes_on(from);
+  NodeId& head = head_of(source);
   target.parent = parent;
   target.parent_generation = source.parent_generation;
   target.extras = std::exchange(source.extras, 0u);
@@ -228,7 +256,7 @@ void PrefixIndex::move(NodeId from, NodeId to) noexcept {
   target.skip = source.skip;
   target.prev_sibling = source.prev_sibling;
   target.next_sibling = source.next_sibling;
-  (target.prev_sibling >= 0 ? nodes_[target.prev_sibling].next_sibling : head_of(parent)) = to;
+  (target.prev_sibling >= 0 ? nodes_[target.prev_sibling].next_sibling : head) = to;
   if (target.next_sibling >= 0) nodes_[target.next_sibling].prev_sibling = to;
   if (hint(parent) == from) set_hint(parent, to);
 
@@ -306,6 +334,7 @@ bool PrefixIndex::drop_events(std::int64_t version) noexcept {
 std::size_t PrefixIndex::memory() const {
   std::size_t total =
       buckets_.bytes() + continued_.bytes() + extras_.memory() + roots_by_name_.memory();
+  total += retired_.capacity() * sizeof(Retired);
   if (log_) total += log_->bytes();
   total += roots_.capacity() * sizeof(Root);
   for (const Root& root : roots_) total += root.digest.capacity();

@@ -134,6 +134,24 @@ class PrefixIndex {
            same_tokens(nodes_.tokens(b), key.tokens, nodes_.block_size);
   }
 
+  // First blocks of a namespace that no prompt may find any more, with all that continues them.
+  // Room for one more such list; throws or finishes.
+  void reserve_retired() { retired_.reserve(retired_.size() + 1); }
+  // Makes what the namespace has unfindable, without a look at it: its first blocks stand in a list
+  // of their own, and no key agrees with them, for the root has another generation.
+  void retire(std::uint32_t root) noexcept;
+  bool has_retired() const { return !retired_.empty(); }
+  struct Retired {
+    std::uint32_t root;
+    NodeId first;        // of the list of siblings
+    std::int64_t again;  // evictions before which a look for idle blocks finds too few
+  };
+  // The oldest first. A list goes with its last block.
+  std::vector<Retired>& retired() { return retired_; }
+  const std::vector<Retired>& retired() const { return retired_; }
+  // Whether this keyed block is, or continues, a retired one. Cost: O(blocks before it).
+  bool is_retired(NodeId b) const;
+
   // Has all that becomes findable by its digest, or stops being so, written to a log. Before
   // anything is cached.
   void follow(std::unique_ptr<EventLog> log) { log_ = std::move(log); }
@@ -218,6 +236,8 @@ class PrefixIndex {
   }
   void link_child(NodeId b, const Key& key, int num_tokens) noexcept;
   NodeId& head_of(NodeId parent) noexcept;
+  NodeId& head_of(const Node& record) noexcept;
+  void drop_empty_retired() noexcept;
   void put_first(NodeId b) noexcept;
   void leave_siblings(const Node& record, NodeId parent) noexcept;
   // A full block with this digest, of any key, or kNoNode.
@@ -238,6 +258,7 @@ class PrefixIndex {
   Interner roots_by_name_;
   Interner extras_;
   std::vector<Root> roots_;
+  std::vector<Retired> retired_;
   Buckets buckets_;
   ZeroedArray<std::uint64_t> continued_;  // a bit a node: goes_on()
   std::unique_ptr<EventLog> log_;  // nullptr: events are off

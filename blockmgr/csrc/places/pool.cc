@@ -136,6 +136,8 @@ void Pool::take_run(int partition, NodeId before, std::int64_t count, NodeId* ou
   // Victims are known in advance only where no observer is asked for them or notified.
   Partition& own = at(partition);
   const bool known = !own.observed() && !debug_;
+  if (index_.has_retired() && own.free.size() < count) [[unlikely]]
+    sweep(own, count - own.free.size());
   if (groups_ && known) [[unlikely]]
     groups_->evict(partition, count);
   if (known && own.free.size() >= count) {
@@ -223,6 +225,13 @@ NodeId Pool::take_next(int partition, BlockId chosen, NodeId before) noexcept {
 }
 
 BlockId Pool::evict_block(Partition& own) noexcept {
+  if (index_.has_retired()) [[unlikely]] {
+    sweep(own, 1);
+    if (!own.free.empty()) {
+      if (!idles_unheard_) tell_taken(own);
+      return own.free.pop();
+    }
+  }
   if (!groups_) [[likely]]
     return evict_node(own, victim_of(own));
   groups_->evict(number_of(own), 1);

@@ -354,6 +354,8 @@ class Pool {
   void evict(Partition& own, NodeId b) noexcept;
   [[gnu::noinline]] BlockId evict_block(Partition& own) noexcept;
   BlockId evict_node(Partition& own, NodeId n) noexcept;
+  void sweep(Partition& own, std::int64_t count) noexcept;
+  std::int64_t sweep_list(NodeId first, std::int64_t most, std::int64_t& visited) noexcept;
   void evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) noexcept;
   void enqueue_in(Partition& own, NodeId b, int fence) noexcept;
   void dequeue_from(Partition& own, NodeId b) noexcept;

@@ -38,6 +38,35 @@ std::int64_t Forgetting::reset_prefix_cache(bool reset_hit_rate) {
   return count;
 }
 
+// The blocks are not looked at, with two exceptions. Events must name each of them, so that mirrors
+// know no more than prompts find; and what a boundary of several groups needs goes with the
+// boundary.
+std::int64_t Forgetting::retire(std::string_view name) {
+  Call call(rows());
+  const std::uint32_t root = index().find_root(name);
+  if (root == kUnknownId) return 0;
+  const auto is_of = [root](const Sequence& s) {
+    return s.state == Sequence::kRunning && s.root == root;
+  };
+  // A block that is not written yet would lose its mark with its key.
+  for (const Sequence& s : rows().sequences)
+    if (is_of(s)) rows().refuse_ahead(s, "retire a namespace around");
+  index().reserve_retired();
+  std::int64_t count = 0;
+  for (Sequence& s : rows().sequences) {
+    if (!is_of(s)) continue;
+    detach(s);
+    ++count;
+  }
+  const int before = index().num_keyed();
+  if (groups() || index().log())
+    for (NodeId b; (b = index().first_child(root_node(root))) >= 0;)
+      pool().forget_tree(b, [](NodeId) {});
+  rows().counters.forgotten_blocks += before - index().num_keyed();
+  index().retire(root);
+  return count;
+}
+
 // Takes a cached block and all that continues it out of the cache, children first, and marks them.
 // With further groups of layers, a node may go with the last one that used it, if no boundary needs
 // it; and what the chain continues goes if only the chain did.

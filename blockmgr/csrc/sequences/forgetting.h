@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "sequences/holding.h"
 
@@ -14,6 +15,9 @@ class Forgetting : public Part<Forgetting, Holding> {
   // Makes these blocks unfindable for good, with all that continues them. The blocks
   // that could be found until now.
   std::int64_t forget(const std::int64_t* ids, std::int64_t count);
+  // Makes what is cached in a namespace unfindable for good; it goes before all other idle blocks.
+  // The running sequences of the namespace, which continue with what they have.
+  std::int64_t retire(std::string_view name);
   std::int64_t forget_chain(NodeId b, std::vector<bool>* gone = nullptr) noexcept;
 
  private:

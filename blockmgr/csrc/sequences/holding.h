@@ -20,7 +20,7 @@ class Holding : public Part<Holding> {
   void touch_blocks(const std::int64_t* ids, std::int64_t count);
   bool is_cached(std::int64_t id) const {
     const NodeId n = checked_block(id, -1);
-    return n >= 0 && nodes()[n].keyed();
+    return n >= 0 && nodes()[n].keyed() && !(index().has_retired() && index().is_retired(n));
   }
   // Block tables that name it, and holds.
   std::int64_t ref_count(std::int64_t id) const;

@@ -21,6 +21,7 @@
 #include "sequences/growing.h"
 #include "sequences/holding.h"
 #include "sequences/launching.h"
+#include "sequences/naming.h"
 #include "sequences/prefixes.h"
 #include "sequences/reading.h"
 #include "sequences/retaining.h"
@@ -45,6 +46,7 @@ class Sequences : public Rows,
                   public Ending,
                   public Forking,
                   public Retaining,
+                  public Naming,
                   public Prefixes,
                   public Explaining,
                   public Launching,

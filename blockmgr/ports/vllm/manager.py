@@ -29,6 +29,7 @@ from blockmgr.ports.vllm.blocks import BlockPool, Blocks
 from blockmgr.ports.vllm.coordinator import Coordinator
 from blockmgr.ports.vllm.events import KVEvents, waiting_blocks
 from blockmgr.ports.vllm.held import Held, Room
+from blockmgr.ports.vllm.hinting import RequestHints
 from blockmgr.ports.vllm.id_lists import IdLists
 from blockmgr.ports.vllm.layers import Layers
 from blockmgr.ports.vllm.lookups import Lookups
@@ -121,7 +122,7 @@ class KVCacheManager(Lookups, Releases):
         # calls of a decode step need only this look-up, instead of several fields of ``Held``.
         self._nothing_to_do: dict[str, int] = {}
         self._whole_only: set[str] = set()  # requests without room for a partial copy
-        self.prompts = Prompts(self.block_size)
+        self.prompts = Prompts(self.block_size, options.retention)
         self._ids = IdLists()
         self._told: tuple[str, Match] | None = None  # the last request looked up, and its match
         self._in_step = False
@@ -131,6 +132,7 @@ class KVCacheManager(Lookups, Releases):
         is_counted = options.explain_every and enable_caching
         self._misses = Misses(self.manager, options.explain_every) if is_counted else None
         self.wishes = Wishes(options.retention)
+        self.hints = RequestHints(self.manager) if options.kv_hints else None
         self.report = Report(self.manager, options.report_every, self._misses, self.wishes.ignored)
         self.block_pool = BlockPool(self.manager, enable_caching, self.kv_events)
         self.coordinator = Coordinator(self.layers, self.block_pool, self._held, use_eagle)
@@ -274,6 +276,8 @@ class KVCacheManager(Lookups, Releases):
             self.wishes.of(request),
         )
         self._held[request.request_id] = held
+        if self.hints is not None:
+            self.hints.begin(request, handle)
         return held
 
     def _told_of(self, request: Request, num_found: int) -> Match:

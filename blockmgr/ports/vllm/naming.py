@@ -12,9 +12,10 @@ from blockmgr.ports.vllm.options import namespace_of
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-__all__ = ["extras_of", "namespace"]
+__all__ = ["extras_of", "namespace", "session_of"]
 
 MAX_KEY = 1024  # bytes
+MAX_SESSION = 256  # bytes
 
 
 def namespace(request: Request) -> bytes:
@@ -23,6 +24,15 @@ def namespace(request: Request) -> bytes:
         return namespace_of(request.cache_salt, None)
     adapter = request.lora_request
     return namespace_of(request.cache_salt, adapter.lora_name, adapter.lora_path)
+
+
+def session_of(request: Request) -> bytes:
+    """The session that the request names (``session_id`` in ``vllm_xargs``, since vLLM 0.33)."""
+    name = getattr(request, "session_id", None)
+    if type(name) is not str:
+        return b""
+    session = name.encode(errors="surrogatepass")
+    return session if len(session) <= MAX_SESSION else hashlib.sha256(session).digest()
 
 
 def extras_of(request: Request, block_size: int) -> dict[int, bytes] | None:

@@ -57,7 +57,10 @@ class Options:
         ghost_blocks: As in ``ManagerConfig``; ``report_every`` needs it to estimate larger pools.
         hit_rate_window: As in ``ManagerConfig``.
         retention: As in ``ManagerConfig``; requests set it in ``vllm_xargs``: ``blockmgr_priority``
-            (``low`` to ``high``), ``blockmgr_ttl`` in seconds, and ``blockmgr_expect_reuse``.
+            (``low`` to ``high``), ``blockmgr_ttl`` in seconds, ``blockmgr_cache_control``
+            (``5m`` or ``1h``) and ``blockmgr_expect_reuse``; ``session_id`` names its session.
+        kv_hints: Whether ``kv_hints`` of requests are carried out. For a server behind a router:
+            the engine cannot know who wrote them.
         max_pinned_blocks: As in ``ManagerConfig``.
         halfway_stop_tokens: As in ``ManagerConfig``, for models with recurrent states.
         prompt_end_stop: As in ``ManagerConfig``, for models with recurrent states.
@@ -77,6 +80,7 @@ class Options:
     ghost_blocks: int = same_option(ManagerConfig, "ghost_blocks")
     hit_rate_window: int = same_option(ManagerConfig, "hit_rate_window")
     retention: bool = False
+    kv_hints: bool = False
     max_pinned_blocks: int = same_option(ManagerConfig, "max_pinned_blocks")
     halfway_stop_tokens: int = same_option(ManagerConfig, "halfway_stop_tokens")
     prompt_end_stop: int | None = same_option(ManagerConfig, "prompt_end_stop")
@@ -120,6 +124,7 @@ class Options:
             elif row.type == "int" or (value is not None and row.type == "int | None"):
                 is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
                 self._require(row.name, is_whole, "a whole number, at least 0")
+        self._require("kv_hints", self.retention or not self.kv_hints, "false without retention")
         is_host = isinstance(self.metrics_host, str) and bool(self.metrics_host)
         self._require("metrics_host", is_host, "an address")
         is_number = isinstance(self.report_every, int | float)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockmgr import Prompt
-from blockmgr.ports.vllm.naming import extras_of, namespace
+from blockmgr.ports.vllm.naming import extras_of, namespace, session_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -20,10 +20,12 @@ class Prompts:
 
     Args:
         block_size: Tokens per block.
+        has_sessions: Whether the manager knows sessions.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, has_sessions: bool) -> None:
         self._block_size = block_size
+        self._has_sessions = has_sessions
         self._kept: dict[str, tuple[Request, Prompt]] = {}
 
     def __len__(self) -> int:
@@ -54,4 +56,5 @@ class Prompts:
             request._all_token_ids,
             namespace=namespace(request),
             extras=extras_of(request, self._block_size),
+            session=session_of(request) if self._has_sessions else b"",
         )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from blockmgr.ports.vllm.held import Held
+    from blockmgr.ports.vllm.hinting import RequestHints
     from blockmgr.ports.vllm.prompts import Prompts
 
 __all__ = ["Releases"]
@@ -24,6 +25,7 @@ class Releases(Publishing):
     """Ends of requests, removal of wrong blocks, and resets: a part of the manager."""
 
     prompts: Prompts
+    hints: RequestHints | None
     prefix_cache_stats: PrefixCacheStats | None
     publish_events: Callable[[], None] | None
     _nothing_to_do: dict[str, int]
@@ -42,6 +44,8 @@ class Releases(Publishing):
         if not self._in_step:
             self._publish_tail(held, request)
             self._close_late_commits()
+        if self.hints is not None:
+            self.hints.finish(held.handle)
         wish = held.wish
         stop = min(request.num_prompt_tokens, held.num_known, held.num_slots)
         if wish.priority is not None and stop > 0:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from blockmgr import BlockManager
     from blockmgr.ports.vllm.blocks import Block, BlockPool
     from blockmgr.ports.vllm.held import Held
+    from blockmgr.ports.vllm.hinting import RequestHints
     from blockmgr.ports.vllm.options import Options
     from blockmgr.ports.vllm.report import Report
 
@@ -28,6 +29,7 @@ class Steps:
     block_size: int
     _held: dict[str, Held]
     report: Report
+    hints: RequestHints | None
     _zeroes: bool
     _in_step: bool
     _committed_late: bool
@@ -45,6 +47,8 @@ class Steps:
         self.report.now_and_then()
         if self.options.retention:
             self.manager.set_time(time.monotonic())
+        if self.hints is not None:
+            self.hints.expire()
 
     def _close_late_commits(self) -> None:
         """Ends the commits made between steps: an earlier step wrote their blocks."""

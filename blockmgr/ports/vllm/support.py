@@ -86,7 +86,6 @@ def _not_with_groups(
     yield "EAGLE and multi-token prediction do not work", arguments.get("use_eagle", False)
     context = arguments.get("dcp_world_size", 1) > 1
     yield "decode context parallelism does not work", context
-    yield "retention does not work", options.retention
     yield "ghost_blocks do not work", options.ghost_blocks > 0
     yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
 

@@ -25,8 +25,12 @@ PRIORITIES: Final = {p.name.lower(): p for p in Priority if p is not Priority.PI
 ACCEPTED: Final = {
     "priority": f"one of {', '.join(PRIORITIES)}",
     "ttl": "a finite number of seconds above 0, beside a priority",
+    "cache_control": "5m or 1h, without a priority",
     "expect_reuse": "true or false",
 }
+CACHE_CONTROL: Final = {"5m": 300.0, "1h": 3600.0}
+"""Seconds of the times to live that clients of Anthropic's API know."""
+
 OTHER: Final = "other"
 """Counts wishes of unknown names, whose number must not grow with what clients invent."""
 
@@ -91,6 +95,11 @@ class Wishes:
         if wish.priority is None:
             wish = wish._replace(ttl=None)
         heard = wish if self._retention else NO_WISH
+        control = said.get("cache_control")
+        seconds = CACHE_CONTROL.get(control) if type(control) is str else None
+        if seconds is not None and "priority" not in said and self._retention:
+            heard = heard._replace(priority=Priority.HIGH, ttl=seconds)
+            said = {name: value for name, value in said.items() if name != "cache_control"}
         for name, value in said.items():
             if getattr(heard, name, None) is None:
                 self._ignore(name, value, request.request_id)
