@@ -95,7 +95,7 @@ void Levels::move(NodeId from, NodeId to) {
     own.until = given.until;
   }
   own.generation = core_.nodes()[to].generation;
-  own.hint = given.hint;
+  own.hint = own.merging ? kNormal : given.hint;  // a merge is the next use of the block
   own.keyed = true;
   given.was_idle = false;  // it was not evicted
   given.moved_to = to;

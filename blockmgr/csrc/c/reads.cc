@@ -125,7 +125,7 @@ blockmgr_status blockmgr_table(blockmgr_manager* manager, int32_t group, const i
     not_null(num_rows, "num_rows");
     not_null(row_width, "row_width");
     const int further = further_group(core, group);
-    *table = further < 0 ? core.shown_tables.data() : core.shown_group_at(further, 0);
+    *table = further < 0 ? core.shown_tables.data() : &core.shown_group_at(further, 0)[0];
     *num_rows = core.config().max_seqs;
     *row_width = core.config().row_width;
   });

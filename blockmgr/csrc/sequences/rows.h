@@ -37,7 +37,7 @@ class Rows : public Store {
                                            : config_.groups[nth(g)].tokens_of(num_tokens));
   }
   // Tokens of a block of full attention.
-  std::int64_t full_size() const { return config_.block_size / full_slices_; }
+  std::int64_t full_size() const { return config_.block_size / static_cast<std::int64_t>(full_slices_); }
   void copy_tokens(Handle handle, Token* out) const;
   std::vector<Handle> handles() const;
   // The nodes of a row, as many as its sequence has blocks; what follows them means nothing.
