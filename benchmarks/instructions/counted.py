@@ -53,7 +53,7 @@ def python() -> str:
 def flags() -> list[str]:
     """The compiler flags of the wheel: those of a CMake release, and those of the core."""
     text = (CORE / "CMakeLists.txt").read_text(encoding="utf-8")
-    [own] = re.findall(r"target_compile_options\(blockmgr_static PRIVATE\s+([^)]*)\)", text)
+    [own] = re.findall(r"target_compile_options\(blockmgr_core PRIVATE\s+([^)]*)\)", text)
     optimize = re.findall(r"set\(BLOCKMGR_OPTIMIZE ([^)]*)\)", text)[0]  # as users build it
     own = own.replace("${BLOCKMGR_OPTIMIZE}", optimize)
     return ["-std=gnu++20", "-O3", "-DNDEBUG", "-fPIC", *own.split()]

@@ -450,6 +450,8 @@ ELSEWHERE: Final = {
     "Core.free_expecting": "BlockManager.free",
     "Core.block_ids_from": "BlockManager.block_ids",
     "Core.view": "BlockManager.sequence",
+    "Core.retain_named": "BlockManager.retain_digests",
+    "Core.pin_named": "BlockManager.pin_digests",
     "Core.view_groups": "BlockManager.stops",
     "Core.group_slots": "BlockManager.slot_mapping",
     "Core.view_pin": "BlockManager.pinned",

@@ -97,6 +97,7 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield blocks.state
     yield [blockmgr.BlockState(int(state)) for state in np.unique(np.asarray(blocks.state))]
     yield blockmgr.Pin(1, 1)
+    yield blockmgr.DigestPin(1, 1, 1, 1, b"d" * 16)
     yield blockmgr.Remap(1, 2, 3, 4)
     yield blockmgr.Priority.HIGH
     yield KeyedDigest(SALT)
@@ -190,6 +191,12 @@ WRONG: list[Callable[[BlockManager], object]] = [
     lambda m: m.signal(SALT, "done", expected_in=1, namespace=SALT),
     lambda m: m.admit(PROMPT, session=SALT, namespace=SALT),
     lambda m: m.admit(PROMPT, session=SALT.decode(), namespace=SALT),  # type: ignore[arg-type]
+    lambda m: m.retire(SALT.hex()),  # type: ignore[arg-type]
+    lambda m: m.session_digests(SALT, namespace=SALT.hex()),  # type: ignore[arg-type]
+    lambda m: m.session_digests(SALT.decode(), namespace=SALT),  # type: ignore[arg-type]
+    lambda m: m.retain_digests([SALT], priority=None, namespace=SALT),
+    lambda m: m.pin_digests([SALT], namespace=SALT),
+    lambda m: m.pin_digests([b"d" * 16], namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.append(m.handles()[0], range(100)),
     lambda m: m.reserve(m.handles()[0], 100),
     lambda m: m.free(SALT),  # type: ignore[arg-type]
@@ -328,5 +335,9 @@ def test_every_parameter_called_namespace_is_tried_above() -> None:
         "acquire_prefix",
         "end_session",
         "signal",
+        "retire",
+        "session_digests",
+        "retain_digests",
+        "pin_digests",
     }
     assert takes <= tried | {"retain_prefix", "promote"}

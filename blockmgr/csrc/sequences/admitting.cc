@@ -187,7 +187,7 @@ void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
                         {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
   occupy(s, s.waiting.data(), plan);
   if (rows().token_room(s) < s.num_tokens) {
-    s.waiting_start = static_cast<std::size_t>(rows().token_room(s));
+    s.waiting_start = static_cast<std::uint32_t>(rows().token_room(s));
   } else {
     std::vector<Token>().swap(s.waiting);
   }

@@ -52,8 +52,9 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
 
 // What it takes to have this many slots, and to write up to num_tokens: with more than the present
 // ones, the block they will be written to is made private first.
-inline GrowthPlan Growing::plan_growth(const Sequence& s, std::int64_t slots,
-                                       std::int64_t num_tokens, const char* call) const {
+[[gnu::always_inline]] inline GrowthPlan Growing::plan_growth(const Sequence& s, std::int64_t slots,
+                                                              std::int64_t num_tokens,
+                                                              const char* call) const {
   const std::int64_t target = rows().blocks_for(slots);
   if (target > rows().longest(s.partition)) use<Needs>().throw_never_fits(slots, 0, s.partition);
   std::int64_t logical = s.num_tokens / config().block_size;
@@ -76,7 +77,8 @@ inline GrowthPlan Growing::plan_growth(const Sequence& s, std::int64_t slots,
 }
 
 // Takes the blocks, and moves waiting tokens into them.
-inline void Growing::grow(Sequence& s, std::int64_t slots, const GrowthPlan& plan) noexcept {
+[[gnu::always_inline]] inline void Growing::grow(Sequence& s, std::int64_t slots,
+                                                 const GrowthPlan& plan) noexcept {
   if (plan.written >= 0) make_private(s, plan.written, rows().written(s));
   const std::int64_t had_slots = rows().num_slots(s);
   if (plan.num_fresh) {
@@ -90,7 +92,7 @@ inline void Growing::grow(Sequence& s, std::int64_t slots, const GrowthPlan& pla
     const std::int64_t moved = std::min(s.num_waiting(), rows().token_room(s) - had_room);
     if (moved > 0) {
       rows().store_tokens(s, had_room, s.waiting.data() + s.waiting_start, moved);
-      s.waiting_start += static_cast<std::size_t>(moved);
+      s.waiting_start += static_cast<std::uint32_t>(moved);
       if (!s.num_waiting()) {
         std::vector<Token>().swap(s.waiting);
         s.waiting_start = 0;

@@ -153,18 +153,21 @@ struct Sequence {
   std::int64_t num_settled = 0;  // what this sequence did not commit ahead of the step's forward
   std::int64_t num_written = 0;  // of that, what is in memory before the forward
   std::uint32_t root = 0;
-  std::int32_t missing_slots = 0;  // of the last node, for which some group has no block
   std::uint32_t session = 0;  // in the table of its partition, if that names this row; see Sessions
   std::uint64_t mark = 0;     // of the last batch that named this row: finds duplicates
   std::shared_ptr<const ExtrasMap> extras;
   std::vector<Token> waiting;
-  std::size_t waiting_start = 0;
+  std::uint32_t waiting_start = 0;  // the length of a sequence fits an int32
+  std::int32_t missing_slots = 0;   // of the last node, for which some group has no block
 
   const ExtrasIds* extras_ids() const { return extras ? &extras->ids() : nullptr; }
   std::int64_t num_waiting() const {
     return static_cast<std::int64_t>(waiting.size() - waiting_start);
   }
 };
+
+// With another size, finding a row takes a division.
+static_assert(sizeof(Sequence) == 128);
 
 // What a sequence has in further groups of layers, beside its row.
 struct GroupRow {
