@@ -239,6 +239,19 @@ def refuse_block_sizes(groups: Iterable[Group], whose: str) -> None:
             )
 
 
+def first_slices(groups: Sequence[Group], block_size: int) -> tuple[int, ...]:
+    """By group, the number of its first slice in ``core_groups``; -1 for that of the nodes."""
+    found, full, total = [], first_full(groups), 0
+    # No comprehension, as in ``arguments.is_number``.
+    for position, group in enumerate(groups):
+        if position == full:
+            found.append(-1)
+        else:
+            found.append(total)
+            total += block_size // tokens_per_block(group, block_size)
+    return tuple(found)
+
+
 def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, ...]]:
     """What the core has of each group beside the nodes' own blocks, by slice.
 

@@ -33,7 +33,7 @@ from blockmgr.groups import (
     FullAttention,
     Group,
     RecurrentState,
-    first_full,
+    first_slices,
     tokens_per_block,
 )
 from blockmgr.options import spells_options
@@ -90,6 +90,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
         "__weakref__",
         "_config",
         "_core",
+        "_first_slices",
         "_group_tables",
         "block_tables",
         "seq_lens",
@@ -130,6 +131,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
         self.block_tables = _read_only(self._core.block_tables())
         self.seq_lens = _read_only(self._core.seq_lens())
         self._group_tables = _read_only(self._core.group_tables())
+        self._first_slices = first_slices(config.groups, config.block_size) or (-1,)
 
     def __repr__(self) -> str:
         config = self._config
@@ -1446,11 +1448,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
         """A group, and its first slice in the core; -1 for the group of ``block_tables``."""
         groups = self._config.groups or (FullAttention(),)
         index = whole("group", group, 0, len(groups) - 1)
-        full = first_full(groups)
-        size = self._config.block_size
-        before = [g for i, g in enumerate(groups[:index]) if i != full]
-        first = sum(size // tokens_per_block(g, size) for g in before)
-        return groups[index], -1 if index == full else first
+        return groups[index], self._first_slices[index]
 
 
 class Sequence(NotCopied):

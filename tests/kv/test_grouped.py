@@ -46,7 +46,8 @@ def plan(*copies: tuple[int, int, int, int], groups: bool = True) -> CopyPlan:
 
 
 def run(seed: int, layout: tuple[str, ...], backend: str, ops: int) -> TensorMemory:
-    one = Run(Plan(ops, detectors="K", layout=layout), "groups", seed)
+    whole = {"layout": list(layout)}  # a cache has blocks of one size
+    one = Run(Plan(ops, detectors="K", layout=layout, options=whole), "groups", seed)
     config = one.world.manager.config
     memory = TensorMemory(config.num_blocks, config.block_size, layout, backend)
     one.world.device = memory

@@ -9,7 +9,8 @@ from tests.stateful.mutants import MUTANTS
 from tests.stress.profiles import ONE_GROUP
 from tests.stress.run import Failure, Plan, stress
 
-MODELLED = [profile for profile in ONE_GROUP if profile != "huge"]
+MODELLED = [profile for profile in ONE_GROUP if profile not in {"huge", "sessions"}]
+"""The mutants have no sessions."""
 # The profile that finds a bug soon, if most profiles rarely do.
 MET_BY = {
     "DoesNotCollapseOnAbort": "aborts",
