@@ -15,6 +15,8 @@ from blockmgr import (
     prefix_granularity,
 )
 from blockmgr.errors import NeverFitsError, OutOfBlocksError
+from blockmgr.inspect import describe
+from blockmgr.lab.block_map import block_map
 from tests.groups.random_runs import play
 
 LAYOUTS = {
@@ -108,6 +110,25 @@ def test_a_sequence_takes_the_blocks_that_its_tokens_need() -> None:
     manager.truncate(handle, 2)
     manager.free(handle)
     assert manager.stats().used_blocks == 0
+
+
+def test_decode_takes_its_blocks_before_a_commit_uses_others() -> None:
+    manager = manager_of(
+        FullAttention(), SlidingWindow(99, 2), block_size=4, num_blocks=11, steps_in_flight=1
+    )
+    cached = manager.admit([1, 2, 3, 4])
+    manager.commit(cached, 4)
+    manager.free(cached)
+    same = manager.admit([1, 2, 3], read_cache=False)
+    manager.commit(same, 3)
+    other = manager.admit([9, 9])
+    manager.commit(other, 2)
+    manager.decode([same], [4])
+    manager.copies_applied(manager.take_copies().ticket)
+    assert (manager.stats().free_blocks, manager.stats().idle_blocks) == (2, 3)
+    manager.decode([same, other], [5, 9])  # three blocks; the commit would find three idle ones
+    assert held(manager, same) == [2, 3]
+    assert held(manager, other) == [1, 2]
 
 
 def test_windows_of_small_blocks_give_back_what_they_have_passed() -> None:
@@ -261,3 +282,18 @@ def test_a_boundary_keeps_the_small_blocks_that_its_query_reads() -> None:
     manager.free(handle)
     assert manager.match(range(65)).num_cached_tokens == 64
     assert manager.stats().cached_blocks == 3  # the query at 64 reads from 57 on
+
+
+def test_descriptions_count_in_the_block_size_of_each_group() -> None:
+    manager = manager_of(FullAttention(4), SlidingWindow(9, 2))
+    handle = manager.admit(range(13))
+    manager.commit(handle, 13)
+    text = describe(manager)
+    assert "13 tokens, all computed; 1 in the last block" in text
+    assert "  group 1  --CCooo" in text  # seven blocks of two tokens, two of them passed
+    assert "evicted next: " in text
+    assert "tail" not in text
+    assert "[12, 16)  11      owned; 1 token" in describe(manager.sequence(handle))
+    shown = block_map(manager)
+    window = table(manager, handle, 1)
+    assert [shown.size_of(block) for block in (manager.block_ids(handle)[0], window[6])] == [4, 2]

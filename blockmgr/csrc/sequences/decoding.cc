@@ -175,9 +175,10 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
     if (offset + 1 == size) rows().computing.insert(static_cast<std::uint32_t>(rows().row_of(s)));
   }
   if (grouped) [[unlikely]] {
-    if (!drops_first) commit_decoded(handles, count, plan.promotions);
+    // Before the commits, which may take cached blocks into use.
     if (use<GroupTables>().has_slices()) [[unlikely]]
       take_slices(handles, count, slots);
+    if (!drops_first) commit_decoded(handles, count, plan.promotions);
     return keep_decoded(handles, count);
   }
   use<Committing>().promote_all(plan.promotions);
