@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr.blocks import BlockSnapshot, BlockState
-from blockmgr.groups import first_full
+from blockmgr.groups import first_full, tokens_per_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,14 +68,15 @@ def further_tables(manager: BlockManager, view: Sequence) -> list[tuple[int, Ids
         Positions of groups, and ``int32[n]`` on the host: one entry for each of its blocks of
         tokens, the null block where the group holds nothing, or the block of its state.
     """
-    groups = manager.config.groups
+    groups, size = manager.config.groups, manager.config.block_size
     if view.is_preempted:
         return []
-    return [
-        (place, manager.group_table(place)[view.row][: view.num_blocks].copy())
-        for place in range(len(groups))
-        if place != first_full(groups)
-    ]
+    tables = []
+    for place, group in enumerate(groups):
+        if place != first_full(groups):
+            entries = -(-view.num_slots // tokens_per_block(group, size))
+            tables.append((place, manager.group_table(place)[view.row][:entries].copy()))
+    return tables
 
 
 def ranges(ids: Iterable[int], most: int | None = None) -> str:

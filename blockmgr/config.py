@@ -15,7 +15,7 @@ from blockmgr.groups import (
     checked_groups,
     core_groups,
     first_full,
-    tokens_per_block,
+    full_block_size,
 )
 from blockmgr.options import check_options, names_nearest, rule
 from blockmgr.policy import policies_of
@@ -384,11 +384,8 @@ def core_options(config: ManagerConfig) -> dict[str, Any]:
     options["quotas"] = list(config.quotas.items())
     options["event_blocks"] = config.waiting_blocks
     options["groups"] = core_groups(config.groups, config.block_size)
-    full = first_full(config.groups)
-    options["full_group"] = full
-    options["full_block_size"] = (
-        tokens_per_block(config.groups[full], config.block_size) if config.groups else 0
-    )
+    options["full_group"] = first_full(config.groups)
+    options["full_block_size"] = full_block_size(config.groups, config.block_size)
     options.update(digest_options(config.digest, config.prefix_caching))
     return options
 

@@ -175,6 +175,16 @@ def tokens_per_block(group: Group, block_size: int) -> int:
     return getattr(group, "block_size", None) or block_size
 
 
+def full_block_size(groups: Sequence[Group], block_size: int) -> int:
+    """Tokens per block of ``BlockManager.block_tables``."""
+    return tokens_per_block(groups[first_full(groups)], block_size) if groups else block_size
+
+
+def sizes_of(groups: Sequence[Group], block_size: int) -> list[int]:
+    """Tokens per block by group; of all blocks where there are no groups."""
+    return [tokens_per_block(group, block_size) for group in groups] or [block_size]
+
+
 def prefix_granularity(groups: Iterable[Group]) -> int:
     """The least ``block_size`` of a manager for groups that all have block sizes of their own.
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from blockmgr.block_words import count, further_tables, group_blocks, listed, ranges
 from blockmgr.blocks import BlockSnapshot, BlockState
+from blockmgr.groups import first_full, full_block_size, sizes_of
 from blockmgr.manager import BlockManager, Sequence
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ def pieces(
     """The text of ``describe(manager)`` in pieces, so that states can be coloured."""
     blocks = manager.blocks()
     config = manager.config
+    sizes = sizes_of(config.groups, config.block_size)
     sequences = manager.stats().num_sequences
     yield Piece(
         f"BlockManager: {config.num_blocks:,} blocks of {config.block_size} tokens, "
@@ -181,10 +183,12 @@ def pieces(
     yield from _grid(blocks)
     idle = blocks.eviction_order
     if len(idle):
-        yield Piece(f"evicted next: {_idle(blocks, idle, config.block_size)}\n")
+        yield Piece(f"evicted next: {_idle(blocks, idle, sizes)}\n")
     if sequences:
         yield Piece("\n")
-        yield from _strips(rows(manager, names), blocks, config.block_size, max_lines)
+        yield from _strips(
+            rows(manager, names), blocks, sizes[first_full(config.groups)], max_lines
+        )
     if np.any(blocks.copy_source >= 0):
         yield Piece("\n")
     for taken, what in ((True, "copies taken, not resolved"), (False, "copies to run")):
@@ -241,11 +245,11 @@ def _key(states: Iterable[BlockState]) -> Iterator[Piece]:
     yield Piece("\n")
 
 
-def _idle(blocks: BlockSnapshot, idle: Ids, block_size: int) -> str:
+def _idle(blocks: BlockSnapshot, idle: Ids, sizes: list[int]) -> str:
     shown = []
     for block in idle[:MOST_IDLE].tolist():
-        tokens = int(blocks.num_tokens[block])
-        shown.append(f"{block} (tail of {tokens})" if tokens < block_size else str(block))
+        tokens, size = int(blocks.num_tokens[block]), sizes[blocks.group[block]]
+        shown.append(f"{block} (tail of {tokens})" if tokens < size else str(block))
     return listed(shown, len(idle))
 
 
@@ -330,7 +334,7 @@ def _copies(blocks: BlockSnapshot, destinations: npt.NDArray[np.intp], max_lines
 def _sequence_lines(sequence: Sequence, names: Mapping[int, str], max_lines: int) -> Iterator[str]:
     """A sequence: one line for each run of blocks that are alike."""
     manager = sequence._manager
-    size = manager.config.block_size
+    size = full_block_size(manager.config.groups, manager.config.block_size)
     named = f"{names[sequence.handle]}, " if sequence.handle in names else ""
     state = "preempted" if sequence.is_preempted else "running"
     yield f"Sequence {sequence.handle} ({named}row {sequence.row}): {state}"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from blockmgr.block_words import GroupBlocks, count, group_blocks
 from blockmgr.blocks import BlockSnapshot, BlockState
+from blockmgr.groups import first_full, sizes_of
 from blockmgr.inspect import Row, ranges, rows
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class BlockMap:
         title: Title of the map.
         facts: Further facts about the moment, as pairs of a name and a value.
         blocks: Every block.
-        block_size: Tokens per block.
+        block_sizes: Tokens per block by group of layers; one without groups.
+        full: The group of the block tables.
         available: Blocks that can be handed out.
         rows: The live sequences; those that begin with the same blocks are neighbours.
         details: For each row: tokens, computed tokens, whether it is preempted.
@@ -56,7 +58,8 @@ class BlockMap:
     title: str
     facts: tuple[tuple[str, str], ...]
     blocks: BlockSnapshot
-    block_size: int
+    block_sizes: tuple[int, ...]
+    full: int
     available: int
     rows: tuple[Row, ...]
     details: tuple[tuple[int, int, bool], ...]
@@ -70,6 +73,10 @@ class BlockMap:
         """The states that occur, with the number of blocks in each, in the order of ``STATES``."""
         counts = [(state, self.blocks.count(state)) for state in STATES]
         return [(state, number) for state, number in counts if number]
+
+    def size_of(self, block: int) -> int:
+        """Tokens that a block of its group has room for; a free one is of no group."""
+        return self.block_sizes[max(int(self.blocks.group[block]), 0)]
 
     def holders(self, block: int) -> list[int]:
         """Indices into ``rows`` of the sequences whose tables name a block."""
@@ -127,7 +134,8 @@ class BlockMap:
         computed = int(self.blocks.num_computed_tokens[block])
         if not tokens:
             return "no tokens yet"
-        full = f"all {tokens}" if tokens == self.block_size else f"{tokens} of {self.block_size}"
+        size = self.size_of(block)
+        full = f"all {tokens}" if tokens == size else f"{tokens} of {size}"
         missing = "" if computed == tokens else f", {computed} computed"
         return f"{full} tokens{missing}"
 
@@ -190,7 +198,8 @@ def block_map(
         title=title,
         facts=tuple(facts),
         blocks=blocks,
-        block_size=manager.config.block_size,
+        block_sizes=tuple(sizes_of(manager.config.groups, manager.config.block_size)),
+        full=first_full(manager.config.groups),
         available=manager.num_available,
         rows=shown,
         details=tuple(

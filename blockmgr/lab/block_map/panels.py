@@ -128,7 +128,7 @@ def _sequences(shown: BlockMap) -> Panel:
     room = WIDTH - NAME_WIDTH - NOTE_WIDTH
     cell = min(34.0, room / max(1, columns))
     pitch = 26.0 if len(visible) <= 24 else 18.0 if len(visible) <= 64 else 13.0
-    top = _axis(group, shown.block_size, columns, cell) if columns else 0.0
+    top = _axis(group, shown.block_sizes[shown.full], columns, cell) if columns else 0.0
     single = cell >= 9 and sum(len(span.block_ids) for span in found) <= MOST_SHAPES
     for index in range(len(visible)):
         end = NAME_WIDTH + columns * cell

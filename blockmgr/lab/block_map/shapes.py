@@ -161,13 +161,14 @@ def block_shape(
     tokens = int(shown.blocks.num_tokens[block])
     computed = int(shown.blocks.num_computed_tokens[block])
     filled = state in {BlockState.OWNED, BlockState.CACHED, BlockState.IDLE} and not whole
-    if not filled or computed == shown.block_size:
+    size = shown.size_of(block)
+    if not filled or computed == size:
         rect(shape, place, name)
         return shape
     rect(shape, place, f"{name}-rest" if tokens else f"{name}-rest unused")
     for upto, look in ((tokens, f"{name} awaited"), (computed, name)):
         if upto:
-            width = place.width * upto / shown.block_size
+            width = place.width * upto / size
             rect(shape, Place(place.x, place.y, width, place.height), look)
     return shape
 
