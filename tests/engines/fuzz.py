@@ -30,6 +30,8 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "chunks": ("chunk", {"debug": 1}),
     "windows, partial": ("window", {"min_partial_tokens": 1, "debug": 1}),
     "chunks, partial": ("chunk", {"min_partial_tokens": 1, "debug": 1}),
+    "windows, eagle": ("window", {"debug": 1}),
+    "sizes, eagle": ("window", {"debug": 1}),
     "windows, quotas": ("window", {"quotas": {"tenant": 6}, "debug": 1}),
     "states": ("state", {"debug": 1, "min_partial_tokens": 0}),
     "states, partial": (
@@ -37,6 +39,11 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
         {"debug": 1, "min_partial_tokens": 1, "halfway_stop_tokens": 1, "prompt_end_stop": 1},
     ),
     "states, quotas": ("state", {"quotas": {"tenant": 6}, "debug": 1}),
+    # Not with chunks: vLLM refuses these.
+    "sizes": ("window", {"debug": 1}),
+    "sizes, partial": ("window", {"min_partial_tokens": 1, "debug": 1}),
+    "sizes, quotas": ("window", {"quotas": {"tenant": 12}, "debug": 1}),
+    "sizes, states": ("state", {"debug": 1, "min_partial_tokens": 1}),
 }
 
 
@@ -51,7 +58,8 @@ def main() -> int:
     for arm in args.arms:
         for policy in ("fcfs", "priority"):
             runs = grouped_campaign if arm in GROUPED else campaign
-            for asynchronous in (False,) if arm in DRAFTS else (False, True):
+            has_drafts = arm in DRAFTS or arm.endswith("eagle")
+            for asynchronous in (False,) if has_drafts else (False, True):
                 bad += runs(args, arm, policy, asynchronous)
     return int(bad > 0)
 
@@ -87,6 +95,8 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
     def run(seed: int, options: Any, *, roomy: bool) -> Tally:
         stream: dict[str, Any] = {"lossless": True, "kind": kind, "roomy": roomy}
         stream["calm"] = roomy and kind == "state"  # the same requests, though schedules differ
+        stream["sized"] = arm.startswith("sizes")
+        stream["drafts"] = "eagle" if arm.endswith("eagle") else ""
         return World(draw(seed, args.model, policy, asynchronous, options, **stream)).run()
 
     for seed in range(args.first, args.first + args.seeds):

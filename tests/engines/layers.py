@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-__all__ = ["FULL", "Layers", "draw_layers"]
+__all__ = ["FULL", "Layers", "draw_layers", "with_sizes"]
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,12 @@ class Layers:
     Attributes:
         kind: ``full``, ``window``, ``chunk`` or ``state``.
         width: Tokens of the window or of the chunk.
+        scale: Its block size, in multiples of the smallest one.
     """
 
     kind: str
     width: int = 0
+    scale: int = 1
 
     def first_read(self, position: int) -> int:
         """The first position that the query at this position reads."""
@@ -37,16 +39,16 @@ class Layers:
         return position - position % self.width if self.kind == "chunk" else 0
 
     def as_vllm_has_it(self, block_size: int) -> Any:
-        """The group's spec in vLLM."""
+        """The group's spec in vLLM; ``block_size`` is the smallest one."""
         common: dict[str, Any] = {
-            "block_size": block_size,
+            "block_size": block_size * self.scale,
             "num_kv_heads": 1,
             "head_size": 1,
             "dtype": torch.float32,
         }
         if self.kind == "state":
             return MambaSpec(
-                block_size=block_size,
+                block_size=block_size * self.scale,
                 shapes=((1,),),
                 dtypes=(torch.float32,),
                 page_size_padded=FULL[0].as_vllm_has_it(block_size).page_size_bytes,
@@ -60,6 +62,9 @@ class Layers:
 
 
 FULL = (Layers("full"),)
+
+
+SCALES = ((1, 2), (2, 1), (4, 1), (1, 3), (2, 3), (8, 2, 1), (1, 2, 4))
 
 
 def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers, ...]:
@@ -83,6 +88,14 @@ def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers,
     if rng.random() < 0.3:  # the first is not full attention
         groups.reverse()
     return tuple(groups)
+
+
+def with_sizes(rng: random.Random, layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
+    """The same groups, with blocks of different sizes."""
+    scales = rng.choice(SCALES)
+    return tuple(
+        replace(each, scale=scales[number % len(scales)]) for number, each in enumerate(layers)
+    )
 
 
 def group_specs(layers: tuple[Layers, ...], block_size: int) -> list[KVCacheGroupSpec]:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GptOssConfig,
     Lfm2Config,
     Llama4TextConfig,
@@ -51,6 +52,20 @@ def gemma3() -> PretrainedConfig:
         layer_types=kinds * 2,
         sliding_window=80,
         query_pre_attn_scalar=64,
+        **SIZES,
+    )
+
+
+def gemma4() -> PretrainedConfig:
+    """As Gemma 3, with heads of twice the size in full attention: its blocks hold half as much."""
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    return Gemma4TextConfig(
+        intermediate_size=128,
+        num_hidden_layers=12,
+        layer_types=kinds * 2,
+        sliding_window=80,
+        global_head_dim=128,
+        hidden_size_per_layer_input=0,
         **SIZES,
     )
 
@@ -114,6 +129,7 @@ def qwen3_next() -> PretrainedConfig:
 CONFIGS = {
     "llama": llama,
     "gemma3": gemma3,
+    "gemma4": gemma4,
     "gpt_oss": gpt_oss,
     "llama4": llama4,
     "lfm2": lfm2,

@@ -11,6 +11,7 @@ copied to the column of the last token of the step.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from blockmgr.ports.vllm import register
-from tests.engines.layers import FULL, Layers, draw_layers, group_specs
+from tests.engines.layers import FULL, Layers, draw_layers, group_specs, with_sizes
 from tests.engines.one_copy import keep_one_copy
 
 __all__ = ["LORA", "Settings", "Tally", "World", "arguments", "draw", "make_scheduler"]
@@ -56,7 +57,7 @@ class Settings:
     policy: str = "fcfs"
     asynchronous: bool = False
     options: dict[str, Any] | None = None  # None: vLLM's own manager
-    block_size: int = 4
+    block_size: int = 4  # the smallest one of the groups
     num_blocks: int = 40
     max_seqs: int = 6
     budget: int = 24
@@ -68,6 +69,16 @@ class Settings:
     layers: tuple[Layers, ...] = FULL
     drafts: int = 0  # most draft tokens of a request in a step
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
+
+    @property
+    def has_runner_v2(self) -> bool:
+        """Whether the scheduler hands resumed requests over as new ones."""
+        return self.seed % 2 == 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Tokens per block, by group."""
+        return tuple(self.block_size * each.scale for each in self.layers)
 
     @property
     def has_states(self) -> bool:
@@ -103,6 +114,7 @@ def draw(
     one_copy: bool = False,
     events: bool = False,
     kind: str = "full",
+    sized: bool = False,
     roomy: bool = False,
     drafts: str = "",
 ) -> Settings:
@@ -113,11 +125,16 @@ def draw(
     max_seqs = rng.randint(2, 8)
     budget = rng.choice([8, 16, 32, 64])
     layers = draw_layers(rng, kind, block_size)
+    if sized:
+        layers = with_sizes(random.Random(seed), layers)
+        block_size = rng.choice([1, 2, 4])
     num_states = sum(each.kind == "state" for each in layers)  # a request has one block of each
-    num_attending = len(layers) - num_states
     if options and "quotas" in options:  # given for one group
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
+    num_blocks = sum(-(-num_blocks // each.scale) for each in layers if each.kind != "state")
+    if sized and options and "quotas" in options:
+        num_blocks += sum(options["quotas"].values())
     return Settings(
         seed,
         model,
@@ -125,7 +142,7 @@ def draw(
         asynchronous,
         options,
         block_size=block_size,
-        num_blocks=20_000 if roomy else num_blocks * num_attending + 2 * max_seqs * num_states,
+        num_blocks=20_000 if roomy else num_blocks + 2 * max_seqs * num_states,
         max_seqs=max_seqs,
         budget=budget,
         layers=layers,
@@ -165,16 +182,20 @@ def make_scheduler(settings: Settings) -> Any:
     """vLLM's scheduler, for a model with one layer per group that is never loaded."""
     named = arguments(settings)
     register()
-    return (AsyncScheduler if settings.asynchronous else Scheduler)(**named)
+    scheduler = (AsyncScheduler if settings.asynchronous else Scheduler)(**named)
+    scheduler.use_v2_model_runner = settings.has_runner_v2
+    return scheduler
 
 
 def arguments(settings: Settings) -> dict[str, Any]:
     """What vLLM's engine passes to its scheduler."""
-    if len(settings.layers) > 1:
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # refused there
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # its settings ask for Triton
     quotas = list((settings.options or {}).get("quotas", {}).values())
     shares = [*quotas, settings.num_blocks - 1 - sum(quotas)]
-    length = min(MODEL_LENGTH, min(shares) // len(settings.layers) * settings.block_size)
+    # Blocks that so many tokens take, in all groups.
+    whole = math.lcm(*settings.sizes)
+    most = min(shares) // sum(whole // size for size in settings.sizes) * whole
+    length = min(MODEL_LENGTH, most)
     scheduling = SchedulerConfig(
         max_num_seqs=settings.max_seqs,
         max_num_batched_tokens=max(settings.budget, settings.max_seqs),
@@ -204,7 +225,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
         config.speculative_config = Drafting(settings.drafts, settings.eagle)
     if settings.has_states:
         config.cache_config.mamba_cache_mode = "align"
-        config.cache_config.mamba_block_size = settings.block_size
+        config.cache_config.mamba_block_size = math.lcm(*settings.sizes)
     layout = KVCacheConfig(
         num_blocks=settings.num_blocks,
         kv_cache_tensors=[],
@@ -215,7 +236,8 @@ def arguments(settings: Settings) -> dict[str, Any]:
         "vllm_config": config,
         "kv_cache_config": layout,
         "structured_output_manager": StructuredOutputManager(config),
-        "block_size": settings.block_size,
+        "block_size": math.lcm(*settings.sizes),
+        "hash_block_size": math.gcd(*settings.sizes),
         "log_stats": True,
     }
 
@@ -231,10 +253,11 @@ class World:
         self.rng = random.Random(settings.seed)
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
-        self.hasher = get_request_block_hasher(settings.block_size, function)
+        self.hasher = get_request_block_hasher(math.gcd(*settings.sizes), function)
+        self.stride = max(settings.sizes)  # slots of a block, of which small ones use the first
         self.memory: dict[int, tuple[int, int, int]] = {}  # by slot: group, position, prefix
         self.tables: dict[str, list[list[int]]] = {}  # by request and group
-        self.columns: dict[str, int] = {}  # by request, the one with its states
+        self.columns: dict[str, int] = {}  # by request, the token whose columns have its states
         self.tally = Tally()
         self.alive: list[str] = []
         self.sessions: dict[str, int] = {}  # streaming sessions, and their turns to come
@@ -356,8 +379,7 @@ class World:
             if lost & set(mine):
                 scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
         scheduler.kv_cache_manager.evict_blocks(lost)
-        size = self.settings.block_size
-        for slot in [s for s in self.memory if s // size in lost]:
+        for slot in [s for s in self.memory if s // self.stride in lost]:
             self.memory[slot] = (-1, -1, 0)  # garbage
         self.tally.evicted += 1
 
@@ -425,8 +447,7 @@ class World:
         return self.sample([name for name, _, _ in batch], drafts)
 
     def slots(self, block: int) -> range:
-        size = self.settings.block_size
-        return range(block * size, (block + 1) * size)
+        return range(block * self.stride, (block + 1) * self.stride)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks, all at once."""
@@ -440,7 +461,6 @@ class World:
 
     def move_states(self, output: Any, batch: list[tuple[str, int, int]]) -> None:
         """Copies states to the columns of the last tokens of the step, as vLLM's workers do."""
-        size = self.settings.block_size
         gone = (
             *output.finished_req_ids,
             *(output.preempted_req_ids or ()),
@@ -450,17 +470,18 @@ class World:
             self.columns.pop(name, None)
         pairs = []
         for name, start, stop in batch:
-            before, now = self.columns.get(name, (start - 1) // size), -(-stop // size) - 1
-            self.columns[name] = now
-            if before not in (-1, now):
-                for layers, table in zip(self.settings.layers, self.tables[name], strict=True):
-                    if layers.kind == "state":
-                        pairs.append((table[before], table[now]))
+            token = self.columns.get(name, start - 1)
+            self.columns[name] = stop - 1
+            groups = zip(self.settings.layers, self.settings.sizes, self.tables[name], strict=True)
+            for layers, size, table in groups:
+                before, now = token // size, (stop - 1) // size
+                if layers.kind == "state" and before not in (-1, now):
+                    pairs.append((table[before], table[now]))
         self.copy(pairs)
 
     def consume(self, name: str, group: int, start: int, stop: int, prefixes: list[int]) -> None:
         """Continues the state, and notes it if it is not the one after the token before."""
-        block = self.tables[name][group][-(-stop // self.settings.block_size) - 1]
+        block = self.tables[name][group][(stop - 1) // self.settings.sizes[group]]
         due = (group, start - 1, prefixes[start - 1]) if start else None
         if not block or (due and any(self.memory.get(slot) != due for slot in self.slots(block))):
             self.tally.wrong.append((self.tally.steps, f"{name}, group {group}", start))
@@ -472,7 +493,7 @@ class World:
         for position in positions:
             slot = self.slot(name, group, position)
             due = group, position, prefixes[position]
-            if slot < self.settings.block_size or self.memory.get(slot) != due:
+            if slot < self.stride or self.memory.get(slot) != due:
                 self.tally.wrong.append((self.tally.steps, f"{name}, group {group}", position))
                 return
 
@@ -496,8 +517,8 @@ class World:
         return [(name, start, start + counts[name]) for name, start in batch]
 
     def slot(self, name: str, group: int, position: int) -> int:
-        size = self.settings.block_size
-        return self.tables[name][group][position // size] * size + position % size
+        size = self.settings.sizes[group]
+        return self.tables[name][group][position // size] * self.stride + position % size
 
     def prefixes(self, name: str, stop: int, drafts: Sequence[int] = ()) -> list[int]:
         request = self.scheduler.requests[name]

@@ -14,11 +14,11 @@ from tests.ports.vllm_modules import KINDS, SIZE, layout, make, request, serve, 
 
 FULL = spec()
 WINDOW = spec(KINDS.SLIDING_WINDOW, sliding_window=6)
+LARGE = spec(KINDS.SLIDING_WINDOW, block_size=8, sliding_window=6)
 CHUNK = spec(KINDS.CHUNKED_LOCAL_ATTENTION, attention_chunk_size=8)
 MAMBA = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=0)
 VLLM = {
     "kv_transfer_config": None,
-    "use_v2_model_runner": False,
     "cache_config": SimpleNamespace(use_replayssm=False),
 }
 TOKENS = list(range(1, 20))
@@ -58,6 +58,8 @@ def run(manager: Any, served: Any, num_tokens: int) -> Any:
         (WINDOW, FULL, WINDOW, CHUNK),
         (FULL, MAMBA),
         (MAMBA, WINDOW, FULL, MAMBA),
+        (FULL, LARGE),
+        (LARGE, FULL, CHUNK, spec(block_size=6)),
     ],
 )
 def test_windows_chunks_and_states_beside_full_attention_are_supported(
@@ -80,7 +82,6 @@ def test_windows_chunks_and_states_beside_full_attention_are_supported(
         ((MAMBA,), "no layers of the model have full attention"),
         ((WINDOW,), "no layers of the model have full attention"),
         ((WINDOW, CHUNK), "no layers of the model have full attention"),
-        ((FULL, spec(block_size=8)), "blocks of different sizes (4, 8 tokens)"),
         (
             (FULL, spec(KINDS.SLIDING_WINDOW, sliding_window=6, extra_retained_tokens=1)),
             "keep more than the window",
@@ -99,7 +100,6 @@ def test_groups_that_are_not_supported_are_refused_by_name(
     [
         ({"enable_caching": False}, "--no-enable-prefix-caching"),
         ({"enable_kv_cache_events": True}, "KV cache events"),
-        ({"use_eagle": True}, "EAGLE"),
         ({"dcp_world_size": 2}, "decode context parallelism"),
         ({"options": {"ghost_blocks": 8}}, "ghost_blocks"),
         (
@@ -117,17 +117,13 @@ def test_what_does_not_go_together_with_groups_is_refused_by_name(
     assert not [line for line in reasons(FULL, **change) if "several groups" in line]
 
 
-def test_model_runner_v2_is_refused_with_states_alone(vllm: None) -> None:
-    v2 = {"use_v2_model_runner": True}
-    assert reasons(FULL, WINDOW, said=v2) == []
-    [found] = reasons(FULL, MAMBA, said=v2)
-    assert "VLLM_USE_V2_MODEL_RUNNER=0" in found
-
-
 def test_a_quota_has_to_hold_the_longest_request_in_every_group(vllm: None) -> None:
     assert reasons(FULL, WINDOW, options={"quotas": {"a": 8}}, max_model_len=16) == []
     [found] = reasons(FULL, WINDOW, options={"quotas": {"a": 7}}, max_model_len=16)
     assert "7 blocks, and a request of --max-model-len takes 8" in found
+    assert reasons(FULL, LARGE, options={"quotas": {"a": 6}}, max_model_len=16) == []
+    [found] = reasons(FULL, LARGE, options={"quotas": {"a": 5}}, max_model_len=16)
+    assert "5 blocks, and a request of --max-model-len takes 6" in found
 
 
 @pytest.mark.parametrize(("salt", "waits"), [("tenant", True), (None, False)])
@@ -181,6 +177,28 @@ def test_a_prompt_is_found_as_far_as_every_group_serves(vllm: None) -> None:
     assert window[:2] == [0, 0]
     assert all(window[2:])
     assert manager.get_computed_blocks(request("less", TOKENS), 15)[1] == 12
+
+
+@pytest.mark.parametrize(
+    ("specs", "found"), [((FULL, WINDOW), [12, 8, 0, 0]), ((FULL, LARGE), [8, 0, 0, 0])]
+)
+def test_the_head_of_eagle_computes_the_last_block_with_what_its_window_reads(
+    vllm: None, specs: tuple[Any, ...], found: list[int]
+) -> None:
+    assert reasons(*specs, use_eagle=True) == []
+    manager = make(*specs, use_eagle=True)
+    serve(manager, TOKENS)
+    caps = (None, 15, 4, 0)
+    assert [manager.get_computed_blocks(request("a", TOKENS), cap)[1] for cap in caps] == found
+    again = request("a", TOKENS)
+    blocks, num_tokens, _ = manager.get_computed_blocks(again)
+    manager.new_step_starts()
+    assert manager.allocate_slots(again, 19 - num_tokens, num_tokens, blocks) is not None
+    window = manager.get_block_ids("a")[1]
+    size = specs[1].block_size
+    assert all(window[(num_tokens - 5) // size :])
+    manager.take_kv_cache_block_copies()
+    manager.manager.check_invariants()
 
 
 def test_a_part_of_a_block_is_copied_in_every_group(vllm: None) -> None:
@@ -317,3 +335,118 @@ def test_the_cache_is_reset_once_nobody_uses_it(vllm: None) -> None:
     manager.free(served)
     assert manager.reset_prefix_cache()
     assert manager.get_computed_blocks(request("b", TOKENS))[1] == 0
+
+
+# Groups whose blocks have different sizes.
+
+
+def sizes(tables: Any) -> list[int]:
+    return [len(ids) for ids in tables]
+
+
+@pytest.mark.parametrize("specs", [(FULL, LARGE), (spec(block_size=8), WINDOW)])
+def test_each_group_has_a_block_for_as_many_tokens_as_its_blocks_hold(
+    vllm: None, specs: tuple[Any, ...]
+) -> None:
+    manager = make(*specs)
+    served = request("a", TOKENS)
+    told = run(manager, served, 3).get_block_ids()
+    each = [layers.block_size for layers in specs]
+    for upto in (5, 6, 9, 16, 17):
+        added = run(manager, served, upto - served.num_computed_tokens).get_block_ids()
+        told = tuple(old + new for old, new in zip(told, added, strict=True))
+        assert sizes(told) == [-(-upto // size) for size in each]
+        now = manager.get_block_ids("a")
+        for table, others in zip(now, told, strict=True):
+            assert all(block in (other, 0) for block, other in zip(table, others, strict=True))
+    of_nine = manager.get_block_ids_for_computed_tokens("a", 9)
+    assert sizes(of_nine) == [-(-9 // size) for size in each]
+    manager.manager.check_invariants()
+
+
+def test_tokens_count_as_cached_once_blocks_of_all_groups_are_full(vllm: None) -> None:
+    manager = make(FULL, LARGE)
+    served = request("a", TOKENS)
+    counted = []
+    for count in (3, 2, 3, 7):
+        run(manager, served, count)
+        counted.append(manager.estimate_cached_tokens(served))
+    assert counted == [0, 0, 8, 8]
+    assert manager.estimate_cached_tokens(request("b", TOKENS)) == 0
+
+
+def test_a_step_that_fits_in_the_large_block_adds_small_blocks_alone(vllm: None) -> None:
+    manager = make(FULL, LARGE)
+    served = request("a", TOKENS)
+    run(manager, served, 3)
+    assert run(manager, served, 1) is manager.empty_kv_cache_blocks
+    assert sizes(run(manager, served, 1).get_block_ids()) == [1, 0]
+
+
+def test_a_window_in_small_blocks_gives_them_back_within_a_block_of_full_attention(
+    vllm: None,
+) -> None:
+    manager = make(spec(block_size=16), WINDOW)
+    served = request("a", TOKENS)
+    free = []
+    for _ in range(5):
+        run(manager, served, 3)
+        free.append(32 - manager.manager.num_available)
+    # One block of full attention, and those of a window of 6 tokens and of the step's 3.
+    assert free == [2, 3, 4, 3, 4]
+    assert manager.get_block_ids("a")[1][0] == 0
+
+
+def test_a_prompt_is_found_in_whole_blocks_of_every_group_or_with_a_part(vllm: None) -> None:
+    for least, expected in ((0, 16), (1, 18)):
+        manager = make(FULL, LARGE, min_partial_tokens=least)
+        serve(manager, TOKENS)
+        again = request("again", [*TOKENS[:18], 90, 91])
+        blocks, found, _ = manager.get_computed_blocks(again)
+        assert found == expected
+        assert sizes(blocks.get_block_ids()) == [-(-found // 4), -(-found // 8)]
+        shorter = manager.truncate_computed_blocks(blocks, 8)
+        assert sizes(shorter.get_block_ids()) == [2, 1]
+        manager.new_step_starts()
+        assert manager.allocate_slots(again, 20 - found, found, blocks) is not None
+        copies, _ = manager.take_kv_cache_block_copies()
+        assert {copy.destination for copy in copies} == (
+            {table[-1] for table in manager.get_block_ids("again")} if least else set()
+        )
+
+
+def test_workers_zero_the_new_blocks_of_each_size(vllm: None) -> None:
+    manager = make(FULL, LARGE, zeroes=True)
+    served = request("a", TOKENS)
+    run(manager, served, 9)
+    assert sorted(manager.take_new_block_ids()) == sorted(chain(*manager.get_block_ids("a")))
+    run(manager, served, 6)
+    assert manager.take_new_block_ids() == [manager.get_block_ids("a")[0][3]]
+
+
+def test_blocks_of_each_size_are_counted(vllm: None) -> None:
+    manager = make(FULL, LARGE, max_in_flight_tokens=SIZE)
+    run(manager, request("a", TOKENS), 8)
+    none = manager.empty_kv_cache_blocks.blocks
+
+    def needed(name: str, capped: bool) -> int:
+        count: int = manager.coordinator.get_num_blocks_to_allocate(
+            name, 40, none, 0, 0, 0, 40, apply_admission_cap=capped
+        )
+        return count
+
+    assert (needed("a", False), needed("b", False)) == (8 + 4, 10 + 5)
+    assert (needed("a", True), needed("b", True)) == (8 + 2, 10 + 3)
+    assert manager.coordinator.group_block_sizes == (4, 8)
+
+
+@pytest.mark.parametrize(("blocks", "fits"), [(13, True), (12, False)])
+def test_a_prompt_waits_for_room_in_blocks_of_each_size(
+    vllm: None, blocks: int, fits: bool
+) -> None:
+    manager = make(FULL, LARGE, num_blocks=blocks + 1, max_in_flight_tokens=SIZE)
+    manager.new_step_starts()
+    # 10 blocks of 4 tokens and 3 of 8.
+    long = request("a", list(range(1, 41)))
+    taken = manager.allocate_slots(long, SIZE, full_sequence_must_fit=True)
+    assert (taken is not None) == fits

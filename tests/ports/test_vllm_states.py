@@ -281,7 +281,7 @@ def test_states_count_once_where_blocks_are_counted(vllm: None) -> None:
     full, state, window = manager.layers
     # A match counts the copy of a state that it finds.
     assert (state.num_fresh_blocks(40, 0), state.num_fresh_blocks(40, 16)) == (1, 0)
-    assert [each.num_more_blocks(40, 8) for each in (full, state, window)] == [2, 0, 0]
+    assert [each.num_more_blocks(40, 32) for each in (full, state, window)] == [2, 0, 0]
     served = request("a", TOKENS)
     manager.new_step_starts()
     assert manager.allocate_slots(served, 8) is not None

@@ -103,6 +103,7 @@ def make(
     *specs: Any,
     num_blocks: int = 33,
     use_eagle: bool = False,
+    num_hash_lookahead_tokens: int = 0,
     max_in_flight_tokens: int | None = None,
     zeroes: bool = False,
     **options: Any,
@@ -123,6 +124,7 @@ def make(
         scheduler_block_size=SIZE,
         hash_block_size=SIZE,
         use_eagle=use_eagle,
+        num_hash_lookahead_tokens=num_hash_lookahead_tokens,
     )
 
 

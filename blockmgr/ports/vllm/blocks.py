@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from blockmgr import BlockManager
     from blockmgr.ports.vllm.events import KVEvents
+    from blockmgr.ports.vllm.layers import Layers
 
 __all__ = ["Block", "BlockPool", "Blocks", "FoundBlocks", "GroupedBlocks", "SomeBlocks"]
 
@@ -127,10 +128,13 @@ class FoundBlocks(Blocks):
 class GroupedBlocks:
     """A ``KVCacheBlocks`` of several groups, with block 0 where a group holds nothing."""
 
-    __slots__ = ("_manager", "by_group")
+    __slots__ = ("_layers", "_manager", "by_group")
 
-    def __init__(self, manager: BlockManager, ids: tuple[list[int], ...]) -> None:
+    def __init__(
+        self, manager: BlockManager, ids: tuple[list[int], ...], layers: tuple[Layers, ...]
+    ) -> None:
         self._manager = manager
+        self._layers = layers
         self.by_group = ids
 
     @property
@@ -164,9 +168,10 @@ class GroupedBlocks:
             [block for block in group if block and not cached(block)] for group in self.by_group
         ]
 
-    def first(self, count: int) -> GroupedBlocks:
-        """This many leading blocks of each group."""
-        return GroupedBlocks(self._manager, tuple(group[:count] for group in self.by_group))
+    def first(self, num_tokens: int) -> GroupedBlocks:
+        """The leading blocks of each group, for this many tokens."""
+        groups = zip(self.by_group, self._layers, strict=True)
+        return self._of(tuple(ids[: layers.num_entries(num_tokens)] for ids, layers in groups))
 
     def new_empty(self) -> GroupedBlocks:
         """The same number of groups, without blocks."""
@@ -174,7 +179,10 @@ class GroupedBlocks:
 
     def __add__(self, other: GroupedBlocks) -> GroupedBlocks:
         pairs = zip(self.by_group, other.by_group, strict=True)
-        return GroupedBlocks(self._manager, tuple(a + b for a, b in pairs))
+        return self._of(tuple(a + b for a, b in pairs))
+
+    def _of(self, ids: tuple[list[int], ...]) -> GroupedBlocks:
+        return GroupedBlocks(self._manager, ids, self._layers)
 
 
 SomeBlocks = Blocks | GroupedBlocks

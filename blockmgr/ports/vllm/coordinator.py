@@ -70,8 +70,9 @@ class Coordinator:
             if layers.has_states:
                 total += not held
                 continue
-            has = held.num_blocks if held else len(new_computed_blocks[group])
-            most = -(-num_tokens // layers.block_size)
+            had = new_computed_blocks[group]
+            has = layers.num_entries(held.num_slots) if held else len(had)
+            most = layers.num_entries(num_tokens)
             if apply_admission_cap:
                 most = layers.num_blocks(num_tokens)
             total += max(0, most - has)

@@ -276,7 +276,6 @@ ATTRIBUTES = {
         "scheduler_config",
         "cache_config",
         "kv_transfer_config",
-        "use_v2_model_runner",
     ),
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": ("sliding_window", "extra_retained_tokens"),
     "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": ("attention_chunk_size",),

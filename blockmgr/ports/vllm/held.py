@@ -22,8 +22,7 @@ class Held:
     Attributes:
         handle: Handle of its sequence.
         num_known: Tokens the sequence has.
-        num_blocks: Blocks in its table.
-        num_slots: Number of slots in these blocks.
+        num_slots: Number of slots in its blocks.
         next_full: Number of computed tokens at which another block can be published; with recurrent
             states, also one more than the last commit, to report that the state moves.
         wish: What the request asks for, read when it was admitted: its end must not fail.
@@ -35,7 +34,6 @@ class Held:
 
     handle: int
     num_known: int
-    num_blocks: int
     num_slots: int
     next_full: int
     wish: Wish = NO_WISH

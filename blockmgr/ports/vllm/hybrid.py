@@ -13,6 +13,8 @@ from blockmgr.ports.vllm.held import ROW
 from blockmgr.ports.vllm.manager import KVCacheManager
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from vllm.v1.request import Request
 
     from blockmgr import Match, Prompt
@@ -28,12 +30,14 @@ class HybridKVCacheManager(KVCacheManager):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._tables = [self.manager.group_table(g) for g in range(self.num_kv_cache_groups)]
+        # Windows release blocks after commits, so requests commit as often as a block ends.
+        self._commit_every = min(each.block_size for each in self.layers)
 
     def _grouping(self) -> dict[str, Any]:
         return {"groups": tuple(each.group for each in self.layers)}
 
     def _no_blocks(self) -> GroupedBlocks:
-        return GroupedBlocks(self.manager, ([],) * self.num_kv_cache_groups)
+        return GroupedBlocks(self.manager, ([],) * self.num_kv_cache_groups, self.layers)
 
     # Look-ups.
 
@@ -42,8 +46,8 @@ class HybridKVCacheManager(KVCacheManager):
     ) -> tuple[SomeBlocks, int, int]:
         """Looks the request up without taking blocks; returns blocks, tokens, and a 0.
 
-        The blocks are those of the first group with full attention; those of other groups are
-        unknown until they are taken.
+        The ids are those of the first group with full attention, if its blocks have the manager's
+        block size. The others are unknown until they are taken, and are 0.
         """
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
@@ -59,11 +63,15 @@ class HybridKVCacheManager(KVCacheManager):
             found = self._match(prompt, 1, whole)
         elif least and partly and not found.num_partial_tokens and whole + least <= most:
             found = self._match(prompt, min(len(prompt), whole + self.block_size), most)
+        if self.use_eagle and whole:  # the draft head computes the last block again
+            found = self._match(prompt, 1, whole - self.block_size)
         if not found.num_cached_tokens:
             return self.empty_kv_cache_blocks, 0, 0
-        ids = [[0] * len(found.block_ids) for _ in self.layers]
-        ids[self.coordinator.full_attention_group_id] = found.block_ids.tolist()
-        return GroupedBlocks(self.manager, tuple(ids)), found.num_cached_tokens, 0
+        ids = [[0] * each.num_entries(found.num_cached_tokens) for each in self.layers]
+        full = self.coordinator.full_attention_group_id
+        if self.layers[full].block_size == self.block_size:
+            ids[full] = found.block_ids.tolist()
+        return GroupedBlocks(self.manager, tuple(ids), self.layers), found.num_cached_tokens, 0
 
     def _match(self, prompt: Prompt, num_slots: int, most: int) -> Match:
         """Not with slots for all of a long prompt: windows would need that many blocks."""
@@ -78,7 +86,7 @@ class HybridKVCacheManager(KVCacheManager):
                 f"num_computed_tokens must be whole blocks of {self.block_size}, "
                 f"got {num_computed_tokens}"
             )
-        leading: GroupedBlocks = blocks.first(num_computed_tokens // self.block_size)
+        leading: GroupedBlocks = blocks.first(num_computed_tokens)
         return leading
 
     # Growth.
@@ -87,7 +95,12 @@ class HybridKVCacheManager(KVCacheManager):
         held = super()._admit(request, num_found, room)
         if held is not None:
             held.num_committed = num_found
+            held.next_full = self._next_end(num_found)
         return held
+
+    def _next_end(self, num_tokens: int) -> int:
+        """The next number of tokens at which a block of the smallest size ends."""
+        return num_tokens - num_tokens % self._commit_every + self._commit_every
 
     def _whole_fits(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
         """As in vLLM: a window holds at most a chunk and the tokens that it reads."""
@@ -126,21 +139,36 @@ class HybridKVCacheManager(KVCacheManager):
             return
         self.manager.commit(held.handle, num_computed)
         held.num_committed = num_computed
-        held.next_full = num_computed - num_computed % self.block_size + self.block_size
+        held.next_full = self._next_end(num_computed)
         self._committed_late |= not self._in_step
 
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """Number of the request's tokens that others can find in attention groups."""
+        held = self._held.get(request.request_id)
+        return held.num_committed - held.num_committed % self.block_size if held else 0
+
     def _blocks_from(self, held: Held, start: int) -> GroupedBlocks:
-        return GroupedBlocks(self.manager, self._by_group(held, start))
+        return GroupedBlocks(self.manager, self._by_group(held, start), self.layers)
 
     def _by_group(self, held: Held, start: int) -> tuple[list[int], ...]:
-        """The ids of a request's blocks from the one of this number on, for the workers."""
-        row = held.handle & ROW
-        return tuple(table[row, start : held.num_blocks].tolist() for table in self._tables)
+        """The ids of a request's blocks behind those of its first slots, for the workers."""
+        return tuple(ids.tolist() for ids in self._entries(held, start))
 
     def _ids_from(self, held: Held, start: int) -> list[int]:
+        return [
+            block
+            for ids, layers in zip(self._entries(held, start), self.layers, strict=True)
+            if not layers.has_states  # which workers do not zero
+            for block in ids[ids > 0].tolist()
+        ]
+
+    def _entries(self, held: Held, start: int) -> list[npt.NDArray[np.int32]]:
+        """The entries of a request's tables behind those of its first slots."""
         row = held.handle & ROW
-        taken = [table[row, start : held.num_blocks] for table in self._tables]
-        return [block for ids in taken for block in ids[ids > 0].tolist()]
+        return [
+            table[row, layers.num_entries(start) : layers.num_entries(held.num_slots)]
+            for table, layers in zip(self._tables, self.layers, strict=True)
+        ]
 
     # Tables.
 
@@ -149,4 +177,11 @@ class HybridKVCacheManager(KVCacheManager):
         held = self._held.get(request_id)
         if held is None:
             return self.empty_kv_cache_blocks
-        return GroupedBlocks(self.manager, self._by_group(held, 0))
+        return GroupedBlocks(self.manager, self._by_group(held, 0), self.layers)
+
+    def get_block_ids_for_computed_tokens(
+        self, request_id: str, num_computed_tokens: int
+    ) -> tuple[list[int], ...]:
+        """The ids of the blocks that hold this many tokens."""
+        ids = zip(self.get_block_ids(request_id), self.layers, strict=True)
+        return tuple(group[: each.num_entries(num_computed_tokens)] for group, each in ids)

@@ -17,19 +17,24 @@ __all__ = ["Layers", "group_of", "has_states"]
 FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
 
 
-def group_of(spec: Any) -> Group | None:
-    """The group for the layers of a spec; None if blockmgr has none."""
+def group_of(spec: Any, block_size: int | None = None) -> Group | None:
+    """The group for the layers of a spec; None if blockmgr has none.
+
+    Args:
+        spec: vLLM's spec.
+        block_size: Tokens per block; None if that is the manager's block size.
+    """
     kind = get_kv_cache_spec_kind(spec)
     layers = list(iter_layer_specs(spec))
     if kind in FULL:
-        return FullAttention()
+        return FullAttention(block_size)
     if kind is KVCacheSpecKind.SLIDING_WINDOW:
         widths = {layer.sliding_window for layer in layers}
         more = any(layer.extra_retained_tokens for layer in layers)
-        return SlidingWindow(widths.pop()) if len(widths) == 1 and not more else None
+        return SlidingWindow(widths.pop(), block_size) if len(widths) == 1 and not more else None
     if kind is KVCacheSpecKind.CHUNKED_LOCAL_ATTENTION:
         widths = {layer.attention_chunk_size for layer in layers}
-        return ChunkedAttention(widths.pop()) if len(widths) == 1 else None
+        return ChunkedAttention(widths.pop(), block_size) if len(widths) == 1 else None
     if kind is KVCacheSpecKind.MAMBA:
         # Each forward replaces one state. In another mode, or with draft tokens, it writes several.
         is_one = all(
@@ -62,9 +67,19 @@ class Layers:
     most_blocks: int | None
 
     @classmethod
-    def of(cls, spec: Any, block_size: int, max_in_flight: int, max_model_len: int) -> Layers:
-        """The layers of a group that ``group_of`` knows."""
-        group = group_of(spec)
+    def of(
+        cls, spec: Any, block_size: int, node_size: int, max_in_flight: int, max_model_len: int
+    ) -> Layers:
+        """The layers of a group that ``group_of`` knows.
+
+        Args:
+            spec: vLLM's spec.
+            block_size: Tokens per block of the group.
+            node_size: The manager's block size, a multiple of it.
+            max_in_flight: Most tokens of a request that are computed at a time.
+            max_model_len: Most tokens of a request.
+        """
+        group = group_of(spec, None if block_size == node_size else block_size)
         assert group is not None, "what has no group is refused at start-up"
         most = None
         if isinstance(group, RecurrentState):
@@ -83,9 +98,13 @@ class Layers:
         """Whether a request has one state in this group, instead of a block for some tokens."""
         return isinstance(self.group, RecurrentState)
 
+    def num_entries(self, num_slots: int) -> int:
+        """Entries of a worker's table for this many slots; each names a block."""
+        return -(-num_slots // self.block_size)
+
     def num_blocks(self, num_tokens: int) -> int:
         """Most blocks that a request of this many tokens has at a time."""
-        whole = -(-num_tokens // self.block_size)
+        whole = self.num_entries(num_tokens)
         return whole if self.most_blocks is None else min(whole, self.most_blocks)
 
     def num_fresh_blocks(self, num_tokens: int, num_found: int) -> int:
@@ -95,9 +114,14 @@ class Layers:
         passed = self._num_passed(num_found) // self.block_size
         return max(0, self.num_blocks(num_tokens) - max(passed, num_found // self.block_size))
 
+    def num_more_entries(self, num_slots: int, num_had: int) -> int:
+        """Entries that its table gets when it grows from one number of slots to another."""
+        return max(0, self.num_entries(num_slots) - self.num_entries(num_had))
+
     def num_more_blocks(self, num_tokens: int, num_had: int) -> int:
-        """Blocks that a request which has blocks for some tokens still takes for this many."""
-        return 0 if self.has_states else max(0, self.num_blocks(num_tokens) - num_had)
+        """Most blocks that a request with this many slots still takes for this many tokens."""
+        more = self.num_blocks(num_tokens) - self.num_entries(num_had)
+        return 0 if self.has_states else max(0, more)
 
     def _num_passed(self, num_tokens: int) -> int:
         """Leading tokens that the query after this many tokens does not read."""

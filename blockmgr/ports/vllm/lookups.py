@@ -126,7 +126,9 @@ class Lookups:
             return self.empty_kv_cache_blocks
         return Blocks(
             self.manager,
-            self._ids.of(self.manager.block_tables[held.handle & ROW, : held.num_blocks]),
+            self._ids.of(
+                self.manager.block_tables[held.handle & ROW, : held.num_slots // self.block_size]
+            ),
         )
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:

@@ -9,6 +9,7 @@ last call; blocks published between two steps were written by an earlier step.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,19 +97,22 @@ class KVCacheManager(Lookups, Releases):
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
-        self.use_eagle = use_eagle
+        # vLLM 0.33 can keep the last block, because its hashes cover the tokens behind. Ours do not.
+        self.use_eagle = use_eagle or num_hash_lookahead_tokens > 0
         self.log_stats = log_stats
         self.metrics_collector = metrics_collector
         self.enable_kv_cache_events = enable_kv_cache_events
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
-        self.block_size = groups[0].kv_cache_spec.block_size * dcp_world_size
+        sizes = [group.kv_cache_spec.block_size * dcp_world_size for group in groups]
+        self.block_size = math.lcm(*sizes)
+        self._slots_at_once = math.gcd(*sizes)
         self._has_shares = bool(options.quotas)
         self._zeroes = bool(kv_cache_config.needs_kv_cache_zeroing)
         in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
         self.layers = tuple(
-            Layers.of(group.kv_cache_spec, self.block_size, in_flight, max_model_len)
-            for group in groups
+            Layers.of(group.kv_cache_spec, size, self.block_size, in_flight, max_model_len)
+            for group, size in zip(groups, sizes, strict=True)
         )
         most_slots = max_model_len + min(in_flight, max_model_len)
         self.manager = self._new_manager(max_seqs, -(-most_slots // self.block_size) + 1)
@@ -203,14 +207,13 @@ class KVCacheManager(Lookups, Releases):
             held = self._admit(request, num_new_computed_tokens, room)
             if held is None:
                 return None
-            before = num_new_computed_tokens // self.block_size
+            before = num_new_computed_tokens
             held.is_loading = delay_cache_blocks
             is_loaded = 0 in skip_zeroing_group_ids
             # What is found of a block is not zeroed: it is copied there, or stays there.
-            kept = found - found % self.block_size if is_loaded else num_new_computed_tokens
-            to_zero = -(-kept // self.block_size)
+            to_zero = found - found % self.block_size if is_loaded else num_new_computed_tokens
         else:
-            before = to_zero = held.num_blocks
+            before = to_zero = held.num_slots
             is_bound = full_sequence_must_fit or reserved_blocks or self.watermark_blocks
             if (is_bound or request.resumable) and not self._goes_on(held, request, slots, about):
                 return None
@@ -222,7 +225,7 @@ class KVCacheManager(Lookups, Releases):
             self._publish(held, request, end)
         if not request.resumable:  # the tokens of a session change between turns
             self._nothing_to_do[name] = min(held.next_full - 1, held.num_slots)
-        has_more = held.num_blocks > before
+        has_more = held.num_slots > before
         return self._blocks_from(held, before) if has_more else self.empty_kv_cache_blocks
 
     def _room(self, request: Request, slots: int, about: tuple[bool, int, bool]) -> Room:
@@ -236,8 +239,8 @@ class KVCacheManager(Lookups, Releases):
         )
 
     def _blocks_from(self, held: Held, start: int) -> SomeBlocks:
-        """The blocks of a request from the one of this number on."""
-        return Blocks(self.manager, self.manager.block_ids(held.handle, start))
+        """The blocks of a request behind those of its first slots."""
+        return Blocks(self.manager, self._ids_from(held, start))
 
     def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
         """Admits the request with exactly the hit that was reported to it."""
@@ -266,12 +269,10 @@ class KVCacheManager(Lookups, Releases):
             misses.count(explained)
         self._whole_only.discard(request.request_id)
         self.prompts.forget(request.request_id)
-        num_blocks = -(-max(slots, num_found) // self.block_size)
         held = Held(
             handle,
             len(prompt),
-            num_blocks,
-            num_blocks * self.block_size,
+            self._whole_slots(max(slots, num_found)),
             (num_found // self.block_size + 1) * self.block_size if self.enable_caching else NEVER,
             self.wishes.of(request),
         )
@@ -323,17 +324,23 @@ class KVCacheManager(Lookups, Releases):
             self.manager.reserve(held.handle, slots)
         except (OutOfBlocksError, NeverFitsError):
             return False
-        held.num_blocks = -(-slots // self.block_size)
-        held.num_slots = held.num_blocks * self.block_size
+        held.num_slots = self._whole_slots(slots)
         return True
+
+    def _whole_slots(self, slots: int) -> int:
+        """The slots in the blocks that a request has when it needs this many."""
+        return -(-slots // self._slots_at_once) * self._slots_at_once
 
     def _leaves(self, held: Held, room: Room) -> bool:
         """Whether growth leaves the blocks reserved for others."""
         if not (room.whole or room.headroom or room.reserved):
             return True
-        more = max(0, -(-room.slots // self.block_size) - held.num_blocks)
-        needed = sum(0 if each.has_states else more for each in self.layers)
-        to_end = sum(each.num_more_blocks(room.whole, held.num_blocks) for each in self.layers)
+        needed = sum(
+            each.num_more_entries(room.slots, held.num_slots)
+            for each in self.layers
+            if not each.has_states
+        )
+        to_end = sum(each.num_more_blocks(room.whole, held.num_slots) for each in self.layers)
         available = self.manager.num_available - room.headroom
         return needed <= available - room.reserved and to_end <= available
 
@@ -350,8 +357,7 @@ class KVCacheManager(Lookups, Releases):
         self._close_late_commits()
         self.manager.truncate(held.handle, same)
         held.num_known = same
-        held.num_blocks = len(self.manager.block_ids(held.handle))
-        held.num_slots = held.num_blocks * self.block_size
+        held.num_slots = self._whole_slots(self.manager.sequence(held.handle).num_slots)
         held.next_full = min(held.next_full, (same // self.block_size + 1) * self.block_size)
 
     def remove_skipped_blocks(

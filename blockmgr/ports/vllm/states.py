@@ -34,7 +34,6 @@ class StatefulKVCacheManager(HybridKVCacheManager):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._has_state = tuple(each.has_states for each in self.layers)
         self._has_full_only = all(
             isinstance(each.group, FullAttention | RecurrentState) for each in self.layers
         )
@@ -171,11 +170,6 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         if held.num_committed == request.num_computed_tokens:
             self._commit_again(held)
 
-    def estimate_cached_tokens(self, request: Request) -> int:
-        """Number of the request's tokens that others can find in attention groups."""
-        held = self._held.get(request.request_id)
-        return held.num_committed - held.num_committed % self.block_size if held else 0
-
     # Commits after the forward: an early commit never makes a state findable.
 
     def new_step_starts(self) -> None:
@@ -252,16 +246,11 @@ class StatefulKVCacheManager(HybridKVCacheManager):
     # Tables.
 
     def _by_group(self, held: Held, start: int) -> tuple[list[int], ...]:
-        row, more = held.handle & ROW, held.num_blocks - start
-        tables = zip(self._has_state, self._tables, strict=True)
-        return tuple(
-            [int(table[row, 0])] * more if has else table[row, start : held.num_blocks].tolist()
-            for has, table in tables
-        )
-
-    def _ids_from(self, held: Held, start: int) -> list[int]:
-        """Likewise, of attention only: workers do not zero states."""
         row = held.handle & ROW
-        tables = zip(self._has_state, self._tables, strict=True)
-        taken = [table[row, start : held.num_blocks] for has, table in tables if not has]
-        return [block for ids in taken for block in ids[ids > 0].tolist()]
+        groups = zip(self._entries(held, start), self._tables, self.layers, strict=True)
+        return tuple(
+            [int(table[row, 0])] * layers.num_more_entries(held.num_slots, start)
+            if layers.has_states
+            else ids.tolist()
+            for ids, table, layers in groups
+        )

@@ -37,8 +37,8 @@ class Steps:
     _new_block_ids: list[int]
 
     def _ids_from(self, held: Held, start: int) -> list[int]:
-        """The ids of a request's blocks from the one of this number on."""
-        return self.manager.block_ids(held.handle, start)
+        """The ids of a request's blocks behind those of its first slots."""
+        return self.manager.block_ids(held.handle, -(-start // self.block_size))
 
     def new_step_starts(self) -> None:
         """Begins the planning of a step."""
@@ -85,8 +85,8 @@ class Steps:
     def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
         """Makes the workers zero the request's blocks from a token on."""
         if self._zeroes:
-            first = start_token // self.block_size
-            self._new_block_ids += self._ids_from(self._held[request_id], first)
+            start = start_token - start_token % self.block_size
+            self._new_block_ids += self._ids_from(self._held[request_id], start)
 
     def take_events(self) -> list[Any]:
         """The events since the last call, in vLLM's form."""

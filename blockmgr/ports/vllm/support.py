@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
-from blockmgr import FullAttention, RecurrentState
+from blockmgr import FullAttention
 from blockmgr.ports.vllm.layers import group_of
 
 if TYPE_CHECKING:
@@ -60,20 +60,10 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
         yield "the model has no KV cache"
     elif not any(isinstance(layers, FullAttention) for layers in found):
         yield "no layers of the model have full attention"
-    if len({group.kv_cache_spec.block_size for group in groups}) > 1:
-        sizes = ", ".join(str(group.kv_cache_spec.block_size) for group in groups)
-        yield f"groups of layers have blocks of different sizes ({sizes} tokens)"
     if len(groups) > 1:
         for name, is_on in _not_with_groups(options, vllm_config, arguments):
             if is_on:
                 yield f"{name} with several groups of KV cache layers"
-    if any(isinstance(layers, RecurrentState) for layers in found) and (
-        vllm_config.use_v2_model_runner
-    ):
-        yield (
-            "model runner V2 does not work (VLLM_USE_V2_MODEL_RUNNER=0 turns it off) with "
-            "recurrent states (Mamba)"
-        )
 
 
 def _not_with_groups(
@@ -83,7 +73,6 @@ def _not_with_groups(
     yield "--no-enable-prefix-caching does not work", not caching
     yield "KV cache events do not work", arguments.get("enable_kv_cache_events", False)
     yield "KV connectors do not work", vllm_config.kv_transfer_config is not None
-    yield "EAGLE and multi-token prediction do not work", arguments.get("use_eagle", False)
     context = arguments.get("dcp_world_size", 1) > 1
     yield "decode context parallelism does not work", context
     yield "ghost_blocks do not work", options.ghost_blocks > 0
@@ -95,21 +84,17 @@ def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str
         yield "KV cache residency metrics (--kv-cache-metrics) are not collected"
     if arguments.get("pcp_world_size", 1) > 1:
         yield "prefill context parallelism is not supported"
-    if ahead := arguments.get("num_hash_lookahead_tokens", 0):
+    has_lookahead = arguments.get("num_hash_lookahead_tokens", 0) > 0
+    if has_lookahead and arguments.get("enable_kv_cache_events"):
         yield (
-            f"hashes of blocks that cover {ahead} tokens after each (EAGLE since vLLM 0.33) are "
-            "not supported; --speculative-config '{..., \"disable_lookahead_block_hashes\": true}' "
-            "turns them off"
+            "KV cache events do not go together with hashes that cover the tokens after a block "
+            "(EAGLE since vLLM 0.33); --speculative-config "
+            "'{..., \"disable_lookahead_block_hashes\": true}' turns them off"
         )
     if arguments.get("num_prefill_lookahead", 0) > 1:
         yield "multi-token prediction that computes the end of a prompt twice is not supported"
     if arguments.get("enable_mamba_shared_prefix_checkpoint"):
         yield "checkpoints of Mamba states are not supported"
-    if arguments["hash_block_size"] != arguments["scheduler_block_size"]:
-        yield (
-            f"hashes of {arguments['hash_block_size']} tokens in blocks of "
-            f"{arguments['scheduler_block_size']} are not supported"
-        )
 
 
 def _of_connectors(config: Any) -> Iterator[str]:
@@ -130,10 +115,12 @@ def _connectors(config: Any) -> Iterator[str]:
 def _of_quotas(options: Options, arguments: Mapping[str, Any]) -> Iterator[str]:
     """A request larger than its share, and all requests behind it, would wait forever."""
     config = arguments["kv_cache_config"]
-    size = config.kv_cache_groups[0].kv_cache_spec.block_size if config.kv_cache_groups else 1
-    size *= arguments.get("dcp_world_size", 1)
+    ranks = arguments.get("dcp_world_size", 1)
     # For each group: a window may hold that much while a prompt is computed.
-    needed = -(-arguments["max_model_len"] // size) * len(config.kv_cache_groups)
+    needed = sum(
+        -(-arguments["max_model_len"] // (group.kv_cache_spec.block_size * ranks))
+        for group in config.kv_cache_groups
+    )
     left = config.num_blocks - 1 - sum(options.quotas.values())
     for salt, blocks in options.quotas.items():
         if blocks < needed:
@@ -162,5 +149,5 @@ def _of_options(options: Options, vllm_config: Any, arguments: Mapping[str, Any]
     layout = arguments["kv_cache_config"]
     if layout.needs_kv_cache_zeroing and len(layout.kv_cache_groups) == 1:
         yield "min_partial_tokens does not go together with blocks that workers zero"
-    if arguments.get("use_eagle"):
+    if arguments.get("use_eagle") or arguments.get("num_hash_lookahead_tokens"):
         yield "min_partial_tokens does not go together with EAGLE"
