@@ -97,7 +97,7 @@ class KVCacheManager(Lookups, Releases):
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
-        # vLLM 0.33 can keep the last block, because its hashes cover the tokens behind. Ours do not.
+        # vLLM 0.33 keeps the last block, because its hashes cover the tokens behind. Ours do not.
         self.use_eagle = use_eagle or num_hash_lookahead_tokens > 0
         self.log_stats = log_stats
         self.metrics_collector = metrics_collector
