@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager
+from blockmgr import BlockManager, FullAttention, SlidingWindow
 
 pytest.importorskip("msgspec", reason="the extra 'events'")
 
@@ -49,6 +49,7 @@ MODULES = {
         "maybe_convert_block_hash": lambda digest: digest.decode(),
         "to_event_extra_keys": untagged,
     },
+    "vllm.v1.kv_cache_interface": {"get_kv_cache_spec_kind": lambda spec: spec.kind},
 }
 
 
@@ -62,15 +63,35 @@ def kv_events(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     sys.modules.pop("blockmgr.ports.vllm.events")
 
 
+def told_of(group: Any, size: int) -> int:
+    """The blocks of a window that the query behind the manager's block reads."""
+    each = group.block_size or size
+    return min(size // each, -(-(group.width - 1) // each))
+
+
 class Engine:
     """A manager as the port builds it, and requests that commit their tokens."""
 
-    def __init__(self, module: ModuleType, num_blocks: int = 9) -> None:
+    def __init__(
+        self,
+        module: ModuleType,
+        num_blocks: int = 9,
+        groups: tuple[Any, ...] = (),
+        size: int = SIZE,
+    ) -> None:
         self.manager = BlockManager(
-            num_blocks, SIZE, dedup="append_only", null_block=True, early_commit=True, events=True,
-            event_blocks=module.waiting_blocks(num_blocks),
+            num_blocks, size, dedup="append_only", null_block=True, early_commit=True, events=True,
+            event_blocks=module.waiting_blocks(num_blocks), groups=groups,
         )  # fmt: skip
-        self.events = module.KVEvents(self.manager, SIZE, "full_attention")
+        published = [
+            module.Published("full_attention", None, size, 1)
+            if isinstance(group, FullAttention)
+            else module.Published(
+                "sliding_window", group.width, group.block_size or size, told_of(group, size)
+            )
+            for group in groups or [FullAttention()]
+        ]
+        self.events = module.KVEvents(self.manager, size, SIZE, published)
 
     def request(self, tokens: list[int], **named: Any) -> Any:
         """A request with a hash for each block that shows its tokens."""
@@ -91,6 +112,7 @@ class Engine:
             self.manager.commit(handle, end)
             self.events.stored_by(request)
         self.manager.copies_applied(self.manager.take_copies().ticket)
+        self.manager.commit(handle, end)  # releases what windows have passed
         return handle
 
 
@@ -99,7 +121,7 @@ Make = Callable[..., Engine]
 
 @pytest.fixture
 def make(kv_events: ModuleType) -> Make:
-    return lambda num_blocks=9: Engine(kv_events, num_blocks)
+    return lambda *arguments: Engine(kv_events, *arguments)
 
 
 def test_a_commit_is_told_with_the_hashes_of_its_request(make: Make) -> None:
@@ -163,11 +185,11 @@ def test_adapters_salts_and_sessions_are_told(make: Make) -> None:
 
 def test_a_request_that_wants_it_is_told_of_what_it_found(make: Make) -> None:
     engine = make()
-    engine.events.reused_by(engine.request([1, 2, 3, 4, 5]), 2)
+    engine.events.reused_by(engine.request([1, 2, 3, 4, 5]), 4)
     assert engine.events.take() == []
     wanted = engine.request([1, 2, 3, 4, 5], kv_cache_report_mode="full")
     engine.events.reused_by(wanted, 0)
-    engine.events.reused_by(wanted, 2)
+    engine.events.reused_by(wanted, 5)
     [told] = engine.events.take()
     assert (told.block_hashes, told.parent_block_hash) == (["1/2", "1/2/3/4"], None)
 
@@ -187,3 +209,76 @@ def test_no_event_is_lost_between_two_commits(make: Make) -> None:
         else:
             mirror.difference_update(event.block_hashes)
     assert mirror == set()
+
+
+def told_by(events: list[Any]) -> list[tuple[str, int, list[str]]]:
+    return [(type(each).__name__[5:], each.group_idx, each.block_hashes) for each in events]
+
+
+def test_each_group_tells_of_its_own_blocks(make: Make) -> None:
+    engine = make(15, (FullAttention(), SlidingWindow(3)))
+    engine.serve([1, 2, 3, 4, 5, 6, 7])
+    stored = engine.events.take()
+    assert told_by(stored) == [
+        ("Stored", 0, ["1/2", "1/2/3/4", "1/2/3/4/5/6"]),
+        ("Stored", 1, ["1/2", "1/2/3/4", "1/2/3/4/5/6"]),
+    ]
+    assert [(each.kv_cache_spec_kind, each.kv_cache_spec_sliding_window) for each in stored] == [
+        ("full_attention", None),
+        ("sliding_window", 3),
+    ]
+    assert stored[0].token_ids == stored[1].token_ids == [1, 2, 3, 4, 5, 6]
+
+
+def test_small_blocks_that_two_large_ones_begin_with_are_stored_and_removed_once(
+    make: Make,
+) -> None:
+    engine = make(17, (FullAttention(), SlidingWindow(9, block_size=2)), 4)
+    first = engine.serve([1, 2, 3, 4, 5])
+    second = engine.serve([1, 2, 7, 8, 9])
+    assert told_by(engine.events.take()) == [
+        ("Stored", 0, ["1/2/3/4"]),
+        ("Stored", 1, ["1/2", "1/2/3/4"]),
+        ("Stored", 0, ["1/2/7/8"]),
+        ("Stored", 1, ["1/2/7/8"]),
+    ]
+    removed = []
+    for handle in (first, second):
+        block = engine.manager.block_ids(handle)[0]
+        engine.manager.free(handle)
+        engine.manager.forget([block])
+        removed += told_by(engine.events.take())
+    assert sorted(removed) == [
+        ("Removed", 0, ["1/2/3/4"]),
+        ("Removed", 0, ["1/2/7/8"]),
+        ("Removed", 1, ["1/2", "1/2/7/8"]),
+        ("Removed", 1, ["1/2/3/4"]),
+    ]
+
+
+def test_of_a_window_the_small_blocks_are_told_that_the_next_query_reads(make: Make) -> None:
+    engine = make(17, (FullAttention(), SlidingWindow(3, block_size=2)), 8)
+    engine.serve(list(range(1, 18)))
+    stored = engine.events.take()
+    whole = "/".join(map(str, range(1, 9)))
+    more = "/".join(map(str, range(1, 17)))
+    assert told_by(stored) == [
+        ("Stored", 0, [whole, more]),
+        ("Stored", 1, [whole]),
+        ("Stored", 1, [more]),
+    ]
+    assert [each.token_ids for each in stored[1:]] == [[7, 8], [15, 16]]
+    assert stored[2].parent_block_hash == "/".join(map(str, range(1, 15)))
+    assert stored[2].block_size == 2
+
+
+def test_groups_keep_the_adapter_and_the_salt_of_the_request_that_stored_a_block(
+    make: Make,
+) -> None:
+    engine = make(15, (FullAttention(), SlidingWindow(3)))
+    adapter = SimpleNamespace(name="sql", adapter_id=3)
+    engine.serve([1, 2, 3, 4, 5], lora_request=adapter, cache_salt="tenant", session_id="s")
+    full, window = engine.events.take()
+    for stored in (full, window):
+        assert (stored.lora_id, stored.lora_name, stored.session_id) == (3, "sql", "s")
+        assert stored.extra_keys == [("sql", "tenant"), ("sql",)]

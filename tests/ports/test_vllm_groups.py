@@ -99,7 +99,6 @@ def test_groups_that_are_not_supported_are_refused_by_name(
     ("change", "reason"),
     [
         ({"enable_caching": False}, "--no-enable-prefix-caching"),
-        ({"enable_kv_cache_events": True}, "KV cache events"),
         ({"dcp_world_size": 2}, "decode context parallelism"),
         ({"options": {"ghost_blocks": 8}}, "ghost_blocks"),
         (

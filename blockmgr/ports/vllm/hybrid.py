@@ -68,6 +68,8 @@ class HybridKVCacheManager(KVCacheManager):
         if not found.num_cached_tokens:
             return self.empty_kv_cache_blocks, 0, 0
         ids = [[0] * each.num_entries(found.num_cached_tokens) for each in self.layers]
+        if self.kv_events is not None:
+            self.kv_events.reused_by(request, found.num_cached_tokens)
         full = self.coordinator.full_attention_group_id
         if self.layers[full].block_size == self.block_size:
             ids[full] = found.block_ids.tolist()
@@ -137,10 +139,15 @@ class HybridKVCacheManager(KVCacheManager):
         num_computed = min(num_computed, self._learn(held, request, num_computed))
         if num_computed < held.next_full:
             return
-        self.manager.commit(held.handle, num_computed)
-        held.num_committed = num_computed
+        self._commit_to(held, request, num_computed)
         held.next_full = self._next_end(num_computed)
         self._committed_late |= not self._in_step
+
+    def _commit_to(self, held: Held, request: Request, num_tokens: int) -> None:
+        self.manager.commit(held.handle, num_tokens)
+        held.num_committed = num_tokens
+        if self.kv_events is not None:
+            self.kv_events.stored_by(request)
 
     def estimate_cached_tokens(self, request: Request) -> int:
         """Number of the request's tokens that others can find in attention groups."""

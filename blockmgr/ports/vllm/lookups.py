@@ -92,7 +92,7 @@ class Lookups:
             most -= most % self.block_size
         count = most // self.block_size
         if self.kv_events is not None:
-            self.kv_events.reused_by(request, count)
+            self.kv_events.reused_by(request, most)
         if not most:
             return self.empty_kv_cache_blocks, 0, 0
         return FoundBlocks(self.manager, found.block_ids, count), most, 0

@@ -13,7 +13,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
@@ -28,7 +27,7 @@ from blockmgr import (
 )
 from blockmgr.ports.vllm.blocks import BlockPool, Blocks
 from blockmgr.ports.vllm.coordinator import Coordinator
-from blockmgr.ports.vllm.events import KVEvents, waiting_blocks
+from blockmgr.ports.vllm.events import KVEvents, Published, waiting_blocks
 from blockmgr.ports.vllm.held import Held, Room
 from blockmgr.ports.vllm.hinting import RequestHints
 from blockmgr.ports.vllm.id_lists import IdLists
@@ -118,8 +117,8 @@ class KVCacheManager(Lookups, Releases):
         self.manager = self._new_manager(max_seqs, -(-most_slots // self.block_size) + 1)
         self.kv_events = None
         if enable_kv_cache_events:
-            kind = get_kv_cache_spec_kind(groups[0].kv_cache_spec).value
-            self.kv_events = KVEvents(self.manager, self.block_size, kind)
+            told = [Published.of(each, self.block_size) for each in self.layers]
+            self.kv_events = KVEvents(self.manager, self.block_size, hash_block_size, told)
         self.publish_events: Callable[[], None] | None = None  # the engine may be idle
         self._held: dict[str, Held] = {}
         # By request, the number of tokens up to which it neither needs nor fills a block: most

@@ -219,8 +219,7 @@ class StatefulKVCacheManager(HybridKVCacheManager):
         computed = request.num_computed_tokens - request.num_output_placeholders
         computed = min(computed, self._learn(held, request, computed))
         if computed > held.num_committed:
-            self.manager.commit(held.handle, computed)
-            held.num_committed = computed
+            self._commit_to(held, request, computed)
             held.next_full = computed + 1
             self._nothing_to_do.pop(request.request_id, None)
             self._committed_late = True

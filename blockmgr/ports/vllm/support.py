@@ -71,7 +71,6 @@ def _not_with_groups(
 ) -> Iterator[tuple[str, bool]]:
     caching = arguments.get("enable_caching", True)
     yield "--no-enable-prefix-caching does not work", not caching
-    yield "KV cache events do not work", arguments.get("enable_kv_cache_events", False)
     yield "KV connectors do not work", vllm_config.kv_transfer_config is not None
     context = arguments.get("dcp_world_size", 1) > 1
     yield "decode context parallelism does not work", context
