@@ -41,6 +41,7 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "states, quotas": ("state", {"quotas": {"tenant": 6}, "debug": 1}),
     # Not with chunks: vLLM refuses these.
     "sizes": ("window", {"debug": 1}),
+    "sizes, latent": ("latent", {"debug": 1}),
     "sizes, partial": ("window", {"min_partial_tokens": 1, "debug": 1}),
     "sizes, quotas": ("window", {"quotas": {"tenant": 12}, "debug": 1}),
     "sizes, states": ("state", {"debug": 1, "min_partial_tokens": 1}),

@@ -12,6 +12,8 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheGroupSpec,
     MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 
@@ -26,11 +28,14 @@ class Layers:
         kind: ``full``, ``window``, ``chunk`` or ``state``.
         width: Tokens of the window or of the chunk.
         scale: Its block size, in multiples of the smallest one.
+        is_latent: Whether it has vLLM's specs of latent attention, with 4 tokens an entry in full
+            attention, as DeepSeek-V4.
     """
 
     kind: str
     width: int = 0
     scale: int = 1
+    is_latent: bool = False
 
     def first_read(self, position: int) -> int:
         """The first position that the query at this position reads."""
@@ -54,6 +59,10 @@ class Layers:
                 page_size_padded=FULL[0].as_vllm_has_it(block_size).page_size_bytes,
                 mamba_cache_mode="align",
             )
+        if self.is_latent and self.kind == "window":
+            return SlidingWindowMLASpec(sliding_window=self.width, **common)
+        if self.is_latent:
+            return MLAAttentionSpec(tokens_per_state=4, **common)
         if self.kind == "window":
             return SlidingWindowSpec(sliding_window=self.width, **common)
         if self.kind == "chunk":
@@ -81,13 +90,15 @@ def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers,
         rng.shuffle(groups)
         return tuple(groups)
     width = rng.choice([rng.randint(2, 3 * block_size), block_size * rng.randint(1, 6), 33])
+    if is_latent := kind == "latent":
+        kind = "window"
     few = [Layers(kind, width) for _ in range(rng.choice([1, 1, 2, 5]))]
     groups = [*FULL, *few]
     if rng.random() < 0.2:
         groups.append(Layers("full"))
     if rng.random() < 0.3:  # the first is not full attention
         groups.reverse()
-    return tuple(groups)
+    return tuple(replace(each, is_latent=is_latent) for each in groups)
 
 
 def with_sizes(rng: random.Random, layers: tuple[Layers, ...]) -> tuple[Layers, ...]:

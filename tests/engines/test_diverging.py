@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,25 +24,26 @@ from vllm.v1.request import Request
 
 from blockmgr.ports.vllm import Options
 from blockmgr.ports.vllm.hybrid import HybridKVCacheManager
+from blockmgr.ports.vllm.support import reasons_against
 from tests.engines.layers import FULL, Layers, group_specs
 
 LONG, DIVERGES, CHUNK = 32_768, 3_000, 8_192
-# Smallest block, groups with their multiples of it, and tokens found with and without parts of
-# blocks. A window that is shorter than the longest block has left the place inside it.
+# Smallest block, groups with their multiples of it, and tokens found in whole blocks and with parts
+# of blocks.
 SHAPES = {
     "Gemma 3": (64, (*FULL, *[Layers("window", 1024)] * 5), 2_944, DIVERGES),
     "Gemma 4": (16, (Layers("full", 0, 2), *[Layers("window", 1024)] * 5), 2_976, DIVERGES),
     "DeepSeek-V4": (
         4,
         (
-            Layers("full", 0, 64),
-            Layers("window", 128, 16),
-            Layers("window", 128, 16),
-            Layers("window", 8),
-            Layers("window", 128, 2),
+            Layers("full", 0, 64, is_latent=True),
+            Layers("window", 128, 16, is_latent=True),
+            Layers("window", 128, 16, is_latent=True),
+            Layers("window", 8, is_latent=True),
+            Layers("window", 128, 2, is_latent=True),
         ),
         2_816,
-        2_816,
+        None,
     ),
 }
 HASH = get_hash_fn_by_name("sha256")
@@ -93,6 +95,16 @@ def test_an_early_divergence_is_found_to_the_last_block(shape: str, least: int) 
     base, layers, whole, partly = SHAPES[shape]
     named = arguments(base, layers, None)
     options = Options(min_partial_tokens=least, debug=1)
+    config = SimpleNamespace(
+        kv_transfer_config=None, cache_config=SimpleNamespace(use_replayssm=False)
+    )
+    against = reasons_against(options, config, named)
+    if least and partly is None:
+        assert against == [
+            "min_partial_tokens does not go together with layers that compress tokens"
+        ]
+        return
+    assert against == []
     ours = found_by(HybridKVCacheManager(options, 8, **named), named["hash_block_size"])
     theirs = {
         interval: found_by(

@@ -14,6 +14,7 @@ from tests.ports.vllm_modules import KINDS, SIZE, layout, make, request, serve, 
 
 FULL = spec()
 WINDOW = spec(KINDS.SLIDING_WINDOW, sliding_window=6)
+COMPRESSED = spec(KINDS.MLA_ATTENTION, block_size=8, tokens_per_state=4)
 LARGE = spec(KINDS.SLIDING_WINDOW, block_size=8, sliding_window=6)
 CHUNK = spec(KINDS.CHUNKED_LOCAL_ATTENTION, attention_chunk_size=8)
 MAMBA = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=0)
@@ -60,6 +61,7 @@ def run(manager: Any, served: Any, num_tokens: int) -> Any:
         (MAMBA, WINDOW, FULL, MAMBA),
         (FULL, LARGE),
         (LARGE, FULL, CHUNK, spec(block_size=6)),
+        (COMPRESSED, spec(KINDS.SLIDING_WINDOW_MLA, block_size=2, sliding_window=4)),
     ],
 )
 def test_windows_chunks_and_states_beside_full_attention_are_supported(
@@ -85,6 +87,10 @@ def test_windows_chunks_and_states_beside_full_attention_are_supported(
         (
             (FULL, spec(KINDS.SLIDING_WINDOW, sliding_window=6, extra_retained_tokens=1)),
             "keep more than the window",
+        ),
+        (
+            (FULL, spec(KINDS.SLIDING_WINDOW_MLA, sliding_window=6, prefix_cacheable=False)),
+            "cannot be shared by prefix",
         ),
     ],
 )
@@ -114,6 +120,11 @@ def test_what_does_not_go_together_with_groups_is_refused_by_name(
     assert reason in found
     assert "with several groups" in found
     assert not [line for line in reasons(FULL, **change) if "several groups" in line]
+
+
+def test_an_entry_of_several_tokens_is_not_found_in_part(vllm: None) -> None:
+    [found] = reasons(COMPRESSED, WINDOW, options={"min_partial_tokens": 4})
+    assert "layers that compress tokens" in found
 
 
 def test_a_quota_has_to_hold_the_longest_request_in_every_group(vllm: None) -> None:

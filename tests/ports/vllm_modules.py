@@ -16,7 +16,10 @@ from blockmgr.ports.vllm import Options
 __all__ = ["KINDS", "SIZE", "layout", "make", "request", "serve", "spec", "stand_ins"]
 
 SIZE = 4
-NAMES = ("FULL_ATTENTION", "MLA_ATTENTION", "SLIDING_WINDOW", "CHUNKED_LOCAL_ATTENTION", "MAMBA")
+NAMES = (
+    "FULL_ATTENTION", "MLA_ATTENTION", "SLIDING_WINDOW", "SLIDING_WINDOW_MLA",
+    "CHUNKED_LOCAL_ATTENTION", "MAMBA",
+)  # fmt: skip
 KINDS = SimpleNamespace(**{name: SimpleNamespace(value=name.lower()) for name in NAMES})
 
 
@@ -34,7 +37,12 @@ def spec(kind: Any = KINDS.FULL_ATTENTION, block_size: int = SIZE, **more: Any) 
         width = more.get("sliding_window") or more.get("attention_chunk_size") or 0
         return -(-min(width + max_in_flight_tokens, max_model_len) // block_size) + 1
 
-    named = {"extra_retained_tokens": 0, "max_admission_blocks_per_request": most, **more}
+    named = {
+        "tokens_per_state": 1,
+        "extra_retained_tokens": 0,
+        "max_admission_blocks_per_request": most,
+        **more,
+    }
     return SimpleNamespace(kind=kind, block_size=block_size, **named)
 
 

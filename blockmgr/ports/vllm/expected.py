@@ -277,6 +277,7 @@ ATTRIBUTES = {
         "cache_config",
         "kv_transfer_config",
     ),
+    "vllm.v1.kv_cache_interface:KVCacheSpec": ("tokens_per_state",),
     "vllm.v1.kv_cache_interface:SlidingWindowSpec": ("sliding_window", "extra_retained_tokens"),
     "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": ("attention_chunk_size",),
     "vllm.v1.kv_cache_interface:MambaSpec": ("mamba_cache_mode", "num_speculative_blocks"),

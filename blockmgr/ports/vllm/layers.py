@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ from blockmgr import ChunkedAttention, FullAttention, RecurrentState, SlidingWin
 if TYPE_CHECKING:
     from blockmgr.groups import Group
 
-__all__ = ["Layers", "group_of", "has_states"]
+__all__ = ["Layers", "group_of", "has_states", "tokens_per_entry"]
 
 FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
+WINDOW = (KVCacheSpecKind.SLIDING_WINDOW, KVCacheSpecKind.SLIDING_WINDOW_MLA)
 
 
 def group_of(spec: Any, block_size: int | None = None) -> Group | None:
@@ -28,7 +30,7 @@ def group_of(spec: Any, block_size: int | None = None) -> Group | None:
     layers = list(iter_layer_specs(spec))
     if kind in FULL:
         return FullAttention(block_size)
-    if kind is KVCacheSpecKind.SLIDING_WINDOW:
+    if kind in WINDOW:
         widths = {layer.sliding_window for layer in layers}
         more = any(layer.extra_retained_tokens for layer in layers)
         return SlidingWindow(widths.pop(), block_size) if len(widths) == 1 and not more else None
@@ -43,6 +45,11 @@ def group_of(spec: Any, block_size: int | None = None) -> Group | None:
         )
         return RecurrentState() if is_one else None
     return None
+
+
+def tokens_per_entry(spec: Any) -> int:
+    """Tokens that the layers of a spec store as one entry; more than 1 if they compress."""
+    return max((math.ceil(layer.tokens_per_state) for layer in iter_layer_specs(spec)), default=1)
 
 
 def has_states(spec: Any) -> bool:

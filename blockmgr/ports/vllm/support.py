@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
 from blockmgr import FullAttention
-from blockmgr.ports.vllm.layers import group_of
+from blockmgr.ports.vllm.layers import group_of, tokens_per_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,6 +22,7 @@ LAYERS = {
         "tokens"
     ),
     "sliding_window": "sliding windows that keep more than the window are not supported",
+    "sliding_window_mla": "sliding windows that keep more than the window are not supported",
 }
 # They find GPU blocks by vLLM's hashes, or take blocks themselves.
 CONNECTORS = {
@@ -148,5 +149,7 @@ def _of_options(options: Options, vllm_config: Any, arguments: Mapping[str, Any]
     layout = arguments["kv_cache_config"]
     if layout.needs_kv_cache_zeroing and len(layout.kv_cache_groups) == 1:
         yield "min_partial_tokens does not go together with blocks that workers zero"
+    if any(tokens_per_entry(group.kv_cache_spec) > 1 for group in layout.kv_cache_groups):
+        yield "min_partial_tokens does not go together with layers that compress tokens"
     if arguments.get("use_eagle") or arguments.get("num_hash_lookahead_tokens"):
         yield "min_partial_tokens does not go together with EAGLE"
