@@ -131,7 +131,7 @@ class HybridKVCacheManager(KVCacheManager):
 
     def _release_passed(self, held: Held, request: Request) -> None:
         """Commits what earlier steps wrote, so that windows release the blocks behind them."""
-        self.manager.commit(held.handle, held.num_committed)
+        self._commit_to(held, request, held.num_committed)
 
     def _publish(self, held: Held, request: Request, num_computed: int) -> None:
         if num_computed < held.next_full:
@@ -144,6 +144,7 @@ class HybridKVCacheManager(KVCacheManager):
         self._committed_late |= not self._in_step
 
     def _commit_to(self, held: Held, request: Request, num_tokens: int) -> None:
+        """Commits, again if need be: a block may become findable once its step has ended."""
         self.manager.commit(held.handle, num_tokens)
         held.num_committed = num_tokens
         if self.kv_events is not None:

@@ -231,7 +231,8 @@ class StatefulKVCacheManager(HybridKVCacheManager):
             held: The request.
             everywhere: Also cache a state that is at no stop, as vLLM does.
         """
-        self.manager.commit(held.handle, held.num_committed)
+        assert held.request is not None
+        self._commit_to(held, held.request, held.num_committed)
         if everywhere:
             self.manager.cache_state(held.handle)
 
