@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
+from vllm.distributed.kv_events import BlockRemoved
+
 from blockmgr.ports.vllm import events, hybrid
 from tests.engines.events import EventWorld
 from tests.engines.world import draw
@@ -80,7 +82,7 @@ def test_a_removal_that_is_not_told_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     take = events.KVEvents.take
 
     def keep(self: Any) -> Any:
-        return [event for event in take(self) if not isinstance(event, events.BlockRemoved)]
+        return [event for event in take(self) if not isinstance(event, BlockRemoved)]
 
     monkeypatch.setattr(events.KVEvents, "take", keep)
     assert wrong_runs() > 0

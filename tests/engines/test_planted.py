@@ -23,12 +23,16 @@ pytestmark = pytest.mark.skipif(not MODEL, reason="BLOCKMGR_TINY_MODEL names no 
 SEEDS = 12
 
 
-def wrong_runs(options: dict[str, Any], kind: str = "full", policy: str = "fcfs") -> int:
+def wrong_runs(
+    options: dict[str, Any], kind: str = "full", policy: str = "fcfs", *, sized: bool = False
+) -> int:
     """Runs that read K/V of another request, or end in an error."""
     wrong = 0
     for seed in range(SEEDS):
         lossless = kind != "full"
-        settings = draw(seed, MODEL, policy, False, options, kind=kind, lossless=lossless)
+        settings = draw(
+            seed, MODEL, policy, False, options, kind=kind, lossless=lossless, sized=sized
+        )
         try:
             tally = World(settings).run()
         except Exception:
@@ -113,6 +117,21 @@ def test_the_port_is_clean_with_several_groups(kind: str) -> None:
     assert wrong_runs({"min_partial_tokens": 1, "debug": 1}, kind) == 0
 
 
+@pytest.mark.parametrize("kind", ["window", "state"])
+def test_the_port_is_clean_with_blocks_of_different_sizes(kind: str) -> None:
+    assert wrong_runs({"min_partial_tokens": 1, "debug": 1}, kind, sized=True) == 0
+
+
+def test_entries_counted_in_blocks_of_another_size_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fewer(self: Any, num_slots: int) -> int:
+        return -(-num_slots // (2 * self.block_size))
+
+    monkeypatch.setattr(layers.Layers, "num_entries", fewer)
+    assert wrong_runs({}, "window", sized=True) > 0
+
+
 @pytest.mark.parametrize("kind", ["window", "chunk", "state"])
 def test_a_table_that_changes_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     grouping = hybrid.HybridKVCacheManager._grouping
@@ -128,8 +147,8 @@ def test_layers_that_are_thought_to_read_less_are_noticed(
 ) -> None:
     real = layers.group_of
 
-    def less(spec: Any) -> Any:
-        group = real(spec)
+    def less(spec: Any, block_size: int | None = None) -> Any:
+        group = real(spec, block_size)
         if isinstance(group, SlidingWindow):
             return SlidingWindow(max(1, group.width - 1))
         return ChunkedAttention(2) if isinstance(group, ChunkedAttention) else group
@@ -201,8 +220,11 @@ def test_states_that_are_committed_while_they_move_are_noticed(
 def test_a_state_in_one_column_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     by_group = states.StatefulKVCacheManager._by_group
 
-    def last_only(self: Any, held: Any, start: int, num_before: int = 0) -> Any:
-        return by_group(self, held, start)
+    def last_only(self: Any, held: Any, start: int) -> Any:
+        tables = zip(self.layers, by_group(self, held, start), strict=True)
+        return tuple(
+            [0] * (len(ids) - 1) + ids[-1:] if layers.has_states else ids for layers, ids in tables
+        )
 
     monkeypatch.setattr(states.StatefulKVCacheManager, "_by_group", last_only)
     assert wrong_runs({}, "state") > 0
