@@ -30,6 +30,7 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "chunks": ("chunk", {"debug": 1}),
     "windows, partial": ("window", {"min_partial_tokens": 1, "debug": 1}),
     "chunks, partial": ("chunk", {"min_partial_tokens": 1, "debug": 1}),
+    "windows, uncached": ("window", {"debug": 1}),
     "windows, eagle": ("window", {"debug": 1}),
     "sizes, eagle": ("window", {"debug": 1}),
     "windows, quotas": ("window", {"quotas": {"tenant": 6}, "debug": 1}),
@@ -97,6 +98,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         stream: dict[str, Any] = {"lossless": True, "kind": kind, "roomy": roomy}
         stream["calm"] = roomy and kind == "state"  # the same requests, though schedules differ
         stream["sized"] = arm.startswith("sizes")
+        stream["caching"] = not arm.endswith("uncached")
         stream["drafts"] = "eagle" if arm.endswith("eagle") else ""
         return World(draw(seed, args.model, policy, asynchronous, options, **stream)).run()
 

@@ -126,7 +126,8 @@ def test_entries_counted_in_blocks_of_another_size_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fewer(self: Any, num_slots: int) -> int:
-        return -(-num_slots // (2 * self.block_size))
+        count: int = -(-num_slots // (2 * self.block_size))
+        return count
 
     monkeypatch.setattr(layers.Layers, "num_entries", fewer)
     assert wrong_runs({}, "window", sized=True) > 0
@@ -134,9 +135,9 @@ def test_entries_counted_in_blocks_of_another_size_are_noticed(
 
 @pytest.mark.parametrize("kind", ["window", "chunk", "state"])
 def test_a_table_that_changes_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    grouping = hybrid.HybridKVCacheManager._grouping
+    caching = hybrid.HybridKVCacheManager._caching
     monkeypatch.setattr(
-        hybrid.HybridKVCacheManager, "_grouping", lambda self: {**grouping(self), "dedup": "remap"}
+        hybrid.HybridKVCacheManager, "_caching", lambda self: {**caching(self), "dedup": "remap"}
     )
     assert wrong_runs({}, kind) > 0
 

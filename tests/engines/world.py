@@ -66,6 +66,7 @@ class Settings:
     lossless: bool = False  # no load fails
     one_copy: bool = False  # vLLM's own manager, changed by ``keep_one_copy``
     events: bool = False
+    caching: bool = True
     layers: tuple[Layers, ...] = FULL
     drafts: int = 0  # most draft tokens of a request in a step
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
@@ -117,6 +118,7 @@ def draw(
     sized: bool = False,
     roomy: bool = False,
     drafts: str = "",
+    caching: bool = True,
 ) -> Settings:
     """A small world, in which blocks run out unless it is roomy."""
     rng = random.Random(seed)
@@ -150,6 +152,7 @@ def draw(
         lossless=lossless,
         one_copy=one_copy,
         events=events,
+        caching=caching,
         drafts=rng.randint(1, 4) if drafts else 0,
         eagle=drafts == "eagle",
     )
@@ -206,7 +209,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
         policy=settings.policy,
     )
     caching = CacheConfig(
-        block_size=settings.block_size, cache_dtype="auto", enable_prefix_caching=True
+        block_size=settings.block_size, cache_dtype="auto", enable_prefix_caching=settings.caching
     )
     additional = {} if settings.options is None else {"blockmgr": settings.options}
     config = VllmConfig(

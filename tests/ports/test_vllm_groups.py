@@ -104,7 +104,6 @@ def test_groups_that_are_not_supported_are_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"enable_caching": False}, "--no-enable-prefix-caching"),
         ({"dcp_world_size": 2}, "decode context parallelism"),
         ({"options": {"ghost_blocks": 8}}, "ghost_blocks"),
         (
@@ -335,6 +334,23 @@ def test_blocks_of_several_groups_come_as_a_list_for_each(vllm: None) -> None:
         blocks.get_unhashed_block_ids()
     assert [block.is_null for block in blocks.blocks[1]] == [False] * 5
     assert manager.get_num_common_prefix_blocks("a") == [0, 0]
+
+
+def test_without_caching_windows_release_blocks_and_no_prompt_finds_any(vllm: None) -> None:
+    assert reasons(FULL, WINDOW, enable_caching=False) == []
+    manager = make(FULL, WINDOW, enable_caching=False)
+    served = request("a", TOKENS)
+    run(manager, served, 16)
+    run(manager, served, 3)
+    assert manager.get_block_ids("a")[1][:2] == [0, 0]
+    assert manager.estimate_cached_tokens(served) == 0
+    manager.free(served)
+    again = request("b", TOKENS)
+    assert manager.get_computed_blocks(again)[1] == 0
+    run(manager, again, 16)
+    assert manager.manager.stats().hit_tokens == 0
+    manager.free(again)
+    assert manager.manager.num_available == 32
 
 
 def test_the_cache_is_reset_once_nobody_uses_it(vllm: None) -> None:

@@ -112,6 +112,7 @@ def make(
     num_blocks: int = 33,
     use_eagle: bool = False,
     num_hash_lookahead_tokens: int = 0,
+    enable_caching: bool = True,
     max_in_flight_tokens: int | None = None,
     zeroes: bool = False,
     **options: Any,
@@ -133,6 +134,7 @@ def make(
         hash_block_size=SIZE,
         use_eagle=use_eagle,
         num_hash_lookahead_tokens=num_hash_lookahead_tokens,
+        enable_caching=enable_caching,
     )
 
 

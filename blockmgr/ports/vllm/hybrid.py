@@ -33,7 +33,8 @@ class HybridKVCacheManager(KVCacheManager):
         # Windows release blocks after commits, so requests commit as often as a block ends.
         self._commit_every = min(each.block_size for each in self.layers)
 
-    def _grouping(self) -> dict[str, Any]:
+    def _caching(self) -> dict[str, Any]:
+        # Without caching in vLLM, no request reads the cache. Windows release blocks by commits.
         return {"groups": tuple(each.group for each in self.layers)}
 
     def _no_blocks(self) -> GroupedBlocks:
@@ -153,7 +154,9 @@ class HybridKVCacheManager(KVCacheManager):
     def estimate_cached_tokens(self, request: Request) -> int:
         """Number of the request's tokens that others can find in attention groups."""
         held = self._held.get(request.request_id)
-        return held.num_committed - held.num_committed % self.block_size if held else 0
+        if held is None or not self.enable_caching:
+            return 0
+        return held.num_committed - held.num_committed % self.block_size
 
     def _blocks_from(self, held: Held, start: int) -> GroupedBlocks:
         return GroupedBlocks(self.manager, self._by_group(held, start), self.layers)

@@ -150,16 +150,15 @@ class KVCacheManager(Lookups, Releases):
             block_size=self.block_size,
             max_seqs=max_seqs,
             max_blocks_per_seq=max_blocks_per_seq,
-            prefix_caching=self.enable_caching,
             events=events,
             event_blocks=waiting_blocks(num_blocks) if events else None,
-            **self._grouping(),
+            **self._caching(),
         )
         return BlockManager.from_config(config)
 
-    def _grouping(self) -> dict[str, Any]:
-        """Options of the block manager about groups."""
-        return {}
+    def _caching(self) -> dict[str, Any]:
+        """Options of the block manager about the cache and groups."""
+        return {"prefix_caching": self.enable_caching}
 
     def _no_blocks(self) -> SomeBlocks:
         return Blocks(self.manager, [])

@@ -70,8 +70,6 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
 def _not_with_groups(
     options: Options, vllm_config: Any, arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, bool]]:
-    caching = arguments.get("enable_caching", True)
-    yield "--no-enable-prefix-caching does not work", not caching
     yield "KV connectors do not work", vllm_config.kv_transfer_config is not None
     context = arguments.get("dcp_world_size", 1) > 1
     yield "decode context parallelism does not work", context
