@@ -139,7 +139,7 @@ class EventWorld(World):
         return found
 
     def ends(self, group: int, start: int, node: int) -> range:
-        """Where the blocks of a group end that are told of one of the manager's blocks."""
+        """Where the blocks of a group end that are published for one of the manager's blocks."""
         layers, size = self.settings.layers[group], self.settings.sizes[group]
         first = start
         if layers.kind == "window":

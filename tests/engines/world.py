@@ -161,11 +161,11 @@ def draw(
 class Drafting:
     """The part of a ``SpeculativeConfig`` that the scheduler reads."""
 
-    disable_lookahead_block_hashes = True
     max_num_new_slots_for_drafting = 0
 
-    def __init__(self, num_drafts: int, eagle: bool) -> None:
+    def __init__(self, num_drafts: int, eagle: bool, lookahead_hashes: bool) -> None:
         self.num_speculative_tokens = num_drafts
+        self.disable_lookahead_block_hashes = not lookahead_hashes
         self._eagle = eagle
 
     def use_eagle(self) -> bool:
@@ -225,7 +225,9 @@ def arguments(settings: Settings) -> dict[str, Any]:
     config.scheduler_config.async_scheduling = settings.asynchronous
     config.cache_config.block_size = settings.block_size
     if settings.drafts:
-        config.speculative_config = Drafting(settings.drafts, settings.eagle)
+        # With these hashes, vLLM's own manager keeps a block that ours drops.
+        has_ours = settings.options is not None
+        config.speculative_config = Drafting(settings.drafts, settings.eagle, has_ours)
     if settings.has_states:
         config.cache_config.mamba_cache_mode = "align"
         config.cache_config.mamba_block_size = math.lcm(*settings.sizes)
