@@ -1,5 +1,5 @@
-// What a manager and a pool have in common for Python: how their store is set up, and what each
-// share of it holds and remembers.
+// Common to a manager and a pool for Python: how their store is set up, and the contents of each
+// of its partitions.
 #pragma once
 
 #include <array>

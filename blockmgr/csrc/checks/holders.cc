@@ -1,4 +1,4 @@
-// What holds for sequences and their tables, on top of what holds for the blocks; and for a pool.
+// Checks sequences and their tables, in addition to the checks of blocks; and a pool.
 #include <set>
 
 #include "checks/audit.h"
@@ -130,7 +130,7 @@ class Audit : public BlockAudit {
                     what + " has other extra keys");
   }
 
-  // What is held by its id is used; and the parent of a cached block with it.
+  // A block that a caller holds by its id is used, and so is the parent of a cached one.
   void check_holds() {
     for (NodeId b = 0; b < count_; ++b) {
       const std::int64_t held = core_.num_holds(b);
