@@ -159,7 +159,7 @@ def _numbers(moment: Moment) -> dict[str, object]:
         }
         further = further_tables(manager, view)
         if further:
-            entry["block_ids_by_group"] = {place: table.tolist() for place, table in further}
+            entry["block_ids_by_group"] = {number: table.tolist() for number, table in further}
         sequences.append(entry)
     held = [
         {"group": repr(each.group), "used_blocks": each.used, "cached_blocks": each.cached}

@@ -9,7 +9,7 @@
 
 #include "bindings/core.h"
 #include "bindings/events.h"
-#include "bindings/shares.h"
+#include "bindings/partitions.h"
 
 namespace blockmgr {
 namespace {

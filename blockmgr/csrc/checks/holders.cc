@@ -211,8 +211,7 @@ void RecentHits::fingerprint(std::string& out) const {
     put_numbers(out, ring_[i].query_tokens, ring_[i].hit_tokens);
 }
 
-// Namespaces with blocks of their own are held for good, and what is cached under one is of its
-// share.
+// Namespaces with a quota are kept for good, and blocks cached under one are of its partition.
 void Store::audit_shares(BlockAudit& audit) const {
   for (std::uint32_t root = 0; root < partitions_.size(); ++root)
     if (partitions_[root]) ++audit.root_refs(root);
