@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, ClassVar, Protocol, overload
 
 import numpy as np
 import xxhash
@@ -24,12 +24,13 @@ from blockmgr.ports.aphrodite.interfaces import (
 )
 
 if TYPE_CHECKING:
-    from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
+    from blockmgr.pool import BlockPool
 
 __all__ = [
     "CACHED",
     "FREED",
     "WAITING",
+    "Allocator",
     "Block",
     "BlockList",
     "BlockView",
@@ -45,6 +46,41 @@ CACHED, WAITING = 1, 2
 """States of a block: found by its prefix; full, and not cached yet."""
 
 _DIGEST_BYTES = 16
+
+
+class Allocator(Protocol):
+    """The parts of a ``BlockAllocator`` that its blocks and tables use."""
+
+    block_class: type[Block]
+    block_size: int
+    caches: ClassVar[bool]
+    pool: BlockPool
+    waiting: dict[BlockList, None]
+
+    def physical_id(self, block: int) -> int:
+        """The caller's id of a block of the pool."""
+
+    def physical_ids(self, blocks: list[int]) -> list[int]:
+        """The callers' ids of blocks of the pool."""
+
+    def is_computed(self, block: int) -> bool:
+        """Whether a block is cached and its K/V was marked as computed."""
+
+    def progress(self, done: list[int], rest: list[int]) -> None:
+        """Records the blocks that the next forward writes."""
+
+    def promote(self, blocks: BlockList, index: int) -> None:
+        """Caches a full block, or makes it wait."""
+
+    def cached_prefix(
+        self, tokens: tuple[int, ...], parent: int | None, extra: int | None
+    ) -> list[int]:
+        """The leading blocks among these tokens that are cached."""
+
+    def cache_prompt(
+        self, blocks: BlockList, start: int, parent: int | None, tokens: tuple[int, ...], found: int
+    ) -> None:
+        """Caches the full blocks that a list got from ``start`` on."""
 
 
 class BlockList:
@@ -64,7 +100,7 @@ class BlockList:
         "_views", "allocator", "blocks", "extras", "hashes", "prev_block", "states", "tokens",
     )  # fmt: skip
 
-    def __init__(self, allocator: BlockAllocator, prev_block: Block | None = None) -> None:
+    def __init__(self, allocator: Allocator, prev_block: Block | None = None) -> None:
         self.allocator = allocator
         self.prev_block = prev_block
         self.blocks: list[int] = []

@@ -96,13 +96,12 @@ class ComputedBlocksTracker:
             return 0
         if getattr(seq, "is_prefill", bool)() and name in self._known:
             return self._known[name]
-        size = self._allocator.block_size
+        size, pool = self._allocator.block_size, self._allocator.pool_of(Device.GPU)
         if table := self._tables.get(name):
-            pool, blocks = table.pool_blocks()
+            allocator, blocks = table.pool_blocks()
         else:
-            pool = self._allocator.pool_of(Device.GPU)
-            blocks = pool.cached_prefix(tuple(tokens), -1, extra)
-        computed = sum(1 for _ in takewhile(pool.is_computed, blocks[: len(tokens) // size]))
+            allocator, blocks = pool, pool.cached_prefix(tuple(tokens), -1, extra)
+        computed = sum(1 for _ in takewhile(allocator.is_computed, blocks[: len(tokens) // size]))
         self._known[name] = computed * size
         return computed * size
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
+    from blockmgr.ports.aphrodite.block import Allocator
 
 __all__ = ["BlockTable", "Growth", "blocks_needed", "blocks_needed_unshared"]
 
@@ -305,7 +305,7 @@ class BlockTable:
         """The device of the blocks."""
         return self._allocator.device_of(self._allocated().allocator)
 
-    def pool_blocks(self) -> tuple[BlockAllocator, list[int]]:
+    def pool_blocks(self) -> tuple[Allocator, list[int]]:
         """The allocator of the blocks, and the blocks of its pool."""
         blocks = self._allocated()
         return blocks.allocator, blocks.blocks

@@ -26,6 +26,7 @@ from blockmgr.ports.aphrodite.interfaces import Device, NoFreeBlocksError, extra
 
 if TYPE_CHECKING:
     from blockmgr.policy import PolicyFactory
+    from blockmgr.ports.aphrodite.block import Allocator
 
 __all__ = ["CpuGpuBlockAllocator", "Swap"]
 
@@ -118,7 +119,7 @@ class CpuGpuBlockAllocator:
     def _known(self, device: Device) -> BlockAllocator | None:
         return self._allocators.get(the_same(Device, "device", device))
 
-    def device_of(self, allocator: BlockAllocator) -> Device:
+    def device_of(self, allocator: Allocator) -> Device:
         """The device of one of the two allocators."""
         for device, known in self._allocators.items():
             if known is allocator:
