@@ -270,10 +270,10 @@ class BlockAllocator:
 
         The first ``found`` are cached already. If the parent is not cached, all wait.
         """
-        size, num_full = self.block_size, len(tokens) // self.block_size
-        self.hits.num_queries += num_full
-        self.hits.num_hits += found
-        state = WAITING if parent is None else CACHED
+        size, num_full, hits = self.block_size, len(tokens) // self.block_size, self.hits
+        hits.num_queries += num_full
+        hits.num_hits += found
+        state = b"%c" % (WAITING if parent is None else CACHED)
         if parent is None:
             self.waiting[blocks] = None
         elif fresh := blocks.blocks[start + found : start + num_full]:
@@ -284,7 +284,7 @@ class BlockAllocator:
                 extras=_extras(len(fresh), blocks.extras.get(start)),
             )
             self._uncomputed.update(fresh)
-        blocks.states[start : start + num_full] = bytes((state,)) * num_full
+        blocks.states[start : start + num_full] = state * num_full
 
     def promote(self, blocks: BlockList, index: int) -> None:
         """Caches a full block, or makes it wait.
@@ -507,8 +507,7 @@ class BlockAllocator:
 
 
 def _extras(num_blocks: int, extra: int | None) -> dict[int, bytes] | None:
-    key = extra_bytes(extra)
-    return dict.fromkeys(range(num_blocks), key) if key else None
+    return None if extra is None else dict.fromkeys(range(num_blocks), extra_bytes(extra))
 
 
 def _checked_ids(block_ids: Iterable[int] | None, num_blocks: int) -> Sequence[int]:

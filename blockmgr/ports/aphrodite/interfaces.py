@@ -161,7 +161,9 @@ def extra_hash_of(seq: SequenceLike) -> int | None:
 
 def checked_extra(extra_hash: int | None) -> int | None:
     """An extra hash, which is an int or None."""
-    if not isinstance(extra_hash, int | None) or isinstance(extra_hash, bool):
+    if extra_hash is None:
+        return None
+    if not isinstance(extra_hash, int) or isinstance(extra_hash, bool):
         raise TypeError(f"extra_hash must be an int or None, got {type(extra_hash).__name__}")
     return extra_hash
 
