@@ -27,19 +27,19 @@ class GroupBlocks:
     """The blocks of a group of layers.
 
     Attributes:
-        place: Its position in ``ManagerConfig.groups``.
+        number: Its position in ``ManagerConfig.groups``.
         group: The kind of its layers.
         used: Blocks in use.
         cached: Blocks not in use that a prompt can find.
     """
 
-    place: int
+    number: int
     group: Group
     used: int
     cached: int
 
     def __str__(self) -> str:
-        return f"group {self.place}, {self.group!r}: {self.used:,} in use, {self.cached:,} cached"
+        return f"group {self.number}, {self.group!r}: {self.used:,} in use, {self.cached:,} cached"
 
 
 def group_blocks(manager: BlockManager, blocks: BlockSnapshot) -> list[GroupBlocks]:
@@ -48,12 +48,12 @@ def group_blocks(manager: BlockManager, blocks: BlockSnapshot) -> list[GroupBloc
     idle = blocks.state == BlockState.IDLE
     return [
         GroupBlocks(
-            place=place,
+            number=number,
             group=group,
-            used=int(np.count_nonzero(used & (blocks.group == place))),
-            cached=int(np.count_nonzero(idle & (blocks.group == place))),
+            used=int(np.count_nonzero(used & (blocks.group == number))),
+            cached=int(np.count_nonzero(idle & (blocks.group == number))),
         )
-        for place, group in enumerate(manager.config.groups)
+        for number, group in enumerate(manager.config.groups)
     ]
 
 
@@ -72,10 +72,10 @@ def further_tables(manager: BlockManager, view: Sequence) -> list[tuple[int, Ids
     if view.is_preempted:
         return []
     tables = []
-    for place, group in enumerate(groups):
-        if place != first_full(groups):
+    for number, group in enumerate(groups):
+        if number != first_full(groups):
             entries = -(-view.num_slots // tokens_per_block(group, size))
-            tables.append((place, manager.group_table(place)[view.row][:entries].copy()))
+            tables.append((number, manager.group_table(number)[view.row][:entries].copy()))
     return tables
 
 

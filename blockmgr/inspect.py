@@ -260,7 +260,7 @@ def _strips(
     shown = sequences[:max_lines]
     longest = max(len(row.block_ids) for row in shown)
     each = max(1, -(-longest // STRIP_WIDTH))
-    groups = [f"  group {place}" for row in shown for place, _ in row.further]
+    groups = [f"  group {number}" for row in shown for number, _ in row.further]
     width = max(map(len, [*(row.name for row in shown), *groups]))
     used = ""
     for row in shown:
@@ -270,10 +270,10 @@ def _strips(
         yield Piece(strip, is_strip=True)
         fill = " " * (-(-longest // each) - len(strip))
         yield Piece(f"{fill}  {_row_text(row, block_size, with_ids=each == 1)}\n")
-        for place, table in row.further:
+        for number, table in row.further:
             strip = "".join(_letter(blocks, block) for block in table[::each].tolist())
             used += strip
-            yield Piece(f"{f'  group {place}':<{width}}  ")
+            yield Piece(f"{f'  group {number}':<{width}}  ")
             yield Piece(strip, is_strip=True)
             yield Piece("\n")
     if len(sequences) > len(shown):

@@ -12,8 +12,13 @@ from rich.table import Table
 
 from blockmgr.cli.common import progress_bar, tell_rejected
 from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import dtype_option, forward_options, model_option
-from blockmgr.cli.options import debug_option, how_options, one_capacity, source_options
+from blockmgr.cli.models import engine_options
+from blockmgr.cli.options import (
+    capacity_option,
+    debug_option,
+    json_option,
+    source_options,
+)
 from blockmgr.explain import MissReason
 from blockmgr.lab.misses import explain_request, misses
 from blockmgr.lab.report import json_text, print_table
@@ -35,25 +40,15 @@ SHARES: Final = (0.25, 0.5, 0.75, 1.0)
 
 @click.command(short_help="Print the reasons for missed tokens.")
 @source_options
-@click.option(
-    "--capacity",
-    callback=one_capacity,
-    default="10%",
-    show_default=True,
-    metavar="SIZE",
-    help="Pool size: blocks, or a percentage of the working set.",
-)
-@model_option
-@dtype_option
-@how_options
-@forward_options
+@capacity_option("Pool size: blocks, or a percentage of the working set.")
+@engine_options()
 @click.option(
     "--request",
     type=click.IntRange(min=1),
     metavar="N",
     help="Explain only the N-th request of the trace, at its admission.",
 )
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 @debug_option
 @given
 def explain(run: Given, *, capacity: Capacity, request: int | None) -> None:

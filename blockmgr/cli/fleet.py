@@ -13,13 +13,13 @@ from rich.table import Table
 
 from blockmgr.cli.common import progress_bar, telling
 from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import dtype_option, forward_options, model_option
+from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
     EVERY_ROUTER,
+    capacity_option,
     debug_option,
-    how_options,
     jobs_options,
-    one_capacity,
+    json_option,
     router_names,
     source_options,
 )
@@ -117,13 +117,8 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY_ROUTER}.  "
     f"[default: {EVERY_ROUTER} but {BY_EVENTS}, which needs the extra events]",
 )
-@click.option(
-    "--capacity",
-    callback=one_capacity,
-    default="20%",
-    show_default=True,
-    metavar="SIZE",
-    help="Blocks of the whole fleet, or a percentage of the working set; split evenly.",
+@capacity_option(
+    "Blocks of the whole fleet, or a percentage of the working set; split evenly.", "20%"
 )
 @click.option(
     "--load-weight",
@@ -190,12 +185,9 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     show_default=True,
     help="Time to first token: part for each request.",
 )
-@model_option
-@dtype_option
-@how_options
-@forward_options
+@engine_options()
 @jobs_options
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 @click.option(
     "--plot",
     "plot_path",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from blockmgr.cli.options import how_options_without
 from blockmgr.lab.choices import hint, pick
 from blockmgr.lab.models import NAMED, Model, named
 from blockmgr.shapes import ELEMENTS
@@ -19,6 +20,7 @@ __all__ = [
     "chosen_block_sizes",
     "chosen_model",
     "dtype_option",
+    "engine_options",
     "forward_options",
     "model_option",
 ]
@@ -64,6 +66,16 @@ def forward_options(command: F) -> F:
         "recurrent states; needs --min-partial-tokens.",
     )
     return tokens(stop(command))
+
+
+def engine_options(*without: str) -> Callable[[F], F]:
+    """``--model``, ``--dtype``, ``how_options_without``, and ``forward_options``."""
+
+    def add(command: F) -> F:
+        how = how_options_without(*without)
+        return model_option(dtype_option(how(forward_options(command))))
+
+    return add
 
 
 def _model(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:

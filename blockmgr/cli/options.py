@@ -31,15 +31,16 @@ __all__ = [
     "Source",
     "block_sizes",
     "capacities",
+    "capacity_option",
     "check_one_source",
     "chosen_jobs",
     "chosen_source",
     "chosen_trace",
     "debug_option",
-    "how_options",
     "how_options_of",
     "how_options_without",
     "jobs_options",
+    "json_option",
     "one_capacity",
     "policies",
     "replica_counts",
@@ -109,18 +110,13 @@ def source_options(command: F) -> F:
     return argument(trace_options(command))
 
 
-def how_options(command: F) -> F:
-    """``--seed``, and the fields of ``ReplayConfig``."""
-    return how_options_without()(command)
-
-
 def how_options_without(*names: str) -> Callable[[F], F]:
-    """``how_options`` without some, for commands that take several values of those."""
+    """``--seed`` and the fields of ``ReplayConfig``, except some that the command has itself."""
     return how_options_of(*(name for name in _HOW if name not in names))
 
 
 def how_options_of(*names: str) -> Callable[[F], F]:
-    """Some of ``how_options``."""
+    """``--seed`` or fields of ``ReplayConfig``."""
 
     def add(command: F) -> F:
         for name in reversed(names):
@@ -176,6 +172,25 @@ def chosen_jobs(jobs: int | None, ray_address: str | None, most: int) -> int | R
     if ray_address is not None:
         return RayCluster(address=ray_address, num_cpus=jobs)
     return min(jobs or len(os.sched_getaffinity(0)), most)
+
+
+def capacity_option(text: str, default: str = "10%") -> Callable[[F], F]:
+    """``--capacity``, one size, with this help."""
+    return click.option(
+        "--capacity",
+        callback=one_capacity,
+        default=default,
+        show_default=True,
+        metavar="SIZE",
+        help=text,
+    )
+
+
+def json_option(command: F) -> F:
+    """``--json``, as ``json_wanted``, in place of a table."""
+    return click.option(
+        "--json", "json_wanted", is_flag=True, help="Print JSON instead of a table."
+    )(command)
 
 
 def debug_option(command: F) -> F:

@@ -10,9 +10,9 @@ import click
 
 from blockmgr.cli.common import progress_bar, tell_rejected, telling
 from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import dtype_option, forward_options, model_option
+from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import capacities as parse_sizes
-from blockmgr.cli.options import debug_option, how_options, share, source_options
+from blockmgr.cli.options import debug_option, json_option, share, source_options
 from blockmgr.lab.report import as_json, print_groups, print_study
 from blockmgr.lab.study import study
 
@@ -40,10 +40,7 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     metavar="SIZES",
     help="Pool sizes: blocks, or percentages of the working set, separated by commas.",
 )
-@model_option
-@dtype_option
-@how_options
-@forward_options
+@engine_options()
 @click.option(
     "--min-hit-rate",
     callback=share,
@@ -58,7 +55,7 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     flag_value=False,
     help="Leave out the unbounded pool, which takes memory for every distinct prefix.",
 )
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 @click.option(
     "--plot",
     "plot_path",

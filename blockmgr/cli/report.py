@@ -12,12 +12,11 @@ import click
 
 from blockmgr.cli.common import progress_bar, telling
 from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import dtype_option, forward_options, model_option
+from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
     capacities,
+    capacity_option,
     debug_option,
-    how_options_without,
-    one_capacity,
     policies,
     replica_counts,
     router_names,
@@ -61,14 +60,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--png", type=FILE, metavar="FILE", help="Draw the charts into a .png as well.")
 @click.option("--svg", type=FILE, metavar="FILE", help="Draw the charts into a .svg as well.")
-@click.option(
-    "--capacity",
-    callback=one_capacity,
-    default="10%",
-    show_default=True,
-    metavar="SIZE",
-    help="The pool to look at in detail: blocks, or a percentage of the working set.",
-)
+@capacity_option("The pool to look at in detail: blocks, or a percentage of the working set.")
 @click.option(
     "--capacities",
     callback=_sizes,
@@ -106,10 +98,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     metavar="NAMES",
     help=f"Routers of these replicas: {', '.join(ROUTERS)}.",
 )
-@model_option
-@dtype_option
-@how_options_without("eviction", "dedup")
-@forward_options
+@engine_options("eviction", "dedup")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),

@@ -16,11 +16,10 @@ from blockmgr.block_words import further_tables, group_blocks
 from blockmgr.blocks import BlockState
 from blockmgr.cli.common import percent, progress_bar, telling
 from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import dtype_option, forward_options, model_option
+from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
+    capacity_option,
     debug_option,
-    how_options,
-    one_capacity,
     share,
     source_options,
 )
@@ -51,18 +50,8 @@ STYLES: Final = {
 
 @click.command(short_help="Show the blocks in the middle of a replay.")
 @source_options
-@click.option(
-    "--capacity",
-    callback=one_capacity,
-    default="10%",
-    show_default=True,
-    metavar="SIZE",
-    help="Pool size: blocks, or a percentage of the working set.",
-)
-@model_option
-@dtype_option
-@how_options
-@forward_options
+@capacity_option("Pool size: blocks, or a percentage of the working set.")
+@engine_options()
 @click.option(
     "--step",
     type=click.IntRange(min=1),
@@ -170,7 +159,7 @@ def _numbers(moment: Moment) -> dict[str, object]:
         }
         further = further_tables(manager, view)
         if further:
-            entry["block_ids_by_group"] = {place: table.tolist() for place, table in further}
+            entry["block_ids_by_group"] = {number: table.tolist() for number, table in further}
         sequences.append(entry)
     held = [
         {"group": repr(each.group), "used_blocks": each.used, "cached_blocks": each.cached}

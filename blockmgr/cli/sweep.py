@@ -12,13 +12,13 @@ from rich.table import Table
 
 from blockmgr.cli.common import progress_bar
 from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import dtype_option, forward_options, model_option
+from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
     block_sizes,
     capacities,
     debug_option,
-    how_options_without,
     jobs_options,
+    json_option,
     policies,
     source_options,
     warmup_option,
@@ -87,12 +87,9 @@ HEADINGS: Final = (
     help="Tokens per block, separated by commas.",
 )
 @warmup_option
-@model_option
-@dtype_option
-@how_options_without("block_size", "eviction")
-@forward_options
+@engine_options("block_size", "eviction")
 @jobs_options
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 @debug_option
 @given
 def sweep(

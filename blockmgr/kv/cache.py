@@ -108,39 +108,9 @@ class PagedKVCache(Swaps):
             self._launch(0, token, None if v is None else token, nowhere)
 
     @property
-    def num_blocks(self) -> int:
-        """Physical blocks, ids ``[0, num_blocks)``."""
-        return self._pool.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._pool.block_size
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors live."""
-        return self._pool.device
-
-    @property
     def shape(self) -> ModelShape:
         """The model."""
         return self._shape
-
-    @property
-    def layout(self) -> str:
-        """A name out of ``PRESETS``."""
-        return self._layout
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all blocks in all layers."""
-        return self.num_blocks * self._shape.bytes_per_block(self.block_size)
-
-    @property
-    def blocks(self) -> KVBlocks:
-        """The same memory as registered blocks, for copies."""
-        return self._blocks
 
     @property
     def tensors(self) -> tuple[LayerTensors, ...]:

@@ -19,7 +19,6 @@ from blockmgr.shapes.model import ModelShape
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.kv.copy import KVBlocks
     from blockmgr.kv.indices import Indices, Slots
     from blockmgr.kv.tensors import LayerTensors
 
@@ -90,6 +89,9 @@ class GroupedKVCache(Swaps):
             pin_memory=pin_memory,
             backend=backend,
         )
+        self._pool, self._layout, self._blocks = (
+            self._pages._pool, self._pages.layout, self._pages.blocks,
+        )  # fmt: skip
         self._recurrent = np.array([isinstance(kind, RecurrentState) for kind in shape.groups])
         self._places = {
             layer: (group, tensor)
@@ -104,39 +106,9 @@ class GroupedKVCache(Swaps):
             }
 
     @property
-    def num_blocks(self) -> int:
-        """Physical blocks, ids ``[0, num_blocks)``."""
-        return self._pages.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._pages.block_size
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors live."""
-        return self._pages.device
-
-    @property
     def shape(self) -> HybridShape:
         """The model."""
         return self._shape
-
-    @property
-    def layout(self) -> str:
-        """A name out of ``PRESETS``."""
-        return self._pages.layout
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all blocks in all tensors."""
-        return self._pages.num_bytes
-
-    @property
-    def blocks(self) -> KVBlocks:
-        """The same memory as registered blocks, for copies in a graph or of other lists."""
-        return self._pages.blocks
 
     def group_tensors(
         self, group: int

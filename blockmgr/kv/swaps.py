@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from blockmgr.kv.copy import KVBlocks
-    from blockmgr.kv.indices import Indices
+    from blockmgr.kv.indices import Indices, Pool
     from blockmgr.shapes.model import ModelShape
 
 __all__ = ["Swaps"]
@@ -24,25 +24,39 @@ __all__ = ["Swaps"]
 class Swaps(NotCopied, ABC):
     """A cache whose blocks can move to a similar cache on the host."""
 
+    _pool: Pool
+    _layout: str
+    _blocks: KVBlocks
+
     @property
-    @abstractmethod
+    def num_blocks(self) -> int:
+        """Physical blocks, ids ``[0, num_blocks)``."""
+        return self._pool.num_blocks
+
+    @property
     def block_size(self) -> int:
         """Tokens per block."""
+        return self._pool.block_size
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
-        """Device of the tensors."""
+        """Where the tensors live."""
+        return self._pool.device
 
     @property
-    @abstractmethod
     def layout(self) -> str:
         """A name out of ``PRESETS``."""
+        return self._layout
 
     @property
-    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes of all blocks in all tensors."""
+        return self.num_blocks * self._page_shape.bytes_per_block(self.block_size)
+
+    @property
     def blocks(self) -> KVBlocks:
-        """The memory as registered blocks, for copies."""
+        """The same memory as registered blocks, for copies in a graph or of other lists."""
+        return self._blocks
 
     @property
     @abstractmethod

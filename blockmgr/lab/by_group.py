@@ -155,10 +155,10 @@ class GroupWatch:
         """Called when its outputs are computed, before its sequences end."""
         self._note_free()
         prompt = request.num_prompt_tokens
-        for place, handle in enumerate(handles):
+        for sample, handle in enumerate(handles):
             computed = self._manager.sequence(handle).num_computed_tokens
             if request.outputs:
-                output = request.outputs[place][: computed - prompt]
+                output = request.outputs[sample][: computed - prompt]
                 tokens = np.concatenate((request.tokens(), output))
                 self._reach.ending(handle, tokens, prompt, request.namespace)
             elif computed == prompt:
@@ -173,14 +173,14 @@ class GroupWatch:
         self._free += blocks.count(BlockState.FREE)
         idle = blocks.state == BlockState.IDLE
         used = np.isin(blocks.state, (BlockState.OWNED, BlockState.CACHED))
-        for place, group in enumerate(self._groups):
+        for number, group in enumerate(self._groups):
             for column, which in ((0, used), (2, idle)):
-                chosen = which & (blocks.group == place)
+                chosen = which & (blocks.group == number)
                 count = int(np.count_nonzero(chosen))
                 filled = int(blocks.num_computed_tokens[chosen].sum(dtype=np.int64))
                 whole = isinstance(group, RecurrentState)  # a state has no tokens
                 unfilled = 0 if whole else count * self._size - filled
-                self._sums[place, column : column + 2] += count, unfilled / self._size
+                self._sums[number, column : column + 2] += count, unfilled / self._size
 
     def result(self) -> ByGroup:
         """All counts."""
@@ -195,7 +195,7 @@ class GroupWatch:
         )
 
     def _counts(self, group: Group) -> GroupCounts:
-        alike = [place for place, other in enumerate(self._groups) if other == group]
+        alike = [number for number, other in enumerate(self._groups) if other == group]
         means: npt.NDArray[np.float64] = self._sums[alike].sum(axis=0) / max(1, self._moments)
         used, unfilled_used, cached, unfilled_cached = means.tolist()
         return GroupCounts(

@@ -54,7 +54,7 @@ class EventRouter:
         groups = setting.groups or (FullAttention(),)
         encoder = Encoder(setting.block_size, epoch=0, groups=groups)
         seeds = np.random.SeedSequence(setting.seed).spawn(setting.num_replicas)
-        self._names = [str(place) for place in range(setting.num_replicas)]
+        self._names = [str(replica) for replica in range(setting.num_replicas)]
         self._lines = [
             _Line(name, self._index, encoder, setting.delivery, seed)
             for name, seed in zip(self._names, seeds, strict=True)
@@ -62,18 +62,18 @@ class EventRouter:
 
     @property
     def index(self) -> WorkerIndex:
-        """The index, in which replicas are named by their places."""
+        """The index, in which replicas are named by their numbers."""
         return self._index
 
-    def listen(self, place: int, now_ms: int, events: Events) -> None:
+    def listen(self, replica: int, now_ms: int, events: Events) -> None:
         """Send the events of a replica.
 
         Args:
-            place: Index of the replica.
+            replica: Index of the replica.
             now_ms: Time of the events.
             events: At least one.
         """
-        self._lines[place].publish(now_ms, events)
+        self._lines[replica].publish(now_ms, events)
 
     def deliver(self, now_ms: int) -> None:
         """Apply all events that have arrived."""

@@ -219,18 +219,18 @@ def serve(
             limits=limits,
             served=served.append,
             busy_ms=busy_ms,
-            told=None if told is None else partial(told, place),
+            told=None if told is None else partial(told, replica),
             **options,
         )
-        for place in range(replicas)
+        for replica in range(replicas)
     ]
     for number, request in enumerate(setting.trace.requests, start=1):
         for loop in loops:
             loop.advance(request.arrival_ms)
-        place = choose(Arrival(number, request, request.tokens()), loops)
-        if not 0 <= place < replicas:
-            raise ValueError(f"router must choose from [0, {replicas}), got {place}")
-        loops[place].offer(number, request)
+        chosen = choose(Arrival(number, request, request.tokens()), loops)
+        if not 0 <= chosen < replicas:
+            raise ValueError(f"router must choose from [0, {replicas}), got {chosen}")
+        loops[chosen].offer(number, request)
     results = (loop.finish() for loop in loops)
     return tuple(replace(r, memory_bytes=r.memory_bytes - more_bytes) for r in results), served
 

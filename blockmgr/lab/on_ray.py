@@ -106,16 +106,16 @@ class RayWorkers:
         results: dict[int, Any] = {}
         self._send(list(tasks))
         while len(results) < len(tasks):
-            place, result = self._receive(cluster.silence_s, silent)
-            if place is not None:
-                results[place] = result
+            number, result = self._receive(cluster.silence_s, silent)
+            if number is not None:
+                results[number] = result
                 advance()
             if cluster.limit_s is not None and time.monotonic() - began > cluster.limit_s:
                 raise TimeoutError(
                     f"tasks must end within limit_s, {cluster.limit_s:g} s; "
                     f"{len(results)} of {len(tasks)} have"
                 )
-        return [results[place] for place in range(len(tasks))]
+        return [results[number] for number in range(len(tasks))]
 
     def _send(self, what: object) -> None:
         try:
@@ -128,13 +128,13 @@ class RayWorkers:
         try:
             if not self._pipe.poll(limit_s):
                 raise ClusterLostError(self._cluster.address, silent)
-            place, what = self._pipe.recv()
+            number, what = self._pipe.recv()
         except (EOFError, ConnectionResetError):
             # Ray ends the driver if the cluster is gone.
             raise ClusterLostError(self._cluster.address, "its driver has ended") from None
         if isinstance(what, Exception):
             raise what
-        return place, what
+        return number, what
 
 
 def check_reachable(cluster: RayCluster) -> None:
@@ -190,7 +190,7 @@ def _connect(ray: Any, cluster: RayCluster, folder: str) -> None:
 
 def _collect(ray: Any, pipe: Connection, references: list[Any], cluster: RayCluster) -> None:
     """Send each result as soon as Ray is installed, or an error instead of the remaining ones."""
-    places = {reference: place for place, reference in enumerate(references)}
+    numbers = {reference: number for number, reference in enumerate(references)}
     waiting = references
     while waiting:
         done, waiting = ray.wait(waiting, timeout=POLL_S)
@@ -200,7 +200,7 @@ def _collect(ray: Any, pipe: Connection, references: list[Any], cluster: RayClus
             pipe.send((None, None))
         for reference in done:
             try:
-                pipe.send((places[reference], ray.get(reference)))
+                pipe.send((numbers[reference], ray.get(reference)))
             except ray.exceptions.RayTaskError as error:
                 pipe.send((None, error.cause))
                 return

@@ -14,7 +14,7 @@ from blockmgr.errors import MissingExtraError
 from blockmgr.files import check_output, replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -99,18 +99,24 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
         ValueError: As ``check_path`` does.
         OSError: A file cannot be written; an old file is unchanged.
     """
-    picture = check_path(path)
+    picture = _saved(path, (7.2, 4.3), lambda figure: _draw(figure.add_subplot(), study))
     data = picture.with_suffix(".csv")
+    _write_csv(data, COLUMNS, _numbers(study))
+    return picture, data
+
+
+def _saved(path: str | Path, size: tuple[float, float], draw: Callable[[Figure], None]) -> Path:
+    """Saves a drawing of this size in inches."""
+    picture = check_path(path)
     # A fixed salt and no date, so that the same study gives the same file.
     with mpl.rc_context({"font.size": 9.5, "svg.hashsalt": "blockmgr", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(7.2, 4.3), dpi=160, layout="constrained")
-        _draw(figure.add_subplot(), study)
+        figure = Figure(figsize=size, dpi=160, layout="constrained")
+        draw(figure)
         kind = picture.suffix.lower().lstrip(".")
         stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
         with replacing(picture) as file:
             figure.savefig(file, format=kind, metadata=stamp)
-    _write_csv(study, data)
-    return picture, data
+    return picture
 
 
 def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, Path]:
@@ -127,27 +133,10 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
         ValueError: As ``check_path`` does.
         OSError: A file cannot be written; an old file is unchanged.
     """
-    picture = check_path(path)
+    picture = _saved(path, (9.0, 4.7), lambda figure: _draw_fleets(figure, rows))
     data = picture.with_suffix(".csv")
-    with mpl.rc_context({"font.size": 9.5, "svg.hashsalt": "blockmgr", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(9.0, 4.7), dpi=160, layout="constrained")
-        _draw_fleets(figure, rows)
-        kind = picture.suffix.lower().lstrip(".")
-        stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
-        with replacing(picture) as file:
-            figure.savefig(file, format=kind, metadata=stamp)
-    text = StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(FLEET_COLUMNS)
-    for row in rows:
-        if row.result is not None:
-            numbers = (row.result.hit_rate, row.result.imbalance, row.best_hit_rate)
-            way = row.delivery
-            how = (None,) * 3 if way is None else (way.delay_ms, way.loss, way.repair)
-            decode = 0 if row.split is None else row.split.decode
-            table.writerow((row.replicas, row.num_blocks, row.router, *numbers, *how, decode))
-    with replacing(data) as file:
-        file.write(text.getvalue().encode())
+    shown = [row for row in rows if row.result is not None]
+    _write_csv(data, FLEET_COLUMNS, map(_fleet_numbers, shown))
     return picture, data
 
 
@@ -264,21 +253,28 @@ def _tick(result: ReplayResult, capacity: Capacity) -> str:
     return f"{result.num_blocks:,}{share}"
 
 
-def _write_csv(study: Study, path: Path) -> None:
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
     text = StringIO(newline="")
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for capacity, result in zip(study.capacities, study.results, strict=True):
-        rows.writerow(
-            (
-                capacity.text,
-                result.num_blocks,
-                result.query_tokens,
-                result.hit_tokens,
-                result.hit_rate,
-                result.evictions,
-                None if study.attainable is None else study.attainable.hit_rate,
-            )
-        )
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(rows)
     with replacing(path) as file:
         file.write(text.getvalue().encode())
+
+
+def _numbers(study: Study) -> Iterator[tuple[object, ...]]:
+    """The row of each capacity, with ``COLUMNS``."""
+    ceiling = None if study.attainable is None else study.attainable.hit_rate
+    for capacity, result in zip(study.capacities, study.results, strict=True):
+        counts = (result.num_blocks, result.query_tokens, result.hit_tokens)
+        yield capacity.text, *counts, result.hit_rate, result.evictions, ceiling
+
+
+def _fleet_numbers(row: FleetRow) -> tuple[object, ...]:
+    """The row of a fleet that was large enough, with ``FLEET_COLUMNS``."""
+    assert row.result is not None
+    numbers = (row.result.hit_rate, row.result.imbalance, row.best_hit_rate)
+    way = row.delivery
+    how = (None,) * 3 if way is None else (way.delay_ms, way.loss, way.repair)
+    decode = 0 if row.split is None else row.split.decode
+    return row.replicas, row.num_blocks, row.router, *numbers, *how, decode

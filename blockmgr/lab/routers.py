@@ -60,7 +60,7 @@ def _session(setting: Setting) -> Router:
         name = session.to_bytes(8)
         return max(
             range(len(replicas)),
-            key=lambda place: xxhash.xxh3_64_intdigest(name, seed=setting.seed + place),
+            key=lambda replica: xxhash.xxh3_64_intdigest(name, seed=setting.seed + replica),
         )
 
     return choose
@@ -72,7 +72,7 @@ def _longest_prefix(_: Setting) -> Router:
     def choose(arrival: Arrival, replicas: Sequence[View]) -> int:
         cached = [replica.cached_tokens(arrival) for replica in replicas]
         most = max(cached)
-        return _fewest(replicas, [place for place, found in enumerate(cached) if found == most])
+        return _fewest(replicas, [replica for replica, found in enumerate(cached) if found == most])
 
     return choose
 
@@ -104,8 +104,8 @@ def _events(setting: Setting) -> Router:
     return EventRouter(setting)
 
 
-def _fewest(replicas: Sequence[View], places: Sequence[int]) -> int:
-    return min(places, key=lambda place: replicas[place].num_requests)
+def _fewest(replicas: Sequence[View], among: Sequence[int]) -> int:
+    return min(among, key=lambda replica: replicas[replica].num_requests)
 
 
 ROUTERS: Final[Mapping[str, RouterFactory]] = MappingProxyType(

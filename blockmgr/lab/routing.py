@@ -57,11 +57,11 @@ Router = Callable[[Arrival, "Sequence[View]"], int]
 class Listener(Protocol):
     """A router that gets the events of all replicas, whose managers then keep events."""
 
-    def listen(self, place: int, now_ms: int, events: Events) -> None:
+    def listen(self, replica: int, now_ms: int, events: Events) -> None:
         """Called with the events of a replica at an instant.
 
         Args:
-            place: Index of the replica.
+            replica: Index of the replica.
             now_ms: Time in simulated milliseconds, which never decreases for a replica.
             events: At least one.
         """

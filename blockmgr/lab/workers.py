@@ -103,7 +103,7 @@ class Processes:
                     ) from None
                 self._pool.shutdown()
                 self._pool = self._spawn(self._jobs if in_a_row == 1 else 1)
-        return [results[place] for place in range(len(tasks))]
+        return [results[number] for number in range(len(tasks))]
 
     def _collect(self, tasks: Sequence[Task], results: dict[int, Any], advance: Advance) -> None:
         """Adds the missing results, in any order.
@@ -112,18 +112,18 @@ class Processes:
             BrokenProcessPool: A process was killed. The results contain all finished tasks.
         """
         assert self._pool is not None
-        places: dict[Future[Any], int] = {}
+        numbers: dict[Future[Any], int] = {}
         lost: BrokenProcessPool | None = None
         try:
             with uninterrupted():
-                for place, task in enumerate(tasks):
-                    if place not in results:
-                        places[self._pool.submit(_run_there, *task)] = place
+                for number, task in enumerate(tasks):
+                    if number not in results:
+                        numbers[self._pool.submit(_run_there, *task)] = number
         except BrokenProcessPool as error:
             lost = error
-        for future in as_completed(places):
+        for future in as_completed(numbers):
             try:
-                results[places[future]] = future.result()
+                results[numbers[future]] = future.result()
             except BrokenProcessPool as error:
                 lost = error
             else:

@@ -132,7 +132,7 @@ def test_a_hash_of_what_makes_no_sense_is_refused(name: str) -> None:
 
 def _elsewhere(kind: type[Block]) -> Any:
     other = naive() if issubclass(kind, NaiveBlock) else caching()
-    return other.allocate_mutable(None).place[0]  # type: ignore[attr-defined]
+    return other.allocate_mutable(None).position[0]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", BAD)

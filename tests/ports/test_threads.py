@@ -263,7 +263,7 @@ def of_aphrodite() -> World:
                 block
                 for table in manager.block_tables.values()
                 if table.device is device
-                for block in table.cached_blocks[1]
+                for block in table.pool_blocks()[1]
             )
             counts = pool.ref_count(range(pool.num_blocks)).tolist()
             wrong += [

@@ -1,4 +1,4 @@
-// What the binding files share: turning Python arguments into numbers, and back into arrays.
+// Shared by the binding files: turns Python arguments into numbers, and results into arrays.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -214,7 +214,7 @@ bool bool_argument(nb::handle value, const char* name);
 // A whole number among the options, in [low, high].
 int int_option(const nb::dict& options, const char* name, int low, int high);
 
-// What a class with a member `digest`, and perhaps `policies`, needs to take part in garbage
+// Lets a class with a member `digest`, and perhaps `policies`, take part in garbage
 // collection: a digest function or a policy may refer to the object that calls it.
 template <class Owner>
 PyType_Slot* collection_slots() {
@@ -255,7 +255,7 @@ struct Field {
   }
 };
 
-// What of Python is looked up once, at import: looking it up within a call could run Python code,
+// Python objects that are looked up once, at import: a look-up within a call could run Python code,
 // and needs memory when there may be none. Kept for good, as the modules are.
 struct Known {
   PyObject* ndarray;     // numpy.ndarray

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "bindings/events.h"
+#include "bindings/partitions.h"
 #include "bindings/pool_core.h"
-#include "bindings/shares.h"
 #include "memory/errors.h"
 
 namespace blockmgr {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "bindings/shares.h"
+#include "bindings/partitions.h"
 
 namespace blockmgr {
 

@@ -18,7 +18,7 @@ struct Core {
       : digest(option.python),
         core(config, std::move(option.digester), policies.maker(python_policies)) {}
 
-  // What the function reads off the core, with no call half-way through. It makes no Python object:
+  // Calls a function that reads the core, with no call half-way through. It makes no Python object:
   // that may run the garbage collector, and with it code that calls the manager.
   template <class Read>
   auto read(Read read) const {
@@ -86,7 +86,7 @@ std::vector<Handle> handles(Core& self);
 int num_available(Core& self);
 std::size_t memory_usage(Core& self);
 std::vector<std::string> violations(Core& self);
-// What first went wrong in an eviction policy written in Python, or None.
+// The first error of an eviction policy written in Python, or None.
 nb::object policy_error(Core& self);
 
 // Every block, as columns by the names of blockmgr.BlockSnapshot.

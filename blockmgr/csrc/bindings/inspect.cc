@@ -1,4 +1,4 @@
-// What people and tools may look at, as NumPy arrays.
+// State for people and tools to look at, as NumPy arrays.
 #include "bindings/core.h"
 #include "sequences/inspect.h"
 

@@ -124,7 +124,7 @@ IntArray<T>::IntArray(nb::handle value, const char* name, std::int64_t limit, st
   }
 }
 
-// What is no list, tuple or plain array: the buffer protocol, __array__, or the sequence protocol.
+// Reads anything but a list, tuple or plain array: by buffer, __array__ or the sequence protocol.
 template <class T>
 void IntArray<T>::open_other(nb::handle value) {
   PyObject* object = value.ptr();

@@ -9,7 +9,7 @@
 
 #include "bindings/core.h"
 #include "bindings/events.h"
-#include "bindings/shares.h"
+#include "bindings/partitions.h"
 
 namespace blockmgr {
 namespace {
@@ -56,7 +56,7 @@ Prompt& with_tokens(Prompt& prompt, TokenArray& tokens, std::int64_t most = INT6
   return prompt;
 }
 
-// What is asked of the cache and of the pool in one call. Each is usually None.
+// Reads the limits that one call sets for the cache and for the pool. Each is usually None.
 void read_terms(Prompt& prompt, nb::handle match, nb::handle max_cached_tokens,
                 nb::handle watermark_blocks) {
   const auto number = [](nb::handle value, const char* name) {
@@ -356,7 +356,7 @@ void reparent(Core& self, nb::handle handles, nb::handle parents) {
   self.core.reparent(rows.data(), from.data(), rows.size());
 }
 
-// What is returned is made first, from the handles that the children will get; making it may run
+// The result is made first, from the handles that the children will get; making it may run
 // code that admits or forks, so that they get others after all.
 nb::list fork_sequence(Core& self, nb::handle handle, nb::handle n, nb::handle view) {
   const std::int64_t parent = handle_argument(handle);

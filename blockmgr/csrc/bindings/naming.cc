@@ -1,6 +1,6 @@
 // The Python face of calls by digest.
 #include "bindings/core.h"
-#include "bindings/shares.h"
+#include "bindings/partitions.h"
 
 namespace blockmgr {
 namespace {

@@ -60,7 +60,7 @@ struct PythonPolicies {
     all.reserve(nb::len(objects));
     return [this, objects](Nodes& nodes, const PrefixIndex& index, Range range) {
       if (all.size() == nb::len(objects))
-        throw Error(ErrorKind::kValue, "python_policies must be as many as there are shares");
+        throw Error(ErrorKind::kValue, "python_policies must be as many as there are partitions");
       auto made = std::make_unique<PythonPolicy>(nodes, index, range,
                                                  nb::borrow(objects[all.size()]));
       all.push_back(made.get());

@@ -18,7 +18,7 @@ struct PoolCore {
       : digest(option.python),
         core(config, std::move(option.digester), policies.maker(python_policies)) {}
 
-  // What the function reads off the core, with no call half-way through. It makes no Python object:
+  // Calls a function that reads the core, with no call half-way through. It makes no Python object:
   // that may run the garbage collector, and with it code that calls the pool.
   template <class Read>
   auto read(Read read) const {

@@ -203,7 +203,7 @@ typedef struct blockmgr_match_result {
   int64_t stops[4]; /* with states: where forwards should end, ascending */
 } blockmgr_match_result;
 
-/* What is cached of a prompt. Changes nothing. block_ids: the whole blocks found; or NULL. With
+/* The cached part of a prompt. Changes nothing. block_ids: the whole blocks found; or NULL. With
  * BLOCKMGR_TOO_SMALL result->num_blocks is the room that is needed. */
 BLOCKMGR_API blockmgr_status blockmgr_match(blockmgr_manager* manager,
                                             const blockmgr_prompt* prompt,
@@ -367,7 +367,7 @@ BLOCKMGR_API blockmgr_status blockmgr_pin(blockmgr_manager* manager, const block
 BLOCKMGR_API blockmgr_status blockmgr_unpin(blockmgr_manager* manager, int64_t pin);
 /* The clock of retention; it must not go back. */
 BLOCKMGR_API blockmgr_status blockmgr_set_time(blockmgr_manager* manager, double seconds);
-/* What is cached of a waiting prompt becomes what was used last. */
+/* Makes the cached blocks of a waiting prompt the most recently used ones. */
 BLOCKMGR_API blockmgr_status blockmgr_touch(blockmgr_manager* manager,
                                             const blockmgr_prompt* prompt, int64_t* num_blocks);
 /* Blocks by their ids. acquire holds them, during a transfer for instance; release ends that; touch

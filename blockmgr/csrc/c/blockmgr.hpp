@@ -234,7 +234,7 @@ class Manager {
   static void same_size(std::size_t handles, std::size_t others) {
     if (handles != others) throw std::invalid_argument("as many values are needed as handles");
   }
-  // What a call writes into as much room as it asks for.
+  // The numbers that a call writes, with as much room as it asks for.
   template <class T, class Call>
   static std::vector<T> filled(const Call& call, std::int64_t count = 0) {
     std::vector<T> values;

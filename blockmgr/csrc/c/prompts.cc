@@ -30,7 +30,7 @@ ExtrasBytes extras_of(const blockmgr_prompt& given) {
   return extras;
 }
 
-// What is asked of the cache and of the pool in one call.
+// Reads the limits that one call sets for the cache and for the pool.
 void read_terms(const blockmgr_prompt& given, Prompt& prompt) {
   const bool limited = given.flags & BLOCKMGR_LIMIT_CACHED;
   const bool exact = given.flags & BLOCKMGR_EXACT_CACHED;

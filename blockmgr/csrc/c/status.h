@@ -1,4 +1,4 @@
-// What an exception is for callers in C: a number, and a text of the thread.
+// Turns an exception into a number for callers in C, and a text of the thread.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct DigestFailed {
   int answer;
 };
 
-// Of the exception that is being handled.
+// The status of the exception that is being handled.
 blockmgr_status report() noexcept;
 
 template <class Call>

@@ -37,7 +37,7 @@ std::size_t checked_size(const Struct* given, const char* name, std::size_t leas
   return size;
 }
 
-// What the caller has given, over the defaults.
+// The caller's values, and the defaults for the rest.
 template <class Struct>
 Struct read_struct(const Struct* given, const char* name, std::size_t least, Struct defaults = {}) {
   const std::size_t size = checked_size(given, name, least);

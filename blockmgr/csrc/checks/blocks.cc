@@ -277,7 +277,7 @@ void BlockAudit::check_children() {
     BLOCKMGR_EXPECT(index_.extras().refs(id) == counted(extras_, id), "extra keys are miscounted");
 }
 
-// What the log of events holds on to; and that its columns are as long as its runs say.
+// The columns of the event log are as long as its runs say. Counts the roots and keys that it keeps.
 void BlockAudit::check_log() {
   const EventLog* const log = index_.log();
   if (!log) return;

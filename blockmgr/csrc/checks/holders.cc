@@ -1,4 +1,4 @@
-// What holds for sequences and their tables, on top of what holds for the blocks; and for a pool.
+// Checks sequences and their tables, in addition to the checks of blocks; and a pool.
 #include <set>
 
 #include "checks/audit.h"
@@ -130,7 +130,7 @@ class Audit : public BlockAudit {
                     what + " has other extra keys");
   }
 
-  // What is held by its id is used; and the parent of a cached block with it.
+  // A block that a caller holds by its id is used, and so is the parent of a cached one.
   void check_holds() {
     for (NodeId b = 0; b < count_; ++b) {
       const std::int64_t held = core_.num_holds(b);
@@ -211,8 +211,7 @@ void RecentHits::fingerprint(std::string& out) const {
     put_numbers(out, ring_[i].query_tokens, ring_[i].hit_tokens);
 }
 
-// Namespaces with blocks of their own are held for good, and what is cached under one is of its
-// share.
+// Namespaces with a quota are kept for good, and blocks cached under one are of its partition.
 void Store::audit_shares(BlockAudit& audit) const {
   for (std::uint32_t root = 0; root < partitions_.size(); ++root)
     if (partitions_[root]) ++audit.root_refs(root);

@@ -1,4 +1,4 @@
-// What the books of each eviction policy promise, and what decides a victim in them.
+// Checks the books of each eviction policy, and the order that decides a victim in them.
 #include "checks/audit.h"
 #include "policies/arc.h"
 #include "policies/lfuda.h"

@@ -1,4 +1,4 @@
-// What the books of queues and ghosts promise, and what decides a victim.
+// Checks the books of queues and ghosts, and the order that decides a victim.
 #include <set>
 
 #include "checks/audit.h"

@@ -21,7 +21,7 @@ EventColumns pending_events(const PrefixIndex& index, const Nodes& nodes) {
     const EventRun& run = columns.runs[i];
     columns.names.emplace_back(run.kind == EventKind::kStored ? index.root_name(run.root)
                                                               : std::string_view());
-    // What an earlier run left there.
+    // Clears the digest that an earlier run left there.
     if (!run.has_parent)
       std::fill_n(columns.parents.begin() + static_cast<std::ptrdiff_t>(i) * digest_size,
                   digest_size, std::uint8_t{0});

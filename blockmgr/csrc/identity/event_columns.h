@@ -25,7 +25,7 @@ struct EventColumns {
   std::vector<std::string> names;     // the namespace of each run
 };
 
-// What waits in the log. Empty without one.
+// The events that wait in the log; empty without a log.
 EventColumns pending_events(const PrefixIndex& index, const Nodes& nodes);
 // Parts beside the nodes' own blocks: how many each node has, of which group, in the order of the
 // engine, each is, and whether events tell of that of a full block.

@@ -136,7 +136,7 @@ inline NodeId& PrefixIndex::head_of(NodeId parent) noexcept {
   return is_root(parent) ? roots_[root_index(parent)].first_child : nodes_[parent].first_child;
 }
 
-// Of the list that this keyed block is in.
+// The head of the list of children that this keyed block is in.
 inline NodeId& PrefixIndex::head_of(const Node& record) noexcept {
   if (is_root(record.parent) && record.parent_generation != generation(record.parent)) [[unlikely]]
     for (Retired& each : retired_)

@@ -1,4 +1,4 @@
-// What the core throws. bindings/errors.cc turns each kind into the Python class of the same name.
+// Errors of the core. bindings/errors.cc turns each kind into the Python class of the same name.
 #pragma once
 
 #include <cstdint>

@@ -75,7 +75,7 @@ struct Links {
 // content that stands for it in the chain. Both are named by a table. When the last table drops
 // of the cached one, its key moves to a twin (Pool::hand_over), so no block is kept for a twin.
 struct Node {
-  // What a match reads comes first: half a cache line, so that few records cross one there.
+  // Fields that a match reads come first: half a cache line, so that few records cross one there.
   NodeId hint = kNoNode;  // child last registered or matched; a guess that is always verified
   NodeId skip = 0;        // a descendant some generations on; only ever prefetched
   // Keyed: the node before this one in its prefix. Owned: the cached twin, or kNoNode.
@@ -257,7 +257,7 @@ class FreeBlocks {
   }
   bool empty() const { return size_ == 0; }
   int size() const { return size_; }
-  // What is handed out next. There must be one.
+  // The block that is handed out next. There must be one.
   BlockId next() const { return next_; }
   BlockId pop() noexcept {
     const BlockId b = next_;

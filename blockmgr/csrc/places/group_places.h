@@ -275,7 +275,7 @@ class GroupPlaces {
   static constexpr std::uint8_t kContinued = 32;
   static constexpr std::uint8_t kObserved = 64;
   static constexpr std::uint8_t kDiverged = 128;
-  // What ends with a boundary.
+  // The flags that end with a boundary.
   static constexpr std::uint8_t kOfBoundary = kBoundary | kContinued | kObserved | kDiverged;
   static constexpr std::uint8_t kTold = kDiverged;  // of a part: mirrors know of it
   static constexpr std::int64_t kNever = INT64_MAX / 2;

@@ -27,7 +27,7 @@ class IdleSegments {
   bool empty() const { return size_ == 0; }
   // Nodes.
   int size() const { return size_; }
-  // What is evicted first; end(): there is none.
+  // The node that is evicted first; end() if there is none.
   NodeId front() const { return at(sentinel_).next; }
   NodeId after(NodeId n) const { return begins(n) ? at(n).next : n - 1; }
   NodeId end() const { return sentinel_; }

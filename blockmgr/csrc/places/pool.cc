@@ -34,7 +34,7 @@ std::int64_t count_in_chain(const Uses* last, std::int64_t most) {
   return count;
 }
 
-// What tokens of a free block are overwritten with when debugging.
+// Overwrites the tokens of a free block when debugging.
 constexpr Token kPoison = 0xdeadbeef;
 
 }  // namespace
@@ -49,7 +49,7 @@ int Pool::num_nodes(int num_blocks, int num_reserved, const std::vector<int>& ap
   return NodeIds::count_for(left) + count;
 }
 
-// What is set apart are the last blocks, the first partition's at the very end.
+// The last blocks are set apart, those of the first partition at the very end.
 Pool::Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
            const std::vector<int>& apart)
     : nodes_(nodes),
@@ -176,7 +176,7 @@ void Pool::take_given(const std::int64_t* blocks, std::int64_t count,
   }
 }
 
-// What evict_block does, for many blocks. Nearly all of its time is waiting for memory that each
+// As evict_block, for many blocks. Nearly all of its time is waiting for memory that each
 // look at a victim only then knows the address of, so several are under way at a time, each one
 // look behind the one before it: its record and digest, its bucket.
 void Pool::evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) noexcept {

@@ -163,7 +163,7 @@ class Pool {
     --nodes_.uses(b).pins;
     if (!nodes_.used(b)) unuse(b);
   }
-  // What the policy of a partition needs to know of requests: see there.
+  // Tell the policy of a partition about requests: see Policy.
   void admitted(int number, Run found) noexcept {
     if (Policy* policy = at(number).policy.get()) policy->admitted(found);
   }

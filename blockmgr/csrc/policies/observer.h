@@ -11,7 +11,7 @@ namespace blockmgr {
 
 class BlockAudit;
 
-// What a partition tells, in the order things happen. Nothing here may throw or allocate: all
+// Notices of a partition, in the order of the changes. Nothing here may throw or allocate: all
 // memory is taken at construction.
 //
 //   on_cached ──► (used) ──► on_idle ──► on_used ──► ... ──► on_idle ──► on_uncached

@@ -123,7 +123,7 @@ NodeId RetainingPolicy::victim() noexcept {
   return front(static_cast<Level>(level));
 }
 
-// What happens to blocks.
+// Changes of blocks.
 
 void RetainingPolicy::admitted(Run found) noexcept {
   for (const NodeId b : found) {
@@ -253,7 +253,7 @@ void RetainingPolicy::on_uncached(NodeId b, bool evicted) noexcept {
   if (base_) base_->on_uncached(b, evicted);
 }
 
-// What callers say of blocks.
+// Statements of callers about blocks.
 
 void RetainingPolicy::retain(NodeId b, int level, double until) noexcept {
   forget_retention(b);
@@ -311,7 +311,7 @@ void RetainingPolicy::set_time(double now) noexcept {
     const bool current = is_current(b);
     forget_retention(b);
     if (!current) continue;
-    // What is not cached and waits for a step has no content any more.
+    // A block that is not cached and waits for a step has no content any more.
     if (at(b).cached || nodes_.used(b)) ++counts_.expired;
     if (at(b).cached) refresh(b);
   }

@@ -82,7 +82,7 @@ class RetainingPolicy final : public Policy {
   void retain(NodeId b, int level, double until) noexcept;
   // The cached block stands for the other one from here on: the higher retention holds.
   void inherit(NodeId from, NodeId cached) noexcept;
-  // What the last user of a cached block says of its next use.
+  // Records what the last user of a cached block states about its next use.
   void hint(NodeId cached, bool reuse) noexcept;
   bool is_expected(NodeId b) const { return at(b).hint == kExpected; }
   // The level of the block by itself, whatever continues it and whatever sessions expect.
@@ -131,7 +131,7 @@ class RetainingPolicy final : public Policy {
   const Counts& counts() const { return counts_; }
 
  private:
-  // What is remembered of a block: one cache line beside its record.
+  // The retention of a block: one cache line beside its record.
   struct alignas(64) Kept {
     std::uint64_t order = 0;  // grows with every time it became idle
     double until = kForever;  // end of the retention

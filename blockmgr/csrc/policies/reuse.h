@@ -94,7 +94,7 @@ class ReuseTracker final : public Observer {
     std::int32_t prev = -1;  // resolved ones in order, the first to be forgotten in front
     std::int32_t next = -1;  // likewise; or the next unused one
   };
-  // What stands at a tick: block b as b + 1, ghost g as -(g + 1), or one of these.
+  // The entry of a tick: block b as b + 1, ghost g as -(g + 1), or one of these.
   static constexpr std::int32_t kNothing = 0;
   static constexpr std::int32_t kHole = INT32_MIN;
   static constexpr std::int32_t kAnonymous = INT32_MIN + 1;  // evicted, and not to be found again

@@ -32,7 +32,7 @@ class SessionTable {
   static constexpr Id kNone = 0;
   static constexpr Id kEnded = UINT32_MAX;  // of a sequence whose session has ended
 
-  // What a client has said of the next prompt.
+  // The client's last statement about the next prompt.
   enum class Outlook : std::uint8_t { kUnknown, kExpected, kNotExpected };
 
   struct Session {
@@ -107,7 +107,7 @@ class SessionTable {
   }
 
  private:
-  // Of a node of this generation.
+  // The sessions whose paths end at a node of this generation.
   struct Ends {
     std::uint32_t generation;
     std::uint32_t num_paths;

@@ -50,7 +50,7 @@ Future::Hits Future::most_hits(std::int64_t num_blocks, std::int64_t max_seqs) c
   constexpr std::int32_t kCannotGo = -1;
   std::vector<std::int64_t> kept(runs_.parent.size(), 0);
   std::vector<std::int32_t> due(runs_.parent.size(), kCannotGo);  // the next use
-  // What goes first on top: the farthest use, then the deepest. An entry counts as long as it names
+  // The next victim on top: the farthest use, then the deepest. An entry counts as long as it names
   // the run's next use.
   using Entry = std::tuple<std::int32_t, std::int64_t, std::int32_t>;  // use, end, -run
   std::priority_queue<Entry> order;

@@ -19,7 +19,7 @@
 
 namespace blockmgr {
 
-// What a replay counts, in the words of blockmgr.lab.ReplayResult. Tokens are those of the trace.
+// The counts of a replay, in the words of blockmgr.lab.ReplayResult. Tokens are those of the trace.
 struct ReplayCounts {
   std::int64_t rejected = 0;
   std::int64_t waited = 0;
@@ -50,7 +50,7 @@ class IdReplay {
   // Goes on by so many requests of the trace, or to its end. Whether that is reached.
   bool run(std::int64_t num_requests);
   ReplayCounts counts() const;
-  // What a manager with blocks of as many tokens as the trace's takes after the same calls.
+  // Bytes of a manager after the same calls, with blocks of as many tokens as the trace's.
   std::size_t manager_memory() const;
 
  private:

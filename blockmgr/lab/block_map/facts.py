@@ -88,8 +88,8 @@ class BlockMap:
         blocks, state = self.blocks, BlockState(self.blocks.state[block])
         parts = [state.name.lower()]
         if self.groups and state not in {BlockState.FREE, BlockState.NULL}:
-            place = int(blocks.group[block])
-            parts.append(f"group {place}, {self.groups[place].group!r}")
+            number = int(blocks.group[block])
+            parts.append(f"group {number}, {self.groups[number].group!r}")
         if state in {BlockState.OWNED, BlockState.CACHED, BlockState.IDLE}:
             parts.append(self._tokens(block))
         if held_by := self._held_by(block):

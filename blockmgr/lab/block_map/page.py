@@ -232,7 +232,7 @@ def _tables(
     if shown.groups:
         headings = ("group", "its layers read", "in use", "cached")
         lines = [
-            (str(held.place), repr(held.group), f"{held.used:,}", f"{held.cached:,}")
+            (str(held.number), repr(held.group), f"{held.used:,}", f"{held.cached:,}")
             for held in shown.groups
         ]
         yield "Blocks by group of layers", headings, lines

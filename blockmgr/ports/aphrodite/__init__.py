@@ -6,24 +6,24 @@ sequence, and ``BlockSpaceManager`` those of all. Blocks are shared only after a
 tokens, and cached blocks are evicted in the order of the core.
 """
 
-from blockmgr.ports.aphrodite.block import Block, NullBlock
+from blockmgr.ports.aphrodite.block import Block, NaiveBlock, NullBlock, PrefixCachingBlock
 from blockmgr.ports.aphrodite.block_allocator import (
     BlockAllocator,
     CopyOnWriteTracker,
+    HitCounter,
+    NaiveBlockAllocator,
+    PrefixCachingBlockAllocator,
     ReadOnlyRefCounter,
     RefCounter,
 )
-from blockmgr.ports.aphrodite.block_manager import BlockSpaceManager
+from blockmgr.ports.aphrodite.block_manager import BlockSpaceManager, ComputedBlocksTracker
 from blockmgr.ports.aphrodite.block_table import BlockTable
-from blockmgr.ports.aphrodite.caching import HitCounter
-from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from blockmgr.ports.aphrodite.groups import EncoderDecoderError
-from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device, NoFreeBlocksError
-from blockmgr.ports.aphrodite.naive_block import NaiveBlock, NaiveBlockAllocator
-from blockmgr.ports.aphrodite.prefix_caching_block import (
-    PrefixCachingBlock,
-    PrefixCachingBlockAllocator,
+from blockmgr.ports.aphrodite.interfaces import (
+    AllocStatus,
+    Device,
+    EncoderDecoderError,
+    NoFreeBlocksError,
 )
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import real, whole
@@ -11,28 +12,102 @@ from blockmgr.ports.aphrodite.block_table import (
     blocks_needed,
     blocks_needed_unshared,
 )
-from blockmgr.ports.aphrodite.computed import ComputedBlocksTracker
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from blockmgr.ports.aphrodite.groups import (
+from blockmgr.ports.aphrodite.interfaces import (
+    AllocStatus,
+    Device,
     distinct_sequences,
     extra_hash_of,
     id_of,
     refuse_encoder,
     tokens_of,
 )
-from blockmgr.ports.aphrodite.interfaces import AllocStatus, Device
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from blockmgr.ports.aphrodite.block_table import Growth
-    from blockmgr.ports.aphrodite.groups import GroupLike, SequenceLike
-    from blockmgr.ports.aphrodite.swaps import Swap
+    from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import Swap
+    from blockmgr.ports.aphrodite.interfaces import GroupLike, SequenceLike
 
     _Running = tuple[SequenceLike, BlockTable]
 
-__all__ = ["BlockSpaceManager"]
+__all__ = ["BlockSpaceManager", "ComputedBlocksTracker"]
+
+
+class ComputedBlocksTracker:
+    """Counts the leading tokens of a sequence that need no computation.
+
+    For one thread at a time, as its allocator is.
+
+    Args:
+        allocator: Allocator of the blocks.
+        block_size: Tokens per block.
+        enable_caching: If False, every answer is 0.
+
+    Raises:
+        ValueError: ``block_size`` is not the allocator's.
+        TypeError: A value of the wrong type.
+
+    While its ``is_prefill()`` is true, a sequence gets the same answer until ``remove_seq``,
+    because the scheduler plans the rest of a prompt by the first answer.
+    """
+
+    __slots__ = ("_allocator", "_enable_caching", "_known", "_tables")
+
+    def __init__(
+        self, allocator: CpuGpuBlockAllocator, block_size: int, enable_caching: bool
+    ) -> None:
+        if not isinstance(allocator, CpuGpuBlockAllocator):
+            kind = type(allocator).__name__
+            raise TypeError(f"allocator must be a CpuGpuBlockAllocator, got {kind}")
+        if not isinstance(enable_caching, bool):
+            raise TypeError(f"enable_caching must be a bool, got {enable_caching!r}")
+        size = allocator.block_size
+        whole("block_size", block_size, size, size)
+        self._allocator = allocator
+        self._enable_caching = enable_caching and allocator.caches
+        self._known: dict[int, int] = {}
+        self._tables: Mapping[int, BlockTable] = {}
+
+    @classmethod
+    def with_tables(
+        cls, allocator: CpuGpuBlockAllocator, tables: Mapping[int, BlockTable]
+    ) -> ComputedBlocksTracker:
+        """A tracker that uses the block tables of sequences that have one."""
+        tracker = cls(allocator, allocator.block_size, allocator.caches)
+        tracker._tables = tables
+        return tracker
+
+    def get_num_cached_tokens(self, seq: SequenceLike) -> int:
+        """Tokens in the leading cached, computed blocks; a multiple of the block size.
+
+        The block of the last token counts, too: the schedulers of this lineage leave one token to
+        compute of a prompt that is cached whole. ``get_common_computed_block_ids`` leaves that
+        block out, because a forward must not write to a block that others read.
+
+        Raises:
+            ValueError: A token out of ``[0, 2**32)``.
+            TypeError: Not a sequence, or a token that is not an int.
+        """
+        name, tokens, extra = id_of(seq), tokens_of(seq), extra_hash_of(seq)
+        if not self._enable_caching:
+            return 0
+        if getattr(seq, "is_prefill", bool)() and name in self._known:
+            return self._known[name]
+        size, pool = self._allocator.block_size, self._allocator.pool_of(Device.GPU)
+        if table := self._tables.get(name):
+            allocator, blocks = table.pool_blocks()
+        else:
+            allocator, blocks = pool, pool.cached_prefix(tuple(tokens), -1, extra)
+        computed = sum(1 for _ in takewhile(allocator.is_computed, blocks[: len(tokens) // size]))
+        self._known[name] = computed * size
+        return computed * size
+
+    def remove_seq(self, seq_id: int) -> None:
+        """Forgets the answer for a sequence, if there was one."""
+        self._known.pop(seq_id, None)
 
 
 class BlockSpaceManager:
@@ -41,9 +116,12 @@ class BlockSpaceManager:
     A ``can_`` call uses the same plan as the call itself. Calls of several threads wait for one
     another; between a ``can_`` call and the call itself, another thread may change the answer.
 
-    A call that needs the blocks of a sequence, or of a group, raises ``UnknownSequenceError`` if
-    there are none. A group with an encoder raises ``EncoderDecoderError``, and an argument of the
-    wrong type ``TypeError``.
+    A call that is refused changes nothing. It raises ``UnknownSequenceError`` if the sequence, or
+    all of the group, have no blocks; ``NoFreeBlocksError`` if too few are available;
+    ``SequenceStateError`` if a sequence to allocate has blocks already, or one to grow has lost
+    tokens; ``EncoderDecoderError`` for a group with an encoder; ``ValueError`` for a sequence on
+    the wrong device, an empty prompt, or a number or token out of its bounds; and ``TypeError`` for
+    an argument of the wrong type.
 
     Args:
         block_size: Tokens per block.
@@ -86,12 +164,12 @@ class BlockSpaceManager:
         if not isinstance(enable_caching, bool):
             raise TypeError(f"enable_caching must be a bool, got {enable_caching!r}")
         if sliding_window is not None:
-            sliding_window = whole("sliding_window", sliding_window, 1)
+            whole("sliding_window", sliding_window, 1)
             if enable_caching:
                 raise ValueError(
                     f"sliding_window must be without enable_caching, got {sliding_window}"
                 )
-        self.block_allocator = CpuGpuBlockAllocator.create(
+        self.block_allocator = pools = CpuGpuBlockAllocator.create(
             "prefix_caching" if enable_caching else "naive",
             num_gpu_blocks,
             num_cpu_blocks,
@@ -104,9 +182,9 @@ class BlockSpaceManager:
             # One more than the window covers, because it rarely begins at a block boundary.
             self._window = -(-sliding_window // block_size) + 1
             # Allocated here, so that later counts of free blocks are right.
-            self.block_allocator.allocate_or_get_null_block()
+            pools.allocate_or_get_null_block()
         self.block_tables = {}
-        self._computed = ComputedBlocksTracker.with_tables(self.block_allocator, self.block_tables)
+        self._computed = ComputedBlocksTracker.with_tables(pools, self.block_tables)
         self._mutex = new_mutex()
 
     # Allocation.
@@ -117,11 +195,6 @@ class BlockSpaceManager:
 
         ``OK``: ``allocate`` will succeed, then ``append_slots`` of each sequence with this many
         look-ahead slots, without going below the watermark. Cached blocks in use cost nothing.
-
-        Raises:
-            SequenceStateError: No sequence of the group waits for blocks.
-            ValueError: The prompt is empty, or has a token out of bounds; a negative number of
-                slots.
         """
         refuse_encoder(seq_group)
         waiting = self._waiting(seq_group)
@@ -129,22 +202,16 @@ class BlockSpaceManager:
         if not tokens:
             raise ValueError("seq_group must have a prompt of at least one token")
         required = BlockTable.get_num_required_blocks
-        num_held = required(tokens, self.block_size)
-        beyond = required(tokens, self.block_size, num_lookahead_slots) - num_held
+        num_used = required(tokens, self.block_size)
+        beyond = required(tokens, self.block_size, num_lookahead_slots) - num_used
         beyond *= len(waiting)
         gpu = self.block_allocator.pool_of(Device.GPU)
-        taken = gpu.prefix_cache.num_taken_by(tokens, extra_hash_of(waiting[0]))
-        return self._status(num_held + beyond, taken + beyond)
+        taken = gpu.num_taken_by(tokens, extra_hash_of(waiting[0]))
+        return self._status(num_used + beyond, taken + beyond)
 
     @exclusive
     def allocate(self, seq_group: GroupLike) -> None:
-        """Allocates the blocks of a group: for the first sequence; the others fork it.
-
-        Raises:
-            NoFreeBlocksError: Too few blocks are available; none is allocated.
-            SequenceStateError: No sequence of the group waits for blocks.
-            ValueError: The prompt is empty, or has a token out of bounds.
-        """
+        """Allocates the blocks of a group: for the first sequence; the others fork it."""
         refuse_encoder(seq_group)
         first, *others = self._waiting(seq_group)
         table = BlockTable(
@@ -160,10 +227,6 @@ class BlockSpaceManager:
         """Whether ``append_slots`` will succeed for every sequence of a group in turn.
 
         Blocks that become free meanwhile, because a full block is cached already, do not count.
-
-        Raises:
-            SequenceStateError: A sequence has lost tokens since they were given slots.
-            ValueError: The group is on the host; a negative number of slots.
         """
         running = self._running(seq_group)
         growths = _next_growths(running, num_lookahead_slots)
@@ -182,14 +245,6 @@ class BlockSpaceManager:
 
         Returns:
             (source, destination) of the block copies to run before the next forward.
-
-        Raises:
-            NoFreeBlocksError: Too few blocks are available; nothing is appended.
-            SequenceStateError: It has lost tokens since they were given slots.
-            ValueError: It is on the host; a negative number of slots.
-
-        If an exception from outside interrupts the call after it has appended tokens, the next call
-        for any sequence returns the copies.
         """
         table, extra = self._table_of(seq), extra_hash_of(seq)
         _check_on_device(table)
@@ -198,18 +253,13 @@ class BlockSpaceManager:
             table.append_token_ids(unseen, num_lookahead_slots, before, extra)
             table.mark_computed(table.num_computed_slots, before, before)
         else:
-            table.ensure_num_empty_slots(
-                whole("num_lookahead_slots", num_lookahead_slots, 0), extra
-            )
+            slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
+            table.ensure_num_empty_slots(slots, extra)
         return self.block_allocator.clear_copy_on_writes()
 
     @exclusive
     def fork(self, parent_seq: SequenceLike, child_seq: SequenceLike) -> None:
-        """Makes a sequence share every block of another one.
-
-        Raises:
-            SequenceStateError: The child has blocks already.
-        """
+        """Makes a sequence share every block of another one."""
         table, child = self._table_of(parent_seq), id_of(child_seq)
         if child in self.block_tables:
             raise SequenceStateError(f"sequence {child} has blocks already")
@@ -231,11 +281,7 @@ class BlockSpaceManager:
         distinct_sequences(seq_group)
 
     def get_cross_block_table(self, seq_group: GroupLike) -> list[int]:
-        """Always raises: no group has blocks for cross-attention here.
-
-        Raises:
-            SequenceStateError: It has none.
-        """
+        """Always raises: no group has blocks for cross-attention here."""
         distinct_sequences(seq_group)
         refuse_encoder(seq_group)
         raise SequenceStateError("the group has no encoder, so no block table of one")
@@ -245,6 +291,8 @@ class BlockSpaceManager:
         """The physical blocks of a sequence."""
         return self._table_of(seq).physical_block_ids
 
+    # What is computed.
+
     @exclusive
     def get_common_computed_block_ids(self, seqs: Iterable[SequenceLike]) -> list[int]:
         """The leading blocks that none of these sequences needs to compute."""
@@ -253,15 +301,9 @@ class BlockSpaceManager:
 
     @exclusive
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """Leading tokens of a sequence, scheduled or not, that need no computation.
+        """``ComputedBlocksTracker.get_num_cached_tokens`` of a sequence, scheduled or not.
 
-        The number is a multiple of the block size, and less than all: the block of the last token
-        is left to compute. While the sequence's ``is_prefill()`` is true, the answer does not
-        change until ``remove_seq_from_computed_blocks_tracker`` or ``free``.
-
-        Raises:
-            ValueError: A token out of ``[0, 2**32)``.
-            TypeError: Not a sequence, or a token that is not an int.
+        ``free`` forgets the answer, too.
         """
         return self._computed.get_num_cached_tokens(seq)
 
@@ -281,9 +323,6 @@ class BlockSpaceManager:
             token_chunk_size: Tokens of each of its sequences, after those of earlier calls, that
                 the forward computes or finds computed; None for all tokens with slots. Later tokens
                 are not shared as computed, and no other sequence drops its own K/V for them.
-
-        Raises:
-            ValueError: A negative ``token_chunk_size``; the group is on the host.
         """
         if token_chunk_size is not None:
             token_chunk_size = whole("token_chunk_size", token_chunk_size, 0)
@@ -302,16 +341,11 @@ class BlockSpaceManager:
         """Does nothing: blocks become the most recent ones when they are released."""
         self._table_of(seq)
 
-    # Swaps.
+    # Swaps. A block that waits for a copy raises ``BlockStateError``; ``append_slots`` returns it.
 
     @exclusive
     def can_swap_out(self, seq_group: GroupLike) -> bool:
-        """Whether ``swap_out`` will succeed: the host has blocks for a group on the device.
-
-        Raises:
-            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
-            ValueError: The group is on the host already.
-        """
+        """Whether ``swap_out`` will succeed: the host has blocks for a group on the device."""
         running = self._running(seq_group)
         if not self.block_allocator.get_num_total_blocks(Device.CPU):
             return False
@@ -325,10 +359,6 @@ class BlockSpaceManager:
         ``OK``: ``swap_in`` will succeed, then ``append_slots`` of each sequence, without going
         below the watermark. The watermark protects running work: if no block is in use, it
         holds nothing back.
-
-        Raises:
-            SequenceStateError: A sequence has lost tokens since they were given slots.
-            ValueError: The group is on the device already; a negative number of slots.
         """
         running = self._running(seq_group)
         growths = _next_growths(running, num_lookahead_slots)
@@ -336,7 +366,7 @@ class BlockSpaceManager:
             raise ValueError("seq_group must be on the host, which has no blocks")
         swap = self._plan_swap(running, Device.CPU, Device.GPU)
         beyond = blocks_needed_unshared(growths)
-        return self._status(swap.num_held + beyond, swap.num_taken + beyond, spares_idle=True)
+        return self._status(swap.num_used + beyond, swap.num_taken + beyond, spares_idle=True)
 
     @exclusive
     def swap_out(self, seq_group: GroupLike) -> list[tuple[int, int]]:
@@ -344,11 +374,6 @@ class BlockSpaceManager:
 
         Returns:
             (device block, host block) of the copies to run, as indices within each pool.
-
-        Raises:
-            NoFreeBlocksError: The host has too few blocks; nothing is moved.
-            BlockStateError: A block waits for a copy; ``append_slots`` hands those out.
-            ValueError: The group is on the host already, or the host has no blocks.
         """
         return self._plan_swap(self._running(seq_group), Device.GPU, Device.CPU).carry_out()
 
@@ -358,10 +383,6 @@ class BlockSpaceManager:
 
         Returns:
             (host block, device block) of the copies to run, as indices within each pool.
-
-        Raises:
-            NoFreeBlocksError: The device has too few blocks; nothing is moved.
-            ValueError: The group is on the device already, or the host has no blocks.
         """
         return self._plan_swap(self._running(seq_group), Device.CPU, Device.GPU).carry_out()
 
@@ -385,14 +406,14 @@ class BlockSpaceManager:
         """Forgets cached blocks and the hit rate of one device or all, if no block is in use."""
         return self.block_allocator.reset_prefix_cache(device)
 
-    def _status(self, num_held: int, num_taken: int, *, spares_idle: bool = False) -> AllocStatus:
-        """The answer for work that takes this many of the free blocks, and holds this many then.
+    def _status(self, num_used: int, num_taken: int, *, spares_idle: bool = False) -> AllocStatus:
+        """The answer for work that takes this many of the free blocks, and uses this many then.
 
         For work that ``spares_idle``, the watermark holds nothing back if no block is in use.
         """
         usable = self.block_allocator.get_num_usable_blocks(Device.GPU)
         free = self.block_allocator.get_num_free_blocks(Device.GPU)
-        if num_held > usable - (0 if spares_idle else self.watermark_blocks):
+        if num_used > usable - (0 if spares_idle else self.watermark_blocks):
             return AllocStatus.NEVER
         held_back = 0 if spares_idle and free == usable else self.watermark_blocks
         return AllocStatus.OK if num_taken <= free - held_back else AllocStatus.LATER
@@ -401,10 +422,9 @@ class BlockSpaceManager:
 
     def _table_of(self, seq: SequenceLike) -> BlockTable:
         name = id_of(seq)
-        try:
-            return self.block_tables[name]
-        except KeyError:
-            raise UnknownSequenceError(name) from None
+        if (table := self.block_tables.get(name)) is None:
+            raise UnknownSequenceError(name)
+        return table
 
     def _running(self, seq_group: GroupLike) -> list[_Running]:
         """The sequences of a group that have a table, at least one, with their tables."""

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
-from blockmgr.ports.aphrodite.block import Block, BlockList, BlockView
-from blockmgr.ports.aphrodite.caching import FREED
+from blockmgr.ports.aphrodite.block import FREED, Block, BlockList, BlockView
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
-from blockmgr.ports.aphrodite.interfaces import Device, NoFreeBlocksError
-from blockmgr.ports.aphrodite.tokens import checked_extra, whole_tokens
+from blockmgr.ports.aphrodite.interfaces import (
+    Device,
+    NoFreeBlocksError,
+    checked_extra,
+    whole_tokens,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.caching import PrefixCache
+    from blockmgr.ports.aphrodite.block import Allocator
 
 __all__ = ["BlockTable", "Growth", "blocks_needed", "blocks_needed_unshared"]
 
@@ -35,23 +38,23 @@ class Growth(NamedTuple):
 
 
 def blocks_needed(pool: BlockPool, growths: Iterable[Growth]) -> int:
-    """The most blocks that these growths, in order, hold from a pool at any time.
+    """The most blocks that these growths, in order, take from a pool at any time.
 
     Each frees the blocks that have left its window before it takes any.
     """
-    given_up: Counter[int] = Counter()
+    dropped: Counter[int] = Counter()
     needed = most = 0
     # Pending copies may still read a freed block.
     can_reuse = not pool.num_pending_copies
     for growth in growths:
         for block in growth.stale:
             if block != FREED:
-                given_up[block] += 1
-                needed -= can_reuse and pool.ref_count(block) == given_up[block]
+                dropped[block] += 1
+                needed -= can_reuse and pool.ref_count(block) == dropped[block]
         for block in growth.written:
             # The last sharer that writes to a block keeps it.
-            if block != FREED and pool.ref_count(block) - given_up[block] > 1:
-                given_up[block] += 1
+            if block != FREED and pool.ref_count(block) - dropped[block] > 1:
+                dropped[block] += 1
                 needed += 1
         needed += growth.num_new
         most = max(most, needed)
@@ -66,8 +69,9 @@ def blocks_needed_unshared(growths: Iterable[Growth]) -> int:
 class BlockTable:
     """The blocks of a sequence, which grow with its tokens; for one thread at a time.
 
-    Calls that need blocks raise ``SequenceStateError`` if the table has none. A token or a number
-    that is not an int raises ``TypeError``.
+    Calls that need blocks raise ``SequenceStateError`` if the table has none, and
+    ``NoFreeBlocksError``, with nothing changed, if too few are available. A token or a number that
+    is not an int raises ``TypeError``, and one out of its bounds ``ValueError``.
 
     Args:
         block_size: Tokens per block.
@@ -128,11 +132,7 @@ class BlockTable:
     def get_num_required_blocks(
         token_ids: Sequence[int], block_size: int, num_lookahead_slots: int = 0
     ) -> int:
-        """Blocks for this many tokens and look-ahead slots, without sharing.
-
-        Raises:
-            ValueError: A negative number of slots, or ``block_size`` below 1.
-        """
+        """Blocks for this many tokens and look-ahead slots, without sharing."""
         slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         return -(-(len(token_ids) + slots) // whole("block_size", block_size, 1))
 
@@ -145,7 +145,6 @@ class BlockTable:
         """Allocates the first blocks of the sequence; full blocks that are cached are shared.
 
         Raises:
-            NoFreeBlocksError: Too few are available; nothing is allocated.
             SequenceStateError: The table has blocks already.
             ValueError: No tokens, or one out of ``[0, 2**32)``.
         """
@@ -167,21 +166,14 @@ class BlockTable:
     ) -> None:
         """Appends tokens, and makes sure of empty slots after them.
 
+        If blocks to be written are shared, it leaves copies for ``clear_copy_on_writes``.
+
         Args:
             token_ids: At least one.
             num_lookahead_slots: Empty slots after the tokens.
-            num_computed_slots: Leading slots whose K/V is written; required with a sliding window,
-                to free blocks.
+            num_computed_slots: Leading slots whose K/V is written, at most those with tokens;
+                required with a sliding window, to free blocks.
             extra_hash: Extra key of added blocks.
-
-        Raises:
-            NoFreeBlocksError: Too few are available; nothing is appended or freed.
-            ValueError: No tokens, a token out of ``[0, 2**32)``, a negative number of slots, more
-                computed ones than there are tokens, or no ``num_computed_slots`` for a sliding
-                window.
-
-        Leaves:
-            Copies, for ``clear_copy_on_writes``, if blocks to be written are shared.
         """
         if not (tokens := whole_tokens(token_ids)):
             raise ValueError("token_ids must not be empty")
@@ -199,12 +191,7 @@ class BlockTable:
             tokens, at = tokens[empty:], at + 1
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
-        """Makes sure that there are this many empty slots after the tokens.
-
-        Raises:
-            NoFreeBlocksError: Too few are available; nothing is allocated.
-            ValueError: A negative number.
-        """
+        """Makes sure that there are this many empty slots after the tokens."""
         self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, 0, extra_hash)
 
     def _grow(self, num_slots: int, num_written: int, computed: int, extra: int | None) -> None:
@@ -244,11 +231,7 @@ class BlockTable:
     def get_num_blocks_touched_by_append_slots(
         self, token_ids: Sequence[int], num_lookahead_slots: int = 0
     ) -> int:
-        """An upper bound of the blocks that an append touches: those written and those added.
-
-        Raises:
-            ValueError: A negative number of slots.
-        """
+        """An upper bound of the blocks that an append touches: those written and those added."""
         slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
         start = self.num_full_slots
         last = -(-(start + len(token_ids) + slots) // self.block_size)
@@ -258,7 +241,7 @@ class BlockTable:
         """Records that the next forward computes these slots, of ``num_full`` with tokens."""
         blocks, size = self._allocated(), self.block_size
         done, rest = slice(start // size, stop // size), slice(stop // size, num_full // size)
-        blocks.allocator.prefix_cache.progress(blocks.blocks[done], blocks.blocks[rest])
+        blocks.allocator.progress(blocks.blocks[done], blocks.blocks[rest])
         self.num_computed_slots = stop
 
     def fork(self) -> BlockTable:
@@ -274,11 +257,7 @@ class BlockTable:
         return child
 
     def free(self) -> None:
-        """Frees all blocks, the last first. Cached ones stay findable.
-
-        Raises:
-            SequenceStateError: The table has no blocks (freeing twice ends here).
-        """
+        """Frees all blocks, the last first. Cached ones stay findable."""
         blocks = self._allocated()
         blocks.free(0, len(blocks.blocks))
         self._blocks = None
@@ -315,25 +294,21 @@ class BlockTable:
     @property
     def num_full_slots(self) -> int:
         """Slots with a token; 0 without blocks."""
-        if self._blocks is None:
-            return 0
-        tokens = self._blocks.tokens
+        tokens = self._blocks.tokens if self._blocks else []
         full = len(tokens)
         while full and len(tokens[full - 1]) < self.block_size:
             full -= 1  # only over look-ahead blocks, which are few
-        tail = len(tokens[full]) if full < len(tokens) else 0
-        return full * self.block_size + tail
+        return full * self.block_size + (len(tokens[full]) if full < len(tokens) else 0)
 
     @property
     def device(self) -> Device:
         """The device of the blocks."""
         return self._allocator.device_of(self._allocated().allocator)
 
-    @property
-    def cached_blocks(self) -> tuple[PrefixCache, list[int]]:
-        """The prefix cache of the blocks' pool, and the blocks."""
+    def pool_blocks(self) -> tuple[Allocator, list[int]]:
+        """The allocator of the blocks, and the blocks of its pool."""
         blocks = self._allocated()
-        return blocks.allocator.prefix_cache, blocks.blocks
+        return blocks.allocator, blocks.blocks
 
     def _allocated(self) -> BlockList:
         if self._blocks is None:

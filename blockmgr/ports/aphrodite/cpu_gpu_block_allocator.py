@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from blockmgr.arguments import whole
-from blockmgr.ports.aphrodite.block import Block, BlockList, NullBlock
-from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
-from blockmgr.ports.aphrodite.interfaces import Device, the_same
-from blockmgr.ports.aphrodite.naive_block import NaiveBlock, NaiveBlockAllocator
-from blockmgr.ports.aphrodite.prefix_caching_block import PrefixCachingBlockAllocator
-from blockmgr.ports.aphrodite.swaps import Swap
+from blockmgr.errors import BlockStateError
+from blockmgr.ports.aphrodite.block import (
+    CACHED,
+    FREED,
+    Block,
+    BlockList,
+    BlockView,
+    NaiveBlock,
+    NullBlock,
+)
+from blockmgr.ports.aphrodite.block_allocator import (
+    BlockAllocator,
+    NaiveBlockAllocator,
+    PrefixCachingBlockAllocator,
+)
+from blockmgr.ports.aphrodite.interfaces import Device, NoFreeBlocksError, extra_bytes, the_same
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.aphrodite.block import Allocator, BlockView
+    from blockmgr.ports.aphrodite.block import Allocator
 
-__all__ = ["CpuGpuBlockAllocator"]
+__all__ = ["CpuGpuBlockAllocator", "Swap"]
 
 
 class CpuGpuBlockAllocator:
@@ -29,8 +38,9 @@ class CpuGpuBlockAllocator:
 
     Device blocks have the ids ``0 … num_gpu_blocks - 1``, host blocks the ids after those.
 
-    A device that is not a ``Device``, or a block that is not of an allocator, raises ``TypeError``;
-    a device without blocks, or a block of another allocator, ``ValueError``.
+    Calls that need more blocks than are available raise ``NoFreeBlocksError``. A device that is not
+    a ``Device``, or a block that is not of an allocator, raises ``TypeError``; a device without
+    blocks, or a block of another allocator, ``ValueError``; a freed block ``BlockStateError``.
 
     Args:
         gpu: The allocator of the device.
@@ -44,10 +54,11 @@ class CpuGpuBlockAllocator:
     __slots__ = ("_allocators", "_null", "block_size", "caches")
 
     def __init__(self, gpu: BlockAllocator, cpu: BlockAllocator | None = None) -> None:
-        for name, allocator in (("gpu", gpu), ("cpu", cpu)):
-            is_missing = allocator is None and name == "cpu"
-            if not is_missing and not isinstance(allocator, BlockAllocator):
-                raise TypeError(f"{name} must be an allocator, got {type(allocator).__name__}")
+        self._allocators = {Device.GPU: gpu} | ({} if cpu is None else {Device.CPU: cpu})
+        for device, allocator in self._allocators.items():
+            if not isinstance(allocator, BlockAllocator):
+                kind = type(allocator).__name__
+                raise TypeError(f"{device.value} must be an allocator, got {kind}")
         if cpu is not None:
             if cpu.block_size != gpu.block_size:
                 raise ValueError(
@@ -55,7 +66,6 @@ class CpuGpuBlockAllocator:
                 )
             if common := cpu.all_block_ids & gpu.all_block_ids:
                 raise ValueError(f"cpu must have ids of its own, got {min(common)} in both")
-        self._allocators = {Device.GPU: gpu} | ({} if cpu is None else {Device.CPU: cpu})
         self._null: NullBlock | None = None
         self.block_size = gpu.block_size
         self.caches = gpu.caches
@@ -101,22 +111,16 @@ class CpuGpuBlockAllocator:
     # One pool.
 
     def pool_of(self, device: Device) -> BlockAllocator:
-        """The allocator of a device.
-
-        Raises:
-            ValueError: The device has no blocks.
-        """
-        allocator = self._known(device)
-        if allocator is None:
+        """The allocator of a device, which has blocks."""
+        if (allocator := self._known(device)) is None:
             raise ValueError(f"device must have blocks, got {device}")
         return allocator
 
-    def device_of(self, allocator: Allocator) -> Device:
-        """The device of an allocator.
+    def _known(self, device: Device) -> BlockAllocator | None:
+        return self._allocators.get(the_same(Device, "device", device))
 
-        Raises:
-            ValueError: It is neither of the two allocators.
-        """
+    def device_of(self, allocator: Allocator) -> Device:
+        """The device of one of the two allocators."""
         for device, known in self._allocators.items():
             if known is allocator:
                 return device
@@ -152,7 +156,7 @@ class CpuGpuBlockAllocator:
     def find_cached_blocks_prefix(
         self, block_hashes: Sequence[int], device: Device = Device.GPU
     ) -> list[int]:
-        """``PrefixCachingBlockAllocator.find_cached_blocks_prefix`` of that device."""
+        """``BlockAllocator.find_cached_blocks_prefix`` of that device."""
         return self.pool_of(device).find_cached_blocks_prefix(block_hashes)
 
     def get_num_free_blocks(self, device: Device) -> int:
@@ -167,25 +171,18 @@ class CpuGpuBlockAllocator:
 
     def get_num_usable_blocks(self, device: Device) -> int:
         """All blocks of a device except the null block."""
-        kept_back = device is Device.GPU and self._null is not None
-        return self.get_num_total_blocks(device) - kept_back
-
-    def _known(self, device: Device) -> BlockAllocator | None:
-        return self._allocators.get(the_same(Device, "device", device))
+        has_null = device is Device.GPU and self._null is not None
+        return self.get_num_total_blocks(device) - has_null
 
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """Full blocks found over full blocks looked up, in ``0 … 1``."""
         return self.pool_of(device).get_prefix_cache_hit_rate()
 
     def get_physical_block_id(self, device: Device, absolute_id: int) -> int:
-        """The index of a block within the pool of its device.
-
-        Raises:
-            ValueError: Not a block of that device.
-        """
+        """The index of a block within the pool of its device."""
         return self.pool_of(device).pool_block(absolute_id)
 
-    # Calls for blocks of either pool.
+    # Blocks of either pool.
 
     @property
     def all_block_ids(self) -> frozenset[int]:
@@ -193,29 +190,23 @@ class CpuGpuBlockAllocator:
         return frozenset().union(*(a.all_block_ids for a in self._allocators.values()))
 
     def free(self, block: Block) -> None:
-        """Releases a block; the null block stays.
-
-        Raises:
-            BlockStateError: The block was freed before.
-        """
+        """Releases a block; the null block stays."""
         if self._null is None or block is not self._null:
             self._allocator_of(block).free(block)
 
     def fork(self, last_block: Block) -> BlockView:
-        """``BlockAllocator.fork`` of the block's device.
-
-        Raises:
-            BlockStateError: A block of the sequence was freed.
-        """
+        """``BlockAllocator.fork`` of the block's device."""
         return self._allocator_of(last_block).fork(last_block)
 
     def _allocator_of(self, block: Block) -> BlockAllocator:
         if not isinstance(block, Block) or isinstance(block, NullBlock):
             raise TypeError(f"block must be one of an allocator, got {type(block).__name__}")
         for known in self._allocators.values():
-            if block.place[0].allocator is known:
+            if block.position[0].allocator is known:
                 return known
         raise ValueError("block belongs to another allocator")
+
+    # Blocks of the device.
 
     def clear_copy_on_writes(self) -> list[tuple[int, int]]:
         """(source, destination) of the copies to run on the device before the next forward."""
@@ -241,11 +232,7 @@ class CpuGpuBlockAllocator:
         return all(done)
 
     def allocate_or_get_null_block(self) -> NullBlock:
-        """The block that stands for blocks outside a sliding window.
-
-        Raises:
-            NoFreeBlocksError: There is no null block yet, and no block is free for it.
-        """
+        """The block that stands for blocks outside a sliding window; allocated once."""
         if self._null is None:
             blocks = BlockList(self.pool_of(Device.GPU))
             blocks.add_empty(1, None)
@@ -255,9 +242,7 @@ class CpuGpuBlockAllocator:
     @property
     def null_block_id(self) -> int:
         """The physical block of the null block."""
-        block_id = self.allocate_or_get_null_block().block_id
-        assert block_id is not None
-        return block_id
+        return self.pool_of(Device.GPU).physical_id(self.allocate_or_get_null_block().in_pool())
 
     # Swaps.
 
@@ -267,7 +252,7 @@ class CpuGpuBlockAllocator:
         """Moves a whole sequence from one pool to the other, or raises and moves nothing.
 
         Its full blocks stay cached in the source pool, and are shared in the destination if they
-        are cached there.
+        are cached there. A block that waits for a copy raises ``BlockStateError``.
 
         Args:
             blocks: Every block of one sequence, in order.
@@ -278,12 +263,6 @@ class CpuGpuBlockAllocator:
             Destination by source: the copies to run before the next forward, and before those of
                 ``clear_copy_on_writes``. Blocks that are computed at the destination already need
                 no copy.
-
-        Raises:
-            NoFreeBlocksError: The destination has too few blocks available.
-            BlockStateError: A block was freed, or waits for a copy.
-            ValueError: The blocks are not a whole sequence or not of ``src_device``, or the two
-                devices are the same.
         """
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         copies = self.plan_swap([blocks], src_device, dst_device).carry_out()
@@ -296,33 +275,125 @@ class CpuGpuBlockAllocator:
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         if source is destination:
             raise ValueError(f"dst_device must be another device than {src_device}")
-        lists = [self._whole_sequence(blocks, source) for blocks in sequences]
-        return Swap(source, destination, lists)
+        return Swap(source, destination, [self._whole(blocks, source) for blocks in sequences])
 
     def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
-        """The number of blocks that moving a sequence to a device would take from its pool.
-
-        Raises:
-            BlockStateError: A block waits for a copy.
-            ValueError: Not a whole sequence of the other device.
-        """
+        """The number of blocks that moving a sequence to a device would take from its pool."""
         destination = self.pool_of(device)
         source = next((a for a in self._allocators.values() if a is not destination), destination)
-        return Swap(source, destination, [self._whole_sequence(blocks, source)]).num_taken
+        return Swap(source, destination, [self._whole(blocks, source)]).num_taken
 
-    def _whole_sequence(self, blocks: Sequence[Block], source: BlockAllocator) -> list[BlockList]:
+    def _whole(self, blocks: Sequence[Block], source: BlockAllocator) -> list[BlockList]:
         if not isinstance(blocks, Sequence):
             raise TypeError(f"blocks must be a sequence, got {type(blocks).__name__}")
         if not blocks:
             raise ValueError("blocks must not be empty")
-        last = blocks[-1]
-        if self._allocator_of(last) is not source:
+        if self._allocator_of(blocks[-1]) is not source:
             raise ValueError("blocks must be of the device they are moved from")
-        assert isinstance(last, Block)
-        parts = last.parts()
-        places = [(part, i) for part, count in parts for i in range(count)]
-        if any(count < len(part.blocks) for part, count in parts) or places != [
-            block.place if isinstance(block, Block) else None for block in blocks
-        ]:
+        parts = blocks[-1].parts()
+        places = [(part, i) for part, _ in parts for i in range(len(part.blocks))]
+        if places != [each.position if isinstance(each, Block) else None for each in blocks]:
             raise ValueError("blocks must be every block of one sequence, in order")
         return [part for part, _ in parts]
+
+
+class _Sequence(NamedTuple):
+    """A sequence to move."""
+
+    lists: list[BlockList]
+    olds: list[int]
+    """Its blocks at the source."""
+    num_cached: int
+    """Number of leading blocks that are cached there."""
+    found: list[int]
+    """The blocks of its cached prefix that are cached at the destination already."""
+    shared: list[int]
+    """The blocks after these that an earlier sequence brings there."""
+
+    @property
+    def num_fresh(self) -> int:
+        """Blocks taken for the other tokens."""
+        return len(self.olds) - self.olds.count(FREED) - len(self.found) - len(self.shared)
+
+
+class Swap:
+    """Counts what sequences need in the other pool; then moves them all, or none.
+
+    Attributes:
+        num_taken: Available blocks that it takes at the destination.
+        num_used: Different blocks that the sequences use there afterwards.
+    """
+
+    def __init__(
+        self, source: BlockAllocator, destination: BlockAllocator, sequences: list[list[BlockList]]
+    ) -> None:
+        self._source, self._destination = source, destination
+        brought: set[int] = set()
+        self._sequences = [self._counted(lists, brought) for lists in sequences]
+        found = sorted({block for each in self._sequences for block in each.found})
+        num_fresh = sum(each.num_fresh for each in self._sequences)
+        self.num_taken = num_fresh + int(destination.pool.is_idle(found).sum())
+        self.num_used = num_fresh + len(found)
+
+    def _counted(self, lists: list[BlockList], brought: set[int]) -> _Sequence:
+        olds = [block for blocks in lists for block in blocks.blocks]
+        for block in olds:
+            if block != FREED and self._source.pool.waits_for_copy(block):
+                raise BlockStateError(block, "it waits for a copy; clear_copy_on_writes first")
+        states = [state for blocks in lists for state in blocks.states]
+        num_cached = next((i for i, s in enumerate(states) if s != CACHED), len(states))
+        num_cached = min(num_cached, olds.index(FREED) if FREED in olds else num_cached)
+        tokens, keys = _contents(lists, 0, num_cached)
+        found = self._destination.pool.find(tokens, extras=keys).tolist()
+        # Blocks shared with an earlier sequence are cached and copied there by then.
+        shared = list(takewhile(brought.__contains__, olds[len(found) : num_cached]))
+        brought.update(olds[:num_cached])
+        return _Sequence(lists, olds, num_cached, found, shared)
+
+    def carry_out(self) -> list[tuple[int, int]]:
+        """Moves the sequences; returns the copies to run, pairs of blocks of the two pools."""
+        pool = self._destination.pool
+        if self.num_taken > pool.num_available:
+            raise NoFreeBlocksError(self.num_taken, pool.num_available)
+        for each in self._sequences:  # first, so that no found block is evicted to make room
+            pool.acquire(each.found)
+        moved: dict[int, int] = {}
+        return [pair for each in self._sequences for pair in self._move(each, moved)]
+
+    def _move(self, seq: _Sequence, moved: dict[int, int]) -> list[tuple[int, int]]:
+        source, destination = self._source, self._destination
+        shared = [moved[old] for old in seq.shared]
+        destination.pool.acquire(shared, found=False)
+        ready = {*filter(destination.is_computed, seq.found), *shared}
+        present = seq.found + shared
+        arrived = iter(present + destination.pool.take(seq.num_fresh).tolist())
+        news = [FREED if old == FREED else next(arrived) for old in seq.olds]
+        if late := news[len(present) : seq.num_cached]:
+            tokens, keys = _contents(seq.lists, len(present), seq.num_cached)
+            parent = present[-1] if present else -1
+            destination.pool.promote(late, tokens, parent=parent, extras=keys)
+        pairs = list(zip(seq.olds, news, strict=True))
+        moved.update(pairs[: seq.num_cached])
+        copies = [pair for pair in pairs if pair[0] != FREED and pair[1] not in ready]
+        cached = [pair for pair in pairs[: seq.num_cached] if pair[1] not in ready]
+        computed = [new for old, new in cached if source.is_computed(old)]
+        destination.arrive(computed, [new for old, new in cached if not source.is_computed(old)])
+        states = (b"%c" % CACHED) * seq.num_cached + bytes(len(news) - seq.num_cached)
+        for blocks in seq.lists:
+            count = len(blocks.blocks)
+            source.waiting.pop(blocks, None)
+            blocks.allocator = destination
+            blocks.blocks, news = news[:count], news[count:]
+            blocks.states, states = bytearray(states[:count]), states[count:]
+        source.pool.release([old for old in reversed(seq.olds) if old != FREED])
+        return copies
+
+
+def _contents(
+    lists: list[BlockList], start: int, stop: int
+) -> tuple[list[int], dict[int, bytes] | None]:
+    """The tokens of some blocks of a sequence, and their extra keys by index from ``start``."""
+    chunks = [chunk for blocks in lists for chunk in blocks.tokens][start:stop]
+    extras = [blocks.extras.get(i) for blocks in lists for i in range(len(blocks.blocks))]
+    keys = {i: extra_bytes(x) for i, x in enumerate(extras[start:stop]) if x is not None}
+    return [token for chunk in chunks for token in chunk], keys or None

@@ -16,7 +16,6 @@ these points:
 - wrong calls raise, whether or not Python runs with ``-O``, and change nothing.
 """
 
-from blockmgr.ports.radix.faces import RadixCacheManager, RadixPrefixCache
 from blockmgr.ports.radix.manager import CacheManager, Request
 from blockmgr.ports.radix.paged import PagedCacheManager, PagedRequest
 from blockmgr.ports.radix.printing import format_tree, print_tree
@@ -33,6 +32,7 @@ from blockmgr.ports.radix.sizing import (
     get_mha_cache_per_page,
     get_num_pages_for_kv_cache,
 )
+from blockmgr.ports.radix.tree import RadixCacheManager, RadixPrefixCache
 
 __all__ = [
     "CacheManager",

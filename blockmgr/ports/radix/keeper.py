@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from blockmgr.errors import BlockStateError, SequenceStateError
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.arrays import on_host
+from blockmgr.ports.radix.records import namespace_of
 
 if TYPE_CHECKING:
     from blockmgr.pool import BlockPool
@@ -53,6 +54,11 @@ class PageKeeper:
         """Slots that ``allocate`` can hand out: free or evictable."""
         return self._pool.num_available * self.page_size
 
+    @property
+    def device(self) -> Any:
+        """Device of results; None for NumPy arrays on the host."""
+        return self._tree.device
+
     def lock(self, handle: RadixCacheHandle) -> None:
         """``lock_handle`` of the tree."""
         self._tree.lock_handle(handle)
@@ -78,6 +84,19 @@ class PageKeeper:
             InvariantError: An invariant is violated, which is a bug in blockmgr.
         """
         self._tree.check_integrity()
+
+    def _prompt_of(self, req: Any) -> tuple[Ids, bytes]:
+        """The tokens of a request to look up, all but the last, and its namespace."""
+        if not hasattr(req, "input_ids"):
+            raise TypeError(f"req must have input_ids, got {type(req).__name__}")
+        try:
+            count, tokens = len(req.input_ids), req.input_ids[:-1]
+        except (TypeError, LookupError):
+            kind = type(req.input_ids).__name__
+            raise TypeError(f"input_ids must be a list or array of ints, got {kind}") from None
+        if not count:
+            raise ValueError("input_ids must hold at least 1 token, got 0")
+        return tokens, namespace_of(getattr(req, "extra_key", None))
 
     def _hand_over(self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids) -> _HandOver:
         """Checks everything, and puts the whole pages of a request into the tree."""

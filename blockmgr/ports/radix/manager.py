@@ -10,10 +10,9 @@ import numpy as np
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.locking import exclusive
-from blockmgr.ports.radix.faces import RadixCacheManager
 from blockmgr.ports.radix.keeper import PageKeeper
-from blockmgr.ports.radix.records import MatchResult, RadixCacheHandle, namespace_of
-from blockmgr.ports.radix.tree import MAX_SLOTS, new_pool
+from blockmgr.ports.radix.records import MatchResult, RadixCacheHandle
+from blockmgr.ports.radix.tree import MAX_SLOTS, RadixCacheManager, new_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,11 +99,6 @@ class CacheManager(PageKeeper):
         self.manager = RadixCacheManager.on_pool(pool, device)
         super().__init__(pool, self.manager)
 
-    @property
-    def device(self) -> Any:
-        """Device of results; None for NumPy arrays on the host."""
-        return self.manager.device
-
     @exclusive
     def match_req(self, req: Request) -> MatchResult:
         """Finds the longest cached prefix of a prompt; changes nothing.
@@ -116,16 +110,7 @@ class CacheManager(PageKeeper):
             ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
             TypeError: Tokens that are not integers, or an ``extra_key`` that is not str or bytes.
         """
-        if not hasattr(req, "input_ids"):
-            raise TypeError(f"req must have input_ids, got {type(req).__name__}")
-        try:
-            count, tokens = len(req.input_ids), req.input_ids[:-1]
-        except (TypeError, LookupError):
-            kind = type(req.input_ids).__name__
-            raise TypeError(f"input_ids must be a list or array of ints, got {kind}") from None
-        if not count:
-            raise ValueError("input_ids must hold at least 1 token, got 0")
-        namespace = namespace_of(getattr(req, "extra_key", None))
+        tokens, namespace = self._prompt_of(req)
         return self.manager.match_prefix(tokens, namespace=namespace)
 
     @exclusive
@@ -224,11 +209,7 @@ class CacheManager(PageKeeper):
             ``int32[cached_len]``, the slots to use for its leading tokens, which may belong to
             equal pages cached before.
 
-        Raises:
-            SequenceStateError: As ``free_and_cache_finished_req``.
-            BlockStateError: As ``free_and_cache_finished_req``.
-            ValueError: As ``free_and_cache_finished_req``.
-            TypeError: As ``free_and_cache_finished_req``.
+        Raises the errors of ``free_and_cache_finished_req``.
         """
         pages = self._hand_over(old_handle, input_ids, indices)
         handle = self._continue(pages, old_handle)

@@ -11,17 +11,15 @@ from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.arrays import on_host
-from blockmgr.ports.radix.faces import RadixPrefixCache
 from blockmgr.ports.radix.keeper import PageKeeper
-from blockmgr.ports.radix.records import RadixCacheHandle, namespace_of
-from blockmgr.ports.radix.tree import new_pool
+from blockmgr.ports.radix.tree import RadixPrefixCache, new_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from blockmgr.policy import PolicyFactory
     from blockmgr.ports.radix.arrays import Ids, Pages
-    from blockmgr.ports.radix.records import PrefixMatch
+    from blockmgr.ports.radix.records import PrefixMatch, RadixCacheHandle
 
 __all__ = ["PagedCacheManager", "PagedRequest"]
 
@@ -107,28 +105,11 @@ class PagedCacheManager(PageKeeper):
         self._lazy: list[list[Pages]] = []
         super().__init__(pool, self.prefix_cache)
 
-    @property
-    def device(self) -> Any:
-        """Device of results, that of the page table; None for NumPy arrays on the host."""
-        return self.prefix_cache.device
-
     @exclusive
     def match_req(self, req: Any) -> PrefixMatch:
-        """Finds the longest cached prefix of a prompt; changes nothing.
-
-        The last token is left out, so that one is always left to compute. Requests with different
-        ``extra_key`` share nothing.
-
-        Raises:
-            ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
-            TypeError: Tokens that are not integers, or an ``extra_key`` that is not str or bytes.
-        """
-        if not hasattr(req, "input_ids"):
-            raise TypeError(f"req must have input_ids, got {type(req).__name__}")
-        if not len(req.input_ids):
-            raise ValueError("input_ids must hold at least 1 token, got 0")
-        namespace = namespace_of(getattr(req, "extra_key", None))
-        return self.prefix_cache.match_prefix(req.input_ids[:-1], namespace=namespace)
+        """As ``CacheManager.match_req``, without the slots: the handle has them."""
+        tokens, namespace = self._prompt_of(req)
+        return self.prefix_cache.match_prefix(tokens, namespace=namespace)
 
     @exclusive
     def allocate_paged(self, reqs: Sequence[PagedRequest]) -> None:

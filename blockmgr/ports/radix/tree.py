@@ -1,4 +1,7 @@
-"""The radix cache: prefixes as chains of pages, with look-ups, locks and eviction."""
+"""The radix cache: prefixes as chains of pages, with look-ups, locks and eviction.
+
+Its look-ups have two interfaces, the earlier and the later one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,14 @@ from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.locking import exclusive, new_mutex
 from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host
-from blockmgr.ports.radix.records import InsertResult, RadixCacheHandle, RadixNode, SizeInfo
+from blockmgr.ports.radix.records import (
+    InsertResult,
+    MatchResult,
+    PrefixMatch,
+    RadixCacheHandle,
+    RadixNode,
+    SizeInfo,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +29,7 @@ if TYPE_CHECKING:
     from blockmgr.policy import PolicyFactory
     from blockmgr.ports.radix.arrays import Ids, Pages
 
-__all__ = ["RadixTree", "new_pool"]
+__all__ = ["RadixCacheManager", "RadixPrefixCache", "RadixTree", "new_pool"]
 
 MAX_SLOTS = 2**63 - 1
 
@@ -279,3 +289,108 @@ class RadixTree:
     def _slots(self, pages: Pages) -> Any:
         slots = self._page_slots.slots(pages)
         return slots if self._to_device.device is None else self._to_device(slots)
+
+
+class RadixCacheManager(RadixTree):
+    """Keeps finished prefixes, finds the longest one again, and evicts pages by a policy.
+
+    Slot ``s`` is in page ``s // page_size``. A page belongs either to the tree or to the caller.
+    Initially all pages belong to the caller: ``insert_prefix`` passes pages to the tree, and
+    ``evict`` returns them. ``CacheManager`` also has pages without an owner.
+
+    Args:
+        device: Device of results, as torch tensors; None for NumPy arrays on the host.
+        num_pages: Pages of the KV cache.
+        page_size: Token slots a page.
+        digest: As in ``ManagerConfig``.
+        eviction: As in ``ManagerConfig``.
+
+    Raises:
+        MissingExtraError: A device, and torch is not installed.
+        ValueError: A size out of its bounds.
+        TypeError: A size of the wrong type.
+
+    >>> cache = RadixCacheManager(None, num_pages=16)
+    >>> cache.insert_prefix([1, 3, 6, 7], [0, 1, 2, 3])
+    0
+    >>> handle, indices = cache.match_prefix([1, 3, 6, 8])
+    >>> handle.cached_len, indices.tolist()
+    (3, [0, 1, 2])
+
+    Source: RadixAttention, Zheng et al., "SGLang: Efficient Execution of Structured Language Model
+    Programs", NeurIPS 2024, section 3; the interface is that of mini-sglang's
+    ``minisgl/kvcache/radix_manager.py`` at commit af2d0de.
+    """
+
+    __slots__ = ()
+
+    @exclusive
+    def match_prefix(self, input_ids: Ids, *, namespace: bytes = b"") -> MatchResult:
+        """Finds the longest prefix in the tree, in whole pages; changes nothing, not even recency.
+
+        Args:
+            input_ids: ``[n]``, tokens; none are a prefix too.
+            namespace: Namespace, up to 1024 bytes; different ones share nothing.
+
+        Returns:
+            A handle, and ``int32[cached_len]`` slots. They may be evicted until it is locked.
+
+        Raises:
+            ValueError: A token out of bounds, or not one dimension.
+            TypeError: Tokens that are not integers.
+
+        Cost: O(tokens), comparing them.
+        """
+        handle = self._match(input_ids, namespace)
+        return MatchResult(handle, self._slots(handle._pages.copy()))
+
+    @exclusive
+    def insert_prefix(self, input_ids: Ids, indices: Ids, *, namespace: bytes = b"") -> int:
+        """Hands the pages of a computed prefix to the tree.
+
+        Whole pages only; an unfinished page at the end stays the caller's.
+
+        Args:
+            input_ids: ``[n]``, tokens.
+            indices: ``[n]``, the slot of each. Those of tokens that the tree has are not read.
+            namespace: The namespace.
+
+        Returns:
+            How many leading tokens the tree had already. Slots given for them, if they are not the
+            tree's own, stay the caller's to free.
+
+        Raises:
+            BlockStateError: A page to insert is in the tree already.
+            ValueError: Not as many slots as tokens, slots that are not whole pages in order, or
+                a value out of bounds.
+            TypeError: Values that are not integers.
+
+        Cost: O(tokens), one digest for each page inserted.
+        """
+        return self._insert(input_ids, indices, namespace).cached_len
+
+
+class RadixPrefixCache(RadixTree):
+    """The later interface of the same tree: a match is a handle, and so is an insertion.
+
+    >>> cache = RadixPrefixCache(None, num_pages=16)
+    >>> cached_len, handle = cache.insert_prefix([1, 3, 6, 7], [0, 1, 2, 3])
+    >>> cache.match_prefix([1, 3, 6, 8]).cuda_handle.get_matched_indices().tolist()
+    [0, 1, 2]
+
+    Source: mini-sglang, ``minisgl/kvcache/radix_cache.py`` at commit 02b130b.
+    """
+
+    __slots__ = ()
+
+    @exclusive
+    def match_prefix(self, input_ids: Ids, *, namespace: bytes = b"") -> PrefixMatch:
+        """As ``RadixCacheManager.match_prefix``, without the slots: the handle has them."""
+        return PrefixMatch(self._match(input_ids, namespace))
+
+    @exclusive
+    def insert_prefix(
+        self, input_ids: Ids, indices: Ids, *, namespace: bytes = b""
+    ) -> InsertResult:
+        """As ``RadixCacheManager.insert_prefix``, with a handle for all the tokens."""
+        return self._insert(input_ids, indices, namespace)

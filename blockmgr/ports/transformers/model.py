@@ -211,7 +211,7 @@ class PagedModel:
         """All sequences in one row."""
         arguments: dict[str, Any] = {"use_cache": False}
         if self._needs.asks_length or self._needs.has_latents:
-            # The difference between a token's position and its place in the row.
+            # The difference between a token's position and its index in the row.
             ahead = torch.from_numpy(batch.positions - np.arange(len(batch.tokens)))
             arguments[past_argument(self.model)] = Past(self.model.config, ahead.to(self.device))
         outputs = torch.from_numpy(batch.outputs).to(self.device)
@@ -224,7 +224,7 @@ class PagedModel:
         for part, rows, is_fresh in parts:
             past = states.load(part, is_fresh=is_fresh)
             count = int(part.query_lens[0])
-            # The places in a row at which any sequence needs logits.
+            # The indices in a row at which any sequence needs logits.
             row, column = np.divmod(part.outputs, count)
             columns = np.unique(column) if len(column) else np.array([count - 1])
             arguments = {"use_cache": True, past_argument(self.model): past}

@@ -68,9 +68,9 @@ def _part(
     ends = np.cumsum(batch.query_lens)
     begins = (ends - batch.query_lens)[members] + step
     picked = (begins[:, None] + np.arange(count)).ravel()
-    place = np.full(len(batch.tokens), -1)
-    place[picked] = np.arange(len(picked))
-    wanted = place[batch.outputs]
+    index = np.full(len(batch.tokens), -1)
+    index[picked] = np.arange(len(picked))
+    wanted = index[batch.outputs]
     rows = np.flatnonzero(wanted >= 0)
     before = (batch.context_lens - batch.query_lens)[members]
     part = replace(

@@ -100,7 +100,7 @@ class Past(Cache):
     Args:
         config: Config of the model.
         past: Number of tokens before the first one of the forward. For concatenated sequences, a
-            tensor with one number per token: the difference between its position and its place.
+            tensor with one number per token: the difference between its position and its index.
     """
 
     def __init__(self, config: PretrainedConfig, past: torch.Tensor | int = 0) -> None:

@@ -1,5 +1,5 @@
-// What a manager and a pool have in common for Python: how their store is set up, and what each
-// share of it holds and remembers.
+// Common to a manager and a pool for Python: how their store is set up, and the contents of each
+// of its partitions.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace blockmgr {
 void read_options(const nb::dict& options, StoreConfig& config);
 void read_options(const nb::dict& options, Config& config);
 
-// The blocks of the share that a namespace has, by what they are in.
+// The blocks of the partition of a namespace, by what they are in.
 template <class Holder>
 nb::dict quota_usage(Holder& self, nb::handle name) {
   const std::string_view bytes = bytes_argument(name, "namespace", 0);
@@ -36,8 +36,8 @@ nb::dict quota_usage(Holder& self, nb::handle name) {
   return d;
 }
 
-// hit_rate_curve: (capacity, query_tokens, blocks found by number of blocks) of that share, or None
-// if nothing is followed there.
+// hit_rate_curve: (capacity, query_tokens, blocks found by number of blocks) of the partition of a
+// namespace, or None if nothing is followed there.
 template <class Holder>
 nb::object reuse_counts(Holder& self, nb::handle name) {
   const std::string_view bytes = bytes_argument(name, "namespace", 0);

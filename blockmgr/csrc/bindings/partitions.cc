@@ -1,4 +1,4 @@
-#include "bindings/shares.h"
+#include "bindings/partitions.h"
 
 #include <concepts>
 
