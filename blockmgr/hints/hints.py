@@ -7,7 +7,7 @@ import threading
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from blockmgr.arguments import positive, whole
+from blockmgr.arguments import positive, truth, whole
 from blockmgr.blocks import Priority
 from blockmgr.errors import (
     HintError,
@@ -126,12 +126,10 @@ class Hints(NotCopied):
     ) -> None:
         if not manager.config.retention:
             raise ValueError("manager must have retention=True")
-        if not isinstance(leading, bool):
-            raise TypeError(f"leading must be a bool, got {leading!r}")
         self._manager = manager
         self._max_ttl = math.inf if max_ttl is None else positive("max_ttl", max_ttl)
         self._max_blocks = None if max_blocks is None else whole("max_blocks", max_blocks, 1)
-        self._leading = leading
+        self._leading = truth("leading", leading)
         self._lock = threading.RLock()
         self._remembered: OrderedDict[tuple[bytes, str, int | None], list[Outcome]] = OrderedDict()
         self._num_remembered = 0
