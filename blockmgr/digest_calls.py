@@ -56,8 +56,8 @@ class DigestCalls:
             ValueError: A value out of its bounds, ``retention`` or ``prefix_caching`` is off.
             TypeError: A value of the wrong type.
 
-        Cost: O(digests and the blocks before them); with 8 bytes, O(num_blocks) as well. That of
-        ``retain`` for each block.
+        Cost: O(digests and the blocks before them); with the last 8 bytes, O(num_blocks) as well.
+        That of ``retain`` for each block.
 
         >>> from blockmgr import BlockManager, Priority
         >>> manager = BlockManager(num_blocks=8, block_size=2, retention=True)
