@@ -16,6 +16,7 @@ __all__ = [
     "positive",
     "real",
     "text",
+    "truth",
     "whole",
 ]
 
@@ -56,6 +57,17 @@ def is_number(value: object) -> bool:
             return False
         found = found or "__index__" in names
     return found
+
+
+def truth(name: str, value: object) -> bool:
+    """The value, which must be a bool.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {value!r}")
+    return value
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from blockmgr.arguments import truth
 from blockmgr.blocks import DigestPin, retention_of
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class DigestCalls:
             ValueError: A value out of its bounds, ``retention`` or ``prefix_caching`` is off.
             TypeError: A value of the wrong type.
 
-        Cost: O(digests and the blocks before them); with 8 bytes, O(num_blocks) as well. That of
-        ``retain`` for each block.
+        Cost: O(digests and the blocks before them); with the last 8 bytes, O(num_blocks) as well.
+        That of ``retain`` for each block.
 
         >>> from blockmgr import BlockManager, Priority
         >>> manager = BlockManager(num_blocks=8, block_size=2, retention=True)
@@ -71,7 +72,7 @@ class DigestCalls:
         level, seconds = retention_of(priority, ttl)
         joined, size = _joined(digests)
         found: int = self._core.retain_named(
-            joined, size, _truth(leading), namespace, level, seconds, max_blocks
+            joined, size, truth("leading", leading), namespace, level, seconds, max_blocks
         )
         return found
 
@@ -114,7 +115,7 @@ class DigestCalls:
         (1, True)
         """
         joined, size = _joined(digests)
-        facts = self._core.pin_named(joined, size, _truth(leading), namespace, max_blocks)
+        facts = self._core.pin_named(joined, size, truth("leading", leading), namespace, max_blocks)
         return None if facts is None else DigestPin(*facts)
 
     def cached_digests(self, handle: int) -> list[bytes]:
@@ -167,9 +168,3 @@ def _joined(digests: Sequence[bytes]) -> tuple[bytes, int]:
                 f"digests must have equally many bytes, got {len(name)} at index {index}"
             )
     return b"".join(names), size
-
-
-def _truth(leading: object) -> bool:
-    if not isinstance(leading, bool):
-        raise TypeError(f"leading must be a bool, got {leading!r}")
-    return leading

@@ -75,6 +75,8 @@ class Event(NamedTuple):
     """Namespace of stored blocks."""
     step: int
     """Number of steps whose copies had been applied."""
+    session: bytes = b""
+    """Session of the sequence that stored the blocks; empty if it named none, or in a snapshot."""
 
     def __repr__(self) -> str:
         # No namespace and no extra keys: they may hold secrets.
@@ -102,6 +104,9 @@ class Events:
         step: ``int64[events]``: number of steps whose copies had been applied at the event.
         num_lost: Blocks whose events did not fit. Lost events came after all events here. If there
             are any, only ``take_snapshot`` gives the findable blocks.
+        session: Session of the sequence that stored the blocks of each event, else empty; no items
+            if none named a session. Between two calls there is room for 32 bytes of names for each
+            block of ``event_blocks``; later events have none.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -116,6 +121,7 @@ class Events:
     namespace: Sequence[bytes] = field(repr=False)
     step: npt.NDArray[np.int64]
     num_lost: int
+    session: Sequence[bytes] = field(default=(), repr=False)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -154,6 +160,7 @@ class Events:
                 _TIERS[tiers[i]],
                 self.namespace[i],
                 steps[i],
+                self.session[i] if self.session else b"",
             )
             row += rows
 
@@ -191,6 +198,7 @@ def events_of(  # noqa: PLR0917  (the core calls it)
     tokens: npt.NDArray[np.uint32],
     extras: Mapping[int, bytes],
     namespaces: Sequence[bytes],
+    sessions: Sequence[bytes],
     step: npt.NDArray[np.int64],
     num_lost: int,
     /,
@@ -209,6 +217,7 @@ def events_of(  # noqa: PLR0917  (the core calls it)
         tokens: ``uint32[stored blocks * block_size]``.
         extras: As in ``Events``.
         namespaces: As in ``Events``.
+        sessions: As in ``Events``.
         step: As in ``Events``.
         num_lost: As in ``Events``.
     """
@@ -229,4 +238,5 @@ def events_of(  # noqa: PLR0917  (the core calls it)
         namespace=namespaces,
         step=step,
         num_lost=num_lost,
+        session=sessions,
     )

@@ -37,6 +37,7 @@ from blockmgr.lab.formats import (
     recorded_engine,
     sglang_log,
     times,
+    tracelab,
     vllm_log,
 )
 from blockmgr.shapes import config, elements, hybrid, model
@@ -45,7 +46,7 @@ from tests.stress import shrink
 
 CORPUS = Path(__file__).parent / "fuzz_corpus"
 READERS = (
-    *(formats, bodies, chat, fields, ids, opened, own, reading, record, times),
+    *(formats, bodies, chat, fields, ids, opened, own, reading, record, times, tracelab),
     *(kv_events, event_batch, event_blocks, recorded_engine, log_lines, sglang_log, vllm_log),
 )
 SHAPES = (config, config_fields, elements, hybrid, model)

@@ -26,6 +26,7 @@ UNKNOWN = "zz_"
 KNOWN_PLACES = {
     *("messages", "content", "body", "request", "payload", "response", "choices", "message"),
     *("usage", "requests", "conversations", "tool_calls", "function", "output", "events"),
+    "timing_events",
 }
 """Fields whose objects a reader looks into; a field in any other object is part of a value."""
 

@@ -141,6 +141,7 @@ def report(
         policies=len(policies),
         capacities=len(capacities) or PLACES,
         hints=run.config.hints,
+        sessions=run.trace.names_sessions,
         fleet_requests=len(asked.replicas) * len(asked.routers) * len(run.trace.requests),
     )
     with progress_bar("replaying", "steps", total) as advance:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import truth, whole
 from blockmgr.event_columns import Event, EventKind
 from blockmgr.events import wire
 from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
@@ -80,6 +80,15 @@ def anonymous(namespace: bytes) -> str:
     return hashlib.sha256(namespace).hexdigest()[:16]
 
 
+def public_session(event: Event) -> str | None:
+    """The name of an event's session as text; None for none.
+
+    >>> public_session(Event(EventKind.STORED, [], None, [], {}, 0, 0, b"", 0, b"agent 7"))
+    'agent 7'
+    """
+    return event.session.decode(errors="backslashreplace") or None
+
+
 class Encoder:
     """Encodes events as vLLM's batches.
 
@@ -98,6 +107,7 @@ class Encoder:
             a chunk, a pair of the word and the tokens. Others are ``"unknown"``, and an index
             ignores those. Events as arrays have no groups, so ``"arrays"`` publishes only groups
             whose blocks stand for a whole prefix.
+        sessions: Whether to publish the names of sessions, as vLLM's ``session_id``, in maps.
 
     Raises:
         ValueError: ``hashes``, ``layout`` or a word of ``groups`` is none of these, or a number is
@@ -114,6 +124,7 @@ class Encoder:
         rank: int | None = None,
         epoch: int | None = None,
         groups: Sequence[Group] = (wire.FULL_ATTENTION,),
+        sessions: bool = False,
     ) -> None:
         if hashes not in ("int", "bytes"):
             raise ValueError(f"hashes must be 'int' or 'bytes', got {hashes!r}")
@@ -127,6 +138,7 @@ class Encoder:
         if isinstance(groups, str):
             raise TypeError("groups must be a sequence of words, got str")
         self._groups = [_group(group) for group in groups]
+        self._sessions = truth("sessions", sessions)
         self._encoder = msgspec.msgpack.Encoder()
 
     def batches(self, events: Iterable[Event], ts: float) -> Iterator[bytes]:
@@ -211,6 +223,7 @@ class Encoder:
             event.group,
             *self._kind(event.group),
             where,
+            session_id=public_session(event) if self._sessions else None,
         )
 
     def _kind(self, group: int) -> tuple[str, int | None]:

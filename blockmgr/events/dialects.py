@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import xxhash
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import truth, whole
 from blockmgr.event_columns import EventKind, Tier
-from blockmgr.events.codec import LOW_BITS, MOST_BLOCKS, anonymous, pieces, short, weight_of
+from blockmgr.events.codec import (
+    LOW_BITS,
+    MOST_BLOCKS,
+    anonymous,
+    pieces,
+    public_session,
+    short,
+    weight_of,
+)
 from blockmgr.events.wire import PlainBatch, SglangCleared, SglangRemoved, SglangStored
 from blockmgr.vllm_keys import vllm_keys
 
@@ -299,17 +307,22 @@ class SglangEncoder:
         block_size: Tokens per block.
         rank: Attention data-parallel rank; None for an engine without ranks.
         group: Number of the group of layers whose events it writes.
+        sessions: Whether to publish the names of sessions, as ``session_id``.
 
     Raises:
         ValueError: A number is out of its bounds.
+        TypeError: ``sessions`` is not a bool.
 
     Source: ``srt/disaggregation/kv_events.py`` and ``srt/mem_cache/utils.py`` of SGLang 0.5.23.
     """
 
-    def __init__(self, block_size: int, *, rank: int | None = None, group: int = 0) -> None:
+    def __init__(
+        self, block_size: int, *, rank: int | None = None, group: int = 0, sessions: bool = False
+    ) -> None:
         self._block_size = whole("block_size", block_size, 1, 2**16 - 1)
         self._rank = None if rank is None else whole("rank", rank, 0, 2**16)
         self._group = whole("group", group, 0, _MOST_GROUPS)
+        self._sessions = truth("sessions", sessions)
         self._told = _Told()
         self._salts: dict[int, str] = {}  # only blocks that have one
         self._encoder = msgspec.msgpack.Encoder()
@@ -364,7 +377,9 @@ class SglangEncoder:
         if salt is not None:
             self._salts.update(dict.fromkeys(names, salt))
         tokens = event.tokens.ravel().tolist()
-        return SglangStored(names, parent, tokens, self._block_size, None, medium, salt, None, lora)
+        session = public_session(event) if self._sessions else None
+        size = self._block_size
+        return SglangStored(names, parent, tokens, size, None, medium, salt, session, lora)
 
 
 def _head(digest: bytes) -> int:

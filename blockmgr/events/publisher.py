@@ -77,6 +77,7 @@ class Publisher:
         hashes: As in ``Encoder``.
         layout: As in ``Encoder``.
         groups: As in ``Encoder``; None for those of the manager's config.
+        sessions: As in ``Encoder``.
         buffer_batches: Batches kept for replay.
         max_queued: Most batches that wait for a slow reader before it misses some.
         flush_s: Longest time, in seconds, that events wait without a call of ``publish``.
@@ -100,6 +101,7 @@ class Publisher:
         hashes: Literal["int", "bytes"] = "int",
         layout: Literal["maps", "arrays"] = "maps",
         groups: Sequence[Group] | None = None,
+        sessions: bool = False,
         buffer_batches: int = 10_000,
         max_queued: int = 100_000,
         flush_s: float = 0.005,
@@ -122,6 +124,7 @@ class Publisher:
             rank=rank,
             epoch=self.epoch,
             groups=_groups_of(manager) if groups is None else groups,
+            sessions=sessions,
         )
         self._kept: deque[tuple[int, bytes]] = deque(
             maxlen=whole("buffer_batches", buffer_batches, 1, _MOST_BATCHES)

@@ -7,7 +7,7 @@ import threading
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from blockmgr.arguments import positive, whole
+from blockmgr.arguments import positive, truth, whole
 from blockmgr.blocks import Priority
 from blockmgr.errors import (
     HintError,
@@ -16,7 +16,7 @@ from blockmgr.errors import (
     UnknownSequenceError,
 )
 from blockmgr.hints.outcomes import Outcome, Result
-from blockmgr.hints.payloads import MOST_HASHES, Asked, Rejected, read_payload
+from blockmgr.hints.payloads import MOST_HASHES, Asked, Rejected, is_part, read_payload
 from blockmgr.hints.pins import Pins
 from blockmgr.hints.wire import MOST_ACTIONS, KvHintAction, decode
 from blockmgr.uncopied import NotCopied
@@ -31,6 +31,9 @@ __all__ = ["HintCounts", "Hints"]
 _VERSION: Final = "1.0"
 _MOST_REMEMBERED: Final = 2**13
 """Outcomes kept for messages that come again."""
+
+_MOST_SEARCHES: Final = 4
+"""Most actions of an envelope that search all cached blocks."""
 
 _FEWER: Final = "fewer blocks are allowed, or no prompt could use more"
 _NO_TIER: Final = "this manager has no tier of blocks outside the device"
@@ -126,12 +129,10 @@ class Hints(NotCopied):
     ) -> None:
         if not manager.config.retention:
             raise ValueError("manager must have retention=True")
-        if not isinstance(leading, bool):
-            raise TypeError(f"leading must be a bool, got {leading!r}")
         self._manager = manager
         self._max_ttl = math.inf if max_ttl is None else positive("max_ttl", max_ttl)
         self._max_blocks = None if max_blocks is None else whole("max_blocks", max_blocks, 1)
-        self._leading = leading
+        self._leading = truth("leading", leading)
         self._lock = threading.RLock()
         self._remembered: OrderedDict[tuple[bytes, str, int | None], list[Outcome]] = OrderedDict()
         self._num_remembered = 0
@@ -188,13 +189,15 @@ class Hints(NotCopied):
             if (known := self._remembered.get(key)) is not None:
                 self._counts["repeated"] += 1
                 return list(known)
-            outcomes, left = [], MOST_HASHES
+            outcomes, left, searches = [], MOST_HASHES, _MOST_SEARCHES
             for action in made.actions:
                 if action.action_version != _VERSION or not self._knows(action.action_type):
                     self._counts["ignored"] += 1
                     continue
-                outcome, used = self._carry_out(action, made.message_id, namespace, handle, left)
-                left -= used
+                outcome, used, searched = self._carry_out(
+                    action, made.message_id, namespace, handle, (left, searches)
+                )
+                left, searches = left - used, searches - searched
                 outcomes.append(outcome)
             self._counts["messages"] += 1
             self._remember(key, outcomes)
@@ -243,26 +246,36 @@ class Hints(NotCopied):
         return action_type in self._actions or action_type in _UNSUPPORTED
 
     def _carry_out(
-        self, action: KvHintAction, message_id: str, namespace: bytes, handle: int | None, left: int
-    ) -> tuple[Outcome, int]:
-        """The outcome of an action, and how many block hashes it names."""
+        self,
+        action: KvHintAction,
+        message_id: str,
+        namespace: bytes,
+        handle: int | None,
+        left: tuple[int, int],
+    ) -> tuple[Outcome, int, bool]:
+        """The outcome of an action, how many block hashes it names, and whether it searches."""
         try:
             if action.action_type in _UNSUPPORTED:
                 raise Rejected(_UNSUPPORTED[action.action_type])
             asked = read_payload(action.payload, self._leading)
             used = len(asked.names or ())
-            if used > left:
+            if used > left[0]:
                 raise Rejected(f"the envelope names more than {MOST_HASHES} block hashes")
+            searches = used > 0 and not self._leading and is_part(asked)
+            if searches > left[1]:
+                raise Rejected(
+                    f"more than {_MOST_SEARCHES} actions name blocks by numbers; send whole digests"
+                )
             work = _Work(message_id, action.action_id, asked, namespace, handle)
             if asked.names is None and asked.session is None:
                 if handle is None:
                     raise Rejected("the action names no target, and no request carries it")
                 if action.action_type == "kv.pin":
-                    return self._defer(work, handle), used
+                    return self._defer(work, handle), used, False
         except Rejected as reason:
             return self._count(Outcome(message_id, action.action_id, Result.REJECTED,
-                                       reason=str(reason))), 0  # fmt: skip
-        return self._outcome(self._actions[action.action_type], work), used
+                                       reason=str(reason))), 0, False  # fmt: skip
+        return self._outcome(self._actions[action.action_type], work), used, searches
 
     def _outcome(self, act: Callable[[_Work], _Done], work: _Work) -> Outcome:
         try:

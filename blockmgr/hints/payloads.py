@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from blockmgr.blocks import Priority
 
-__all__ = ["MOST_HASHES", "Asked", "Rejected", "read_payload"]
+__all__ = ["MOST_HASHES", "Asked", "Rejected", "is_part", "read_payload"]
 
 MOST_HASHES: Final = 2**16
 """Most block hashes of an envelope."""
@@ -66,6 +66,11 @@ class Asked(NamedTuple):
     ttl: float | None
     priority: Priority | None
     max_blocks: int | None
+
+
+def is_part(asked: Asked) -> bool:
+    """Whether the names are parts of digests: all of a payload are if any is."""
+    return asked.names is not None and len(asked.names[0]) == _PART
 
 
 def read_payload(payload: dict[str, Any], leading: bool) -> Asked:

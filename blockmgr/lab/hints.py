@@ -1,24 +1,34 @@
-"""Hints for the manager: whether a conversation continues.
+"""Hints for the manager: which conversation a request continues, and whether it goes on.
 
-A trace contains the future, so a replay can pass the truth to ``free(expect_reuse=...)`` and
-measure the value of such hints to an engine that gets them from its clients. Otherwise an engine
-knows only traits of the ending request, such as its turn and the length of its output. Hints can be
-a function of these, and a custom policy can get them.
+A trace contains the future, so a replay can say what clients would say, and measure the value of
+such hints to an engine (``Clients``). Otherwise an engine knows only traits of the ending request,
+such as its turn and the length of its output. Hints can be a function of these, and a custom policy
+can get them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
+from blockmgr.lab.hint_models import HintModel
 from blockmgr.lab.references import columns_of
 from blockmgr.lab.replay_config import ReplayConfig
-from blockmgr.lab.request import Hints, Traits
+from blockmgr.lab.request import Hints, Request, Traits
 from blockmgr.lab.runs import NO_RUN
 
 if TYPE_CHECKING:
-    from blockmgr.lab.trace import Trace
+    from collections.abc import Sequence
 
-__all__ = ["Hints", "Outlook", "Traits", "TraitsOf", "sessions_of"]
+    from blockmgr.lab.trace import Trace
+    from blockmgr.manager import BlockManager
+
+__all__ = ["Clients", "Hints", "Outlook", "Traits", "TraitsOf", "sessions_of", "tool_waits"]
+
+TOOL_MS: Final = 30_000
+"""Longest time of a tool for which clients ask to keep a session."""
+
+MS_IN_SECOND: Final = 1000
 
 
 class Outlook:
@@ -106,6 +116,89 @@ def sessions_of(trace: Trace, block_size: int) -> list[int]:
         if follower:
             numbers[follower - 1] = numbers[number - 1]
     return numbers
+
+
+def tool_waits(
+    requests: Sequence[Request], sessions: Sequence[int], config: ReplayConfig
+) -> dict[int, int]:
+    """About how many seconds each answer's tools take, as its client would say; by request.
+
+    If the trace has the times of tools, those. Otherwise the pause from an answer to the next
+    prompt of its session counts as that of a tool: of 200 sessions of coding agents
+    (kv-cache-tester), 81 % of 10,556 pauses after tool calls are at most ``TOOL_MS``, and 19 % of
+    1,585 others. A client says nothing of a longer time, because blocks that are kept for long cost
+    others more than they save. It does not know a time exactly: it says the next power of two, in
+    seconds.
+
+    Args:
+        requests: The requests.
+        sessions: The number of each request's session; 0 for none.
+        config: Config of the replay, for the time that answers take.
+    """
+    known: dict[int, int] = {}
+    derived: dict[int, int] = {}
+    ends: dict[int, tuple[int, int]] = {}  # by session: its last request, and when that ends
+    for number, (request, session) in enumerate(zip(requests, sessions, strict=True), start=1):
+        if request.tool_ms is not None:
+            known[number] = request.tool_ms
+        if session:
+            before, end_ms = ends.get(session, (0, 0))
+            if before:
+                derived[before] = max(0, request.arrival_ms - end_ms)
+            ends[session] = number, request.arrival_ms + config.service_ms(request)
+    found = (known or derived).items()
+    return {number: _about(time_ms) for number, time_ms in found if time_ms <= TOOL_MS}
+
+
+def _about(time_ms: int) -> int:
+    """The next power of two of seconds, at least 1."""
+    return 1 << (max(0, time_ms - 1) // MS_IN_SECOND).bit_length()
+
+
+class Clients:
+    """Says to the manager of a replay what the clients of its requests would say.
+
+    Args:
+        trace: The requests.
+        config: Config of the replay. With a function as its ``hints``, clients say
+            nothing.
+    """
+
+    def __init__(self, trace: Trace, config: ReplayConfig) -> None:
+        self._config = config
+        self._model = config.hint_model or HintModel(text="")
+        self._sessions: list[int] | None = None
+        self._last_of: dict[int, int] = {}
+        self._waits: dict[int, int] = {}
+        if self._model.names:
+            self._sessions = sessions_of(trace, config.block_size)
+            if self._model.ends:
+                numbers = enumerate(self._sessions, start=1)
+                self._last_of = {session: number for number, session in numbers}
+            if self._model.waits:
+                self._waits = tool_waits(trace.requests, self._sessions, config)
+
+    def at(self, manager: BlockManager, now: int) -> None:
+        """The time of the manager, for the clients that state how long something takes."""
+        if self._model.waits:
+            manager.set_time(now / MS_IN_SECOND)
+
+    def named(self, request: Request, number: int) -> Request:
+        """The request with the session that its client names."""
+        if self._sessions is None:
+            return request
+        return replace(request, session=self._sessions[number - 1])
+
+    def after(self, manager: BlockManager, request: Request, number: int) -> None:
+        """Says what follows the end of a request."""
+        session, space = self._config.session_name(request), request.namespace
+        if not session:
+            return
+        if self._last_of.get(request.session) == number:
+            manager.end_session(session, namespace=space)
+        if number in self._waits:
+            wait = self._waits[number]
+            manager.signal(session, "tool_wait", expected_in=wait, namespace=space)
 
 
 class TraitsOf:

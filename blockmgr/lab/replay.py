@@ -25,7 +25,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +35,7 @@ from blockmgr.errors import OutOfBlocksError
 from blockmgr.lab.by_group import GroupWatch
 from blockmgr.lab.demand import held_blocks
 from blockmgr.lab.grouped import GroupedSteps
-from blockmgr.lab.hints import Outlook, Traits, TraitsOf, sessions_of
+from blockmgr.lab.hints import Clients, Outlook, Traits, TraitsOf
 from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
 from blockmgr.lab.replay_manager import Limits, replay_manager
 from blockmgr.lab.replay_result import ReplayResult
@@ -136,12 +136,9 @@ class EventLoop:
         self._tell_policy: Callable[[Traits], None] | None = told
         self._outlook: Outlook | None = None
         self._traits: TraitsOf | None = None
-        named = config.hints in ("session", "ended_session")
-        self._sessions = sessions_of(trace, config.block_size) if named else None
-        self._last_of: dict[int, int] = {}  # the last request of each session that ends
-        if self._sessions is not None and config.hints == "ended_session":
-            self._last_of = {name: number for number, name in enumerate(self._sessions, start=1)}
-        if told is not None or not (named or config.hints == "none"):
+        self._clients = Clients(trace, config)
+        foretold = config.hint_model is None or config.hint_model.foretells
+        if told is not None or foretold:
             self._outlook = Outlook(trace, config.block_size)
         if self._outlook is not None and (told is not None or callable(config.hints)):
             self._traits = TraitsOf(trace, self._outlook)
@@ -244,6 +241,7 @@ class EventLoop:
             instant = self._running[0][0]
             if self._is_over(instant):
                 return
+            self._clients.at(self._manager, instant)
             while self._running and self._running[0][0] == instant:
                 _, order, request, handles = heapq.heappop(self._running)
                 self._end(request, handles, self._numbers.pop(order))
@@ -251,6 +249,7 @@ class EventLoop:
             self._admit_waiting(instant)
 
     def _admit_waiting(self, now: int) -> None:
+        self._clients.at(self._manager, now)
         while self._waiting:
             if self._head is None:
                 # Not kept while waiting, because most of a trace may wait for a small pool.
@@ -276,11 +275,9 @@ class EventLoop:
         return blocks > self._num_blocks or request.num_samples > self._rows
 
     def _admit(self, waiting: Waiting, now: int) -> bool:
-        request = waiting.request
+        request = self._clients.named(waiting.request, waiting.number)
         if request.num_samples > self._free_rows:
             return False
-        if self._sessions is not None:
-            request = replace(request, session=self._sessions[waiting.number - 1])
         if waiting.tokens is None:
             waiting.tokens = request.tokens()
         if self._watch is not None:
@@ -354,9 +351,7 @@ class EventLoop:
             start += self._clock() - paused
         for handle in handles:
             manager.free(handle, expect_reuse=goes_on)
-        if request.session and self._last_of.get(request.session) == number:
-            session = self._config.session_name(request)
-            manager.end_session(session, namespace=request.namespace)
+        self._clients.after(manager, request, number)
         manager.take_remaps()
         self._host_s += self._clock() - start
         self._free_rows += len(handles)

@@ -14,6 +14,7 @@ from blockmgr.groups import (
     checked_groups,
     refuse_block_sizes,
 )
+from blockmgr.lab.hint_models import HINT_MODELS, HintModel, HintName
 from blockmgr.options import check_options, rule, same_option
 
 if TYPE_CHECKING:
@@ -46,11 +47,13 @@ class ReplayConfig:
         eviction: As in ``ManagerConfig``: eviction order, or a custom policy. If the policy has a
             method ``on_request_end``, it gets the ``Traits`` of each ending request before the
             ``on_idle`` of its blocks.
-        hints: Hint for the manager at the end of a request: ``"none"``, or the ``"truth"`` about
-            whether its conversation continues, or a function of its ``Traits``, such as its turn
-            and the length of its output (``blockmgr.lab.hints``). Or ``"session"``: no hint at the
-            end, but each request names its session (``blockmgr.lab.hints.sessions_of``);
-            ``"ended_session"``: and the client ends the session with its last request.
+        hints: What clients tell the manager, by the name of a model
+            (``blockmgr.lab.hint_models``): nothing (``"none"``); the ``"session"`` of each request
+            (``blockmgr.lab.hints.sessions_of``); that, and about how long it waits for a
+            ``"tool"``; the session of each request, and its end (``"ended_session"``); or, at the
+            end of each request, the ``"truth"`` about whether its conversation continues. Or a
+            function of the ``Traits`` of an ending request, such as its turn and the length of its
+            output, for a hint at its end.
         outputs: Handling of outputs of which the trace has only the length: they ``"hold"`` blocks,
             with tokens that no prompt repeats, or there are ``"none"``, as in simulators that count
             ids. Outputs with known tokens always hold blocks.
@@ -95,13 +98,14 @@ class ReplayConfig:
         "eviction",
         text=f"Order in which idle blocks are evicted: {', '.join(EVICTION_POLICIES)}.",
     )
-    hints: Literal["none", "truth", "session", "ended_session"] | Hints = field(
+    hints: HintName | Hints = field(
         default="none",
         metadata=rule(
-            choices=("none", "truth", "session", "ended_session"),
+            choices=tuple(HINT_MODELS),
             or_function=True,
-            text="Hints: none; the truth about whether a conversation continues, at the end of "
-            "each request; the session of each request; or that, and the end of each session.",
+            text="What clients say: nothing; the session of each request; that, and how long "
+            "tools take; the session of each request, and its end; or the truth about whether a "
+            "conversation continues, at the end of each request.",
         ),
     )
     outputs: Literal["hold", "none"] = field(
@@ -121,10 +125,8 @@ class ReplayConfig:
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         refuse_block_sizes(self.groups, "a replay")
         if self.groups:
-            for name, only in (
-                ("dedup", ("remap",)),
-                ("hints", ("none", "session", "ended_session")),
-            ):
+            told = tuple(name for name, model in HINT_MODELS.items() if not model.foretells)
+            for name, only in (("dedup", ("remap",)), ("hints", told)):
                 value = getattr(self, name)
                 if value not in only:
                     raise ValueError(
@@ -152,10 +154,19 @@ class ReplayConfig:
         del plain["forward_tokens"], plain["prompt_end_stop"]
         return plain
 
+    @property
+    def hint_model(self) -> HintModel | None:
+        """What clients know and say; None if a function decides."""
+        return HINT_MODELS[self.hints] if isinstance(self.hints, str) else None
+
+    @property
+    def names_sessions(self) -> bool:
+        """Whether requests name their sessions."""
+        return self.hint_model is not None and self.hint_model.names
+
     def session_name(self, request: Request) -> bytes:
         """The name of a request's session, if requests name theirs; empty for none."""
-        named = request.session and self.hints in ("session", "ended_session")
-        return b"%d" % request.session if named else b""
+        return b"%d" % request.session if request.session and self.names_sessions else b""
 
     def service_ms(self, request: Request) -> int:
         """Milliseconds for which a running request holds its blocks."""

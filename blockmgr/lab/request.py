@@ -95,6 +95,8 @@ class Request:
         outputs: The tokens generated, one array a sample; empty if the trace does not know them.
         namespace: Tenant salt or adapter. Nothing is shared across namespaces.
         session: Number of its session, from 1 on; 0 if the trace names none.
+        tool_ms: Milliseconds that the tools take which its answer calls, the longest one; None if
+            it calls none, or the trace does not know.
 
     Raises:
         ValueError: The prompt is empty, a number is negative, or ``num_output_tokens`` is not the
@@ -107,12 +109,15 @@ class Request:
     outputs: tuple[Tokens, ...] = ()
     namespace: bytes = field(default=b"", repr=False)  # may be a secret
     session: int = 0
+    tool_ms: int | None = None
 
     def __post_init__(self) -> None:
         if self.arrival_ms < 0 or self.num_output_tokens < 0:
             for name in ("arrival_ms", "num_output_tokens"):
                 if getattr(self, name) < 0:
                     raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.tool_ms is not None and self.tool_ms < 0:
+            raise ValueError(f"tool_ms must be at least 0, got {self.tool_ms}")
         if self.num_prompt_tokens < 1:
             raise ValueError("prompt must hold at least 1 token, got 0")
         if self.outputs and self.num_output_tokens != max(map(len, self.outputs)):

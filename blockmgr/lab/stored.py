@@ -32,6 +32,8 @@ IN_MEMORY: Final = 64 * 2**20
 AT_ONCE: Final = 4096
 """Requests whose index records are read together."""
 
+NO_TOOL: Final = -1
+
 INDEX: Final = np.dtype(
     [
         ("arrival_ms", "<i8"),
@@ -43,7 +45,8 @@ INDEX: Final = np.dtype(
         ("num_output_tokens", "<i8"),
         ("namespace", "<i4"),
         ("hashed", "<i4"),
-        ("session", "<i4"),
+        ("session", "<i8"),
+        ("tool_ms", "<i8"),
     ]
 )
 
@@ -61,6 +64,7 @@ class Row:
         outputs: The tokens generated, one list per sample; empty if unknown.
         namespace: Tenant salt or adapter.
         session: Number of the session; 0 for none.
+        tool_ms: Milliseconds that the longest tool takes which the answer calls; None for none.
     """
 
     arrival_ms: int
@@ -71,6 +75,7 @@ class Row:
     outputs: Sequence[Sequence[int]] = ()
     namespace: bytes = b""
     session: int = 0
+    tool_ms: int | None = None
 
 
 class _Bytes:
@@ -176,6 +181,7 @@ class RequestStore:
                 len(row.namespace),
                 hashed,
                 row.session,
+                NO_TOOL if row.tool_ms is None else row.tool_ms,
             )
             self._index.append(record.tobytes())
             self._in_order &= self._latest <= (row.arrival_ms, row.order)
@@ -302,7 +308,7 @@ class StoredRequests(Sequence[Request]):
 
     def _request(self, record: tuple[int, ...]) -> Request:
         arrival, _, start, items, outputs, num_tokens, num_outputs, *more = record
-        namespace, hashed, session = more
+        namespace, hashed, session, tool_ms = more
         width = 8 if hashed else 4
         raw = self._data.read(start, items * width)
         prompt: Any
@@ -324,4 +330,5 @@ class StoredRequests(Sequence[Request]):
             outputs=tuple(found),
             namespace=self._data.read(start, namespace) if namespace else b"",
             session=session,
+            tool_ms=None if tool_ms == NO_TOOL else tool_ms,
         )

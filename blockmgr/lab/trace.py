@@ -83,6 +83,11 @@ class Trace:
         )
 
     @property
+    def names_sessions(self) -> bool:
+        """Whether any request names its session. Cost: Up to one pass over the requests."""
+        return any(request.session for request in self.requests)
+
+    @property
     def tokens_per_id(self) -> int:
         """Tokens that each id stands for; 1 if no prompt is known by ids."""
         if isinstance(self.requests, StoredRequests):
@@ -224,6 +229,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
                 "arrival_ms": request.arrival_ms,
                 "namespace": request.namespace.hex(),
                 **({"session": request.session} if request.session else {}),
+                **({} if request.tool_ms is None else {"tool_ms": request.tool_ms}),
                 "num_output_tokens": request.num_output_tokens,
                 "outputs": [output.tolist() for output in request.outputs],
                 "tokens": request.tokens().tolist(),

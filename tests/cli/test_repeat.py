@@ -70,6 +70,27 @@ def test_a_report_is_repeated_into_the_same_page(
     assert page.read_bytes() == written
 
 
+def test_the_report_on_sessions_is_repeated(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"timestamp": turn, "input_length": 512 * turn, "session_id": name, "output_length": 1}
+        | {"hash_ids": [*range(100 * name, 100 * name + turn)]}
+        for turn in range(1, 9)
+        for name in range(5)
+    ]
+    (tmp_path / "named.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ("--policies", "lru", "--block-size", "512", "--hints", "tool", "--json")
+    first = run("report", "named.jsonl", *options, "--capacity", "30%", "-o", "page.html")
+    assert first.exit_code == 0, first.stderr
+    written = (tmp_path / "page.html").read_bytes()
+    assert b"sessions-heading" in written
+    again = run(*shlex.split(json.loads(first.stdout)["command"])[1:])
+    assert again.exit_code == 0, again.stderr
+    assert (tmp_path / "report.html").read_bytes() == written
+
+
 def test_the_command_on_a_page_writes_the_same_page(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

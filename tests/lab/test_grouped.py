@@ -421,7 +421,10 @@ def test_the_curve_of_a_manager_with_groups_is_refused_with_the_way_out() -> Non
     ("settings", "message"),
     [
         ({"dedup": "append_only"}, "dedup must be 'remap' with groups of layers"),
-        ({"hints": "truth"}, "hints must be 'none' or 'session' or 'ended_session' with groups"),
+        (
+            {"hints": "truth"},
+            "hints must be 'none' or 'session' or 'tool' or 'ended_session' with groups",
+        ),
         ({"forward_tokens": 0}, "forward_tokens must be at least 1, got 0"),
         ({"groups": (STATE,)}, "groups must have one of FullAttention, got none"),
     ],

@@ -8,12 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from blockmgr.lab.hints import Outlook, Traits, sessions_of
+from blockmgr.lab.hint_models import HINT_MODELS
+from blockmgr.lab.hints import Clients, Outlook, Traits, sessions_of, tool_waits
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from blockmgr.lab.workloads import generate
 
-KINDS = "hints must be one of none, truth, session, ended_session"
+KINDS = "hints must be one of none, session, tool, ended_session, truth"
 SEQUENTIAL = ReplayConfig(block_size=2, min_service_ms=0, service_ms_per_token=0)
 
 
@@ -214,3 +215,64 @@ def test_a_named_session_makes_room_by_what_its_next_prompt_leaves_out() -> None
 def test_a_session_that_its_client_ends_makes_room() -> None:
     made = trace([8, 8, 8], [1, 2, 3], [5, 6, 7], [8, 8, 8, 0])
     assert hits(numbered(made, 0, 1, 0, 0), 6) == [0, 0, 3]
+
+
+def at_times(made: Trace, *times: int) -> Trace:
+    pairs = zip(made.requests, times, strict=True)
+    return Trace("timed", tuple(replace(request, arrival_ms=time) for request, time in pairs))
+
+
+def waits(made: Trace, **options: int) -> dict[int, int]:
+    sessions = [request.session for request in made.requests]
+    return tool_waits(made.requests, sessions, replace(SEQUENTIAL, **options))
+
+
+def test_without_tools_a_short_pause_in_a_session_is_that_of_a_tool() -> None:
+    made = numbered(trace([1], [2], [1], [2], [1], [3]), 1, 2, 1, 2, 1, 0)
+    made = at_times(made, 0, 1, 1900, 2000, 40_000, 40_001)
+    # Session 1 pauses for 1.9 and 38.1 s, and session 2 for 2 s.
+    assert waits(made) == {1: 2, 2: 2}
+    assert waits(made, min_service_ms=10_000) == {1: 1, 2: 1, 3: 32}
+
+
+def test_a_client_states_the_next_power_of_two_of_seconds() -> None:
+    pauses = [0, 1000, 1001, 2000, 2001, 4000, 4001, 30_000]
+    times = [sum(pauses[:n]) for n in range(len(pauses) + 1)]
+    made = at_times(numbered(trace(*([1],) * 9), *([1] * 9)), *times)
+    assert list(waits(made).values()) == [1, 1, 2, 2, 4, 4, 8, 32]
+
+
+def test_tools_of_the_trace_count_instead_of_pauses() -> None:
+    made = at_times(numbered(trace([1], [1], [1]), 1, 1, 1), 0, 10, 20)
+    first, second, third = made.requests
+    made = Trace("tools", (replace(first, tool_ms=30_001), replace(second, tool_ms=7000), third))
+    assert waits(made) == {2: 8}  # a client asks for no longer time than 30 s
+
+
+def test_a_session_that_waits_for_a_tool_is_kept_until_the_tool_is_late() -> None:
+    made = numbered(trace([1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2, 3, 0]), 1, 0, 0, 1)
+    config = replace(NO_OUTPUTS, block_size=1, hints="tool")
+    for tool_ms, hits in ((9000, 3), (3000, 0)):
+        first, *others = at_times(made, 0, 1, 5000, 6000).requests
+        told = Trace("tools", (replace(first, tool_ms=tool_ms), *others))
+        assert replay(told, 6, config).hit_tokens == hits
+        assert replay(told, 6, replace(config, hints="session")).hit_tokens == 0
+
+
+@pytest.mark.parametrize("kind", HINT_MODELS)
+def test_clients_say_what_their_model_states_and_nothing_else(kind: str) -> None:
+    class Listening:
+        def __init__(self) -> None:
+            self.heard: set[str] = set()
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *_, **__: self.heard.add(name)
+
+    made = at_times(numbered(trace([1], [1], [2]), 1, 1, 2), 0, 10, 20)
+    manager, clients = Listening(), Clients(made, replace(SEQUENTIAL, hints=kind))  # type: ignore[arg-type]
+    for number, request in enumerate(made.requests, start=1):
+        clients.at(manager, request.arrival_ms)  # type: ignore[arg-type]
+        clients.after(manager, clients.named(request, number), number)  # type: ignore[arg-type]
+    model = HINT_MODELS[kind]
+    expected = {"signal", "set_time"} if model.waits else set()
+    assert manager.heard == expected | ({"end_session"} if model.ends else set())

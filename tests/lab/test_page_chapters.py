@@ -1,4 +1,4 @@
-"""Optional chapters of a report: groups of layers, fleets, sampled curves, a warm-up."""
+"""Optional chapters of a report: groups, fleets, sessions, sampled curves, a warm-up."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from blockmgr.explain import MissReason
 from blockmgr.lab.curve import sampled_curve
 from blockmgr.lab.fleets import fleets
 from blockmgr.lab.group_frames import group_frames
+from blockmgr.lab.hints import sessions_of
 from blockmgr.lab.models import Model
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import full_attention, parse_capacities
@@ -139,6 +140,54 @@ def test_a_page_on_a_fleet_says_what_the_fleets_count(trace: Trace, fleet: page.
     assert [(entry["replicas"], entry["router"]) for entry in entries] == [
         (row.replicas, row.router) for row in rows
     ]
+
+
+@pytest.fixture(scope="module")
+def named() -> Trace:
+    """Agents whose sessions the trace names."""
+    made = generate("agent", 3)
+    made = replace(made, requests=made.requests[:120])
+    pairs = zip(made.requests, sessions_of(made, 32), strict=True)
+    requests = tuple(replace(request, session=session) for request, session in pairs)
+    return Trace("named", requests)
+
+
+@pytest.mark.parametrize("groups", [(), GROUPS])
+def test_a_page_on_sessions_says_what_each_model_of_hints_finds(
+    named: Trace, groups: tuple[Any, ...]
+) -> None:
+    config = replace(GROUPED, groups=groups)
+    calls: list[None] = []
+    options = {"capacity": THIRD, "capacities": (THIRD,), "advance": lambda: calls.append(None)}
+    report = page.gather(named, config, policies=("lru",), **options)
+    assert len(calls) <= page.num_steps(policies=1, capacities=1, sessions=True)
+    expected = ["session", "tool", "ended_session", *([] if groups else ["truth"])]
+    assert list(report.hinted) == expected
+    text = page.as_html(report)
+    parsed = Page(text)
+    assert "sessions" in [section["id"] for section in parsed.all("section")]
+    said = [point["aria-label"] for point in parsed.all("circle") if point["class"] == "point"]
+    entries = data_of(text)["sessions"]
+    assert [entry["hints"] for entry in entries] == expected
+    plain = replay(named, report.result.num_blocks, config).hit_rate
+    for entry in entries:
+        hinted = replay(named, entry["num_blocks"], replace(config, hints=entry["hints"]))
+        assert entry["hit_rate"] == hinted.hit_rate
+        points = f"{100 * (hinted.hit_rate - plain):+.2f} points"
+        assert any(entry["hints"] in one and one.endswith(points) for one in said)
+        gap = entry["gap_closed"]
+        assert (gap is None) == bool(groups)
+        share = "" if gap is None else f" ({gap:.0%})"
+        assert f"{hinted.hit_rate:.2%}{share}" in set(parsed.texts["td"])
+    assert groups or entries[2]["hit_rate"] > plain
+
+
+def test_without_names_of_sessions_a_page_has_no_chapter_on_them(trace: Trace) -> None:
+    report = page.gather(trace, GROUPED, policies=("lru",), capacity=THIRD, capacities=(THIRD,))
+    assert report.hinted == {}
+    text = page.as_html(report)
+    assert 'id="sessions"' not in text
+    assert "sessions" not in data_of(text)
 
 
 def test_a_sampled_curve_stands_on_the_page_with_its_error(trace: Trace) -> None:

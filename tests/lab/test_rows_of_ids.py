@@ -223,6 +223,26 @@ def test_sessions_of_kv_cache_tester_have_ids_of_their_own(tmp_path: Path) -> No
     assert unbounded(trace, ReplayConfig(block_size=64)).hit_tokens == 2 * 128
 
 
+def test_the_pause_after_a_tool_call_of_kv_cache_tester_is_its_tools(tmp_path: Path) -> None:
+    def request(t: float, stop: str, think: float | None) -> dict[str, Any]:
+        named = {"t": t, "in": 64, "out": 5, "hash_ids": [1], "model": "m", "stop": stop}
+        return {**named, "think_time": think}
+
+    agent = {"requests": [request(3, "tool_use", 0), request(9, "end_turn", 2.5)]}
+    own = [
+        *(request(0, "tool_use", 0.0), agent, request(20, "end_turn", 11.5)),
+        *(request(30, "tool_use", 9.0), request(40, "tool_use", None)),
+    ]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"id": "one", "block_size": 64, "requests": own}))
+    tools = [one.tool_ms for one in read_trace(path).requests]
+    assert tools == [11_500, 2500, None, None, None, None]
+    own[2]["think_time"] = -1
+    path.write_text(json.dumps({"id": "one", "block_size": 64, "requests": own}))
+    with pytest.raises(TraceFormatError, match="think_time -1, expected a number in"):
+        read_trace(path)
+
+
 def test_a_field_that_is_twice_in_a_row_is_refused(write_lines: WriteLines) -> None:
     line = json.dumps(row(0, 600, [1, 2])).replace("{", '{"input_length": 5, ', 1)
     for text in (line, f"[{line}]", "{\n" + line[1:]):

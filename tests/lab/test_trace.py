@@ -179,7 +179,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
                 num_output_tokens=max(map(len, outputs), default=rng.randrange(9)),
                 outputs=tuple(outputs),
                 namespace=rng.randbytes(rng.randrange(3)),
-                session=arrival % 3,
+                session=arrival % 3 * 2**40,
+                tool_ms=arrival % 4 or None,
             )
         )
     requests.append(Request(arrival_ms=60, prompt=hashed([5, 6], 600), num_output_tokens=1))
@@ -192,7 +193,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     for read, written in zip(back.requests, requests, strict=True):
         assert read.tokens().tolist() == written.tokens().tolist()
         assert [o.tolist() for o in read.outputs] == [o.tolist() for o in written.outputs]
-        for name in ("arrival_ms", "num_output_tokens", "namespace", "session"):
+        for name in ("arrival_ms", "num_output_tokens", "namespace", "session", "tool_ms"):
             assert getattr(read, name) == getattr(written, name)
 
 

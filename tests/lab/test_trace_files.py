@@ -95,6 +95,36 @@ SAMPLES: dict[str, tuple[bytes, dict[str, Any]]] = {
         ).encode(),
         {},
     ),
+    "TraceLab": (
+        lines(
+            {
+                **{"provider": "p", "project": "j", "session_id": "s", "round_index": 0},
+                **{"round_id": "r", "turn_id": None, "model": "m", "user": "u"},
+                **{"input_tokens_total": 200, "prefix_tokens": 70, "newly_append_tokens": 130},
+                **{"output_tokens": 9, "reasoning_output_tokens": None, "store": ".p"},
+                "timing_events": [
+                    {
+                        **{"event_type": "user_message", "content_chars": 7},
+                        **{"timestamp": "2026-01-01T00:00:00.5Z", "source": "user.message"},
+                    }
+                ],
+                "tools": [
+                    {
+                        **{
+                            "tool_index": 0,
+                            "tool_name": "t",
+                            "tool_call_id": "c",
+                            "input_chars": 1,
+                        },
+                        **{"tool_wall_latency_ms": 40, "tool_internal_latency_ms": None},
+                        **{"emitted_at": "2026-01-01T00:00:02Z", "result_at": None},
+                        **{"result_chars": 5, "is_error": False},
+                    }
+                ],
+            }
+        ),
+        {},
+    ),
     "KV events of vLLM": (sample("kv_events.jsonl"), {}),
     "vLLM's log, ": (sample("vllm.log"), {}),
     "vLLM's log at": (

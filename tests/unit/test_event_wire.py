@@ -96,6 +96,27 @@ def test_the_events_of_a_run() -> None:
     assert (batch.ts, batch.data_parallel_rank, batch.about.epoch) == (2.0, None, 7)
 
 
+def test_sessions_are_published_only_if_asked_for() -> None:
+    manager = BlockManager(8, 4, events=True, retention=True)
+    manager.commit(manager.admit([*PROMPT, 9], session=b"agent 7"), len(PROMPT) + 1)
+    events = list(manager.take_events())
+    manager = BlockManager(8, 4, events=True)
+    manager.commit(manager.admit([*PROMPT, 9]), len(PROMPT) + 1)
+    plain = list(manager.take_events())
+    for encoder in (Encoder, SglangEncoder):
+        [bare] = encoder(4).batches(events, 1.0)
+        assert [bare] == list(encoder(4, sessions=True).batches(plain, 1.0))
+        [payload] = encoder(4, sessions=True).batches(events, 1.0)
+        [stored] = decode(payload).events
+        assert stored.session_id == "agent 7"
+        assert payload != bare
+        with pytest.raises(TypeError, match="sessions must be a bool, got 1"):
+            encoder(4, sessions=1)  # type: ignore[arg-type]
+    odd = [event._replace(session=b"\xffx") for event in events]
+    [payload] = Encoder(4, sessions=True).batches(odd, 1.0)
+    assert decode(payload).events[0].session_id == "\\xffx"
+
+
 def test_whole_digests_and_older_arrays_are_options() -> None:
     [payload] = Encoder(4, hashes="bytes", layout="arrays").batches(events_of_a_run(), 2.0)
     ts, events, rank = msgspec.msgpack.decode(payload)

@@ -223,6 +223,76 @@ def test_a_namespace_outlives_its_blocks_in_the_log() -> None:
     manager.check_invariants()
 
 
+def sessions(manager: BlockManager) -> list[tuple[list[list[int]], bytes]]:
+    return [(event.tokens.tolist(), event.session) for event in manager.take_events()]
+
+
+def commit(manager: BlockManager, tokens: list[int], session: bytes = b"") -> int:
+    handle = manager.admit(tokens, session=session)
+    manager.commit(handle, len(tokens))
+    return handle
+
+
+def test_stored_blocks_name_the_session_that_stored_them() -> None:
+    manager = build(retention=True)
+    first = commit(manager, [1, 2, 3, 4, 5], b"a")
+    commit(manager, [1, 2, 3, 4, 9, 9, 9], b"b")
+    commit(manager, [7, 7, 7])
+    manager.append(first, [6, 7])
+    manager.commit(first, 7)
+    assert sessions(manager) == [
+        ([[1, 2], [3, 4]], b"a"), ([[9, 9]], b"b"), ([[7, 7]], b""), ([[5, 6]], b"a"),
+    ]  # fmt: skip
+    commit(manager, [8, 8])
+    assert sessions(manager) == [([[8, 8]], b"")]
+    assert manager.take_events().session == ()
+
+
+def test_a_block_of_another_session_is_another_event() -> None:
+    manager = build(retention=True)
+    handle = commit(manager, [1, 2], b"a")
+    for tokens in ([3, 4], [5, 6]):
+        manager.append(handle, tokens)
+        manager.commit(handle, len(manager.sequence(handle).tokens))
+    manager.free(handle)
+    commit(manager, [*range(1, 9)], b"b")
+    assert sessions(manager) == [([[1, 2], [3, 4], [5, 6]], b"a"), ([[7, 8]], b"b")]
+
+
+def test_a_sequence_names_no_session_that_has_ended_or_gone_on() -> None:
+    manager = build(retention=True)
+    first, other = commit(manager, [1, 2], b"a"), commit(manager, [5, 6], b"b")
+    commit(manager, [1, 2, 9], b"a")
+    manager.end_session(b"b")
+    manager.take_events()
+    for handle in (first, other):
+        manager.append(handle, [3, 4])
+        manager.commit(handle, 4)
+    assert sessions(manager) == [([[3, 4]], b""), ([[3, 4]], b"")]
+
+
+def test_the_name_of_a_session_outlives_the_session_in_the_log() -> None:
+    manager = build(retention=True, max_sessions=1)
+    manager.free(commit(manager, [1, 2], b"a"))
+    manager.free(commit(manager, [3, 4], b"b"))
+    assert sessions(manager) == [([[1, 2]], b"a"), ([[3, 4]], b"b")]
+    assert [event.session for event in manager.take_snapshot()] == [b"", b"", b""]
+
+
+def test_names_that_do_not_fit_are_left_out_until_the_events_are_taken() -> None:
+    manager = build(retention=True, event_blocks=16)
+    names = [bytes([65 + n]) * 256 for n in range(4)]
+    for _ in range(2):
+        for number, name in enumerate(names):
+            commit(manager, [number, number], name)
+        found = sessions(manager)
+        assert [session for _, session in found] == [*names[:2], b"", b""]
+        manager.reset_prefix_cache()
+        for handle in manager.handles():
+            manager.free(handle)
+        manager.take_events()
+
+
 def test_events_are_off_unless_asked_for() -> None:
     manager = BlockManager(16, 2)
     for call in (manager.take_events, manager.take_snapshot, manager.resident_events):

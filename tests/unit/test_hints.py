@@ -196,7 +196,40 @@ def test_block_hashes_come_in_every_form_in_which_they_leave(manager: BlockManag
         assert levels(manager) == (0, 0, 0)
 
 
+def test_the_first_part_of_a_digest_names_a_block_of_its_own_namespace(
+    manager: BlockManager,
+) -> None:
+    cache(manager, A)
+    cache(manager, A, namespace=b"t")
+    hints = Hints(manager, leading=True)
+    [first, second] = [int.from_bytes(digest[:8], "big") for digest in manager.block_digests(A)]
+    assert facts(ask(hints, "kv.retain", block_hashes=[first, second])) == ("accepted", 2, 0)
+    for name in (first ^ 1, first ^ 1 << 63):
+        assert facts(ask(hints, "kv.retain", block_hashes=[name, second])) == ("accepted", 1, 1)
+    asked = action("kv.retain", block_hashes=[first])
+    [foreign] = hints.hint(message(asked), namespace=b"t")
+    assert foreign.result is Result.MISSING
+
+
 # Bounds.
+
+
+def test_an_envelope_may_search_all_blocks_a_few_times(manager: BlockManager) -> None:
+    cache(manager, A)
+    [first, _] = manager.block_digests(A)
+    low = int.from_bytes(first[-8:], "big")
+    parts = [action("kv.retain", block_hashes=[low]) for _ in range(5)]
+    whole = [action("kv.retain", block_hashes=[first]) for _ in range(3)]
+    named = [{**one, "action_id": str(number)} for number, one in enumerate([*parts, *whole])]
+    outcomes = Hints(manager).hint(message(*named))
+    assert [outcome.result.value for outcome in outcomes] == [
+        *["accepted"] * 4, "rejected", *["accepted"] * 3,
+    ]  # fmt: skip
+    assert outcomes[4].reason == "more than 4 actions name blocks by numbers; send whole digests"
+    high = int.from_bytes(first[:8], "big")
+    named = [{**one, "payload": {"block_hashes": [high]}} for one in named]
+    outcomes = Hints(manager, leading=True).hint(message(*named))
+    assert {outcome.result.value for outcome in outcomes} == {"accepted"}
 
 
 def test_the_operators_bounds_clip(manager: BlockManager) -> None:

@@ -36,13 +36,17 @@ nb::object made_of_columns(const EventColumns& columns, nb::handle make) {
   for (const std::string& name : columns.names)
     if (PyList_Append(names.ptr(), bytes_of(std::string_view(name)).ptr()))
       throw nb::python_error();
+  const nb::list sessions = made(nb::list());
+  for (const std::string& session : columns.sessions)
+    if (PyList_Append(sessions.ptr(), bytes_of(std::string_view(session)).ptr()))
+      throw nb::python_error();
   return in_python([&]() -> nb::object {
     return make(columns.digest_size, column(std::uint8_t{}, &EventRun::kind),
                 column(std::int64_t{}, &EventRun::num_blocks),
                 column(bool{}, &EventRun::has_parent), column(std::uint8_t{}, &EventRun::group),
                 bytes_of(columns.parents), bytes_of(columns.digests),
                 to_array(std::move(tokens), static_cast<std::int64_t>(columns.tokens.size())),
-                extras, names, column(std::int64_t{}, &EventRun::step), columns.num_lost);
+                extras, names, sessions, column(std::int64_t{}, &EventRun::step), columns.num_lost);
   });
 }
 

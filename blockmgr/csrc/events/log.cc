@@ -2,7 +2,14 @@
 
 namespace blockmgr {
 
-EventLog::EventLog(const Nodes& nodes, std::int64_t capacity, int full_group)
+namespace {
+
+// Room for names of sessions, in bytes for each block of the log.
+constexpr std::int64_t kNameBytes = 32;
+
+}  // namespace
+
+EventLog::EventLog(const Nodes& nodes, std::int64_t capacity, int full_group, bool has_sessions)
     : digest_size_(static_cast<std::size_t>(nodes.digest_size)),
       block_size_(static_cast<std::size_t>(nodes.block_size)),
       capacity_(capacity),
@@ -12,7 +19,8 @@ EventLog::EventLog(const Nodes& nodes, std::int64_t capacity, int full_group)
       parents_(static_cast<std::size_t>(capacity) * digest_size_),
       tokens_(static_cast<std::size_t>(capacity) * block_size_),
       extras_(static_cast<std::size_t>(capacity)),
-      roots_(static_cast<std::size_t>(nodes.count)) {}
+      roots_(static_cast<std::size_t>(nodes.count)),
+      names_(has_sessions ? static_cast<std::size_t>(capacity * kNameBytes) : 0) {}
 
 bool EventLog::add_run(EventKind kind, int group) noexcept {
   ++version_;
@@ -36,7 +44,8 @@ EventLog::Recorded EventLog::stored(NodeId b, int group, NodeId parent,
   group = number_of(group);
   const bool extends = last_ != kNoNode && last_ == parent && num_blocks_ < capacity_ &&
                        runs_[static_cast<std::size_t>(num_runs_ - 1)].step == step_ &&
-                       runs_[static_cast<std::size_t>(num_runs_ - 1)].group == group;
+                       runs_[static_cast<std::size_t>(num_runs_ - 1)].group == group &&
+                       session_.view() == last_session_.view();
   if (extends) {
     ++version_;
   } else {
@@ -48,6 +57,7 @@ EventLog::Recorded EventLog::stored(NodeId b, int group, NodeId parent,
     EventRun& run = runs_[static_cast<std::size_t>(num_runs_ - 1)];
     run.root = root_of(b);
     run.has_parent = parent_digest != nullptr;
+    name_run(run);
     if (parent_digest)
       std::memcpy(&parents_[static_cast<std::size_t>(num_runs_ - 1) * digest_size_], parent_digest,
                   digest_size_);
@@ -59,6 +69,18 @@ EventLog::Recorded EventLog::stored(NodeId b, int group, NodeId parent,
   ++num_stored_;
   last_ = b;
   return extends ? kExtended : kNewRun;
+}
+
+void EventLog::name_run(EventRun& run) noexcept {
+  last_session_ = session_;
+  if (!session_.size) return;
+  const auto size = static_cast<std::int32_t>(session_.size);
+  const auto room = static_cast<std::int64_t>(names_.bytes());
+  if (num_name_bytes_ + size > room) return;
+  std::memcpy(names_.data() + num_name_bytes_, session_.bytes, session_.size);
+  run.session_at = num_name_bytes_;
+  run.session_size = size;
+  num_name_bytes_ += size;
 }
 
 void EventLog::removed(int group, const std::uint8_t* digest) noexcept {
@@ -91,13 +113,13 @@ void EventLog::moved(NodeId from, NodeId to) noexcept {
 
 void EventLog::drop() noexcept {
   ++version_;
-  num_runs_ = num_blocks_ = num_stored_ = num_extras_ = num_lost_ = 0;
+  num_runs_ = num_blocks_ = num_stored_ = num_extras_ = num_lost_ = num_name_bytes_ = 0;
   last_ = kNoNode;
 }
 
 std::size_t EventLog::bytes() const {
   return runs_.bytes() + digests_.bytes() + parents_.bytes() + tokens_.bytes() + extras_.bytes() +
-         roots_.bytes();
+         roots_.bytes() + names_.bytes();
 }
 
 }  // namespace blockmgr

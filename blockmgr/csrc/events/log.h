@@ -7,13 +7,15 @@
 // memory is there from the start and nothing here fails. What does not fit is counted as lost, and
 // so is all that comes after it: a log that is full stays so until it is dropped.
 //
-// The log knows no names and no keys, only their numbers. The index holds a reference to each as
-// long as it stands here.
+// The log knows no namespaces and no keys, only their numbers. The index holds a reference to each
+// as long as it stands here. Names of sessions are copied: a session may be dropped before its
+// events are taken. There is room for a bounded number of bytes; what does not fit has no name here.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "memory/node.h"
@@ -30,6 +32,8 @@ struct EventRun {
   std::int64_t step;       // steps whose copies had been applied
   std::int64_t first;      // the first of its blocks among all blocks of the log
   std::int64_t num_blocks;
+  std::int64_t session_at = 0;   // stored: where the name of its session begins
+  std::int32_t session_size = 0;
 };
 
 struct EventExtras {
@@ -40,7 +44,7 @@ struct EventExtras {
 class EventLog {
  public:
   // full_group: which group of layers has the nodes' own blocks.
-  EventLog(const Nodes& nodes, std::int64_t capacity, int full_group);
+  EventLog(const Nodes& nodes, std::int64_t capacity, int full_group, bool has_sessions);
 
   // The number of a group in the order of the engine; of kOwnBlock: that of the nodes' own blocks.
   static constexpr int kOwnBlock = -1;
@@ -62,6 +66,12 @@ class EventLog {
   void set_root(NodeId b, std::uint32_t root) { roots_[static_cast<std::size_t>(b)] = root; }
   std::uint32_t root_of(NodeId b) const { return roots_[static_cast<std::size_t>(b)]; }
   void set_step(std::int64_t step) noexcept { step_ = step; }
+  // Whose blocks are stored from here on; empty: no session's.
+  static constexpr std::size_t kMostNameBytes = 256;
+  void set_session(std::string_view name) noexcept { session_.set(name); }
+  std::string_view session_of(const EventRun& run) const {
+    return {names_.data() + run.session_at, static_cast<std::size_t>(run.session_size)};
+  }
 
   // Forgets what stands here, once a caller has them.
   void drop() noexcept;
@@ -84,6 +94,16 @@ class EventLog {
 
  private:
   bool full_of_runs() const { return num_runs_ == capacity_; }
+  struct Name {
+    char bytes[kMostNameBytes];
+    std::size_t size = 0;
+    void set(std::string_view name) noexcept {
+      size = name.size();
+      std::memcpy(bytes, name.data(), size);
+    }
+    std::string_view view() const { return {bytes, size}; }
+  };
+  void name_run(EventRun& run) noexcept;
   bool add_run(EventKind kind, int group) noexcept;
   void add_block(const std::uint8_t* digest) noexcept;
 
@@ -97,6 +117,10 @@ class EventLog {
   ZeroedArray<Token> tokens_;
   ZeroedArray<EventExtras> extras_;
   ZeroedArray<std::uint32_t> roots_;
+  ZeroedArray<char> names_;
+  std::int64_t num_name_bytes_ = 0;
+  Name session_;       // of what is stored now
+  Name last_session_;  // of the last run of stored blocks
   std::int64_t num_runs_ = 0;
   std::int64_t num_blocks_ = 0;
   std::int64_t num_stored_ = 0;

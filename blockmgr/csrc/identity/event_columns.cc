@@ -21,11 +21,14 @@ EventColumns pending_events(const PrefixIndex& index, const Nodes& nodes) {
     const EventRun& run = columns.runs[i];
     columns.names.emplace_back(run.kind == EventKind::kStored ? index.root_name(run.root)
                                                               : std::string_view());
+    if (run.session_size) columns.sessions.resize(columns.runs.size());
     // Clears the digest that an earlier run left there.
     if (!run.has_parent)
       std::fill_n(columns.parents.begin() + static_cast<std::ptrdiff_t>(i) * digest_size,
                   digest_size, std::uint8_t{0});
   }
+  for (std::size_t i = 0; i < columns.sessions.size(); ++i)
+    columns.sessions[i] = log->session_of(columns.runs[i]);
   columns.extras.reserve(static_cast<std::size_t>(log->num_extras()));
   for (std::int64_t i = 0; i < log->num_extras(); ++i)
     columns.extras.emplace_back(log->extras()[i].block, index.extras().bytes(log->extras()[i].id));

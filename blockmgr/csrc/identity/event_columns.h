@@ -23,6 +23,7 @@ struct EventColumns {
   std::vector<Token> tokens;          // of each block of each stored run
   std::vector<std::pair<std::int64_t, std::string>> extras;  // by stored block
   std::vector<std::string> names;     // the namespace of each run
+  std::vector<std::string> sessions;  // the session of each run; none at all, if there are none
 };
 
 // The events that wait in the log; empty without a log.

@@ -177,7 +177,12 @@ class PrefixIndex {
   // A full block with this digest for which `wanted` holds, or kNoNode.
   template <class Wanted>
   NodeId with_digest(const std::uint8_t* digest, Wanted wanted) const {
-    const auto size = static_cast<std::size_t>(nodes_.digest_size);
+    return with_beginning(digest, static_cast<std::size_t>(nodes_.digest_size), wanted);
+  }
+  // Likewise for so many bytes at the beginning of the digest: eight, by which the table knows a
+  // block, or more.
+  template <class Wanted>
+  NodeId with_beginning(const std::uint8_t* digest, std::size_t size, Wanted wanted) const {
     return buckets_.find(digest, [&](NodeId b) {
       return std::memcmp(nodes_.digest(b), digest, size) == 0 && wanted(b);
     });

@@ -73,6 +73,7 @@ class SessionTable {
   // kNone: it is not in the table.
   Id find(std::uint32_t root, std::string_view name) const;
   const Session& at(Id id) const { return sessions_[id]; }
+  std::string_view name(Id id) const { return names_.bytes(id).substr(sizeof(std::uint32_t)); }
   int size() const { return size_; }
   bool is_full() const { return size_ == most_; }
   Id oldest() const { return static_cast<Id>(sessions_[kNone].next); }

@@ -155,6 +155,9 @@ void Committing::promote_all(const PromotionPlan& plan) noexcept {
 
 void Committing::promote(const Promotion& promotion, const std::uint8_t* digest) noexcept {
   Sequence& s = *promotion.sequence;
+  EventLog* const log = s.session ? index().log() : nullptr;
+  if (log) [[unlikely]]
+    log->set_session(rows().session_name(s));
   const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
   const std::int32_t* t = rows().table(s);
   NodeId node = rows().chain_node(s, s.num_chained);
@@ -214,6 +217,8 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* digest)
     use<GroupEnds>().mark_boundaries(s, from);
     groups()->tell_kept(use<GroupTables>().path(s, from, s.num_chained), s.num_chained - from);
   }
+  if (log) [[unlikely]]
+    log->set_session({});
 }
 
 // Room in the log for whatever the planned promotions may deduplicate; the last part of a plan.

@@ -56,17 +56,17 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
   if (known == kUnknownId || !names.count) return found;
   const NodeId root = root_node(known);
   found.assign(static_cast<std::size_t>(names.count), kNoNode);
-  if (names.size == nodes().digest_size) {
+  if (names.size == nodes().digest_size || names.leading) {
     for (std::int64_t i = 0; i < names.count; ++i)
-      found[static_cast<std::size_t>(i)] =
-          index().with_digest(names.bytes + i * names.size,
-                              [&](NodeId b) { return depth_of(b, root, depths) != kForeign; });
+      found[static_cast<std::size_t>(i)] = index().with_beginning(
+          names.bytes + i * names.size, static_cast<std::size_t>(names.size),
+          [&](NodeId b) { return depth_of(b, root, depths) != kForeign; });
   } else {
-    // The index looks up whole digests only.
+    // The index knows the beginnings of digests alone.
     std::unordered_map<std::uint64_t, std::int64_t> wanted;
     for (std::int64_t i = 0; i < names.count; ++i)
       wanted.emplace(read_part(names.bytes + i * kPartOfDigest), i);
-    const int from = names.leading ? 0 : nodes().digest_size - kPartOfDigest;
+    const int from = nodes().digest_size - kPartOfDigest;
     index().buckets().each([&](NodeId b) {
       const auto name = wanted.find(read_part(nodes().digest(b) + from));
       if (name != wanted.end() && depth_of(b, root, depths) != kForeign)

@@ -190,4 +190,13 @@ void Rows::note_unwritten(const Sequence& s, std::int64_t logical, NodeId b) noe
   unwritten_.push_back(b);
 }
 
+static_assert(SessionTable::kMostNameBytes <= EventLog::kMostNameBytes);
+
+std::string_view Rows::session_name(const Sequence& s) const noexcept {
+  const RetainingPolicy* policy = pool_.partition(s.partition).retention;
+  const SessionTable* table = policy ? policy->sessions() : nullptr;
+  if (!table || s.session == SessionTable::kNone || s.session == SessionTable::kEnded) return {};
+  return table->at(s.session).row == row_of(s) ? table->name(s.session) : std::string_view();
+}
+
 }  // namespace blockmgr

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "memory/bit_tree.h"
@@ -66,6 +67,8 @@ class Rows : public Store {
   }
   std::int64_t row_of(const Sequence& s) const { return &s - sequences.data(); }
   NodeId* table(const Sequence& s) const { return table_at(row_of(s)); }
+  // The session whose last prompt the sequence has; empty: none.
+  [[gnu::noinline]] std::string_view session_name(const Sequence& s) const noexcept;
   // The node that a new one behind these blocks continues; kNoNode: there are none.
   NodeId before(const Sequence& s, std::int64_t logical) const {
     return logical ? table(s)[logical - 1] : kNoNode;

@@ -28,7 +28,8 @@ Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, cons
   open_steps_.reserve(static_cast<std::size_t>(steps_in_flight_));
   if (!config.remap && digester_) pool_.keep_twins();
   if (config.event_blocks)
-    index_.follow(std::make_unique<EventLog>(nodes_, config.event_blocks, config.full_group));
+    index_.follow(std::make_unique<EventLog>(nodes_, config.event_blocks, config.full_group,
+                                              config.retention && config.max_sessions));
   name_partitions(config);
   observe(config, make);
 }

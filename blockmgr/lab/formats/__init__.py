@@ -8,6 +8,7 @@ Mooncake                  ids that stand for prefixes            ``ids``
 Qwen-Bailian              ids                                    ``ids``
 LMCache's lookup hashes   ids of whole chunks                    ``ids``
 kv-cache-tester           ids of one session                     ``ids``
+TraceLab                  lengths and splits, by session         ``tracelab``
 vLLM's KV events          tokens that were stored                ``kv_events``
 vLLM's log                tokens                                 ``vllm_log``
 SGLang's log              tokens                                 ``sglang_log``
@@ -26,7 +27,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.errors import TraceFormatError
-from blockmgr.lab.formats import chat, ids, kv_events, own, sglang_log, vllm_log
+from blockmgr.lab.formats import chat, ids, kv_events, own, sglang_log, tracelab, vllm_log
 from blockmgr.lab.formats.fields import AsRead, Known
 from blockmgr.lab.formats.lengths import refuse_lengths
 from blockmgr.lab.formats.log_lines import head_of_log
@@ -82,6 +83,9 @@ FORMATS: Final[dict[str, Format]] = {
     ),
     "kv-cache-tester": Format(
         read=ids.sessions, known=ids.SESSION, marks=({"requests", "block_size"},)
+    ),
+    "TraceLab": Format(
+        read=tracelab.rounds, known=tracelab.ROUND, marks=(tracelab.MARK,), from_zero=True
     ),
     "vLLM's KV events": Format(
         read=kv_events.kv_events, known=None, marks=({"events"},), from_zero=True, in_order=True

@@ -8,7 +8,7 @@ prompt has none: such a block gets an id of its own, which no other prompt has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.formats.fields import Known
@@ -102,7 +102,7 @@ LOOKUP: Final = Known(
     " ".join(("chunk_hashes seq_len chunk_size model_name", *TIMES)), "request_id dtypes shapes"
 )
 TESTER_REQUEST: Final = Known(
-    "t in out hash_ids model", "type input_types output_types stop api_time think_time ttft"
+    "t in out hash_ids model stop think_time", "type input_types output_types api_time ttft"
 )
 SESSION: Final = Known(
     "id block_size hash_id_scope",
@@ -157,25 +157,43 @@ def sessions(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
         reading.sessions += 1
         clock = f"t in seconds from the start of a session; sessions begin {CONVERSATION_MS} ms"
         reading.notes.assume("clock", f"{clock} apart")
-        requests = [_request(record, one) for one in _requests(record, session)]
+        requests = list(_requests(record, session))
         size = _declared(record, session, "block_size")
-        reader = _Ids(reading, TESTER, [(len(r["hash_ids"]), r["in"], size) for r in requests])
-        for request in requests:
+        reader = _Ids(reading, TESTER, [(len(r["hash_ids"]), r["in"], size) for r, _ in requests])
+        for request, following in requests:
             named = record.renamed({**request, "block_size": size})
             name = f"{session.get('id')} {request.get('model')}"
             arrival_ms = start_ms + named.milliseconds("t", MS_IN_SECOND)
             encoded = name.encode(errors="backslashreplace")
-            yield reader.row(named, arrival_ms, encoded, reading.sessions)
+            row = reader.row(named, arrival_ms, encoded, reading.sessions)
+            yield replace(row, tool_ms=_tool_ms(record, request, following))
 
 
-def _requests(record: Record, session: dict[str, Any]) -> Iterator[Any]:
-    """The requests of a session, those of its agents included."""
+def _requests(
+    record: Record, session: dict[str, Any]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """The requests of a session, each with the one that follows; those of its agents included."""
+    own: list[dict[str, Any]] = []
+    of_agents: list[list[dict[str, Any]]] = []
     for request in record.renamed(session).items("requests"):
         inner = request.get("requests") if isinstance(request, dict) else None
         if isinstance(inner, list):
-            yield from inner
+            of_agents.append([_request(record, one) for one in inner])
         else:
-            yield request
+            own.append(_request(record, request))
+    for requests in (own, *of_agents):
+        yield from zip(requests, [*requests[1:], None], strict=True)
+
+
+def _tool_ms(
+    record: Record, request: dict[str, Any], following: dict[str, Any] | None
+) -> int | None:
+    """The pause of a client after an answer that calls a tool; None after others."""
+    if request.get("stop") != "tool_use" or following is None:
+        return None
+    if following.get("think_time") is None:
+        return None
+    return record.renamed(following).milliseconds("think_time", MS_IN_SECOND)
 
 
 def _request(record: Record, request: Any) -> dict[str, Any]:

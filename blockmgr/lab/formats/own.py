@@ -19,7 +19,9 @@ __all__ = ["FORMAT", "KNOWN", "VERSION", "own"]
 
 FORMAT: Final = "blockmgr-trace"
 VERSION: Final = 1
-KNOWN: Final = Known("format version arrival_ms tokens num_output_tokens outputs namespace session")
+KNOWN: Final = Known(
+    "format version arrival_ms tokens num_output_tokens outputs namespace session tool_ms"
+)
 
 
 def own(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
@@ -62,6 +64,7 @@ def _row(record: Record, reading: Reading) -> Row:
         outputs=outputs,
         namespace=_namespace(record),
         session=record.integer("session", 0, MAX_NUMBER) if "session" in record.value else 0,
+        tool_ms=record.integer("tool_ms", 0, MAX_NUMBER) if "tool_ms" in record.value else None,
     )
 
 

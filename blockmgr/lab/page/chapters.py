@@ -12,6 +12,7 @@ from blockmgr.lab.page.bands import pool_bands
 from blockmgr.lab.page.chapter import Chapter, Rows, Table
 from blockmgr.lab.page.fleet_chapters import fleet_chapters
 from blockmgr.lab.page.group_chapters import group_chapters
+from blockmgr.lab.page.session_chapter import session_chapters
 from blockmgr.lab.page.words import BINS_MS, binned, duration, short_count
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def chapters(report: Report) -> tuple[Chapter, ...]:
     gains = [size for size in report.capacities if charts.gap(report, size) >= LEAST_GAP]
     if len(report.policies) > 1 and gains:
         found.append(_policies(report))
+    found += session_chapters(report)
     found.append(_outcomes(report))
     if report.config.groups:
         found += group_chapters(report)

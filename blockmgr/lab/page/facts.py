@@ -10,10 +10,13 @@ from blockmgr.explain import MissReason
 from blockmgr.lab.routers import ROUTERS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.curve import Curve
     from blockmgr.lab.fleets import FleetRow
     from blockmgr.lab.group_frames import GroupFrame
+    from blockmgr.lab.hint_models import HintName
     from blockmgr.lab.misses import MissTable
     from blockmgr.lab.models import Model
     from blockmgr.lab.replay import ReplayConfig, ReplayResult
@@ -99,6 +102,8 @@ class Report:
         full_attention: With states, the counts for full attention alone.
         group_frames: With groups of layers, the pool in detail over time.
         fleet: The same blocks as fleets behind routers, if requested.
+        hinted: LRU at every pool size with what clients say, by the name of the model of hints;
+            empty if the trace names no sessions.
         extent: The other requested parts.
         command: The command that repeats the report.
     """
@@ -115,6 +120,7 @@ class Report:
     full_attention: Attainable | None = None
     group_frames: tuple[GroupFrame, ...] = ()
     fleet: tuple[FleetRow, ...] = ()
+    hinted: Mapping[HintName, tuple[SweepRow, ...]] = field(default_factory=dict)
     extent: Extent = field(default_factory=Extent)
     command: str = ""
 

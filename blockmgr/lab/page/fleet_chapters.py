@@ -8,7 +8,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from blockmgr.lab.fleet import FleetResult
 from blockmgr.lab.page.chapter import Chapter, Table
-from blockmgr.lab.page.parts import dress, label, percent_axis
+from blockmgr.lab.page.parts import dress, label, legend, percent_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ def draw_fleet_hits(report: Report, canvas: Any, colour: Colours, *, narrow: boo
     axes.set_ylim(0, max(1.0, *tops) * 1.12)
     percent_axis(axes, colour)
     _dress_fleet(axes, report, colour)
-    _legend(axes, canvas, colour, narrow)
+    legend(axes, canvas, colour, narrow=narrow)
     return placed
 
 
@@ -132,7 +132,7 @@ def draw_fleet_balance(report: Report, canvas: Any, colour: Colours, *, narrow: 
     slow.set_ylim(bottom=0)
     for axes in panels:
         _dress_fleet(axes, report, colour)
-    _legend(even, canvas, colour, narrow)
+    legend(even, canvas, colour, narrow=narrow)
     return placed
 
 
@@ -173,12 +173,6 @@ def _dress_fleet(axes: Axes, report: Report, colour: Colours) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
     axes.set_xlabel("replicas")
     dress(axes, colour, grid="y")
-
-
-def _legend(axes: Axes, canvas: Any, colour: Colours, narrow: bool) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    place, columns = ("outside upper left", 2) if narrow else ("outside right upper", 1)
-    canvas.legend(handles, names, loc=place, ncols=columns, frameon=False, labelcolor=colour("ink"))
 
 
 def _of(row: FleetRow) -> FleetResult:

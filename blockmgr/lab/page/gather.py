@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Final
 from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
 from blockmgr.lab.fleets import FleetRow, fleets
 from blockmgr.lab.group_frames import GroupFrame, group_frames
+from blockmgr.lab.hint_models import HINT_MODELS
 from blockmgr.lab.misses import misses
 from blockmgr.lab.page.facts import Extent, Report
+from blockmgr.lab.replays import Replays
 from blockmgr.lab.study import Capacity, full_attention, parse_capacities, working_set_blocks
 from blockmgr.lab.sweep import check_pool, largest_request_blocks, num_tasks, sweep
 from blockmgr.lab.warmup import attainable_after, curve_after, first_requests
 from blockmgr.lab.watch import Watched, watch
+from blockmgr.lab.workers import workers_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockmgr.lab.attainable import Attainable
+    from blockmgr.lab.hint_models import HintName
     from blockmgr.lab.replay import ReplayConfig
-    from blockmgr.lab.sweep import Advance
+    from blockmgr.lab.sweep import Advance, Sweep, SweepRow
     from blockmgr.lab.trace import Trace
 
 __all__ = ["CAPACITIES", "gather", "num_steps"]
@@ -36,7 +40,12 @@ AGES_MS: Final = tuple(1000 * seconds for seconds in DURATIONS_S + LONG_DURATION
 
 
 def num_steps(
-    *, policies: int, capacities: int, hints: object = "none", fleet_requests: int = 0
+    *,
+    policies: int,
+    capacities: int,
+    hints: object = "none",
+    sessions: bool = False,
+    fleet_requests: int = 0,
 ) -> int:
     """The number of calls of ``advance`` by ``gather``.
 
@@ -44,11 +53,12 @@ def num_steps(
         policies: Number of eviction policies, including LRU.
         capacities: Pool sizes.
         hints: Hints of the replay.
+        sessions: Whether the trace names sessions.
         fleet_requests: Requests of all fleets together.
     """
     places = capacities + 1
     tasks = num_tasks(policies=policies, capacities=places, block_sizes=1, hints=hints)
-    return tasks + WATCHES + fleet_requests
+    return tasks + WATCHES + fleet_requests + sessions * places * len(HINT_MODELS)
 
 
 def gather(
@@ -116,6 +126,7 @@ def gather(
         full_attention=_full_attention(trace, alone, asked.warmup),
         group_frames=frames,
         fleet=_fleet(trace, capacity, alone, asked, step),
+        hinted=_hinted(trace, outcome, asked.warmup, jobs, step),
         extent=asked,
     )
 
@@ -173,6 +184,33 @@ def _fleet(
         seed=extent.seed,
         progress=step,
     )
+
+
+def _hinted(
+    trace: Trace, outcome: Sweep, warmup: int, jobs: int, step: Advance
+) -> dict[HintName, tuple[SweepRow, ...]]:
+    """LRU with the hints of each model, if the trace names sessions."""
+    if not trace.names_sessions:
+        return {}
+    rows = [row for row in outcome.rows if row.policy == "lru"]
+    names = [
+        name
+        for name, model in HINT_MODELS.items()
+        if name != "none" and not (model.foretells and outcome.config.groups)
+    ]
+    tasks = [
+        (Replays.replay, row.result.num_blocks, replace(outcome.config, hints=name))
+        for name in names
+        for row in rows
+    ]
+    with workers_on(trace, jobs, warmup) as workers:
+        results = iter(workers.run(tasks, step))
+    return {
+        name: tuple(
+            replace(row, result=next(results), baseline=row.baseline or row.result) for row in rows
+        )
+        for name in names
+    }
 
 
 def _default_capacities(trace: Trace, config: ReplayConfig, working_set: int) -> list[Capacity]:

@@ -21,6 +21,7 @@ from blockmgr.lab.page.chapters import chapters
 from blockmgr.lab.page.fleet_chapters import fleet_data
 from blockmgr.lab.page.group_chapters import groups_data
 from blockmgr.lab.page.paint import Drawing, as_drawing, style_rules
+from blockmgr.lab.page.session_chapter import sessions_data
 from blockmgr.lab.page.words import duration
 
 if TYPE_CHECKING:
@@ -161,4 +162,6 @@ def data_of(report: Report) -> dict[str, Any]:
         data["groups"] = groups_data(report)
     if report.fleet:
         data["fleet"] = fleet_data(report)
+    if report.hinted:
+        data["sessions"] = sessions_data(report)
     return data

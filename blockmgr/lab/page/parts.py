@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
     from blockmgr.lab.page.paint import Colours
 
-__all__ = ["Placed", "bar_label", "dress", "folded", "label", "log_blocks", "percent_axis"]
+__all__ = [
+    "Placed",
+    "bar_label",
+    "dress",
+    "folded",
+    "label",
+    "legend",
+    "log_blocks",
+    "percent_axis",
+]
 
 Placed = list[tuple[Any, float, float, str]]
 """Places with notes: axes, x, y and text."""
@@ -77,6 +86,13 @@ def dress(axes: Axes, colour: Colours, *, grid: str) -> None:
     axes.spines["left"].set_visible(False)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_color(colour("quiet"))
+
+
+def legend(axes: Axes, canvas: Any, colour: Colours, *, narrow: bool) -> None:
+    """The names of the lines: beside the axes, or above them if there is little room."""
+    handles, names = axes.get_legend_handles_labels()
+    place, columns = ("outside upper left", 2) if narrow else ("outside right upper", 1)
+    canvas.legend(handles, names, loc=place, ncols=columns, frameon=False, labelcolor=colour("ink"))
 
 
 def label(

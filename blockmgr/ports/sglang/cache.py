@@ -25,6 +25,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
+from blockmgr.ports.sglang.hinting import RequestHints
 from blockmgr.ports.sglang.keys import Prompt, prompt_of
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forgets everything. SGLang calls it when no request runs, and frees every slot itself."""
         num_pages = self.token_to_kv_pool_allocator.size // self.page_size + 1
-        self.pool = BlockPool(num_pages, self.page_size)
+        self.pool = BlockPool(num_pages, self.page_size, retention=True)
         self.pool.take(num_pages)
+        self.hints = RequestHints(self.pool, len(self.req_to_token_pool.req_to_token))
         self.root_node = Node(np.empty(0, np.int32), 0)
 
     # The cache.
@@ -161,6 +163,11 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
         self.unlock(before)
         req.last_node = node
 
+    def on_release(self, req: Any, *, checkpointed: bool) -> None:
+        """Carries out the hints of a request that has ended, not of one that is retracted."""
+        if checkpointed and req.finished():
+            self.hints.end(req, req.last_node.pages.tolist())
+
     # Locks and eviction.
 
     def inc_lock_ref(self, node: Node) -> IncLockRefResult:
@@ -186,6 +193,7 @@ class PrefixCache(BasePrefixCache):  # type: ignore[misc]
     def evict(self, params: EvictParams) -> EvictResult:
         """Evicts pages for at least this many tokens, or all idle ones, and frees their slots."""
         start = time.perf_counter()
+        self.hints.set_time()
         count = min(-(-params.num_tokens // self.page_size), self.pool.num_idle)
         if count <= 0:
             return EvictResult()

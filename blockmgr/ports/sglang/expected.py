@@ -26,6 +26,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     f"{CACHE}.unlock": ("lock",),
     f"{CACHE}.path_device_indices": ("node",),
     f"{CACHE}.prefix_device_indices": ("req",),
+    f"{CACHE}.on_release": ("req", "checkpointed"),
     f"{CACHE}.evictable_size": (),
     f"{CACHE}.full_evictable_size": (),
     f"{CACHE}.protected_size": (),
@@ -85,6 +86,9 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "cache_salt",
         "lock",
         "last_node",
+        "finished",
+        "kv_hints",
+        "session_id",
     ),
     "sglang.srt.managers.schedule_batch:ReqKvInfo": (
         "req_pool_idx",

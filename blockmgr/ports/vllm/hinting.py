@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from blockmgr.errors import HintError
 from blockmgr.hints import Hints
+from blockmgr.ports.hinted import CarriedHints
 from blockmgr.ports.vllm.naming import namespace
 
 if TYPE_CHECKING:
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from blockmgr import BlockManager
 
 __all__ = ["RequestHints"]
-
-SILENCE_S: Final = 60.0
-"""Shortest time between two lines of the log about malformed hints."""
 
 logger = logging.getLogger("vllm.blockmgr")  # below the logger that vLLM sets up
 
@@ -33,22 +29,18 @@ class RequestHints:
     """
 
     def __init__(self, manager: BlockManager) -> None:
-        self.hints = Hints(manager)
-        self._due = 0.0
+        self._carried = CarriedHints(Hints(manager), logger)
+
+    @property
+    def hints(self) -> Hints:
+        """What carries them out."""
+        return self._carried.hints
 
     def begin(self, request: Request, handle: int) -> None:
         """Carries out the envelope of a request that was admitted."""
         envelope = getattr(request, "kv_hints", None)
-        if envelope is None:
-            return
-        try:
-            self.hints.hint(envelope, namespace=namespace(request), handle=handle)
-        except HintError as error:
-            now = time.monotonic()
-            if now < self._due:
-                return
-            self._due = now + SILENCE_S
-            logger.warning("blockmgr ignores kv_hints of a request: %s", error)
+        if envelope is not None:
+            self._carried.carry_out(envelope, namespace(request), handle)
 
     def finish(self, handle: int) -> None:
         """Before the sequence ends: pins what the request asked to pin."""

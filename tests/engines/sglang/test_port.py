@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+import random
+from array import array
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +17,21 @@ import pytest
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("needs SGLang: see tests/engines/sglang/run", allow_module_level=True)
 
-from tests.engines.sglang.engine import Engine, Setting  # isort: skip  stands in for packages
+from tests.engines.sglang.engine import Engine, Setting, drawn  # isort: skip  stands in for packages
 
+import msgspec
 import numpy as np
 import torch
+from sglang.srt.managers.kv_hints import KvHintAction, KvHintsEnvelope
 from sglang.srt.mem_cache.base_prefix_cache import (
     DecLockRefResult,
+    EvictParams,
     IncLockRefResult,
     InsertParams,
     MatchPrefixParams,
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.drift import Difference, Interface
@@ -74,8 +80,6 @@ def found(tree: Any, key: RadixKey) -> int:
 
 
 def key(tokens: list[int], **namespace: str) -> RadixKey:
-    from array import array
-
     return RadixKey(array("q", tokens), **namespace)
 
 
@@ -208,6 +212,41 @@ def test_requests_come_in_the_order_of_the_tree_with_the_widest_branch_first(
 
     chains = [node(1), node(2), node(2, 3), node(2, 4), node(2, 4), node()]
     assert prefix_cache.dfs_weight_order(chains) == [3, 4, 2, 1, 0, 5]
+
+
+def test_the_hints_of_a_request_keep_its_pages_and_release_those_of_its_session(
+    engine: Engine, prefix_cache: Any
+) -> None:
+    def ask(number: int, tokens: list[int], **carried: Any) -> None:
+        sampling = SamplingParams(max_new_tokens=1, ignore_eos=True)
+        sampling.normalize(None)
+        made = drawn(random.Random(0), 0, 1)[0]
+        changes = {"rid": f"h-{number}", "input_ids": array("q", tokens), **carried}
+        changes |= {"sampling_params": sampling, "extra_key": None, "cache_salt": None}
+        engine.scheduler.handle_generate_request(msgspec.structs.replace(made, **changes))
+        while engine._step():
+            pass
+
+    def message(kind: str, **payload: Any) -> KvHintsEnvelope:
+        action = KvHintAction(
+            action_id="a", action_type=kind, action_version="1.0", payload=payload
+        )
+        return KvHintsEnvelope(protocol_version="0.1", message_id=kind, actions=[action])
+
+    kept, other = list(range(100, 500)), list(range(1000, 1400))
+    ask(1, kept, kv_hints=message("kv.retain", ttl=3600.0), session_id="s")
+    ask(2, other)
+    half = prefix_cache.evictable_size() // 2
+    assert prefix_cache.evict(EvictParams(num_tokens=half)).num_tokens_evicted == half
+    assert found(prefix_cache, key(kept)) == 400
+    assert found(prefix_cache, key(other)) < PAGE * 4
+    ask(3, [7] * 4, kv_hints=message("kv.release", session="s"))
+    counts = prefix_cache.hints.hints.counts
+    assert (counts.messages, counts.results["accepted"]) == (2, 2)
+    ask(4, other)
+    prefix_cache.evict(EvictParams(num_tokens=400))
+    assert found(prefix_cache, key(other)) == 400
+    assert found(prefix_cache, key(kept)) < PAGE * 4
 
 
 # Bugs, each of which a workload must show.
