@@ -1,8 +1,8 @@
 """Models for replays: the groups of their layers, and the bytes of a block.
 
-A block holds the same number of bytes in every group. ``named`` has the shapes of published hybrid
-models, in vLLM's layout: each group has as many layers as the rarest kind, and a block has enough
-tokens to hold a state.
+A block holds the same number of bytes in every group. ``named`` has the shapes of published models.
+Those of hybrid ones are in vLLM's layout: each group has as many layers as the rarest kind, and a
+block has enough tokens to hold a state.
 """
 
 from __future__ import annotations
@@ -100,6 +100,11 @@ def _element(config: Config, dtype: str | None) -> Any:
     return ELEMENTS[dtype] if dtype else element_of(ConfigFields(config).get(*DTYPE))
 
 
+def _dense(name: str, num_layers: int) -> Model:
+    """A model with full attention alone, and eight K/V heads of 128 elements."""
+    return _named(name, num_hidden_layers=num_layers, num_key_value_heads=8, head_dim=128)
+
+
 def _named(name: str, state_dtype: str = "float32", **config: Any) -> Model:
     return Model.from_config(name, {"dtype": "bfloat16", **config}, state_dtype=state_dtype)
 
@@ -107,6 +112,10 @@ def _named(name: str, state_dtype: str = "float32", **config: Any) -> Model:
 NAMED: Final = {
     model.name: model
     for model in (
+        _dense("llama-3-8b", 32),
+        _dense("llama-3-70b", 80),
+        _dense("qwen3-8b", 36),
+        _dense("qwen3-32b", 64),
         _named(
             "gemma-3",
             model_type="gemma3_text",
@@ -142,7 +151,8 @@ NAMED: Final = {
         ),
     )
 }
-"""Gemma-3-12B, Qwen3-Next-80B-A3B and Nemotron-3-Nano-30B-A3B, with states in vLLM's types."""
+"""Llama 3.1 and Qwen3 in two sizes each, Gemma-3-12B, Qwen3-Next-80B-A3B and
+Nemotron-3-Nano-30B-A3B, with states in vLLM's types."""
 
 
 def named(name: str) -> Model:

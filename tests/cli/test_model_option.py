@@ -12,6 +12,7 @@ import pytest
 
 from blockmgr.lab.by_group import ByGroup
 from blockmgr.lab.models import NAMED, named
+from blockmgr.lab.planning import kv_bytes_per_token
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable
 from blockmgr.lab.workloads import generate
@@ -232,7 +233,8 @@ def test_a_wrong_model_is_one_line_with_what_would_be_right(
 
 def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
     """Block sizes as vLLM chooses them: the first multiple of 16 tokens that holds a state."""
-    assert {name: model.block_size for name, model in NAMED.items()} == {
+    hybrid = {name: model for name, model in NAMED.items() if model.groups}
+    assert {name: model.block_size for name, model in hybrid.items()} == {
         "gemma-3": None,
         "qwen3-next": 544,
         "nemotron-h": 2096,
@@ -242,6 +244,22 @@ def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
     for state, layers, name in ((qwen, 12, "qwen3-next"), (nemotron, 6, "nemotron-h")):
         a_token = named(name).bytes_per_token // layers
         assert -(-state // a_token // 16) * 16 == named(name).block_size
+
+
+def test_models_with_full_attention_alone_go_by_the_numbers_of_their_layers(run: Run) -> None:
+    plain = {name: model.bytes_per_token for name, model in NAMED.items() if not model.groups}
+    assert plain == {
+        "llama-3-8b": kv_bytes_per_token(32, 8, 128, "bfloat16"),
+        "llama-3-70b": kv_bytes_per_token(80, 8, 128, "bfloat16"),
+        "qwen3-8b": kv_bytes_per_token(36, 8, 128, "bfloat16"),
+        "qwen3-32b": kv_bytes_per_token(64, 8, 128, "bfloat16"),
+    }
+    asked = ("plan", "chat", "--hit-rate", "60%")
+    shape = ("--layers", 36, "--kv-heads", 8, "--head-size", 128, "--dtype", "bfloat16")
+    by_name, by_shape = (
+        json.loads(run(*asked, *how, "--json").stdout) for how in (("--model", "qwen3-8b"), shape)
+    )
+    assert by_name["results"] == by_shape["results"]
 
 
 def test_a_fleet_of_one_replica_with_groups_counts_what_replay_counts(run: Run) -> None:

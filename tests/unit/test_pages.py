@@ -101,3 +101,34 @@ def test_each_group_and_extra_that_a_page_installs_exists() -> None:
 def test_what_builds_without_isolation_is_what_the_build_requires() -> None:
     group = set(PROJECT["dependency-groups"]["build"])
     assert group >= set(PROJECT["build-system"]["requires"])
+
+
+def test_the_figures_of_the_questions_are_those_of_the_pages_that_they_name() -> None:
+    """A page that is written anew from a measurement takes the questions along."""
+    pages = {
+        name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("faq", "costs", "benchmarks", "hybrid-hit-rates")
+    }
+    said = re.search(
+        r"takes (\d+) times .*?and (\d+) times.*?SGLang's (\d+) and (\S+) times",
+        pages["faq"].replace("\n", " "),
+    )
+    assert said
+    rows = {
+        row: re.search(rf"^\| {row}, .*\| (\S+) x \| (\S+) x \|$", pages["costs"], re.MULTILINE)
+        for row in ("warm admit", "decode step")
+    }
+    shown = [row.groups() for row in rows.values() if row]
+    assert said.groups() == (shown[0][0], shown[1][0], shown[0][1], shown[1][1])
+    [tree] = re.findall(r"it takes\s+(\S+) times as long", pages["faq"])
+    assert re.search(
+        rf"^\| cold admit \+ commit \| block \| .* \| {tree} \|", pages["benchmarks"], re.MULTILINE
+    )
+    tables = pages["hybrid-hit-rates"]
+    for row, rates in (
+        ("window 1,024, agent_sessions_64.jsonl.gz", ("91.4", "70.1")),
+        ("state page 544, ragpulse_64.jsonl.gz", ("31.7", "14.8")),
+    ):
+        [line] = [each for each in tables.splitlines() if each.startswith(f"| {row} |")][:1]
+        assert f"| {' / '.join(rates)} (" in line
+        assert all(f"{rate} %" in pages["faq"] for rate in rates)
