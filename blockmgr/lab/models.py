@@ -30,12 +30,14 @@ class Model:
         groups: The groups of its layers; empty for a single group with full attention.
         bytes_per_token: Bytes per token in all layers of one group.
         block_size: Fewest tokens per block that hold a state; None without states.
+        num_kv_heads: K/V heads of a layer, which tensor parallelism divides; 1 with MLA.
     """
 
     name: str
     groups: tuple[Group, ...]
     bytes_per_token: int
     block_size: int | None = None
+    num_kv_heads: int = 1
 
     @classmethod
     def from_config(
@@ -63,17 +65,51 @@ class Model:
             groups=shape.groups,
             bytes_per_token=shape.group_size * shape.kv.bytes_per_token,
             block_size=shape.block_size_for() if shape.has_states else None,
+            num_kv_heads=shape.kv.num_kv_heads,
         )
 
     @classmethod
     def as_one_group(cls, name: str, config: Config, dtype: str | None = None) -> Model:
         """The same model with the K/V of all its layers in one group, by ``ModelShape``."""
         whole = ModelShape.from_config(config, _element(config, dtype))
-        return cls(name=name, groups=(), bytes_per_token=whole.bytes_per_token)
+        return cls(
+            name=name,
+            groups=(),
+            bytes_per_token=whole.bytes_per_token,
+            num_kv_heads=whole.num_kv_heads,
+        )
 
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of a block of any group."""
         return self.bytes_per_token * block_size
+
+    def bytes_per_token_on(self, gpus: int) -> int:
+        """Bytes per token on each of the GPUs that divide the K/V heads among them.
+
+        More GPUs than heads keep each head more than once, as the single vector of MLA.
+
+        Args:
+            gpus: Size of tensor parallelism, at least 1.
+
+        Raises:
+            ValueError: The GPUs do not divide the heads evenly, or a state, which they divide
+                otherwise, decides the size of a block.
+
+        >>> named("llama-3-8b").bytes_per_token_on(4)
+        32768
+        """
+        heads = self.num_kv_heads
+        if max(heads, gpus) % min(heads, gpus):
+            raise ValueError(
+                f"tensor parallel must divide the {heads} K/V heads of {self.name} or be a "
+                f"multiple of them, got {gpus}"
+            )
+        if self.block_size is not None and gpus > heads:
+            raise ValueError(
+                f"tensor parallel must be at most {heads}, the K/V heads of {self.name}, whose "
+                f"blocks hold states as well, got {gpus}"
+            )
+        return self.bytes_per_token // min(gpus, heads)
 
     def as_plain(self, block_size: int) -> dict[str, Any]:
         """The model for a JSON document."""

@@ -262,6 +262,48 @@ def test_models_with_full_attention_alone_go_by_the_numbers_of_their_layers(run:
     assert by_name["results"] == by_shape["results"]
 
 
+def test_a_plan_says_what_each_gpu_holds_and_whether_it_fits(run: Run) -> None:
+    asked = ("plan", "chat", "--hit-rate", "60%", "--model", "llama-3-8b")
+    [one] = json.loads(run(*asked, "--json").stdout)["results"]
+    document = json.loads(run(*asked, "--tensor-parallel", 4, "--gpu-memory", 1.9, "--json").stdout)
+    [four] = document["results"]
+    assert one["num_bytes"] == 4 * four["num_bytes"]
+    assert one["num_blocks"] == four["num_blocks"]
+    assert four["fits"] is True  # 7.36 GiB in all
+    assert (
+        run(*shlex.split(document["command"])[1:]).stdout == json.dumps(document, indent=2) + "\n"
+    )
+    table = run(*asked, "--gpu-memory", 7).stdout
+    assert "fits" in table
+    assert " no " in table
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "message"),
+    [
+        ("llama-3-8b", 3, "must divide the 8 K/V heads of llama-3-8b"),
+        ("qwen3-next", 4, "must be at most 2, the K/V heads of qwen3-next"),
+    ],
+)
+def test_gpus_that_cannot_divide_the_heads_are_refused(model: str, gpus: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        named(model).bytes_per_token_on(gpus)
+
+
+def test_more_gpus_than_heads_keep_heads_more_than_once() -> None:
+    model = named("llama-3-8b")
+    assert model.bytes_per_token_on(16) == model.bytes_per_token_on(8) == 131_072 // 8
+    assert named("qwen3-next").bytes_per_token_on(2) == named("qwen3-next").bytes_per_token // 2
+
+
+def test_options_about_gpus_need_a_model(run: Run) -> None:
+    asked = ("plan", "chat", "--hit-rate", "60%")
+    for words in (("--tensor-parallel", 2), ("--gpu-memory", 4)):
+        result = run(*asked, *words)
+        assert result.exit_code == 2
+        assert "needs --model" in result.stderr
+
+
 def test_a_fleet_of_one_replica_with_groups_counts_what_replay_counts(run: Run) -> None:
     asked = ("fleet", "tree-of-thought", "--capacity", "60%", "--model", "qwen3-next")
     document = json.loads(run(*asked, "--replicas", "1,2", "--routers", "session", "--json").stdout)
