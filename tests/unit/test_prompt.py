@@ -88,6 +88,7 @@ def test_a_prompt_keeps_what_it_was_made_of() -> None:
         prompt.tokens.resize((0,), refcheck=False)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")  # from NumPy 2.5 on
 def test_no_attribute_of_its_tokens_changes_a_prompt() -> None:
     """NumPy lets anybody set the shape and the type of any array, a read-only one too."""
     prompt = Prompt([*TOKENS, 10], extras={1: b"image"})
