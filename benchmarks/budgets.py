@@ -43,6 +43,8 @@ ROWS = (
     Row("warm match, 32k tokens, array", 2.5, "ns/block", cases.Match),
     Row("warm admit, from a list of ints", None, "ns/block", lambda: cases.Admit(as_list=True)),
     Row("warm match, from a list of ints", None, "ns/block", lambda: cases.Match(as_list=True)),
+    Row("warm match, 142k tokens, array", 2.5, "ns/block", lambda: cases.Match(TURN_TOKENS)),
+    Row("the same, of a list that grows", 5, "ns/block", lambda: cases.MatchOfTurn(TURN_TOKENS)),
     Row("cold admit + commit", 35, "ns/block", cases.ColdAdmit),
     Row("the same, each block evicts", 40, "ns/block", lambda: cases.ColdAdmit(evicting=True)),
     Row("free", 1, "ns/block", cases.Free),
@@ -52,6 +54,9 @@ ROWS = (
     Row("match, 1 M blocks, cache-missing", 8, "ns/block", large_pool.LargePoolMatch),
     Row("admit, 1 M blocks, cache-missing", 60, "ns/block", large_pool.LargePoolAdmit),
 )
+TURN_TOKENS = 142_000
+"""Tokens of a long session of an agent."""
+
 SCALE = {"ns/block": 1e9, "µs": 1e6, "ms": 1e3, "bytes": 1.0}
 
 IMPORT_BUDGET_MS = 150

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from blockmgr import BlockManager, RecurrentState
+from blockmgr import BlockManager, Prompt, RecurrentState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,6 +147,36 @@ class Match(_Warm):
 
     def check(self) -> None:
         assert len(self.match.block_ids) == self.count
+
+
+class MatchOfTurn(_Warm):
+    """``match`` of the next turn of a session whose tokens are in a list that grows.
+
+    All turns are cached, and after the last one another session begins. ``count`` is that of a turn
+    in the middle.
+    """
+
+    TURNS = 50
+    NEW_TOKENS = 500
+
+    def __init__(self, num_tokens: int = PROMPT_TOKENS) -> None:
+        super().__init__(num_tokens, as_list=True)
+        self._ids: list[int] = []
+        self.count -= self.TURNS * self.NEW_TOKENS // 2 // self.manager.config.block_size
+
+    def prepare(self) -> None:
+        size = len(self._ids) + self.NEW_TOKENS
+        if not self._ids or size > len(self.prompt):
+            size = len(self.prompt) - (self.TURNS - 1) * self.NEW_TOKENS
+            self._session = Prompt(self.prompt[: size - self.NEW_TOKENS])
+        self._ids = self.prompt[:size]
+
+    def run(self) -> None:
+        self._session.extend(self._ids[len(self._session) :])
+        self.match = self.manager.match(self._session)
+
+    def check(self) -> None:
+        assert len(self.match.block_ids) == (len(self._ids) - 1) // self.manager.config.block_size
 
 
 class Admit(_Warm):

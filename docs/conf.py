@@ -4,6 +4,7 @@ import inspect
 import re
 from importlib import import_module
 from importlib.metadata import version as _version
+from importlib.util import find_spec
 
 from docutils import nodes
 from sphinx import addnodes
@@ -42,6 +43,11 @@ pygments_dark_style = "github-dark"
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+# Packages of extras that are described and may not be installed here: autodoc puts stand-ins in
+# their place, and signatures are the same.
+autodoc_mock_imports = [
+    name for name in ("torch", "triton", "transformers", "safetensors") if find_spec(name) is None
+]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_type_aliases = {"Tokens": "Tokens"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,11 +50,47 @@ HEADINGS: Final = (
     "hit\nrate",
     "best",
     "imbalance",
+    "prefill\nload",
     "first token\nmean ms",
     "p99 ms",
     "waited",
 )
 APART: Final = ("sent\ntokens", "handover\nmean ms")
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What a row costs, as far as the command says it.
+
+    Attributes:
+        block_bytes: Bytes of a block of any group; None without a model.
+        gpus: GPUs of a replica.
+        gpu_price: Price of a GPU for an hour; None if it was not given.
+    """
+
+    block_bytes: int | None
+    gpus: int
+    gpu_price: float | None
+
+    def headings(self) -> list[str]:
+        """Of the columns, which only those that know them get."""
+        gib = [] if self.block_bytes is None else ["GiB\neach"]
+        return gib if self.gpu_price is None else [*gib, "GPUs", "price\nan hour"]
+
+    def cells(self, row: FleetRow) -> list[str]:
+        """Of the row, under these headings."""
+        forms = {"gib": "{:,.2f}", "gpus": "{:,}", "price_per_hour": "{:,.2f}"}
+        return [forms[name].format(value) for name, value in self.as_plain(row).items()]
+
+    def as_plain(self, row: FleetRow) -> dict[str, Any]:
+        """The same for a JSON document; memory is that of one replica, in GiB."""
+        gpus = row.replicas * self.gpus
+        known: dict[str, Any] = {}
+        if self.block_bytes is not None:
+            known["gib"] = row.num_blocks * self.block_bytes / 2**30
+        if self.gpu_price is not None:
+            known |= {"gpus": gpus, "price_per_hour": gpus * self.gpu_price}
+        return known
 
 
 def _routers(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
@@ -185,6 +221,19 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     show_default=True,
     help="Time to first token: part for each request.",
 )
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="GPUs of a replica.",
+)
+@click.option(
+    "--gpu-price",
+    type=click.FloatRange(min=0),
+    metavar="PRICE",
+    help="Your price of a GPU for an hour: adds GPUs and the price of a fleet for an hour.",
+)
 @engine_options()
 @jobs_options
 @json_option
@@ -204,6 +253,8 @@ def fleet(
     routers: tuple[str, ...],
     capacity: Capacity,
     plot_path: Path | None,
+    gpus: int,
+    gpu_price: float | None,
     **how: Any,
 ) -> None:
     """Replay on fleets of several sizes with each router, beside an upper bound.
@@ -236,20 +287,23 @@ def fleet(
             **how,
         )
     provenance = run.provenance(ALWAYS_REPEATED, leave_out={"jobs", "ray_address"})
+    size = None if run.model is None else run.model.bytes_per_block(run.config.block_size)
+    cost = _Cost(size, gpus, gpu_price)
     if run.json_wanted:
         known = {} if run.model is None else {"model": run.model.as_plain(run.block_sizes[0])}
         document = {
             **known,
             "config": run.config.as_plain,
             "first_token_model": asdict(first_token),
-            "results": [_entry(row) for row in rows],
+            "results": [_entry(row) | cost.as_plain(row) for row in rows],
             "trace": trace.name,
         }
         click.echo(json_text(document, provenance))
     else:
         title = f"{trace.name}: {len(trace.requests):,} requests, {capacity.text} of blocks"
-        print_table(_table(rows), sys.stdout, title)
+        print_table(_table(rows, cost), sys.stdout, title)
         click.echo(provenance.line, err=True)
+    _warn(rows)
     if plot_path is not None:
         with telling(plot_path, plot_path.with_suffix(".csv")):
             plot.save_fleet_plot(rows, plot_path)
@@ -263,6 +317,19 @@ def _refuse_split_groups(model: Model | None, sizes: tuple[Size, ...]) -> None:
                 f"replicas must not be split with several groups of layers, which {model.name} "
                 f"has, got {size}"
             )
+
+
+def _warn(rows: tuple[FleetRow, ...]) -> None:
+    """Says where more prefill is asked of a replica than it can compute."""
+    loads = [row.result.prefill_load or 0 for row in rows if row.result is not None]
+    above = sum(load > 1 for load in loads)
+    if above:
+        click.echo(
+            f"prefill load above 1 in {above} of {len(rows)} rows, at most {max(loads):.2f}: a "
+            "replica is asked for more prefill than it can compute, so its queue grows to the end "
+            "of the trace, and its times to first token depend on how long the trace is",
+            err=True,
+        )
 
 
 def _entry(row: FleetRow) -> dict[str, Any]:
@@ -280,6 +347,7 @@ def _entry(row: FleetRow) -> dict[str, Any]:
         entry |= {
             "hit_rate": found.hit_rate,
             "imbalance": found.imbalance,
+            "prefill_load": found.prefill_load,
             "first_token_mean_ms": found.first_token_mean_ms,
             "first_token_p99_ms": found.first_token_quantile(0.99),
             "waited": found.waited,
@@ -300,9 +368,10 @@ def _entry(row: FleetRow) -> dict[str, Any]:
     return entry
 
 
-def _table(rows: tuple[FleetRow, ...]) -> Table:
+def _table(rows: tuple[FleetRow, ...], cost: _Cost) -> Table:
     table = Table(box=box.SIMPLE, padding=0)
-    headings = HEADINGS + APART * any(row.split for row in rows)
+    priced = cost.headings()
+    headings = (*HEADINGS[:2], *priced, *HEADINGS[2:], *APART * any(row.split for row in rows))
     for heading in headings:
         style = "bold cyan" if heading == "hit\nrate" else ""
         table.add_column(heading, justify="left" if heading == "router" else "right", style=style)
@@ -311,7 +380,7 @@ def _table(rows: tuple[FleetRow, ...]) -> Table:
         if row.size != before:
             table.add_section()
         before = row.size
-        cells = (str(row.size), f"{row.num_blocks:,}", row.label, *_cells(row))
+        cells = (str(row.size), f"{row.num_blocks:,}", *cost.cells(row), row.label, *_cells(row))
         table.add_row(*cells, *[NOTHING] * (len(headings) - len(cells)))
     return table
 
@@ -324,6 +393,7 @@ def _cells(row: FleetRow) -> list[str]:
         f"{found.hit_rate:.2%}",
         NOTHING if row.best_hit_rate is None else f"{row.best_hit_rate:.2%}",
         f"{found.imbalance:.2f}",
+        NOTHING if found.prefill_load is None else f"{found.prefill_load:.2f}",
         f"{found.first_token_mean_ms:,.0f}",
         f"{found.first_token_quantile(0.99):,.0f}",
         f"{found.waited:,}",

@@ -84,12 +84,33 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Tokens per block; several, separated by commas, are compared.",
 )
 @_model_options
+@click.option(
+    "--tensor-parallel",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="GPUS",
+    help="GPUs that divide the K/V heads of --model: GiB are those of each.",
+)
+@click.option(
+    "--gpu-memory",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GIB",
+    help="GiB for K/V on each GPU: adds whether the blocks fit.",
+)
 @how_options_without("block_size", "eviction", "dedup")
 @forward_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
 @debug_option
 @given
-def plan(run: Given, *, hit_rates: tuple[Fraction, ...], **numbers: int | None) -> None:
+def plan(
+    run: Given,
+    *,
+    hit_rates: tuple[Fraction, ...],
+    tensor_parallel: int,
+    gpu_memory: float | None,
+    **numbers: int | None,
+) -> None:
     """Print the number of blocks, and of GiB of K/V, for a hit rate.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. The answer
@@ -97,7 +118,9 @@ def plan(run: Given, *, hit_rates: tuple[Fraction, ...], **numbers: int | None) 
     """
     if run.options["model"] is not None and any(n is not None for n in numbers.values()):
         raise click.UsageError("--model excludes --layers, --kv-heads and --head-size", run.ctx)
-    size = _bytes_per_token(run, {**numbers, "dtype": run.options["dtype"]})
+    size = _bytes_per_token(run, {**numbers, "dtype": run.options["dtype"]}, tensor_parallel)
+    if gpu_memory is not None and size is None:
+        raise click.UsageError("--gpu-memory needs --model, or the numbers of its layers", run.ctx)
     sizes = run.block_sizes
     with progress_bar("planning", "steps", len(sizes) * (1 + len(hit_rates))) as advance:
         outcome = run_plan(
@@ -110,18 +133,30 @@ def plan(run: Given, *, hit_rates: tuple[Fraction, ...], **numbers: int | None) 
         )
     provenance = run.provenance(ALWAYS_REPEATED)
     if run.json_wanted:
-        click.echo(json_text(_document(outcome, hit_rates, run.model), provenance))
+        document = _document(outcome, hit_rates, run.model)
+        if gpu_memory is not None:
+            for entry in document["results"]:
+                entry["fits"] = _fits(entry["num_bytes"], gpu_memory)
+        click.echo(json_text(document, provenance))
     else:
-        _print(outcome, hit_rates)
+        _print(outcome, hit_rates, tensor_parallel, gpu_memory)
         for line in _steps(outcome):
             click.echo(line, err=True)
         click.echo(provenance.line, err=True)
 
 
-def _bytes_per_token(run: Given, shape: dict[str, Any]) -> int | None:
+def _fits(num_bytes: int | None, gpu_memory: float) -> bool:
+    return num_bytes is not None and num_bytes <= gpu_memory * 2**30
+
+
+def _bytes_per_token(run: Given, shape: dict[str, Any], gpus: int) -> int | None:
     """K/V bytes per token in the layers of a group; None if no option describes the model."""
     if run.model is not None:
-        return run.model.bytes_per_token
+        return run.model.bytes_per_token_on(gpus)
+    if gpus > 1:
+        raise click.UsageError(
+            "--tensor-parallel needs --model; --kv-heads are those of one device", run.ctx
+        )
     missing = [name for name, value in shape.items() if value is None]
     if len(missing) == len(shape):
         return None
@@ -168,11 +203,13 @@ def _entry(row: PlanRow) -> dict[str, Any]:
     }
 
 
-def _print(outcome: Plan, hit_rates: tuple[Fraction, ...]) -> None:
+def _print(
+    outcome: Plan, hit_rates: tuple[Fraction, ...], gpus: int, gpu_memory: float | None
+) -> None:
     table = Table(box=box.SIMPLE, padding=0)
-    headings = ["hit\nrate", "block\nsize", "blocks", "pool\ntokens", "GiB", "replayed", "waited"]
-    if outcome.bytes_per_token is None:
-        headings.remove("GiB")
+    memory = [] if outcome.bytes_per_token is None else ["GiB" if gpus == 1 else "GiB\na GPU"]
+    memory += ["fits"] * (gpu_memory is not None)
+    headings = ["hit\nrate", "block\nsize", "blocks", "pool\ntokens", *memory, "replayed", "waited"]
     for heading in [*headings, "cheapest"]:
         table.add_column(heading, justify="right", style="bold cyan" if heading == "blocks" else "")
     for rate in hit_rates:
@@ -180,9 +217,14 @@ def _print(outcome: Plan, hit_rates: tuple[Fraction, ...]) -> None:
         for row in outcome.rows:
             if row.hit_rate == rate:
                 mark = "*" if row is best else ""
-                table.add_row(*_cells(row, outcome.bytes_per_token is not None), mark)
+                sizes = []
+                if row.gib is not None:
+                    sizes.append(f"{row.gib:,.2f}")
+                    if gpu_memory is not None:
+                        sizes.append("yes" if _fits(row.num_bytes, gpu_memory) else "no")
+                table.add_row(*_cells(row, sizes or [""] * len(memory)), mark)
         table.add_section()
-    print_table(table, sys.stdout, *_titles(outcome))
+    print_table(table, sys.stdout, *_titles(outcome, gpus))
 
 
 def _steps(outcome: Plan) -> Iterator[str]:
@@ -198,26 +240,26 @@ def _steps(outcome: Plan) -> Iterator[str]:
         )
 
 
-def _titles(outcome: Plan) -> list[str]:
+def _titles(outcome: Plan, gpus: int) -> list[str]:
     ceilings = {row.block_size: row.attainable for row in outcome.rows}
     attainable = ", ".join(f"{rate:.2%} at {size}" for size, rate in ceilings.items())
     title = f"{outcome.trace}: attainable by block size {attainable}"
     if outcome.bytes_per_token is None:
         return [title]
     of = "the layers of a group" if outcome.config.groups else "all layers"
-    return [title, f"K/V of a token in {of}: {outcome.bytes_per_token:,} bytes"]
+    where = "" if gpus == 1 else f" on each of {gpus} GPUs"
+    return [title, f"K/V of a token in {of}{where}: {outcome.bytes_per_token:,} bytes"]
 
 
-def _cells(row: PlanRow, sized: bool) -> list[str]:
+def _cells(row: PlanRow, sizes: list[str]) -> list[str]:
     first = [percent(row.hit_rate), str(row.block_size)]
     if row.replayed is None:
-        return [*first, "not attainable", "", *([""] if sized else []), "", ""]
-    memory = [f"{row.gib:,.2f}"] if sized else []
+        return [*first, "not attainable", "", *sizes, "", ""]
     return [
         *first,
         f"{row.num_blocks:,}",
         f"{row.num_tokens:,}",
-        *memory,
+        *sizes,
         f"{row.replayed.hit_rate:.2%}",
         f"{row.replayed.waited:,}",
     ]

@@ -32,9 +32,9 @@ PRESETS: Mapping[str, str] = MappingProxyType(
 """Named layouts and their axes, outermost first."""
 
 KVTensors: TypeAlias = (
-    torch.Tensor
-    | Sequence[torch.Tensor | Sequence[torch.Tensor]]
-    | Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+    "torch.Tensor"
+    " | Sequence[torch.Tensor | Sequence[torch.Tensor]]"
+    " | Mapping[str, torch.Tensor | Sequence[torch.Tensor]]"
 )
 """One tensor, one entry per layer, or entries by name; an entry is a tensor or (K, V)."""
 

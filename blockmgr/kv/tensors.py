@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["KVPair", "LayerTensors", "PagedTensors", "as_words", "layout_for"]
 
-LayerTensors: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+LayerTensors: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 """The input of a layer's kernels: one tensor, or K and V."""
 
-KVPair: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+KVPair: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 """K and V; no V for MLA."""
 
 # Elements of any dtype move as the widest words that divide a head, because fewer words are faster.

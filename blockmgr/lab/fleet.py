@@ -4,14 +4,14 @@ Each replica is a separate replay with a real ``BlockManager``; a router sends e
 of them at its arrival. Replicas share only the clock. A fleet of one replica gives the same counts
 as ``replay``; the memory for events is not counted.
 
-Time to first token comes from a model, ``PrefillModel`` by default, which can be replaced. It is
-computed afterwards and does not affect the time in a replica.
+Time to first token comes from a model, ``PrefillModel`` by default, which can be replaced, and a
+queue of prefills at each replica (``blockmgr.lab.prefill``). It is computed afterwards and does not
+affect the time in a replica.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.lab.optimum import optimum
+from blockmgr.lab.prefill import FirstToken, PrefillModel, prefills
 from blockmgr.lab.replay import Limits
 from blockmgr.lab.replica import BusyTime, Replica, Served, event_bytes
 from blockmgr.lab.routers import router_of
@@ -43,26 +44,6 @@ __all__ = [
     "serve",
 ]
 
-FirstToken = Callable[[int, int], float]
-"""Milliseconds to the first token, from the request's wait and its computed tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillModel:
-    """A model of prefill: a constant time per token, independent of other requests.
-
-    Attributes:
-        ms_per_token: Time per computed prompt token.
-        overhead_ms: Time of a request without computed tokens.
-    """
-
-    ms_per_token: float = 0.1
-    overhead_ms: float = 20.0
-
-    def __call__(self, wait_ms: int, num_computed_tokens: int) -> float:
-        """Milliseconds from arrival to the first token."""
-        return wait_ms + self.overhead_ms + self.ms_per_token * num_computed_tokens
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetResult:
@@ -73,11 +54,18 @@ class FleetResult:
         replicas: The counts of each replica, as a replay of its requests.
         first_token_ms: Time to first token of each served request, in the order of admission:
             ``float64[n]`` on the host.
+        prefill_loads: Prefill load of each replica, as in ``blockmgr.lab.prefill``.
     """
 
     router: str
     replicas: tuple[ReplayResult, ...]
     first_token_ms: npt.NDArray[np.float64]
+    prefill_loads: tuple[float, ...] = ()
+
+    @property
+    def prefill_load(self) -> float | None:
+        """Prefill load of the busiest replica; None if all requests arrive at once."""
+        return max(self.prefill_loads, default=None)
 
     @property
     def hit_rate(self) -> float:
@@ -154,11 +142,12 @@ def fleet(
     model = first_token or PrefillModel()
     setting = Setting.of(trace, config, replicas, delivery, seed=seed, load_weight=load_weight)
     results, served = serve(setting, num_blocks, config, router, progress=progress, clock=clock)
-    times = [model(one.wait_ms, one.num_computed_tokens) for one in served]
+    found = prefills(trace, served, replicas, model)
     return FleetResult(
         router=name_of(router),
         replicas=results,
-        first_token_ms=np.array(times, dtype=np.float64),
+        first_token_ms=found.first_token_ms,
+        prefill_loads=found.loads,
     )
 
 
@@ -217,6 +206,7 @@ def serve(
             num_blocks,
             config,
             limits=limits,
+            place=place,
             served=served.append,
             busy_ms=busy_ms,
             told=None if told is None else partial(told, replica),

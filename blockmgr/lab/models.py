@@ -1,8 +1,8 @@
 """Models for replays: the groups of their layers, and the bytes of a block.
 
-A block holds the same number of bytes in every group. ``named`` has the shapes of published hybrid
-models, in vLLM's layout: each group has as many layers as the rarest kind, and a block has enough
-tokens to hold a state.
+A block holds the same number of bytes in every group. ``named`` has the shapes of published models.
+Those of hybrid ones are in vLLM's layout: each group has as many layers as the rarest kind, and a
+block has enough tokens to hold a state.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ class Model:
         groups: The groups of its layers; empty for a single group with full attention.
         bytes_per_token: Bytes per token in all layers of one group.
         block_size: Fewest tokens per block that hold a state; None without states.
+        num_kv_heads: K/V heads of a layer, which tensor parallelism divides; 1 with MLA.
     """
 
     name: str
     groups: tuple[Group, ...]
     bytes_per_token: int
     block_size: int | None = None
+    num_kv_heads: int = 1
 
     @classmethod
     def from_config(
@@ -63,17 +65,51 @@ class Model:
             groups=shape.groups,
             bytes_per_token=shape.group_size * shape.kv.bytes_per_token,
             block_size=shape.block_size_for() if shape.has_states else None,
+            num_kv_heads=shape.kv.num_kv_heads,
         )
 
     @classmethod
     def as_one_group(cls, name: str, config: Config, dtype: str | None = None) -> Model:
         """The same model with the K/V of all its layers in one group, by ``ModelShape``."""
         whole = ModelShape.from_config(config, _element(config, dtype))
-        return cls(name=name, groups=(), bytes_per_token=whole.bytes_per_token)
+        return cls(
+            name=name,
+            groups=(),
+            bytes_per_token=whole.bytes_per_token,
+            num_kv_heads=whole.num_kv_heads,
+        )
 
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of a block of any group."""
         return self.bytes_per_token * block_size
+
+    def bytes_per_token_on(self, gpus: int) -> int:
+        """Bytes per token on each of the GPUs that divide the K/V heads among them.
+
+        More GPUs than heads keep each head more than once, as the single vector of MLA.
+
+        Args:
+            gpus: Size of tensor parallelism, at least 1.
+
+        Raises:
+            ValueError: The GPUs do not divide the heads evenly, or a state, which they divide
+                otherwise, decides the size of a block.
+
+        >>> named("llama-3-8b").bytes_per_token_on(4)
+        32768
+        """
+        heads = self.num_kv_heads
+        if max(heads, gpus) % min(heads, gpus):
+            raise ValueError(
+                f"tensor parallel must divide the {heads} K/V heads of {self.name} or be a "
+                f"multiple of them, got {gpus}"
+            )
+        if self.block_size is not None and gpus > heads:
+            raise ValueError(
+                f"tensor parallel must be at most {heads}, the K/V heads of {self.name}, whose "
+                f"blocks hold states as well, got {gpus}"
+            )
+        return self.bytes_per_token // min(gpus, heads)
 
     def as_plain(self, block_size: int) -> dict[str, Any]:
         """The model for a JSON document."""
@@ -100,6 +136,11 @@ def _element(config: Config, dtype: str | None) -> Any:
     return ELEMENTS[dtype] if dtype else element_of(ConfigFields(config).get(*DTYPE))
 
 
+def _dense(name: str, num_layers: int) -> Model:
+    """A model with full attention alone, and eight K/V heads of 128 elements."""
+    return _named(name, num_hidden_layers=num_layers, num_key_value_heads=8, head_dim=128)
+
+
 def _named(name: str, state_dtype: str = "float32", **config: Any) -> Model:
     return Model.from_config(name, {"dtype": "bfloat16", **config}, state_dtype=state_dtype)
 
@@ -107,6 +148,10 @@ def _named(name: str, state_dtype: str = "float32", **config: Any) -> Model:
 NAMED: Final = {
     model.name: model
     for model in (
+        _dense("llama-3-8b", 32),
+        _dense("llama-3-70b", 80),
+        _dense("qwen3-8b", 36),
+        _dense("qwen3-32b", 64),
         _named(
             "gemma-3",
             model_type="gemma3_text",
@@ -142,7 +187,8 @@ NAMED: Final = {
         ),
     )
 }
-"""Gemma-3-12B, Qwen3-Next-80B-A3B and Nemotron-3-Nano-30B-A3B, with states in vLLM's types."""
+"""Llama 3.1 and Qwen3 in two sizes each, Gemma-3-12B, Qwen3-Next-80B-A3B and
+Nemotron-3-Nano-30B-A3B, with states in vLLM's types."""
 
 
 def named(name: str) -> Model:

@@ -7,9 +7,9 @@
                            computes what is                      receives what is
                            not cached there                      not cached there, generates
 
-* A prefill replica holds the blocks of a prompt while it computes, for the time of the first-token
-  model without waiting. Then they stay cached there. It has no outputs, so the next turn of a
-  conversation computes the previous answer.
+* A prefill replica computes one prompt after another (``blockmgr.lab.prefill``). It holds the
+  blocks of a prompt for the time of the first-token model without waiting. Then they stay cached
+  there. It has no outputs, so the next turn of a conversation computes the previous answer.
 * A decode replica holds blocks of the prompt and of the outputs during the transfer of K/V and for
   the service time after that. Its cached part of a prompt needs no transfer.
 * A prefill replica does not wait for a decode replica without room: no block is held in between.
@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.lab.fleet import PrefillModel, name_of, quantile, serve
+from blockmgr.lab.fleet import name_of, quantile, serve
 from blockmgr.lab.optimum import optimum
+from blockmgr.lab.prefill import PrefillModel, prefills
 from blockmgr.lab.routing import Setting
 from blockmgr.lab.trace import Trace
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.lab.delivery import Delivery
-    from blockmgr.lab.fleet import FirstToken
+    from blockmgr.lab.prefill import FirstToken, Prefills
     from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.replica import Served
     from blockmgr.lab.request import Request
@@ -54,6 +55,7 @@ class ApartResult:
         decode: The counts of each decode replica; its hit tokens were not transferred.
         first_token_ms: Time to first token of each prefilled request, in the order of admission:
             ``float64[n]`` on the host.
+        prefill_loads: Prefill load of each prefill replica, as in ``blockmgr.lab.prefill``.
         handover_ms: Time from the first token to the start of decoding, with wait and transfer, of
             each decoded request, likewise: ``float64[m]``.
     """
@@ -64,6 +66,12 @@ class ApartResult:
     decode: tuple[ReplayResult, ...]
     first_token_ms: npt.NDArray[np.float64]
     handover_ms: npt.NDArray[np.float64]
+    prefill_loads: tuple[float, ...] = ()
+
+    @property
+    def prefill_load(self) -> float | None:
+        """Prefill load of the busiest prefill replica; None if all requests arrive at once."""
+        return max(self.prefill_loads, default=None)
 
     @property
     def hit_rate(self) -> float:
@@ -174,7 +182,9 @@ def fleet_apart(
     )
     if not served:
         raise ValueError(f"num_blocks must hold a request of {trace.name}, got {num_blocks}")
-    later = replace(setting, trace=_in_order_of_handover(trace, served, model), num_replicas=decode)
+    computed = prefills(trace, served, prefill, model)
+    handed_over = _in_order_of_handover(trace, served, computed)
+    later = replace(setting, trace=handed_over, num_replicas=decode)
     blocks = num_blocks if decode_blocks is None else decode_blocks
     decoded, started = serve(later, blocks, config, decode_router, busy_ms=decode_ms, clock=clock)
     return ApartResult(
@@ -182,15 +192,13 @@ def fleet_apart(
         decode_router=name_of(decode_router),
         prefill=prefilled,
         decode=decoded,
-        first_token_ms=_times(served, model),
-        handover_ms=_times(started, lambda wait, sent: wait + send_ms_per_token * sent),
+        first_token_ms=computed.first_token_ms,
+        handover_ms=np.array(
+            [one.wait_ms + send_ms_per_token * one.num_computed_tokens for one in started],
+            dtype=np.float64,
+        ),
+        prefill_loads=computed.loads,
     )
-
-
-def _times(requests: list[Served], model: FirstToken) -> npt.NDArray[np.float64]:
-    """A time for each request, from its wait and its tokens that were not cached."""
-    times = [model(one.wait_ms, one.num_computed_tokens) for one in requests]
-    return np.array(times, dtype=np.float64)
 
 
 def _check(prefill: int, decode: int, send_ms_per_token: float, config: ReplayConfig) -> None:
@@ -205,10 +213,11 @@ def _check(prefill: int, decode: int, send_ms_per_token: float, config: ReplayCo
         )
 
 
-def _in_order_of_handover(trace: Trace, served: list[Served], model: FirstToken) -> Trace:
+def _in_order_of_handover(trace: Trace, served: list[Served], computed: Prefills) -> Trace:
     """The prefilled requests, each with the end of its prefill as arrival."""
     done = sorted(
-        (one.now_ms + round(model(0, one.num_computed_tokens)), one.number) for one in served
+        (one.now_ms - one.wait_ms + round(time), one.number)
+        for one, time in zip(served, computed.first_token_ms.tolist(), strict=True)
     )
     arrived = (replace(trace.requests[number - 1], arrival_ms=at) for at, number in done)
     return Trace(trace.name, tuple(arrived))

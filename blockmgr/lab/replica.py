@@ -33,6 +33,8 @@ class Served(NamedTuple):
     """Time that it waited."""
     num_computed_tokens: int
     """Tokens of its prompt that were not cached."""
+    place: int
+    """Index of the replica."""
 
 
 class Replica(EventLoop):
@@ -42,6 +44,7 @@ class Replica(EventLoop):
         trace: All requests of the fleet.
         num_blocks: Blocks in its pool.
         config: Config of the replay.
+        place: Index of the replica.
         limits: Limits of the trace; with events if ``told`` is given.
         served: Called for each admitted request.
         busy_ms: Time for which a request holds its blocks; None for that of ``config``.
@@ -55,6 +58,7 @@ class Replica(EventLoop):
         num_blocks: int,
         config: ReplayConfig,
         *,
+        place: int,
         limits: Limits,
         served: Callable[[Served], None],
         busy_ms: BusyTime | None = None,
@@ -62,6 +66,7 @@ class Replica(EventLoop):
         **options: Any,
     ) -> None:
         super().__init__(trace, num_blocks, config, limits=limits, **options)
+        self._place = place
         self._served = served
         self._told = told
         self._busy = busy_ms
@@ -93,7 +98,8 @@ class Replica(EventLoop):
         if admitted:
             number, request = waiting.number, waiting.request
             computed = request.num_prompt_tokens - self._num_cached
-            self._served(Served(number, now, now - request.arrival_ms, computed))
+            wait = now - request.arrival_ms
+            self._served(Served(number, now, wait, computed, self._place))
         return admitted
 
     def _busy_ms(self, request: Request) -> int:

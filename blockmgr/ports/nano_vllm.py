@@ -66,7 +66,7 @@ class BlockManager:
         eviction: As in ``ManagerConfig``.
     """
 
-    __slots__ = ("_holders", "_mutex", "block_size", "manager")
+    __slots__ = ("_asked", "_holders", "_mutex", "block_size", "manager")
 
     manager: blockmgr.BlockManager
     """The underlying manager, for its statistics. Its sequences belong to the port."""
@@ -96,6 +96,7 @@ class BlockManager:
         )
         self.block_size = self.manager.config.block_size
         self._holders: dict[int, _Holder] = {}  # by identity of the sequence
+        self._asked: tuple[NanoSequence, blockmgr.Prompt] | None = None
         self._mutex = new_mutex()
 
     @staticmethod
@@ -128,10 +129,13 @@ class BlockManager:
             TypeError: Tokens of the wrong type.
         """
         _check_has(seq, "token_ids")
-        answer = self.manager.can_admit(seq.token_ids)
+        prompt = self._prompt(seq)
+        answer = self.manager.can_admit(prompt)
         if answer is Admission.NEVER:
             raise self._never_fits(seq)
-        return self._num_cached_blocks(seq) if answer is Admission.NOW else -1
+        if answer is not Admission.NOW:
+            return -1
+        return len(self.manager.match(prompt).block_ids)
 
     @exclusive
     def allocate(self, seq: NanoSequence, num_cached_blocks: int) -> None:
@@ -160,13 +164,15 @@ class BlockManager:
             raise TypeError(f"block_table of a sequence must be a list, got {kind}")
         if len(seq.block_table) or id(seq) in self._holders:
             raise SequenceStateError("the sequence holds blocks already; deallocate it first")
-        found = self._num_cached_blocks(seq)
+        prompt = self._prompt(seq)
+        found = len(self.manager.match(prompt).block_ids)
         if integer("num_cached_blocks", num_cached_blocks) != found:
             raise ValueError(
                 f"num_cached_blocks must be {found}, as can_allocate answers at the moment, "
                 f"got {num_cached_blocks!r}"
             )
-        handle = self.manager.admit(seq.token_ids)
+        handle = self.manager.admit(prompt)
+        self._asked = None
         self._holders[id(seq)] = _Holder(seq, handle)
         seq.block_table.extend(self.manager.block_ids(handle))
         seq.num_cached_tokens = self.manager.sequence(handle).num_cached_tokens
@@ -284,8 +290,20 @@ class BlockManager:
             )
         return seq.token_ids[known:]
 
-    def _num_cached_blocks(self, seq: NanoSequence) -> int:
-        return len(self.manager.match(seq.token_ids).block_ids)
+    def _prompt(self, seq: NanoSequence) -> blockmgr.Prompt:
+        """The tokens of a sequence that holds no blocks.
+
+        The scheduler asks about the first sequence that waits at each step, and its tokens grow
+        only at the end: those that were converted for the last question are kept.
+        """
+        kept = self._asked
+        if kept is not None and kept[0] is seq and len(kept[1]) <= len(seq.token_ids):
+            prompt = kept[1]
+            prompt.extend(seq.token_ids[len(prompt) :])
+        else:
+            prompt = blockmgr.Prompt(seq.token_ids)
+        self._asked = seq, prompt
+        return prompt
 
     def _never_fits(self, seq: NanoSequence) -> NeverFitsError:
         needed = -(-len(seq.token_ids) // self.block_size)

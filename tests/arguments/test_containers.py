@@ -212,6 +212,7 @@ def test_the_core_has_no_other_entry_points() -> None:
     # table of an index, have their own tests.
     known = {*OWNERS, *BEHIND, "SharedMemory", "int_array", "order_copies"}
     # ``Prompt`` and replays by ids use these; both have their own tests.
-    known |= {"prompt_tokens", "IdTrace", "IdReplays", "IdReplay", "RunPaths"}
+    known |= {"prompt_tokens", "extended_tokens", "PromptTokens"}
+    known |= {"IdTrace", "IdReplays", "IdReplay", "RunPaths"}
     known |= {"cbor_of", "cbor_items", "WorkerTable", "keys_of"}
     assert {name for name in dir(_core) if not name.startswith("_")} <= known

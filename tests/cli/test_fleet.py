@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from blockmgr.lab.models import named
 from blockmgr.lab.pools_apart import best_apart_hit_rate
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.routers import ROUTERS
@@ -79,7 +80,7 @@ def test_a_fleet_whose_replicas_are_too_small_has_a_line_without_numbers(
     result = run("fleet", chats, *arguments, "--plot", picture)
     assert result.exit_code == 0, result.stderr
     *_, last = result.stdout.splitlines()
-    assert last.split() == ["500", "1", "session", *["\N{EN DASH}"] * 6]
+    assert last.split() == ["500", "1", "session", *["\N{EN DASH}"] * 7]
     assert "best possible" in picture.read_text()
     data = picture.with_suffix(".csv").read_text().splitlines()
     assert data[0] == (
@@ -163,3 +164,24 @@ def test_a_wrong_fleet_is_one_line(run: Run, arguments: list[str], message: str)
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_fleet_that_is_asked_for_too_much_prefill_says_so(run: Run, chats: Path) -> None:
+    asked = ("fleet", chats, "--capacity", "900", "--replicas", "1,2", "--router", "session")
+    slow = run(*asked, "--prefill-ms-per-token", "100")
+    assert "prefill load above 1 in 2 of 2 rows" in slow.stderr
+    document = json.loads(run(*asked, "--prefill-ms-per-token", "100", "--json").stdout)
+    assert all(row["prefill_load"] > 1 for row in document["results"])
+    assert "load above" not in run(*asked, "--prefill-ms-per-token", "0").stderr
+
+
+def test_a_fleet_has_its_memory_its_gpus_and_the_price_that_was_given(run: Run) -> None:
+    asked = ("fleet", "chat", "--replicas", "1,2", "--router", "session", "--capacity", "4000")
+    priced = ("--model", "gemma-3", "--gpus", "4", "--gpu-price", "2.5")
+    one, two = json.loads(run(*asked, *priced, "--json").stdout)["results"]
+    assert (one["gpus"], one["price_per_hour"]) == (4, 10)
+    assert (two["gpus"], two["price_per_hour"]) == (8, 20)
+    assert one["gib"] == 2 * two["gib"] == 4000 * named("gemma-3").bytes_per_block(16) / 2**30
+    table = run(*asked, *priced).stdout
+    assert "20.00" in table
+    assert "price" not in run(*asked).stdout

@@ -12,6 +12,7 @@ import pytest
 
 from blockmgr.lab.by_group import ByGroup
 from blockmgr.lab.models import NAMED, named
+from blockmgr.lab.planning import kv_bytes_per_token
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable
 from blockmgr.lab.workloads import generate
@@ -232,7 +233,8 @@ def test_a_wrong_model_is_one_line_with_what_would_be_right(
 
 def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
     """Block sizes as vLLM chooses them: the first multiple of 16 tokens that holds a state."""
-    assert {name: model.block_size for name, model in NAMED.items()} == {
+    hybrid = {name: model for name, model in NAMED.items() if model.groups}
+    assert {name: model.block_size for name, model in hybrid.items()} == {
         "gemma-3": None,
         "qwen3-next": 544,
         "nemotron-h": 2096,
@@ -242,6 +244,64 @@ def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
     for state, layers, name in ((qwen, 12, "qwen3-next"), (nemotron, 6, "nemotron-h")):
         a_token = named(name).bytes_per_token // layers
         assert -(-state // a_token // 16) * 16 == named(name).block_size
+
+
+def test_models_with_full_attention_alone_go_by_the_numbers_of_their_layers(run: Run) -> None:
+    plain = {name: model.bytes_per_token for name, model in NAMED.items() if not model.groups}
+    assert plain == {
+        "llama-3-8b": kv_bytes_per_token(32, 8, 128, "bfloat16"),
+        "llama-3-70b": kv_bytes_per_token(80, 8, 128, "bfloat16"),
+        "qwen3-8b": kv_bytes_per_token(36, 8, 128, "bfloat16"),
+        "qwen3-32b": kv_bytes_per_token(64, 8, 128, "bfloat16"),
+    }
+    asked = ("plan", "chat", "--hit-rate", "60%")
+    shape = ("--layers", 36, "--kv-heads", 8, "--head-size", 128, "--dtype", "bfloat16")
+    by_name, by_shape = (
+        json.loads(run(*asked, *how, "--json").stdout) for how in (("--model", "qwen3-8b"), shape)
+    )
+    assert by_name["results"] == by_shape["results"]
+
+
+def test_a_plan_says_what_each_gpu_holds_and_whether_it_fits(run: Run) -> None:
+    asked = ("plan", "chat", "--hit-rate", "60%", "--model", "llama-3-8b")
+    [one] = json.loads(run(*asked, "--json").stdout)["results"]
+    document = json.loads(run(*asked, "--tensor-parallel", 4, "--gpu-memory", 1.9, "--json").stdout)
+    [four] = document["results"]
+    assert one["num_bytes"] == 4 * four["num_bytes"]
+    assert one["num_blocks"] == four["num_blocks"]
+    assert four["fits"] is True  # 7.36 GiB in all
+    assert (
+        run(*shlex.split(document["command"])[1:]).stdout == json.dumps(document, indent=2) + "\n"
+    )
+    table = run(*asked, "--gpu-memory", 7).stdout
+    assert "fits" in table
+    assert " no " in table
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "message"),
+    [
+        ("llama-3-8b", 3, "must divide the 8 K/V heads of llama-3-8b"),
+        ("qwen3-next", 4, "must be at most 2, the K/V heads of qwen3-next"),
+    ],
+)
+def test_gpus_that_cannot_divide_the_heads_are_refused(model: str, gpus: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        named(model).bytes_per_token_on(gpus)
+
+
+def test_more_gpus_than_heads_keep_heads_more_than_once() -> None:
+    model = named("llama-3-8b")
+    assert model.bytes_per_token_on(16) == model.bytes_per_token_on(8) == 131_072 // 8
+    assert named("qwen3-next").bytes_per_token_on(2) == named("qwen3-next").bytes_per_token // 2
+
+
+def test_options_about_gpus_need_a_model(run: Run) -> None:
+    asked = ("plan", "chat", "--hit-rate", "60%")
+    for words in (("--tensor-parallel", 2), ("--gpu-memory", 4)):
+        result = run(*asked, *words)
+        assert result.exit_code == 2
+        assert "needs --model" in result.stderr
 
 
 def test_a_fleet_of_one_replica_with_groups_counts_what_replay_counts(run: Run) -> None:

@@ -144,9 +144,11 @@ def test_time_to_first_token_is_the_wait_and_what_is_computed(make_trace: MakeTr
     trace = make_trace([1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [7, 8, 9])
     model = PrefillModel(ms_per_token=2, overhead_ms=10)
     instant = replace(CONFIG, min_service_ms=0)
+    # Prompts of 5, 1 and 3 tokens to compute come at 0, 1 and 2 ms: prefills begin at 0, 10 and 12.
     result = fleet(trace, 1, 9, instant, first_token=model)
-    assert result.first_token_ms.tolist() == [20, 12, 16]
-    assert result.first_token_quantile(0.5) == 16
+    assert result.first_token_ms.tolist() == [20, 9 + 12, 10 + 16]
+    assert result.first_token_quantile(0.5) == 21
+    assert result.prefill_loads == (18 / 2,)
     # Two blocks of three: the second prompt waits until the first has ended.
     crowded = fleet(trace, 1, 3, CONFIG, first_token=model)
     assert crowded.first_token_ms.tolist()[1] == 499 + 12
@@ -182,3 +184,41 @@ def test_a_fleet_that_cannot_be_is_refused(
     good: dict[str, Any] = {"replicas": 2, "num_blocks": 9, "config": CONFIG}
     with pytest.raises(ValueError, match=message):
         fleet(make_trace([1, 2, 3]), **{**good, **changes})
+
+
+def test_replicas_compute_prompts_one_after_another_and_beside_each_other(
+    make_trace: MakeTrace,
+) -> None:
+    trace = make_trace([1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16])
+    model = PrefillModel(ms_per_token=1, overhead_ms=10)
+    one, two = (fleet(trace, n, 40, CONFIG, first_token=model) for n in (1, 2))
+    # At 0, 1, 2 and 3 ms: each takes 4 ms of a replica, and the fixed part takes none of it.
+    assert one.first_token_ms.tolist() == [14, 14 + 3, 14 + 6, 14 + 9]
+    assert sorted(two.first_token_ms.tolist()) == [14, 14, 14 + 2, 14 + 2]
+    assert one.prefill_load == 16 / 3
+    assert two.prefill_loads == (8 / 3, 8 / 3)
+
+
+def test_a_model_of_the_first_token_gets_the_whole_wait(make_trace: MakeTrace) -> None:
+    waits: list[float] = []
+
+    def model(wait_ms: float, computed: int) -> float:
+        waits.append(wait_ms)
+        return wait_ms + 7 * computed
+
+    fleet(make_trace([1, 2, 3], [4, 5, 6]), 1, 9, CONFIG, first_token=model)
+    assert max(waits) == 20
+    # Below the capacity of a replica, nobody waits for another prefill.
+    waits.clear()
+    slow = replace(make_trace([1, 2, 3], [4, 5, 6]))
+    apart = Trace(
+        "apart", tuple(replace(r, arrival_ms=100 * i) for i, r in enumerate(slow.requests))
+    )
+    assert fleet(apart, 1, 9, CONFIG, first_token=model).prefill_load == 42 / 100
+    assert set(waits) == {0}
+
+
+def test_requests_that_all_arrive_at_once_have_no_load(make_trace: MakeTrace) -> None:
+    found = make_trace([1, 2, 3], [4, 5, 6])
+    trace = Trace("at once", tuple(replace(r, arrival_ms=0) for r in found.requests))
+    assert fleet(trace, 1, 9, CONFIG).prefill_load is None

@@ -32,7 +32,7 @@ def _nano(seed: int) -> tuple[nano_vllm.BlockManager, list[Seq], Seq]:
     for name in range(rng.randrange(1, 12)):
         seq = Seq(str(name), _tokens(rng, 3 * size + 1), 100)
         try:
-            blocks.allocate(seq, blocks._num_cached_blocks(seq))
+            blocks.allocate(seq, len(blocks.manager.match(seq.token_ids).block_ids))
             seq.num_scheduled_tokens = len(seq) - seq.num_cached_tokens
             blocks.hash_blocks(seq)
             running.append(seq)
@@ -48,7 +48,7 @@ def nano_can_allocate(seed: int) -> Iterator[str]:
     blocks, _, seq = _nano(seed)
     try:
         answer = blocks.can_allocate(seq)
-        blocks.allocate(seq, blocks._num_cached_blocks(seq))
+        blocks.allocate(seq, len(blocks.manager.match(seq.token_ids).block_ids))
         done = True
     except NeverFitsError:
         return

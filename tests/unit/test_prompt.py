@@ -1,4 +1,4 @@
-"""``Prompt``: the same results as its parts, but converted once."""
+"""``Prompt``: the same results as its parts, but converted once; it can grow at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockmgr import BlockManager, Priority, Prompt, StaleMatchError
+from blockmgr import BlockManager, Priority, Prompt, ReentrancyError, StaleMatchError
 from tests.fingerprints import fingerprint
 
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -88,6 +88,7 @@ def test_a_prompt_keeps_what_it_was_made_of() -> None:
         prompt.tokens.resize((0,), refcheck=False)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")  # from NumPy 2.5 on
 def test_no_attribute_of_its_tokens_changes_a_prompt() -> None:
     """NumPy lets anybody set the shape and the type of any array, a read-only one too."""
     prompt = Prompt([*TOKENS, 10], extras={1: b"image"})
@@ -95,7 +96,7 @@ def test_no_attribute_of_its_tokens_changes_a_prompt() -> None:
     seen.shape = (2, 5)
     other = prompt.tokens
     other.dtype = np.uint8
-    assert isinstance(seen.base, bytes)
+    assert memoryview(seen.base).readonly  # type: ignore[arg-type]
     assert prompt.tokens.tolist() == [*TOKENS, 10]
     assert len(prompt) == 10
     for each in (copy.deepcopy(prompt), pickle.loads(pickle.dumps(prompt))):
@@ -167,3 +168,94 @@ def test_random_prompts_meet_the_same_cache() -> None:
             manager.commit(handle, len(tokens))
             manager.free(handle)
         assert fingerprint(one) == fingerprint(other)
+
+
+def test_an_extended_prompt_does_what_a_new_one_does() -> None:
+    """Prompts that are copied and extended in any order, from lists and from arrays."""
+    draw = random.Random(7)
+    known: list[tuple[Prompt, list[int]]] = []
+    for _ in range(600):
+        if not known or draw.random() < 0.05:
+            tokens = [draw.randrange(2**32) for _ in range(draw.randint(1, 12))]
+            known.append((Prompt(tokens), tokens))
+        number = draw.randrange(len(known))
+        prompt, tokens = known[number]
+        if draw.random() < 0.3:
+            known.append((copy.copy(prompt), tokens))
+        more = [draw.randrange(2**32) for _ in range(draw.randint(0, 5))]
+        prompt.extend(np.array(more, np.uint32) if draw.random() < 0.5 else more)
+        known[number] = prompt, tokens + more
+    for prompt, tokens in known:
+        assert prompt.tokens.tolist() == tokens
+        assert len(prompt) == len(tokens)
+
+
+def test_the_next_turn_of_a_session_extends_the_prompt_of_the_one_before() -> None:
+    manager, ids = BlockManager(32, 4), list(TOKENS)
+    prompt = Prompt(ids)
+    handle = manager.admit(prompt)
+    manager.commit(handle, len(ids))
+    ids += range(20, 40)
+    prompt.extend(ids[len(prompt) :])
+    assert manager.sequence(handle).num_tokens == len(TOKENS)
+    assert plain(manager.match(prompt)) == plain(manager.match(ids))
+    assert manager.sequence(manager.admit(prompt)).tokens.tolist() == ids
+
+
+def test_what_was_read_from_a_prompt_does_not_change_as_it_grows() -> None:
+    prompt = Prompt(TOKENS)
+    seen, twin = prompt.tokens, copy.deepcopy(prompt)
+    for _ in range(9):
+        prompt.extend([7, 8])
+        twin.extend([9])
+    assert seen.tolist() == TOKENS
+    assert prompt.tokens.tolist() == [*TOKENS, *[7, 8] * 9]
+    assert twin.tokens.tolist() == [*TOKENS, *[9] * 9]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "extras", "error", "words"),
+    [
+        ([1, 2**32], None, ValueError, "tokens must be in .* at index 1"),
+        ([1, -1], None, ValueError, "tokens must be in"),
+        ([1, "2"], None, TypeError, "tokens must be ints"),
+        ("words", None, TypeError, "tokens must be a list"),
+        (Prompt([1]), None, TypeError, "tokens must be a list"),
+        ([1], {0: b""}, ValueError, r"extras\[0\]"),
+        ([1], {"0": b"x"}, TypeError, "extras index"),
+        ([1], [(0, b"x")], TypeError, "extras must map"),
+    ],
+)
+def test_a_refused_extension_changes_nothing(
+    tokens: Any, extras: Any, error: type[Exception], words: str
+) -> None:
+    prompt = Prompt(TOKENS, extras={1: b"image"})
+    with pytest.raises(error, match=words):
+        prompt.extend(tokens, extras=extras)
+    assert prompt.tokens.tolist() == TOKENS
+    assert prompt.extras == {1: b"image"}
+    prompt.extend([10])
+    assert prompt.tokens.tolist() == [*TOKENS, 10]
+
+
+def test_extra_keys_are_added_by_block_of_the_whole_prompt() -> None:
+    prompt = Prompt(TOKENS, namespace=b"a", extras={1: b"image"}, session=b"s")
+    prompt.extend([10, 11, 12, 13], extras={2: b"other", 1: b"new"})
+    assert prompt.extras == {1: b"new", 2: b"other"}
+    assert (prompt.namespace, prompt.session) == (b"a", b"s")
+    one, other = a_manager(), a_manager()
+    whole = Prompt([*TOKENS, 10, 11, 12, 13], namespace=b"a", extras={1: b"new", 2: b"other"})
+    assert one.block_digests(prompt) == other.block_digests(whole)
+
+
+def test_a_prompt_is_not_extended_by_code_that_an_extension_runs() -> None:
+    prompt = Prompt(TOKENS)
+
+    class Token:
+        def __index__(self) -> int:
+            prompt.extend([77])
+            return 5
+
+    with pytest.raises(ReentrancyError, match="extended while"):
+        prompt.extend([Token()])  # type: ignore[list-item]
+    assert prompt.tokens.tolist() == [*TOKENS, 77]

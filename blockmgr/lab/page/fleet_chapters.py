@@ -24,11 +24,12 @@ __all__ = ["draw_fleet_balance", "draw_fleet_hits", "fleet_chapters", "fleet_dat
 
 MARKERS: Final = "osD^vPX"
 """One marker per router, so that they differ in more than colour."""
-HIT_HEADINGS: Final = ("replicas", "router", "blocks each", "hit rate", "no more than")
+HIT_HEADINGS: Final = ("replicas", "router", "blocks each", "GiB each", "hit rate", "no more than")
 BALANCE_HEADINGS: Final = (
     "replicas",
     "router",
     "imbalance",
+    "prefill load",
     "first token, mean",
     "first token, 99%",
     "waited",
@@ -77,8 +78,10 @@ def fleet_chapters(report: Report) -> list[Chapter]:
             heading="A fleet: balance and first token",
             text=(
                 "Imbalance is what the busiest replica computes over the mean of all; 1 is even. "
-                "Time to first token is a model: the wait, a fixed part, and a part for each "
-                "prompt token that is computed."
+                "Time to first token is a model: the wait for blocks and for earlier prefills, a "
+                "fixed part, and a part for each prompt token that is computed. Prefill load is "
+                "what is asked of the busiest replica over the time in which the trace "
+                "arrives: above 1, its queue grows to the end of the trace."
             ),
             description=(
                 f"Imbalance and time to first token over replicas, a line for each router. The "
@@ -186,13 +189,16 @@ def _replicas(row: FleetRow) -> str:
 
 def _hit_table(report: Report) -> Table:
     rows = []
+    model, size = report.model, report.config.block_size
     for row in report.fleet:
         found, bound = row.result, row.best_hit_rate
+        gib = 0 if model is None else row.num_blocks * model.bytes_per_block(size) / 2**30
         rows.append(
             (
                 str(row.replicas),
                 row.router,
                 f"{row.num_blocks:,}",
+                NOTHING if model is None else f"{gib:,.2f}",
                 NOTHING if found is None else f"{found.hit_rate:.2%}",
                 NOTHING if bound is None else f"{bound:.2%}",
             )
@@ -204,10 +210,11 @@ def _balance_table(report: Report) -> Table:
     rows = []
     for row in report.fleet:
         found = row.result
-        cells = [NOTHING] * 4
+        cells = [NOTHING] * 5
         if found is not None:
             cells = [
                 f"{found.imbalance:.2f}",
+                NOTHING if found.prefill_load is None else f"{found.prefill_load:.2f}",
                 f"{found.first_token_mean_ms:,.0f} ms",
                 f"{found.first_token_quantile(PERCENTILE):,.0f} ms",
                 f"{found.waited:,}",
@@ -230,6 +237,7 @@ def fleet_data(report: Report) -> list[dict[str, Any]]:
             entry |= {
                 "hit_rate": row.result.hit_rate,
                 "imbalance": row.result.imbalance,
+                "prefill_load": row.result.prefill_load,
                 "first_token_mean_ms": row.result.first_token_mean_ms,
                 "first_token_p99_ms": row.result.first_token_quantile(PERCENTILE),
             }

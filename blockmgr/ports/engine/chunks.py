@@ -10,16 +10,17 @@ from blockmgr.errors import NeverFitsError, OutOfBlocksError
 if TYPE_CHECKING:
     from blockmgr.manager import BlockManager
     from blockmgr.ports.engine.jobs import Track
+    from blockmgr.prompt import Prompt
 
 __all__ = ["aim", "enter", "reserve_some"]
 
 
-def enter(manager: BlockManager, track: Track, tokens: list[int], num_slots: int) -> bool:
+def enter(manager: BlockManager, track: Track, prompt: Prompt, num_slots: int) -> bool:
     """Admits or resumes a track; returns False if there is no room for this many slots."""
     if track.handle is None:
-        if manager.can_admit(tokens, num_slots=num_slots) is not Admission.NOW:
+        if manager.can_admit(prompt, num_slots=num_slots) is not Admission.NOW:
             return False
-        track.handle = manager.admit(tokens, num_slots=num_slots)
+        track.handle = manager.admit(prompt, num_slots=num_slots)
         return True
     try:
         manager.resume(track.handle, num_slots=num_slots)

@@ -32,6 +32,7 @@ from blockmgr.ports.engine.chunks import aim, enter, reserve_some
 from blockmgr.ports.engine.report import Tally
 from blockmgr.ports.engine.room import blocks_held
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, choose_tokens
+from blockmgr.prompt import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -289,18 +290,18 @@ class Scheduler:
 
     def _start(self, job: Job, budget: int) -> bool:
         """Admits or resumes a job for its first chunk; returns False if there is no room yet."""
-        track, tokens = job.tracks[0], _prompt(job)
+        track, prompt = job.tracks[0], _prompt(job)
         if track.handle is None and self._rows + job.rows > self.manager.config.max_seqs:
             return False
-        cached = self.manager.match(tokens).num_cached_tokens
-        size = min(len(tokens) - cached, self._chunk_size, budget)
-        fits = enter(self.manager, track, tokens, cached + size)
+        cached = self.manager.match(prompt).num_cached_tokens
+        size = min(len(prompt) - cached, self._chunk_size, budget)
+        fits = enter(self.manager, track, prompt, cached + size)
         # If it is alone, a smaller chunk works: windows release blocks after each chunk.
         is_alone = self._shrinks and not self._running
-        if not fits and not (is_alone and enter(self.manager, track, tokens, 1)):
+        if not fits and not (is_alone and enter(self.manager, track, prompt, 1)):
             return False
         if track.length == 0:
-            track.length = len(tokens)
+            track.length = len(prompt)
             self._rows += job.rows
         track.written = self.manager.sequence(track.live()).num_computed_tokens
         if not fits:
@@ -434,7 +435,7 @@ class Scheduler:
         self.tally.generated_tokens += sum(len(sample.tokens) for sample in job.result())
 
 
-def _prompt(job: Job) -> list[int]:
+def _prompt(job: Job) -> Prompt:
     """The tokens that a waiting job has to compute before it samples."""
     track = job.tracks[0]
-    return track.tokens if track.handle is None else track.tokens[: track.length]
+    return Prompt(track.tokens if track.handle is None else track.tokens[: track.length])

@@ -86,7 +86,7 @@ class _Running(threading.local):
 
 
 _running = _Running()
-_stored: Final[Any] = vars(PretrainedConfig)["_attn_implementation"]  # a property
+_stored: Final[Any] = PretrainedConfig._attn_implementation  # a property, read off its class
 _stored_name: Final[Callable[[PretrainedConfig], str | None]] = _stored.fget
 
 
