@@ -176,9 +176,8 @@ void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
   std::int64_t held_back = rows().watermark(s.partition);
   if (held_back) {
     // A sequence that grew past the watermark must be able to come back to an empty pool.
-    const std::int64_t all = groups() ? std::max(use<Needs>().first_blocks(Found(), slots),
-                                                 use<Needs>().later_blocks(s.num_tokens, slots))
-                                      : rows().blocks_for(std::max(s.num_tokens, slots));
+    const std::int64_t all = std::max(use<Needs>().first_blocks(Found(), slots),
+                                      use<Needs>().later_blocks(s.num_tokens, slots));
     held_back =
         std::clamp<std::int64_t>(pool().partition(s.partition).capacity - all, 0, held_back);
   }
@@ -221,8 +220,7 @@ MatchResult Admitting::match(const Prompt& prompt) {
   // What can never be admitted finds whatever there is.
   const auto anything = [&] {
     const std::int64_t most = rows().blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
-    return -config().num_blocks -
-           (groups() ? use<GroupTables>().grouped_need(most) + num_states() : most);
+    return -config().num_blocks - use<GroupTables>().blocks_of_units(most) - num_states();
   };
   if (use<Needs>().never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back))
       [[unlikely]]
@@ -268,7 +266,7 @@ void Admitting::plan_grouped(const Token* tokens, std::int64_t count, std::int64
   AdmissionPlan waits;
   const auto fits = [&](const Found& candidate) {
     plan.found = candidate;
-    plan.demand = use<Needs>().grouped_demand(candidate, slots);
+    plan.demand = use<Needs>().demand(candidate, slots);
     const bool may_fit = use<Needs>().first_blocks(candidate, slots) <= most;
     plan.never = plan.never && !may_fit;
     plan.fits = may_fit && plan.demand.fits(left, applicant.held_back);

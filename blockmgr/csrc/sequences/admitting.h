@@ -41,10 +41,6 @@ class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds,
   void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
                                       const Applicant& applicant, AdmissionPlan& plan);
-  // The last node of what is found; kNoNode: nothing is.
-  static NodeId last_node(const Found& found) {
-    return found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
-  }
   template <class Visit>
   void each_source(const Visit& visit) const;
   // The part that it copies or takes over in a group; kNoNode: none.

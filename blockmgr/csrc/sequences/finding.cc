@@ -72,8 +72,7 @@ std::int64_t Finding::written_of(const Found& found) const {
 // The last unit of the chain before `to` that lacks a cached part of some group; -1: none.
 std::int64_t Finding::last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const {
   std::int64_t gap = -1;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     const std::int64_t from = groups()->first_unit(g, position);
     for (std::int64_t unit = to; unit-- > from && unit > gap;)
       if (groups()->cached(g, chain[unit]) < 0) gap = unit;
@@ -83,8 +82,7 @@ std::int64_t Finding::last_gap(const NodeId* chain, std::int64_t position, std::
 
 // Whether every recurrent group has a state at the end of this node.
 bool Finding::has_states(NodeId node) const {
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent()) continue;
+  for (const int g : recurrent()) {
     const NodeId state = groups()->cached(g, node);
     if (state < 0 || groups()->is_being_kept(state)) return false;
   }
@@ -92,10 +90,8 @@ bool Finding::has_states(NodeId node) const {
 }
 
 bool Finding::has_parts(NodeId node, std::int64_t unit, std::int64_t length) const {
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent() && groups()->cached(g, node) < 0 &&
-        groups()->reads(g, length, unit))
-      return false;
+  for (const int g : attention())
+    if (groups()->cached(g, node) < 0 && groups()->reads(g, length, unit)) return false;
   return true;
 }
 
@@ -152,12 +148,12 @@ bool Finding::may_take_over(const Found& found) const {
   if (within && (nodes()[end].key_tokens != found.num_partial || !pool().counts_as_available(end)))
     return false;
   if (!within && !num_states()) return false;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!within && !groups()->group(g).recurrent()) continue;
+  const auto is_used = [&](int g) {
     const NodeId m = groups()->cached(g, end);
-    if (m >= 0 && !pool().counts_as_available(m)) return false;
-  }
-  return true;
+    return m >= 0 && !pool().counts_as_available(m);
+  };
+  return std::none_of(recurrent().begin(), recurrent().end(), is_used) &&
+         !(within && std::any_of(attention().begin(), attention().end(), is_used));
 }
 
 // What the first blocks of a chain serve as a whole, and what of the unit after it. A call may take

@@ -27,12 +27,11 @@ bool GroupEnds::serves(const Sequence& s, std::int64_t logical, NodeId end) cons
   const auto node = [&](std::int64_t unit) {
     return unit < s.num_chained ? use<GroupTables>().path_node(s, unit) : end;
   };
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (groups()->group(g).recurrent() && groups()->cached(g, node(logical)) < 0) return false;
+  for (const int g : recurrent())
+    if (groups()->cached(g, node(logical)) < 0) return false;
   // A query reads its own unit, and nothing else that the one a unit before did not read.
   const bool read_before = logical > 0 && groups()->is_boundary(node(logical - 1));
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     const std::int64_t length = groups()->length(node(logical));
     const std::int64_t first = groups()->first_unit(g, length);
     const std::int64_t from = read_before ? std::max(first, logical) : first;
@@ -56,14 +55,10 @@ std::int64_t GroupEnds::cached_since(const Sequence& s, int g, std::int64_t to) 
 
 // Whether all that the query after this node reads is cached, as far as since_room_ says.
 bool GroupEnds::reads_cached(NodeId n, std::int64_t end) const {
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    const Group& group = groups()->group(g);
-    if (group.recurrent()) {
-      if (groups()->cached(g, n) < 0) return false;
-    } else if (since_room_[nth(g)] > 0 && groups()->reads(g, end, since_room_[nth(g)] - 1)) {
-      return false;
-    }
-  }
+  for (const int g : recurrent())
+    if (groups()->cached(g, n) < 0) return false;
+  for (const int g : attention())
+    if (since_room_[nth(g)] > 0 && groups()->reads(g, end, since_room_[nth(g)] - 1)) return false;
   return true;
 }
 
@@ -76,8 +71,7 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
            end == stops[GroupRow::kRetained];
   };
   const int num_groups = groups()->num_groups();
-  for (int g = 0; g < num_groups; ++g)
-    if (!groups()->group(g).recurrent()) since_room_[nth(g)] = cached_since(s, g, from);
+  for (const int g : attention()) since_room_[nth(g)] = cached_since(s, g, from);
   bool serves = false;
   std::int64_t passed = from;  // units from here on are new boundaries that it only passes
   for (std::int64_t i = from; i < s.num_chained; ++i) {
@@ -146,17 +140,16 @@ bool GroupEnds::keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept
   const std::int64_t unit = s.num_computed / config().block_size - 1;
   const NodeId node = use<GroupTables>().path_node(s, unit);
   std::int64_t missing = 0;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent() || groups()->cached(g, node) >= 0) continue;
+  for (const int g : recurrent()) {
+    if (groups()->cached(g, node) >= 0) continue;
     ++missing;
     const NodeId own = row.states[nth(g)];
     const bool moves = config().remap && nodes().uses(own).pins;
     if (moves || nodes()[own].copy_source != kNoNode || nodes()[own].in_flight) return false;
   }
   if (missing > room || (passed && !missing)) return false;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent() && groups()->cached(g, node) < 0)
-      use<GroupTables>().give_state(s, g, node);
+  for (const int g : recurrent()) {
+    if (groups()->cached(g, node) < 0) use<GroupTables>().give_state(s, g, node);
   }
   const bool is_served = serves(s, unit, node);
   if (is_served) groups()->add_boundary(node, passed);
@@ -186,9 +179,8 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   if (s.num_chained < unit || !use<Needs>().can_stop_at(s.num_computed)) return;
   if (groups()->num_groups() + 1 > room) return;
   use<GroupTables>().settle_keeps();
-  for (int g = 0; config().remap && g < groups()->num_groups(); ++g)
-    if (groups()->group(g).recurrent() && nodes().uses(rows().group_row(s).states[nth(g)]).pins)
-      return;
+  for (const int g : recurrent())
+    if (config().remap && nodes().uses(rows().group_row(s).states[nth(g)]).pins) return;
   if (passed) {  // it takes no look-up from a tail that is more than that
     const Seen seen = seen_children(rows().chain_node(s, unit));
     if (seen.count == kMostChildren && seen.passed < 0) return;
@@ -196,8 +188,7 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   }
   const NodeId tail = cache_end_block(s, unit, rest, !config().remap);
   if (tail < 0) return;
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (groups()->group(g).recurrent()) use<GroupTables>().give_state(s, g, tail);
+  for (const int g : recurrent()) use<GroupTables>().give_state(s, g, tail);
   if (!passed) groups()->set_branch(tail);
   if (serves(s, unit, tail)) groups()->add_boundary(tail, passed);
   if (config().remap) use<Growing>().make_private(s, unit, s.num_computed);
@@ -225,11 +216,11 @@ NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool
     if (!num_states() && use<Finding>().has_parts(child, unit, s.num_computed)) return kNoNode;
   }
   if (!use<GroupTables>().may_give(b)) return kNoNode;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    const bool recurrent = groups()->group(g).recurrent();
-    if (!recurrent && !groups()->reads(g, s.num_computed, unit)) continue;
-    if (!recurrent && unit < row.first[nth(g)]) return kNoNode;
-    if (!use<GroupTables>().may_give(recurrent ? row.states[nth(g)] : groups()->part(g, b)))
+  for (const int g : recurrent())
+    if (!use<GroupTables>().may_give(row.states[nth(g)])) return kNoNode;
+  for (const int g : attention()) {
+    if (!groups()->reads(g, s.num_computed, unit)) continue;
+    if (unit < row.first[nth(g)] || !use<GroupTables>().may_give(groups()->part(g, b)))
       return kNoNode;
   }
   if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
@@ -238,9 +229,8 @@ NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool
   pool().tell_cached({&tail, 1});
   ++rows().counters.cached_tails;
   groups()->place(tail, unit);
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent() && groups()->reads(g, s.num_computed, unit))
-      groups()->keep(groups()->part(g, tail));
+  for (const int g : attention())
+    if (groups()->reads(g, s.num_computed, unit)) groups()->keep(groups()->part(g, tail));
   drop_unseen_tails(key.parent);
   return tail;
 }
@@ -297,13 +287,11 @@ void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
     node = cache_end_block(s, unit, rest, false);
     if (node < 0) return;
   } else {
-    for (int g = 0; g < groups()->num_groups(); ++g)
-      if (groups()->group(g).recurrent() && groups()->cached(g, node) < 0 &&
-          !use<GroupTables>().may_give(row.states[nth(g)]))
-        return;
+    for (const int g : recurrent())
+      if (groups()->cached(g, node) < 0 && !use<GroupTables>().may_give(row.states[nth(g)])) return;
   }
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent() || groups()->cached(g, node) >= 0) continue;
+  for (const int g : recurrent()) {
+    if (groups()->cached(g, node) >= 0) continue;
     groups()->set_part(g, node, row.states[nth(g)]);
     groups()->keep(row.states[nth(g)]);
   }
@@ -311,8 +299,7 @@ void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
     groups()->add_boundary(node);
     if (num_states()) end_path(s, node, resumes);
   }
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent()) continue;
+  for (const int g : recurrent()) {
     NodeId& state = row.states[nth(g)];
     if (state == groups()->part(g, node)) {
       pool().release(state);

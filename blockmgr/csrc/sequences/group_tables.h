@@ -114,13 +114,16 @@ class GroupTables : public Part<GroupTables> {
   // Visits the part of one of its nodes in each further group of attention, if the sequence has it.
   template <class Visit>
   void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
-    for (int g = 0; groups() && g < groups()->num_groups(); ++g) {
-      if (groups()->group(g).recurrent() || logical < rows().group_row(s).first[nth(g)]) continue;
+    for (const int g : attention()) {
+      if (logical < rows().group_row(s).first[nth(g)]) continue;
       const NodeId m = groups()->part(g, rows().table(s)[logical]);
       if (m >= 0) visit(g, m);
     }
   }
-  std::int64_t grouped_need(std::int64_t blocks) const;
+  // Blocks of so many nodes in all groups of attention.
+  std::int64_t blocks_of_units(std::int64_t units) const {
+    return units * (1 + static_cast<std::int64_t>(attention().size()));
+  }
   void refuse_moved(const Sequence& s, const char* call) const;
   [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,
                                     std::int64_t slots) noexcept;
@@ -137,7 +140,7 @@ class GroupTables : public Part<GroupTables> {
   [[gnu::noinline]] bool must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const;
   [[gnu::noinline]] void merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept;
   int most_unwritten(NodeId node) const;
-  [[gnu::noinline]] std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
+  [[gnu::noinline]] std::int64_t written_of(const Sequence& s, std::int64_t length) const;
   bool may_give(NodeId own) const;
   void give_state(Sequence& s, int g, NodeId node) noexcept;
   NodeId copy_end_block(const Sequence& s, std::int64_t unit, int num_tokens) noexcept;
@@ -160,6 +163,7 @@ class GroupTables : public Part<GroupTables> {
   const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
   NodeId node_awaiting_end(const Sequence& s) const;
   void keep_copy(NodeId source, NodeId copy, std::int32_t num_tokens, bool is_state) noexcept;
+  void drop_part_here(int g, NodeId node) noexcept;
   void drop_part(int g, NodeId node) noexcept;
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   bool tells_state(const Sequence& s) const;
