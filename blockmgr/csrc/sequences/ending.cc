@@ -41,7 +41,7 @@ void Ending::release_nodes(Sequence& s, std::int64_t keep) noexcept {
 // Its end becomes findable; what it committed ahead of this step's forward is taken back first.
 void Ending::leave(Sequence& s, bool resumes, bool withdraws) noexcept {
   if (withdraws) withdraw(s);
-  groups() ? use<GroupEnds>().leave_groups(s, resumes) : use<Committing>().cache_tail(s);
+  use<GroupEnds>().leave(s, resumes);
 }
 
 void Ending::free(Handle handle, bool withdraws) {

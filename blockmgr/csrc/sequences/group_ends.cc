@@ -194,12 +194,10 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   if (config().remap) use<Growing>().make_private(s, unit, s.num_computed);
 }
 
-// The block in which the computed tokens of a sequence end becomes a findable tail in all groups of
-// attention; or, if it goes on there, a copy does. kNoNode: it is shared, or there is such a tail.
-NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept {
-  const NodeId b = rows().table(s)[unit];
-  const GroupRow& row = rows().group_row(s);
-  const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
+// Whether a child serves all that a tail of these tokens would serve. Another tail of the same
+// tokens stands for it, even if it serves less.
+bool GroupEnds::is_covered(const Sequence& s, const Key& key, std::int64_t unit,
+                           int rest) noexcept {
   NodeId child = index().first_child(key.parent);
   for (int seen = 0; child >= 0 && seen < kMostChildren;
        ++seen, child = nodes()[child].next_sibling) {
@@ -207,27 +205,57 @@ NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool
     if (record.extras != key.extras || record.key_tokens < rest ||
         !same_tokens(nodes().tokens(child), key.tokens, rest))
       continue;
-    // Another tail of these tokens stands for this one, even if it serves less.
-    if (record.key_tokens == rest) {
+    const bool is_same = record.key_tokens == rest;
+    if (is_same && groups()) {
       index().bring_forward(child);  // for the next prompt that diverges here
       groups()->clear_passed(child);
-      return kNoNode;
     }
-    if (!num_states() && use<Finding>().has_parts(child, unit, s.num_computed)) return kNoNode;
+    if (is_same || (!num_states() && use<Finding>().has_parts(child, unit, s.num_computed)))
+      return true;
   }
-  if (!use<GroupTables>().may_give(b)) return kNoNode;
+  return false;
+}
+
+void GroupEnds::supersede_tails(const Key& key, int num_tokens) noexcept {
+  NodeId child = index().first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+    const Node& record = nodes()[child];
+    const NodeId after = record.next_sibling;
+    if (record.key_tokens < num_tokens && record.extras == key.extras &&
+        same_tokens(nodes().tokens(child), key.tokens, record.key_tokens))
+      pool().forget(child);
+    child = after;
+  }
+}
+
+// Whether only this sequence has what the query at its end reads of this unit, in all groups.
+bool GroupEnds::may_give_end(const Sequence& s, std::int64_t unit) const {
+  const NodeId b = rows().table(s)[unit];
+  if (!use<GroupTables>().may_give(b)) return false;
   for (const int g : recurrent())
-    if (!use<GroupTables>().may_give(row.states[nth(g)])) return kNoNode;
+    if (!use<GroupTables>().may_give(rows().group_row(s).states[nth(g)])) return false;
   for (const int g : attention()) {
     if (!groups()->reads(g, s.num_computed, unit)) continue;
-    if (unit < row.first[nth(g)] || !use<GroupTables>().may_give(groups()->part(g, b)))
-      return kNoNode;
+    if (unit < rows().group_row(s).first[nth(g)] ||
+        !use<GroupTables>().may_give(groups()->part(g, b)))
+      return false;
   }
+  return true;
+}
+
+// The block in which the computed tokens of a sequence end becomes a findable tail in all groups of
+// attention; or, if it goes on there, a copy does. kNoNode: it is shared, or there is such a tail.
+NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept {
+  const NodeId b = rows().table(s)[unit];
+  const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
+  if (is_covered(s, key, unit, rest) || !may_give_end(s, unit)) return kNoNode;
+  if (!groups()) supersede_tails(key, rest);
   if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
   const NodeId tail = goes_on ? use<GroupTables>().copy_end_block(s, unit, rest) : b;
   pool().promote_tail(tail, {key.parent, key.extras, nodes().tokens(tail)}, rest);
   pool().tell_cached({&tail, 1});
   ++rows().counters.cached_tails;
+  if (!groups()) return tail;
   groups()->place(tail, unit);
   for (const int g : attention())
     if (groups()->reads(g, s.num_computed, unit)) groups()->keep(groups()->part(g, tail));
@@ -269,33 +297,33 @@ void GroupEnds::drop_unseen_tails(NodeId parent) noexcept {
   }
 }
 
-// Caches the end of a sequence before it goes: the state where it stands, and the tokens of a unit
-// that is not full. resumes: it continues from there when there is room.
+// Caches the end of a sequence before it goes: the tokens of a unit that is not full, and the state
+// where it stands. resumes: it continues from there when there is room.
 void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
-  const std::int64_t size = config().block_size;
-  const std::int64_t unit = s.num_computed / size;
-  const auto rest = static_cast<int>(s.num_computed % size);
-  GroupRow& row = rows().group_row(s);
-  if (!digester() || s.state != Sequence::kRunning || s.outdated || !s.num_computed) return;
-  if ((num_states() && !row.stands) || s.num_chained < unit) return;
-  if (rest && (rest < config().min_partial_tokens || !config().min_partial_tokens)) return;
-  if (!rest && !num_states()) return;
+  const int least = config().min_partial_tokens;
+  if (!(least || num_states()) || !digester() || s.outdated || !s.num_computed) return;
+  const std::int64_t unit = block_size().whole(s.num_computed);
+  const auto rest = static_cast<int>(s.num_computed - unit * config().block_size);
+  if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return;
+  if (rest ? !least || rest < least : !num_states()) return;
   use<GroupTables>().settle_keeps();
-  const NodeId whole = unit ? use<GroupTables>().path_node(s, unit - 1) : kNoNode;
-  NodeId node = whole;
-  if (rest) {
-    node = cache_end_block(s, unit, rest, false);
-    if (node < 0) return;
-  } else {
-    for (const int g : recurrent())
-      if (groups()->cached(g, node) < 0 && !use<GroupTables>().may_give(row.states[nth(g)])) return;
-  }
+  if (!rest) return keep_states_at(s, use<GroupTables>().path_node(s, unit - 1), resumes);
+  const NodeId tail = cache_end_block(s, unit, rest, false);
+  if (groups() && tail >= 0) keep_states_at(s, tail, resumes);
+}
+
+// Its states at its end, which is this node; and the boundary there.
+void GroupEnds::keep_states_at(Sequence& s, NodeId node, bool resumes) noexcept {
+  GroupRow& row = rows().group_row(s);
+  const auto is_lacking = [&](int g) { return groups()->cached(g, node) < 0; };
+  for (const int g : recurrent())
+    if (is_lacking(g) && !use<GroupTables>().may_give(row.states[nth(g)])) return;
   for (const int g : recurrent()) {
-    if (groups()->cached(g, node) >= 0) continue;
+    if (!is_lacking(g)) continue;
     groups()->set_part(g, node, row.states[nth(g)]);
     groups()->keep(row.states[nth(g)]);
   }
-  if (serves(s, rest ? unit : unit - 1, node)) {
+  if (serves(s, groups()->unit(node), node)) {
     groups()->add_boundary(node);
     if (num_states()) end_path(s, node, resumes);
   }
@@ -329,15 +357,19 @@ void GroupEnds::keep_path(const Sequence& s) noexcept {
 }
 
 // The sequence still has its blocks.
-void GroupEnds::leave_groups(Sequence& s, bool resumes) noexcept {
+void GroupEnds::leave(Sequence& s, bool resumes) noexcept {
   if (s.state != Sequence::kRunning) return;
   if (!config().remap) use<GroupTables>().cancel_keeps(s);
   const std::int64_t tails = rows().counters.cached_tails;
   keep_end(s, resumes);
+  if (groups()) leave_path(s, rows().counters.cached_tails != tails);
+}
+
+void GroupEnds::leave_path(Sequence& s, bool left_tail) noexcept {
   if (s.num_chained) {
     const NodeId last = use<GroupTables>().path_node(s, s.num_chained - 1);
     groups()->tell_kept(&last, 1);
-    if (rows().counters.cached_tails == tails) {
+    if (!left_tail) {
       keep_path(s);
       groups()->clear_passed(last);
     }

@@ -41,7 +41,7 @@ bool GroupTables::waits_for_copy(const Kept& k) const {
 
 // The states that were put in place by copies which are resolved by now can be found. A look-up
 // leaves no event, so those that mirrors should know of stay in the list for settle_events.
-void GroupTables::settle_keeps() noexcept {
+void GroupTables::settle_all() noexcept {
   auto left = keeps_.begin();
   for (Kept& k : keeps_)
     if (!settle(k)) *left++ = k;
@@ -83,7 +83,7 @@ NodeId GroupTables::node_awaiting_end(const Sequence& s) const {
   return kNoNode;
 }
 
-void GroupTables::cancel_keeps(const Sequence& s) noexcept {
+void GroupTables::cancel_end(const Sequence& s) noexcept {
   const NodeId node = node_awaiting_end(s);
   if (node < 0) return;
   groups()->end_boundary(node);

@@ -25,9 +25,15 @@ class GroupTables : public Part<GroupTables> {
     const std::int64_t blocks = num_states() ? 1 + groups()->num_groups() : 0;
     keeps_.reserve(keeps_.size() + static_cast<std::size_t>(count * blocks));
   }
-  void settle_keeps() noexcept;
+  void settle_keeps() noexcept {
+    if (!keeps_.empty()) [[unlikely]]
+      settle_all();
+  }
   // Before a sequence leaves: what a copy was to keep of its end can be kept itself.
-  void cancel_keeps(const Sequence& s) noexcept;
+  void cancel_keeps(const Sequence& s) noexcept {
+    if (!keeps_.empty()) [[unlikely]]
+      cancel_end(s);
+  }
   // Blocks that are used until a copy into them is applied.
   template <class Visit>
   void each_referenced(Visit visit) const {
@@ -160,6 +166,8 @@ class GroupTables : public Part<GroupTables> {
   }
   bool waits_for_copy(const Kept& k) const;
   bool settle(Kept& k) noexcept;
+  void settle_all() noexcept;
+  void cancel_end(const Sequence& s) noexcept;
   const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
   NodeId node_awaiting_end(const Sequence& s) const;
   void keep_copy(NodeId source, NodeId copy, std::int32_t num_tokens, bool is_state) noexcept;
