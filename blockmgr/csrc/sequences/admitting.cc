@@ -1,37 +1,58 @@
 #include <algorithm>
+#include <optional>
 
 #include "sequences/sequences.h"
 
 namespace blockmgr {
 
-// All counting happens here, before any change.
+// The most that is found first; then what takes less: its end taken over instead of copied, less of
+// it, nothing. Of these, what was due must be there, whether or not it fits. If none fits now, the
+// plan is to wait for the most; with full attention alone, for whole blocks, because a copy uses
+// its source as well. All counting happens here, before any change.
 AdmissionPlan Admitting::plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                         const Applicant& applicant) {
   AdmissionPlan plan;
-  if (groups()) [[unlikely]] {
-    plan_grouped(tokens, count, slots, applicant, plan);
-    return plan;
-  }
-  Found& found = plan.found;
-  if (applicant.read_cache && applicant.root != kNoNode) {
-    const std::int64_t looked_up = applicant.looked_up(count);
-    use<Finding>().find_prefix(tokens, looked_up, applicant.root, applicant.extras, found);
-    if (rows().blocks_for(std::max(slots, applicant.due_cached)) > found.num_full)
-      use<Finding>().find_partial(tokens, looked_up, applicant.extras, found);
-  }
+  Candidates found;
+  if (applicant.read_cache && applicant.root != kNoNode)
+    use<Finding>().find(tokens, count, applicant, found,
+                        rows().blocks_for(std::max(slots, applicant.due_cached)));
+  plan.num_shared = found.num_shared;
   const std::int64_t left = rows().available(applicant.partition);
-  plan.demand = use<Needs>().demand(found, slots);
-  plan.fits = plan.demand.fits(left, applicant.held_back);
-  if (found.partial >= 0 && applicant.due_cached < 0 && !plan.fits) {
-    // A copy holds its source as well; without it the prompt may still fit.
-    found.partial = kNoNode;
-    found.num_partial = 0;
-    found.take_over = false;
-    plan.demand = use<Needs>().demand(found, slots);
-    plan.fits = plan.demand.fits(left, applicant.held_back);
+  const std::int64_t most = pool().partition(applicant.partition).capacity - applicant.held_back;
+  std::optional<AdmissionPlan> waits;
+  const auto fits = [&](const Found& candidate) {
+    plan.found = candidate;
+    plan.demand = use<Needs>().demand(candidate, slots);
+    // With full attention alone, what never fits was refused before.
+    const bool may = !groups() || use<Needs>().first_blocks(candidate, slots) <= most;
+    plan.fits = may && plan.demand.fits(left, applicant.held_back);
+    const bool most_yet = !groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
+    if (may && !plan.fits && most_yet) waits = plan;
+    return plan.fits;
+  };
+  const auto fits_somehow = [&](Found& candidate) {
+    if (fits(candidate)) return true;
+    if (candidate.take_over || !use<Finding>().may_take_over(candidate)) return false;
+    candidate.take_over = true;
+    return fits(candidate);
+  };
+  bool any_due = false;
+  const auto is_due = [&](const Found& candidate) {
+    const bool due = applicant.due_cached < 0 || num_cached(candidate) == applicant.due_cached;
+    any_due = any_due || due;
+    return due;
+  };
+  if (found.ends_within() && is_due(found.partial) && fits_somehow(found.partial)) return plan;
+  if (is_due(found.whole) && fits_somehow(found.whole)) return plan;
+  // Whole blocks of full attention alone take no more than fresh ones would.
+  if (groups() && found.whole.num_full) {
+    Found nothing;
+    nothing.node = applicant.root;
+    if (is_due(nothing) && fits(nothing)) return plan;
   }
-  if (applicant.due_cached >= 0 && num_cached(found) != applicant.due_cached) [[unlikely]]
-    throw StaleMatch(applicant.due_cached, num_cached(found));
+  if (!any_due) throw StaleMatch(applicant.due_cached, num_cached(found.deepest()));
+  if (waits) return *waits;
+  plan.never = true;
   return plan;
 }
 
@@ -252,57 +273,6 @@ Admission Admitting::can_admit(const Prompt& prompt) {
   if (rows().unused_rows.empty()) return Admission::kLater;
   const AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
   return plan.fits ? Admission::kNow : plan.never ? Admission::kNever : Admission::kLater;
-}
-
-// The most that is found first; then what takes less: its end taken over instead of copied, less of
-// it, nothing. Of these, what was due must be there, whether or not it fits. If none fits now, the
-// plan is to wait for the most.
-void Admitting::plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
-                             const Applicant& applicant, AdmissionPlan& plan) {
-  GroupedFound found;
-  const std::int64_t left = rows().available(applicant.partition);
-  const std::int64_t most = pool().partition(applicant.partition).capacity - applicant.held_back;
-  plan.never = true;
-  AdmissionPlan waits;
-  const auto fits = [&](const Found& candidate) {
-    plan.found = candidate;
-    plan.demand = use<Needs>().demand(candidate, slots);
-    const bool may_fit = use<Needs>().first_blocks(candidate, slots) <= most;
-    plan.never = plan.never && !may_fit;
-    plan.fits = may_fit && plan.demand.fits(left, applicant.held_back);
-    if (may_fit && num_cached(candidate) >= num_cached(waits.found)) waits = plan;
-    return plan.fits;
-  };
-  const auto is_due = [&](const Found& candidate) {
-    return applicant.due_cached < 0 || num_cached(candidate) == applicant.due_cached;
-  };
-  const auto tried = [&] {
-    const auto fits_somehow = [&](Found candidate) {
-      if (fits(candidate)) return true;
-      if (candidate.take_over || !use<Finding>().may_take_over(candidate)) return false;
-      candidate.take_over = true;
-      return fits(candidate);
-    };
-    const bool within =
-        found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full;
-    const bool partial_due = within && is_due(found.partial);
-    if (partial_due && fits_somehow(found.partial)) return;
-    const bool whole_due = found.whole.num_full && is_due(found.whole);
-    if (whole_due && fits_somehow(found.whole)) return;
-    Found nothing;
-    nothing.node = applicant.root;
-    if (is_due(nothing)) {
-      fits(nothing);
-    } else if (!partial_due && !whole_due) {
-      throw StaleMatch(applicant.due_cached, num_cached(within ? found.partial : found.whole));
-    }
-  };
-  if (applicant.read_cache && applicant.root != kNoNode && digester()) {
-    found = use<Finding>().find_grouped(tokens, count, applicant);
-  }
-  tried();
-  if (!plan.fits && !plan.never) plan = waits;
-  plan.num_shared = found.num_shared;
 }
 
 // What of the last node found goes to the sequence, by group: parts to copy, or to take over.

@@ -39,8 +39,6 @@ class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds,
   AdmissionPlan settled_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                   const Applicant& applicant);
   void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
-  [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
-                                      const Applicant& applicant, AdmissionPlan& plan);
   template <class Visit>
   void each_source(const Visit& visit) const;
   // The part that it copies or takes over in a group; kNoNode: none.

@@ -31,36 +31,6 @@ void Finding::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
   found.strayed = chain.strayed;
 }
 
-// The child of the last matched node that begins like the tokens after it, the longest first.
-void Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                           Found& found) const {
-  if (!config().min_partial_tokens || !digester()) return;
-  const std::int64_t start = found.num_full * config().block_size;
-  const auto limit =
-      static_cast<int>(std::min<std::int64_t>(count - 1 - start, config().block_size));
-  if (limit < config().min_partial_tokens) return;
-  const std::uint32_t keys = extras_at(extras, found.num_full);
-  int best = config().min_partial_tokens - 1;
-  NodeId child = index().first_child(found.node);
-  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
-    const Node& record = nodes()[child];
-    if (record.extras == keys) {
-      // The copy runs before this step's forward.
-      const int n = common_prefix(nodes().tokens(child), tokens + start,
-                                  std::min(limit, record.key_tokens - record.unwritten));
-      if (n > best) {
-        best = n;
-        found.partial = child;
-        found.num_partial = n;
-        // What does not match would be lost to others, so a tail is taken over whole or copied.
-        found.take_over =
-            n == record.key_tokens && n < config().block_size && pool().counts_as_available(child);
-      }
-    }
-    child = record.next_sibling;
-  }
-}
-
 // Tokens of the leading blocks found that are in memory before this step's forward.
 std::int64_t Finding::written_of(const Found& found) const {
   const std::int64_t size = config().block_size;
@@ -98,8 +68,8 @@ bool Finding::has_parts(NodeId node, std::int64_t unit, std::int64_t length) con
 // The child of the first num_full blocks that serves most of the tokens after them in every group.
 // Below the end of what full attention has, only tails are worth a look: a whole unit would have
 // been found. The most of these tokens that any child has, served or not.
-int Finding::find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                                  bool tails_only, Found& found) const {
+int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                          bool tails_only, Found& found) const {
   const std::int64_t start = found.num_full * config().block_size;
   const auto limit =
       static_cast<int>(std::min<std::int64_t>(count - 1 - start, config().block_size));
@@ -108,34 +78,33 @@ int Finding::find_grouped_partial(const Token* tokens, std::int64_t count, const
   int best = config().min_partial_tokens - 1;
   int most_shared = 0;
   NodeId child = index().first_child(found.node);
-  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+  for (int seen = 0; child >= 0 && seen < kMostChildren;
+       ++seen, child = nodes()[child].next_sibling) {
     const Node& record = nodes()[child];
-    const NodeId next = record.next_sibling;
-    const int most = std::min<int>(limit, record.key_tokens);
-    const Token* own = nodes().tokens(child);
     const bool tail = record.key_tokens < config().block_size;
-    int n = 0;
-    if (record.extras == keys && (tail || !tails_only))
-      n = static_cast<int>(std::mismatch(own, own + most, tokens + start).first - own);
+    if (record.extras != keys || (tails_only && !tail)) continue;
+    int n = common_prefix(nodes().tokens(child), tokens + start,
+                          std::min<int>(limit, record.key_tokens));
     most_shared = std::max(most_shared, n);  // also of what this step's forward has yet to write
     n = std::min(n, record.key_tokens - use<GroupTables>().most_unwritten(child));
     const bool at_end = tail && n == record.key_tokens;
     // A tail that can be taken over needs no copy.
     const bool is_better =
         n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
-    const bool serves =
-        is_better && n < config().block_size && ((num_states() || tails_only) ? at_end : true) &&
-        has_parts(child, found.num_full, start + n) && (!num_states() || has_states(child)) &&
-        last_gap(found.full, start + n, found.num_full) < 0;
-    if (serves) {
-      Found other = found;
-      other.partial = child;
-      other.num_partial = n;
-      other.take_over = !groups()->is_branch(child) && may_take_over(other);
-      if (n > best || other.take_over) found = other;
-      best = n;
+    const bool serves = is_better && n < config().block_size &&
+                        ((num_states() || tails_only) ? at_end : true) &&
+                        has_parts(child, found.num_full, start + n) && has_states(child) &&
+                        last_gap(found.full, start + n, found.num_full) < 0;
+    if (!serves) continue;
+    // What does not match would be lost to others, so a tail is taken over whole or copied.
+    const bool takes_over =
+        at_end && !(groups() && groups()->is_branch(child)) && is_unused(child, true);
+    if (n > best || takes_over) {
+      found.partial = child;
+      found.num_partial = n;
+      found.take_over = takes_over;
     }
-    child = next;
+    best = n;
   }
   return most_shared;
 }
@@ -144,10 +113,13 @@ int Finding::find_grouped_partial(const Token* tokens, std::int64_t count, const
 // as it is, or the states of a whole block.
 bool Finding::may_take_over(const Found& found) const {
   const bool within = found.partial >= 0;
-  const NodeId end = within ? found.partial : found.node;
-  if (within && (nodes()[end].key_tokens != found.num_partial || !pool().counts_as_available(end)))
-    return false;
-  if (!within && !num_states()) return false;
+  if (within && nodes()[found.partial].key_tokens != found.num_partial) return false;
+  if (!within && !(num_states() && found.num_full)) return false;
+  return is_unused(last_node(found), within);
+}
+
+bool Finding::is_unused(NodeId end, bool within) const {
+  if (within && !pool().counts_as_available(end)) return false;
   const auto is_used = [&](int g) {
     const NodeId m = groups()->cached(g, end);
     return m >= 0 && !pool().counts_as_available(m);
@@ -156,52 +128,54 @@ bool Finding::may_take_over(const Found& found) const {
          !(within && std::any_of(attention().begin(), attention().end(), is_used));
 }
 
-// What the first blocks of a chain serve as a whole, and what of the unit after it. A call may take
-// less than is cached; where prompts diverge does not depend on that.
-GroupedFound Finding::find_grouped(const Token* tokens, std::int64_t num_tokens,
-                                   const Applicant& applicant) {
+// A call may take less than is cached; where prompts diverge does not depend on that.
+void Finding::find(const Token* tokens, std::int64_t num_tokens, const Applicant& applicant,
+                   Candidates& found, std::int64_t most) {
   use<GroupTables>().settle_keeps();
-  GroupedFound result;
-  const bool partly = config().min_partial_tokens > 0;
+  const bool partly = config().min_partial_tokens && digester();
   const std::int64_t count = applicant.looked_up(num_tokens);
-  Found chain;
-  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, chain);
-  const std::int64_t most = std::min(chain.num_full, block_size().whole(count - 1));
-  result.num_shared = chain.num_full * config().block_size;
+  Found& whole = found.whole;
+  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, whole);
+  found.num_lead = whole.num_full;
+  found.num_shared = whole.num_full * config().block_size;
   const auto share = [&](int shared) {
-    if (shared >= config().min_partial_tokens) result.num_shared += shared;
+    if (shared >= config().min_partial_tokens) found.num_shared += shared;
   };
   if (partly && num_states() && count < num_tokens) {
-    Found shared = chain;
-    share(find_grouped_partial(tokens, num_tokens, applicant.extras, false, shared));
+    Found shared = whole;
+    share(find_partial(tokens, num_tokens, applicant.extras, false, shared));
   }
-  const auto cut = [&](std::int64_t length) {
-    Found found = chain;
-    found.num_full = length;
-    found.node = length ? chain.full[length - 1] : applicant.root;
-    found.num_unused = pool().count_available(found.full, length);
-    return found;
+  const auto end_of = [&](std::int64_t length) {
+    return length ? whole.full[length - 1] : applicant.root;
   };
-  std::int64_t length = most;
+  const auto cut = [&](Found& to, std::int64_t length) {
+    if (to.num_full == length) return;
+    to.num_full = length;
+    to.node = end_of(length);
+    to.num_unused = pool().count_available(to.full, length);
+  };
+  const std::int64_t deepest = std::min(whole.num_full, block_size().whole(count - 1));
+  std::int64_t length = deepest;
   while (true) {
-    const NodeId node = length ? chain.full[length - 1] : applicant.root;
-    const bool deepest = length == most;
-    if (partly && result.partial.partial < 0 && (deepest || groups()->has_tails(node))) {
-      Found found = cut(length);
-      const int shared = find_grouped_partial(tokens, count, applicant.extras, !deepest, found);
-      if (deepest && count == num_tokens) share(shared);
-      if (found.partial >= 0) result.partial = found;
+    const bool looks_within =
+        length == deepest ? groups() || length < most : groups()->has_tails(end_of(length));
+    if (partly && looks_within && found.partial.partial < 0) {
+      Found within = whole;
+      cut(within, length);
+      const int shared = find_partial(tokens, count, applicant.extras, length != deepest, within);
+      if (length == deepest && count == num_tokens) share(shared);
+      if (within.partial >= 0) found.partial = within;
     }
-    const std::int64_t gap = last_gap(chain.full, length * config().block_size, length);
+    if (!groups()) break;
+    const std::int64_t gap = last_gap(whole.full, length * config().block_size, length);
     if (gap >= 0) {
       length = gap;
       continue;
     }
-    if (!length || !num_states() || has_states(node)) break;
+    if (!length || has_states(end_of(length))) break;
     --length;
   }
-  result.whole = cut(length);
-  return result;
+  cut(whole, length);
 }
 
 // The blocks of a chain that full attention has, up to the deepest place that every group serves.

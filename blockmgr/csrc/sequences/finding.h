@@ -25,13 +25,13 @@ class Finding : public Part<Finding, GroupTables> {
   void find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras,
                    Found& found);
   std::int64_t written_of(const Found& found) const;
-  void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                    Found& found) const;
   std::int64_t served_of(const Found& chain) const;
   // Whether every group of attention has what the query after so many tokens reads of a node.
   bool has_parts(NodeId node, std::int64_t unit, std::int64_t length) const;
-  GroupedFound find_grouped(const Token* tokens, std::int64_t num_tokens,
-                            const Applicant& applicant);
+  // What the first blocks of a chain serve as a whole, and what of the block after it. most: with
+  // full attention alone, nothing is looked for within a block behind so many.
+  void find(const Token* tokens, std::int64_t num_tokens, const Applicant& applicant,
+            Candidates& found, std::int64_t most = INT64_MAX);
   bool may_take_over(const Found& found) const;
 
  private:
@@ -39,8 +39,9 @@ class Finding : public Part<Finding, GroupTables> {
                                const ExtrasIds& extras, const Found& found) const;
   std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
   bool has_states(NodeId node) const;
-  int find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                           bool tails_only, Found& found) const;
+  bool is_unused(NodeId end, bool within) const;
+  int find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                   bool tails_only, Found& found) const;
 
   // What was found last, kept so that calls seldom allocate. What an earlier one left here means
   // nothing.

@@ -358,10 +358,8 @@ void GroupTables::merge_parts(Sequence& s, std::int64_t logical, NodeId cached) 
   });
 }
 
-// Trailing tokens of a node that this step's forward has yet to write, in the group that has most.
-int GroupTables::most_unwritten(NodeId node) const {
+int GroupTables::count_unwritten(NodeId node) const {
   int most = nodes()[node].unwritten;
-  if (unwritten().empty()) return most;
   for (const int g : attention()) {
     const NodeId m = groups()->cached(g, node);
     if (m >= 0) most = std::max<int>(most, nodes()[m].unwritten);

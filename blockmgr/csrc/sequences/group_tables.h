@@ -145,7 +145,9 @@ class GroupTables : public Part<GroupTables> {
   void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
   [[gnu::noinline]] bool must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const;
   [[gnu::noinline]] void merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept;
-  int most_unwritten(NodeId node) const;
+  // Trailing tokens of a node that this step's forward has yet to write, in the group that has
+  // most.
+  int most_unwritten(NodeId node) const { return unwritten().empty() ? 0 : count_unwritten(node); }
   [[gnu::noinline]] std::int64_t written_of(const Sequence& s, std::int64_t length) const;
   bool may_give(NodeId own) const;
   void give_state(Sequence& s, int g, NodeId node) noexcept;
@@ -165,6 +167,7 @@ class GroupTables : public Part<GroupTables> {
            parts_before_[static_cast<std::size_t>(slots - whole * config().block_size)];
   }
   bool waits_for_copy(const Kept& k) const;
+  [[gnu::noinline]] int count_unwritten(NodeId node) const;
   bool settle(Kept& k) noexcept;
   void settle_all() noexcept;
   void cancel_end(const Sequence& s) noexcept;

@@ -52,10 +52,14 @@ struct AdmissionPlan {
   std::int64_t num_shared = 0;  // leading tokens that full attention has
 };
 
-struct GroupedFound {
+// Where a prompt can continue.
+struct Candidates {
   Found whole;                  // whole blocks that every group serves
   Found partial;                // if partial is a node: more than that, within a block
+  std::int64_t num_lead = 0;    // leading blocks that full attention has: whole.full has them all
   std::int64_t num_shared = 0;  // leading tokens that full attention has
+  bool ends_within() const { return partial.partial >= 0 && partial.num_full >= whole.num_full; }
+  const Found& deepest() const { return ends_within() ? partial : whole; }
 };
 
 // What was made findable by a copy that is not applied: a block of a sequence, which goes on in
