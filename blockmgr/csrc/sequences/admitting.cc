@@ -1,59 +1,70 @@
 #include <algorithm>
-#include <optional>
 
 #include "sequences/sequences.h"
 
 namespace blockmgr {
 
-// The most that is found first; then what takes less: its end taken over instead of copied, less of
-// it, nothing. Of these, what was due must be there, whether or not it fits. If none fits now, the
-// plan is to wait for the most; with full attention alone, for whole blocks, because a copy uses
-// its source as well. All counting happens here, before any change.
+// All counting happens here, before any change.
 AdmissionPlan Admitting::plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                         const Applicant& applicant) {
   AdmissionPlan plan;
-  Candidates found;
+  Reach reach;
   if (applicant.read_cache && applicant.root != kNoNode)
-    use<Finding>().find(tokens, count, applicant, found,
+    use<Finding>().find(tokens, count, applicant, plan.found, reach,
                         rows().blocks_for(std::max(slots, applicant.due_cached)));
-  plan.num_shared = found.num_shared;
-  const std::int64_t left = rows().available(applicant.partition);
-  const std::int64_t most = pool().partition(applicant.partition).capacity - applicant.held_back;
+  plan.num_shared = reach.num_shared;
+  // Mostly there is room for the most that is found.
+  if (applicant.due_cached >= 0 || !fits(plan, slots, applicant)) [[unlikely]]
+    choose(plan, reach.num_whole, slots, applicant);
+  return plan;
+}
+
+// Whether it does now, and what it takes. With full attention alone, what never fits was refused
+// before.
+[[gnu::always_inline]] inline bool Admitting::fits(AdmissionPlan& plan, std::int64_t slots,
+                                                   const Applicant& applicant) const {
+  plan.demand = use<Needs>().demand(plan.found, slots);
+  plan.never = groups() && use<Needs>().first_blocks(plan.found, slots) >
+                               pool().partition(applicant.partition).capacity - applicant.held_back;
+  plan.fits =
+      !plan.never && plan.demand.fits(rows().available(applicant.partition), applicant.held_back);
+  return plan.fits;
+}
+
+// The most that is found first; then what takes less: its end taken over instead of copied, less of
+// it, nothing. Of these, what was due must be there, whether or not it fits. If none fits now, the
+// plan is to wait for the most; with full attention alone, for whole blocks, because a copy uses
+// its source as well.
+void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t slots,
+                       const Applicant& applicant) const {
+  const std::int64_t most = num_cached(plan.found);
   std::optional<AdmissionPlan> waits;
-  const auto fits = [&](const Found& candidate) {
+  bool any_due = false;
+  const auto try_one = [&](const Found& candidate) {
     plan.found = candidate;
-    plan.demand = use<Needs>().demand(candidate, slots);
-    // With full attention alone, what never fits was refused before.
-    const bool may = !groups() || use<Needs>().first_blocks(candidate, slots) <= most;
-    plan.fits = may && plan.demand.fits(left, applicant.held_back);
-    const bool most_yet = !groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
-    if (may && !plan.fits && most_yet) waits = plan;
-    return plan.fits;
+    if (fits(plan, slots, applicant)) return true;
+    const bool is_most = !groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
+    if (!plan.never && is_most) waits = plan;
+    return false;
   };
-  const auto fits_somehow = [&](Found& candidate) {
-    if (fits(candidate)) return true;
+  const auto fits_somehow = [&](Found candidate) {
+    if (applicant.due_cached >= 0 && num_cached(candidate) != applicant.due_cached) return false;
+    any_due = true;
+    if (try_one(candidate)) return true;
     if (candidate.take_over || !use<Finding>().may_take_over(candidate)) return false;
     candidate.take_over = true;
-    return fits(candidate);
+    return try_one(candidate);
   };
-  bool any_due = false;
-  const auto is_due = [&](const Found& candidate) {
-    const bool due = applicant.due_cached < 0 || num_cached(candidate) == applicant.due_cached;
-    any_due = any_due || due;
-    return due;
-  };
-  if (found.ends_within() && is_due(found.partial) && fits_somehow(found.partial)) return plan;
-  if (is_due(found.whole) && fits_somehow(found.whole)) return plan;
+  Found whole = plan.found;
+  use<Finding>().cut(whole, num_whole, applicant.root);
+  if (plan.found.partial >= 0 && fits_somehow(plan.found)) return;
+  if (fits_somehow(whole)) return;
   // Whole blocks of full attention alone take no more than fresh ones would.
-  if (groups() && found.whole.num_full) {
-    Found nothing;
-    nothing.node = applicant.root;
-    if (is_due(nothing) && fits(nothing)) return plan;
-  }
-  if (!any_due) throw StaleMatch(applicant.due_cached, num_cached(found.deepest()));
-  if (waits) return *waits;
-  plan.never = true;
-  return plan;
+  Found nothing;
+  nothing.node = applicant.root;
+  if (groups() && num_whole && fits_somehow(nothing)) return;
+  if (!any_due) throw StaleMatch(applicant.due_cached, most);
+  if (waits) plan = *waits;
 }
 
 AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t count,

@@ -98,9 +98,9 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
                                        "], got " + std::to_string(num_tokens));
   if (num_tokens < s.num_computed) rows().refuse_ahead(s, "truncate");
   const std::int64_t before = s.num_computed;
-  const std::int64_t blocks = rows().blocks_for(num_tokens);
   std::int64_t length = std::min(before, num_tokens);
-  std::int64_t kept = blocks;
+  std::int64_t whole = num_tokens / config().block_size;
+  std::int64_t kept = rows().blocks_for(num_tokens);
   bool falls = false;  // to where every group serves it
   if (groups()) [[unlikely]] {
     // Before another copy of a kept state into the same block is planned.
@@ -109,29 +109,30 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
   }
   if (falls) [[unlikely]] {
     length = fall_of(s, length, before);
-    kept = std::min(kept, units_after_fall(s, length));
+    whole = length / config().block_size;
+    const std::int64_t units = units_after_fall(s, length);
+    if (units < std::min<std::int64_t>(kept, s.num_blocks))
+      wait_from(s, units * config().block_size, num_tokens);
+    kept = std::min(kept, units);
+    if (whole < s.num_chained) use<GroupEnds>().keep_path(s);
   }
-  const std::int64_t room = rows().token_room(s);
-  if (kept < blocks && kept < s.num_blocks) [[unlikely]] {
-    wait_from(s, kept * config().block_size, num_tokens);
-  } else if (num_tokens <= room) {
+  const std::int64_t room = std::min<std::int64_t>(kept, s.num_blocks) * config().block_size;
+  if (num_tokens <= room) {
     std::vector<Token>().swap(s.waiting);
     s.waiting_start = 0;
   } else {
     s.waiting.resize(s.waiting_start + static_cast<std::size_t>(num_tokens - room));
   }
-
-  const auto whole = static_cast<std::int32_t>(block_size().whole(length));
-  if (falls && whole < s.num_chained) use<GroupEnds>().keep_path(s);
   release_blocks(s, kept);
-  if (falls) [[unlikely]]
-    fall_to(s, length, before);
   s.num_tokens = num_tokens;
   rows().limit_computed(s, num_tokens);
   s.num_cached = std::min(s.num_cached, length);
-  s.num_chained = std::min(s.num_chained, whole);
+  s.num_chained = std::min(s.num_chained, static_cast<std::int32_t>(whole));
   rows().show_length(s);
-  if (falls) rows().note_computing(s);
+  if (falls) [[unlikely]] {
+    fall_to(s, length, before);
+    rows().note_computing(s);
+  }
   return s.num_computed;
 }
 

@@ -89,19 +89,19 @@ ExplainResult Explaining::explain(const Prompt& prompt) {
   const std::int64_t limit = (count - 1) / size;  // the last token is always left to compute
   const std::uint32_t root = index().find_root(prompt.name);
   const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
-  Candidates candidates;
+  Found found;
+  Reach reach;
   if (root != kUnknownId)
     use<Finding>().find(prompt.tokens, count,
-                        {root_node(root), &extras, rows().partition_of(root), 0, true}, candidates);
-  const Found& best = candidates.deepest();
-  result.num_partial = best.num_partial;
-  result.num_cached = num_cached(best);
-  Found found = candidates.whole;  // what full attention has
-  found.num_full = candidates.num_lead;
-  if (found.num_full) found.node = found.full[found.num_full - 1];
-  for (std::int64_t i = best.num_full; i < found.num_full; ++i)
+                        {root_node(root), &extras, rows().partition_of(root), 0, true}, found,
+                        reach);
+  result.num_partial = found.num_partial;
+  result.num_cached = num_cached(found);
+  for (std::int64_t i = found.num_full; i < reach.num_lead; ++i)
     result.missed.push_back(
         {Miss::kGroup, (i + 1) * size, 0, -1, refusing_group(found.full, i + 1)});
+  found.num_full = reach.num_lead;  // what full attention has
+  if (found.num_full) found.node = found.full[found.num_full - 1];
 
   const bool missing = found.num_full < limit;
   const std::int64_t held =

@@ -65,19 +65,27 @@ bool Finding::has_parts(NodeId node, std::int64_t unit, std::int64_t length) con
   return true;
 }
 
-// The child of the first num_full blocks that serves most of the tokens after them in every group.
-// Below the end of what full attention has, only tails are worth a look: a whole unit would have
-// been found. The most of these tokens that any child has, served or not.
+// Whether every group has what the query behind it reads.
+bool Finding::is_served(const NodeId* chain, const Partial& partial) const {
+  const std::int64_t length = partial.num_full * config().block_size + partial.num_tokens;
+  return has_parts(partial.node, partial.num_full, length) && has_states(partial.node) &&
+         last_gap(chain, length, partial.num_full) < 0;
+}
+
+// The child of the first blocks of a chain that serves most of the tokens after them in every
+// group. Below the end of what full attention has, only tails are worth a look: a whole unit would
+// have been found. The most of these tokens that any child has, served or not.
 int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                          bool tails_only, Found& found) const {
-  const std::int64_t start = found.num_full * config().block_size;
+                          const NodeId* chain, std::int64_t length, NodeId node, bool tails_only,
+                          Partial& found) const {
+  const std::int64_t start = length * config().block_size;
   const auto limit =
       static_cast<int>(std::min<std::int64_t>(count - 1 - start, config().block_size));
   if (limit < config().min_partial_tokens) return 0;
-  const std::uint32_t keys = extras_at(extras, found.num_full);
+  const std::uint32_t keys = extras_at(extras, length);
   int best = config().min_partial_tokens - 1;
   int most_shared = 0;
-  NodeId child = index().first_child(found.node);
+  NodeId child = index().first_child(node);
   for (int seen = 0; child >= 0 && seen < kMostChildren;
        ++seen, child = nodes()[child].next_sibling) {
     const Node& record = nodes()[child];
@@ -89,21 +97,15 @@ int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasI
     n = std::min(n, record.key_tokens - use<GroupTables>().most_unwritten(child));
     const bool at_end = tail && n == record.key_tokens;
     // A tail that can be taken over needs no copy.
-    const bool is_better =
-        n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
-    const bool serves = is_better && n < config().block_size &&
-                        ((num_states() || tails_only) ? at_end : true) &&
-                        has_parts(child, found.num_full, start + n) && has_states(child) &&
-                        last_gap(found.full, start + n, found.num_full) < 0;
-    if (!serves) continue;
+    const bool is_better = n > best || (n == best && at_end && found.node >= 0 && !found.take_over);
+    const bool may_end = n < config().block_size && (at_end || !(num_states() || tails_only));
+    if (!is_better || !may_end) continue;
     // What does not match would be lost to others, so a tail is taken over whole or copied.
-    const bool takes_over =
-        at_end && !(groups() && groups()->is_branch(child)) && is_unused(child, true);
-    if (n > best || takes_over) {
-      found.partial = child;
-      found.num_partial = n;
-      found.take_over = takes_over;
-    }
+    const Partial other{
+        child, n, at_end && !(groups() && groups()->is_branch(child)) && is_unused(child, true),
+        length};
+    if (groups() && !is_served(chain, other)) continue;
+    if (n > best || other.take_over) found = other;
     best = n;
   }
   return most_shared;
@@ -118,8 +120,12 @@ bool Finding::may_take_over(const Found& found) const {
   return is_unused(last_node(found), within);
 }
 
-bool Finding::is_unused(NodeId end, bool within) const {
+inline bool Finding::is_unused(NodeId end, bool within) const {
   if (within && !pool().counts_as_available(end)) return false;
+  return !groups() || are_parts_unused(end, within);
+}
+
+bool Finding::are_parts_unused(NodeId end, bool within) const {
   const auto is_used = [&](int g) {
     const NodeId m = groups()->cached(g, end);
     return m >= 0 && !pool().counts_as_available(m);
@@ -128,54 +134,28 @@ bool Finding::is_unused(NodeId end, bool within) const {
          !(within && std::any_of(attention().begin(), attention().end(), is_used));
 }
 
-// A call may take less than is cached; where prompts diverge does not depend on that.
-void Finding::find(const Token* tokens, std::int64_t num_tokens, const Applicant& applicant,
-                   Candidates& found, std::int64_t most) {
-  use<GroupTables>().settle_keeps();
-  const bool partly = config().min_partial_tokens && digester();
-  const std::int64_t count = applicant.looked_up(num_tokens);
-  Found& whole = found.whole;
-  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, whole);
-  found.num_lead = whole.num_full;
-  found.num_shared = whole.num_full * config().block_size;
-  const auto share = [&](int shared) {
-    if (shared >= config().min_partial_tokens) found.num_shared += shared;
-  };
-  if (partly && num_states() && count < num_tokens) {
-    Found shared = whole;
-    share(find_partial(tokens, num_tokens, applicant.extras, false, shared));
-  }
-  const auto end_of = [&](std::int64_t length) {
-    return length ? whole.full[length - 1] : applicant.root;
-  };
-  const auto cut = [&](Found& to, std::int64_t length) {
-    if (to.num_full == length) return;
-    to.num_full = length;
-    to.node = end_of(length);
-    to.num_unused = pool().count_available(to.full, length);
-  };
-  const std::int64_t deepest = std::min(whole.num_full, block_size().whole(count - 1));
-  std::int64_t length = deepest;
+// From so many blocks of a chain back to where every group serves them. On the way, the first tail
+// that every group serves is noted, unless there is such a part of a block already.
+std::int64_t Finding::go_back(const Token* tokens, std::int64_t count, const Applicant& applicant,
+                              const NodeId* chain, std::int64_t from, Partial& partial) const {
+  std::int64_t length = from;
   while (true) {
-    const bool looks_within =
-        length == deepest ? groups() || length < most : groups()->has_tails(end_of(length));
-    if (partly && looks_within && found.partial.partial < 0) {
-      Found within = whole;
-      cut(within, length);
-      const int shared = find_partial(tokens, count, applicant.extras, length != deepest, within);
-      if (length == deepest && count == num_tokens) share(shared);
-      if (within.partial >= 0) found.partial = within;
-    }
-    if (!groups()) break;
-    const std::int64_t gap = last_gap(whole.full, length * config().block_size, length);
-    if (gap >= 0) {
-      length = gap;
-      continue;
-    }
-    if (!length || has_states(end_of(length))) break;
-    --length;
+    const NodeId node = length ? chain[length - 1] : applicant.root;
+    if (length < from && config().min_partial_tokens && partial.node < 0 &&
+        groups()->has_tails(node))
+      find_partial(tokens, count, applicant.extras, chain, length, node, true, partial);
+    const std::int64_t gap = last_gap(chain, length * config().block_size, length);
+    if (gap < 0 && (!length || has_states(node))) return length;
+    length = gap < 0 ? length - 1 : gap;
   }
-  cut(whole, length);
+}
+
+// Of a call that takes less than is cached: where prompts diverge does not depend on that.
+std::int64_t Finding::count_shared(const Token* tokens, std::int64_t num_tokens,
+                                   const ExtrasIds* extras, const Found& lead) const {
+  if (!config().min_partial_tokens || !num_states()) return 0;
+  Partial any;
+  return find_partial(tokens, num_tokens, extras, lead.full, lead.num_full, lead.node, false, any);
 }
 
 // The blocks of a chain that full attention has, up to the deepest place that every group serves.

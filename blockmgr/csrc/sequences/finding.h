@@ -1,6 +1,7 @@
 // What of a prompt is cached, or will be soon.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "sequences/group_tables.h"
@@ -28,10 +29,12 @@ class Finding : public Part<Finding, GroupTables> {
   std::int64_t served_of(const Found& chain) const;
   // Whether every group of attention has what the query after so many tokens reads of a node.
   bool has_parts(NodeId node, std::int64_t unit, std::int64_t length) const;
-  // What the first blocks of a chain serve as a whole, and what of the block after it. most: with
-  // full attention alone, nothing is looked for within a block behind so many.
-  void find(const Token* tokens, std::int64_t num_tokens, const Applicant& applicant,
-            Candidates& found, std::int64_t most = INT64_MAX);
+  // The most of a prompt that every group serves. most: with full attention alone, nothing is
+  // looked for within a block behind so many.
+  void find(const Token* tokens, std::int64_t num_tokens, const Applicant& applicant, Found& found,
+            Reach& reach, std::int64_t most = INT64_MAX);
+  // The first blocks of what was found, or of a longer chain, as a whole.
+  void cut(Found& found, std::int64_t num_full, NodeId root) const;
   bool may_take_over(const Found& found) const;
 
  private:
@@ -40,12 +43,64 @@ class Finding : public Part<Finding, GroupTables> {
   std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
   bool has_states(NodeId node) const;
   bool is_unused(NodeId end, bool within) const;
+  [[gnu::noinline]] bool are_parts_unused(NodeId end, bool within) const;
+  [[gnu::noinline]] bool is_served(const NodeId* chain, const Partial& partial) const;
+  [[gnu::noinline]] std::int64_t go_back(const Token* tokens, std::int64_t count,
+                                         const Applicant& applicant, const NodeId* chain,
+                                         std::int64_t from, Partial& partial) const;
+  [[gnu::noinline]] std::int64_t count_shared(const Token* tokens, std::int64_t num_tokens,
+                                              const ExtrasIds* extras, const Found& lead) const;
   int find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                   bool tails_only, Found& found) const;
+                   const NodeId* chain, std::int64_t length, NodeId node, bool tails_only,
+                   Partial& found) const;
 
   // What was found last, kept so that calls seldom allocate. What an earlier one left here means
   // nothing.
   ZeroedArray<NodeId> found_room_;
 };
+
+// Inlined where prompts are admitted.
+[[gnu::always_inline]] inline void Finding::find(const Token* tokens, std::int64_t num_tokens,
+                                                 const Applicant& applicant, Found& found,
+                                                 Reach& reach, std::int64_t most) {
+  use<GroupTables>().settle_keeps();
+  const std::int64_t count = applicant.looked_up(num_tokens);
+  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, found);
+  std::int64_t length = found.num_full;
+  std::int64_t shared = 0;
+  reach.num_lead = length;
+  if (count < num_tokens) [[unlikely]] {
+    shared = count_shared(tokens, num_tokens, applicant.extras, found);
+    length = std::min(length, block_size().whole(count - 1));  // one token is left to compute
+  }
+  Partial partial;
+  if (config().min_partial_tokens && (groups() || length < most)) {
+    const NodeId node = length ? found.full[length - 1] : applicant.root;
+    const int more =
+        find_partial(tokens, count, applicant.extras, found.full, length, node, false, partial);
+    if (count == num_tokens) shared = more;
+  }
+  reach.num_shared =
+      reach.num_lead * config().block_size + (shared < config().min_partial_tokens ? 0 : shared);
+  reach.num_whole =
+      groups() ? go_back(tokens, count, applicant, found.full, length, partial) : length;
+  const bool within = partial.node >= 0 && partial.num_full >= reach.num_whole;
+  cut(found, within ? partial.num_full : reach.num_whole, applicant.root);
+  if (!within) return;
+  found.partial = partial.node;
+  found.num_partial = partial.num_tokens;
+  found.take_over = partial.take_over;
+}
+
+inline void Finding::cut(Found& found, std::int64_t num_full, NodeId root) const {
+  found.partial = kNoNode;
+  found.num_partial = 0;
+  found.take_over = false;
+  if (found.num_full == num_full) [[likely]]
+    return;
+  found.num_full = num_full;
+  found.node = num_full ? found.full[num_full - 1] : root;
+  found.num_unused = pool().count_available(found.full, num_full);
+}
 
 }  // namespace blockmgr

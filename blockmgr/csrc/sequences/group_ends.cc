@@ -194,10 +194,20 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   if (config().remap) use<Growing>().make_private(s, unit, s.num_computed);
 }
 
-// Whether a child serves all that a tail of these tokens would serve. Another tail of the same
-// tokens stands for it, even if it serves less.
-bool GroupEnds::is_covered(const Sequence& s, const Key& key, std::int64_t unit,
-                           int rest) noexcept {
+// Whether a child that begins with the tokens of a tail serves all that the tail would serve.
+// Another tail of the same tokens stands for it, even if it serves less.
+bool GroupEnds::stands_for_end(const Sequence& s, NodeId child, std::int64_t unit,
+                               int rest) noexcept {
+  if (nodes()[child].key_tokens > rest)
+    return !num_states() && use<Finding>().has_parts(child, unit, s.num_computed);
+  index().bring_forward(child);  // for the next prompt that diverges here
+  groups()->clear_passed(child);
+  return true;
+}
+
+// Whether some child serves all that a tail of these tokens would serve.
+[[gnu::always_inline]] inline bool GroupEnds::is_covered(const Sequence& s, const Key& key,
+                                                         std::int64_t unit, int rest) noexcept {
   NodeId child = index().first_child(key.parent);
   for (int seen = 0; child >= 0 && seen < kMostChildren;
        ++seen, child = nodes()[child].next_sibling) {
@@ -205,13 +215,7 @@ bool GroupEnds::is_covered(const Sequence& s, const Key& key, std::int64_t unit,
     if (record.extras != key.extras || record.key_tokens < rest ||
         !same_tokens(nodes().tokens(child), key.tokens, rest))
       continue;
-    const bool is_same = record.key_tokens == rest;
-    if (is_same && groups()) {
-      index().bring_forward(child);  // for the next prompt that diverges here
-      groups()->clear_passed(child);
-    }
-    if (is_same || (!num_states() && use<Finding>().has_parts(child, unit, s.num_computed)))
-      return true;
+    if (!groups() || stands_for_end(s, child, unit, rest)) return true;
   }
   return false;
 }
@@ -228,16 +232,14 @@ void GroupEnds::supersede_tails(const Key& key, int num_tokens) noexcept {
   }
 }
 
-// Whether only this sequence has what the query at its end reads of this unit, in all groups.
-bool GroupEnds::may_give_end(const Sequence& s, std::int64_t unit) const {
-  const NodeId b = rows().table(s)[unit];
-  if (!use<GroupTables>().may_give(b)) return false;
+// Whether only this sequence has what the query at its end reads of this unit, in further groups.
+bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit) const {
   for (const int g : recurrent())
     if (!use<GroupTables>().may_give(rows().group_row(s).states[nth(g)])) return false;
   for (const int g : attention()) {
     if (!groups()->reads(g, s.num_computed, unit)) continue;
     if (unit < rows().group_row(s).first[nth(g)] ||
-        !use<GroupTables>().may_give(groups()->part(g, b)))
+        !use<GroupTables>().may_give(groups()->part(g, rows().table(s)[unit])))
       return false;
   }
   return true;
@@ -245,22 +247,28 @@ bool GroupEnds::may_give_end(const Sequence& s, std::int64_t unit) const {
 
 // The block in which the computed tokens of a sequence end becomes a findable tail in all groups of
 // attention; or, if it goes on there, a copy does. kNoNode: it is shared, or there is such a tail.
-NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept {
+[[gnu::always_inline]] inline NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit,
+                                                                int rest, bool goes_on) noexcept {
   const NodeId b = rows().table(s)[unit];
   const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
-  if (is_covered(s, key, unit, rest) || !may_give_end(s, unit)) return kNoNode;
+  if (is_covered(s, key, unit, rest) || !use<GroupTables>().may_give(b)) return kNoNode;
+  if (groups() && !may_give_parts(s, unit)) return kNoNode;
   if (!groups()) supersede_tails(key, rest);
   if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
   const NodeId tail = goes_on ? use<GroupTables>().copy_end_block(s, unit, rest) : b;
   pool().promote_tail(tail, {key.parent, key.extras, nodes().tokens(tail)}, rest);
   pool().tell_cached({&tail, 1});
   ++rows().counters.cached_tails;
-  if (!groups()) return tail;
+  if (groups()) [[unlikely]]
+    place_tail(s, tail, unit);
+  return tail;
+}
+
+void GroupEnds::place_tail(const Sequence& s, NodeId tail, std::int64_t unit) noexcept {
   groups()->place(tail, unit);
   for (const int g : attention())
     if (groups()->reads(g, s.num_computed, unit)) groups()->keep(groups()->part(g, tail));
-  drop_unseen_tails(key.parent);
-  return tail;
+  drop_unseen_tails(nodes()[tail].parent);
 }
 
 // Look-ups see so many children of a node.
@@ -299,7 +307,7 @@ void GroupEnds::drop_unseen_tails(NodeId parent) noexcept {
 
 // Caches the end of a sequence before it goes: the tokens of a unit that is not full, and the state
 // where it stands. resumes: it continues from there when there is room.
-void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
+inline void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
   const int least = config().min_partial_tokens;
   if (!(least || num_states()) || !digester() || s.outdated || !s.num_computed) return;
   const std::int64_t unit = block_size().whole(s.num_computed);
@@ -357,9 +365,8 @@ void GroupEnds::keep_path(const Sequence& s) noexcept {
 }
 
 // The sequence still has its blocks.
-void GroupEnds::leave(Sequence& s, bool resumes) noexcept {
-  if (s.state != Sequence::kRunning) return;
-  if (!config().remap) use<GroupTables>().cancel_keeps(s);
+void GroupEnds::leave_end(Sequence& s, bool resumes) noexcept {
+  if (groups() && !config().remap) use<GroupTables>().cancel_keeps(s);
   const std::int64_t tails = rows().counters.cached_tails;
   keep_end(s, resumes);
   if (groups()) leave_path(s, rows().counters.cached_tails != tails);

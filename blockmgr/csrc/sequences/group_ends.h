@@ -29,7 +29,10 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Finding, Needs, Growing> {
   void commit_groups(Sequence& s) noexcept;
   void keep_path(const Sequence& s) noexcept;
   // Before a sequence gives its blocks back: its end becomes findable. resumes: it is preempted.
-  void leave(Sequence& s, bool resumes) noexcept;
+  void leave(Sequence& s, bool resumes) noexcept {
+    const bool may_keep = groups() || config().min_partial_tokens;
+    if (may_keep && s.state == Sequence::kRunning) leave_end(s, resumes);
+  }
   // With full attention alone: drops the tails that are a mere beginning of what is about to be
   // cached beside them.
   void supersede_tails(const Key& key, int num_tokens) noexcept;
@@ -48,10 +51,14 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Finding, Needs, Growing> {
   bool keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept;
   void keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept;
   bool is_covered(const Sequence& s, const Key& key, std::int64_t unit, int rest) noexcept;
-  bool may_give_end(const Sequence& s, std::int64_t unit) const;
+  [[gnu::noinline]] bool stands_for_end(const Sequence& s, NodeId child, std::int64_t unit,
+                                        int rest) noexcept;
+  [[gnu::noinline]] bool may_give_parts(const Sequence& s, std::int64_t unit) const;
+  [[gnu::noinline]] void place_tail(const Sequence& s, NodeId tail, std::int64_t unit) noexcept;
   NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept;
   Seen seen_children(NodeId parent) const;
   void drop_tail(NodeId tail) noexcept;
+  [[gnu::noinline]] void leave_end(Sequence& s, bool resumes) noexcept;
   void keep_end(Sequence& s, bool resumes) noexcept;
   [[gnu::noinline]] void keep_states_at(Sequence& s, NodeId node, bool resumes) noexcept;
   [[gnu::noinline]] void leave_path(Sequence& s, bool left_tail) noexcept;

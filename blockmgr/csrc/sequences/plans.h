@@ -52,14 +52,19 @@ struct AdmissionPlan {
   std::int64_t num_shared = 0;  // leading tokens that full attention has
 };
 
-// Where a prompt can continue.
-struct Candidates {
-  Found whole;                  // whole blocks that every group serves
-  Found partial;                // if partial is a node: more than that, within a block
-  std::int64_t num_lead = 0;    // leading blocks that full attention has: whole.full has them all
+// The beginning of a child that continues so many leading blocks.
+struct Partial {
+  NodeId node = kNoNode;
+  std::int32_t num_tokens = 0;
+  bool take_over = false;
+  std::int64_t num_full = 0;
+};
+
+// What a look-up has seen beside the most that every group serves.
+struct Reach {
+  std::int64_t num_whole = 0;   // leading blocks that every group serves as a whole
+  std::int64_t num_lead = 0;    // leading blocks that full attention has
   std::int64_t num_shared = 0;  // leading tokens that full attention has
-  bool ends_within() const { return partial.partial >= 0 && partial.num_full >= whole.num_full; }
-  const Found& deepest() const { return ends_within() ? partial : whole; }
 };
 
 // What was made findable by a copy that is not applied: a block of a sequence, which goes on in

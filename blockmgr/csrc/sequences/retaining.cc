@@ -71,10 +71,11 @@ std::int64_t Retaining::pin(const Prompt& prompt, const Announce& announce) {
 
 // What an admission would use of a waiting prompt.
 Found Retaining::find_waiting(const Prompt& prompt, NodeId root, const ExtrasIds& extras) {
-  Candidates found;
+  Found found;
+  Reach reach;
   use<Finding>().find(prompt.tokens, prompt.num_tokens,
-                      {root, &extras, rows().partition_of(prompt.name), 0, true}, found);
-  return found.deepest();
+                      {root, &extras, rows().partition_of(prompt.name), 0, true}, found, reach);
+  return found;
 }
 
 std::int64_t Retaining::touch(const Prompt& prompt, const Announce& announce) {
