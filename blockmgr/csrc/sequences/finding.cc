@@ -65,27 +65,26 @@ bool Finding::has_parts(NodeId node, std::int64_t unit, std::int64_t length) con
   return true;
 }
 
-// Whether every group has what the query behind it reads.
-bool Finding::is_served(const NodeId* chain, const Partial& partial) const {
-  const std::int64_t length = partial.num_full * config().block_size + partial.num_tokens;
-  return has_parts(partial.node, partial.num_full, length) && has_states(partial.node) &&
-         last_gap(chain, length, partial.num_full) < 0;
+// Whether every group has what the query behind so many tokens of this child reads.
+bool Finding::is_served(const Found& found, NodeId child, int num_partial) const {
+  const std::int64_t length = found.num_full * config().block_size + num_partial;
+  return has_parts(child, found.num_full, length) && has_states(child) &&
+         last_gap(found.full, length, found.num_full) < 0;
 }
 
-// The child of the first blocks of a chain that serves most of the tokens after them in every
-// group. Below the end of what full attention has, only tails are worth a look: a whole unit would
-// have been found. The most of these tokens that any child has, served or not.
+// The child of the first num_full blocks that serves most of the tokens after them in every group.
+// Below the end of what full attention has, only tails are worth a look: a whole unit would have
+// been found. The most of these tokens that any child has, served or not.
 int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                          const NodeId* chain, std::int64_t length, NodeId node, bool tails_only,
-                          Partial& found) const {
-  const std::int64_t start = length * config().block_size;
+                          bool tails_only, Found& found) const {
+  const std::int64_t start = found.num_full * config().block_size;
   const auto limit =
       static_cast<int>(std::min<std::int64_t>(count - 1 - start, config().block_size));
   if (limit < config().min_partial_tokens) return 0;
-  const std::uint32_t keys = extras_at(extras, length);
+  const std::uint32_t keys = extras_at(extras, found.num_full);
   int best = config().min_partial_tokens - 1;
   int most_shared = 0;
-  NodeId child = index().first_child(node);
+  NodeId child = index().first_child(found.node);
   for (int seen = 0; child >= 0 && seen < kMostChildren;
        ++seen, child = nodes()[child].next_sibling) {
     const Node& record = nodes()[child];
@@ -97,15 +96,19 @@ int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasI
     n = std::min(n, record.key_tokens - use<GroupTables>().most_unwritten(child));
     const bool at_end = tail && n == record.key_tokens;
     // A tail that can be taken over needs no copy.
-    const bool is_better = n > best || (n == best && at_end && found.node >= 0 && !found.take_over);
+    const bool is_better =
+        n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
     const bool may_end = n < config().block_size && (at_end || !(num_states() || tails_only));
     if (!is_better || !may_end) continue;
+    if (groups() && !is_served(found, child, n)) continue;
     // What does not match would be lost to others, so a tail is taken over whole or copied.
-    const Partial other{
-        child, n, at_end && !(groups() && groups()->is_branch(child)) && is_unused(child, true),
-        length};
-    if (groups() && !is_served(chain, other)) continue;
-    if (n > best || other.take_over) found = other;
+    const bool takes_over =
+        at_end && !(groups() && groups()->is_branch(child)) && is_unused(child, true);
+    if (n > best || takes_over) {
+      found.partial = child;
+      found.num_partial = n;
+      found.take_over = takes_over;
+    }
     best = n;
   }
   return most_shared;
@@ -134,28 +137,46 @@ bool Finding::are_parts_unused(NodeId end, bool within) const {
          !(within && std::any_of(attention().begin(), attention().end(), is_used));
 }
 
-// From so many blocks of a chain back to where every group serves them. On the way, the first tail
-// that every group serves is noted, unless there is such a part of a block already.
+// From the end of what full attention has back to where every group serves it. On the way, the
+// first tail that every group serves is found, unless there is such a part of a block already. How
+// many blocks they serve as a whole; what is found is the most.
 std::int64_t Finding::go_back(const Token* tokens, std::int64_t count, const Applicant& applicant,
-                              const NodeId* chain, std::int64_t from, Partial& partial) const {
+                              Found& found) const {
+  const NodeId* const chain = found.full;
+  const std::int64_t from = found.num_full;
   std::int64_t length = from;
   while (true) {
     const NodeId node = length ? chain[length - 1] : applicant.root;
-    if (length < from && config().min_partial_tokens && partial.node < 0 &&
-        groups()->has_tails(node))
-      find_partial(tokens, count, applicant.extras, chain, length, node, true, partial);
+    if (length < from && config().min_partial_tokens && found.partial < 0 &&
+        groups()->has_tails(node)) {
+      Found shorter = found;
+      cut(shorter, length, applicant.root);
+      find_partial(tokens, count, applicant.extras, true, shorter);
+      if (shorter.partial >= 0) found = shorter;
+    }
     const std::int64_t gap = last_gap(chain, length * config().block_size, length);
-    if (gap < 0 && (!length || has_states(node))) return length;
+    if (gap < 0 && (!length || has_states(node))) break;
     length = gap < 0 ? length - 1 : gap;
   }
+  if (found.partial < 0 || found.num_full < length) cut(found, length, applicant.root);
+  return length;
 }
 
 // Of a call that takes less than is cached: where prompts diverge does not depend on that.
 std::int64_t Finding::count_shared(const Token* tokens, std::int64_t num_tokens,
-                                   const ExtrasIds* extras, const Found& lead) const {
+                                   const ExtrasIds* extras, Found lead) const {
   if (!config().min_partial_tokens || !num_states()) return 0;
-  Partial any;
-  return find_partial(tokens, num_tokens, extras, lead.full, lead.num_full, lead.node, false, any);
+  return find_partial(tokens, num_tokens, extras, false, lead);
+}
+
+void Finding::cut(Found& found, std::int64_t num_full, NodeId root) const {
+  found.partial = kNoNode;
+  found.num_partial = 0;
+  found.take_over = false;
+  if (found.num_full == num_full) return;
+  found.num_full = num_full;
+  found.node = num_full ? found.full[num_full - 1] : root;
+  found.num_unused = pool().count_available(found.full, num_full);
 }
 
 // The blocks of a chain that full attention has, up to the deepest place that every group serves.

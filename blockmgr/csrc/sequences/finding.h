@@ -44,15 +44,13 @@ class Finding : public Part<Finding, GroupTables> {
   bool has_states(NodeId node) const;
   bool is_unused(NodeId end, bool within) const;
   [[gnu::noinline]] bool are_parts_unused(NodeId end, bool within) const;
-  [[gnu::noinline]] bool is_served(const NodeId* chain, const Partial& partial) const;
+  [[gnu::noinline]] bool is_served(const Found& found, NodeId child, int num_partial) const;
   [[gnu::noinline]] std::int64_t go_back(const Token* tokens, std::int64_t count,
-                                         const Applicant& applicant, const NodeId* chain,
-                                         std::int64_t from, Partial& partial) const;
+                                         const Applicant& applicant, Found& found) const;
   [[gnu::noinline]] std::int64_t count_shared(const Token* tokens, std::int64_t num_tokens,
-                                              const ExtrasIds* extras, const Found& lead) const;
+                                              const ExtrasIds* extras, Found lead) const;
   int find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                   const NodeId* chain, std::int64_t length, NodeId node, bool tails_only,
-                   Partial& found) const;
+                   bool tails_only, Found& found) const;
 
   // What was found last, kept so that calls seldom allocate. What an earlier one left here means
   // nothing.
@@ -66,41 +64,20 @@ class Finding : public Part<Finding, GroupTables> {
   use<GroupTables>().settle_keeps();
   const std::int64_t count = applicant.looked_up(num_tokens);
   find_prefix(tokens, num_tokens, applicant.root, applicant.extras, found);
-  std::int64_t length = found.num_full;
   std::int64_t shared = 0;
-  reach.num_lead = length;
+  reach.num_lead = found.num_full;
   if (count < num_tokens) [[unlikely]] {
     shared = count_shared(tokens, num_tokens, applicant.extras, found);
-    length = std::min(length, block_size().whole(count - 1));  // one token is left to compute
+    // One token is left to compute.
+    cut(found, std::min(found.num_full, block_size().whole(count - 1)), applicant.root);
   }
-  Partial partial;
-  if (config().min_partial_tokens && (groups() || length < most)) {
-    const NodeId node = length ? found.full[length - 1] : applicant.root;
-    const int more =
-        find_partial(tokens, count, applicant.extras, found.full, length, node, false, partial);
+  if (config().min_partial_tokens && (groups() || found.num_full < most)) {
+    const int more = find_partial(tokens, count, applicant.extras, false, found);
     if (count == num_tokens) shared = more;
   }
   reach.num_shared =
       reach.num_lead * config().block_size + (shared < config().min_partial_tokens ? 0 : shared);
-  reach.num_whole =
-      groups() ? go_back(tokens, count, applicant, found.full, length, partial) : length;
-  const bool within = partial.node >= 0 && partial.num_full >= reach.num_whole;
-  cut(found, within ? partial.num_full : reach.num_whole, applicant.root);
-  if (!within) return;
-  found.partial = partial.node;
-  found.num_partial = partial.num_tokens;
-  found.take_over = partial.take_over;
-}
-
-inline void Finding::cut(Found& found, std::int64_t num_full, NodeId root) const {
-  found.partial = kNoNode;
-  found.num_partial = 0;
-  found.take_over = false;
-  if (found.num_full == num_full) [[likely]]
-    return;
-  found.num_full = num_full;
-  found.node = num_full ? found.full[num_full - 1] : root;
-  found.num_unused = pool().count_available(found.full, num_full);
+  reach.num_whole = groups() ? go_back(tokens, count, applicant, found) : found.num_full;
 }
 
 }  // namespace blockmgr

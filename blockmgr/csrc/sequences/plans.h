@@ -52,14 +52,6 @@ struct AdmissionPlan {
   std::int64_t num_shared = 0;  // leading tokens that full attention has
 };
 
-// The beginning of a child that continues so many leading blocks.
-struct Partial {
-  NodeId node = kNoNode;
-  std::int32_t num_tokens = 0;
-  bool take_over = false;
-  std::int64_t num_full = 0;
-};
-
 // What a look-up has seen beside the most that every group serves.
 struct Reach {
   std::int64_t num_whole = 0;   // leading blocks that every group serves as a whole
