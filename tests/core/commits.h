@@ -44,8 +44,8 @@ template struct Commits<&Store::move_to_fresh, &Store::make_findable, &Store::dr
                         &Store::abort_copies>;
 template struct Commits<&Rows::store_tokens, &Rows::note_unwritten, &Rows::limit_computed>;
 template struct Commits<&Growing::make_private, &Growing::grow>;
-template struct Commits<&Committing::cache_tail, &Committing::supersede_tails,
-                        &Committing::promote_all, &Committing::promote, &Committing::deduplicate>;
+template struct Commits<&GroupEnds::leave, &GroupEnds::keep_end, &GroupEnds::supersede_tails>;
+template struct Commits<&Committing::promote_all, &Committing::promote, &Committing::deduplicate>;
 template struct Commits<&Admitting::occupy, &Admitting::keep_found_parts,
                         &Admitting::take_first_parts>;
 template struct Commits<&Ending::release_blocks>;

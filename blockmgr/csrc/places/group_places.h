@@ -98,7 +98,8 @@ class GroupPlaces {
     return (of.first_read(position) + nodes_.block_size - of.end) / nodes_.block_size;
   }
   // Whether the query after so many tokens reads this unit. Attention only.
-  bool reads(const Group& group, std::int64_t length, std::int64_t unit) const {
+  [[gnu::always_inline]] bool reads(const Group& group, std::int64_t length,
+                                    std::int64_t unit) const {
     const std::int64_t start = unit * nodes_.block_size;
     return group.first_read(length) < start + group.end && start + group.begin < length;
   }

@@ -402,7 +402,7 @@ void Pool::unuse(NodeId b) noexcept {
 void Pool::enqueue(NodeId b, int fence) noexcept {
   if (plain_) [[likely]]
     return enqueue_in(common_, b, fence);
-  if (groups_) groups_->before_unused(b);
+  tell_groups([b](GroupPlaces& places) { places.before_unused(b); });
   if (partitions_) num_queued_ += !fence;
   enqueue_in(of(b), b, fence);
 }
@@ -415,7 +415,7 @@ void Pool::dequeue(NodeId b) noexcept {
 }
 
 void Pool::tell_uncached(Partition& own, NodeId b, bool evicted) noexcept {
-  if (groups_) groups_->on_uncached(b);
+  tell_groups([b](GroupPlaces& places) { places.on_uncached(b); });
   if (own.policy) own.policy->on_uncached(b, evicted);
   if (own.past) own.past->on_uncached(b, evicted);
 }
@@ -425,8 +425,8 @@ void Pool::tell_taken(Partition& own) noexcept {
 }
 
 void Pool::tell_used(NodeId b) noexcept {
-  if (nodes_[b].fence || (groups_ && is_part(nodes_[b]))) return;
-  if (groups_) groups_->on_used(b);
+  if (nodes_[b].fence || is_group_part(nodes_[b])) return;
+  tell_groups([b](GroupPlaces& places) { places.on_used(b); });
   of(b).tell([b](Observer& each) { each.on_used({&b, 1}); });
 }
 
@@ -440,7 +440,7 @@ inline void Pool::enqueue_in(Partition& own, NodeId b, int fence) noexcept {
     return;
   }
   if (record.keyed()) {
-    if (groups_ && is_part(record)) [[unlikely]] {
+    if (is_group_part(record)) [[unlikely]] {
       ++own.num_kept;
       return;
     }
@@ -453,10 +453,8 @@ inline void Pool::enqueue_in(Partition& own, NodeId b, int fence) noexcept {
 
 void Pool::tell_unused(NodeId b) noexcept {
   const bool keyed = nodes_[b].keyed();
-  if (groups_ && keyed) {
-    if (is_part(nodes_[b])) return;
-    groups_->on_idle(b);
-  }
+  if (keyed && is_group_part(nodes_[b])) return;
+  if (keyed) tell_groups([b](GroupPlaces& places) { places.on_idle(b); });
   of(b).tell([&](Observer& each) { keyed ? each.on_idle({&b, 1}) : each.on_freed(1); });
 }
 
@@ -469,7 +467,7 @@ inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {
     --own.num_fenced;
     return;
   }
-  if (groups_ && is_part(record)) [[unlikely]] {
+  if (is_group_part(record)) [[unlikely]] {
     --own.num_kept;
     return;
   }

@@ -377,6 +377,14 @@ class Pool {
   std::unique_ptr<ZeroedArray<NodeId>> twins_;
   // By block, the generation of the node that had it before the present one. nullptr: not kept.
   std::unique_ptr<ZeroedArray<std::uint32_t>> generations_;
+  // As is_part. Asks nothing of the record if there are no further groups.
+  bool is_group_part(const Node& record) const { return groups_ && is_part(record); }
+  // Tells the places of further groups of layers, if there are any.
+  template <class Tell>
+  void tell_groups(Tell tell) {
+    if (groups_) tell(*groups_);
+  }
+
   GroupPlaces* groups_ = nullptr;  // nullptr: full attention alone
   std::vector<NodeList> fences_;
   int open_fence_ = 0;

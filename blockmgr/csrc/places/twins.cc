@@ -64,8 +64,7 @@ void Pool::hand_over(NodeId from, NodeId to) noexcept {
   set_first_twin(from, kNoNode);
   each_twin(to, [&](NodeId b) { nodes_[b].parent = to; });
   index_.move(from, to);
-  if (groups_) [[unlikely]]
-    groups_->move(from, to);
+  tell_groups([from, to](GroupPlaces& places) { places.move(from, to); });
   for (NodeId b = nodes_[to].first_child; b >= 0; b = nodes_[b].next_sibling) {
     const bool pins = nodes_.used(b);
     nodes_.uses(from).pins -= pins;

@@ -8,31 +8,63 @@ namespace blockmgr {
 AdmissionPlan Admitting::plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                         const Applicant& applicant) {
   AdmissionPlan plan;
-  if (groups()) [[unlikely]] {
-    plan_grouped(tokens, count, slots, applicant, plan);
-    return plan;
-  }
-  Found& found = plan.found;
-  if (applicant.read_cache && applicant.root != kNoNode) {
-    const std::int64_t looked_up = applicant.looked_up(count);
-    use<Finding>().find_prefix(tokens, looked_up, applicant.root, applicant.extras, found);
-    if (rows().blocks_for(std::max(slots, applicant.due_cached)) > found.num_full)
-      use<Finding>().find_partial(tokens, looked_up, applicant.extras, found);
-  }
-  const std::int64_t left = rows().available(applicant.partition);
-  plan.demand = use<Needs>().demand(found, slots);
-  plan.fits = plan.demand.fits(left, applicant.held_back);
-  if (found.partial >= 0 && applicant.due_cached < 0 && !plan.fits) {
-    // A copy holds its source as well; without it the prompt may still fit.
-    found.partial = kNoNode;
-    found.num_partial = 0;
-    found.take_over = false;
-    plan.demand = use<Needs>().demand(found, slots);
-    plan.fits = plan.demand.fits(left, applicant.held_back);
-  }
-  if (applicant.due_cached >= 0 && num_cached(found) != applicant.due_cached) [[unlikely]]
-    throw StaleMatch(applicant.due_cached, num_cached(found));
+  Reach reach;
+  if (applicant.read_cache && applicant.root != kNoNode)
+    use<Finding>().find(tokens, count, applicant, plan.found, reach,
+                        rows().blocks_for(std::max(slots, applicant.due_cached)));
+  plan.num_shared = reach.num_shared;
+  // Mostly there is room for the most that is found.
+  if (applicant.due_cached >= 0 || !fits(plan, slots, applicant)) [[unlikely]]
+    choose(plan, reach.num_whole, slots, applicant);
   return plan;
+}
+
+// Whether it does now, and what it takes. With full attention alone, what never fits was refused
+// before.
+[[gnu::always_inline]] inline bool Admitting::fits(AdmissionPlan& plan, std::int64_t slots,
+                                                   const Applicant& applicant) const {
+  plan.demand = use<Needs>().demand(plan.found, slots);
+  plan.never = groups() && use<Needs>().first_blocks(plan.found, slots) >
+                               pool().partition(applicant.partition).capacity - applicant.held_back;
+  plan.fits =
+      !plan.never && plan.demand.fits(rows().available(applicant.partition), applicant.held_back);
+  return plan.fits;
+}
+
+// The most that is found first; then what takes less: its end taken over instead of copied, less of
+// it, nothing. Of these, what was due must be there, whether or not it fits. If none fits now, the
+// plan is to wait for the most; with full attention alone, for whole blocks, because a copy uses
+// its source as well.
+void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t slots,
+                       const Applicant& applicant) const {
+  const std::int64_t most = num_cached(plan.found);
+  std::optional<AdmissionPlan> waits;
+  bool any_due = false;
+  const auto try_one = [&](const Found& candidate) {
+    plan.found = candidate;
+    if (fits(plan, slots, applicant)) return true;
+    const bool is_most = !groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
+    if (!plan.never && is_most) waits = plan;
+    return false;
+  };
+  const auto fits_somehow = [&](Found candidate) {
+    if (applicant.due_cached >= 0 && num_cached(candidate) != applicant.due_cached) return false;
+    any_due = true;
+    if (try_one(candidate)) return true;
+    if (candidate.take_over || !use<Finding>().may_take_over(candidate)) return false;
+    candidate.take_over = true;
+    return try_one(candidate);
+  };
+  Found whole = plan.found;
+  use<Finding>().cut(whole, num_whole, applicant.root);
+  if (plan.found.partial >= 0 && fits_somehow(plan.found)) return;
+  if (fits_somehow(whole)) return;
+  // Whole blocks of full attention alone take no more than fresh ones would.
+  Found nothing;
+  nothing.node = applicant.root;
+  if (groups() && num_whole && fits_somehow(nothing)) return;
+  if (!any_due) throw StaleMatch(applicant.due_cached, most);
+  if (waits) plan = *waits;
 }
 
 AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t count,
@@ -176,9 +208,8 @@ void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_c
   std::int64_t held_back = rows().watermark(s.partition);
   if (held_back) {
     // A sequence that grew past the watermark must be able to come back to an empty pool.
-    const std::int64_t all = groups() ? std::max(use<Needs>().first_blocks(Found(), slots),
-                                                 use<Needs>().later_blocks(s.num_tokens, slots))
-                                      : rows().blocks_for(std::max(s.num_tokens, slots));
+    const std::int64_t all = std::max(use<Needs>().first_blocks(Found(), slots),
+                                      use<Needs>().later_blocks(s.num_tokens, slots));
     held_back =
         std::clamp<std::int64_t>(pool().partition(s.partition).capacity - all, 0, held_back);
   }
@@ -221,8 +252,7 @@ MatchResult Admitting::match(const Prompt& prompt) {
   // What can never be admitted finds whatever there is.
   const auto anything = [&] {
     const std::int64_t most = rows().blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
-    return -config().num_blocks -
-           (groups() ? use<GroupTables>().grouped_need(most) + num_states() : most);
+    return -config().num_blocks - use<GroupTables>().blocks_of_units(most) - num_states();
   };
   if (use<Needs>().never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back))
       [[unlikely]]
@@ -254,57 +284,6 @@ Admission Admitting::can_admit(const Prompt& prompt) {
   if (rows().unused_rows.empty()) return Admission::kLater;
   const AdmissionPlan plan = plan_prompt(prompt, partition, held_back);
   return plan.fits ? Admission::kNow : plan.never ? Admission::kNever : Admission::kLater;
-}
-
-// The most that is found first; then what takes less: its end taken over instead of copied, less of
-// it, nothing. Of these, what was due must be there, whether or not it fits. If none fits now, the
-// plan is to wait for the most.
-void Admitting::plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
-                             const Applicant& applicant, AdmissionPlan& plan) {
-  GroupedFound found;
-  const std::int64_t left = rows().available(applicant.partition);
-  const std::int64_t most = pool().partition(applicant.partition).capacity - applicant.held_back;
-  plan.never = true;
-  AdmissionPlan waits;
-  const auto fits = [&](const Found& candidate) {
-    plan.found = candidate;
-    plan.demand = use<Needs>().grouped_demand(candidate, slots);
-    const bool may_fit = use<Needs>().first_blocks(candidate, slots) <= most;
-    plan.never = plan.never && !may_fit;
-    plan.fits = may_fit && plan.demand.fits(left, applicant.held_back);
-    if (may_fit && num_cached(candidate) >= num_cached(waits.found)) waits = plan;
-    return plan.fits;
-  };
-  const auto is_due = [&](const Found& candidate) {
-    return applicant.due_cached < 0 || num_cached(candidate) == applicant.due_cached;
-  };
-  const auto tried = [&] {
-    const auto fits_somehow = [&](Found candidate) {
-      if (fits(candidate)) return true;
-      if (candidate.take_over || !use<Finding>().may_take_over(candidate)) return false;
-      candidate.take_over = true;
-      return fits(candidate);
-    };
-    const bool within =
-        found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full;
-    const bool partial_due = within && is_due(found.partial);
-    if (partial_due && fits_somehow(found.partial)) return;
-    const bool whole_due = found.whole.num_full && is_due(found.whole);
-    if (whole_due && fits_somehow(found.whole)) return;
-    Found nothing;
-    nothing.node = applicant.root;
-    if (is_due(nothing)) {
-      fits(nothing);
-    } else if (!partial_due && !whole_due) {
-      throw StaleMatch(applicant.due_cached, num_cached(within ? found.partial : found.whole));
-    }
-  };
-  if (applicant.read_cache && applicant.root != kNoNode && digester()) {
-    found = use<Finding>().find_grouped(tokens, count, applicant);
-  }
-  tried();
-  if (!plan.fits && !plan.never) plan = waits;
-  plan.num_shared = found.num_shared;
 }
 
 // What of the last node found goes to the sequence, by group: parts to copy, or to take over.

@@ -34,17 +34,15 @@ class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds,
                   SessionTable::Claim* session);
   AdmissionPlan plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                const Applicant& applicant);
+  bool fits(AdmissionPlan& plan, std::int64_t slots, const Applicant& applicant) const;
+  // plan: to begin behind the most that is found; or what is to be done instead.
+  [[gnu::noinline]] void choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t slots,
+                                const Applicant& applicant) const;
   AdmissionPlan plan_prompt(const Prompt& prompt, int partition, std::int64_t held_back);
   // The same, and all that carrying it out needs to know. Throws unless it fits.
   AdmissionPlan settled_admission(const Token* tokens, std::int64_t count, std::int64_t slots,
                                   const Applicant& applicant);
   void occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
-  [[gnu::noinline]] void plan_grouped(const Token* tokens, std::int64_t count, std::int64_t slots,
-                                      const Applicant& applicant, AdmissionPlan& plan);
-  // The last node of what is found; kNoNode: nothing is.
-  static NodeId last_node(const Found& found) {
-    return found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
-  }
   template <class Visit>
   void each_source(const Visit& visit) const;
   // The part that it copies or takes over in a group; kNoNode: none.

@@ -19,53 +19,6 @@ Committing::Committing() : max_remaps_(remap_limit(config())) {
   if (config().remap) remaps_.reserve(max_remaps_);
 }
 
-// Whether a child already begins with these tokens.
-bool Committing::is_covered(const Key& key, int num_tokens) const {
-  NodeId child = index().first_child(key.parent);
-  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
-    const Node& record = nodes()[child];
-    if (record.extras == key.extras && record.key_tokens >= num_tokens &&
-        same_tokens(nodes().tokens(child), key.tokens, num_tokens))
-      return true;
-    child = record.next_sibling;
-  }
-  return false;
-}
-
-// Drops the tails that are a mere beginning of what is about to be cached beside them.
-void Committing::supersede_tails(const Key& key, int num_tokens) noexcept {
-  NodeId child = index().first_child(key.parent);
-  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
-    const Node& record = nodes()[child];
-    const NodeId after = record.next_sibling;
-    if (record.key_tokens < num_tokens && record.extras == key.extras &&
-        same_tokens(nodes().tokens(child), key.tokens, record.key_tokens))
-      pool().forget(child);
-    child = after;
-  }
-}
-
-void Committing::cache_tail(Sequence& s) noexcept {
-  if (!config().min_partial_tokens || !digester() || s.state != Sequence::kRunning || s.outdated)
-    return;
-  const std::int64_t logical = s.num_computed / config().block_size;
-  const auto num_tokens = static_cast<int>(s.num_computed % config().block_size);
-  if (num_tokens < config().min_partial_tokens || s.num_chained != logical) return;
-  const NodeId b = rows().table(s)[logical];
-  const Node& record = nodes()[b];
-  if (nodes().uses(b).ref_count != 1 || record.keyed() || record.copy_source != kNoNode ||
-      record.in_flight)
-    return;
-  const Key key{rows().chain_node(s, logical), extras_at(s.extras_ids(), logical),
-                nodes().tokens(b)};
-  if (is_covered(key, num_tokens)) return;
-  supersede_tails(key, num_tokens);
-  pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
-  pool().promote_tail(b, key, num_tokens);
-  pool().tell_cached({&b, 1});
-  ++rows().counters.cached_tails;
-}
-
 // Blocks that are full and computed, up to one whose content still waits for a copy.
 std::int64_t Committing::promotable(const Sequence& s, std::int64_t num_computed) const {
   const std::int64_t end = num_computed / config().block_size;
@@ -198,7 +151,8 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* digest)
       node = nodes()[b].keyed() ? b : cached;
       continue;
     }
-    if (config().min_partial_tokens && !groups()) supersede_tails(key, config().block_size);
+    if (config().min_partial_tokens && !groups())
+      use<GroupEnds>().supersede_tails(key, config().block_size);
     rows().make_findable(b, key, digest, t, i);
     if (groups()) [[unlikely]] {
       groups()->place(b, i);

@@ -19,7 +19,6 @@ class Committing : public Part<Committing, GroupTables, GroupEnds> {
   // Forgets what remaps() gave. If the log has changed since, nothing is done. Whether it was.
   bool drop_remaps(std::int64_t version);
   std::vector<RemapRecord> take_remaps();
-  void cache_tail(Sequence& s) noexcept;
   std::int64_t plan_promotion(Sequence& s, std::int64_t num_computed, std::int64_t written_now,
                               PromotionPlan& plan);
   void promote_all(const PromotionPlan& plan) noexcept;
@@ -27,8 +26,6 @@ class Committing : public Part<Committing, GroupTables, GroupEnds> {
 
  private:
   friend class Sequences;  // its fingerprint
-  bool is_covered(const Key& key, int num_tokens) const;
-  void supersede_tails(const Key& key, int num_tokens) noexcept;
   std::int64_t promotable(const Sequence& s, std::int64_t num_computed) const;
   [[gnu::noinline]] bool is_kept_apart(const Sequence& s, std::int64_t logical, NodeId cached,
                                        bool is_written) const;

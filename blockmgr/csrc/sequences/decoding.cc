@@ -213,7 +213,7 @@ std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, Dec
     if (!plan.needed_by.empty()) plan.needed_by[s.partition] -= dropped;
     committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
   }
-  plan.promotions.count_taken(use<GroupTables>().grouped_need(committed));
+  plan.promotions.count_taken(use<GroupTables>().blocks_of_units(committed));
   return needed;
 }
 

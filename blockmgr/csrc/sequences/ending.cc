@@ -41,7 +41,7 @@ void Ending::release_nodes(Sequence& s, std::int64_t keep) noexcept {
 // Its end becomes findable; what it committed ahead of this step's forward is taken back first.
 void Ending::leave(Sequence& s, bool resumes, bool withdraws) noexcept {
   if (withdraws) withdraw(s);
-  groups() ? use<GroupEnds>().leave_groups(s, resumes) : use<Committing>().cache_tail(s);
+  use<GroupEnds>().leave(s, resumes);
 }
 
 void Ending::free(Handle handle, bool withdraws) {
@@ -97,53 +97,53 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
     throw Error(ErrorKind::kValue, "num_tokens must be in [1, " + std::to_string(s.num_tokens) +
                                        "], got " + std::to_string(num_tokens));
   if (num_tokens < s.num_computed) rows().refuse_ahead(s, "truncate");
+  const std::int64_t before = s.num_computed;
+  std::int64_t length = std::min(before, num_tokens);
+  std::int64_t whole = num_tokens / config().block_size;
+  std::int64_t kept = rows().blocks_for(num_tokens);
+  bool falls = false;  // to where every group serves it
   if (groups()) [[unlikely]] {
-    truncate_grouped(s, num_tokens);
-    return s.num_computed;
+    // Before another copy of a kept state into the same block is planned.
+    use<GroupTables>().settle_keeps();
+    falls = !rows().committed_ahead(s);
   }
-  const std::int64_t room = rows().token_room(s);
+  if (falls) [[unlikely]] {
+    length = fall_of(s, length, before);
+    whole = length / config().block_size;
+    const std::int64_t units = units_after_fall(s, length);
+    if (units < std::min<std::int64_t>(kept, s.num_blocks))
+      wait_from(s, units * config().block_size, num_tokens);
+    kept = std::min(kept, units);
+    if (whole < s.num_chained) use<GroupEnds>().keep_path(s);
+  }
+  const std::int64_t room = std::min<std::int64_t>(kept, s.num_blocks) * config().block_size;
   if (num_tokens <= room) {
     std::vector<Token>().swap(s.waiting);
     s.waiting_start = 0;
   } else {
     s.waiting.resize(s.waiting_start + static_cast<std::size_t>(num_tokens - room));
   }
-  release_blocks(s, rows().blocks_for(num_tokens));
+  release_blocks(s, kept);
   s.num_tokens = num_tokens;
   rows().limit_computed(s, num_tokens);
-  s.num_cached = std::min(s.num_cached, num_tokens);
-  s.num_chained =
-      std::min(s.num_chained, static_cast<std::int32_t>(num_tokens / config().block_size));
+  s.num_cached = std::min(s.num_cached, length);
+  s.num_chained = std::min(s.num_chained, static_cast<std::int32_t>(whole));
   rows().show_length(s);
+  if (falls) [[unlikely]] {
+    fall_to(s, length, before);
+    rows().note_computing(s);
+  }
   return s.num_computed;
 }
 
-void Ending::truncate_grouped(Sequence& s, std::int64_t num_tokens) {
-  use<GroupTables>()
-      .settle_keeps();  // before another copy of a kept state into the same block is planned
-  const std::int64_t before = s.num_computed;
-  const std::int64_t length =
-      rows().committed_ahead(s) ? before : fall_of(s, std::min(before, num_tokens), before);
-  const std::int64_t blocks = std::min<std::int64_t>(s.num_blocks, rows().blocks_for(num_tokens));
-  const std::int64_t kept =
-      rows().committed_ahead(s) ? blocks : std::min(blocks, units_after_fall(s, length));
+// Its tokens from here on are to wait for slots again. Nothing else changes.
+void Ending::wait_from(Sequence& s, std::int64_t from, std::int64_t num_tokens) {
   std::vector<Token> tokens(static_cast<std::size_t>(s.num_tokens));
   rows().copy_tokens(rows().handle_of(rows().row_of(s)), tokens.data());
-  const std::int64_t waits_from = std::min(num_tokens, kept * config().block_size);
-  std::vector<Token> waiting(tokens.begin() + waits_from, tokens.begin() + num_tokens);
-
+  std::vector<Token> waiting(tokens.begin() + std::min(from, num_tokens),
+                             tokens.begin() + num_tokens);
   s.waiting.swap(waiting);
   s.waiting_start = 0;
-  const bool is_ahead = rows().committed_ahead(s);
-  if (length / config().block_size < s.num_chained) use<GroupEnds>().keep_path(s);
-  release_blocks(s, kept);
-  if (!is_ahead) fall_to(s, length, before);
-  s.num_tokens = num_tokens;
-  if (is_ahead) rows().limit_computed(s, num_tokens);
-  s.num_cached = std::min(s.num_cached, length);
-  s.num_chained = std::min(s.num_chained, static_cast<std::int32_t>(length / config().block_size));
-  rows().show_length(s);
-  rows().note_computing(s);
 }
 
 // Where a truncated sequence goes on: the deepest prefix, of so many tokens at most, at which every
@@ -153,8 +153,7 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
   const GroupRow& row = rows().group_row(s);
   const NodeId* t = rows().table(s);
   const auto has_attention = [&](std::int64_t length) {
-    for (int g = 0; g < groups()->num_groups(); ++g) {
-      if (groups()->group(g).recurrent()) continue;
+    for (const int g : attention()) {
       for (std::int64_t unit = groups()->first_unit(g, length); unit < rows().blocks_for(length);
            ++unit) {
         if (unit >= row.first[nth(g)]) continue;
@@ -169,8 +168,7 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
     if (!length || !num_states() || (length == before && row.stands)) return true;
     const NodeId end = length % size ? kNoNode : rows().chain_node(s, length / size);
     if (end < 0) return false;
-    for (int g = 0; g < groups()->num_groups(); ++g) {
-      if (!groups()->group(g).recurrent()) continue;
+    for (const int g : recurrent()) {
       const NodeId own = row.states[nth(g)];
       if (nodes().uses(own).pins || nodes()[own].in_flight) return false;
       const NodeId kept = groups()->cached(g, end);
@@ -187,8 +185,8 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
 std::int64_t Ending::units_after_fall(const Sequence& s, std::int64_t length) const {
   std::int64_t units = s.num_blocks;
   const std::int64_t whole = length / config().block_size;
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent() && rows().group_row(s).first[nth(g)] > whole)
+  for (const int g : attention())
+    if (rows().group_row(s).first[nth(g)] > whole)
       units = std::min(units, std::max(whole, groups()->first_unit(g, length)));
   return units;
 }
@@ -197,15 +195,15 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
   GroupRow& row = rows().group_row(s);
   const NodeId* t = rows().table(s);
   const std::int64_t whole = length / config().block_size;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) {
-      if (!length || (length == before && row.stands)) continue;
-      const NodeId state = row.states[nth(g)];
-      copies().drop(state);
-      copies().plan(groups()->cached(g, use<GroupTables>().path_node(s, whole - 1)), state,
-                    config().block_size);
-      continue;
-    }
+  const bool moves_states = length && (length != before || !row.stands);
+  for (const int g : recurrent()) {
+    if (!moves_states) break;
+    const NodeId state = row.states[nth(g)];
+    copies().drop(state);
+    copies().plan(groups()->cached(g, use<GroupTables>().path_node(s, whole - 1)), state,
+                  config().block_size);
+  }
+  for (const int g : attention()) {
     std::int32_t& first = row.first[nth(g)];
     const auto due = static_cast<std::int32_t>(groups()->first_unit(g, length));
     for (std::int32_t unit = due; unit < first && unit < whole; ++unit)
@@ -220,7 +218,7 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
   if (config().early_commit) {
     s.early_step = step();
     s.num_settled = length;
-    s.num_written = use<GroupTables>().grouped_written(s, length);
+    s.num_written = use<GroupTables>().written_of(s, length);
   }
   use<GroupTables>().show_groups(s, 0);
 }

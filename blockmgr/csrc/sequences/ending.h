@@ -37,7 +37,7 @@ class Ending : public Part<Ending, GroupTables, GroupEnds, Committing, Forgettin
   std::int64_t fall_of(const Sequence& s, std::int64_t most, std::int64_t before) const;
   std::int64_t units_after_fall(const Sequence& s, std::int64_t length) const;
   void fall_to(Sequence& s, std::int64_t length, std::int64_t before) noexcept;
-  void truncate_grouped(Sequence& s, std::int64_t num_tokens);
+  [[gnu::noinline]] void wait_from(Sequence& s, std::int64_t from, std::int64_t num_tokens);
 };
 
 }  // namespace blockmgr

@@ -90,26 +90,18 @@ ExplainResult Explaining::explain(const Prompt& prompt) {
   const std::uint32_t root = index().find_root(prompt.name);
   const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
   Found found;
-  if (root != kUnknownId) {
-    use<Finding>().find_prefix(prompt.tokens, count, root_node(root), &extras, found);
-    if (!groups()) use<Finding>().find_partial(prompt.tokens, count, &extras, found);
-  }
+  Reach reach;
+  if (root != kUnknownId)
+    use<Finding>().find(prompt.tokens, count,
+                        {root_node(root), &extras, rows().partition_of(root), 0, true}, found,
+                        reach);
   result.num_partial = found.num_partial;
-  result.num_cached = found.num_full * size + found.num_partial;
-  std::int64_t num_served = found.num_full;  // whole blocks of what is found
-  if (groups() && root != kUnknownId) {
-    const Applicant applicant{root_node(root), &extras, rows().partition_of(root), 0, true};
-    const GroupedFound grouped = use<Finding>().find_grouped(prompt.tokens, count, applicant);
-    const bool within =
-        grouped.partial.partial >= 0 && grouped.partial.num_full >= grouped.whole.num_full;
-    const Found& best = within ? grouped.partial : grouped.whole;
-    num_served = best.num_full;
-    result.num_partial = best.num_partial;
-    result.num_cached = best.num_full * size + best.num_partial;
-    for (std::int64_t i = num_served; i < found.num_full; ++i)
-      result.missed.push_back(
-          {Miss::kGroup, (i + 1) * size, 0, -1, refusing_group(found.full, i + 1)});
-  }
+  result.num_cached = num_cached(found);
+  for (std::int64_t i = found.num_full; i < reach.num_lead; ++i)
+    result.missed.push_back(
+        {Miss::kGroup, (i + 1) * size, 0, -1, refusing_group(found.full, i + 1)});
+  found.num_full = reach.num_lead;  // what full attention has
+  if (found.num_full) found.node = found.full[found.num_full - 1];
 
   const bool missing = found.num_full < limit;
   const std::int64_t held =

@@ -31,36 +31,6 @@ void Finding::find_prefix(const Token* tokens, std::int64_t count, NodeId root,
   found.strayed = chain.strayed;
 }
 
-// The child of the last matched node that begins like the tokens after it, the longest first.
-void Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                           Found& found) const {
-  if (!config().min_partial_tokens || !digester()) return;
-  const std::int64_t start = found.num_full * config().block_size;
-  const auto limit =
-      static_cast<int>(std::min<std::int64_t>(count - 1 - start, config().block_size));
-  if (limit < config().min_partial_tokens) return;
-  const std::uint32_t keys = extras_at(extras, found.num_full);
-  int best = config().min_partial_tokens - 1;
-  NodeId child = index().first_child(found.node);
-  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
-    const Node& record = nodes()[child];
-    if (record.extras == keys) {
-      // The copy runs before this step's forward.
-      const int n = common_prefix(nodes().tokens(child), tokens + start,
-                                  std::min(limit, record.key_tokens - record.unwritten));
-      if (n > best) {
-        best = n;
-        found.partial = child;
-        found.num_partial = n;
-        // What does not match would be lost to others, so a tail is taken over whole or copied.
-        found.take_over =
-            n == record.key_tokens && n < config().block_size && pool().counts_as_available(child);
-      }
-    }
-    child = record.next_sibling;
-  }
-}
-
 // Tokens of the leading blocks found that are in memory before this step's forward.
 std::int64_t Finding::written_of(const Found& found) const {
   const std::int64_t size = config().block_size;
@@ -72,8 +42,7 @@ std::int64_t Finding::written_of(const Found& found) const {
 // The last unit of the chain before `to` that lacks a cached part of some group; -1: none.
 std::int64_t Finding::last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const {
   std::int64_t gap = -1;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     const std::int64_t from = groups()->first_unit(g, position);
     for (std::int64_t unit = to; unit-- > from && unit > gap;)
       if (groups()->cached(g, chain[unit]) < 0) gap = unit;
@@ -83,8 +52,7 @@ std::int64_t Finding::last_gap(const NodeId* chain, std::int64_t position, std::
 
 // Whether every recurrent group has a state at the end of this node.
 bool Finding::has_states(NodeId node) const {
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent()) continue;
+  for (const int g : recurrent()) {
     const NodeId state = groups()->cached(g, node);
     if (state < 0 || groups()->is_being_kept(state)) return false;
   }
@@ -92,18 +60,23 @@ bool Finding::has_states(NodeId node) const {
 }
 
 bool Finding::has_parts(NodeId node, std::int64_t unit, std::int64_t length) const {
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent() && groups()->cached(g, node) < 0 &&
-        groups()->reads(g, length, unit))
-      return false;
+  for (const int g : attention())
+    if (groups()->cached(g, node) < 0 && groups()->reads(g, length, unit)) return false;
   return true;
+}
+
+// Whether every group has what the query behind so many tokens of this child reads.
+bool Finding::is_served(const Found& found, NodeId child, int num_partial) const {
+  const std::int64_t length = found.num_full * config().block_size + num_partial;
+  return has_parts(child, found.num_full, length) && has_states(child) &&
+         last_gap(found.full, length, found.num_full) < 0;
 }
 
 // The child of the first num_full blocks that serves most of the tokens after them in every group.
 // Below the end of what full attention has, only tails are worth a look: a whole unit would have
 // been found. The most of these tokens that any child has, served or not.
-int Finding::find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                                  bool tails_only, Found& found) const {
+int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                          bool tails_only, Found& found) const {
   const std::int64_t start = found.num_full * config().block_size;
   const auto limit =
       static_cast<int>(std::min<std::int64_t>(count - 1 - start, config().block_size));
@@ -112,34 +85,31 @@ int Finding::find_grouped_partial(const Token* tokens, std::int64_t count, const
   int best = config().min_partial_tokens - 1;
   int most_shared = 0;
   NodeId child = index().first_child(found.node);
-  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+  for (int seen = 0; child >= 0 && seen < kMostChildren;
+       ++seen, child = nodes()[child].next_sibling) {
     const Node& record = nodes()[child];
-    const NodeId next = record.next_sibling;
-    const int most = std::min<int>(limit, record.key_tokens);
-    const Token* own = nodes().tokens(child);
     const bool tail = record.key_tokens < config().block_size;
-    int n = 0;
-    if (record.extras == keys && (tail || !tails_only))
-      n = static_cast<int>(std::mismatch(own, own + most, tokens + start).first - own);
+    if (record.extras != keys || (tails_only && !tail)) continue;
+    int n = common_prefix(nodes().tokens(child), tokens + start,
+                          std::min<int>(limit, record.key_tokens));
     most_shared = std::max(most_shared, n);  // also of what this step's forward has yet to write
     n = std::min(n, record.key_tokens - use<GroupTables>().most_unwritten(child));
     const bool at_end = tail && n == record.key_tokens;
     // A tail that can be taken over needs no copy.
     const bool is_better =
         n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
-    const bool serves =
-        is_better && n < config().block_size && ((num_states() || tails_only) ? at_end : true) &&
-        has_parts(child, found.num_full, start + n) && (!num_states() || has_states(child)) &&
-        last_gap(found.full, start + n, found.num_full) < 0;
-    if (serves) {
-      Found other = found;
-      other.partial = child;
-      other.num_partial = n;
-      other.take_over = !groups()->is_branch(child) && may_take_over(other);
-      if (n > best || other.take_over) found = other;
-      best = n;
+    const bool may_end = n < config().block_size && (at_end || !(num_states() || tails_only));
+    if (!is_better || !may_end) continue;
+    if (groups() && !is_served(found, child, n)) continue;
+    // What does not match would be lost to others, so a tail is taken over whole or copied.
+    const bool takes_over =
+        at_end && !(groups() && groups()->is_branch(child)) && is_unused(child, true);
+    if (n > best || takes_over) {
+      found.partial = child;
+      found.num_partial = n;
+      found.take_over = takes_over;
     }
-    child = next;
+    best = n;
   }
   return most_shared;
 }
@@ -148,64 +118,65 @@ int Finding::find_grouped_partial(const Token* tokens, std::int64_t count, const
 // as it is, or the states of a whole block.
 bool Finding::may_take_over(const Found& found) const {
   const bool within = found.partial >= 0;
-  const NodeId end = within ? found.partial : found.node;
-  if (within && (nodes()[end].key_tokens != found.num_partial || !pool().counts_as_available(end)))
-    return false;
-  if (!within && !num_states()) return false;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!within && !groups()->group(g).recurrent()) continue;
-    const NodeId m = groups()->cached(g, end);
-    if (m >= 0 && !pool().counts_as_available(m)) return false;
-  }
-  return true;
+  if (within && nodes()[found.partial].key_tokens != found.num_partial) return false;
+  if (!within && !(num_states() && found.num_full)) return false;
+  return is_unused(last_node(found), within);
 }
 
-// What the first blocks of a chain serve as a whole, and what of the unit after it. A call may take
-// less than is cached; where prompts diverge does not depend on that.
-GroupedFound Finding::find_grouped(const Token* tokens, std::int64_t num_tokens,
-                                   const Applicant& applicant) {
-  use<GroupTables>().settle_keeps();
-  GroupedFound result;
-  const bool partly = config().min_partial_tokens > 0;
-  const std::int64_t count = applicant.looked_up(num_tokens);
-  Found chain;
-  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, chain);
-  const std::int64_t most = std::min(chain.num_full, block_size().whole(count - 1));
-  result.num_shared = chain.num_full * config().block_size;
-  const auto share = [&](int shared) {
-    if (shared >= config().min_partial_tokens) result.num_shared += shared;
+inline bool Finding::is_unused(NodeId end, bool within) const {
+  if (within && !pool().counts_as_available(end)) return false;
+  return !groups() || are_parts_unused(end, within);
+}
+
+bool Finding::are_parts_unused(NodeId end, bool within) const {
+  const auto is_used = [&](int g) {
+    const NodeId m = groups()->cached(g, end);
+    return m >= 0 && !pool().counts_as_available(m);
   };
-  if (partly && num_states() && count < num_tokens) {
-    Found shared = chain;
-    share(find_grouped_partial(tokens, num_tokens, applicant.extras, false, shared));
-  }
-  const auto cut = [&](std::int64_t length) {
-    Found found = chain;
-    found.num_full = length;
-    found.node = length ? chain.full[length - 1] : applicant.root;
-    found.num_unused = pool().count_available(found.full, length);
-    return found;
-  };
-  std::int64_t length = most;
+  return std::none_of(recurrent().begin(), recurrent().end(), is_used) &&
+         !(within && std::any_of(attention().begin(), attention().end(), is_used));
+}
+
+// From the end of what full attention has back to where every group serves it. On the way, the
+// first tail that every group serves is found, unless there is such a part of a block already.
+// Returns the number of blocks that they serve as a whole; what is found then is the most.
+std::int64_t Finding::go_back(const Token* tokens, std::int64_t count, const Applicant& applicant,
+                              Found& found) const {
+  const NodeId* const chain = found.full;
+  const std::int64_t from = found.num_full;
+  std::int64_t length = from;
   while (true) {
-    const NodeId node = length ? chain.full[length - 1] : applicant.root;
-    const bool deepest = length == most;
-    if (partly && result.partial.partial < 0 && (deepest || groups()->has_tails(node))) {
-      Found found = cut(length);
-      const int shared = find_grouped_partial(tokens, count, applicant.extras, !deepest, found);
-      if (deepest && count == num_tokens) share(shared);
-      if (found.partial >= 0) result.partial = found;
+    const NodeId node = length ? chain[length - 1] : applicant.root;
+    if (length < from && config().min_partial_tokens && found.partial < 0 &&
+        groups()->has_tails(node)) {
+      Found shorter = found;
+      cut(shorter, length, applicant.root);
+      find_partial(tokens, count, applicant.extras, true, shorter);
+      if (shorter.partial >= 0) found = shorter;
     }
-    const std::int64_t gap = last_gap(chain.full, length * config().block_size, length);
-    if (gap >= 0) {
-      length = gap;
-      continue;
-    }
-    if (!length || !num_states() || has_states(node)) break;
-    --length;
+    const std::int64_t gap = last_gap(chain, length * config().block_size, length);
+    if (gap < 0 && (!length || has_states(node))) break;
+    length = gap < 0 ? length - 1 : gap;
   }
-  result.whole = cut(length);
-  return result;
+  if (found.partial < 0 || found.num_full < length) cut(found, length, applicant.root);
+  return length;
+}
+
+// Of a call that takes less than is cached: where prompts diverge does not depend on that.
+std::int64_t Finding::count_shared(const Token* tokens, std::int64_t num_tokens,
+                                   const ExtrasIds* extras, Found lead) const {
+  if (!config().min_partial_tokens || !num_states()) return 0;
+  return find_partial(tokens, num_tokens, extras, false, lead);
+}
+
+void Finding::cut(Found& found, std::int64_t num_full, NodeId root) const {
+  found.partial = kNoNode;
+  found.num_partial = 0;
+  found.take_over = false;
+  if (found.num_full == num_full) return;
+  found.num_full = num_full;
+  found.node = num_full ? found.full[num_full - 1] : root;
+  found.num_unused = pool().count_available(found.full, num_full);
 }
 
 // The blocks of a chain that full attention has, up to the deepest place that every group serves.

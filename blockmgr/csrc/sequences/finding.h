@@ -1,6 +1,7 @@
 // What of a prompt is cached, or will be soon.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "sequences/group_tables.h"
@@ -25,13 +26,15 @@ class Finding : public Part<Finding, GroupTables> {
   void find_prefix(const Token* tokens, std::int64_t count, NodeId root, const ExtrasIds* extras,
                    Found& found);
   std::int64_t written_of(const Found& found) const;
-  void find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                    Found& found) const;
   std::int64_t served_of(const Found& chain) const;
   // Whether every group of attention has what the query after so many tokens reads of a node.
   bool has_parts(NodeId node, std::int64_t unit, std::int64_t length) const;
-  GroupedFound find_grouped(const Token* tokens, std::int64_t num_tokens,
-                            const Applicant& applicant);
+  // The most of a prompt that every group serves. most: with full attention alone, nothing is
+  // looked for within a block behind so many.
+  void find(const Token* tokens, std::int64_t num_tokens, const Applicant& applicant, Found& found,
+            Reach& reach, std::int64_t most = INT64_MAX);
+  // The first blocks of what was found, or of a longer chain, as a whole.
+  void cut(Found& found, std::int64_t num_full, NodeId root) const;
   bool may_take_over(const Found& found) const;
 
  private:
@@ -39,12 +42,42 @@ class Finding : public Part<Finding, GroupTables> {
                                const ExtrasIds& extras, const Found& found) const;
   std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
   bool has_states(NodeId node) const;
-  int find_grouped_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
-                           bool tails_only, Found& found) const;
+  bool is_unused(NodeId end, bool within) const;
+  [[gnu::noinline]] bool are_parts_unused(NodeId end, bool within) const;
+  [[gnu::noinline]] bool is_served(const Found& found, NodeId child, int num_partial) const;
+  [[gnu::noinline]] std::int64_t go_back(const Token* tokens, std::int64_t count,
+                                         const Applicant& applicant, Found& found) const;
+  [[gnu::noinline]] std::int64_t count_shared(const Token* tokens, std::int64_t num_tokens,
+                                              const ExtrasIds* extras, Found lead) const;
+  int find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,
+                   bool tails_only, Found& found) const;
 
   // What was found last, kept so that calls seldom allocate. What an earlier one left here means
   // nothing.
   ZeroedArray<NodeId> found_room_;
 };
+
+// Inlined where prompts are admitted.
+[[gnu::always_inline]] inline void Finding::find(const Token* tokens, std::int64_t num_tokens,
+                                                 const Applicant& applicant, Found& found,
+                                                 Reach& reach, std::int64_t most) {
+  use<GroupTables>().settle_keeps();
+  const std::int64_t count = applicant.looked_up(num_tokens);
+  find_prefix(tokens, num_tokens, applicant.root, applicant.extras, found);
+  std::int64_t shared = 0;
+  reach.num_lead = found.num_full;
+  if (count < num_tokens) [[unlikely]] {
+    shared = count_shared(tokens, num_tokens, applicant.extras, found);
+    // One token is left to compute.
+    cut(found, std::min(found.num_full, block_size().whole(count - 1)), applicant.root);
+  }
+  if (config().min_partial_tokens && (groups() || found.num_full < most)) {
+    const int more = find_partial(tokens, count, applicant.extras, false, found);
+    if (count == num_tokens) shared = more;
+  }
+  reach.num_shared =
+      reach.num_lead * config().block_size + (shared < config().min_partial_tokens ? 0 : shared);
+  reach.num_whole = groups() ? go_back(tokens, count, applicant, found) : found.num_full;
+}
 
 }  // namespace blockmgr

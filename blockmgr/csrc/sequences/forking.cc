@@ -202,13 +202,12 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
     to.stands = from.stands;
     to.moves = from.moves;
     const NodeId* t = rows().table(child);
-    for (int g = 0; g < groups()->num_groups(); ++g) {
-      if (!groups()->group(g).recurrent()) {
-        const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(child));
-        for (std::int64_t unit = to.first[nth(g)]; unit < until; ++unit)
-          ++nodes().uses(groups()->part(g, t[unit])).ref_count;
-        continue;
-      }
+    for (const int g : attention()) {
+      const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(child));
+      for (std::int64_t unit = to.first[nth(g)]; unit < until; ++unit)
+        ++nodes().uses(groups()->part(g, t[unit])).ref_count;
+    }
+    for (const int g : recurrent()) {
       const NodeId state = use<GroupTables>().take_of(g, parent.partition, kNoNode);
       if (parent.num_computed) copies().plan(from.states[nth(g)], state, config().block_size);
       to.states[nth(g)] = state;
@@ -221,13 +220,12 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
 // row: the parent's, and then its own.
 void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& table,
                              GroupRow& row) noexcept {
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent()) {
-      const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(model));
-      for (std::int64_t unit = row.first[nth(g)]; unit < until; ++unit)
-        ++nodes().uses(groups()->part(g, table[static_cast<std::size_t>(unit)])).ref_count;
-      continue;
-    }
+  for (const int g : attention()) {
+    const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(model));
+    for (std::int64_t unit = row.first[nth(g)]; unit < until; ++unit)
+      ++nodes().uses(groups()->part(g, table[static_cast<std::size_t>(unit)])).ref_count;
+  }
+  for (const int g : recurrent()) {
     const NodeId source = row.states[nth(g)];
     row.states[nth(g)] = use<GroupTables>().take_of(g, model.partition, kNoNode);
     if (model.num_computed) copies().plan(source, row.states[nth(g)], config().block_size);

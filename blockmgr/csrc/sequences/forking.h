@@ -25,8 +25,9 @@ class Forking : public Part<Forking, GroupTables, GroupEnds, Ending> {
 
  private:
   void limit_blocks(Sequence& s) const;
-  void check_states(const Sequence& parent, std::int64_t count) const;
-  void fork_groups(const Sequence& parent, const Handle* children, std::int64_t count) noexcept;
+  [[gnu::noinline]] void check_states(const Sequence& parent, std::int64_t count) const;
+  [[gnu::noinline]] void fork_groups(const Sequence& parent, const Handle* children,
+                                     std::int64_t count) noexcept;
   void take_successor(const Sequence& model, const std::vector<NodeId>& table,
                       GroupRow& row) noexcept;
 };

@@ -27,12 +27,11 @@ bool GroupEnds::serves(const Sequence& s, std::int64_t logical, NodeId end) cons
   const auto node = [&](std::int64_t unit) {
     return unit < s.num_chained ? use<GroupTables>().path_node(s, unit) : end;
   };
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (groups()->group(g).recurrent() && groups()->cached(g, node(logical)) < 0) return false;
+  for (const int g : recurrent())
+    if (groups()->cached(g, node(logical)) < 0) return false;
   // A query reads its own unit, and nothing else that the one a unit before did not read.
   const bool read_before = logical > 0 && groups()->is_boundary(node(logical - 1));
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     const std::int64_t length = groups()->length(node(logical));
     const std::int64_t first = groups()->first_unit(g, length);
     const std::int64_t from = read_before ? std::max(first, logical) : first;
@@ -56,14 +55,10 @@ std::int64_t GroupEnds::cached_since(const Sequence& s, int g, std::int64_t to) 
 
 // Whether all that the query after this node reads is cached, as far as since_room_ says.
 bool GroupEnds::reads_cached(NodeId n, std::int64_t end) const {
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    const Group& group = groups()->group(g);
-    if (group.recurrent()) {
-      if (groups()->cached(g, n) < 0) return false;
-    } else if (since_room_[nth(g)] > 0 && groups()->reads(g, end, since_room_[nth(g)] - 1)) {
-      return false;
-    }
-  }
+  for (const int g : recurrent())
+    if (groups()->cached(g, n) < 0) return false;
+  for (const int g : attention())
+    if (since_room_[nth(g)] > 0 && groups()->reads(g, end, since_room_[nth(g)] - 1)) return false;
   return true;
 }
 
@@ -76,8 +71,7 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
            end == stops[GroupRow::kRetained];
   };
   const int num_groups = groups()->num_groups();
-  for (int g = 0; g < num_groups; ++g)
-    if (!groups()->group(g).recurrent()) since_room_[nth(g)] = cached_since(s, g, from);
+  for (const int g : attention()) since_room_[nth(g)] = cached_since(s, g, from);
   bool serves = false;
   std::int64_t passed = from;  // units from here on are new boundaries that it only passes
   for (std::int64_t i = from; i < s.num_chained; ++i) {
@@ -146,17 +140,16 @@ bool GroupEnds::keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept
   const std::int64_t unit = s.num_computed / config().block_size - 1;
   const NodeId node = use<GroupTables>().path_node(s, unit);
   std::int64_t missing = 0;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent() || groups()->cached(g, node) >= 0) continue;
+  for (const int g : recurrent()) {
+    if (groups()->cached(g, node) >= 0) continue;
     ++missing;
     const NodeId own = row.states[nth(g)];
     const bool moves = config().remap && nodes().uses(own).pins;
     if (moves || nodes()[own].copy_source != kNoNode || nodes()[own].in_flight) return false;
   }
   if (missing > room || (passed && !missing)) return false;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent() && groups()->cached(g, node) < 0)
-      use<GroupTables>().give_state(s, g, node);
+  for (const int g : recurrent()) {
+    if (groups()->cached(g, node) < 0) use<GroupTables>().give_state(s, g, node);
   }
   const bool is_served = serves(s, unit, node);
   if (is_served) groups()->add_boundary(node, passed);
@@ -186,9 +179,8 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   if (s.num_chained < unit || !use<Needs>().can_stop_at(s.num_computed)) return;
   if (groups()->num_groups() + 1 > room) return;
   use<GroupTables>().settle_keeps();
-  for (int g = 0; config().remap && g < groups()->num_groups(); ++g)
-    if (groups()->group(g).recurrent() && nodes().uses(rows().group_row(s).states[nth(g)]).pins)
-      return;
+  for (const int g : recurrent())
+    if (config().remap && nodes().uses(rows().group_row(s).states[nth(g)]).pins) return;
   if (passed) {  // it takes no look-up from a tail that is more than that
     const Seen seen = seen_children(rows().chain_node(s, unit));
     if (seen.count == kMostChildren && seen.passed < 0) return;
@@ -196,19 +188,26 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   }
   const NodeId tail = cache_end_block(s, unit, rest, !config().remap);
   if (tail < 0) return;
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (groups()->group(g).recurrent()) use<GroupTables>().give_state(s, g, tail);
+  for (const int g : recurrent()) use<GroupTables>().give_state(s, g, tail);
   if (!passed) groups()->set_branch(tail);
   if (serves(s, unit, tail)) groups()->add_boundary(tail, passed);
   if (config().remap) use<Growing>().make_private(s, unit, s.num_computed);
 }
 
-// The block in which the computed tokens of a sequence end becomes a findable tail in all groups of
-// attention; or, if it goes on there, a copy does. kNoNode: it is shared, or there is such a tail.
-NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept {
-  const NodeId b = rows().table(s)[unit];
-  const GroupRow& row = rows().group_row(s);
-  const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
+// Whether a child that begins with the tokens of a tail serves all that the tail would serve.
+// Another tail of the same tokens stands for it, even if it serves less.
+bool GroupEnds::stands_for_end(const Sequence& s, NodeId child, std::int64_t unit,
+                               int rest) noexcept {
+  if (nodes()[child].key_tokens > rest)
+    return !num_states() && use<Finding>().has_parts(child, unit, s.num_computed);
+  index().bring_forward(child);  // for the next prompt that diverges here
+  groups()->clear_passed(child);
+  return true;
+}
+
+// Whether some child serves all that a tail of these tokens would serve.
+[[gnu::always_inline]] inline bool GroupEnds::is_covered(const Sequence& s, const Key& key,
+                                                         std::int64_t unit, int rest) noexcept {
   NodeId child = index().first_child(key.parent);
   for (int seen = 0; child >= 0 && seen < kMostChildren;
        ++seen, child = nodes()[child].next_sibling) {
@@ -216,33 +215,60 @@ NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit, int rest, bool
     if (record.extras != key.extras || record.key_tokens < rest ||
         !same_tokens(nodes().tokens(child), key.tokens, rest))
       continue;
-    // Another tail of these tokens stands for this one, even if it serves less.
-    if (record.key_tokens == rest) {
-      index().bring_forward(child);  // for the next prompt that diverges here
-      groups()->clear_passed(child);
-      return kNoNode;
-    }
-    if (!num_states() && use<Finding>().has_parts(child, unit, s.num_computed)) return kNoNode;
+    if (!groups() || stands_for_end(s, child, unit, rest)) return true;
   }
-  if (!use<GroupTables>().may_give(b)) return kNoNode;
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    const bool recurrent = groups()->group(g).recurrent();
-    if (!recurrent && !groups()->reads(g, s.num_computed, unit)) continue;
-    if (!recurrent && unit < row.first[nth(g)]) return kNoNode;
-    if (!use<GroupTables>().may_give(recurrent ? row.states[nth(g)] : groups()->part(g, b)))
-      return kNoNode;
+  return false;
+}
+
+void GroupEnds::supersede_tails(const Key& key, int num_tokens) noexcept {
+  NodeId child = index().first_child(key.parent);
+  for (int seen = 0; child >= 0 && seen < kMostChildren; ++seen) {
+    const Node& record = nodes()[child];
+    const NodeId after = record.next_sibling;
+    if (record.key_tokens < num_tokens && record.extras == key.extras &&
+        same_tokens(nodes().tokens(child), key.tokens, record.key_tokens))
+      pool().forget(child);
+    child = after;
   }
+}
+
+// Whether only this sequence has what the query at its end reads of this unit, in further groups.
+bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit) const {
+  for (const int g : recurrent())
+    if (!use<GroupTables>().may_give(rows().group_row(s).states[nth(g)])) return false;
+  for (const int g : attention()) {
+    if (!groups()->reads(g, s.num_computed, unit)) continue;
+    if (unit < rows().group_row(s).first[nth(g)] ||
+        !use<GroupTables>().may_give(groups()->part(g, rows().table(s)[unit])))
+      return false;
+  }
+  return true;
+}
+
+// The block in which the computed tokens of a sequence end becomes a findable tail in all groups of
+// attention; or, if it goes on there, a copy does. kNoNode: it is shared, or there is such a tail.
+[[gnu::always_inline]] inline NodeId GroupEnds::cache_end_block(Sequence& s, std::int64_t unit,
+                                                                int rest, bool goes_on) noexcept {
+  const NodeId b = rows().table(s)[unit];
+  const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
+  if (is_covered(s, key, unit, rest) || !use<GroupTables>().may_give(b)) return kNoNode;
+  if (groups() && !may_give_parts(s, unit)) return kNoNode;
+  if (!groups()) supersede_tails(key, rest);
   if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
   const NodeId tail = goes_on ? use<GroupTables>().copy_end_block(s, unit, rest) : b;
   pool().promote_tail(tail, {key.parent, key.extras, nodes().tokens(tail)}, rest);
   pool().tell_cached({&tail, 1});
   ++rows().counters.cached_tails;
-  groups()->place(tail, unit);
-  for (int g = 0; g < groups()->num_groups(); ++g)
-    if (!groups()->group(g).recurrent() && groups()->reads(g, s.num_computed, unit))
-      groups()->keep(groups()->part(g, tail));
-  drop_unseen_tails(key.parent);
+  if (groups()) [[unlikely]]
+    place_tail(s, tail, unit);
   return tail;
+}
+
+void GroupEnds::place_tail(const Sequence& s, NodeId tail, std::int64_t unit) noexcept {
+  groups()->place(tail, unit);
+  for (const int g : attention())
+    if (groups()->reads(g, s.num_computed, unit)) groups()->keep(groups()->part(g, tail));
+  drop_unseen_tails(nodes()[tail].parent);
 }
 
 // Look-ups see so many children of a node.
@@ -279,40 +305,37 @@ void GroupEnds::drop_unseen_tails(NodeId parent) noexcept {
   }
 }
 
-// Caches the end of a sequence before it goes: the state where it stands, and the tokens of a unit
-// that is not full. resumes: it continues from there when there is room.
-void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
-  const std::int64_t size = config().block_size;
-  const std::int64_t unit = s.num_computed / size;
-  const auto rest = static_cast<int>(s.num_computed % size);
-  GroupRow& row = rows().group_row(s);
-  if (!digester() || s.state != Sequence::kRunning || s.outdated || !s.num_computed) return;
-  if ((num_states() && !row.stands) || s.num_chained < unit) return;
-  if (rest && (rest < config().min_partial_tokens || !config().min_partial_tokens)) return;
-  if (!rest && !num_states()) return;
+// Caches the end of a sequence before it goes: the tokens of a unit that is not full, and the state
+// where it stands. resumes: it continues from there when there is room.
+inline void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
+  const int least = config().min_partial_tokens;
+  if (!(least || num_states()) || !digester() || s.outdated || !s.num_computed) return;
+  const std::int64_t unit = block_size().whole(s.num_computed);
+  const auto rest = static_cast<int>(s.num_computed - unit * config().block_size);
+  if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return;
+  if (rest ? !least || rest < least : !num_states()) return;
   use<GroupTables>().settle_keeps();
-  const NodeId whole = unit ? use<GroupTables>().path_node(s, unit - 1) : kNoNode;
-  NodeId node = whole;
-  if (rest) {
-    node = cache_end_block(s, unit, rest, false);
-    if (node < 0) return;
-  } else {
-    for (int g = 0; g < groups()->num_groups(); ++g)
-      if (groups()->group(g).recurrent() && groups()->cached(g, node) < 0 &&
-          !use<GroupTables>().may_give(row.states[nth(g)]))
-        return;
-  }
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent() || groups()->cached(g, node) >= 0) continue;
+  if (!rest) return keep_states_at(s, use<GroupTables>().path_node(s, unit - 1), resumes);
+  const NodeId tail = cache_end_block(s, unit, rest, false);
+  if (groups() && tail >= 0) keep_states_at(s, tail, resumes);
+}
+
+// Its states at its end, which is this node; and the boundary there.
+void GroupEnds::keep_states_at(Sequence& s, NodeId node, bool resumes) noexcept {
+  GroupRow& row = rows().group_row(s);
+  const auto is_lacking = [&](int g) { return groups()->cached(g, node) < 0; };
+  for (const int g : recurrent())
+    if (is_lacking(g) && !use<GroupTables>().may_give(row.states[nth(g)])) return;
+  for (const int g : recurrent()) {
+    if (!is_lacking(g)) continue;
     groups()->set_part(g, node, row.states[nth(g)]);
     groups()->keep(row.states[nth(g)]);
   }
-  if (serves(s, rest ? unit : unit - 1, node)) {
+  if (serves(s, groups()->unit(node), node)) {
     groups()->add_boundary(node);
     if (num_states()) end_path(s, node, resumes);
   }
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent()) continue;
+  for (const int g : recurrent()) {
     NodeId& state = row.states[nth(g)];
     if (state == groups()->part(g, node)) {
       pool().release(state);
@@ -342,15 +365,18 @@ void GroupEnds::keep_path(const Sequence& s) noexcept {
 }
 
 // The sequence still has its blocks.
-void GroupEnds::leave_groups(Sequence& s, bool resumes) noexcept {
-  if (s.state != Sequence::kRunning) return;
-  if (!config().remap) use<GroupTables>().cancel_keeps(s);
+void GroupEnds::leave_end(Sequence& s, bool resumes) noexcept {
+  if (groups() && !config().remap) use<GroupTables>().cancel_keeps(s);
   const std::int64_t tails = rows().counters.cached_tails;
   keep_end(s, resumes);
+  if (groups()) leave_path(s, rows().counters.cached_tails != tails);
+}
+
+void GroupEnds::leave_path(Sequence& s, bool left_tail) noexcept {
   if (s.num_chained) {
     const NodeId last = use<GroupTables>().path_node(s, s.num_chained - 1);
     groups()->tell_kept(&last, 1);
-    if (rows().counters.cached_tails == tails) {
+    if (!left_tail) {
       keep_path(s);
       groups()->clear_passed(last);
     }

@@ -1,4 +1,4 @@
-// What of further groups of layers becomes findable at stops and at the ends of sequences.
+// What becomes findable at stops and at the ends of sequences: tails, states and boundaries.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,14 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Finding, Needs, Growing> {
   void drop_unseen_tails(NodeId parent) noexcept;
   void commit_groups(Sequence& s) noexcept;
   void keep_path(const Sequence& s) noexcept;
-  void leave_groups(Sequence& s, bool resumes) noexcept;
+  // Before a sequence gives its blocks back: its end becomes findable. resumes: it is preempted.
+  void leave(Sequence& s, bool resumes) noexcept {
+    const bool may_keep = groups() || config().min_partial_tokens;
+    if (may_keep && s.state == Sequence::kRunning) leave_end(s, resumes);
+  }
+  // With full attention alone: drops the tails that are a mere beginning of what is about to be
+  // cached beside them.
+  void supersede_tails(const Key& key, int num_tokens) noexcept;
 
  private:
   struct Seen {
@@ -43,10 +50,18 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Finding, Needs, Growing> {
   std::optional<GroupRow::Stop> takes_stop(Sequence& s) noexcept;
   bool keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept;
   void keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept;
+  bool is_covered(const Sequence& s, const Key& key, std::int64_t unit, int rest) noexcept;
+  [[gnu::noinline]] bool stands_for_end(const Sequence& s, NodeId child, std::int64_t unit,
+                                        int rest) noexcept;
+  [[gnu::noinline]] bool may_give_parts(const Sequence& s, std::int64_t unit) const;
+  [[gnu::noinline]] void place_tail(const Sequence& s, NodeId tail, std::int64_t unit) noexcept;
   NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept;
   Seen seen_children(NodeId parent) const;
   void drop_tail(NodeId tail) noexcept;
+  [[gnu::noinline]] void leave_end(Sequence& s, bool resumes) noexcept;
   void keep_end(Sequence& s, bool resumes) noexcept;
+  [[gnu::noinline]] void keep_states_at(Sequence& s, NodeId node, bool resumes) noexcept;
+  [[gnu::noinline]] void leave_path(Sequence& s, bool left_tail) noexcept;
   void end_path(const Sequence& s, NodeId end, bool resumes) noexcept;
 
   std::vector<std::int64_t> since_room_;  // by group, a unit

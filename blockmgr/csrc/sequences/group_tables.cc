@@ -12,9 +12,8 @@ void GroupTables::measure_slices() {
   for (std::int32_t n = 0; n <= size; ++n) {
     std::int32_t& usable = usable_[static_cast<std::size_t>(n)];
     usable = (n + full - 1) / full * full;
-    for (int g = 0; g < groups()->num_groups(); ++g) {
+    for (const int g : attention()) {
       const Group& group = groups()->group(g);
-      if (group.recurrent()) continue;
       parts_before_[static_cast<std::size_t>(n)] += group.begin < n;
       if (group.begin < n && n <= group.end)
         usable = std::min(usable, static_cast<std::int32_t>(group.end));
@@ -42,7 +41,7 @@ bool GroupTables::waits_for_copy(const Kept& k) const {
 
 // The states that were put in place by copies which are resolved by now can be found. A look-up
 // leaves no event, so those that mirrors should know of stay in the list for settle_events.
-void GroupTables::settle_keeps() noexcept {
+void GroupTables::settle_all() noexcept {
   auto left = keeps_.begin();
   for (Kept& k : keeps_)
     if (!settle(k)) *left++ = k;
@@ -84,7 +83,7 @@ NodeId GroupTables::node_awaiting_end(const Sequence& s) const {
   return kNoNode;
 }
 
-void GroupTables::cancel_keeps(const Sequence& s) noexcept {
+void GroupTables::cancel_end(const Sequence& s) noexcept {
   const NodeId node = node_awaiting_end(s);
   if (node < 0) return;
   groups()->end_boundary(node);
@@ -144,23 +143,17 @@ NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, s
 // A row is zero where the sequence has no part.
 void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = rows().table(s);
-  for (int g = 0; g < groups()->num_groups(); ++g) {
+  for (const int g : recurrent()) {
+    const NodeId state = rows().group_row(s).states[nth(g)];
+    shown_group_at(g, rows().row_of(s))[0] = state < 0 ? 0 : number(nodes().block(state));
+  }
+  for (const int g : attention()) {
     const Shown out = shown_group_at(g, rows().row_of(s));
-    if (groups()->group(g).recurrent()) {
-      const NodeId state = rows().group_row(s).states[nth(g)];
-      out[0] = state < 0 ? 0 : number(nodes().block(state));
-      continue;
-    }
     const std::int64_t until = units_of(g, rows().num_slots(s));
     for (std::int64_t unit = std::max<std::int64_t>(from, rows().group_row(s).first[nth(g)]);
          unit < until; ++unit)
       out[unit] = number(nodes().block(groups()->part(g, t[unit])));
   }
-}
-
-// Blocks in all groups for so many of full attention.
-std::int64_t GroupTables::grouped_need(std::int64_t blocks) const {
-  return blocks * (1 + groups()->num_groups() - num_states());
 }
 
 void GroupTables::refuse_moved(const Sequence& s, const char* call) const {
@@ -174,8 +167,7 @@ void GroupTables::refuse_moved(const Sequence& s, const char* call) const {
 // Gives back what no query to come reads.
 void GroupTables::drop_windows(Sequence& s) noexcept {
   const std::int64_t from = std::max<std::int64_t>(0, rows().settled(s) - config().max_rollback);
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     std::int32_t& first = rows().group_row(s).first[nth(g)];
     const Group& group = groups()->group(g);
     if (first * std::int64_t{config().block_size} + group.end > group.first_read(from)) continue;
@@ -210,8 +202,7 @@ std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& pa
   std::int64_t dropped = 0;
   const NodeId* t = rows().table(s);
   const std::int64_t from = std::max<std::int64_t>(0, s.num_tokens - config().max_rollback);
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     const std::int64_t read = std::min(groups()->group(g).first_read(from), rows().num_slots(s));
     for (std::int64_t unit = rows().group_row(s).first[nth(g)];
          unit * config().block_size + groups()->group(g).end <= read; ++unit) {
@@ -235,8 +226,7 @@ void GroupTables::take_parts(Sequence& s, std::int64_t had_slots, std::int64_t s
   const std::int64_t known = had + (had_rest > 0);
   groups()->clear_parts(t + known, s.num_blocks - known);
   s.missing_slots = static_cast<std::int32_t>(rows().token_room(s) - usable_slots(slots));
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     const std::int64_t from = had + (had_rest > groups()->group(g).begin);
     const bool continues = from > rows().group_row(s).first[nth(g)];
     const NodeId before = continues ? groups()->part(g, t[from - 1]) : kNoNode;
@@ -251,8 +241,8 @@ void GroupTables::make_parts_private(Sequence& s, std::int64_t logical, NodeId s
                                      std::int32_t num_tokens) noexcept {
   const NodeId own = rows().table(s)[logical];
   groups()->clear_parts(own);
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent() || logical < rows().group_row(s).first[nth(g)]) continue;
+  for (const int g : attention()) {
+    if (logical < rows().group_row(s).first[nth(g)]) continue;
     const NodeId source = groups()->part(g, shared);
     if (source < 0) continue;
     const NodeId before = logical > rows().group_row(s).first[nth(g)]
@@ -266,8 +256,8 @@ void GroupTables::make_parts_private(Sequence& s, std::int64_t logical, NodeId s
   show_groups(s, logical);
 }
 
-// A sequence's reference to the part of a node goes.
-void GroupTables::drop_part(int g, NodeId node) noexcept {
+// A sequence's reference to the part of a node goes. Inlined where it is most of a loop.
+[[gnu::always_inline]] inline void GroupTables::drop_part_here(int g, NodeId node) noexcept {
   const NodeId m = groups()->part(g, node);
   if (nodes()[m].keyed() && groups()->is_needed(g, node)) [[likely]]
     return pool().release_part(m);
@@ -276,6 +266,8 @@ void GroupTables::drop_part(int g, NodeId node) noexcept {
   rows().drop_reference(m);
   if (last) groups()->clear_part(g, node);
 }
+
+void GroupTables::drop_part(int g, NodeId node) noexcept { drop_part_here(g, node); }
 
 // The same of units [from, to) of its table, which shows none of them any more.
 void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
@@ -304,13 +296,12 @@ void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
 // All parts of blocks [from, num_blocks), the last first.
 void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = rows().table(s);
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     std::int32_t& first = rows().group_row(s).first[nth(g)];
     const Shown shown = shown_group_at(g, rows().row_of(s));
     const std::int64_t least = std::max<std::int64_t>(from, first);
     for (std::int64_t unit = units_of(g, rows().num_slots(s)); unit-- > least;) {
-      drop_part(g, t[unit]);
+      drop_part_here(g, t[unit]);
       shown[unit] = 0;
     }
     first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));
@@ -318,8 +309,7 @@ void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
 }
 
 void GroupTables::drop_states(Sequence& s) noexcept {
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (!groups()->group(g).recurrent()) continue;
+  for (const int g : recurrent()) {
     NodeId& state = rows().group_row(s).states[nth(g)];
     if (state >= 0) rows().drop_reference(state);
     state = kNoNode;
@@ -331,8 +321,7 @@ void GroupTables::drop_states(Sequence& s) noexcept {
 // sequence's own, or its own becomes findable. `own`: the node that it had.
 void GroupTables::settle_parts(Sequence& s, std::int64_t logical, NodeId own,
                                NodeId node) noexcept {
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     NodeId there = groups()->part(g, node);
     if (own != node && there < 0) {
       there = groups()->part(g, own);
@@ -369,11 +358,10 @@ void GroupTables::merge_parts(Sequence& s, std::int64_t logical, NodeId cached) 
   });
 }
 
-// Trailing tokens of a node that this step's forward has yet to write, in the group that has most.
-int GroupTables::most_unwritten(NodeId node) const {
+int GroupTables::count_unwritten(NodeId node) const {
   int most = nodes()[node].unwritten;
-  for (int g = 0; !unwritten().empty() && g < groups()->num_groups(); ++g) {
-    const NodeId m = groups()->group(g).recurrent() ? kNoNode : groups()->cached(g, node);
+  for (const int g : attention()) {
+    const NodeId m = groups()->cached(g, node);
     if (m >= 0) most = std::max<int>(most, nodes()[m].unwritten);
   }
   return most;
@@ -401,8 +389,8 @@ NodeId GroupTables::copy_end_block(const Sequence& s, std::int64_t unit, int num
   std::copy_n(nodes().tokens(own), num_tokens, nodes().tokens(copy));
   groups()->clear_parts(copy);
   keep_copy(own, copy, num_tokens, false);
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent() || !groups()->reads(g, s.num_computed, unit)) continue;
+  for (const int g : attention()) {
+    if (!groups()->reads(g, s.num_computed, unit)) continue;
     const NodeId part = take_of(g, s.partition, kNoNode);
     groups()->set_part(g, copy, part);
     keep_copy(groups()->part(g, own), part, num_tokens, false);
@@ -431,7 +419,7 @@ void GroupTables::give_state(Sequence& s, int g, NodeId node) noexcept {
 }
 
 // How many of so many leading tokens are in memory before this step's forward.
-std::int64_t GroupTables::grouped_written(const Sequence& s, std::int64_t length) const {
+std::int64_t GroupTables::written_of(const Sequence& s, std::int64_t length) const {
   if (unwritten().empty()) return length;
   const std::int64_t size = config().block_size;
   const NodeId* t = rows().table(s);

@@ -25,9 +25,15 @@ class GroupTables : public Part<GroupTables> {
     const std::int64_t blocks = num_states() ? 1 + groups()->num_groups() : 0;
     keeps_.reserve(keeps_.size() + static_cast<std::size_t>(count * blocks));
   }
-  void settle_keeps() noexcept;
+  void settle_keeps() noexcept {
+    if (!keeps_.empty()) [[unlikely]]
+      settle_all();
+  }
   // Before a sequence leaves: what a copy was to keep of its end can be kept itself.
-  void cancel_keeps(const Sequence& s) noexcept;
+  void cancel_keeps(const Sequence& s) noexcept {
+    if (!keeps_.empty()) [[unlikely]]
+      cancel_end(s);
+  }
   // Blocks that are used until a copy into them is applied.
   template <class Visit>
   void each_referenced(Visit visit) const {
@@ -114,13 +120,16 @@ class GroupTables : public Part<GroupTables> {
   // Visits the part of one of its nodes in each further group of attention, if the sequence has it.
   template <class Visit>
   void each_part(const Sequence& s, std::int64_t logical, Visit visit) const {
-    for (int g = 0; groups() && g < groups()->num_groups(); ++g) {
-      if (groups()->group(g).recurrent() || logical < rows().group_row(s).first[nth(g)]) continue;
+    for (const int g : attention()) {
+      if (logical < rows().group_row(s).first[nth(g)]) continue;
       const NodeId m = groups()->part(g, rows().table(s)[logical]);
       if (m >= 0) visit(g, m);
     }
   }
-  std::int64_t grouped_need(std::int64_t blocks) const;
+  // Blocks of so many nodes in all groups of attention.
+  std::int64_t blocks_of_units(std::int64_t units) const {
+    return units * (1 + static_cast<std::int64_t>(attention().size()));
+  }
   void refuse_moved(const Sequence& s, const char* call) const;
   [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,
                                     std::int64_t slots) noexcept;
@@ -136,8 +145,10 @@ class GroupTables : public Part<GroupTables> {
   void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
   [[gnu::noinline]] bool must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const;
   [[gnu::noinline]] void merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept;
-  int most_unwritten(NodeId node) const;
-  [[gnu::noinline]] std::int64_t grouped_written(const Sequence& s, std::int64_t length) const;
+  // Trailing tokens of a node that this step's forward has yet to write, in the group that has
+  // most.
+  int most_unwritten(NodeId node) const { return unwritten().empty() ? 0 : count_unwritten(node); }
+  [[gnu::noinline]] std::int64_t written_of(const Sequence& s, std::int64_t length) const;
   bool may_give(NodeId own) const;
   void give_state(Sequence& s, int g, NodeId node) noexcept;
   NodeId copy_end_block(const Sequence& s, std::int64_t unit, int num_tokens) noexcept;
@@ -156,10 +167,14 @@ class GroupTables : public Part<GroupTables> {
            parts_before_[static_cast<std::size_t>(slots - whole * config().block_size)];
   }
   bool waits_for_copy(const Kept& k) const;
+  [[gnu::noinline]] int count_unwritten(NodeId node) const;
   bool settle(Kept& k) noexcept;
+  void settle_all() noexcept;
+  void cancel_end(const Sequence& s) noexcept;
   const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
   NodeId node_awaiting_end(const Sequence& s) const;
   void keep_copy(NodeId source, NodeId copy, std::int32_t num_tokens, bool is_state) noexcept;
+  void drop_part_here(int g, NodeId node) noexcept;
   void drop_part(int g, NodeId node) noexcept;
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   bool tells_state(const Sequence& s) const;

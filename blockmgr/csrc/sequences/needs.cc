@@ -10,7 +10,7 @@ void Needs::measure() {
   for (int i = 0; i < pool().num_partitions(); ++i) {
     const std::int64_t blocks = rows().longest(i);
     std::int64_t left = pool().partition(i).capacity - rows().watermark(i);
-    if (groups()) left = (left - num_states()) / use<GroupTables>().grouped_need(1);
+    left = (left - num_states()) / use<GroupTables>().blocks_of_units(1);
     least = std::min(least, std::min(blocks, left));
     most = std::max(most, blocks);
   }
@@ -68,21 +68,18 @@ void Needs::check_lookup(std::int64_t num_tokens, std::string_view name) const {
     throw_never_fits(num_tokens, 0, rows().partition_of(name));
 }
 
-Demand Needs::grouped_demand(const Found& found, std::int64_t slots) const {
-  Demand d = demand(found, slots);
+void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   const std::int64_t cached = num_cached(found);
   const std::int64_t usable = use<GroupTables>().usable_slots(std::max(slots, cached));
   d.missing_slots = d.num_blocks * config().block_size - usable;
-  const NodeId end = found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
+  const NodeId end = last_node(found);
+  const bool takes_states = end < 0 || !found.take_over;
   const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) {
-      ++d.to_take;
-      if (end < 0) continue;
-      d.to_take -= found.take_over;
-      uses(groups()->cached(g, end));
-      continue;
-    }
+  for (const int g : recurrent()) {
+    d.to_take += takes_states;
+    if (end >= 0) uses(groups()->cached(g, end));
+  }
+  for (const int g : attention()) {
     const std::int64_t first = groups()->first_unit(g, cached);
     const std::int64_t units = use<GroupTables>().units_of(g, usable);
     d.to_take += std::max<std::int64_t>(units - std::max(first, found.num_full), 0);
@@ -92,7 +89,6 @@ Demand Needs::grouped_demand(const Found& found, std::int64_t slots) const {
     d.to_take -= found.take_over;
     uses(groups()->cached(g, found.partial));
   }
-  return d;
 }
 
 // The blocks of a sequence that begins with so many slots behind what is found.
@@ -100,8 +96,7 @@ std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
   const std::int64_t cached = num_cached(found);
   const std::int64_t most = std::max(slots, cached);
   std::int64_t sum = rows().blocks_for(most) + num_states();
-  for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).recurrent()) continue;
+  for (const int g : attention()) {
     const std::int64_t units = use<GroupTables>().units_of(g, most);
     sum += std::max<std::int64_t>(units - groups()->first_unit(g, cached), 0);
   }
@@ -112,16 +107,13 @@ std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
 // few as it can. Its windows keep what is read if drafts are taken back.
 std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) const {
   const std::int64_t size = config().block_size;
-  std::int64_t attention = 1;
-  for (int g = 0; g < groups()->num_groups(); ++g) attention += !groups()->group(g).recurrent();
   std::int64_t most = 0;
   // Within a block it can only fall.
   for (std::int64_t position = slots; position < num_tokens; position += size - position % size) {
     const std::int64_t blocks = position / size + 1;
     const std::int64_t from = std::max<std::int64_t>(0, position - config().max_rollback);
-    std::int64_t sum = attention * blocks;
-    for (int g = 0; g < groups()->num_groups(); ++g)
-      if (!groups()->group(g).recurrent()) sum -= groups()->first_unit(g, from);
+    std::int64_t sum = use<GroupTables>().blocks_of_units(blocks);
+    for (const int g : attention()) sum -= groups()->first_unit(g, from);
     most = std::max(most, sum);
   }
   return most + num_states();
@@ -130,7 +122,7 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
 // The most slots with which a prompt can begin alone in so many blocks, and then be computed in
 // parts to its end; 0: it never can.
 std::int64_t Needs::most_first_slots(std::int64_t num_tokens, std::int64_t most) const {
-  std::int64_t units = (most - num_states()) / use<GroupTables>().grouped_need(1);
+  std::int64_t units = (most - num_states()) / use<GroupTables>().blocks_of_units(1);
   units = std::min(units, rows().blocks_for(num_tokens));
   const std::int64_t slots = std::min(units * config().block_size, num_tokens);
   return slots > 0 && later_blocks(num_tokens, slots) <= most ? slots : 0;

@@ -25,6 +25,7 @@ class Needs : public Part<Needs, GroupTables> {
   // Tokens of a prompt that can matter to a look-up: one more than fit, because the last one is
   // never served. A caller passes no more than these.
   std::int64_t most_matched() const { return most_tokens_ + 1; }
+  // What it takes to begin with so many slots behind what is found, in all groups.
   Demand demand(const Found& found, std::int64_t slots) const;
   std::int64_t checked_slots(std::int64_t num_tokens, std::int64_t num_slots, int partition,
                              std::int64_t watermark) const;
@@ -35,7 +36,6 @@ class Needs : public Part<Needs, GroupTables> {
   [[noreturn]] void throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int partition,
                                      std::int64_t held_back = -1,
                                      const Found* found = nullptr) const;
-  Demand grouped_demand(const Found& found, std::int64_t slots) const;
   std::int64_t first_blocks(const Found& found, std::int64_t slots) const;
   [[gnu::noinline]] std::int64_t later_blocks(std::int64_t num_tokens, std::int64_t slots) const;
   Stops stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::int64_t num_shared,
@@ -52,6 +52,7 @@ class Needs : public Part<Needs, GroupTables> {
 
  private:
   void measure();
+  [[gnu::noinline]] void add_parts(const Found& found, std::int64_t slots, Demand& d) const;
   std::int64_t most_first_slots(std::int64_t num_tokens, std::int64_t most) const;
   std::string never_in_groups(std::int64_t num_tokens, std::int64_t slots, const Found& found,
                               std::int64_t most) const;
@@ -66,6 +67,8 @@ inline Demand Needs::demand(const Found& found, std::int64_t slots) const {
   d.num_blocks = std::max(rows().blocks_for(slots), found.num_full + partial);
   d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
   d.unused_hits = found.num_unused + (partial && pool().counts_as_available(found.partial) ? 1 : 0);
+  if (groups()) [[unlikely]]
+    add_parts(found, slots, d);
   return d;
 }
 

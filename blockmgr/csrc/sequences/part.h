@@ -52,9 +52,16 @@ class Part {
   const Digester* digester() const { return rows().digester_.get(); }
   // Further groups of layers: nullptr if there is full attention alone.
   GroupPlaces* groups() const { return rows().groups_.get(); }
-  int num_states() const { return rows().num_states; }
+  // Those of attention, and those of states, which each sequence has.
+  const std::vector<int>& attention() const { return rows().attention; }
+  const std::vector<int>& recurrent() const { return rows().recurrent; }
+  int num_states() const { return static_cast<int>(recurrent().size()); }
   std::int64_t num_cached(const Found& found) const {
     return found.num_full * config().block_size + found.num_partial;
+  }
+  // The last node of what is found; kNoNode: nothing is.
+  static NodeId last_node(const Found& found) {
+    return found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;
   }
 
  private:

@@ -52,9 +52,10 @@ struct AdmissionPlan {
   std::int64_t num_shared = 0;  // leading tokens that full attention has
 };
 
-struct GroupedFound {
-  Found whole;                  // whole blocks that every group serves
-  Found partial;                // if partial is a node: more than that, within a block
+// What a look-up has seen beside the most that every group serves.
+struct Reach {
+  std::int64_t num_whole = 0;   // leading blocks that every group serves as a whole
+  std::int64_t num_lead = 0;    // leading blocks that full attention has
   std::int64_t num_shared = 0;  // leading tokens that full attention has
 };
 

@@ -71,16 +71,10 @@ std::int64_t Retaining::pin(const Prompt& prompt, const Announce& announce) {
 
 // What an admission would use of a waiting prompt.
 Found Retaining::find_waiting(const Prompt& prompt, NodeId root, const ExtrasIds& extras) {
-  if (groups()) {
-    const Applicant applicant{root, &extras, rows().partition_of(prompt.name), 0, true};
-    GroupedFound found = use<Finding>().find_grouped(prompt.tokens, prompt.num_tokens, applicant);
-    const bool within =
-        found.partial.partial >= 0 && found.partial.num_full >= found.whole.num_full;
-    return within ? found.partial : found.whole;
-  }
   Found found;
-  use<Finding>().find_prefix(prompt.tokens, prompt.num_tokens, root, &extras, found);
-  use<Finding>().find_partial(prompt.tokens, prompt.num_tokens, &extras, found);
+  Reach reach;
+  use<Finding>().find(prompt.tokens, prompt.num_tokens,
+                      {root, &extras, rows().partition_of(prompt.name), 0, true}, found, reach);
   return found;
 }
 

@@ -38,7 +38,9 @@ class Rows : public Store {
                                            : config_.groups[nth(g)].tokens_of(num_tokens));
   }
   // Tokens of a block of full attention.
-  std::int64_t full_size() const { return config_.block_size / static_cast<std::int64_t>(full_slices_); }
+  std::int64_t full_size() const {
+    return config_.block_size / static_cast<std::int64_t>(full_slices_);
+  }
   void copy_tokens(Handle handle, Token* out) const;
   std::vector<Handle> handles() const;
   // The nodes of a row, as many as its sequence has blocks; what follows them means nothing.
@@ -136,7 +138,9 @@ class Rows : public Store {
   BitTree computing;  // rows of all sequences with a full block to commit, and of some others
   Counters counters;
   RecentHits recent_hits;
-  int num_states = 0;  // recurrent groups
+  // Further groups of layers by kind, in order: all empty if full attention is alone.
+  std::vector<int> attention;
+  std::vector<int> recurrent;
   std::uint64_t batch_mark = 0;
   std::uint32_t first_generation;  // of every row: handles of other managers are told apart
 
