@@ -139,7 +139,7 @@ bool Finding::are_parts_unused(NodeId end, bool within) const {
 
 // From the end of what full attention has back to where every group serves it. On the way, the
 // first tail that every group serves is found, unless there is such a part of a block already.
-// Returns the number of blocks that they serve as a whole, the most that can be found then.
+// Returns the number of blocks that they serve as a whole, and leaves the most as found.
 std::int64_t Finding::go_back(const Token* tokens, std::int64_t count, const Applicant& applicant,
                               Found& found) const {
   const NodeId* const chain = found.full;
