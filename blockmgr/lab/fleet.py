@@ -206,7 +206,7 @@ def serve(
             num_blocks,
             config,
             limits=limits,
-            place=replica,
+            replica=replica,
             served=served.append,
             busy_ms=busy_ms,
             told=None if told is None else partial(told, replica),

@@ -68,10 +68,10 @@ def prefills(
     idle_at, busy_ms = [0.0] * num_replicas, [0.0] * num_replicas
     times = np.empty(len(served), dtype=np.float64)
     for i, one in enumerate(served):
-        start = max(float(one.now_ms), idle_at[one.place])
+        start = max(float(one.now_ms), idle_at[one.replica])
         work = model(0, one.num_computed_tokens) - model(0, 0)
-        idle_at[one.place] = start + work
-        busy_ms[one.place] += work
+        idle_at[one.replica] = start + work
+        busy_ms[one.replica] += work
         times[i] = model(one.wait_ms + start - one.now_ms, one.num_computed_tokens)
     span = trace.requests[-1].arrival_ms - trace.requests[0].arrival_ms
     return Prefills(times, tuple(busy / span for busy in busy_ms) if span > 0 else ())

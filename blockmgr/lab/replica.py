@@ -33,7 +33,7 @@ class Served(NamedTuple):
     """Time that it waited."""
     num_computed_tokens: int
     """Tokens of its prompt that were not cached."""
-    place: int
+    replica: int
     """Index of the replica."""
 
 
@@ -44,7 +44,7 @@ class Replica(EventLoop):
         trace: All requests of the fleet.
         num_blocks: Blocks in its pool.
         config: Config of the replay.
-        place: Index of the replica.
+        replica: Index of the replica.
         limits: Limits of the trace; with events if ``told`` is given.
         served: Called for each admitted request.
         busy_ms: Time for which a request holds its blocks; None for that of ``config``.
@@ -58,7 +58,7 @@ class Replica(EventLoop):
         num_blocks: int,
         config: ReplayConfig,
         *,
-        place: int,
+        replica: int,
         limits: Limits,
         served: Callable[[Served], None],
         busy_ms: BusyTime | None = None,
@@ -66,7 +66,7 @@ class Replica(EventLoop):
         **options: Any,
     ) -> None:
         super().__init__(trace, num_blocks, config, limits=limits, **options)
-        self._place = place
+        self._replica = replica
         self._served = served
         self._told = told
         self._busy = busy_ms
@@ -99,7 +99,7 @@ class Replica(EventLoop):
             number, request = waiting.number, waiting.request
             computed = request.num_prompt_tokens - self._num_cached
             wait = now - request.arrival_ms
-            self._served(Served(number, now, wait, computed, self._place))
+            self._served(Served(number, now, wait, computed, self._replica))
         return admitted
 
     def _busy_ms(self, request: Request) -> int:
