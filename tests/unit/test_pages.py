@@ -104,7 +104,7 @@ def test_what_builds_without_isolation_is_what_the_build_requires() -> None:
 
 
 def test_the_figures_of_the_questions_are_those_of_the_pages_that_they_name() -> None:
-    """A page that is written anew from a measurement takes the questions along."""
+    """A page that is written again from a measurement takes the questions along."""
     pages = {
         name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         for name in ("faq", "costs", "benchmarks", "hybrid-hit-rates")
