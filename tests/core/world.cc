@@ -431,6 +431,8 @@ void World::retire(int name) {
       entry.num_findable = chained[i];
       entry.outdated = true;
     }
+    // A block that loses its key may be written by its one sequence: a hold causes no copy.
+    for (Hold& held : holds_) held.words.clear();
   }
   settle();
 }
