@@ -300,7 +300,14 @@ def users_of(*names: str) -> set[str]:
     return {module for module, name in imports() if name in names}
 
 
-ROOMS_THAT_LOG = ("events/", "index/", "ports/vllm/", "ports/vllm_tiers/", "ports/sglang/")
+ROOMS_THAT_LOG = (
+    "events/",
+    "index/",
+    "ports/vllm/",
+    "ports/vllm_tiers/",
+    "ports/sglang/",
+    "ports/hinted.py",
+)
 
 
 def test_only_events_the_index_and_the_ports_of_engines_log() -> None:
