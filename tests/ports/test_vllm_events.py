@@ -5,8 +5,10 @@ Stand-ins take the place of vLLM's structures and functions. ``tests/engines`` r
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,6 +28,8 @@ def keys_of(request: Any, start: int, stop: int, index: int) -> tuple[Any, int]:
     """The extra keys of vLLM for adapters and salts."""
     keys = [("lora", request.lora_request.name)] if request.lora_request else []
     keys += [("cache_salt", request.cache_salt)] if request.cache_salt and not start else []
+    if request.prompt_embeds is not None:
+        keys.append(("prompt_embeds", type(request.prompt_embeds).__name__))
     return tuple(keys) or None, index
 
 
@@ -282,3 +286,26 @@ def test_groups_keep_the_adapter_and_the_salt_of_the_request_that_stored_a_block
     for stored in (full, window):
         assert (stored.lora_id, stored.lora_name, stored.session_id) == (3, "sql", "s")
         assert stored.extra_keys == [("sql", "tenant"), ("sql",)]
+
+
+def test_blocks_in_the_cache_keep_no_embeddings_of_their_requests(make: Make) -> None:
+    class Embeddings:
+        """As large as the prompt of a model."""
+
+    engine = make(15, (FullAttention(), SlidingWindow(3)))
+    embeddings = Embeddings()
+    kept = weakref.ref(embeddings)
+    tokens = [1, 2, 3, 4, 5]
+    request = engine.request(tokens)
+    request.prompt_embeds = embeddings
+    handle = engine.manager.admit(tokens, read_cache=False)
+    engine.manager.commit(handle, 4)
+    engine.events.stored_by(request)
+    assert [event.extra_keys for event in engine.events.take()] == [[("Embeddings",)] * 2] * 2
+    del request, embeddings
+    gc.collect()
+    assert kept() is None
+    engine.manager.copies_applied(engine.manager.take_copies().ticket)
+    engine.manager.free(handle)
+    engine.manager.reset_prefix_cache()
+    assert [type(event).__name__ for event in engine.events.take()] == ["AllBlocksCleared"]

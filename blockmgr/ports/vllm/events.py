@@ -62,12 +62,12 @@ class Published:
     @classmethod
     def of(cls, layers: Layers, node_size: int) -> Published:
         """The group of these layers, in a manager with blocks of this many tokens."""
-        window = layers.spec.sliding_window if isinstance(layers.group, SlidingWindow) else None
+        window = layers.group.width if isinstance(layers.group, SlidingWindow) else None
         told = node_size // layers.block_size
         if layers.has_states:
             told = 1
         elif window is not None:
-            told = min(told, layers.num_entries(window - 1))
+            told = min(told, max(1, layers.num_entries(window - 1)))
         return cls(get_kv_cache_spec_kind(layers.spec).value, window, layers.block_size, told)
 
 
@@ -104,20 +104,25 @@ class Run(NamedTuple):
 
 
 class About:
-    """The fields of a request that events need, without its tokens, under vLLM's names."""
+    """The fields of a request that events need, under vLLM's names.
+
+    It lives as long as a block of the request is cached, so it keeps neither tokens nor pixels nor
+    embeddings. Events of the request's own commits have the keys of its embeddings, too.
+
+    Attributes:
+        request: The request, during its commit.
+    """
 
     __slots__ = (
-        "_prompt_embeds_per_block_hashes", "cache_salt", "lora_request", "mm_features",
-        "prompt_embeds", "session_id",
+        "cache_salt", "lora_request", "mm_features", "prompt_embeds", "request", "session_id",
     )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
+        self.request: Request | None = request
         self.lora_request = request.lora_request
         self.cache_salt = request.cache_salt
-        self.prompt_embeds = request.prompt_embeds
+        self.prompt_embeds = None
         self.session_id = request.session_id
-        self._prompt_embeds_per_block_hashes: dict[tuple[int, int], bytes] = {}
-        # Not the pixels.
         self.mm_features = [
             SimpleNamespace(identifier=each.identifier, mm_position=each.mm_position)
             for each in request.mm_features
@@ -152,10 +157,14 @@ class KVEvents:
         # Of groups whose blocks are smaller than the manager's: how often each is stored.
         self._copies: dict[tuple[int, Any], int] = {}
         self._queue: list[Any] = []
+        self._committing: list[About] = []  # those with a request
 
     def stored_by(self, request: Request) -> None:
         """Records the blocks that a commit made findable; call it after each commit."""
         self._drain(request)
+        for about in self._committing:
+            about.request = None
+        self._committing.clear()
 
     def reused_by(self, request: Request, num_tokens: int) -> None:
         """Reports found blocks, if the request asks for it (``kv_cache_report_mode``).
@@ -261,6 +270,7 @@ class KVEvents:
                     assert request is not None, "new blocks become findable by commits alone"
                     end = start + len(event.digests)
                     about, hashes = About(request), self._hashes(request, start * size, end * size)
+                    self._committing.append(about)
                 assert about is not None
                 parts = size // self._hash_size
                 of_it = hashes[index * parts : (index + 1) * parts]
@@ -307,11 +317,12 @@ class KVEvents:
 
     @staticmethod
     def _extra_keys(about: About, start: int, count: int, size: int) -> list[Any]:
-        has_keys = about.lora_request or about.cache_salt or about.mm_features
-        if not has_keys and about.prompt_embeds is None:
+        source = about if about.request is None else about.request
+        has_keys = source.lora_request or source.cache_salt or source.mm_features
+        if not has_keys and source.prompt_embeds is None:
             return [None] * count
         keys, index = [], 0
         for first in range(start, start + count * size, size):
-            key, index = generate_block_hash_extra_keys(about, first, first + size, index)
+            key, index = generate_block_hash_extra_keys(source, first, first + size, index)
             keys.append(key)
         return keys
