@@ -10,15 +10,15 @@ import inspect
 import sys
 
 from blockmgr.ports.drift import Interface
-from blockmgr.ports.vllm import blocks, coordinator, hybrid, manager
+from blockmgr.ports.vllm import blocks, coordinator, manager
 from blockmgr.ports.vllm.interface import INTERFACE
 
 STAND_INS = {
-    "KVCacheManager": (manager.KVCacheManager, hybrid.HybridKVCacheManager),
-    "KVCacheBlocks": (blocks.Blocks, blocks.GroupedBlocks),
-    "KVCacheBlock": (blocks.Block,),
-    "BlockPool": (blocks.BlockPool,),
-    "KVCacheCoordinator": (coordinator.Coordinator,),
+    "KVCacheManager": manager.KVCacheManager,
+    "KVCacheBlocks": blocks.Blocks,
+    "KVCacheBlock": blocks.Block,
+    "BlockPool": blocks.BlockPool,
+    "KVCacheCoordinator": coordinator.Coordinator,
 }
 
 
@@ -47,12 +47,12 @@ def methods(expected: Interface) -> list[str]:
         if method == "__init__":
             found += constructor(names) if kind == "KVCacheManager" else []
             continue
-        for stand_in in STAND_INS[kind]:
-            ours = getattr(stand_in, method, None)
-            if ours is None:
-                found.append(f"{stand_in.__name__} has no {method}")
-            elif not takes(ours, names, all_of_them=newest):
-                found.append(f"{stand_in.__name__}.{method} takes {tuple(parameters(ours))}")
+        stand_in = STAND_INS[kind]
+        ours = getattr(stand_in, method, None)
+        if ours is None:
+            found.append(f"{stand_in.__name__} has no {method}")
+        elif not takes(ours, names, all_of_them=newest):
+            found.append(f"{stand_in.__name__}.{method} takes {tuple(parameters(ours))}")
     return found
 
 
@@ -67,13 +67,15 @@ def attributes(expected: Interface) -> list[str]:
     found = []
     for path, names in expected.attributes.items():
         kind = path.rpartition(":")[2]
-        for stand_in in STAND_INS.get(kind, ()):
-            source = "".join(inspect.getsource(each) for each in stand_in.__mro__[:-1])
-            found += [
-                f"{stand_in.__name__} has no {name}"
-                for name in names
-                if not hasattr(stand_in, name) and f"self.{name}" not in source
-            ]
+        if kind not in STAND_INS:
+            continue
+        stand_in = STAND_INS[kind]
+        source = inspect.getsource(stand_in)
+        found += [
+            f"{stand_in.__name__} has no {name}"
+            for name in names
+            if not hasattr(stand_in, name) and f"self.{name}" not in source
+        ]
     return found
 
 

@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from blockmgr.ports.vllm import Options
-from blockmgr.ports.vllm.hybrid import HybridKVCacheManager
+from blockmgr.ports.vllm.manager import KVCacheManager as Ours
 from blockmgr.ports.vllm.support import reasons_against
 from tests.engines.layers import FULL, Layers, group_specs
 
@@ -105,7 +105,7 @@ def test_an_early_divergence_is_found_to_the_last_block(shape: str, least: int) 
         ]
         return
     assert against == []
-    ours = found_by(HybridKVCacheManager(options, 8, **named), named["hash_block_size"])
+    ours = found_by(Ours(options, 8, **named), named["hash_block_size"])
     theirs = {
         interval: found_by(
             KVCacheManager(**arguments(base, layers, interval)), named["hash_block_size"]

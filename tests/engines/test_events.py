@@ -15,7 +15,7 @@ pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
 from vllm.distributed.kv_events import BlockRemoved
 
-from blockmgr.ports.vllm import events, hybrid
+from blockmgr.ports.vllm import commits, events
 from tests.engines.events import EventWorld
 from tests.engines.world import draw
 
@@ -45,11 +45,11 @@ def test_the_events_themselves_are_right(kind: str, sized: bool) -> None:
 
 
 def test_a_commit_that_is_not_told_of_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def commit(self: Any, held: Any, request: Any, num_tokens: int) -> None:
-        self.manager.commit(held.handle, num_tokens)
+    def commit(self: Any, held: Any, num_tokens: int) -> None:
+        self._manager.commit(held.handle, num_tokens)
         held.num_committed = num_tokens
 
-    monkeypatch.setattr(hybrid.HybridKVCacheManager, "_commit_to", commit)
+    monkeypatch.setattr(commits.Commits, "_commit", commit)
     assert wrong_runs("state", sized=True) > 0
 
 

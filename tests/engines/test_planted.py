@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
 from blockmgr import BlockManager, ChunkedAttention, SlidingWindow
-from blockmgr.ports.vllm import hybrid, layers, lookups, manager, prompts, states
+from blockmgr.ports.vllm import layers, manager, prompts, states, tables
+from blockmgr.ports.vllm.options import Options
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.world import World, draw
 
@@ -72,8 +73,8 @@ def test_blocks_that_turned_out_wrong_and_stay_cached_are_noticed(
 def test_a_table_that_lacks_a_block_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     grow = manager.KVCacheManager._grow
 
-    def too_far(self: Any, held: Any, request: Any, slots: int) -> bool:
-        has_grown: bool = grow(self, held, request, slots)
+    def too_far(self: Any, held: Any, slots: int) -> bool:
+        has_grown: bool = grow(self, held, slots)
         held.num_slots += self.block_size
         return has_grown
 
@@ -98,16 +99,16 @@ def test_schedules_are_vllms_but_for_its_second_copies() -> None:
 
 
 def test_a_block_that_is_not_found_changes_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = lookups.Lookups.get_computed_blocks
+    find = manager.KVCacheManager.get_computed_blocks
 
     def one_less(self: Any, request: Any, *arguments: Any) -> Any:
         blocks, num_tokens, boundary = find(self, request, *arguments)
-        if len(blocks.ids) < 3:
+        if len(blocks.by_group[0]) < 3:
             return blocks, num_tokens, boundary
         kept = self.truncate_computed_blocks(blocks, num_tokens - self.block_size)
         return kept, num_tokens - self.block_size, boundary
 
-    monkeypatch.setattr(lookups.Lookups, "get_computed_blocks", one_less)
+    monkeypatch.setattr(manager.KVCacheManager, "get_computed_blocks", one_less)
     from_one_copy, _ = runs_that_differ()
     assert from_one_copy > 0
 
@@ -135,10 +136,12 @@ def test_entries_counted_in_blocks_of_another_size_are_noticed(
 
 @pytest.mark.parametrize("kind", ["window", "chunk", "state"])
 def test_a_table_that_changes_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    caching = hybrid.HybridKVCacheManager._caching
-    monkeypatch.setattr(
-        hybrid.HybridKVCacheManager, "_caching", lambda self: {**caching(self), "dedup": "remap"}
-    )
+    config = Options.config
+
+    def remapping(self: Any, **named: Any) -> Any:
+        return config(self, **named, dedup="remap")
+
+    monkeypatch.setattr(Options, "config", remapping)
     assert wrong_runs({}, kind) > 0
 
 
@@ -175,57 +178,59 @@ def test_copies_that_are_made_in_one_group_alone_are_noticed(
 def test_a_state_that_is_told_to_be_at_the_last_block_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    publish = states.StatefulKVCacheManager._publish
+    up_to = states.StateCommits.up_to
 
-    def whole_blocks(self: Any, held: Any, request: Any, num_computed: int) -> None:
-        publish(self, held, request, num_computed - num_computed % self.block_size)
+    def whole_blocks(self: Any, held: Any, num_computed: int) -> None:
+        up_to(self, held, num_computed - num_computed % self._block_size)
 
     def whole_chunk(self: Any, request: Any, num_new_tokens: int, *found: int) -> int:
         return num_new_tokens
 
-    monkeypatch.setattr(states.StatefulKVCacheManager, "_publish", whole_blocks)
-    monkeypatch.setattr(states.StatefulKVCacheManager, "clip_chunk", whole_chunk)
+    monkeypatch.setattr(states.StateCommits, "up_to", whole_blocks)
+    monkeypatch.setattr(states.StateCommits, "clip_chunk", whole_chunk)
     assert wrong_runs({}, "state") > 0
 
 
 def test_a_state_that_moves_unseen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = states.StatefulKVCacheManager
-    publish = kind._publish
+    kind = states.StateCommits
+    up_to = kind.up_to
 
-    def without_news(self: Any, held: Any, request: Any, num_computed: int) -> None:
-        held.next_full = self._next_commit(held)
-        if num_computed >= held.next_full:
-            publish(self, held, request, num_computed)
+    def without_news(self: Any, held: Any, num_computed: int) -> None:
+        held.next_commit = self._next_commit(held)
+        if num_computed >= held.next_commit:
+            up_to(self, held, num_computed)
 
     # Otherwise few states are cached at the end of a request alone.
     monkeypatch.setattr(kind, "_is_scarce", lambda self: False)
     monkeypatch.setattr(BlockManager, "cache_state", lambda self, handle: False)
     assert wrong_runs({"min_partial_tokens": 1}, "state", "priority") == 0
-    monkeypatch.setattr(kind, "_publish", without_news)
+    monkeypatch.setattr(kind, "up_to", without_news)
     assert wrong_runs({"min_partial_tokens": 1}, "state", "priority") > 0
 
 
 def test_states_that_are_committed_while_they_move_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    publish = states.StatefulKVCacheManager._publish
+    up_to = states.StateCommits.up_to
 
-    def in_advance(self: Any, held: Any, request: Any, num_computed: int) -> None:
-        publish(self, held, request, num_computed)
-        self.manager.cache_state(held.handle)
+    def in_advance(self: Any, held: Any, num_computed: int) -> None:
+        up_to(self, held, num_computed)
+        self._manager.cache_state(held.handle)
 
-    monkeypatch.setattr(states.StatefulKVCacheManager, "_publish", in_advance)
+    monkeypatch.setattr(states.StateCommits, "up_to", in_advance)
     assert wrong_runs({}, "state") > 0
 
 
 def test_a_state_in_one_column_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_group = states.StatefulKVCacheManager._by_group
+    blocks = tables.Tables.blocks
 
-    def last_only(self: Any, held: Any, start: int) -> Any:
-        tables = zip(self.layers, by_group(self, held, start), strict=True)
-        return tuple(
-            [0] * (len(ids) - 1) + ids[-1:] if layers.has_states else ids for layers, ids in tables
+    def last_only(self: Any, held: Any, start: int = 0) -> Any:
+        found = blocks(self, held, start)
+        groups = zip(self._layers, found.by_group, strict=True)
+        found.by_group = tuple(
+            [0] * (len(ids) - 1) + ids[-1:] if layers.has_states else ids for layers, ids in groups
         )
+        return found
 
-    monkeypatch.setattr(states.StatefulKVCacheManager, "_by_group", last_only)
+    monkeypatch.setattr(tables.Tables, "blocks", last_only)
     assert wrong_runs({}, "state") > 0

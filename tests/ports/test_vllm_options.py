@@ -102,11 +102,12 @@ def test_a_block_is_looked_up_when_it_is_asked_for() -> None:
 
 def test_blocks_of_a_group_come_as_lists_of_ids() -> None:
     core = manager()
-    blocks = Blocks(core, [1, 2])
+    layers: Any = (SimpleNamespace(num_entries=lambda slots: -(-slots // 2)),)
+    blocks = Blocks(core, layers, ([1, 2],))
     assert blocks.get_block_ids() == ([1, 2],)
     assert blocks.new_empty().get_block_ids() == ([],)
     assert blocks.new_empty().get_block_ids(allow_none=True) is None
-    assert (blocks + Blocks(core, [3])).ids == [1, 2, 3]
+    assert (blocks + Blocks(core, layers, ([3],))).by_group == ([1, 2, 3],)
     assert blocks.get_unhashed_block_ids_all_groups() == [[1, 2]]
 
 
@@ -127,7 +128,7 @@ def test_a_touched_block_is_kept_until_it_is_freed() -> None:
 
 def test_blocks_a_request_still_takes_are_counted() -> None:
     pool = BlockPool(manager(), enable_caching=True)
-    held = {"a": Held(1, 3, 4, 2)}
+    held = {"a": Held(SimpleNamespace(), 1, 3, 4, 2, 4)}
     named = {"block_size": 2, "spec": None, "most_blocks": None, "has_states": False}
     layers: Any = SimpleNamespace(num_entries=lambda slots: -(-slots // 2), **named)
     counts = Coordinator((layers,), pool, held, use_eagle=False)

@@ -32,7 +32,7 @@ class Scheduler:
         if served.request_id not in self.tables:
             blocks, found, _ = manager.get_computed_blocks(served)
         most = min(self.budget, served.num_tokens - start - found)
-        count = manager.clip_chunk(served, most, found)
+        count = manager.commits.clip_chunk(served, most, found)
         added = manager.allocate_slots(served, count, found, blocks)
         if added is None:
             manager.take_kv_cache_block_copies()
@@ -168,7 +168,7 @@ def test_a_prompt_waits_a_step_for_a_state_that_this_step_computes(vllm: None) -
     first, second = request("first", TOKENS), request("second", [*TOKENS[:17], 90])
     other = request("other", [*TOKENS[:15], 80, 81, 82])
     manager.new_step_starts()
-    assert manager.allocate_slots(first, manager.clip_chunk(first, 19)) is not None
+    assert manager.allocate_slots(first, manager.commits.clip_chunk(first, 19)) is not None
     for waiting, waits in ((second, True), (other, False)):
         blocks, found, _ = manager.get_computed_blocks(waiting)
         assert (found, (manager.allocate_slots(waiting, 8, found, blocks) is None)) == (0, waits)
@@ -262,7 +262,7 @@ def test_a_prompt_that_fills_an_empty_pool_is_admitted_although_it_finds_a_state
     manager.new_step_starts()
     blocks, found, _ = manager.get_computed_blocks(again)
     assert found == 16
-    count = manager.clip_chunk(again, 3, found)
+    count = manager.commits.clip_chunk(again, 3, found)
     taken = manager.allocate_slots(again, count, found, blocks, full_sequence_must_fit=True)
     assert taken is not None
 

@@ -27,10 +27,10 @@ def test_a_request_finds_no_more_than_it_may(vllm: None, cap: int | None, found:
     serve(manager, tokens)
     again = request("second", tokens)
     blocks, num_tokens, _ = manager.get_computed_blocks(again, cap)
-    assert (num_tokens, len(blocks.ids)) == (found, found // SIZE)
+    assert (num_tokens, len(blocks.by_group[0])) == (found, found // SIZE)
     assert manager.get_computed_blocks_for_connector(again, cap)[1] == found
     assert manager.allocate_slots(again, 19 - found, found, blocks) is not None
-    assert manager.get_blocks("second").ids[: found // SIZE] == blocks.ids
+    assert manager.get_blocks("second").by_group[0][: found // SIZE] == blocks.by_group[0]
 
 
 def test_the_head_of_eagle_computes_the_last_block_that_may_be_found_again(vllm: None) -> None:
@@ -83,11 +83,11 @@ def test_the_stand_ins_can_be_called_as_every_version_calls_vllms_own(
 ) -> None:
     conformance = importlib.import_module("tests.engines.conformance")
     assert conformance.lacking() == []
-    lookups = importlib.import_module("blockmgr.ports.vllm.lookups")
-    monkeypatch.setattr(lookups.Lookups, "get_computed_blocks", lambda self, request: None)
+    kind = importlib.import_module("blockmgr.ports.vllm.manager").KVCacheManager
+    monkeypatch.setattr(kind, "get_computed_blocks", lambda self, request: None)
     assert conformance.lacking() == ["0.33: KVCacheManager.get_computed_blocks takes ('request',)"]
     monkeypatch.setattr(
-        lookups.Lookups, "get_computed_blocks", lambda self, request, max_cache_hit_length: None
+        kind, "get_computed_blocks", lambda self, request, max_cache_hit_length: None
     )
     [line] = conformance.lacking()
     assert line.startswith("0.32: KVCacheManager.get_computed_blocks takes")
@@ -159,8 +159,8 @@ def test_requests_that_come_under_one_name_are_told_apart(vllm: None) -> None:
 
 
 def test_lists_of_block_ids_are_those_of_the_table(vllm: None) -> None:
-    id_lists = importlib.import_module("blockmgr.ports.vllm.id_lists")
-    piece, lists = id_lists.PIECE, id_lists.IdLists()
+    tables = importlib.import_module("blockmgr.ports.vllm.tables")
+    piece, lists = tables.PIECE, tables.IdLists()
     table = np.arange(3 * piece, dtype=np.int32)
     for length in (3 * piece, piece, 2 * piece + 1, 0, 2 * piece):
         for changed in (None, 0, piece - 1, piece, length - 1):

@@ -78,8 +78,8 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.v1.request": {"RequestStatus": SimpleNamespace(WAITING=1, PREEMPTED=2)},
 }
 OURS = (
-    "events", "hinting", "hybrid", "id_lists", "layers", "lookups", "manager", "misses", "naming",
-    "prompts", "publishing", "releases", "report", "states", "steps", "support",
+    "commits", "events", "fits", "hinting", "layers", "lookup", "manager", "misses", "naming",
+    "prompts", "report", "states", "support", "tables",
 )  # fmt: skip
 
 
@@ -118,13 +118,11 @@ def make(
     **options: Any,
 ) -> Any:
     """The port's manager for these groups."""
-    name, kind = ("hybrid", "HybridKVCacheManager") if specs else ("manager", "KVCacheManager")
-    if has_states := any(each.kind is KINDS.MAMBA for each in specs):
-        name, kind = "states", "StatefulKVCacheManager"
-    module = importlib.import_module(f"blockmgr.ports.vllm.{name}")
+    has_states = any(each.kind is KINDS.MAMBA for each in specs)
+    module = importlib.import_module("blockmgr.ports.vllm.manager")
     config = layout(*specs, num_blocks=num_blocks)
     config.needs_kv_cache_zeroing = zeroes
-    return getattr(module, kind)(
+    return module.KVCacheManager(
         Options.read(options).for_model(SIZE, has_states=has_states),
         16,
         kv_cache_config=config,

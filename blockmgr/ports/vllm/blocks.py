@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
-    from blockmgr import BlockManager
+    from blockmgr import BlockManager, Match
     from blockmgr.ports.vllm.events import KVEvents
     from blockmgr.ports.vllm.layers import Layers
 
-__all__ = ["Block", "BlockPool", "Blocks", "FoundBlocks", "GroupedBlocks", "SomeBlocks"]
+__all__ = ["Block", "BlockPool", "Blocks", "FoundBlocks", "first_full"]
 
 CACHED = b"cached by blockmgr"
 
@@ -61,77 +58,12 @@ class Block:
 
 
 class Blocks:
-    """A ``KVCacheBlocks`` of one group."""
-
-    __slots__ = ("_manager", "ids")
-
-    ids: list[int]
-
-    def __init__(self, manager: BlockManager, ids: list[int]) -> None:
-        self._manager = manager
-        self.ids = ids
-
-    @property
-    def by_group(self) -> tuple[list[int], ...]:
-        """The same, in a tuple."""
-        return (self.ids,)
-
-    @property
-    def blocks(self) -> tuple[list[Block], ...]:
-        """The blocks of the group."""
-        return ([Block(self._manager, block) for block in self.ids],)
-
-    def get_block_ids(
-        self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
-    ) -> tuple[list[int], ...] | None:
-        """The ids of the group's blocks, as a list; None if there are none and that is allowed."""
-        ids = self.ids
-        if allow_none and not ids:
-            return None
-        return (ids,) if group_ids is None else tuple(ids for _ in group_ids)
-
-    def get_unhashed_block_ids(self) -> list[int]:
-        """The ids of blocks that cannot be found."""
-        return [block for block in self.ids if not self._manager.is_cached(block)]
-
-    def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """Likewise, by group."""
-        return [self.get_unhashed_block_ids()]
-
-    def new_empty(self) -> Blocks:
-        """The same number of groups, without blocks."""
-        return Blocks(self._manager, [])
-
-    def __add__(self, other: Blocks) -> Blocks:
-        return Blocks(self._manager, self.ids + other.ids)
-
-
-class FoundBlocks(Blocks):
-    """The blocks of a look-up: an array, converted to a list on access."""
-
-    __slots__ = ("_count", "_found", "_listed")
-
-    def __init__(self, manager: BlockManager, found: npt.NDArray[np.int32], count: int) -> None:
-        self._manager = manager
-        self._found = found
-        self._count = count
-        self._listed: list[int] | None = None
-
-    @property
-    def ids(self) -> list[int]:  # type: ignore[override]  # never set
-        """The ids of the group's blocks."""
-        if self._listed is None:
-            self._listed = self._found[: self._count].tolist()
-        return self._listed
-
-
-class GroupedBlocks:
-    """A ``KVCacheBlocks`` of several groups, with block 0 where a group holds nothing."""
+    """A ``KVCacheBlocks``: the ids of blocks by group, with block 0 where a group holds nothing."""
 
     __slots__ = ("_layers", "_manager", "by_group")
 
     def __init__(
-        self, manager: BlockManager, ids: tuple[list[int], ...], layers: tuple[Layers, ...]
+        self, manager: BlockManager, layers: tuple[Layers, ...], ids: tuple[list[int], ...]
     ) -> None:
         self._manager = manager
         self._layers = layers
@@ -140,52 +72,82 @@ class GroupedBlocks:
     @property
     def blocks(self) -> tuple[list[Block], ...]:
         """The blocks, by group."""
-        return tuple([Block(self._manager, block) for block in group] for group in self.by_group)
+        return tuple([Block(self._manager, block) for block in ids] for ids in self.by_group)
 
     def get_block_ids(
         self, allow_none: bool = False, *, group_ids: Sequence[int] | None = None
     ) -> tuple[list[int], ...] | None:
         """The ids of the blocks, by group; None if there are none, and that is allowed."""
-        ids = (
-            self.by_group
-            if group_ids is None
-            else tuple(self.by_group[group] for group in group_ids)
-        )
+        ids = self.by_group
+        if group_ids is not None:
+            ids = tuple(ids[group] for group in group_ids)
         return None if allow_none and not any(ids) else ids
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """As in vLLM, for one group only.
+        """The ids of blocks that cannot be found.
 
         Raises:
-            ValueError: There are several.
+            ValueError: There are several groups, as in vLLM.
         """
-        raise ValueError("get_unhashed_block_ids_all_groups is for several groups")
+        if len(self.by_group) > 1:
+            raise ValueError("get_unhashed_block_ids_all_groups is for several groups")
+        return self.get_unhashed_block_ids_all_groups()[0]
 
     def get_unhashed_block_ids_all_groups(self) -> list[list[int]]:
-        """The ids of blocks that cannot be found, by group."""
+        """Likewise, by group."""
         cached = self._manager.is_cached
-        return [
-            [block for block in group if block and not cached(block)] for group in self.by_group
-        ]
+        return [[block for block in ids if block and not cached(block)] for ids in self.by_group]
 
-    def first(self, num_tokens: int) -> GroupedBlocks:
+    def first(self, num_tokens: int) -> Blocks:
         """The leading blocks of each group, for this many tokens."""
         groups = zip(self.by_group, self._layers, strict=True)
         return self._of(tuple(ids[: layers.num_entries(num_tokens)] for ids, layers in groups))
 
-    def new_empty(self) -> GroupedBlocks:
+    def new_empty(self) -> Blocks:
         """The same number of groups, without blocks."""
         return self.first(0)
 
-    def __add__(self, other: GroupedBlocks) -> GroupedBlocks:
+    def __add__(self, other: Blocks) -> Blocks:
         pairs = zip(self.by_group, other.by_group, strict=True)
         return self._of(tuple(a + b for a, b in pairs))
 
-    def _of(self, ids: tuple[list[int], ...]) -> GroupedBlocks:
-        return GroupedBlocks(self._manager, ids, self._layers)
+    def _of(self, ids: tuple[list[int], ...]) -> Blocks:
+        return Blocks(self._manager, self._layers, ids)
 
 
-SomeBlocks = Blocks | GroupedBlocks
+class FoundBlocks(Blocks):
+    """The blocks of a look-up, converted to lists on access.
+
+    The ids are those of the first group with full attention, if its blocks have the manager's block
+    size. The others are unknown until they are taken, and are 0.
+    """
+
+    __slots__ = ("_found", "_listed")
+
+    def __init__(self, manager: BlockManager, layers: tuple[Layers, ...], found: Match) -> None:
+        self._manager = manager
+        self._layers = layers
+        self._found = found
+        self._listed: tuple[list[int], ...] | None = None
+
+    @property
+    def by_group(self) -> tuple[list[int], ...]:  # type: ignore[override]  # never set
+        """The ids, by group."""
+        if self._listed is None:
+            full = first_full(self._layers)
+            has_ids = self._layers[full].block_size == self._manager.config.block_size
+            self._listed = tuple(
+                self._found.block_ids.tolist()
+                if has_ids and group == full
+                else [0] * each.num_entries(self._found.num_cached_tokens)
+                for group, each in enumerate(self._layers)
+            )
+        return self._listed
+
+
+def first_full(layers: Sequence[Layers]) -> int:
+    """The position of the first group that has full attention; every model here has one."""
+    return next(group for group, each in enumerate(layers) if each.most_blocks is None)
 
 
 class AllBlocks:

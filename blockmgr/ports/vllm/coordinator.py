@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from blockmgr.ports.vllm.blocks import first_full
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -45,9 +47,7 @@ class Coordinator:
         self.block_pool = pool
         self.group_block_sizes = tuple(each.block_size for each in layers)
         self.eagle_group_ids = set(range(len(layers))) if use_eagle else set()
-        self.full_attention_group_id = next(
-            group for group, each in enumerate(layers) if each.most_blocks is None
-        )
+        self.full_attention_group_id = first_full(layers)
         self._layers = layers
         self._held = held
 

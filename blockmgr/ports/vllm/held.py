@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from blockmgr.ports.vllm.wishes import NO_WISH, Wish
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROW", "Held", "Room"]
 
-ROW = 0xFFFFFFFF  # of a handle: the row of its block table
+ROW: Final = 0xFFFFFFFF  # of a handle: the row of its block table
 
 
 @dataclass(slots=True)
@@ -20,27 +20,29 @@ class Held:
     """A request's sequence.
 
     Attributes:
+        request: vLLM's request.
         handle: Handle of its sequence.
         num_known: Tokens the sequence has.
         num_slots: Number of slots in its blocks.
-        next_full: Number of computed tokens at which another block can be published; with recurrent
-            states, also one more than the last commit, to report that the state moves.
+        num_committed: Number of committed tokens.
+        next_commit: Number of computed tokens at which the next commit is due.
+        num_covered: Number of tokens up to which it neither needs nor fills a block, so that most
+            calls of a decode step need this field alone.
         wish: What the request asks for, read when it was admitted: its end must not fail.
         is_loading: Whether a connector has yet to write some of its K/V.
-        num_committed: With several groups, number of committed tokens.
         stops: With recurrent states, where its forwards should end.
-        request: With recurrent states, vLLM's request.
     """
 
+    request: Request
     handle: int
     num_known: int
     num_slots: int
-    next_full: int
+    num_committed: int
+    next_commit: int
+    num_covered: int = 0
     wish: Wish = NO_WISH
     is_loading: bool = False
-    num_committed: int = 0
     stops: tuple[int, ...] = ()
-    request: Request | None = None
 
 
 class Room(NamedTuple):

@@ -1,15 +1,14 @@
-"""The KV cache manager that vLLM's scheduler calls, for one group of full attention.
+"""The KV cache manager that vLLM's scheduler calls.
 
-``hybrid`` has the manager for several groups.
-
-vLLM publishes blocks before the forward that fills them, and requests of the same step find them:
-``early_commit``. The planning of a step ends with ``take_kv_cache_block_copies``, the scheduler's
-last call; blocks published between two steps were written by an earlier step.
+Its parts: ``Lookup`` finds prefixes, ``Fits`` counts blocks, ``Commits`` makes blocks findable
+(``StateCommits`` if there are recurrent states), and ``Tables`` reads the ids of blocks. ``Layers``
+has what differs between the groups of layers.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,46 +16,47 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
 from blockmgr import (
-    Admission,
     BlockManager,
     Match,
     NeverFitsError,
     OutOfBlocksError,
     OutOfSequencesError,
     StaleMatchError,
+    StepError,
 )
-from blockmgr.ports.vllm.blocks import BlockPool, Blocks
+from blockmgr.ports.vllm.blocks import Block, BlockPool, FoundBlocks
+from blockmgr.ports.vllm.commits import Commits
 from blockmgr.ports.vllm.coordinator import Coordinator
 from blockmgr.ports.vllm.events import KVEvents, Published, waiting_blocks
+from blockmgr.ports.vllm.fits import Fits
 from blockmgr.ports.vllm.held import Held, Room
 from blockmgr.ports.vllm.hinting import RequestHints
-from blockmgr.ports.vllm.id_lists import IdLists
 from blockmgr.ports.vllm.layers import Layers
-from blockmgr.ports.vllm.lookups import Lookups
+from blockmgr.ports.vllm.lookup import Lookup
 from blockmgr.ports.vllm.misses import Misses
 from blockmgr.ports.vllm.prompts import Prompts
-from blockmgr.ports.vllm.releases import Releases
 from blockmgr.ports.vllm.report import Report
+from blockmgr.ports.vllm.states import StateCommits
+from blockmgr.ports.vllm.tables import Tables
 from blockmgr.ports.vllm.wishes import Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
     from vllm.v1.request import Request
 
-    from blockmgr import Prompt
-    from blockmgr.ports.vllm.blocks import SomeBlocks
+    from blockmgr.ports.vllm.blocks import Blocks
     from blockmgr.ports.vllm.options import Options
 
 __all__ = ["KVCacheManager"]
 
-NEVER = 1 << 62  # as a number of tokens
 NO_BLOCKS = np.zeros(0, np.int32)
 SHORTAGES = (OutOfBlocksError, OutOfSequencesError, NeverFitsError, StaleMatchError)
 WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-class KVCacheManager(Lookups, Releases):
+class KVCacheManager:
     """vLLM's ``KVCacheManager`` on a ``BlockManager``, with the same arguments.
 
     Args:
@@ -105,8 +105,6 @@ class KVCacheManager(Lookups, Releases):
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
         sizes = [group.kv_cache_spec.block_size * dcp_world_size for group in groups]
         self.block_size = math.lcm(*sizes)
-        self._slots_at_once = math.gcd(*sizes)
-        self._has_shares = bool(options.quotas)
         self._zeroes = bool(kv_cache_config.needs_kv_cache_zeroing)
         in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens
         self.layers = tuple(
@@ -121,17 +119,13 @@ class KVCacheManager(Lookups, Releases):
             self.kv_events = KVEvents(self.manager, self.block_size, hash_block_size, told)
         self.publish_events: Callable[[], None] | None = None  # the engine may be idle
         self._held: dict[str, Held] = {}
-        # By request, the number of tokens up to which it neither needs nor fills a block: most
-        # calls of a decode step need only this look-up, instead of several fields of ``Held``.
-        self._nothing_to_do: dict[str, int] = {}
-        self._whole_only: set[str] = set()  # requests without room for a partial copy
-        self.prompts = Prompts(self.block_size, options.retention)
-        self._ids = IdLists()
-        self._told: tuple[str, Match] | None = None  # the last request looked up, and its match
-        self._in_step = False
-        self._committed_late = False  # since the step's planning ended
         self._leaving: list[int] = []  # handles that could not be freed within the step
         self._new_block_ids: list[int] = []
+        self.prompts = Prompts(self.block_size, options.retention)
+        self._lookup = Lookup(self.manager, self.prompts, use_eagle=self.use_eagle)
+        self._fits = Fits(self.manager, self.layers, self._lookup)
+        self._tables = Tables(self.manager, self.layers)
+        self.commits = self._new_commits()
         is_counted = options.explain_every and enable_caching
         self._misses = Misses(self.manager, options.explain_every) if is_counted else None
         self.wishes = Wishes(options.retention)
@@ -141,10 +135,15 @@ class KVCacheManager(Lookups, Releases):
         self.coordinator = Coordinator(self.layers, self.block_pool, self._held, use_eagle)
         for single in self.coordinator.single_type_managers:
             single.records_new_block_ids = self._zeroes
-        self.empty_kv_cache_blocks = self._no_blocks()
+        self.empty_kv_cache_blocks = self._tables.empty
 
     def _new_manager(self, max_seqs: int, max_blocks_per_seq: int) -> BlockManager:
         num_blocks, events = self.kv_cache_config.num_blocks, self.enable_kv_cache_events
+        # Windows release blocks by commits, so several groups have the cache in any case. Without
+        # caching in vLLM, no request reads it.
+        caching: dict[str, Any] = {"prefix_caching": self.enable_caching}
+        if len(self.layers) > 1:
+            caching = {"groups": tuple(each.group for each in self.layers)}
         config = self.options.config(
             num_blocks=num_blocks,
             block_size=self.block_size,
@@ -152,16 +151,108 @@ class KVCacheManager(Lookups, Releases):
             max_blocks_per_seq=max_blocks_per_seq,
             events=events,
             event_blocks=waiting_blocks(num_blocks) if events else None,
-            **self._caching(),
+            **caching,
         )
         return BlockManager.from_config(config)
 
-    def _caching(self) -> dict[str, Any]:
-        """Options of the block manager about the cache and groups."""
-        return {"prefix_caching": self.enable_caching}
+    def _new_commits(self) -> Commits:
+        about = self.manager, self.layers, self._held
+        named: dict[str, Any] = {"caching": self.enable_caching, "events": self.kv_events}
+        if not any(each.has_states for each in self.layers):
+            return Commits(*about, **named)
+        has_quotas = bool(self.options.quotas)
+        return StateCommits(*about, lookup=self._lookup, has_quotas=has_quotas, **named)
 
-    def _no_blocks(self) -> SomeBlocks:
-        return Blocks(self.manager, [])
+    # Look-ups.
+
+    @property
+    def usage(self) -> float:
+        """Fraction of the blocks that are in use, 0.0 to 1.0."""
+        return self.block_pool.get_usage()
+
+    def prefix_cache_lookup_enabled(self, request: Request) -> bool:
+        """Whether the request may be served from the cache."""
+        return self.enable_caching and not request.skip_reading_prefix_cache
+
+    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
+        """The statistics of look-ups since the last call."""
+        stats = self.prefix_cache_stats
+        if self.log_stats:
+            self.prefix_cache_stats = PrefixCacheStats()
+        return stats
+
+    def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
+        """Counts a request's look-up."""
+        if self.prefix_cache_stats is None or not self.prefix_cache_lookup_enabled(request):
+            return
+        self.prefix_cache_stats.record(
+            num_tokens=request.num_tokens,
+            num_hits=num_hits,
+            preempted=request.num_preemptions > 0,
+        )
+
+    def get_computed_blocks(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[Blocks, int, int]:
+        """Looks the request up without taking blocks; returns blocks, tokens, and a 0.
+
+        Args:
+            request: The request, which finds at most all tokens except its last one.
+            max_cache_hit_length: Most tokens to find; if this limits the hit, only whole blocks are
+                found.
+        """
+        if not self.prefix_cache_lookup_enabled(request):
+            return self.empty_kv_cache_blocks, 0, 0
+        found = self._lookup.of(request, max_cache_hit_length)
+        count = found.num_cached_tokens
+        if not count:
+            return self.empty_kv_cache_blocks, 0, 0
+        if self.kv_events is not None:
+            self.kv_events.reused_by(request, count)
+        return FoundBlocks(self.manager, self.layers, found), count, 0
+
+    def get_computed_blocks_for_connector(
+        self, request: Request, max_cache_hit_length: int | None = None
+    ) -> tuple[Blocks, int, int, bool]:
+        """Likewise, with the number of tokens on which all groups agree."""
+        return *self.get_computed_blocks(request, max_cache_hit_length), False
+
+    def truncate_computed_blocks(self, blocks: Blocks, num_computed_tokens: int) -> Blocks:
+        """The leading blocks of a look-up, for this many tokens."""
+        if num_computed_tokens % self.block_size:
+            raise ValueError(
+                f"num_computed_tokens must be whole blocks of {self.block_size}, "
+                f"got {num_computed_tokens}"
+            )
+        return blocks.first(num_computed_tokens)
+
+    def estimate_cached_tokens(self, request: Request) -> int:
+        """Number of the request's tokens that others can find in attention groups."""
+        held = self._held.get(request.request_id)
+        if held is None or not self.enable_caching:
+            return 0
+        return held.num_committed - held.num_committed % self.block_size
+
+    # Tables.
+
+    def get_blocks(self, request_id: str) -> Blocks:
+        """The request's blocks by group, those it found first."""
+        held = self._held.get(request_id)
+        return self.empty_kv_cache_blocks if held is None else self._tables.blocks(held)
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Their ids."""
+        return self.get_blocks(request_id).by_group
+
+    def get_block_ids_for_computed_tokens(
+        self, request_id: str, num_computed_tokens: int
+    ) -> tuple[list[int], ...]:
+        """The ids of the blocks that hold this many tokens."""
+        return self.get_blocks(request_id).first(num_computed_tokens).by_group
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
+        """0 for each group, because vLLM has no cascade attention."""
+        return [0] * self.num_kv_cache_groups
 
     # Growth.
 
@@ -170,7 +261,7 @@ class KVCacheManager(Lookups, Releases):
         request: Request,
         num_new_tokens: int,
         num_new_computed_tokens: int = 0,
-        new_computed_blocks: SomeBlocks | None = None,
+        new_computed_blocks: Blocks | None = None,
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
@@ -179,9 +270,9 @@ class KVCacheManager(Lookups, Releases):
         reserved_blocks: int = 0,
         has_scheduled_reqs: bool = True,
         skip_zeroing_group_ids: tuple[int, ...] = (),
-    ) -> SomeBlocks | None:
+    ) -> Blocks | None:
         """Takes slots for a request's next tokens; returns new blocks, or None without a change."""
-        name = request.request_id
+        held = self._held.get(request.request_id)
         found = num_new_computed_tokens + num_external_computed_tokens
         if not found:
             if not num_new_tokens:
@@ -191,7 +282,7 @@ class KVCacheManager(Lookups, Releases):
                 )
             # Almost all calls of a decode step.
             last = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
-            if last <= self._nothing_to_do.get(name, 0):
+            if held is not None and last <= held.num_covered:
                 return self.empty_kv_cache_blocks
         end = request.num_computed_tokens + found + num_new_tokens
         slots = end + num_lookahead_tokens
@@ -199,10 +290,8 @@ class KVCacheManager(Lookups, Releases):
             slots = self.max_model_len
             end = min(request.num_computed_tokens + found, slots) + num_new_tokens
         about = full_sequence_must_fit, reserved_blocks, has_scheduled_reqs
-        held = self._held.get(name)
         if held is None:
-            room = self._room(request, slots, about)
-            held = self._admit(request, num_new_computed_tokens, room)
+            held = self._admit(request, num_new_computed_tokens, self._room(request, slots, about))
             if held is None:
                 return None
             before = num_new_computed_tokens
@@ -215,16 +304,16 @@ class KVCacheManager(Lookups, Releases):
             is_bound = full_sequence_must_fit or reserved_blocks or self.watermark_blocks
             if (is_bound or request.resumable) and not self._goes_on(held, request, slots, about):
                 return None
-            if slots > held.num_slots and not self._grow(held, request, slots):
+            if slots > held.num_slots and not self._grow(held, slots):
                 return None
         if self._zeroes:
-            self._new_block_ids += self._ids_from(held, to_zero)
-        if end >= held.next_full and not delay_cache_blocks:
-            self._publish(held, request, end)
+            self._new_block_ids += self._tables.ids_to_zero(held, to_zero)
+        if end >= held.next_commit and not delay_cache_blocks:
+            self.commits.up_to(held, end)
         if not request.resumable:  # the tokens of a session change between turns
-            self._nothing_to_do[name] = min(held.next_full - 1, held.num_slots)
+            held.num_covered = min(held.next_commit - 1, held.num_slots)
         has_more = held.num_slots > before
-        return self._blocks_from(held, before) if has_more else self.empty_kv_cache_blocks
+        return self._tables.blocks(held, before) if has_more else self.empty_kv_cache_blocks
 
     def _room(self, request: Request, slots: int, about: tuple[bool, int, bool]) -> Room:
         whole, reserved, has_scheduled = about
@@ -236,24 +325,22 @@ class KVCacheManager(Lookups, Releases):
             reserved,
         )
 
-    def _blocks_from(self, held: Held, start: int) -> SomeBlocks:
-        """The blocks of a request behind those of its first slots."""
-        return Blocks(self.manager, self._ids_from(held, start))
-
     def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
         """Admits the request with exactly the hit that was reported to it."""
-        slots, manager, prompt = room.slots, self.manager, self.prompts.of(request)
-        reads = self.enable_caching and not request.skip_reading_prefix_cache
-        match = self._told_of(request, num_found) if reads else None
+        if not self.commits.may_start(request, num_found):
+            return None
+        slots, prompt = room.slots, self.prompts.of(request)
+        reads = self.prefix_cache_lookup_enabled(request)
+        match = Match(num_found, 0, NO_BLOCKS) if reads else None
         misses, explained = self._misses if reads else None, None
         try:
             # If it takes all of its slots, ``admit`` checks whether they fit.
-            if room.whole > slots and not self._whole_fits(prompt, room, match):
+            if room.whole > slots and not self._fits.whole(prompt, room, match):
                 self._do_without_part(request, num_found)
                 return None
             if misses is not None and misses.is_due:
                 explained = misses.explain(prompt)
-            handle = manager.admit(
+            handle = self.manager.admit(
                 prompt,
                 num_slots=slots,
                 read_cache=reads,
@@ -265,48 +352,21 @@ class KVCacheManager(Lookups, Releases):
             return None
         if misses is not None:
             misses.count(explained)
-        self._whole_only.discard(request.request_id)
+        self._lookup.whole_only.discard(request.request_id)
         self.prompts.forget(request.request_id)
-        held = Held(
-            handle,
-            len(prompt),
-            self._whole_slots(max(slots, num_found)),
-            (num_found // self.block_size + 1) * self.block_size if self.enable_caching else NEVER,
-            self.wishes.of(request),
-        )
+        num_slots = self._fits.slots(max(slots, num_found))
+        held = Held(request, handle, len(prompt), num_slots, num_found, num_found)
+        held.wish = self.wishes.of(request)
+        self.commits.start(held)
         self._held[request.request_id] = held
         if self.hints is not None:
             self.hints.begin(request, handle)
         return held
 
-    def _told_of(self, request: Request, num_found: int) -> Match:
-        """The match of this many tokens; if fewer than found, a new match."""
-        if self._told is not None and self._told[0] == request.request_id:
-            found = self._told[1]
-            if found.num_cached_tokens == num_found:
-                return found
-        return Match(num_found, 0, NO_BLOCKS)
-
     def _do_without_part(self, request: Request, num_found: int) -> None:
         """Handles a shortage: the next attempt goes without a partial copy."""
         if num_found % self.block_size:
-            self._whole_only.add(request.request_id)
-
-    def _whole_fits(self, prompt: Prompt, room: Room, match: Match | None) -> bool:
-        """Whether there is room for the whole prompt, of which the first slots are taken."""
-        slots, headroom = max(room.whole, room.slots), room.headroom
-        # An upper bound, without any hit and with the source of a copy.
-        most = -(-slots // self.block_size) + 1
-        if not self._has_shares and most <= self.manager.num_available - headroom:
-            return True
-        verdict = self.manager.can_admit(
-            prompt,
-            num_slots=slots,
-            read_cache=match is not None,
-            match=match,
-            watermark_blocks=headroom,
-        )
-        return verdict is Admission.NOW
+            self._lookup.whole_only.add(request.request_id)
 
     def _goes_on(
         self, held: Held, request: Request, slots: int, about: tuple[bool, int, bool]
@@ -314,33 +374,17 @@ class KVCacheManager(Lookups, Releases):
         """Whether a request can grow to this many slots without blocks reserved for others."""
         if request.resumable and request.status in WAITING:
             self._follow_session(held, request)
-        return self._leaves(held, self._room(request, slots, about))
+        return self._fits.growth(held, self._room(request, slots, about))
 
-    def _grow(self, held: Held, request: Request, slots: int) -> bool:
+    def _grow(self, held: Held, slots: int) -> bool:
         """Grows the request to this many slots; returns False if there are too few blocks."""
+        self.commits.before_growth(held)
         try:
             self.manager.reserve(held.handle, slots)
         except (OutOfBlocksError, NeverFitsError):
             return False
-        held.num_slots = self._whole_slots(slots)
+        held.num_slots = self._fits.slots(slots)
         return True
-
-    def _whole_slots(self, slots: int) -> int:
-        """The slots in the blocks that a request has when it needs this many."""
-        return -(-slots // self._slots_at_once) * self._slots_at_once
-
-    def _leaves(self, held: Held, room: Room) -> bool:
-        """Whether growth leaves the blocks reserved for others."""
-        if not (room.whole or room.headroom or room.reserved):
-            return True
-        needed = sum(
-            each.num_more_entries(room.slots, held.num_slots)
-            for each in self.layers
-            if not each.has_states
-        )
-        to_end = sum(each.num_more_blocks(room.whole, held.num_slots) for each in self.layers)
-        available = self.manager.num_available - room.headroom
-        return needed <= available - room.reserved and to_end <= available
 
     def _follow_session(self, held: Held, request: Request) -> None:
         """A streaming session drops its last sampled token before it continues."""
@@ -352,13 +396,116 @@ class KVCacheManager(Lookups, Releases):
         )
         if same == len(mine):
             return
-        self._close_late_commits()
+        self.commits.close_late()
         self.manager.truncate(held.handle, same)
         held.num_known = same
-        held.num_slots = self._whole_slots(self.manager.sequence(held.handle).num_slots)
-        held.next_full = min(held.next_full, (same // self.block_size + 1) * self.block_size)
+        held.num_slots = self._fits.slots(self.manager.sequence(held.handle).num_slots)
+        self.commits.truncated(held, same)
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Commits tokens known since: asynchronous outputs, and tokens that a connector loaded."""
+        held = self._held.get(request.request_id)
+        if held is not None:
+            held.is_loading = False
+            self.commits.up_to(held, num_computed_tokens)
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
-        """Does nothing: full attention reads every block."""
+        """Does nothing: commits release the blocks that no query reads any more."""
+
+    # Ends of requests.
+
+    def free(self, request: Request) -> None:
+        """Releases the request's blocks in an order that evicts the last ones first."""
+        held = self._held.pop(request.request_id, None)
+        self._lookup.whole_only.discard(request.request_id)
+        self.prompts.forget(request.request_id)
+        if held is None:
+            return
+        self.commits.finish(held)
+        if self.hints is not None:
+            self.hints.finish(held.handle)
+        wish = held.wish
+        stop = min(request.num_prompt_tokens, held.num_known, held.num_slots)
+        if wish.priority is not None and stop > 0:
+            self.manager.retain(held.handle, 0, stop, priority=wish.priority, ttl=wish.ttl)
+        try:
+            # A preempted request may have been scheduled earlier in this step.
+            in_step = self.commits.in_step
+            self.manager.free(held.handle, expect_reuse=wish.expect_reuse, withdraw=in_step)
+        except StepError:
+            self._leaving.append(held.handle)
+
+    def pop_blocks_for_free(self, request: Request) -> list[Block]:
+        """Ends the request; holds its blocks until ``block_pool.free_blocks`` releases them."""
+        held = self._held.get(request.request_id)
+        if held is None:
+            return []
+        ids = self.manager.block_ids(held.handle)
+        self.manager.acquire(ids)
+        self.free(request)
+        return [Block(self.manager, block) for block in ids]
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Removes these blocks from the cache, in use or not."""
+        self.commits.close_late()
+        self.block_pool.evict_blocks(block_ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets everything, unless a block is in use."""
+        self.commits.close_late()
+        if self.manager.num_available < self.manager.config.capacity:
+            return False
+        self.manager.reset_prefix_cache()
+        if self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        if self.publish_events is not None:
+            self.publish_events()
+        return True
+
+    # Steps.
+
+    def new_step_starts(self) -> None:
+        """Begins the planning of a step."""
+        self.commits.start_step()
+        self.report.now_and_then()
+        if self.options.retention:
+            self.manager.set_time(time.monotonic())
+        if self.hints is not None:
+            self.hints.expire()
+
+    def take_kv_cache_block_copies(self) -> tuple[list[KVCacheBlockCopy], list[Block]]:
+        """The copies to run before this step's forward.
+
+        No block must be held until the copies have run, because later writes are launched after
+        them.
+        """
+        copies = self.commits.end_planning()
+        for handle in self._leaving:
+            self.manager.free(handle)
+        self._leaving.clear()
+        return copies, []
+
+    def take_new_block_ids(self) -> list[int]:
+        """Blocks handed out since the last call, if workers zero them."""
+        ids, self._new_block_ids = self._new_block_ids, []
+        return ids
+
+    def record_blocks_for_zeroing(self, request_id: str, start_token: int) -> None:
+        """Makes the workers zero the request's blocks from a token on."""
+        if self._zeroes:
+            start = start_token - start_token % self.block_size
+            self._new_block_ids += self._tables.ids_to_zero(self._held[request_id], start)
+
+    def take_events(self) -> list[Any]:
+        """The events since the last call, in vLLM's form."""
+        return self.block_pool.take_events()
+
+    def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
+        """None, because there are no states, only keys and values."""
+        return {}
+
+    def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
+        """None: there are no states."""
+        return []

@@ -137,7 +137,7 @@ def _manager(
     options: Options, vllm_config: Any, stock: Callable[..., Any], **arguments: Any
 ) -> Any:
     """The manager for the scheduler: ours, or vLLM's for unsupported configurations."""
-    from blockmgr.ports.vllm import hybrid, layers, manager, states, support  # noqa: PLC0415
+    from blockmgr.ports.vllm import layers, manager, support  # noqa: PLC0415
     from blockmgr.ports.vllm.interface import INTERFACE  # noqa: PLC0415
 
     groups = arguments["kv_cache_config"].kv_cache_groups
@@ -157,10 +157,7 @@ def _manager(
         logger.warning(INTERFACE.warning(differences))
     # A step can preempt scheduled requests before it admits others, and sessions keep blocks.
     max_seqs = max(4 * vllm_config.scheduler_config.max_num_seqs, 1024)
-    kind = hybrid.HybridKVCacheManager if len(groups) > 1 else manager.KVCacheManager
-    if has_states:
-        kind = states.StatefulKVCacheManager
-    ours = kind(options, max_seqs, **arguments)
+    ours = manager.KVCacheManager(options, max_seqs, **arguments)
     config = ours.manager.config
     logger.info(
         "blockmgr manages the KV cache: %d blocks of %d tokens, eviction %s",
@@ -182,9 +179,9 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     if not isinstance(ours, manager.KVCacheManager):
         return
     has_states = False
-    if isinstance(ours, states.StatefulKVCacheManager):
+    if isinstance(ours.commits, states.StateCommits):
         has_states = True
-        scheduler._mamba_block_aligned_split = ours.clip_chunk
+        scheduler._mamba_block_aligned_split = ours.commits.clip_chunk
     if options.metrics_port:
         from blockmgr.ports.vllm import exposition  # noqa: PLC0415
 

@@ -1,0 +1,158 @@
+"""Commits the tokens of requests, which makes their blocks findable.
+
+vLLM publishes blocks before the forward that fills them, and requests of the same step find them:
+``early_commit``. The planning of a step ends with ``take_kv_cache_block_copies``, the scheduler's
+last call; blocks published between two steps were written by an earlier step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vllm.v1.request import Request
+
+    from blockmgr import BlockManager
+    from blockmgr.ports.vllm.events import KVEvents
+    from blockmgr.ports.vllm.held import Held
+    from blockmgr.ports.vllm.layers import Layers
+
+__all__ = ["Commits"]
+
+NEVER: Final = 1 << 62  # as a number of tokens
+
+
+class Commits:
+    """Commits whole blocks, as often as the smallest block of a group ends.
+
+    With several groups it does so without prefix caching, too, because windows release blocks at
+    commits.
+
+    Args:
+        manager: The manager.
+        layers: The groups of layers.
+        held: The requests that have blocks, by id.
+        caching: Whether requests may find blocks.
+        events: What publishes blocks that become findable, if anything does.
+
+    Attributes:
+        in_step: Whether a step is being planned.
+    """
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        layers: tuple[Layers, ...],
+        held: Mapping[str, Held],
+        *,
+        caching: bool,
+        events: KVEvents | None,
+    ) -> None:
+        self._manager = manager
+        self._layers = layers
+        self._held = held
+        self._caching = caching
+        self._events = events
+        self._block_size = manager.config.block_size
+        self._every = min(each.block_size for each in layers)
+        self._has_parts = bool(caching and manager.config.min_partial_tokens)
+        self.in_step = False
+        self._committed_late = False  # since the step's planning ended
+
+    # Steps.
+
+    def start_step(self) -> None:
+        """Begins the planning of a step."""
+        self.close_late()
+        self.in_step = True
+
+    def end_planning(self) -> list[KVCacheBlockCopy]:
+        """The copies to run before the step's forward."""
+        plan = self._manager.take_copies()
+        self._manager.copies_applied(plan.ticket)
+        self.in_step = self._committed_late = False
+        return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan]
+
+    def close_late(self) -> None:
+        """Ends the commits made between steps: an earlier step wrote their blocks."""
+        if not self._committed_late or self.in_step:
+            return
+        plan = self._manager.take_copies()
+        if len(plan):  # only in a step: later copies would run too late
+            self._manager.copies_aborted(plan.ticket)
+            return
+        self._manager.copies_applied(plan.ticket)
+        self._committed_late = False
+
+    # Requests.
+
+    def may_start(self, request: Request, num_found: int) -> bool:
+        """Whether it is best to admit the request in this step: always."""
+        return True
+
+    def start(self, held: Held) -> None:
+        """After the admission of a request."""
+        held.next_commit = NEVER
+        if self._caching or len(self._layers) > 1:
+            held.next_commit = self._next_end(held.num_committed)
+
+    def up_to(self, held: Held, num_computed: int) -> None:
+        """Commits a request's tokens up to this one, if a commit is due."""
+        if num_computed < held.next_commit:
+            return
+        num_computed = min(num_computed, self._learn(held, num_computed))
+        if num_computed < held.next_commit:
+            return
+        self._commit(held, num_computed)
+        held.next_commit = self._next_end(num_computed)
+        self._committed_late |= not self.in_step
+
+    def truncated(self, held: Held, num_tokens: int) -> None:
+        """After a request was cut to this many tokens."""
+        held.num_committed = min(held.num_committed, num_tokens)
+        held.next_commit = min(held.next_commit, self._next_end(num_tokens))
+
+    def before_growth(self, held: Held) -> None:
+        """Commits again what earlier steps wrote, so that windows release the blocks behind it."""
+        if len(self._layers) > 1:
+            self._commit(held, held.num_committed)
+
+    def finish(self, held: Held) -> None:
+        """Before a request's end: the next turn of its conversation begins inside a block."""
+        if self.in_step:
+            return
+        if self._has_parts and not held.is_loading:
+            request = held.request
+            computed = request.num_computed_tokens - request.num_output_placeholders
+            computed = min(computed, self._learn(held, computed))
+            if computed > held.num_committed:
+                self._commit(held, computed)
+                self._committed_late = True
+        self.close_late()
+
+    def _next_end(self, num_tokens: int) -> int:
+        """The next number of tokens at which a block of the smallest size ends."""
+        return num_tokens - num_tokens % self._every + self._every
+
+    def _commit(self, held: Held, num_tokens: int) -> None:
+        """Commits, again if need be: a block may become findable once its step has ended."""
+        self._manager.commit(held.handle, num_tokens)
+        held.num_committed = num_tokens
+        if self._events is not None:
+            self._events.stored_by(held.request)
+
+    def _learn(self, held: Held, most: int) -> int:
+        """Appends generated tokens up to this number; returns the number of known tokens.
+
+        It never allocates: it only appends tokens that have slots.
+        """
+        tokens, known = held.request._all_token_ids, held.num_known
+        most = min(len(tokens), held.num_slots, most)
+        if most > known:
+            self._manager.append(held.handle, tokens[known:most])
+            held.num_known = known = most
+        return known
