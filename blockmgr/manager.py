@@ -159,6 +159,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
         max_cached_tokens: int | None = None,
         watermark_blocks: int | None = None,
         session: bytes = b"",
+        num_loaded_tokens: int | None = None,
     ) -> int:
         """Admits a prompt: finds its longest cached prefix, and takes blocks for the rest.
 
@@ -189,6 +190,12 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
                 in the cache, it supersedes the rest of them: those that no other sequence, session
                 or hold uses, that nothing else continues and that are not retained are evicted
                 before all others. See ``end_session`` and ``signal``.
+            num_loaded_tokens: Leading tokens, at most those with slots, whose K/V something else
+                than a forward provides: a connector or a lower tier. With several groups of
+                layers, windows then hold no blocks before what the token behind them reads, and
+                states are not copied from the cache. Once the load is done, ``commit`` as many
+                tokens; until then the sequence cannot decode, fork or be truncated, and ``free``
+                caches none of it. With full attention alone it makes no difference.
 
         Returns:
             The handle of a running sequence. Its ``num_computed_tokens`` came from the cache.
@@ -225,6 +232,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
             max_cached_tokens,
             watermark_blocks,
             session,
+            num_loaded_tokens,
         )
 
     def can_admit(
@@ -238,6 +246,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
         match: Match | None = None,
         max_cached_tokens: int | None = None,
         watermark_blocks: int | None = None,
+        num_loaded_tokens: int | None = None,
     ) -> Admission:
         """Whether ``admit`` with these arguments would succeed; changes nothing.
 
@@ -261,6 +270,7 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
             match,
             max_cached_tokens,
             watermark_blocks,
+            num_loaded_tokens,
         )
         return _ADMISSIONS[verdict]
 

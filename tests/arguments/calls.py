@@ -181,6 +181,7 @@ CALLS: Final = (
         max_cached_tokens=few,
         watermark_blocks=few,
         session=session,
+        num_loaded_tokens=few,
     ),
     method(
         "manager",
@@ -203,6 +204,7 @@ CALLS: Final = (
         match=other(None),
         max_cached_tokens=few,
         watermark_blocks=few,
+        num_loaded_tokens=few,
     ),
     Call(
         "Prompt",

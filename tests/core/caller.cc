@@ -91,6 +91,7 @@ struct PromptForC : blockmgr_prompt {
     extras = all.data();
     num_extras = all.size();
     num_slots = prompt.num_slots;
+    num_loaded_tokens = prompt.num_loaded;
     if (!prompt.read_cache) flags |= BLOCKMGR_SKIP_CACHE;
     if (prompt.due_cached >= 0) {
       flags |= BLOCKMGR_EXACT_CACHED;

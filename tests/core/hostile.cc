@@ -210,6 +210,9 @@ void wrong_prompts() {
     wrong.flags = BLOCKMGR_SET_WATERMARK;
     wrong.watermark_blocks = kLeast;
   });
+  refused_prompt("num_loaded_tokens", [](auto& wrong) { wrong.num_loaded_tokens = -1; });
+  refused_prompt("num_loaded_tokens",
+                 [](auto& wrong) { wrong.num_loaded_tokens = wrong.num_tokens + 1; });
   static const blockmgr_extra extras[] = {
       {-1, "x", 1}, {kMost, "x", 1}, {0, "", 0}, {0, "x", SIZE_MAX}, {0, nullptr, 1}};
   for (const blockmgr_extra& extra : extras)

@@ -23,7 +23,9 @@ ARMS: dict[str, Any] = {
     "options": {"eviction": "s3fifo", "retention": True, "ghost_blocks": 8},
     "quotas": {"quotas": {"tenant": 6}},
 }
-COUNTS = ("steps", "preempted", "cached", "copies", "aborted", "resets", "evicted", "turns")
+COUNTS = (
+    "steps", "preempted", "cached", "copies", "aborted", "resets", "evicted", "turns", "loaded",
+)  # fmt: skip
 DRAFTS = ("ngram", "eagle")  # who proposes the draft tokens
 GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and options
     "windows": ("window", {"debug": 1}),
@@ -46,6 +48,10 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "sizes, partial": ("window", {"min_partial_tokens": 1, "debug": 1}),
     "sizes, quotas": ("window", {"quotas": {"tenant": 12}, "debug": 1}),
     "sizes, states": ("state", {"debug": 1, "min_partial_tokens": 1}),
+    "connector": ("full", {"debug": 1}),
+    "windows, connector": ("window", {"debug": 1}),
+    "chunks, connector": ("chunk", {"debug": 1}),
+    "sizes, connector": ("window", {"debug": 1}),
 }
 
 
@@ -98,6 +104,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         stream: dict[str, Any] = {"lossless": True, "kind": kind, "roomy": roomy}
         stream["calm"] = roomy and kind == "state"  # the same requests, though schedules differ
         stream["sized"] = arm.startswith("sizes")
+        stream["remote"] = arm.endswith("connector")
         stream["caching"] = not arm.endswith("uncached")
         stream["drafts"] = "eagle" if arm.endswith("eagle") else ""
         return World(draw(seed, args.model, policy, asynchronous, options, **stream)).run()
@@ -117,7 +124,9 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
                 wrong.append((seed, ours.wrong[0]))
             roomy += ours.cached
             stock_roomy += theirs.cached
-        elif options.keys().isdisjoint({"min_partial_tokens", "quotas"}):
+        elif not (stream["remote"] and kind != "full") and options.keys().isdisjoint(
+            {"min_partial_tokens", "quotas"}
+        ):
             ours, theirs = run(seed, options, roomy=True), run(seed, None, roomy=True)
             if not decided_alike(ours, theirs):
                 differ.append((seed, theirs.cached, ours.cached))
@@ -125,7 +134,8 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         f"{arm}, {policy}, {_way(asynchronous)}: {args.seeds} seeds, {total.steps} steps, "
         f"{total.preempted} preempted, {total.cached} tokens cached, {stock_tokens} with vLLM's "
         f"own, {total.copies} copies, "
-        f"{total.aborted} aborted, {total.resets} resets, {total.turns} session turns; "
+        f"{total.aborted} aborted, {total.resets} resets, {total.turns} session turns, "
+        f"{total.loaded} tokens loaded; "
         f"{len(wrong)} with wrong reads {wrong[:3]}, {stock_wrong} of vLLM's own; "
         f"{len(differ)} scheduled otherwise in a large pool {differ[:3]}; "
         f"{roomy} tokens cached there, {stock_roomy} with vLLM's own",

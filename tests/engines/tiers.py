@@ -4,8 +4,7 @@ Conversations whose blocks are evicted from the device come back for further tur
 its own process: no cache, the device alone, host memory with each of our eviction policies, host
 memory with vLLM's ``fs`` tier, and with a slab: new, after a restart, with one byte flipped in
 every payload, after a reset and a restart, and with all conversations at once. Those with a slab
-run with vLLM's manager and, for the Llama, with blockmgr's. All texts must be those without a
-cache.
+run with vLLM's manager and with blockmgr's. All texts must be those without a cache.
 """
 
 from __future__ import annotations
@@ -209,8 +208,7 @@ def main() -> int:
         for policy in POLICIES:
             table.row(f"host, {policy}", policy, Path(name))
     table.slab()
-    if config_of(args.model)["model_type"] == "llama":  # ours takes no connector for others
-        table.slab("--ours")
+    table.slab("--ours")
     return int(not table.is_good)
 
 

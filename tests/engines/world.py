@@ -22,6 +22,7 @@ from vllm.config import (
     CacheConfig,
     DeviceConfig,
     KVEventsConfig,
+    KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
     VllmConfig,
@@ -33,7 +34,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -70,6 +71,7 @@ class Settings:
     layers: tuple[Layers, ...] = FULL
     drafts: int = 0  # most draft tokens of a request in a step
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
+    remote: bool = False  # a connector loads prefixes
 
     @property
     def has_runner_v2(self) -> bool:
@@ -99,6 +101,7 @@ class Tally:
     resets: int = 0
     turns: int = 0
     evicted: int = 0
+    loaded: int = 0
     wrong: list[tuple[int, str, int]] = field(default_factory=list)
     schedule: list[Any] = field(default_factory=list)
 
@@ -119,6 +122,7 @@ def draw(
     roomy: bool = False,
     drafts: str = "",
     caching: bool = True,
+    remote: bool = False,
 ) -> Settings:
     """A small world, in which blocks run out unless it is roomy."""
     rng = random.Random(seed)
@@ -155,6 +159,7 @@ def draw(
         caching=caching,
         drafts=rng.randint(1, 4) if drafts else 0,
         eagle=drafts == "eagle",
+        remote=remote,
     )
 
 
@@ -221,6 +226,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
         device_config=DeviceConfig("cpu"),
         additional_config=additional,
         kv_events_config=KVEventsConfig(enable_kv_cache_events=settings.events, publisher="null"),
+        kv_transfer_config=connector(settings) if settings.remote else None,
     )
     config.scheduler_config.async_scheduling = settings.asynchronous
     config.cache_config.block_size = settings.block_size
@@ -247,6 +253,16 @@ def arguments(settings: Settings) -> dict[str, Any]:
     }
 
 
+def connector(settings: Settings) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector="Remote",
+        kv_connector_module_path="tests.engines.remote",
+        kv_connector_extra_config={"seed": settings.seed, "unit": math.lcm(*settings.sizes)},
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+    )
+
+
 class World:
     """A scheduler, the requests that come to it, and the memory of its blocks."""
 
@@ -269,6 +285,7 @@ class World:
         longest = min(96, self.scheduler.max_model_len // 2)
         self.heads = [self._tokens(self.rng.randint(4, longest)) for _ in range(3)]
         self.pending: list[tuple[Any, ModelRunnerOutput]] = []  # launched, not reported
+        self.loading: dict[str, tuple[int, int]] = {}  # by request that waits for it, a load
 
     def _tokens(self, count: int) -> list[int]:
         return [self.rng.randrange(VOCABULARY) for _ in range(count)]
@@ -363,6 +380,7 @@ class World:
                 self.tally.aborted += 1
         if rng.random() < 0.01:
             running = rng.random() < 0.5 and not self.sessions  # which keep their blocks
+            running = running and not self.settings.remote  # vLLM fails while a load goes on
             scheduler.reset_prefix_cache(reset_running_requests=running)
             self.tally.resets += 1
         if rng.random() < 0.02 and not self.settings.lossless:
@@ -426,6 +444,7 @@ class World:
         self.tally.copies += len(copies)
         self.copy([(copy.src_block_id, copy.dst_block_id) for copy in copies])
         batch = self.batch(output)
+        received = self.load() if self.settings.remote else None
         drafts = output.scheduled_spec_decode_tokens
         prefixes = {
             name: self.prefixes(name, stop, drafts.get(name, ())) for name, _, stop in batch
@@ -449,7 +468,54 @@ class World:
         for name, start, stop in batch:
             for group, layers in of_attention:
                 self.read(name, group, range(layers.first_read(start), stop), prefixes[name])
-        return self.sample([name for name, _, _ in batch], drafts)
+        result = self.sample([name for name, _, _ in batch], drafts)
+        result.kv_connector_output = received
+        return result
+
+    def load(self) -> KVConnectorOutput:
+        """Loads what requests of this step need, and some of what others wait for."""
+        manager, loads = self.scheduler.kv_cache_manager, self.scheduler.connector.loads
+        for name, (start, stop, waits) in loads.items():
+            if waits:
+                self.loading[name] = start, stop
+            else:
+                self.bring(name, self.tables[name], start, stop)
+                self.tally.loaded += stop - start
+        loads.clear()
+        received = KVConnectorOutput(finished_recving=set())
+        for name, (start, stop) in list(self.loading.items()):
+            if self.rng.random() < 0.6:
+                continue
+            del self.loading[name]
+            received.finished_recving.add(name)
+            request = self.scheduler.requests.get(name)
+            if request is None or request.is_finished():
+                continue
+            if self.rng.random() < 0.2:
+                received.failed_recving.add(name)
+                self.bring(name, manager.get_block_ids(name), start, stop, is_wrong=True)
+            else:
+                self.bring(name, manager.get_block_ids(name), start, stop)
+                self.tally.loaded += stop - start
+        return received
+
+    def bring(
+        self,
+        name: str,
+        tables: Sequence[list[int]],
+        start: int,
+        stop: int,
+        *,
+        is_wrong: bool = False,
+    ) -> None:
+        """Writes K/V where the groups have blocks for it."""
+        prefixes = self.prefixes(name, stop)
+        for group, size in enumerate(self.settings.sizes):
+            for position in range(start, stop):
+                block = tables[group][position // size]
+                held = (-1, -1, 0) if is_wrong else (group, position, prefixes[position])
+                if block:
+                    self.memory[block * self.stride + position % size] = held
 
     def slots(self, block: int) -> range:
         return range(block * self.stride, (block + 1) * self.stride)

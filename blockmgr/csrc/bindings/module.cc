@@ -58,7 +58,7 @@ Prompt& with_tokens(Prompt& prompt, TokenArray& tokens, std::int64_t most = INT6
 
 // Reads the limits that one call sets for the cache and for the pool. Each is usually None.
 void read_terms(Prompt& prompt, nb::handle match, nb::handle max_cached_tokens,
-                nb::handle watermark_blocks) {
+                nb::handle watermark_blocks, nb::handle num_loaded_tokens = nb::none()) {
   const auto number = [](nb::handle value, const char* name) {
     const std::int64_t n = int_argument(value, name);
     check_at_least(name, n, 0);
@@ -68,6 +68,8 @@ void read_terms(Prompt& prompt, nb::handle match, nb::handle max_cached_tokens,
     prompt.most_cached = number(max_cached_tokens, "max_cached_tokens");
   if (!watermark_blocks.is_none())
     prompt.watermark_blocks = number(watermark_blocks, "watermark_blocks");
+  if (!num_loaded_tokens.is_none())
+    prompt.num_loaded = number(num_loaded_tokens, "num_loaded_tokens");
   if (match.is_none()) return;
   if (!PyObject_TypeCheck(match.ptr(), reinterpret_cast<PyTypeObject*>(known().match))) {
     PyErr_Format(PyExc_TypeError, "match must be a Match or None, got %R", match.ptr());
@@ -86,9 +88,10 @@ Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
 
 nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
                  nb::handle num_slots, nb::handle read_cache, nb::handle match,
-                 nb::handle max_cached_tokens, nb::handle watermark_blocks, nb::handle session) {
+                 nb::handle max_cached_tokens, nb::handle watermark_blocks, nb::handle session,
+                 nb::handle num_loaded_tokens) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
-  read_terms(prompt, match, max_cached_tokens, watermark_blocks);
+  read_terms(prompt, match, max_cached_tokens, watermark_blocks, num_loaded_tokens);
   prompt.session = session_argument(session, 0);
   TokenArray values = token_argument(self, tokens);
   if (values.size() > self.core.fits_anyway())
@@ -165,9 +168,10 @@ nb::tuple explain(Core& self, nb::handle tokens, nb::handle name, nb::handle ext
 
 int can_admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
               nb::handle num_slots, nb::handle read_cache, nb::handle match,
-              nb::handle max_cached_tokens, nb::handle watermark_blocks) {
+              nb::handle max_cached_tokens, nb::handle watermark_blocks,
+              nb::handle num_loaded_tokens) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
-  read_terms(prompt, match, max_cached_tokens, watermark_blocks);
+  read_terms(prompt, match, max_cached_tokens, watermark_blocks, num_loaded_tokens);
   TokenArray values = token_argument(self, tokens);
   if (values.size() > self.core.fits_anyway() && !self.read([&](const Sequences& core) {
         return core.can_fit(values.size(), prompt);
@@ -446,9 +450,9 @@ NB_MODULE(_core, m) {
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, read_cache: object, match: object = None, "
                    "max_cached_tokens: object = None, watermark_blocks: object = None, "
-                   "session: object = b'', /) -> int"),
+                   "session: object = b'', num_loaded_tokens: object = None, /) -> int"),
            any(), any(), any(), any(), any(), any() = nb::none(), any() = nb::none(),
-           any() = nb::none(), any() = nb::bytes("", 0))
+           any() = nb::none(), any() = nb::bytes("", 0), any() = nb::none())
       .def("end_session", checked<end_session>,
            nb::sig("def end_session(self, namespace: object, session: object, /) -> int | None"),
            any(), any())
@@ -470,9 +474,10 @@ NB_MODULE(_core, m) {
       .def("can_admit", can_admit,
            nb::sig("def can_admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, read_cache: object, match: object = None, "
-                   "max_cached_tokens: object = None, watermark_blocks: object = None, /) -> int"),
+                   "max_cached_tokens: object = None, watermark_blocks: object = None, "
+                   "num_loaded_tokens: object = None, /) -> int"),
            any(), any(), any(), any(), any(), any() = nb::none(), any() = nb::none(),
-           any() = nb::none())
+           any() = nb::none(), any() = nb::none())
       .def("reserve", checked<reserve>,
            nb::sig("def reserve(self, handle: object, num_slots: object, /) -> None"), any(), any())
       .def("append", checked<append>,

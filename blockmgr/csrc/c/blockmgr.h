@@ -190,6 +190,9 @@ typedef struct blockmgr_prompt {
   int64_t watermark_blocks;
   uint32_t flags;
   uint32_t reserved; /* 0 */
+  /* K/V of so many leading tokens comes from elsewhere before the first forward, such as a lower
+   * tier: groups then have no blocks that only those tokens read. 0: none */
+  int64_t num_loaded_tokens;
 } blockmgr_prompt;
 
 typedef struct blockmgr_match_result {

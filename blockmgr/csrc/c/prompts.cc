@@ -68,6 +68,8 @@ Prompt prompt_of(const blockmgr_prompt* given) {
   Prompt prompt{
       &not_null(p.tokens, "tokens"), p.num_tokens, name, extras_of(p), p.num_slots, reads};
   read_terms(p, prompt);
+  check_at_least("num_loaded_tokens", p.num_loaded_tokens, 0);
+  prompt.num_loaded = p.num_loaded_tokens;
   return prompt;
 }
 

@@ -109,7 +109,8 @@ class Audit : public BlockAudit {
         BLOCKMGR_EXPECT(valid(part) == has_slots, what + " has a gap at " + std::to_string(i));
         if (valid(part)) ++refs(part);
       }
-      BLOCKMGR_EXPECT(groups.first_unit(g, core_.settled(s)) >= row.first[static_cast<std::size_t>(g)],
+      const std::int64_t read = std::max(core_.settled(s), row.num_loaded);
+      BLOCKMGR_EXPECT(groups.first_unit(g, read) >= row.first[static_cast<std::size_t>(g)],
                       what + " has given back what it reads");
     }
   }

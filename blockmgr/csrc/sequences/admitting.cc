@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -13,6 +14,8 @@ AdmissionPlan Admitting::plan_admission(const Token* tokens, std::int64_t count,
     use<Finding>().find(tokens, count, applicant, plan.found, reach,
                         rows().blocks_for(std::max(slots, applicant.due_cached)));
   plan.num_shared = reach.num_shared;
+  plan.found.num_loaded = applicant.num_loaded;
+  if (applicant.num_loaded && leaves_states(plan.found)) plan.found.take_over = false;
   // Mostly there is room for the most that is found.
   if (applicant.due_cached >= 0 || !fits(plan, slots, applicant)) [[unlikely]]
     choose(plan, reach.num_whole, slots, applicant);
@@ -51,7 +54,8 @@ void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t
     if (applicant.due_cached >= 0 && num_cached(candidate) != applicant.due_cached) return false;
     any_due = true;
     if (try_one(candidate)) return true;
-    if (candidate.take_over || !use<Finding>().may_take_over(candidate)) return false;
+    if (candidate.take_over || leaves_states(candidate)) return false;
+    if (!use<Finding>().may_take_over(candidate)) return false;
     candidate.take_over = true;
     return try_one(candidate);
   };
@@ -62,6 +66,7 @@ void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t
   // Whole blocks of full attention alone take no more than fresh ones would.
   Found nothing;
   nothing.node = applicant.root;
+  nothing.num_loaded = applicant.num_loaded;
   if (groups() && num_whole && fits_somehow(nothing)) return;
   if (!any_due) throw StaleMatch(applicant.due_cached, most);
   if (waits) plan = *waits;
@@ -148,15 +153,16 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   const std::int64_t held_back = rows().watermark(partition, prompt.watermark_blocks);
   const std::int64_t slots =
       use<Needs>().checked_slots(prompt.num_tokens, prompt.num_slots, partition, held_back);
+  check_loaded(prompt);
   if (rows().unused_rows.empty()) throw OutOfSequences(1, 0);
 
   RootReference root(index(), prompt.name);
   std::shared_ptr<ExtrasMap> extras;
   if (!prompt.extras.empty()) extras = std::make_shared<ExtrasMap>(index().extras(), prompt.extras);
-  const AdmissionPlan plan =
-      settled_admission(prompt.tokens, prompt.num_tokens, slots,
-                        {root.node(), extras ? &extras->ids() : nullptr, partition, held_back,
-                         prompt.read_cache, prompt.most_cached, prompt.due_cached});
+  const AdmissionPlan plan = settled_admission(
+      prompt.tokens, prompt.num_tokens, slots,
+      {root.node(), extras ? &extras->ids() : nullptr, partition, held_back, prompt.read_cache,
+       prompt.most_cached, prompt.due_cached, loaded_of(prompt)});
   const std::int64_t room = plan.demand.num_blocks * config().block_size;
   std::vector<Token> waiting;
   if (room < prompt.num_tokens)
@@ -239,7 +245,8 @@ AdmissionPlan Admitting::plan_prompt(const Prompt& prompt, int partition, std::i
                             held_back,
                             prompt.read_cache,
                             prompt.most_cached,
-                            prompt.due_cached};
+                            prompt.due_cached,
+                            loaded_of(prompt)};
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
   return plan_admission(prompt.tokens, prompt.num_tokens, slots, applicant);
 }
@@ -276,6 +283,7 @@ MatchResult Admitting::match(const Prompt& prompt) {
 
 Admission Admitting::can_admit(const Prompt& prompt) {
   Call call(rows());
+  check_loaded(prompt);
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
   const std::uint16_t partition = rows().partition_of(prompt.name);
   const std::int64_t held_back = rows().watermark(partition, prompt.watermark_blocks);
@@ -296,8 +304,8 @@ void Admitting::each_source(const Visit& visit) const {
 
 NodeId Admitting::source_of(int g, const Found& found) const {
   const NodeId end = last_node(found);
-  if (groups()->group(g).recurrent()) return end >= 0 ? groups()->part(g, end) : kNoNode;
-  const bool reads = found.partial >= 0 && groups()->reads(g, num_cached(found), found.num_full);
+  if (groups()->group(g).recurrent()) return resumes(found) ? groups()->part(g, end) : kNoNode;
+  const bool reads = found.partial >= 0 && groups()->reads(g, first_query(found), found.num_full);
   return reads ? groups()->part(g, end) : kNoNode;
 }
 
@@ -311,7 +319,7 @@ void Admitting::keep_found_parts(Sequence& s, const Found& found) noexcept {
   for (int g = 0; g < groups()->num_groups(); ++g) {
     sources_room_[nth(g)] = source_of(g, found);
     if (groups()->group(g).recurrent()) continue;
-    row.first[nth(g)] = static_cast<std::int32_t>(groups()->first_unit(g, cached));
+    row.first[nth(g)] = static_cast<std::int32_t>(groups()->first_unit(g, first_query(found)));
     for (std::int64_t unit = row.first[nth(g)]; unit < found.num_full; ++unit)
       pool().acquire_part(groups()->part(g, t[unit]));
   }
@@ -355,8 +363,10 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
     use<GroupTables>().take_part_run(s, g, std::max(first, known), until, before);
   }
   if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
-  row.stands = true;
-  row.moves = 0;
+  const bool loads = found.num_loaded > num_cached(found);
+  row.num_loaded = loads ? found.num_loaded : 0;
+  row.stands = !loads;  // what is loaded moves its states
+  row.moves = loads;
 }
 
 }  // namespace blockmgr

@@ -38,6 +38,11 @@ void sort_extras(ExtrasBytes& extras);
 // The prompt takes exactly what a match found. limited: another limit was given.
 void take_exactly(Prompt& prompt, std::int64_t num_cached, bool limited);
 
+// Tokens that something else than a forward provides: some of those that get slots.
+void check_loaded(const Prompt& prompt);
+// Of them, those that the first forward does not compute again.
+std::int64_t loaded_of(const Prompt& prompt);
+
 void check_retention(int level, double ttl);
 
 // Bounds that protect memory, and options that need others. Quotas and groups are set before.

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -255,8 +256,10 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
                     std::to_string(most) + "], got " + std::to_string(num_computed));
   PromotionPlan& plan = plan_;
   plan.clear();
-  if (groups()) [[unlikely]]
+  if (groups()) [[unlikely]] {
+    check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
     use<GroupTables>().reserve_keeps(1);
+  }
   if (block_size().whole(num_computed) > s.num_chained) {
     plan_promotion(s, num_computed, rows().written(s), plan);
     reserve_remaps(plan);

@@ -73,19 +73,19 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   const std::int64_t usable = use<GroupTables>().usable_slots(std::max(slots, cached));
   d.missing_slots = d.num_blocks * config().block_size - usable;
   const NodeId end = last_node(found);
-  const bool takes_states = end < 0 || !found.take_over;
+  const bool takes_states = !resumes(found) || !found.take_over;
   const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
   for (const int g : recurrent()) {
     d.to_take += takes_states;
-    if (end >= 0) uses(groups()->cached(g, end));
+    if (resumes(found)) uses(groups()->cached(g, end));
   }
   for (const int g : attention()) {
-    const std::int64_t first = groups()->first_unit(g, cached);
+    const std::int64_t first = groups()->first_unit(g, first_query(found));
     const std::int64_t units = use<GroupTables>().units_of(g, usable);
     d.to_take += std::max<std::int64_t>(units - std::max(first, found.num_full), 0);
     for (std::int64_t unit = first; unit < found.num_full; ++unit)
       uses(groups()->cached(g, found.full[unit]));
-    if (found.partial < 0 || !groups()->reads(g, cached, found.num_full)) continue;
+    if (found.partial < 0 || !groups()->reads(g, first_query(found), found.num_full)) continue;
     d.to_take -= found.take_over;
     uses(groups()->cached(g, found.partial));
   }
@@ -98,7 +98,7 @@ std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
   std::int64_t sum = rows().blocks_for(most) + num_states();
   for (const int g : attention()) {
     const std::int64_t units = use<GroupTables>().units_of(g, most);
-    sum += std::max<std::int64_t>(units - groups()->first_unit(g, cached), 0);
+    sum += std::max<std::int64_t>(units - groups()->first_unit(g, first_query(found)), 0);
   }
   return sum;
 }

@@ -59,6 +59,16 @@ class Part {
   std::int64_t num_cached(const Found& found) const {
     return found.num_full * config().block_size + found.num_partial;
   }
+  // Where the first forward begins, or what is loaded ends.
+  std::int64_t first_query(const Found& found) const {
+    return std::max(num_cached(found), found.num_loaded);
+  }
+  // Whether a sequence goes on from the states that are found.
+  bool resumes(const Found& found) const {
+    return last_node(found) >= 0 && found.num_loaded <= num_cached(found);
+  }
+  // Whether it leaves the states that are found, because those behind them are loaded.
+  bool leaves_states(const Found& found) const { return num_states() && !resumes(found); }
   // The last node of what is found; kNoNode: nothing is.
   static NodeId last_node(const Found& found) {
     return found.partial >= 0 ? found.partial : found.num_full ? found.node : kNoNode;

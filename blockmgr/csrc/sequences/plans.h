@@ -26,6 +26,7 @@ struct Found {
   NodeId partial = kNoNode;     // child that continues with num_partial of the next tokens
   std::int32_t num_partial = 0;
   bool take_over = false;
+  std::int64_t num_loaded = 0;           // see Prompt
   const std::int32_t* ghosts = nullptr;  // evicted blocks that continue the full ones
   std::int64_t num_ghosts = 0;
 };
@@ -79,6 +80,7 @@ struct Applicant {
   bool read_cache;                       // false: nothing is looked up
   std::int64_t most_cached = INT64_MAX;  // tokens taken from the cache, at most
   std::int64_t due_cached = -1;          // exactly so many, or none at all; -1: any number
+  std::int64_t num_loaded = 0;           // see Prompt
 
   // One token is always left to compute: of one more than may be taken, so many are found.
   std::int64_t looked_up(std::int64_t count) const {

@@ -57,6 +57,9 @@ struct Prompt {
   std::int64_t due_cached = -1;
   std::int64_t watermark_blocks = -1;  // -1: the config's
   std::string_view session = {};       // empty: none
+  // K/V of so many leading tokens comes from elsewhere before the first forward, which begins
+  // there.
+  std::int64_t num_loaded = 0;
 };
 
 enum class Admission { kNow, kLater, kNever };
@@ -177,8 +180,9 @@ struct GroupRow {
   // Why a forward should end there. The last one is chosen after the admission, by retain.
   enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kPromptEnd, kRetained };
   std::array<std::int64_t, 5> stops{};
-  bool stands = true;  // its states are known to be those after num_computed tokens
-  int moves = 0;       // steps launched since, each of which may have moved them
+  bool stands = true;           // its states are known to be those after num_computed tokens
+  int moves = 0;                // steps launched since, each of which may have moved them
+  std::int64_t num_loaded = 0;  // it was admitted without what only these tokens read
 };
 
 }  // namespace blockmgr

@@ -111,6 +111,16 @@ class Commits:
         held.next_commit = self._next_end(num_computed)
         self._committed_late |= not self.in_step
 
+    def loaded(self, held: Held, num_tokens: int) -> None:
+        """After a connector loaded these leading tokens; the last one of all is computed."""
+        held.is_loading = False
+        num_tokens = min(num_tokens, held.num_known - 1)
+        if held.next_commit == NEVER or num_tokens <= held.num_committed:
+            return
+        self._commit(held, num_tokens)
+        held.next_commit = self._next_end(num_tokens)
+        self._committed_late |= not self.in_step
+
     def truncated(self, held: Held, num_tokens: int) -> None:
         """After a request was cut to this many tokens."""
         held.num_committed = min(held.num_committed, num_tokens)

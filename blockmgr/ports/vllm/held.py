@@ -10,7 +10,7 @@ from blockmgr.ports.vllm.wishes import NO_WISH, Wish
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-__all__ = ["ROW", "Held", "Room"]
+__all__ = ["ROW", "Held", "Hit", "Room"]
 
 ROW: Final = 0xFFFFFFFF  # of a handle: the row of its block table
 
@@ -43,6 +43,20 @@ class Held:
     wish: Wish = NO_WISH
     is_loading: bool = False
     stops: tuple[int, ...] = ()
+
+
+class Hit(NamedTuple):
+    """What of a request is not computed.
+
+    Attributes:
+        num_found: Leading tokens in the cache.
+        num_loaded: Leading tokens with those that a connector loads.
+        waits: Whether the request waits for the load; else it ends before this step's forward.
+    """
+
+    num_found: int
+    num_loaded: int
+    waits: bool
 
 
 class Room(NamedTuple):

@@ -29,7 +29,7 @@ from blockmgr.ports.vllm.commits import Commits
 from blockmgr.ports.vllm.coordinator import Coordinator
 from blockmgr.ports.vllm.events import KVEvents, Published, waiting_blocks
 from blockmgr.ports.vllm.fits import Fits
-from blockmgr.ports.vllm.held import Held, Room
+from blockmgr.ports.vllm.held import Held, Hit, Room
 from blockmgr.ports.vllm.hinting import RequestHints
 from blockmgr.ports.vllm.layers import Layers
 from blockmgr.ports.vllm.lookup import Lookup
@@ -291,11 +291,12 @@ class KVCacheManager:
             end = min(request.num_computed_tokens + found, slots) + num_new_tokens
         about = full_sequence_must_fit, reserved_blocks, has_scheduled_reqs
         if held is None:
-            held = self._admit(request, num_new_computed_tokens, self._room(request, slots, about))
+            room = self._room(request, slots, about)
+            hit = Hit(num_new_computed_tokens, found, delay_cache_blocks)
+            held = self._admit(request, hit, room)
             if held is None:
                 return None
             before = num_new_computed_tokens
-            held.is_loading = delay_cache_blocks
             is_loaded = 0 in skip_zeroing_group_ids
             # What is found of a block is not zeroed: it is copied there, or stays there.
             to_zero = found - found % self.block_size if is_loaded else num_new_computed_tokens
@@ -325,8 +326,9 @@ class KVCacheManager:
             reserved,
         )
 
-    def _admit(self, request: Request, num_found: int, room: Room) -> Held | None:
+    def _admit(self, request: Request, hit: Hit, room: Room) -> Held | None:
         """Admits the request with exactly the hit that was reported to it."""
+        num_found = hit.num_found
         if not self.commits.may_start(request, num_found):
             return None
         slots, prompt = room.slots, self.prompts.of(request)
@@ -346,6 +348,7 @@ class KVCacheManager:
                 read_cache=reads,
                 match=match,
                 watermark_blocks=room.headroom + room.reserved,
+                num_loaded_tokens=hit.num_loaded,
             )
         except SHORTAGES:
             self._do_without_part(request, num_found)
@@ -358,6 +361,9 @@ class KVCacheManager:
         held = Held(request, handle, len(prompt), num_slots, num_found, num_found)
         held.wish = self.wishes.of(request)
         self.commits.start(held)
+        held.is_loading = hit.waits
+        if hit.num_loaded > num_found and not hit.waits:
+            self.commits.loaded(held, hit.num_loaded)
         self._held[request.request_id] = held
         if self.hints is not None:
             self.hints.begin(request, handle)
@@ -405,8 +411,11 @@ class KVCacheManager:
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         """Commits tokens known since: asynchronous outputs, and tokens that a connector loaded."""
         held = self._held.get(request.request_id)
-        if held is not None:
-            held.is_loading = False
+        if held is None:
+            return
+        if held.is_loading:
+            self.commits.loaded(held, num_computed_tokens)
+        else:
             self.commits.up_to(held, num_computed_tokens)
 
     def remove_skipped_blocks(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
 from blockmgr import FullAttention
-from blockmgr.ports.vllm.layers import group_of, tokens_per_entry
+from blockmgr.ports.vllm.layers import group_of, has_states, tokens_per_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,7 +70,11 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
 def _not_with_groups(
     options: Options, vllm_config: Any, arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, bool]]:
-    yield "KV connectors do not work", vllm_config.kv_transfer_config is not None
+    groups = arguments["kv_cache_config"].kv_cache_groups
+    states = any(has_states(group.kv_cache_spec) for group in groups)
+    # They store the state of each block end, and a request has one state here.
+    has_connector = vllm_config.kv_transfer_config is not None
+    yield "KV connectors do not work with recurrent states", has_connector and states
     context = arguments.get("dcp_world_size", 1) > 1
     yield "decode context parallelism does not work", context
     yield "ghost_blocks do not work", options.ghost_blocks > 0

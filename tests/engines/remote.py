@@ -1,0 +1,75 @@
+"""A KV connector for the worlds of this folder: it claims K/V of any prompt, the world loads it.
+
+The scheduler creates it by name, as it creates any other; it has no worker.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
+
+__all__ = ["Remote"]
+
+
+class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's are untyped here
+    """Has a prefix of about half of all requests, by a coin that their name decides.
+
+    Attributes:
+        loads: Loads that were begun, by request: the tokens before and behind, and whether the
+            request waits for it.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._seed, self._unit = extra["seed"], extra["unit"]
+        self.loads: dict[str, tuple[int, int, bool]] = {}
+
+    def _has(self, request: Any) -> tuple[int, bool]:
+        rng = random.Random(f"{self._seed} {request.request_id} {request.num_tokens}")
+        units = request.num_tokens // self._unit
+        has = rng.randint(0, units) * self._unit if rng.random() < 0.6 else 0
+        return has, rng.random() < 0.5
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        has, waits = self._has(request)
+        # One that does not wait computes at least one token in the same step.
+        more = (has if waits else min(has, request.num_tokens - 1)) - num_computed_tokens
+        return (more, waits) if more > 0 else (0, False)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        if num_external_tokens:
+            has, waits = self._has(request)
+            stop = has if waits else min(has, request.num_tokens - 1)
+            self.loads[request.request_id] = stop - num_external_tokens, stop, waits
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, None]:
+        return False, None
+
+    def start_load_kv(self, forward_context: Any, **named: Any) -> None:
+        raise NotImplementedError("the world loads")
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        raise NotImplementedError("the world loads")
+
+    def save_kv_layer(self, *arguments: Any, **named: Any) -> None:
+        raise NotImplementedError("nothing is stored")
+
+    def wait_for_save(self) -> None:
+        raise NotImplementedError("nothing is stored")
