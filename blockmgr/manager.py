@@ -222,6 +222,19 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
             tokens, namespace, keys = tokens._parts(namespace, extras)
         else:
             keys = None if extras is None else extras_pairs(extras)
+        if num_loaded_tokens is not None:
+            return self._core.admit_loading(
+                tokens,
+                namespace,
+                keys,
+                num_slots,
+                read_cache,
+                match,
+                max_cached_tokens,
+                watermark_blocks,
+                session,
+                num_loaded_tokens,
+            )
         return self._core.admit(
             tokens,
             namespace,
@@ -232,7 +245,6 @@ class BlockManager(EventCalls, DigestCalls, NotCopied):
             max_cached_tokens,
             watermark_blocks,
             session,
-            num_loaded_tokens,
         )
 
     def can_admit(

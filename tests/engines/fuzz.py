@@ -55,6 +55,10 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
 }
 
 
+# Behind what was loaded, the managers find other prefixes, and vLLM's own reads wrong K/V.
+APART = ("windows, connector", "chunks, connector", "sizes, connector")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engines.fuzz", description=__doc__)
     parser.add_argument("model", help="folder with the config of a tiny model")
@@ -124,9 +128,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
                 wrong.append((seed, ours.wrong[0]))
             roomy += ours.cached
             stock_roomy += theirs.cached
-        elif not (stream["remote"] and kind != "full") and options.keys().isdisjoint(
-            {"min_partial_tokens", "quotas"}
-        ):
+        elif arm not in APART and options.keys().isdisjoint({"min_partial_tokens", "quotas"}):
             ours, theirs = run(seed, options, roomy=True), run(seed, None, roomy=True)
             if not decided_alike(ours, theirs):
                 differ.append((seed, theirs.cached, ours.cached))

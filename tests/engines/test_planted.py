@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
 from blockmgr import BlockManager, ChunkedAttention, SlidingWindow
-from blockmgr.ports.vllm import layers, manager, prompts, states, tables
+from blockmgr.ports.vllm import held, layers, manager, prompts, states, tables
 from blockmgr.ports.vllm.options import Options
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.world import World, draw
@@ -25,14 +25,27 @@ SEEDS = 12
 
 
 def wrong_runs(
-    options: dict[str, Any], kind: str = "full", policy: str = "fcfs", *, sized: bool = False
+    options: dict[str, Any],
+    kind: str = "full",
+    policy: str = "fcfs",
+    *,
+    sized: bool = False,
+    remote: bool = False,
 ) -> int:
     """Runs that read K/V of another request, or end in an error."""
     wrong = 0
     for seed in range(SEEDS):
         lossless = kind != "full"
         settings = draw(
-            seed, MODEL, policy, False, options, kind=kind, lossless=lossless, sized=sized
+            seed,
+            MODEL,
+            policy,
+            False,
+            options,
+            kind=kind,
+            lossless=lossless,
+            sized=sized,
+            remote=remote,
         )
         try:
             tally = World(settings).run()
@@ -234,3 +247,33 @@ def test_a_state_in_one_column_only_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(tables.Tables, "blocks", last_only)
     assert wrong_runs({}, "state") > 0
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "chunk"])
+def test_the_port_is_clean_with_a_connector(kind: str) -> None:
+    assert wrong_runs({"debug": 1}, kind, remote=True) == 0
+
+
+@pytest.mark.parametrize("kind", ["full", "window"])
+def test_a_load_that_counts_as_done_when_it_begins_is_noticed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(num_found: int, num_loaded: int, waits: bool) -> held.Hit:
+        return held.Hit(num_found, num_loaded, False)
+
+    monkeypatch.setattr(manager, "Hit", at_once)
+    assert wrong_runs({}, kind, remote=True) > 0
+
+
+def test_a_window_that_begins_behind_what_is_loaded_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admit = BlockManager.admit
+
+    def later(self: Any, prompt: Any, *, num_loaded_tokens: int = 0, **named: Any) -> int:
+        most = min(len(prompt), named["num_slots"])
+        more = min(most, num_loaded_tokens + 2) if num_loaded_tokens else 0
+        return admit(self, prompt, num_loaded_tokens=more, **named)
+
+    monkeypatch.setattr(BlockManager, "admit", later)
+    assert wrong_runs({}, "window", remote=True) > 0

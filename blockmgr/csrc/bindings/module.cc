@@ -58,7 +58,7 @@ Prompt& with_tokens(Prompt& prompt, TokenArray& tokens, std::int64_t most = INT6
 
 // Reads the limits that one call sets for the cache and for the pool. Each is usually None.
 void read_terms(Prompt& prompt, nb::handle match, nb::handle max_cached_tokens,
-                nb::handle watermark_blocks, nb::handle num_loaded_tokens = nb::none()) {
+                nb::handle watermark_blocks, nb::handle num_loaded_tokens) {
   const auto number = [](nb::handle value, const char* name) {
     const std::int64_t n = int_argument(value, name);
     check_at_least(name, n, 0);
@@ -86,10 +86,10 @@ Prompt& to_look_up(Core& self, Prompt& prompt, TokenArray& tokens) {
   return with_tokens(prompt, tokens, self.core.most_matched());
 }
 
-nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
-                 nb::handle num_slots, nb::handle read_cache, nb::handle match,
-                 nb::handle max_cached_tokens, nb::handle watermark_blocks, nb::handle session,
-                 nb::handle num_loaded_tokens) {
+[[gnu::always_inline]] inline nb::object admit_of(
+    Core& self, nb::handle tokens, nb::handle name, nb::handle extras, nb::handle num_slots,
+    nb::handle read_cache, nb::handle match, nb::handle max_cached_tokens,
+    nb::handle watermark_blocks, nb::handle session, nb::handle num_loaded_tokens) {
   Prompt prompt = prompt_argument(name, extras, num_slots, read_cache);
   read_terms(prompt, match, max_cached_tokens, watermark_blocks, num_loaded_tokens);
   prompt.session = session_argument(session, 0);
@@ -99,6 +99,22 @@ nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   nb::object handle;
   self.core.admit(with_tokens(prompt, values), announce_to<Handle>(handle));
   return handle;
+}
+
+nb::object admit(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                 nb::handle num_slots, nb::handle read_cache, nb::handle match,
+                 nb::handle max_cached_tokens, nb::handle watermark_blocks, nb::handle session) {
+  return admit_of(self, tokens, name, extras, num_slots, read_cache, match, max_cached_tokens,
+                  watermark_blocks, session, nb::none());
+}
+
+// Apart, so that other admissions read one argument less.
+nb::object admit_loading(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
+                         nb::handle num_slots, nb::handle read_cache, nb::handle match,
+                         nb::handle max_cached_tokens, nb::handle watermark_blocks,
+                         nb::handle session, nb::handle num_loaded_tokens) {
+  return admit_of(self, tokens, name, extras, num_slots, read_cache, match, max_cached_tokens,
+                  watermark_blocks, session, num_loaded_tokens);
 }
 
 // Blocks, or None: the session is not known.
@@ -138,7 +154,7 @@ nb::object signal(Core& self, nb::handle name, nb::handle session, int signal, d
 nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
                  nb::handle num_slots, nb::handle max_cached_tokens, nb::handle watermark_blocks) {
   Prompt prompt = prompt_argument(name, extras, num_slots);
-  read_terms(prompt, nb::none(), max_cached_tokens, watermark_blocks);
+  read_terms(prompt, nb::none(), max_cached_tokens, watermark_blocks, nb::none());
   TokenArray values = token_argument(self, tokens);
   const std::int64_t size = values.size();
   with_tokens(prompt, values, self.core.most_matched());
@@ -450,9 +466,15 @@ NB_MODULE(_core, m) {
            nb::sig("def admit(self, tokens: object, namespace: object, extras: object, "
                    "num_slots: object, read_cache: object, match: object = None, "
                    "max_cached_tokens: object = None, watermark_blocks: object = None, "
-                   "session: object = b'', num_loaded_tokens: object = None, /) -> int"),
+                   "session: object = b'', /) -> int"),
            any(), any(), any(), any(), any(), any() = nb::none(), any() = nb::none(),
-           any() = nb::none(), any() = nb::bytes("", 0), any() = nb::none())
+           any() = nb::none(), any() = nb::bytes("", 0))
+      .def("admit_loading", checked<admit_loading>,
+           nb::sig("def admit_loading(self, tokens: object, namespace: object, extras: object, "
+                   "num_slots: object, read_cache: object, match: object, "
+                   "max_cached_tokens: object, watermark_blocks: object, "
+                   "session: object, num_loaded_tokens: object, /) -> int"),
+           any(), any(), any(), any(), any(), any(), any(), any(), any(), any())
       .def("end_session", checked<end_session>,
            nb::sig("def end_session(self, namespace: object, session: object, /) -> int | None"),
            any(), any())
