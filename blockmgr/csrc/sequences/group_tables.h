@@ -130,7 +130,7 @@ class GroupTables : public Part<GroupTables> {
   std::int64_t blocks_of_units(std::int64_t units) const {
     return units * (1 + static_cast<std::int64_t>(attention().size()));
   }
-  // What is loaded is committed before anything else becomes of a sequence.
+  // A sequence does nothing else before what is loaded is committed.
   void refuse_loading(const Sequence& s, const char* call) const;
   void refuse_moved(const Sequence& s, const char* call) const;
   [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,

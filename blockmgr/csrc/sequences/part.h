@@ -63,7 +63,7 @@ class Part {
   std::int64_t first_query(const Found& found) const {
     return std::max(num_cached(found), found.num_loaded);
   }
-  // Whether a sequence goes on from the states that are found.
+  // Whether a sequence continues with the states that are found.
   bool resumes(const Found& found) const {
     return last_node(found) >= 0 && found.num_loaded <= num_cached(found);
   }
