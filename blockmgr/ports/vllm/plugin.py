@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import sys
 import threading
 import time
@@ -142,9 +141,7 @@ def _manager(
 
     groups = arguments["kv_cache_config"].kv_cache_groups
     has_states = any(layers.has_states(group.kv_cache_spec) for group in groups)
-    if groups:
-        size = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
-        options = options.for_model(size, has_states=has_states)
+    options = support.options_for(options, vllm_config, arguments)
     differences = INTERFACE.differences()
     lacking = [f"this version of vLLM is unknown: {d}" for d in differences if d.is_fatal]
     reasons = lacking + support.reasons_against(options, vllm_config, arguments)
