@@ -9,8 +9,11 @@ import sys
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from tests.engines.families import hopper, table
+
+SECONDS = 900  # for a plan of some seconds; a process that a signal ends would give none
 
 
 def outcome(number: int) -> dict[str, Any]:
@@ -37,7 +40,9 @@ def planned() -> dict[str, Any]:
     rows = []
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         found = families()
-        for family, got in zip(found, pool.imap(outcome, range(len(found))), strict=True):
+        outcomes = pool.imap(outcome, range(len(found)))
+        for family in found:
+            got = outcomes.next(timeout=SECONDS)
             row = {"name": family.name, "architecture": family.architecture, **got}
             rows.append({**row, "is_named": family.is_named})
             print(family.name, got.get("failed") or got.get("refused") or "taken", flush=True)

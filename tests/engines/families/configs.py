@@ -59,6 +59,10 @@ def among(chosen: set[int], count: int, others: str) -> list[str]:
     return ["full_attention" if layer in chosen else others for layer in range(count)]
 
 
+def _with(name: str, config: str, **changes: Any) -> Family:
+    return Family(name, config, f"{name}ForCausalLM", changes, is_named=False)
+
+
 NEMOTRON: Final = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 KIMI_FULL: Final = (4, 8, 12, 16, 20, 24, 27)  # counted from 1, as in its config
 
@@ -302,6 +306,19 @@ FAMILIES: Final = (
             "topk_method": "noaux_tc",
         },
     ),
+    # Their classes lack what vLLM reads.
+    _with("Afmoe", "AfmoeConfig", score_func="sigmoid", route_norm=True, n_group=1, topk_group=1),
+    _with("DeepseekV2", "DeepseekV2Config", n_group=8, topk_group=3),
+    _with("Glm4MoeLite", "Glm4MoeLiteConfig", first_k_dense_replace=1),
+    _with("HYV3", "HYV3Config", first_k_dense_replace=1, expert_hidden_dim=1536, route_norm=True),
+    _with(
+        "LongcatFlash",
+        "LongcatFlashConfig",
+        mla_scale_q_lora=True,
+        mla_scale_kv_lora=True,
+        zero_expert_type="identity",
+    ),
+    _with("Nemotron", "NemotronConfig", num_key_value_heads=8),
 )
 
 

@@ -99,7 +99,7 @@ def text() -> str:
     ]
     cells.append((", ".join(sorted(plain)), "full or latent attention only", "", "taken"))
     if failed:
-        why = "vLLM makes no model of the default config"
+        why = "the default config makes no model without weights"
         cells.append((", ".join(sorted(failed)), why, "", "not known"))
     head = (
         f"model (vLLM {kept['vllm']}, transformers {kept['transformers']})",
