@@ -143,7 +143,6 @@ def in_a_process(model: str, name: str, options: Any) -> dict[str, Any]:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "1",
             **os.environ,
         }
         subprocess.run(command, check=True, env=environment)

@@ -80,14 +80,14 @@ def test_an_option_that_is_vllms_to_say_is_refused(make: Any) -> None:
 def test_what_is_not_supported_is_refused_by_name_or_left_to_vllm(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(UnsupportedConfigError, match="retention does not work with several groups"):
-        scheduler({"retention": True}, kind="window")
-    made = scheduler({"retention": True, "fallback": "stock"}, kind="window")
+    with pytest.raises(UnsupportedConfigError, match="ghost_blocks do not work with several"):
+        scheduler({"ghost_blocks": 8}, kind="window")
+    made = scheduler({"ghost_blocks": 8, "fallback": "stock"}, kind="window")
     assert not is_ours(made)
     [line] = [
         r.getMessage() for r in caplog.records if "leaves the KV cache to vLLM" in r.getMessage()
     ]
-    assert "retention" in line
+    assert "ghost_blocks" in line
 
 
 def test_a_version_that_nobody_tried_is_warned_of_and_one_without_a_method_is_refused(

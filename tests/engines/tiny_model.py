@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GptOssConfig,
@@ -126,6 +127,22 @@ def qwen3_next() -> PretrainedConfig:
     )
 
 
+def deepseek_v3() -> PretrainedConfig:
+    """Latent attention, of which a block stores one vector a token, and four experts."""
+    return DeepseekV3Config(
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=3,
+        first_k_dense_replace=1,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=2,
+        topk_method="noaux_tc",  # vLLM reads it
+        **{**SIZES, "num_attention_heads": 2, "num_key_value_heads": 2},
+    )
+
+
 CONFIGS = {
     "llama": llama,
     "gemma3": gemma3,
@@ -134,6 +151,7 @@ CONFIGS = {
     "llama4": llama4,
     "lfm2": lfm2,
     "qwen3_next": qwen3_next,
+    "deepseek_v3": deepseek_v3,
 }
 
 

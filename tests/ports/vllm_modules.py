@@ -13,12 +13,15 @@ import pytest
 
 from blockmgr.ports.vllm import Options
 
-__all__ = ["KINDS", "SIZE", "layout", "make", "request", "serve", "spec", "stand_ins"]
+__all__ = [
+    "KINDS", "SIZE", "layout", "make", "options_and_reasons", "request", "serve", "spec",
+    "stand_ins",
+]  # fmt: skip
 
 SIZE = 4
 NAMES = (
     "FULL_ATTENTION", "MLA_ATTENTION", "SLIDING_WINDOW", "SLIDING_WINDOW_MLA",
-    "CHUNKED_LOCAL_ATTENTION", "MAMBA",
+    "CHUNKED_LOCAL_ATTENTION", "MAMBA", "UNKNOWN",
 )  # fmt: skip
 KINDS = SimpleNamespace(**{name: SimpleNamespace(value=name.lower()) for name in NAMES})
 
@@ -134,6 +137,19 @@ def make(
         num_hash_lookahead_tokens=num_hash_lookahead_tokens,
         enable_caching=enable_caching,
     )
+
+
+def options_and_reasons(
+    *specs: Any, options: Options | None = None, **change: Any
+) -> tuple[Options, list[str]]:
+    """The options with defaults for these groups, and the reasons against them."""
+    support = importlib.import_module("blockmgr.ports.vllm.support")
+    config = SimpleNamespace(
+        kv_transfer_config=None, cache_config=SimpleNamespace(use_replayssm=False)
+    )
+    arguments = {"kv_cache_config": layout(*specs), "max_model_len": 64, **change}
+    chosen: Options = support.options_for(options or Options(), config, arguments)
+    return chosen, support.reasons_against(chosen, config, arguments)
 
 
 def request(name: str, tokens: list[int]) -> Any:

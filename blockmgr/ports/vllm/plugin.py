@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import sys
 import threading
 import time
@@ -137,14 +136,10 @@ def _manager(
     options: Options, vllm_config: Any, stock: Callable[..., Any], **arguments: Any
 ) -> Any:
     """The manager for the scheduler: ours, or vLLM's for unsupported configurations."""
-    from blockmgr.ports.vllm import layers, manager, support  # noqa: PLC0415
+    from blockmgr.ports.vllm import manager, support  # noqa: PLC0415
     from blockmgr.ports.vllm.interface import INTERFACE  # noqa: PLC0415
 
-    groups = arguments["kv_cache_config"].kv_cache_groups
-    has_states = any(layers.has_states(group.kv_cache_spec) for group in groups)
-    if groups:
-        size = math.lcm(*(group.kv_cache_spec.block_size for group in groups))
-        options = options.for_model(size, has_states=has_states)
+    options = support.options_for(options, vllm_config, arguments)
     differences = INTERFACE.differences()
     lacking = [f"this version of vLLM is unknown: {d}" for d in differences if d.is_fatal]
     reasons = lacking + support.reasons_against(options, vllm_config, arguments)
@@ -178,9 +173,8 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     ours = scheduler.kv_cache_manager
     if not isinstance(ours, manager.KVCacheManager):
         return
-    has_states = False
-    if isinstance(ours.commits, states.StateCommits):
-        has_states = True
+    has_states = isinstance(ours.commits, states.StateCommits)
+    if has_states:
         scheduler._mamba_block_aligned_split = ours.commits.clip_chunk
     if options.metrics_port:
         from blockmgr.ports.vllm import exposition  # noqa: PLC0415

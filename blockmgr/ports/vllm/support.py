@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from blockmgr.ports.vllm.options import Options
 
-__all__ = ["reasons_against"]
+__all__ = ["options_for", "reasons_against"]
 
 LAYERS = {
     "mamba": (
@@ -32,6 +33,24 @@ CONNECTORS = {
 }
 
 
+def options_for(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> Options:
+    """The options, with defaults for the model's layers; a default is never the reason to refuse.
+
+    Args:
+        options: The values given under ``blockmgr``.
+        vllm_config: vLLM's configuration.
+        arguments: The arguments of vLLM's own KV cache manager.
+    """
+    specs = [group.kv_cache_spec for group in arguments["kv_cache_config"].kv_cache_groups]
+    if not specs or options.min_partial_tokens is not None:
+        return options
+    works = arguments.get("enable_caching", True) and not any(
+        _of_partial_tokens(vllm_config, arguments)
+    )
+    size = math.lcm(*(spec.block_size for spec in specs))
+    return options.for_model(size, has_states=works and any(map(has_states, specs)))
+
+
 def reasons_against(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> list[str]:
     """The reasons why a configuration cannot run on blockmgr; empty if it can.
 
@@ -40,12 +59,13 @@ def reasons_against(options: Options, vllm_config: Any, arguments: Mapping[str, 
         vllm_config: vLLM's configuration.
         arguments: The arguments of vLLM's own KV cache manager.
     """
-    return [
+    found = [
         *_of_groups(options, vllm_config, arguments),
         *_of_features(vllm_config, arguments),
         *_of_connectors(vllm_config.kv_transfer_config),
         *_of_options(options, vllm_config, arguments),
     ]
+    return list(dict.fromkeys(found))  # several groups may have the same reason
 
 
 def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -54,7 +74,8 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
     for group, layers in zip(groups, found, strict=True):
         kind = get_kv_cache_spec_kind(group.kv_cache_spec)
         if layers is None:
-            yield LAYERS.get(kind.value, f"layers of kind {kind.value} are not supported")
+            name = f"layers of vLLM's {type(group.kv_cache_spec).__name__} are not supported"
+            yield LAYERS.get(kind.value, name)  # vLLM has no name for some kinds
         elif not getattr(group.kv_cache_spec, "prefix_cacheable", True):
             yield "the model's KV cache cannot be shared by prefix"
     if not groups:
@@ -142,8 +163,11 @@ def _of_options(options: Options, vllm_config: Any, arguments: Mapping[str, Any]
             "(--no-enable-prefix-caching)"
         )
     yield from _of_quotas(options, arguments)
-    if not options.min_partial_tokens:
-        return
+    if options.min_partial_tokens:
+        yield from _of_partial_tokens(vllm_config, arguments)
+
+
+def _of_partial_tokens(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
     if vllm_config.kv_transfer_config is not None:
         yield "min_partial_tokens does not go together with a KV connector"
     if arguments.get("dcp_world_size", 1) > 1:
