@@ -173,9 +173,9 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     ours = scheduler.kv_cache_manager
     if not isinstance(ours, manager.KVCacheManager):
         return
-    has_states = isinstance(ours.commits, states.StateCommits)
-    if has_states:
-        scheduler._mamba_block_aligned_split = ours.commits.clip_chunk
+    commits = ours.commits
+    if has_states := isinstance(commits, states.StateCommits):
+        scheduler._mamba_block_aligned_split = commits.clip_chunk
     if options.metrics_port:
         from blockmgr.ports.vllm import exposition  # noqa: PLC0415
 
