@@ -17,18 +17,13 @@ from blockmgr.blocks import BlockState
 from blockmgr.cli.common import percent, progress_bar, telling
 from blockmgr.cli.given import Given, given
 from blockmgr.cli.models import engine_options
-from blockmgr.cli.options import (
-    capacity_option,
-    debug_option,
-    share,
-    source_options,
-)
+from blockmgr.cli.options import capacity_option, debug_option, parsed, source_options
 from blockmgr.inspect import LETTERS, pieces
 from blockmgr.lab.block_map import block_map, check_path, save_block_map
 from blockmgr.lab.moment import Moment, replay_until
 from blockmgr.lab.replay import replay
 from blockmgr.lab.report import json_text
-from blockmgr.lab.study import working_set_blocks
+from blockmgr.lab.study import parse_share, working_set_blocks
 
 if TYPE_CHECKING:
     from blockmgr.lab.study import Capacity
@@ -59,7 +54,7 @@ STYLES: Final = {
 )
 @click.option(
     "--at",
-    callback=share,
+    callback=parsed(parse_share),
     metavar="SHARE",
     help="Show the pool after this share of the steps.  [default: 50%]",
 )

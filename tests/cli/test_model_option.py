@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockmgr.lab.by_group import ByGroup
+from blockmgr.lab.choices import parse_gib
 from blockmgr.lab.models import NAMED, named
 from blockmgr.lab.planning import kv_bytes_per_token
 from blockmgr.lab.replay import ReplayConfig, replay
@@ -265,7 +266,8 @@ def test_models_with_full_attention_alone_go_by_the_numbers_of_their_layers(run:
 def test_a_plan_says_what_each_gpu_holds_and_whether_it_fits(run: Run) -> None:
     asked = ("plan", "chat", "--hit-rate", "60%", "--model", "llama-3-8b")
     [one] = json.loads(run(*asked, "--json").stdout)["results"]
-    document = json.loads(run(*asked, "--tensor-parallel", 4, "--gpu-memory", 1.9, "--json").stdout)
+    gpus = ("--tensor-parallel", 4, "--gpu-memory", "1.9GiB")
+    document = json.loads(run(*asked, *gpus, "--json").stdout)
     [four] = document["results"]
     assert one["num_bytes"] == 4 * four["num_bytes"]
     assert one["num_blocks"] == four["num_blocks"]
@@ -294,6 +296,22 @@ def test_more_gpus_than_heads_keep_heads_more_than_once() -> None:
     model = named("llama-3-8b")
     assert model.bytes_per_token_on(16) == model.bytes_per_token_on(8) == 131_072 // 8
     assert named("qwen3-next").bytes_per_token_on(2) == named("qwen3-next").bytes_per_token // 2
+
+
+@pytest.mark.parametrize(
+    ("text", "gib"),
+    [("7.5", 7.5), ("20GiB", 20), (" 512 mib", 0.5), ("2TiB", 2048), ("20GB", None), ("0", None)],
+)
+def test_memory_of_a_gpu_is_a_number_of_gib_or_has_a_unit(
+    run: Run, text: str, gib: float | None
+) -> None:
+    asked = ("plan", "chat", "--hit-rate", "1%", "--model", "llama-3-8b", "--gpu-memory", text)
+    if gib is not None:
+        assert parse_gib(text) == gib
+        return
+    result = run(*asked)
+    assert result.exit_code == 2
+    assert f"must be GiB, or a number with MiB, GiB or TiB, got '{text}'" in result.stderr
 
 
 def test_options_about_gpus_need_a_model(run: Run) -> None:
