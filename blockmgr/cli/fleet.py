@@ -24,11 +24,12 @@ from blockmgr.cli.options import (
 )
 from blockmgr.lab.choices import pick, whole_numbers
 from blockmgr.lab.delivery import REPAIRS, deliveries
-from blockmgr.lab.fleet import PrefillModel
 from blockmgr.lab.fleets import FleetRow, Size, Split, fleets
 from blockmgr.lab.pools_apart import ApartResult
+from blockmgr.lab.prefill import USUAL_PREFILL, PrefillModel
 from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
+from blockmgr.lab.routing import FleetOptions
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
@@ -193,13 +194,13 @@ def _not_negative(flag: str, default: float, help_: str, *names: str) -> Callabl
 )
 @_not_negative(
     "--prefill-ms-per-token",
-    PrefillModel().ms_per_token,
+    USUAL_PREFILL.ms_per_token,
     "Time to first token: part for each computed prompt token.",
     "ms_per_token",
 )
 @_not_negative(
     "--prefill-overhead-ms",
-    PrefillModel().overhead_ms,
+    USUAL_PREFILL.overhead_ms,
     "Time to first token: part for each request.",
     "overhead_ms",
 )
@@ -261,12 +262,10 @@ def fleet(
             capacity,
             run.config,
             routers=routers,
-            seed=run.seed,
             deliveries=ways,
-            first_token=first_token,
+            options=FleetOptions(seed=run.seed, first_token=first_token, **how),
             jobs=run.jobs(num_fleets),
             progress=progress,
-            **how,
         )
     provenance = run.provenance(ALWAYS_REPEATED, leave_out={"jobs", "ray_address"})
     size = None if run.model is None else run.model.bytes_per_block(run.config.block_size)

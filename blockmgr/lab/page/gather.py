@@ -12,6 +12,7 @@ from blockmgr.lab.hint_models import HINT_MODELS
 from blockmgr.lab.misses import misses
 from blockmgr.lab.page.facts import Extent, Report
 from blockmgr.lab.replays import Replays
+from blockmgr.lab.routing import FleetOptions
 from blockmgr.lab.study import Capacity, full_attention, parse_capacities, working_set_blocks
 from blockmgr.lab.sweep import check_pool, largest_request_blocks, num_tasks, sweep
 from blockmgr.lab.warmup import attainable_after, curve_after, first_requests
@@ -181,7 +182,7 @@ def _fleet(
         capacity,
         config,
         routers=extent.routers,
-        seed=extent.seed,
+        options=FleetOptions(seed=extent.seed),
         progress=step,
     )
 
