@@ -151,7 +151,9 @@ class _WatchedLoop(EventLoop):
         self._frames: list[Frame] = []
         # The references of requests by content, which do not change with evictions.
         self._stream = references(trace, config)
-        self._content_used_ms = np.full(self._stream.runs.num_nodes, NEVER, dtype=np.int64)
+        self._limits = self._stream.column("limit").tolist()
+        self._prompts = self._stream.column("prompt").tolist()
+        self._content_used_ms = np.full(self._stream.num_nodes, NEVER, dtype=np.int64)
         self._asked_gaps: list[Times] = []
         self._found_gaps: list[Times] = []
 
@@ -199,22 +201,20 @@ class _WatchedLoop(EventLoop):
 
     def _note_gaps(self, number: int, now: int, num_found: int) -> None:
         """Record the times since the last use of a prompt's blocks, and their new use."""
-        refers = self._stream.requests[number - 1]
         used = self._content_used_ms
-        asked = np.array(self._stream.nodes(refers.limit), dtype=np.int64)
+        asked = self._stream.nodes(self._limits[number - 1])
         found = asked[:num_found]
         if number > self._warmup:
             self._found_gaps.append(now - used[found])
             known = asked[used[asked] != NEVER]
             self._asked_gaps.append(now - used[known])
-        used[self._stream.nodes(refers.prompt)] = now
+        used[self._stream.nodes(self._prompts[number - 1])] = now
 
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         now = self._ends.pop(handles[0])
         del self._digests[handles[0]]
-        refers = self._stream.requests[number - 1]
-        whole = len(self._stream.nodes(refers.prompt))
-        for end in refers.ends:
+        whole = len(self._stream.nodes(self._prompts[number - 1]))
+        for end in self._stream.ends_of(number - 1):
             self._content_used_ms[self._stream.nodes(end)[whole:]] = now
         super()._end(request, handles, number)
         self._note_events(now)
