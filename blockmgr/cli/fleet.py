@@ -24,12 +24,12 @@ from blockmgr.cli.options import (
 )
 from blockmgr.lab.choices import pick, whole_numbers
 from blockmgr.lab.delivery import REPAIRS, deliveries
+from blockmgr.lab.fleet import FleetOptions
 from blockmgr.lab.fleets import FleetRow, Size, Split, fleets
 from blockmgr.lab.pools_apart import ApartResult
 from blockmgr.lab.prefill import USUAL_PREFILL, PrefillModel
 from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
-from blockmgr.lab.routing import FleetOptions
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
@@ -315,24 +315,11 @@ def _warn(rows: tuple[FleetRow, ...]) -> None:
 
 def _entry(row: FleetRow) -> dict[str, Any]:
     found = row.result
-    entry: dict[str, Any] = {
-        "replicas": row.replicas,
-        "num_blocks": row.num_blocks,
-        "router": row.router,
-        "best_hit_rate": row.best_hit_rate,
-        "too_small": found is None,
-    }
+    entry = {**row.as_plain, "too_small": found is None}
     if row.delivery is not None:
         entry["events"] = asdict(row.delivery)
     if found is not None:
-        entry |= {
-            "hit_rate": found.hit_rate,
-            "imbalance": found.imbalance,
-            "prefill_load": found.prefill_load,
-            "first_token_mean_ms": found.first_token_mean_ms,
-            "first_token_p99_ms": found.first_token_quantile(0.99),
-            "waited": found.waited,
-        }
+        entry["waited"] = found.waited
     if isinstance(found, ApartResult):
         entry |= {
             "prefill": len(found.prefill),

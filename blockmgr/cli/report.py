@@ -21,6 +21,7 @@ from blockmgr.cli.options import (
     source_options,
     warmup_option,
 )
+from blockmgr.files import check_output
 from blockmgr.lab.choices import parse_policies, whole_numbers
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.study import parse_capacities, parse_share
@@ -124,10 +125,9 @@ def report(
     """
     from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
-    pictures = {path: suffix for path, suffix in ((png, ".png"), (svg, ".svg")) if path is not None}
-    page.check_path(output, inputs=run.source.files)
-    for path, suffix in pictures.items():
-        page.check_path(path, (suffix,), inputs=run.source.files)
+    pictures = {path: (end,) for path, end in ((png, ".png"), (svg, ".svg")) if path is not None}
+    for path, suffixes in ((output, page.PAGES), *pictures.items()):
+        check_output(path, suffixes=suffixes, inputs=run.source.files)
     asked = page.Extent(
         warmup=warmup_requests(run.trace, extent.pop("warmup")),
         sampling_rate=float(extent.pop("sample")),

@@ -82,6 +82,31 @@ class ByGroup:
         """Tokens that full attention has but no prompt found."""
         return sum(group.refused_tokens for group in self.groups)
 
+    def cells(self, num_blocks: int, query_tokens: int) -> list[list[str]]:
+        """A line of a table for each of ``groups``.
+
+        Args:
+            num_blocks: Blocks in the pool.
+            query_tokens: Prompt tokens of all requests.
+
+        Returns:
+            The number and the kind of groups; shares of the pool in use, cached and unfilled;
+            refused tokens, and their share of all prompts.
+        """
+        lines = []
+        for group in self.groups:
+            unfilled = group.unfilled_used_blocks + group.unfilled_cached_blocks
+            shares = (group.used_blocks, group.cached_blocks, unfilled)
+            lines.append(
+                [
+                    f"{group.num_groups} x {group.group}",
+                    *(f"{blocks / num_blocks:.2%}" for blocks in shares),
+                    f"{group.refused_tokens:,}",
+                    f"{group.refused_tokens / query_tokens:.2%}",
+                ]
+            )
+        return lines
+
     def sized(self, bytes_per_block: int) -> list[dict[str, Any]]:
         """The groups for a JSON document, with bytes in addition to blocks."""
         return [

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.optimum import optimum
-from blockmgr.lab.prefill import FirstToken, PrefillModel, prefills
+from blockmgr.lab.prefill import USUAL_PREFILL, FirstToken, PrefillModel, prefills
 from blockmgr.lab.replay import Limits
 from blockmgr.lab.replica import BusyTime, Replica, Served, event_bytes
 from blockmgr.lab.routers import router_of
-from blockmgr.lab.routing import Arrival, FleetOptions, Listener, Setting
+from blockmgr.lab.routing import Arrival, Listener, Setting
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,7 +44,40 @@ __all__ = [
     "name_of",
     "over_mean",
     "serve",
+    "setting_of",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """How routers choose replicas, and the stated times of a fleet.
+
+    Attributes:
+        seed: Seed of random routers.
+        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``, at least 0.
+        delivery: Delivery of events to the router ``events``.
+        first_token: Model of the time to first token; picklable for other processes.
+        decode_router: Router of prefilled requests, if some replicas decode.
+        decode_blocks: Blocks in the pool of each replica that decodes; None for as many as in
+            those that prefill.
+        send_ms_per_token: Transfer time of K/V per token, likewise.
+
+    Raises:
+        ValueError: A number is out of bounds.
+    """
+
+    seed: int = 0
+    load_weight: float = 0.25
+    delivery: Delivery = AT_ONCE
+    first_token: FirstToken = USUAL_PREFILL
+    decode_router: str | RouterFactory = "least-loaded"
+    decode_blocks: int | None = None
+    send_ms_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("load_weight", "send_ms_per_token"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +199,7 @@ def fleet(
     Cost: That of the replays; routers by prefix look each prompt up in every replica.
     """
     chosen = options or FleetOptions()
-    setting = Setting.of(trace, config, replicas, chosen)
+    setting = setting_of(trace, config, replicas, chosen)
     results, served = serve(setting, num_blocks, config, router, progress=progress, clock=clock)
     found = prefills(trace, served, replicas, chosen.first_token)
     return FleetResult(
@@ -173,6 +207,19 @@ def fleet(
         replicas=results,
         first_token_ms=found.first_token_ms,
         prefill_loads=found.loads,
+    )
+
+
+def setting_of(trace: Trace, config: ReplayConfig, replicas: int, options: FleetOptions) -> Setting:
+    """The input of routers for replicas with this config."""
+    return Setting(
+        trace=trace,
+        block_size=config.block_size,
+        num_replicas=replicas,
+        groups=config.groups,
+        seed=options.seed,
+        load_weight=options.load_weight,
+        delivery=options.delivery,
     )
 
 

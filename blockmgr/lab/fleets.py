@@ -9,10 +9,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.lab.delivery import AT_ONCE, Delivery
-from blockmgr.lab.fleet import FleetResult, best_hit_rate, fleet
+from blockmgr.lab.fleet import FleetOptions, FleetResult, best_hit_rate, fleet
 from blockmgr.lab.pools_apart import ApartResult, Split, best_apart_hit_rate, fleet_apart
 from blockmgr.lab.routers import BY_EVENTS
-from blockmgr.lab.routing import FleetOptions
 from blockmgr.lab.study import attainable
 from blockmgr.lab.sweep import largest_request_blocks
 from blockmgr.lab.workers import workers_on
@@ -67,6 +66,25 @@ class FleetRow:
         if self.split is None:
             return self.label
         return f"{self.label}, {Fraction(self.split.decode, self.replicas)} decode"
+
+    @property
+    def as_plain(self) -> dict[str, Any]:
+        """The row for a JSON document; without counts if a replica is too small."""
+        entry: dict[str, Any] = {
+            "replicas": self.replicas,
+            "num_blocks": self.num_blocks,
+            "router": self.router,
+            "best_hit_rate": self.best_hit_rate,
+        }
+        if self.result is not None:
+            entry |= {
+                "hit_rate": self.result.hit_rate,
+                "imbalance": self.result.imbalance,
+                "prefill_load": self.result.prefill_load,
+                "first_token_mean_ms": self.result.first_token_mean_ms,
+                "first_token_p99_ms": self.result.first_token_quantile(0.99),
+            }
+        return entry
 
     @property
     def label(self) -> str:

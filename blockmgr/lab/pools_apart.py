@@ -25,9 +25,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from blockmgr.lab.fleet import FleetCounts, best_hit_rate, name_of, over_mean, serve
+from blockmgr.lab.fleet import (
+    FleetCounts,
+    FleetOptions,
+    best_hit_rate,
+    name_of,
+    over_mean,
+    serve,
+    setting_of,
+)
 from blockmgr.lab.prefill import prefills
-from blockmgr.lab.routing import FleetOptions, Setting
 from blockmgr.lab.trace import Trace
 
 if TYPE_CHECKING:
@@ -136,7 +143,7 @@ def fleet_apart(
     def decode_ms(request: Request, sent: int) -> int:
         return config.service_ms(request) + round(send_ms_per_token * sent)
 
-    setting = Setting.of(_prompts(trace), config, split.prefill, chosen)
+    setting = setting_of(_prompts(trace), config, split.prefill, chosen)
     prefilled, served = serve(
         setting, num_blocks, config, router, busy_ms=prefill_ms, progress=progress, clock=clock
     )

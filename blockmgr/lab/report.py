@@ -200,16 +200,8 @@ def print_groups(study: Study, model: Model | None, file: TextIO) -> None:
     for capacity, result in zip(study.capacities, study.results, strict=True):
         if result.by_group is None:
             continue
-        for counts in result.by_group.groups:
-            unfilled = counts.unfilled_used_blocks + counts.unfilled_cached_blocks
-            shares = (counts.used_blocks, counts.cached_blocks, unfilled)
-            table.add_row(
-                capacity.text,
-                f"{counts.num_groups} x {counts.group}",
-                *(_percent(blocks / result.num_blocks) for blocks in shares),
-                f"{counts.refused_tokens:,}",
-                _percent(counts.refused_tokens / result.query_tokens),
-            )
+        for cells in result.by_group.cells(result.num_blocks, result.query_tokens):
+            table.add_row(capacity.text, *cells)
         table.add_section()
     size = study.config.block_size
     title = "groups of layers, in shares of the pool"

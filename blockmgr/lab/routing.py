@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from blockmgr.lab.delivery import AT_ONCE, Delivery
-from blockmgr.lab.prefill import USUAL_PREFILL, FirstToken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockmgr.event_columns import Events
     from blockmgr.groups import Group
-    from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.request import Request, Tokens
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Arrival", "FleetOptions", "Listener", "Router", "RouterFactory", "Setting", "View"]
+__all__ = ["Arrival", "Listener", "Router", "RouterFactory", "Setting", "View"]
 
 
 class View(Protocol):
@@ -69,38 +67,6 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetOptions:
-    """How routers choose replicas, and the stated times of a fleet.
-
-    Attributes:
-        seed: Seed of random routers.
-        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``, at least 0.
-        delivery: Delivery of events to the router ``events``.
-        first_token: Model of the time to first token; picklable for other processes.
-        decode_router: Router of prefilled requests, if some replicas decode.
-        decode_blocks: Blocks in the pool of each replica that decodes; None for as many as in
-            those that prefill.
-        send_ms_per_token: Transfer time of K/V per token, likewise.
-
-    Raises:
-        ValueError: A number is out of bounds.
-    """
-
-    seed: int = 0
-    load_weight: float = 0.25
-    delivery: Delivery = AT_ONCE
-    first_token: FirstToken = USUAL_PREFILL
-    decode_router: str | RouterFactory = "least-loaded"
-    decode_blocks: int | None = None
-    send_ms_per_token: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("load_weight", "send_ms_per_token"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The input of a router factory.
 
@@ -121,21 +87,6 @@ class Setting:
     num_replicas: int = 1
     delivery: Delivery = AT_ONCE
     groups: tuple[Group, ...] = ()
-
-    @classmethod
-    def of(
-        cls, trace: Trace, config: ReplayConfig, replicas: int, options: FleetOptions
-    ) -> Setting:
-        """The setting of replicas with this config."""
-        return cls(
-            trace=trace,
-            block_size=config.block_size,
-            num_replicas=replicas,
-            groups=config.groups,
-            seed=options.seed,
-            load_weight=options.load_weight,
-            delivery=options.delivery,
-        )
 
 
 RouterFactory = Callable[[Setting], Router]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from blockmgr.blocks import BlockState
 from blockmgr.event_columns import EventKind
+from blockmgr.lab.group_frames import DueFrames
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import EventLoop, Limits, Progress, ReplayConfig, ReplayResult
 from blockmgr.lab.replica import event_bytes
@@ -145,9 +146,7 @@ class _WatchedLoop(EventLoop):
         self._digests: dict[int, list[bytes]] = {}  # of the whole blocks of running prompts
         self._ends: dict[int, int] = {}
         self._age_bounds_ms = age_bounds_ms
-        first, last = trace.requests[0].arrival_ms, trace.requests[-1].arrival_ms
-        due = np.linspace(first, last, frames) if frames else np.zeros(0)
-        self._due = [int(instant) for instant in reversed(due)]
+        self._due = DueFrames(trace, frames)
         self._frames: list[Frame] = []
         # The references of requests by content, which do not change with evictions.
         self._stream = references(trace, config)
@@ -221,9 +220,7 @@ class _WatchedLoop(EventLoop):
 
     def _count_step(self, now: int) -> None:
         super()._count_step(now)
-        if self._due and now >= self._due[-1]:
-            while self._due and now >= self._due[-1]:
-                self._due.pop()
+        if self._due.reached(now):
             self._frames.append(self._frame(now))
 
     def _frame(self, now: int) -> Frame:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
+from blockmgr.lab.fleet import FleetOptions
 from blockmgr.lab.fleets import FleetRow, fleets
 from blockmgr.lab.group_frames import GroupFrame, group_frames
 from blockmgr.lab.hint_models import HINT_MODELS
 from blockmgr.lab.misses import misses
 from blockmgr.lab.page.facts import Extent, Report
 from blockmgr.lab.replays import Replays
-from blockmgr.lab.routing import FleetOptions
 from blockmgr.lab.study import Capacity, full_attention, parse_capacities, working_set_blocks
 from blockmgr.lab.sweep import check_pool, largest_request_blocks, num_tasks, sweep
 from blockmgr.lab.warmup import attainable_after, curve_after, first_requests
