@@ -1,8 +1,7 @@
 """The timed operations, each on the state that its name describes.
 
 A case is prepared before every run, so that the timed part is one call on a known state, and
-checked at the end, so that a case that stopped doing its work cannot look fast. The micro
-benchmarks and the table of budgets time the same cases.
+checked at the end, so that a case that stopped doing its work cannot look fast.
 """
 
 from __future__ import annotations

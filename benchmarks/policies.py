@@ -6,7 +6,7 @@ block is hashed, evicts one and is cached), and a decode step of 1,024 sequences
 which evicts. Ratios of minima and of medians are relative to least recently used in the same run.
 
 Not measured: how often a policy evicts blocks that are needed again, which costs far more than all
-of this (``python -m benchmarks.policy_rates``).
+of this (``blockmgr sweep``).
 
 Run: python -m benchmarks.policies [--rounds 20] [--burst 10]
 """

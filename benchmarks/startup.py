@@ -30,9 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cases import Prompts, cache
-from benchmarks.fresh_process import REPOSITORY
 from benchmarks.measure import RESULTS, machine, write_result
-from benchmarks.memory import weights
+from benchmarks.memory import REPOSITORY, weights
 from blockmgr import BlockManager
 from blockmgr.config import EVICTION_POLICIES
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from blockmgr import __version__
 from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
-from blockmgr.lab.optimum import optimum_of
+from blockmgr.lab.optimum import optima_of
 from blockmgr.lab.references import References, references
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.trace import Trace, read_trace
@@ -51,10 +51,10 @@ def largest_error(curve: Curve, other: Curve) -> float:
 def check(trace: Trace, config: ReplayConfig, stream: References, curve: Curve) -> None:
     known = list(uses(trace, config.block_size, "manager"))
     for share in SHARES:
-        blocks = max(curve.longest_request_blocks, stream.runs.num_nodes * share // 100)
+        blocks = max(curve.longest_request_blocks, stream.num_nodes * share // 100)
         pairs = (
             (curve.hit_blocks_at(blocks), lru_hits(known, blocks)),
-            (optimum_of(stream, blocks, config).hit_blocks, farthest_first_hits(known, blocks)),
+            (optima_of(stream, [blocks], config)[0].hit_blocks, farthest_first_hits(known, blocks)),
         )
         print(f"{share:>3} % {blocks:>9} blocks: LRU {pairs[0][0]}, optimum {pairs[1][0]}", end="")
         if any(one != other for one, other in pairs):
@@ -80,11 +80,11 @@ def main() -> None:
     stream = timed("references", blocks, lambda: references(trace, config))
     curve = timed("references and curve", blocks, lambda: hit_rate_curve(trace, config))
     for share in SHARES:
-        size = max(curve.longest_request_blocks, stream.runs.num_nodes * share // 100)
+        size = max(curve.longest_request_blocks, stream.num_nodes * share // 100)
         found = timed(
             f"optimum at {share} %",
             blocks,
-            lambda: optimum_of(stream, size, config),  # noqa: B023
+            lambda: optima_of(stream, [size], config)[0],  # noqa: B023
         )
         print(
             f"    {100 * curve.hit_rate_at(size):.2f} % LRU, {100 * found.hit_rate:.2f} % optimum"

@@ -122,11 +122,6 @@ class Pool:
         self.mirror_tensors = self._views(self.mirror)
         self._random = np.random.default_rng(seed)
 
-    @staticmethod
-    def bytes_for(model: Model, num_blocks: int) -> int:
-        """Memory of a pool and its mirror."""
-        return 2 * (num_blocks * model.bytes_per_block + (model.num_tensors + 1) * GUARD_BYTES)
-
     def _views(self, memory: torch.Tensor) -> list[torch.Tensor]:
         starts = range(GUARD_BYTES, len(memory), self._stride)
         return [

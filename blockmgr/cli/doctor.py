@@ -7,13 +7,14 @@ import sys
 
 import click
 
+from blockmgr.cli.options import json_option
 from blockmgr.lab.report import environment, print_environment
 
 __all__ = ["doctor"]
 
 
 @click.command(short_help="Print versions and devices for a bug report.")
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 def doctor(*, json_wanted: bool) -> None:
     """Print versions, extras and devices for a bug report."""
     if json_wanted:

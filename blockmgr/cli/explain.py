@@ -7,8 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich import box
-from rich.table import Table
 
 from blockmgr.cli.common import progress_bar, tell_rejected
 from blockmgr.cli.given import Given, given
@@ -21,7 +19,7 @@ from blockmgr.cli.options import (
 )
 from blockmgr.explain import MissReason
 from blockmgr.lab.misses import explain_request, misses
-from blockmgr.lab.report import json_text, print_table
+from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.study import working_set_blocks
 
 if TYPE_CHECKING:
@@ -110,10 +108,7 @@ def _request_document(found: Explanation, request: int, num_blocks: int) -> dict
 
 
 def _print_misses(table: MissTable) -> None:
-    rows = Table(box=box.SIMPLE, padding=0)
-    rows.add_column("prompt tokens")
-    rows.add_column("tokens", justify="right")
-    rows.add_column("share", justify="right", style="bold cyan")
+    rows = new_table(("prompt tokens", "tokens", "share"), left="prompt tokens", strong="share")
     rows.add_row("found", f"{table.hit_tokens:,}", f"{table.hit_tokens / table.query_tokens:.2%}")
     for reason, tokens in table.missed_tokens.items():
         grouped = reason is MissReason.GROUP
@@ -132,10 +127,7 @@ def _print_misses(table: MissTable) -> None:
 
 
 def _print_request(found: Explanation, groups: tuple[Group, ...], title: str) -> None:
-    rows = Table(box=box.SIMPLE, padding=0)
-    for heading in ("from", "to", "tokens"):
-        rows.add_column(heading, justify="right")
-    rows.add_column("why")
+    rows = new_table(("from", "to", "tokens", "why"), left="why")
     cached = found.num_cached_tokens
     rows.add_row("0", f"{cached:,}", f"{cached:,}", "found")
     for miss in found.misses:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
-from rich import box
-from rich.table import Table
 
 from blockmgr.cli.common import progress_bar, telling
 from blockmgr.cli.given import Given, given
@@ -20,23 +18,31 @@ from blockmgr.cli.options import (
     debug_option,
     jobs_options,
     json_option,
+    parsed,
     router_names,
     source_options,
 )
-from blockmgr.lab.choices import pick
+from blockmgr.lab.choices import pick, whole_numbers
 from blockmgr.lab.delivery import REPAIRS, deliveries
-from blockmgr.lab.fleet import PrefillModel
+from blockmgr.lab.fleet import FleetOptions
 from blockmgr.lab.fleets import FleetRow, Size, Split, fleets
 from blockmgr.lab.pools_apart import ApartResult
-from blockmgr.lab.report import json_text, print_table
+from blockmgr.lab.prefill import USUAL_PREFILL, PrefillModel
+from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
     from blockmgr.lab.models import Model
     from blockmgr.lab.study import Capacity
 
 __all__ = ["fleet"]
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 ALWAYS_REPEATED: Final = frozenset(
     {"source", "capacity", "replicas", "routers", "block_size", "seed"}
@@ -93,52 +99,41 @@ class _Cost:
         return known
 
 
-def _routers(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[str, ...]:
-    return SEEING if text is None else router_names(ctx, param, text)
-
-
-def _replicas(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Size, ...]:
+def _replicas(text: str) -> tuple[Size, ...]:
     try:
         sizes = [tuple(map(int, item.split("+"))) for item in text.split(",")]
     except ValueError:
         sizes = [()]
     if not all(len(size) in (1, 2) and min(size) > 0 for size in sizes):
-        raise click.BadParameter(
+        raise ValueError(
             f"replicas must be whole numbers above 0, or two of them such as 6+2, got {text!r}"
         )
     return tuple(dict.fromkeys(size[0] if len(size) == 1 else Split(*size) for size in sizes))
 
 
-def _delays(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        delays = tuple(dict.fromkeys(int(item) for item in text.split(",")))
-    except ValueError:
-        delays = (-1,)
-    if min(delays) < 0:
-        raise click.BadParameter(f"delays must be whole numbers, at least 0, got {text!r}")
-    return delays
+def _delays(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(whole_numbers("delays", text, 0)))
 
 
-def _losses(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(parse_share(item.strip())) for item in text.split(",")))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _losses(text: str) -> tuple[float, ...]:
+    return tuple(dict.fromkeys(float(parse_share(item.strip())) for item in text.split(",")))
 
 
-def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
-    try:
-        names = [pick("repair", item.strip(), REPAIRS) for item in text.split(",")]
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return tuple(dict.fromkeys(names))
+def _repairs(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(pick("repair", item.strip(), REPAIRS) for item in text.split(",")))
+
+
+def _not_negative(flag: str, default: float, help_: str, *names: str) -> Callable[[F], F]:
+    """An option with a number of at least 0."""
+    number = click.FloatRange(min=0)
+    return click.option(flag, *names, type=number, default=default, show_default=True, help=help_)
 
 
 @click.command(short_help="Replay on several replicas behind a router.")
 @source_options
 @click.option(
     "--replicas",
-    callback=_replicas,
+    callback=parsed(_replicas),
     default="1,2,4,8",
     show_default=True,
     metavar="COUNTS",
@@ -148,7 +143,7 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     "--routers",
     "--router",
     "routers",
-    callback=_routers,
+    callback=parsed(router_names, none=SEEING),
     metavar="NAMES",
     help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY_ROUTER}.  "
     f"[default: {EVERY_ROUTER} but {BY_EVENTS}, which needs the extra events]",
@@ -156,17 +151,11 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
 @capacity_option(
     "Blocks of the whole fleet, or a percentage of the working set; split evenly.", "20%"
 )
-@click.option(
-    "--load-weight",
-    type=click.FloatRange(min=0),
-    default=0.25,
-    show_default=True,
-    help="Weight of the load in prefix-minus-load and events.",
-)
+@_not_negative("--load-weight", 0.25, "Weight of the load in prefix-minus-load and events.")
 @click.option(
     "--event-delay-ms",
     "delays_ms",
-    callback=_delays,
+    callback=parsed(_delays),
     default="0",
     show_default=True,
     metavar="TIMES",
@@ -175,7 +164,7 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
 @click.option(
     "--event-loss",
     "losses",
-    callback=_losses,
+    callback=parsed(_losses),
     default="0",
     show_default=True,
     metavar="SHARES",
@@ -184,7 +173,7 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
 @click.option(
     "--event-repair",
     "repairs",
-    callback=_repairs,
+    callback=parsed(_repairs),
     default=REPAIRS[0],
     show_default=True,
     metavar="NAMES",
@@ -198,28 +187,22 @@ def _repairs(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[s
     show_default=True,
     help="Router from replicas that prefill to those that decode.",
 )
-@click.option(
+@_not_negative(
     "--send-ms-per-token",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    help="Time from one to the other for each prompt token that is not cached there.",
+    0.0,
+    "Time from one to the other for each prompt token that is not cached there.",
 )
-@click.option(
+@_not_negative(
     "--prefill-ms-per-token",
+    USUAL_PREFILL.ms_per_token,
+    "Time to first token: part for each computed prompt token.",
     "ms_per_token",
-    type=click.FloatRange(min=0),
-    default=PrefillModel().ms_per_token,
-    show_default=True,
-    help="Time to first token: part for each computed prompt token.",
 )
-@click.option(
+@_not_negative(
     "--prefill-overhead-ms",
+    USUAL_PREFILL.overhead_ms,
+    "Time to first token: part for each request.",
     "overhead_ms",
-    type=click.FloatRange(min=0),
-    default=PrefillModel().overhead_ms,
-    show_default=True,
-    help="Time to first token: part for each request.",
 )
 @click.option(
     "--gpus",
@@ -279,12 +262,10 @@ def fleet(
             capacity,
             run.config,
             routers=routers,
-            seed=run.seed,
             deliveries=ways,
-            first_token=first_token,
+            options=FleetOptions(seed=run.seed, first_token=first_token, **how),
             jobs=run.jobs(num_fleets),
             progress=progress,
-            **how,
         )
     provenance = run.provenance(ALWAYS_REPEATED, leave_out={"jobs", "ray_address"})
     size = None if run.model is None else run.model.bytes_per_block(run.config.block_size)
@@ -334,24 +315,11 @@ def _warn(rows: tuple[FleetRow, ...]) -> None:
 
 def _entry(row: FleetRow) -> dict[str, Any]:
     found = row.result
-    entry: dict[str, Any] = {
-        "replicas": row.replicas,
-        "num_blocks": row.num_blocks,
-        "router": row.router,
-        "best_hit_rate": row.best_hit_rate,
-        "too_small": found is None,
-    }
+    entry = {**row.as_plain, "too_small": found is None}
     if row.delivery is not None:
         entry["events"] = asdict(row.delivery)
     if found is not None:
-        entry |= {
-            "hit_rate": found.hit_rate,
-            "imbalance": found.imbalance,
-            "prefill_load": found.prefill_load,
-            "first_token_mean_ms": found.first_token_mean_ms,
-            "first_token_p99_ms": found.first_token_quantile(0.99),
-            "waited": found.waited,
-        }
+        entry["waited"] = found.waited
     if isinstance(found, ApartResult):
         entry |= {
             "prefill": len(found.prefill),
@@ -369,12 +337,9 @@ def _entry(row: FleetRow) -> dict[str, Any]:
 
 
 def _table(rows: tuple[FleetRow, ...], cost: _Cost) -> Table:
-    table = Table(box=box.SIMPLE, padding=0)
     priced = cost.headings()
     headings = (*HEADINGS[:2], *priced, *HEADINGS[2:], *APART * any(row.split for row in rows))
-    for heading in headings:
-        style = "bold cyan" if heading == "hit\nrate" else ""
-        table.add_column(heading, justify="left" if heading == "router" else "right", style=style)
+    table = new_table(headings, left="router")
     before = rows[0].size
     for row in rows:
         if row.size != before:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from blockmgr.cli.options import how_options_without
+from blockmgr.cli.options import how_options_without, parsed
 from blockmgr.lab.choices import hint, pick
 from blockmgr.lab.models import NAMED, Model, named
 from blockmgr.shapes import ELEMENTS
@@ -32,7 +32,7 @@ def model_option(command: F) -> F:
     """``--model``, as the text given."""
     return click.option(
         "--model",
-        callback=_model,
+        callback=parsed(_model),
         metavar="MODEL",
         help=f"A Hugging Face config.json, its folder, or one of {', '.join(NAMED)}: decides the "
         "groups of layers and the bytes of a block.",
@@ -43,7 +43,7 @@ def dtype_option(command: F) -> F:
     """``--dtype``."""
     return click.option(
         "--dtype",
-        callback=_dtype,
+        callback=parsed(_dtype),
         metavar="NAME",
         help=f"Element type of the cache: {', '.join(ELEMENTS)}.",
     )(command)
@@ -78,20 +78,17 @@ def engine_options(*without: str) -> Callable[[F], F]:
     return add
 
 
-def _model(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
-    if text is None or text in NAMED or Path(text).exists():
+def _model(text: str) -> str:
+    if text in NAMED or Path(text).exists():
         return text
-    raise click.BadParameter(
+    raise ValueError(
         f"model must be a config.json, its folder, or one of {', '.join(NAMED)}, "
         f"got {text!r}{hint(text, NAMED)}"
     )
 
 
-def _dtype(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
-    try:
-        return None if name is None else pick("dtype", name, ELEMENTS)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _dtype(name: str) -> str:
+    return pick("dtype", name, ELEMENTS)
 
 
 def chosen_model(text: str | None, dtype: str | None) -> Model | None:

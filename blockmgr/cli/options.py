@@ -11,7 +11,7 @@ import click
 
 from blockmgr.cli.common import READING
 from blockmgr.files import printable
-from blockmgr.lab.choices import hint, parse_policies, pick, pick_policy
+from blockmgr.lab.choices import different, hint, pick, pick_policy, whole_numbers
 from blockmgr.lab.formats.opened import STDIN, parts
 from blockmgr.lab.replay_config import ReplayConfig
 from blockmgr.lab.routers import ROUTERS
@@ -23,29 +23,23 @@ from blockmgr.lab.workloads import NAMES, generate
 if TYPE_CHECKING:
     from collections.abc import Callable
     from dataclasses import Field
-    from fractions import Fraction
 
 __all__ = [
     "DEFAULT_WORKLOAD",
     "EVERY_ROUTER",
     "Source",
-    "block_sizes",
-    "capacities",
+    "block_sizes_option",
     "capacity_option",
-    "check_one_source",
     "chosen_jobs",
     "chosen_source",
-    "chosen_trace",
     "debug_option",
     "how_options_of",
     "how_options_without",
     "jobs_options",
     "json_option",
-    "one_capacity",
-    "policies",
-    "replica_counts",
+    "parsed",
     "router_names",
-    "share",
+    "seed_option",
     "source_options",
     "trace_options",
     "warmup_option",
@@ -60,7 +54,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 def trace_options(command: F) -> F:
     """``--trace`` and ``--workload``, as ``trace_path`` and ``workload``; how a trace is read.
 
-    The options for reading are kept in the context, for ``chosen_trace``.
+    The options for reading are kept in the context, for ``Source.trace``.
     """
     for option in (
         click.option(
@@ -130,7 +124,7 @@ def warmup_option(command: F) -> F:
     """``--warmup``, as a share of the requests."""
     return click.option(
         "--warmup",
-        callback=share,
+        callback=parsed(parse_share),
         default="0%",
         show_default=True,
         metavar="SHARE",
@@ -178,10 +172,23 @@ def capacity_option(text: str, default: str = "10%") -> Callable[[F], F]:
     """``--capacity``, one size, with this help."""
     return click.option(
         "--capacity",
-        callback=one_capacity,
+        callback=parsed(_one_capacity),
         default=default,
         show_default=True,
         metavar="SIZE",
+        help=text,
+    )
+
+
+def block_sizes_option(text: str, *flags: str) -> Callable[[F], F]:
+    """An option with block sizes, such as ``16,512``, as ``block_sizes``."""
+    return click.option(
+        *flags,
+        "block_sizes",
+        callback=parsed(_block_sizes),
+        default="16",
+        show_default=True,
+        metavar="SIZES",
         help=text,
     )
 
@@ -190,6 +197,17 @@ def json_option(command: F) -> F:
     """``--json``, as ``json_wanted``, in place of a table."""
     return click.option(
         "--json", "json_wanted", is_flag=True, help="Print JSON instead of a table."
+    )(command)
+
+
+def seed_option(command: F) -> F:
+    """``--seed``."""
+    return click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Seed of the workload.",
     )(command)
 
 
@@ -204,93 +222,44 @@ def _reading(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
-def share(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Fraction | None:
-    """The callback of an option whose value is a share, such as ``30%``."""
-    try:
-        return None if text is None else parse_share(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def parsed(parse: Callable[[Any], Any], *, none: Any = None) -> Callable[..., Any]:
+    """The callback of an option whose value ``parse`` reads; its ``ValueError`` is the message.
+
+    Args:
+        parse: Reads the value.
+        none: The value of an option that is not given and has no default.
+    """
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+        try:
+            return none if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
 
 
-def _policy(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
-    try:
-        return pick_policy(name)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def policies(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
-    """The callback of an option that takes names of eviction policies."""
-    try:
-        return parse_policies(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def capacities(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[Capacity, ...]:
-    """The callback of an option that takes pool sizes."""
-    try:
-        return parse_capacities(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def one_capacity(ctx: click.Context, param: click.Parameter, text: str) -> Capacity:
-    """The callback of an option that takes one pool size."""
-    sizes = capacities(ctx, param, text)
+def _one_capacity(text: str) -> Capacity:
+    sizes = parse_capacities(text)
     if len(sizes) > 1:
-        raise click.BadParameter(f"capacity must be one pool size, got {text!r}")
+        raise ValueError(f"capacity must be one pool size, got {text!r}")
     return sizes[0]
 
 
-def block_sizes(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
-    """The callback of an option that takes block sizes, such as ``16,512``."""
-    try:
-        sizes = tuple(int(item) for item in text.split(","))
-    except ValueError:
-        sizes = (0,)
-    if min(sizes) < 1:
-        raise click.BadParameter(f"block sizes must be whole numbers above 0, got {text!r}")
-    for size in sizes:
-        if sizes.count(size) > 1:
-            raise click.BadParameter(f"block sizes must differ, got {size} twice")
-    return sizes
+def _block_sizes(text: str) -> tuple[int, ...]:
+    return different("block sizes", whole_numbers("block sizes", text))
 
 
-def replica_counts(
-    _ctx: click.Context, _param: click.Parameter, text: str | None
-) -> tuple[int, ...]:
-    """The callback of an option that takes numbers of replicas, such as ``1,2,4``."""
-    if text is None:
-        return ()
-    try:
-        counts = tuple(dict.fromkeys(int(item) for item in text.split(",")))
-    except ValueError:
-        counts = (0,)
-    if min(counts) < 1:
-        raise click.BadParameter(f"replicas must be whole numbers above 0, got {text!r}")
-    return counts
-
-
-def router_names(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[str, ...]:
-    """The callback of an option that takes names of routers."""
-    if text.strip() == EVERY_ROUTER:
-        return tuple(ROUTERS)
-    try:
-        names = tuple(pick("router", item.strip(), ROUTERS) for item in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return tuple(dict.fromkeys(names))
-
-
-def check_one_source(ctx: click.Context, trace_path: Path | None, workload: str | None) -> None:
-    """Refuse a trace and a workload at once.
+def router_names(text: str) -> tuple[str, ...]:
+    """Names of routers from a list; ``"all"`` means all of them.
 
     Raises:
-        click.UsageError: Both are given.
+        ValueError: There is no such router.
     """
-    if trace_path is not None and workload is not None:
-        raise click.UsageError("--trace and --workload exclude each other", ctx)
+    if text.strip() == EVERY_ROUTER:
+        return tuple(ROUTERS)
+    names = (pick("router", item.strip(), ROUTERS) for item in text.split(","))
+    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +280,23 @@ class Source:
         return [] if self.trace_path is None else parts(self.trace_path)
 
     def trace(self, seed: int) -> Trace:
-        """The requests; raises what ``chosen_trace`` does."""
-        return chosen_trace(self.trace_path, self.workload, seed)
+        """The requests, with ``--seed`` for a workload.
+
+        How a file was read is printed on stderr: what was assumed, left out and not used.
+
+        Raises:
+            TraceFormatError: The file is not a trace.
+            MissingExtraError: Reading it takes an extra that is not installed.
+            ValueError: This trace needs an option, such as a tokenizer.
+            OSError: The file cannot be read.
+        """
+        if self.trace_path is None:
+            return generate(self.workload or DEFAULT_WORKLOAD, seed)
+        context = click.get_current_context(silent=True)
+        trace = read_trace(self.trace_path, **(context.meta.get(READING, {}) if context else {}))
+        for line in trace.read.lines if trace.read is not None else ():
+            click.echo(printable(line), err=True)
+        return trace
 
     @property
     def repeated(self) -> dict[str, object]:
@@ -329,7 +313,8 @@ def chosen_source(
     Raises:
         click.UsageError: Several are named, or SOURCE is neither a file nor a workload.
     """
-    check_one_source(ctx, trace_path, workload)
+    if trace_path is not None and workload is not None:
+        raise click.UsageError("--trace and --workload exclude each other", ctx)
     if source is None:
         return Source(trace_path, workload)
     if trace_path is not None or workload is not None:
@@ -345,31 +330,11 @@ def chosen_source(
     raise click.UsageError(message + hint(source, NAMES), ctx)
 
 
-def chosen_trace(trace_path: Path | None, workload: str | None, seed: int) -> Trace:
-    """The requests that ``trace_options`` and ``--seed`` name.
-
-    How a file was read is printed on stderr: what was assumed, left out and not used.
-
-    Raises:
-        TraceFormatError: The file is not a trace.
-        MissingExtraError: Reading it takes an extra that is not installed.
-        ValueError: This trace needs an option, such as a tokenizer.
-        OSError: The file cannot be read.
-    """
-    if trace_path is not None:
-        context = click.get_current_context(silent=True)
-        trace = read_trace(trace_path, **(context.meta.get(READING, {}) if context else {}))
-        for line in trace.read.lines if trace.read is not None else ():
-            click.echo(printable(line), err=True)
-        return trace
-    return generate(workload or DEFAULT_WORKLOAD, seed)
-
-
 def _how_option(row: Field[Any]) -> Callable[[F], F]:
     choices = row.metadata["choices"]
     kind: dict[str, Any] = {"type": click.Choice(choices)} if choices else {}
     if row.name == "eviction":
-        kind = {"callback": _policy, "metavar": "NAME"}
+        kind = {"callback": parsed(pick_policy), "metavar": "NAME"}
     return click.option(
         f"--{row.name.replace('_', '-')}",
         default=row.default,
@@ -385,12 +350,6 @@ _ROWS: Final = {
 
 _HOW: Final = {
     "block_size": _ROWS["block_size"],
-    "seed": click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Seed of the workload.",
-    ),
+    "seed": seed_option,
     **_ROWS,
 }

@@ -6,22 +6,23 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich import box
-from rich.table import Table
 
 from blockmgr.cli.common import percent, progress_bar
 from blockmgr.cli.given import Given, given
 from blockmgr.cli.models import dtype_option, forward_options, model_option
 from blockmgr.cli.options import (
-    block_sizes,
+    block_sizes_option,
     debug_option,
     how_options_without,
+    json_option,
+    parsed,
     source_options,
 )
+from blockmgr.lab.choices import different, parse_gib
 from blockmgr.lab.group_plan import LARGE_STEP
 from blockmgr.lab.planning import Plan, PlanRow, kv_bytes_per_token
 from blockmgr.lab.planning import plan as run_plan
-from blockmgr.lab.report import json_text, print_table
+from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
@@ -36,17 +37,9 @@ ALWAYS_REPEATED: Final = frozenset({"source", "hit_rates", "block_sizes", "seed"
 SHAPE: Final = ("layers", "kv_heads", "head_size", "dtype")
 
 
-def _hit_rates(
-    _ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]
-) -> tuple[Fraction, ...]:
-    try:
-        rates = tuple(parse_share(item.strip()) for text in texts for item in text.split(","))
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    for rate in rates:
-        if rates.count(rate) > 1:
-            raise click.BadParameter(f"hit rates must differ, got {percent(rate)} twice")
-    return rates
+def _hit_rates(texts: tuple[str, ...]) -> tuple[Fraction, ...]:
+    rates = (parse_share(item.strip()) for text in texts for item in text.split(","))
+    return different("hit rates", rates, percent)
 
 
 def _model_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -69,19 +62,14 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     "hit_rates",
     multiple=True,
     required=True,
-    callback=_hit_rates,
+    callback=parsed(_hit_rates),
     metavar="SHARE",
     help="A token hit rate to reach, such as 30%; may be given several times.",
 )
-@click.option(
+@block_sizes_option(
+    "Tokens per block; several, separated by commas, are compared.",
     "--block-size",
     "--block-sizes",
-    "block_sizes",
-    callback=block_sizes,
-    default="16",
-    show_default=True,
-    metavar="SIZES",
-    help="Tokens per block; several, separated by commas, are compared.",
 )
 @_model_options
 @click.option(
@@ -94,13 +82,13 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--gpu-memory",
-    type=click.FloatRange(min=0, min_open=True),
+    callback=parsed(parse_gib),
     metavar="GIB",
-    help="GiB for K/V on each GPU: adds whether the blocks fit.",
+    help="GiB for K/V on each GPU, or a size such as 20GiB: adds whether the blocks fit.",
 )
 @how_options_without("block_size", "eviction", "dedup")
 @forward_options
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 @debug_option
 @given
 def plan(
@@ -206,12 +194,10 @@ def _entry(row: PlanRow) -> dict[str, Any]:
 def _print(
     outcome: Plan, hit_rates: tuple[Fraction, ...], gpus: int, gpu_memory: float | None
 ) -> None:
-    table = Table(box=box.SIMPLE, padding=0)
     memory = [] if outcome.bytes_per_token is None else ["GiB" if gpus == 1 else "GiB\na GPU"]
     memory += ["fits"] * (gpu_memory is not None)
     headings = ["hit\nrate", "block\nsize", "blocks", "pool\ntokens", *memory, "replayed", "waited"]
-    for heading in [*headings, "cheapest"]:
-        table.add_column(heading, justify="right", style="bold cyan" if heading == "blocks" else "")
+    table = new_table([*headings, "cheapest"], strong="blocks")
     for rate in hit_rates:
         best = outcome.cheapest(rate)
         for row in outcome.rows:

@@ -11,10 +11,9 @@ import click
 from blockmgr.cli.common import progress_bar, tell_rejected, telling
 from blockmgr.cli.given import Given, given
 from blockmgr.cli.models import engine_options
-from blockmgr.cli.options import capacities as parse_sizes
-from blockmgr.cli.options import debug_option, json_option, share, source_options
+from blockmgr.cli.options import debug_option, json_option, parsed, source_options
 from blockmgr.lab.report import as_json, print_groups, print_study
-from blockmgr.lab.study import study
+from blockmgr.lab.study import parse_capacities, parse_share, study
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -34,7 +33,7 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     "--capacity",
     "--capacities",
     "capacities",
-    callback=parse_sizes,
+    callback=parsed(parse_capacities),
     default="5%,10%,20%,50%,100%",
     show_default=True,
     metavar="SIZES",
@@ -43,7 +42,7 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
 @engine_options()
 @click.option(
     "--min-hit-rate",
-    callback=share,
+    callback=parsed(parse_share),
     metavar="SHARE",
     help="Exit with 1 if the rate of a capacity is below this, such as 30%.",
 )

@@ -14,17 +14,17 @@ from blockmgr.cli.common import progress_bar, telling
 from blockmgr.cli.given import Given, given
 from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
-    capacities,
     capacity_option,
     debug_option,
-    policies,
-    replica_counts,
+    parsed,
     router_names,
-    share,
     source_options,
     warmup_option,
 )
+from blockmgr.files import check_output
+from blockmgr.lab.choices import parse_policies, whole_numbers
 from blockmgr.lab.routers import ROUTERS
+from blockmgr.lab.study import parse_capacities, parse_share
 from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ ANY_PAGE: Final = "report.html"
 PLACES: Final = 6
 
 
-def _sizes(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[Capacity, ...]:
-    return () if text is None else capacities(ctx, param, text)
+def _replica_counts(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(whole_numbers("replicas", text)))
 
 
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
@@ -63,13 +63,13 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @capacity_option("The pool to look at in detail: blocks, or a percentage of the working set.")
 @click.option(
     "--capacities",
-    callback=_sizes,
+    callback=parsed(parse_capacities, none=()),
     metavar="SIZES",
     help="Pool sizes to compare policies at.  [default: those of 1%,2%,5%,10%,20%,50% that fit]",
 )
 @click.option(
     "--policies",
-    callback=policies,
+    callback=parsed(parse_policies),
     default="all",
     show_default=True,
     metavar="NAMES",
@@ -78,7 +78,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 @warmup_option
 @click.option(
     "--sample",
-    callback=share,
+    callback=parsed(parse_share),
     default="100%",
     show_default=True,
     metavar="SHARE",
@@ -86,13 +86,13 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--replicas",
-    callback=replica_counts,
+    callback=parsed(_replica_counts, none=()),
     metavar="COUNTS",
     help="Add a chapter on the same blocks split over so many replicas, such as 1,2,4,8.",
 )
 @click.option(
     "--routers",
-    callback=router_names,
+    callback=parsed(router_names),
     default="all",
     show_default=True,
     metavar="NAMES",
@@ -125,10 +125,9 @@ def report(
     """
     from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
-    pictures = {path: suffix for path, suffix in ((png, ".png"), (svg, ".svg")) if path is not None}
-    page.check_path(output, inputs=run.source.files)
-    for path, suffix in pictures.items():
-        page.check_path(path, (suffix,), inputs=run.source.files)
+    pictures = {path: (end,) for path, end in ((png, ".png"), (svg, ".svg")) if path is not None}
+    for path, suffixes in ((output, page.PAGES), *pictures.items()):
+        check_output(path, suffixes=suffixes, inputs=run.source.files)
     asked = page.Extent(
         warmup=warmup_requests(run.trace, extent.pop("warmup")),
         sampling_rate=float(extent.pop("sample")),

@@ -17,18 +17,14 @@ from blockmgr.blocks import BlockState
 from blockmgr.cli.common import percent, progress_bar, telling
 from blockmgr.cli.given import Given, given
 from blockmgr.cli.models import engine_options
-from blockmgr.cli.options import (
-    capacity_option,
-    debug_option,
-    share,
-    source_options,
-)
+from blockmgr.cli.options import capacity_option, debug_option, parsed, source_options
+from blockmgr.files import check_output
 from blockmgr.inspect import LETTERS, pieces
-from blockmgr.lab.block_map import block_map, check_path, save_block_map
+from blockmgr.lab.block_map import SUFFIXES, block_map, save_block_map
 from blockmgr.lab.moment import Moment, replay_until
 from blockmgr.lab.replay import replay
 from blockmgr.lab.report import json_text
-from blockmgr.lab.study import working_set_blocks
+from blockmgr.lab.study import parse_share, working_set_blocks
 
 if TYPE_CHECKING:
     from blockmgr.lab.study import Capacity
@@ -59,7 +55,7 @@ STYLES: Final = {
 )
 @click.option(
     "--at",
-    callback=share,
+    callback=parsed(parse_share),
     metavar="SHARE",
     help="Show the pool after this share of the steps.  [default: 50%]",
 )
@@ -91,7 +87,7 @@ def show(
     if output is not None and run.json_wanted:
         raise click.UsageError("--output and --json exclude each other", run.ctx)
     if output is not None:
-        check_path(output, inputs=run.source.files)
+        check_output(output, suffixes=SUFFIXES, inputs=run.source.files)
     blocks = capacity.blocks(working_set_blocks(run.trace, run.config))
     if step is None:
         at = Fraction(1, 2) if at is None else at

@@ -7,29 +7,30 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich import box
-from rich.table import Table
 
 from blockmgr.cli.common import progress_bar
 from blockmgr.cli.given import Given, given
 from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
-    block_sizes,
-    capacities,
+    block_sizes_option,
     debug_option,
     jobs_options,
     json_option,
-    policies,
+    parsed,
     source_options,
     warmup_option,
 )
-from blockmgr.lab.report import counts_of, json_text, print_table
+from blockmgr.lab.choices import parse_policies
+from blockmgr.lab.report import counts_of, json_text, new_table, print_table
+from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import Sweep, SweepRow, num_tasks
 from blockmgr.lab.sweep import sweep as run_sweep
 from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
     from fractions import Fraction
+
+    from rich.table import Table
 
     from blockmgr.lab.models import Model
     from blockmgr.lab.study import Capacity
@@ -60,7 +61,7 @@ HEADINGS: Final = (
     "--policies",
     "--eviction",
     "policies",
-    callback=policies,
+    callback=parsed(parse_policies),
     default="all",
     show_default=True,
     metavar="NAMES",
@@ -70,22 +71,13 @@ HEADINGS: Final = (
     "--capacities",
     "--capacity",
     "capacities",
-    callback=capacities,
+    callback=parsed(parse_capacities),
     default="1%,2%,5%,10%,20%,50%",
     show_default=True,
     metavar="SIZES",
     help="Pool sizes: blocks, or percentages of the working set, separated by commas.",
 )
-@click.option(
-    "--block-sizes",
-    "--block-size",
-    "block_sizes",
-    callback=block_sizes,
-    default="16",
-    show_default=True,
-    metavar="SIZES",
-    help="Tokens per block, separated by commas.",
-)
+@block_sizes_option("Tokens per block, separated by commas.", "--block-sizes", "--block-size")
 @warmup_option
 @engine_options("block_size", "eviction")
 @jobs_options
@@ -173,10 +165,7 @@ def _entry(row: SweepRow, model: Model | None) -> dict[str, Any]:
 
 
 def _table(outcome: Sweep, capacities: tuple[Capacity, ...]) -> Table:
-    table = Table(box=box.SIMPLE, padding=0)
-    for heading in HEADINGS:
-        style = "bold cyan" if heading == "hit\nrate" else ""
-        table.add_column(heading, justify="left" if heading == "policy" else "right", style=style)
+    table = new_table(HEADINGS, left="policy")
     cells: dict[tuple[int, str], list[list[str]]] = {}
     for row in outcome.rows:
         cells.setdefault((row.block_size, row.capacity.text), []).append(_cells(row))

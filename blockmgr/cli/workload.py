@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, repeat_command, telling
-from blockmgr.cli.options import debug_option
+from blockmgr.cli.options import debug_option, json_option, seed_option
 from blockmgr.files import check_output
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.choices import hint
@@ -44,13 +44,7 @@ def _name(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
 
 @click.command(short_help="Describe a generated workload, or export it.")
 @click.argument("name", callback=_name)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of the workload.",
-)
+@seed_option
 @click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -65,7 +59,7 @@ def _name(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
     show_default=True,
     help="Mooncake's ids of 512 tokens, or blockmgr's own with tokens in full.",
 )
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of a table.")
+@json_option
 @debug_option
 @click.pass_context
 def workload(

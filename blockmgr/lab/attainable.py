@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from blockmgr.lab.references import run_columns
+from blockmgr.lab.references import references
 from blockmgr.lab.runs import NO_RUN
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay_config import ReplayConfig
-    from blockmgr.lab.runs import RunColumns
+    from blockmgr.lab.runs import References
     from blockmgr.lab.trace import Trace
 
 __all__ = ["Attainable", "unbounded", "unbounded_of"]
@@ -66,10 +66,10 @@ def unbounded(trace: Trace, config: ReplayConfig) -> Attainable:
 
     Cost: O(hash ids) if every prompt is known by ids and no output is known, else O(tokens).
     """
-    return unbounded_of(run_columns(trace, config), trace, config)
+    return unbounded_of(references(trace, config), trace, config)
 
 
-def unbounded_of(columns: RunColumns, trace: Trace, config: ReplayConfig) -> Attainable:
+def unbounded_of(columns: References, trace: Trace, config: ReplayConfig) -> Attainable:
     """``unbounded`` for a trace with known references."""
     numbers = np.arange(len(columns.requests))
     arrival = columns.column("arrival_ms")
@@ -88,7 +88,7 @@ def unbounded_of(columns: RunColumns, trace: Trace, config: ReplayConfig) -> Att
     )
 
 
-def _private_blocks(columns: RunColumns, trace: Trace, config: ReplayConfig) -> Numbers:
+def _private_blocks(columns: References, trace: Trace, config: ReplayConfig) -> Numbers:
     """Blocks of each request from that with the last token of its prompt on, by sample."""
     size = config.block_size
     served = columns.column("limit_blocks")
@@ -102,7 +102,7 @@ def _private_blocks(columns: RunColumns, trace: Trace, config: ReplayConfig) -> 
     return private
 
 
-def _hit_blocks(columns: RunColumns, numbers: Numbers, after_end: Numbers) -> int:
+def _hit_blocks(columns: References, numbers: Numbers, after_end: Numbers) -> int:
     """Blocks that requests find, if requests can find what others computed from these on."""
     found_from = np.full(len(columns.parent), len(numbers), dtype=np.int64)
     owner = np.repeat(numbers, columns.column("num_samples"))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from blockmgr.blocks import BlockState
+from blockmgr.explain import MissReason
 from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow
-from blockmgr.lab.full_reach import FullReach
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +82,31 @@ class ByGroup:
         """Tokens that full attention has but no prompt found."""
         return sum(group.refused_tokens for group in self.groups)
 
+    def cells(self, num_blocks: int, query_tokens: int) -> list[list[str]]:
+        """A line of a table for each of ``groups``.
+
+        Args:
+            num_blocks: Blocks in the pool.
+            query_tokens: Prompt tokens of all requests.
+
+        Returns:
+            The number and the kind of groups; shares of the pool in use, cached and unfilled;
+            refused tokens, and their share of all prompts.
+        """
+        lines = []
+        for group in self.groups:
+            unfilled = group.unfilled_used_blocks + group.unfilled_cached_blocks
+            shares = (group.used_blocks, group.cached_blocks, unfilled)
+            lines.append(
+                [
+                    f"{group.num_groups} x {group.group}",
+                    *(f"{blocks / num_blocks:.2%}" for blocks in shares),
+                    f"{group.refused_tokens:,}",
+                    f"{group.refused_tokens / query_tokens:.2%}",
+                ]
+            )
+        return lines
+
     def sized(self, bytes_per_block: int) -> list[dict[str, Any]]:
         """The groups for a JSON document, with bytes in addition to blocks."""
         return [
@@ -123,7 +148,6 @@ class GroupWatch:
         self._groups = config.groups
         self._size = config.block_size
         self._every = -(-num_requests // MOMENTS)
-        self._reach = FullReach(manager, config)
         self._refused_tokens = 0
         self._refused = 0  # for the request that is about to be admitted
         self._admitted = 0
@@ -135,36 +159,19 @@ class GroupWatch:
 
     def before(self, request: Request, tokens: Tokens) -> None:
         """Called before a request is admitted."""
-        self._refused = self._reach.refused(tokens, request.namespace)
+        misses = self._manager.explain(tokens, namespace=request.namespace).misses
+        self._refused = sum(miss.num_tokens for miss in misses if miss.reason is MissReason.GROUP)
 
-    def taken(self, handle: int, start: int, stop: int) -> None:
-        """Called when a sequence has blocks for the forward of ``[start, stop)``."""
-        self._note_free()
-        self._reach.taken(handle, start, stop)
-
-    def after(self, request: Request, handles: list[int]) -> None:
+    def after(self) -> None:
         """Called when a request is admitted and its prompt is computed."""
         self._refused_tokens += self._refused
-        self._reach.prompt_computed(handles, request.num_prompt_tokens)
-        self._note_free()
+        self.note_free()
         if self._admitted % self._every == 0:
             self._count()
         self._admitted += 1
 
-    def ending(self, request: Request, handles: list[int]) -> None:
-        """Called when its outputs are computed, before its sequences end."""
-        self._note_free()
-        prompt = request.num_prompt_tokens
-        for sample, handle in enumerate(handles):
-            computed = self._manager.sequence(handle).num_computed_tokens
-            if request.outputs:
-                output = request.outputs[sample][: computed - prompt]
-                tokens = np.concatenate((request.tokens(), output))
-                self._reach.ending(handle, tokens, prompt, request.namespace)
-            elif computed == prompt:
-                self._reach.ending(handle, request.tokens(), prompt, request.namespace)
-
-    def _note_free(self) -> None:
+    def note_free(self) -> None:
+        """Called when sequences have blocks for a forward, and before they end."""
         self._least_free = min(self._least_free, self._manager.quota_usage().free_blocks)
 
     def _count(self) -> None:

@@ -36,7 +36,7 @@ from blockmgr.lab.stored import StoredRequests
 if TYPE_CHECKING:
     from blockmgr.lab.forest import Rule
     from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
-    from blockmgr.lab.runs import RunColumns
+    from blockmgr.lab.runs import References
     from blockmgr.lab.trace import Trace
 
 __all__ = ["IdColumns", "IdReplays", "id_columns", "id_replays"]
@@ -247,7 +247,7 @@ class IdReplays:
             **counts,
         )
 
-    def columns(self, rule: Rule = "manager") -> RunColumns:
+    def columns(self, rule: Rule = "manager") -> References:
         """The references of all blocks; see ``blockmgr.lab.references.references``."""
         tokens, size = self._columns.num_tokens, self._size
         limit, cached = prompt_blocks(rule, tokens, size)

@@ -1,18 +1,93 @@
-"""Checks names that users type, and suggests the nearest valid one."""
+"""Reads names, numbers and sizes that users type, and suggests the nearest valid name."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from operator import eq
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from blockmgr.config import EVICTION_POLICIES, REMOVED_POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-__all__ = ["hint", "parse_policies", "pick", "pick_policy"]
+__all__ = [
+    "different",
+    "hint",
+    "parse_gib",
+    "parse_policies",
+    "pick",
+    "pick_policy",
+    "whole_numbers",
+]
 
-EVERY = "all"
+EVERY: Final = "all"
+UNITS: Final = {"": 30, "gib": 30, "mib": 20, "tib": 40}
+"""Powers of two of sizes, by unit."""
+
+T = TypeVar("T")
+
+
+def different(
+    name: str,
+    values: Iterable[T],
+    shown: Callable[[T], str] = repr,
+    same: Callable[[T, T], bool] = eq,
+) -> tuple[T, ...]:
+    """``values``, which users separate by commas, if no two of them are equal.
+
+    Args:
+        name: Name of the values, for the message.
+        values: The values.
+        shown: A value as text.
+        same: Whether two values are equal.
+
+    Raises:
+        ValueError: One is repeated.
+    """
+    found: list[T] = []
+    for value in values:
+        if any(same(value, other) for other in found):
+            raise ValueError(f"{name} must differ, got {shown(value)} twice")
+        found.append(value)
+    return tuple(found)
+
+
+def whole_numbers(name: str, text: str, least: int = 1) -> tuple[int, ...]:
+    """Whole numbers from a list such as ``"1,2,4"``.
+
+    Raises:
+        ValueError: One is no whole number, or is below ``least``, which is 0 or 1.
+    """
+    try:
+        numbers = tuple(int(item) for item in text.split(","))
+    except ValueError:
+        numbers = (-1,)
+    if min(numbers) < least:
+        bound = " above 0" if least else ", at least 0"
+        raise ValueError(f"{name} must be whole numbers{bound}, got {text!r}")
+    return numbers
+
+
+def parse_gib(text: str) -> float:
+    """A size of memory in GiB, from a number of GiB or a size such as ``"20GiB"``.
+
+    Raises:
+        ValueError: It is neither, or not above 0.
+
+    >>> [parse_gib(text) for text in ("20", "20GiB", "512 MiB")]
+    [20.0, 20.0, 0.5]
+    """
+    number = text.strip().rstrip("GMTiBgmtb ")
+    unit = text.strip()[len(number) :].strip().lower()
+    try:
+        size = float(Fraction(number) * 2 ** UNITS[unit] / 2**30)
+    except (KeyError, ValueError, ZeroDivisionError, OverflowError):
+        size = 0.0
+    if size <= 0:
+        raise ValueError(f"size must be GiB, or a number with MiB, GiB or TiB, got {text!r}")
+    return size
 
 
 def hint(text: str, choices: Iterable[str]) -> str:
@@ -63,8 +138,4 @@ def parse_policies(text: str) -> tuple[str, ...]:
     """
     if text.strip() == EVERY:
         return tuple(EVICTION_POLICIES)
-    names = tuple(pick_policy(item.strip()) for item in text.split(","))
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"policies must differ, got {name!r} twice")
-    return names
+    return different("policies", (pick_policy(item.strip()) for item in text.split(",")))

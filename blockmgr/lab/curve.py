@@ -34,7 +34,7 @@ import xxhash
 
 from blockmgr.lab.distances import StackPass
 from blockmgr.lab.optimum import check_full_blocks_only
-from blockmgr.lab.references import Rule, references, run_columns
+from blockmgr.lab.references import Rule, references
 from blockmgr.lab.replay_config import check_one_group
 from blockmgr.lab.spread import Counts, Floats, half_width
 
@@ -190,7 +190,7 @@ def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -
     Source: Mattson et al., IBM Systems Journal 9(2), 1970.
     """
     _check(config)
-    columns = run_columns(trace, config, rule)
+    columns = references(trace, config, rule)
     walk = StackPass(columns, config.max_seqs)
     capacities, blocks, tokens = walk.hits.points(walk.longest)
     return Curve(
@@ -243,7 +243,7 @@ def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int 
         return digest, int.from_bytes(digest) < threshold
 
     stream = references(trace, config, sample=sample)
-    walk = StackPass(stream.columns(), config.max_seqs, rate)
+    walk = StackPass(stream, config.max_seqs, rate)
     capacities, blocks, _ = walk.hits.points(0)
     missed = (stream.looked_at_blocks - blocks) / rate
     found = np.maximum(0, stream.query_blocks - missed)

@@ -15,7 +15,7 @@ import numpy as np
 from blockmgr.lab.spread import Counts, LookUps
 
 if TYPE_CHECKING:
-    from blockmgr.lab.runs import RunColumns
+    from blockmgr.lab.runs import References
 
 __all__ = ["Hits", "StackPass"]
 
@@ -68,7 +68,7 @@ class StackPass:
     Cost: O((runs + releases crossed) * sqrt(requests)).
     """
 
-    def __init__(self, columns: RunColumns, max_seqs: int, rate: float = 1.0) -> None:
+    def __init__(self, columns: References, max_seqs: int, rate: float = 1.0) -> None:
         rows = min(max_seqs, len(columns.ends))
         held = columns.column("held_blocks")[columns.column("num_samples") <= rows]
         self.longest = int(held.max(initial=0)) if len(held) else 1

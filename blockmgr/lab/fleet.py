@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blockmgr.lab.delivery import AT_ONCE, Delivery
 from blockmgr.lab.optimum import optimum
-from blockmgr.lab.prefill import FirstToken, PrefillModel, prefills
+from blockmgr.lab.prefill import USUAL_PREFILL, FirstToken, PrefillModel, prefills
 from blockmgr.lab.replay import Limits
 from blockmgr.lab.replica import BusyTime, Replica, Served, event_bytes
 from blockmgr.lab.routers import router_of
@@ -28,39 +29,81 @@ from blockmgr.lab.routing import Arrival, Listener, Setting
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.lab.delivery import Delivery
     from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.routing import RouterFactory
     from blockmgr.lab.trace import Trace
 
 __all__ = [
     "FirstToken",
+    "FleetCounts",
+    "FleetOptions",
     "FleetResult",
     "PrefillModel",
     "best_hit_rate",
     "fleet",
     "name_of",
-    "quantile",
+    "over_mean",
     "serve",
+    "setting_of",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetResult:
-    """The counts of a fleet.
+class FleetOptions:
+    """How routers choose replicas, and the stated times of a fleet.
 
     Attributes:
-        router: Name of the router or of its factory.
-        replicas: The counts of each replica, as a replay of its requests.
-        first_token_ms: Time to first token of each served request, in the order of admission:
+        seed: Seed of random routers.
+        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``, at least 0.
+        delivery: Delivery of events to the router ``events``.
+        first_token: Model of the time to first token; picklable for other processes.
+        decode_router: Router of prefilled requests, if some replicas decode.
+        decode_blocks: Blocks in the pool of each replica that decodes; None for as many as in
+            those that prefill.
+        send_ms_per_token: Transfer time of K/V per token, likewise.
+
+    Raises:
+        ValueError: A number is out of bounds.
+    """
+
+    seed: int = 0
+    load_weight: float = 0.25
+    delivery: Delivery = AT_ONCE
+    first_token: FirstToken = USUAL_PREFILL
+    decode_router: str | RouterFactory = "least-loaded"
+    decode_blocks: int | None = None
+    send_ms_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("load_weight", "send_ms_per_token"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetCounts:
+    """What the counts of all kinds of fleets have in common.
+
+    Attributes:
+        router: Name of the router of prompts, or of its factory.
+        first_token_ms: Time to first token of each request, in the order of admission:
             ``float64[n]`` on the host.
-        prefill_loads: Prefill load of each replica, as in ``blockmgr.lab.prefill``.
+        prefill_loads: Prefill load of each replica that prefills, as in ``blockmgr.lab.prefill``.
     """
 
     router: str
-    replicas: tuple[ReplayResult, ...]
     first_token_ms: npt.NDArray[np.float64]
     prefill_loads: tuple[float, ...] = ()
+
+    @property
+    def prefilling(self) -> tuple[ReplayResult, ...]:
+        """The counts of the replicas that compute prompts."""
+        raise NotImplementedError
+
+    @property
+    def of_all(self) -> tuple[ReplayResult, ...]:
+        """The counts of all replicas."""
+        return self.prefilling
 
     @property
     def prefill_load(self) -> float | None:
@@ -69,25 +112,24 @@ class FleetResult:
 
     @property
     def hit_rate(self) -> float:
-        """Hit tokens over query tokens of all replicas, in ``0 … 1``."""
-        asked = sum(result.query_tokens for result in self.replicas)
-        return sum(result.hit_tokens for result in self.replicas) / asked
+        """Prompt tokens that no replica computed over all prompt tokens, in ``0 … 1``."""
+        asked = sum(result.query_tokens for result in self.prefilling)
+        return sum(result.hit_tokens for result in self.prefilling) / asked
 
     @property
     def imbalance(self) -> float:
         """Computed prompt tokens of the busiest replica over the mean of all; 1 is balanced."""
-        computed = [result.query_tokens - result.hit_tokens for result in self.replicas]
-        return max(computed) * len(computed) / max(1, sum(computed))
+        return over_mean([result.query_tokens - result.hit_tokens for result in self.prefilling])
 
     @property
     def waited(self) -> int:
-        """Requests that were admitted after their arrival."""
-        return sum(result.waited for result in self.replicas)
+        """Requests that were admitted after their arrival, at each replica that they visit."""
+        return sum(result.waited for result in self.of_all)
 
     @property
     def rejected(self) -> int:
         """Requests larger than their replica's pool."""
-        return sum(result.rejected for result in self.replicas)
+        return sum(result.rejected for result in self.of_all)
 
     @property
     def first_token_mean_ms(self) -> float:
@@ -100,7 +142,30 @@ class FleetResult:
         Raises:
             ValueError: ``share`` is not in ``[0, 1]``.
         """
-        return quantile(self.first_token_ms, share)
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {share}")
+        return float(np.quantile(self.first_token_ms, share)) if len(self.first_token_ms) else 0.0
+
+
+def over_mean(counts: list[int]) -> float:
+    """The largest of some counts over their mean."""
+    return max(counts) * len(counts) / max(1, sum(counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetResult(FleetCounts):
+    """The counts of a fleet whose replicas prefill and decode.
+
+    Attributes:
+        replicas: The counts of each replica, as a replay of its requests.
+    """
+
+    replicas: tuple[ReplayResult, ...]
+
+    @property
+    def prefilling(self) -> tuple[ReplayResult, ...]:
+        """The counts of all replicas."""
+        return self.replicas
 
 
 def fleet(
@@ -110,10 +175,7 @@ def fleet(
     config: ReplayConfig,
     router: str | RouterFactory = "round-robin",
     *,
-    seed: int = 0,
-    load_weight: float = 0.25,
-    delivery: Delivery | None = None,
-    first_token: FirstToken | None = None,
+    options: FleetOptions | None = None,
     progress: Progress | None = None,
     clock: Clock = time.thread_time,
 ) -> FleetResult:
@@ -125,10 +187,7 @@ def fleet(
         num_blocks: Blocks in the pool of each.
         config: Config of each replica's replay.
         router: Name of a router (``blockmgr.lab.routers``), or a factory.
-        seed: Seed of random routers.
-        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``, at least 0.
-        delivery: Delivery of events to the router ``events``; None for immediate and complete.
-        first_token: Model of the time to first token; ``PrefillModel()`` if None.
+        options: The other options; None for ``FleetOptions()``.
         progress: Called once for each request.
         clock: Measures the host cost.
 
@@ -139,10 +198,10 @@ def fleet(
 
     Cost: That of the replays; routers by prefix look each prompt up in every replica.
     """
-    model = first_token or PrefillModel()
-    setting = Setting.of(trace, config, replicas, delivery, seed=seed, load_weight=load_weight)
+    chosen = options or FleetOptions()
+    setting = setting_of(trace, config, replicas, chosen)
     results, served = serve(setting, num_blocks, config, router, progress=progress, clock=clock)
-    found = prefills(trace, served, replicas, model)
+    found = prefills(trace, served, replicas, chosen.first_token)
     return FleetResult(
         router=name_of(router),
         replicas=results,
@@ -151,15 +210,17 @@ def fleet(
     )
 
 
-def quantile(times: npt.NDArray[np.float64], share: float) -> float:
-    """The percentile of times for this share; 0 without times.
-
-    Raises:
-        ValueError: ``share`` is not in ``[0, 1]``.
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share must be in [0, 1], got {share}")
-    return float(np.quantile(times, share)) if len(times) else 0.0
+def setting_of(trace: Trace, config: ReplayConfig, replicas: int, options: FleetOptions) -> Setting:
+    """The input of routers for replicas with this config."""
+    return Setting(
+        trace=trace,
+        block_size=config.block_size,
+        num_replicas=replicas,
+        groups=config.groups,
+        seed=options.seed,
+        load_weight=options.load_weight,
+        delivery=options.delivery,
+    )
 
 
 def name_of(router: str | RouterFactory) -> str:
@@ -193,8 +254,6 @@ def serve(
     replicas = setting.num_replicas
     if replicas < 1:
         raise ValueError(f"replicas must be at least 1, got {replicas}")
-    if setting.load_weight < 0:
-        raise ValueError(f"load_weight must be at least 0, got {setting.load_weight}")
     choose = router_of(router, setting)
     told = choose.listen if isinstance(choose, Listener) else None
     limits = replace(Limits.of(setting.trace, config), events=told is not None)

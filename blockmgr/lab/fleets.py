@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from blockmgr.lab.delivery import AT_ONCE, Delivery
-from blockmgr.lab.fleet import FirstToken, FleetResult, best_hit_rate, fleet
-from blockmgr.lab.pools_apart import ApartResult, best_apart_hit_rate, fleet_apart
+from blockmgr.lab.fleet import FleetOptions, FleetResult, best_hit_rate, fleet
+from blockmgr.lab.pools_apart import ApartResult, Split, best_apart_hit_rate, fleet_apart
 from blockmgr.lab.routers import BY_EVENTS
 from blockmgr.lab.study import attainable
 from blockmgr.lab.sweep import largest_request_blocks
@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from blockmgr.lab.trace import Trace
 
 __all__ = ["FleetRow", "Size", "Split", "fleets"]
-
-
-class Split(NamedTuple):
-    """A fleet whose replicas prefill or decode (``blockmgr.lab.pools_apart``)."""
-
-    prefill: int
-    """Number of prefill replicas."""
-    decode: int
-    """Number of decode replicas."""
-
-    def __str__(self) -> str:
-        return f"{self.prefill}+{self.decode}"
 
 
 Size = int | Split
@@ -80,6 +68,25 @@ class FleetRow:
         return f"{self.label}, {Fraction(self.split.decode, self.replicas)} decode"
 
     @property
+    def as_plain(self) -> dict[str, Any]:
+        """The row for a JSON document; without counts if a replica is too small."""
+        entry: dict[str, Any] = {
+            "replicas": self.replicas,
+            "num_blocks": self.num_blocks,
+            "router": self.router,
+            "best_hit_rate": self.best_hit_rate,
+        }
+        if self.result is not None:
+            entry |= {
+                "hit_rate": self.result.hit_rate,
+                "imbalance": self.result.imbalance,
+                "prefill_load": self.result.prefill_load,
+                "first_token_mean_ms": self.result.first_token_mean_ms,
+                "first_token_p99_ms": self.result.first_token_quantile(0.99),
+            }
+        return entry
+
+    @property
     def label(self) -> str:
         """The router, with the delivery of events if that was not perfect."""
         how = "" if self.delivery is None else self.delivery.label
@@ -93,12 +100,8 @@ def fleets(
     config: ReplayConfig,
     *,
     routers: Sequence[str],
-    seed: int = 0,
-    load_weight: float = 0.25,
     deliveries: Sequence[Delivery] = (AT_ONCE,),
-    decode_router: str = "least-loaded",
-    send_ms_per_token: float = 0.0,
-    first_token: FirstToken | None = None,
+    options: FleetOptions | None = None,
     jobs: int | RayCluster = 1,
     progress: Progress | None = None,
 ) -> tuple[FleetRow, ...]:
@@ -110,12 +113,8 @@ def fleets(
         capacity: Total blocks of each fleet, split evenly and rounded down.
         config: Config of each replica's replay.
         routers: Names of routers.
-        seed: Seed of random routers.
-        load_weight: Weight of the load in ``prefix-minus-load`` and ``events``.
         deliveries: Deliveries of events to the router ``events``, at least one; a row for each.
-        decode_router: Router of prefilled requests, if some replicas decode.
-        send_ms_per_token: Transfer time of the K/V per token, likewise.
-        first_token: Model of the time to first token; must be picklable for other processes.
+        options: The other options, except their delivery; None for ``FleetOptions()``.
         jobs: Number of processes, or a cluster, as in ``sweep``.
         progress: Called once for each request of each fleet.
 
@@ -132,10 +131,9 @@ def fleets(
     each = {size: blocks // _total(size) for size in sizes}
     fitting = _fitting(trace, each, blocks, config)
     routes = list(_ways(routers, deliveries))
-    call = {"config": config, "seed": seed, "load_weight": load_weight, "first_token": first_token}
-    apart = {"decode_router": decode_router, "send_ms_per_token": send_ms_per_token}
+    chosen = options or FleetOptions()
     tasks = [
-        (size, {**call, "num_blocks": each[size], "router": router, "delivery": delivery}, apart)
+        (size, (each[size], config, router), replace(chosen, delivery=delivery or AT_ONCE))
         for size, (router, delivery) in product(fitting, routes)
     ]
     with workers_on(trace, jobs) as workers:
@@ -200,14 +198,14 @@ def _best(replays: Replays, size: Size, num_blocks: int, config: ReplayConfig) -
 def _fleet(
     replays: Replays,
     size: Size,
-    call: dict[str, Any],
-    apart: dict[str, Any],
+    pool: tuple[int, ReplayConfig, str],
+    options: FleetOptions,
     progress: Progress | None = None,
 ) -> FleetResult | ApartResult:
+    how: dict[str, Any] = {"options": options, "progress": progress}
     if isinstance(size, Split):
-        prefill, decode = size
-        return fleet_apart(replays.trace, prefill, decode, **call, **apart, progress=progress)
-    return fleet(replays.trace, size, **call, progress=progress)
+        return fleet_apart(replays.trace, size, *pool, **how)
+    return fleet(replays.trace, size, *pool, **how)
 
 
 def _advance_by(count: int, advance: Advance) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr import _core
-from blockmgr.lab.runs import RunColumns
+from blockmgr.lab.runs import References
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ def made_up_blocks(rule: Rule, num_tokens: Count, output: Count, block_size: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """The runs of a forest, as in ``RunColumns``."""
+    """The runs of a forest, as in ``References``."""
 
     parent: Numbers
     length: Numbers
@@ -67,9 +67,9 @@ class Forest:
         columns = (self.parent, self.length, self.end)
         return Forest(*map(np.concatenate, zip(columns, more, strict=True))), ends
 
-    def columns(self, block_size: int, requests: Numbers, ends: Numbers) -> RunColumns:
+    def columns(self, block_size: int, requests: Numbers, ends: Numbers) -> References:
         """The references of requests to these runs."""
-        return RunColumns(
+        return References(
             block_size=block_size,
             parent=self.parent,
             length=self.length,

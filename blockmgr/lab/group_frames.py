@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay import Progress, ReplayConfig
     from blockmgr.lab.trace import Trace
 
-__all__ = ["GroupFrame", "group_frames"]
+__all__ = ["DueFrames", "GroupFrame", "group_frames"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,22 @@ def group_frames(
     return tuple(loop.frames)
 
 
+class DueFrames:
+    """The times at which to sample a pool, spread evenly over the arrivals of a trace."""
+
+    def __init__(self, trace: Trace, frames: int) -> None:
+        first, last = trace.requests[0].arrival_ms, trace.requests[-1].arrival_ms
+        due = np.linspace(first, last, frames) if frames else np.zeros(0)
+        self._due = [int(instant) for instant in reversed(due)]
+
+    def reached(self, now: int) -> bool:
+        """Whether a sample is due; several that are due at once are one."""
+        count = len(self._due)
+        while self._due and now >= self._due[-1]:
+            self._due.pop()
+        return len(self._due) < count
+
+
 class _Looking(EventLoop):
     def __init__(
         self,
@@ -76,8 +92,7 @@ class _Looking(EventLoop):
         frames: int,
     ) -> None:
         super().__init__(trace, num_blocks, config, progress=progress)
-        first, last = trace.requests[0].arrival_ms, trace.requests[-1].arrival_ms
-        self._due = np.linspace(last, first, frames).astype(np.int64).tolist()
+        self._due = DueFrames(trace, frames)
         kinds = list(dict.fromkeys(config.groups))
         # By position in the configuration: the index of the distinct group.
         self._kind = np.array([kinds.index(group) for group in config.groups])
@@ -86,9 +101,7 @@ class _Looking(EventLoop):
 
     def _count_step(self, now: int) -> None:
         super()._count_step(now)
-        if self._due and now >= self._due[-1]:
-            while self._due and now >= self._due[-1]:
-                self._due.pop()
+        if self._due.reached(now):
             self.frames.append(self._frame(now))
 
     def _frame(self, now: int) -> GroupFrame:

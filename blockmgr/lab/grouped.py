@@ -36,11 +36,7 @@ class GroupedSteps:
         manager: A manager with the groups of ``config``.
         config: Config of the replay.
         apply_copies: Takes the copy plan of a step and reports it done.
-        taken: Called with a sequence and the tokens of its next forward, when it has their blocks.
-        clock: Measures the time of these calls.
-
-    Attributes:
-        watching_s: Their total time.
+        taken: Called when a sequence has the blocks for its next forward.
     """
 
     def __init__(
@@ -48,15 +44,12 @@ class GroupedSteps:
         manager: BlockManager,
         config: ReplayConfig,
         apply_copies: Callable[[], None],
-        taken: Callable[[int, int, int], None],
-        clock: Callable[[], float],
+        taken: Callable[[], None],
     ) -> None:
         self._manager = manager
         self._config = config
         self._apply_copies = apply_copies
         self._taken = taken
-        self._clock = clock
-        self.watching_s = 0.0
 
     def start(self, request: Request, tokens: Tokens) -> list[int]:
         """Admit a request with all its samples; no handles if there is no room for them."""
@@ -118,9 +111,7 @@ class GroupedSteps:
             ends = [stop for stop in stops if stop > computed]
             end = min(*ends, computed + self._config.forward_tokens, prompt)
             manager.reserve(handle, end)
-            paused = self._clock()
-            self._taken(handle, computed, end)
-            self.watching_s += self._clock() - paused
+            self._taken()
             manager.commit(handle, end)
             if end < prompt or end in stops:
                 # A state kept there is held until it is copied for this sequence.

@@ -22,17 +22,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.references import References, Rule, run_columns
+from blockmgr.lab.references import Rule, references
 from blockmgr.lab.replay_config import check_one_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockmgr.lab.replay import ReplayConfig
-    from blockmgr.lab.runs import RunColumns
+    from blockmgr.lab.runs import References
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Optimum", "check_full_blocks_only", "optima", "optima_of", "optimum", "optimum_of"]
+__all__ = ["Optimum", "check_full_blocks_only", "optima", "optima_of", "optimum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +76,7 @@ def optimum(trace: Trace, num_blocks: int, config: ReplayConfig, rule: Rule = "m
 
     Cost: That of ``references``, and O(log runs) for each run of each request, in the core.
     """
-    return optima_of(run_columns(trace, config, rule), [num_blocks], config)[0]
-
-
-def optimum_of(stream: References, num_blocks: int, config: ReplayConfig) -> Optimum:
-    """``optimum`` for a trace with known references, at several capacities.
-
-    Raises:
-        ValueError: As ``optimum`` does.
-    """
-    if num_blocks < 1:
-        raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
-    return optima_of(stream.columns(), [num_blocks], config)[0]
+    return optima_of(references(trace, config, rule), [num_blocks], config)[0]
 
 
 def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
@@ -96,10 +85,10 @@ def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Opt
     Raises:
         ValueError: As ``optimum`` does.
     """
-    return optima_of(run_columns(trace, config), sizes, config)
+    return optima_of(references(trace, config), sizes, config)
 
 
-def optima_of(columns: RunColumns, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
+def optima_of(columns: References, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
     """``optima`` for a trace with known references.
 
     Raises:

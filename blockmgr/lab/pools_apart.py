@@ -21,86 +21,77 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from blockmgr.lab.fleet import name_of, quantile, serve
-from blockmgr.lab.optimum import optimum
-from blockmgr.lab.prefill import PrefillModel, prefills
-from blockmgr.lab.routing import Setting
+from blockmgr.lab.fleet import (
+    FleetCounts,
+    FleetOptions,
+    best_hit_rate,
+    name_of,
+    over_mean,
+    serve,
+    setting_of,
+)
+from blockmgr.lab.prefill import prefills
 from blockmgr.lab.trace import Trace
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.lab.delivery import Delivery
-    from blockmgr.lab.prefill import FirstToken, Prefills
+    from blockmgr.lab.prefill import Prefills
     from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
     from blockmgr.lab.replica import Served
     from blockmgr.lab.request import Request
     from blockmgr.lab.routing import RouterFactory
 
-__all__ = ["ApartResult", "best_apart_hit_rate", "fleet_apart"]
+__all__ = ["ApartResult", "Split", "best_apart_hit_rate", "fleet_apart"]
+
+
+class Split(NamedTuple):
+    """The replicas of a fleet that prefill or decode."""
+
+    prefill: int
+    """Number of prefill replicas."""
+    decode: int
+    """Number of decode replicas."""
+
+    def __str__(self) -> str:
+        return f"{self.prefill}+{self.decode}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApartResult:
+class ApartResult(FleetCounts):
     """The counts of a fleet whose replicas prefill or decode.
 
     Attributes:
-        router: Name of the router of prompts.
         decode_router: Router of prefilled requests.
         prefill: The counts of each prefill replica: prompts without outputs.
         decode: The counts of each decode replica; its hit tokens were not transferred.
-        first_token_ms: Time to first token of each prefilled request, in the order of admission:
-            ``float64[n]`` on the host.
-        prefill_loads: Prefill load of each prefill replica, as in ``blockmgr.lab.prefill``.
         handover_ms: Time from the first token to the start of decoding, with wait and transfer, of
-            each decoded request, likewise: ``float64[m]``.
+            each decoded request in the order of admission: ``float64[m]``.
     """
 
-    router: str
     decode_router: str
     prefill: tuple[ReplayResult, ...]
     decode: tuple[ReplayResult, ...]
-    first_token_ms: npt.NDArray[np.float64]
     handover_ms: npt.NDArray[np.float64]
-    prefill_loads: tuple[float, ...] = ()
 
     @property
-    def prefill_load(self) -> float | None:
-        """Prefill load of the busiest prefill replica; None if all requests arrive at once."""
-        return max(self.prefill_loads, default=None)
+    def prefilling(self) -> tuple[ReplayResult, ...]:
+        """The counts of the prefill replicas."""
+        return self.prefill
 
     @property
-    def hit_rate(self) -> float:
-        """Prompt tokens that no replica computed over all prompt tokens, in ``0 … 1``."""
-        asked = sum(result.query_tokens for result in self.prefill)
-        return sum(result.hit_tokens for result in self.prefill) / asked
-
-    @property
-    def imbalance(self) -> float:
-        """Computed prompt tokens of the busiest prefill replica over their mean."""
-        return _over_mean([result.query_tokens - result.hit_tokens for result in self.prefill])
+    def of_all(self) -> tuple[ReplayResult, ...]:
+        """The counts of the prefill and decode replicas."""
+        return self.prefill + self.decode
 
     @property
     def decode_imbalance(self) -> float:
         """Requests of the busiest decode replica over their mean."""
-        return _over_mean([result.requests for result in self.decode])
-
-    @property
-    def first_token_mean_ms(self) -> float:
-        """Mean time to first token, in milliseconds."""
-        return float(self.first_token_ms.mean())
-
-    def first_token_quantile(self, share: float) -> float:
-        """Percentile of the time to first token, in milliseconds, for this share of requests.
-
-        Raises:
-            ValueError: ``share`` is not in ``[0, 1]``.
-        """
-        return quantile(self.first_token_ms, share)
+        return over_mean([result.requests for result in self.decode])
 
     @property
     def handover_mean_ms(self) -> float:
@@ -112,32 +103,15 @@ class ApartResult:
         """Tokens whose K/V was transferred."""
         return sum(result.query_tokens - result.hit_tokens for result in self.decode)
 
-    @property
-    def waited(self) -> int:
-        """Late admissions, at prefill and decode replicas."""
-        return sum(result.waited for result in self.prefill + self.decode)
-
-    @property
-    def rejected(self) -> int:
-        """Requests larger than the pool of their replica."""
-        return sum(result.rejected for result in self.prefill + self.decode)
-
 
 def fleet_apart(
     trace: Trace,
-    prefill: int,
-    decode: int,
+    split: Split,
     num_blocks: int,
     config: ReplayConfig,
-    *,
     router: str | RouterFactory = "prefix-minus-load",
-    decode_router: str | RouterFactory = "least-loaded",
-    decode_blocks: int | None = None,
-    send_ms_per_token: float = 0.0,
-    seed: int = 0,
-    load_weight: float = 0.25,
-    delivery: Delivery | None = None,
-    first_token: FirstToken | None = None,
+    *,
+    options: FleetOptions | None = None,
     progress: Progress | None = None,
     clock: Clock = time.thread_time,
 ) -> ApartResult:
@@ -145,18 +119,11 @@ def fleet_apart(
 
     Args:
         trace: The requests.
-        prefill: Number of prefill replicas, at least 1.
-        decode: Number of decode replicas, at least 1.
+        split: Numbers of prefill and of decode replicas, each at least 1.
         num_blocks: Blocks in the pool of each prefill replica.
         config: Config of each replica's replay.
         router: Router of prompts.
-        decode_router: Router of prefilled requests.
-        decode_blocks: Blocks in the pool of each decode replica; None for ``num_blocks``.
-        send_ms_per_token: Transfer time of K/V per token.
-        seed: Seed of random routers.
-        load_weight: As in ``fleet``.
-        delivery: As in ``fleet``, for both routers.
-        first_token: Model of the time to first token; ``PrefillModel()`` if None.
+        options: The other options, for both routers; None for ``FleetOptions()``.
         progress: Called once for each prefilled or rejected request.
         clock: Measures the host cost.
 
@@ -166,8 +133,9 @@ def fleet_apart(
             trace cannot be cut into blocks of ``config.block_size``.
         MissingExtraError: As in ``fleet``.
     """
-    _check(prefill, decode, send_ms_per_token, config)
-    model = first_token or PrefillModel()
+    _check(split, config)
+    chosen = options or FleetOptions()
+    model, send_ms_per_token = chosen.first_token, chosen.send_ms_per_token
 
     def prefill_ms(_: Request, computed: int) -> int:
         return round(model(0, computed))
@@ -175,21 +143,22 @@ def fleet_apart(
     def decode_ms(request: Request, sent: int) -> int:
         return config.service_ms(request) + round(send_ms_per_token * sent)
 
-    prompts, options = _prompts(trace), {"seed": seed, "load_weight": load_weight}
-    setting = Setting.of(prompts, config, prefill, delivery, **options)
+    setting = setting_of(_prompts(trace), config, split.prefill, chosen)
     prefilled, served = serve(
         setting, num_blocks, config, router, busy_ms=prefill_ms, progress=progress, clock=clock
     )
     if not served:
         raise ValueError(f"num_blocks must hold a request of {trace.name}, got {num_blocks}")
-    computed = prefills(trace, served, prefill, model)
+    computed = prefills(setting.trace, served, split.prefill, model)
     handed_over = _in_order_of_handover(trace, served, computed)
-    later = replace(setting, trace=handed_over, num_replicas=decode)
-    blocks = num_blocks if decode_blocks is None else decode_blocks
-    decoded, started = serve(later, blocks, config, decode_router, busy_ms=decode_ms, clock=clock)
+    later = replace(setting, trace=handed_over, num_replicas=split.decode)
+    blocks = num_blocks if chosen.decode_blocks is None else chosen.decode_blocks
+    decoded, started = serve(
+        later, blocks, config, chosen.decode_router, busy_ms=decode_ms, clock=clock
+    )
     return ApartResult(
         router=name_of(router),
-        decode_router=name_of(decode_router),
+        decode_router=name_of(chosen.decode_router),
         prefill=prefilled,
         decode=decoded,
         first_token_ms=computed.first_token_ms,
@@ -201,12 +170,10 @@ def fleet_apart(
     )
 
 
-def _check(prefill: int, decode: int, send_ms_per_token: float, config: ReplayConfig) -> None:
-    for name, count in (("prefill", prefill), ("decode", decode)):
+def _check(split: Split, config: ReplayConfig) -> None:
+    for name, count in split._asdict().items():
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
-    if not 0 <= send_ms_per_token < float("inf"):
-        raise ValueError(f"send_ms_per_token must be at least 0, got {send_ms_per_token}")
     if config.groups:
         raise ValueError(
             f"groups must be empty for prefill and decode apart, got {len(config.groups)}"
@@ -229,17 +196,10 @@ def best_apart_hit_rate(trace: Trace, prefill: int, num_blocks: int, config: Rep
     Raises:
         ValueError: As in ``optimum``.
     """
-    return optimum(_prompts(trace), prefill * num_blocks, config).hit_rate
+    return best_hit_rate(_prompts(trace), prefill, num_blocks, config)
 
 
 def _prompts(trace: Trace) -> Trace:
     """The requests without their outputs."""
-    return Trace(trace.name, tuple(map(_prompt, trace.requests)))
-
-
-def _prompt(request: Request) -> Request:
-    return replace(request, outputs=(), num_output_tokens=0)
-
-
-def _over_mean(counts: list[int]) -> float:
-    return max(counts) * len(counts) / max(1, sum(counts))
+    alone = (replace(request, outputs=(), num_output_tokens=0) for request in trace.requests)
+    return Trace(trace.name, tuple(alone))

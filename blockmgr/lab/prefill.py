@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.replica import Served
     from blockmgr.lab.trace import Trace
 
-__all__ = ["FirstToken", "PrefillModel", "Prefills", "prefills"]
+__all__ = ["USUAL_PREFILL", "FirstToken", "PrefillModel", "Prefills", "prefills"]
 
 FirstToken = Callable[[float, int], float]
 """Milliseconds to the first token, from the time that a request waited for blocks and for the
@@ -43,6 +43,9 @@ class PrefillModel:
     def __call__(self, wait_ms: float, num_computed_tokens: int) -> float:
         """Milliseconds from arrival to the first token."""
         return wait_ms + self.overhead_ms + self.ms_per_token * num_computed_tokens
+
+
+USUAL_PREFILL: Final = PrefillModel()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from blockmgr.lab.demand import held_blocks
 from blockmgr.lab.forest import Paths, Rule, made_up_blocks, prompt_blocks
 from blockmgr.lab.replay_config import check_one_group
 from blockmgr.lab.request import HashedPrompt
-from blockmgr.lab.runs import COLUMNS, NO_RUN, References, RequestReferences, RunColumns, Runs
+from blockmgr.lab.runs import COLUMNS, NO_RUN, References
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,28 +53,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.trace import Request, Tokens, Trace
 
-__all__ = [
-    "NO_RUN",
-    "References",
-    "RequestReferences",
-    "Rule",
-    "Runs",
-    "Sample",
-    "check_rule",
-    "columns_of",
-    "references",
-    "run_columns",
-]
-
-
-def check_rule(rule: str) -> None:
-    """Refuse a rule that does not exist.
-
-    Raises:
-        ValueError: ``rule`` is not in the table of the module.
-    """
-    if rule not in get_args(Rule):
-        raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
+__all__ = ["NO_RUN", "References", "Rule", "Sample", "columns_of", "references"]
 
 
 def references(
@@ -98,21 +77,11 @@ def references(
     >>> from blockmgr.lab.replay import ReplayConfig
     >>> from blockmgr.lab.workloads import generate
     >>> stream = references(generate("chat", seed=0, conversations=2), ReplayConfig())
-    >>> stream.runs.num_nodes > len(stream.runs)
+    >>> stream.num_nodes > len(stream.length)
     True
     """
-    return run_columns(trace, config, rule, sample=sample).references()
-
-
-def run_columns(
-    trace: Trace, config: ReplayConfig, rule: Rule = "manager", *, sample: Sample | None = None
-) -> RunColumns:
-    """``references``, as columns.
-
-    Raises:
-        ValueError: As in ``references``.
-    """
-    check_rule(rule)
+    if rule not in get_args(Rule):
+        raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
     check_one_group(config, "references to blocks")
     trace.check_block_size(config.block_size)
     return columns_of(trace, config, rule, sample)
@@ -125,8 +94,8 @@ block that ends there is in the sample."""
 
 def columns_of(
     trace: Trace, config: ReplayConfig, rule: Rule = "manager", sample: Sample | None = None
-) -> RunColumns:
-    """``run_columns`` at any block size; blocks are equal if their tokens are."""
+) -> References:
+    """``references`` at any block size; blocks are equal if their tokens are."""
     if sample is None and (by_ids := id_replays(trace, config)) is not None:
         return by_ids.columns(rule)
     return _Entering(trace, config, rule, sample).columns()
@@ -167,7 +136,7 @@ class _Entering:
         self._own = array("q")  # and the blocks after it that no other path has
         self._outputs = 0  # made-up tokens
 
-    def columns(self) -> RunColumns:
+    def columns(self) -> References:
         requests = np.array([self._enter(request) for request in self._trace.requests])
         forest, cuts = self._paths.cut()
         place, prompt = COLUMNS.index("limit"), COLUMNS.index("prompt")

@@ -130,8 +130,8 @@ class EventLoop:
         self._watch: GroupWatch | None = None
         if config.groups:
             self._watch = GroupWatch(self._manager, config, len(trace.requests))
-            taken = self._watch.taken
-            self._grouped = GroupedSteps(self._manager, config, self._apply_copies, taken, clock)
+            taken = self._watch.note_free
+            self._grouped = GroupedSteps(self._manager, config, self._apply_copies, taken)
         told = getattr(self._policy, "on_request_end", None)
         self._tell_policy: Callable[[Traits], None] | None = told
         self._outlook: Outlook | None = None
@@ -207,7 +207,7 @@ class EventLoop:
             peak_used_blocks=stats.peak_used_blocks,
             steps=self._steps,
             memory_bytes=self._manager.memory_usage(),
-            host_s=self._host_s if self._watch is None else self._host_s - self._grouped.watching_s,
+            host_s=self._host_s,
             by_group=None if self._watch is None else self._watch.result(),
         )
 
@@ -288,7 +288,7 @@ class EventLoop:
         if not handles:
             return False
         if self._watch is not None:
-            self._watch.after(request, handles)
+            self._watch.after()
         self._free_rows -= len(handles)
         end_ms = now + self._busy_ms(request)
         heapq.heappush(self._running, (end_ms, self._order, request, handles))
@@ -346,9 +346,7 @@ class EventLoop:
         if self._outlook is not None and goes_on:
             self._let_go_after(self._outlook.num_returning_tokens(number), handles[0], prompt)
         if self._watch is not None:
-            paused = self._clock()
-            self._watch.ending(request, handles)
-            start += self._clock() - paused
+            self._watch.note_free()
         for handle in handles:
             manager.free(handle, expect_reuse=goes_on)
         self._clients.after(manager, request, number)

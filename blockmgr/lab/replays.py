@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from blockmgr.lab.attainable import Attainable, unbounded_of
 from blockmgr.lab.by_ids import IdReplays, id_replays, same_replays
 from blockmgr.lab.optimum import Optimum, check_full_blocks_only, optima_of
-from blockmgr.lab.references import run_columns
+from blockmgr.lab.references import references
 from blockmgr.lab.replay import ReplayConfig, ReplayResult, replay
 from blockmgr.lab.study import attainable
 from blockmgr.lab.warmup import attainable_after, first_requests, result_after
@@ -62,7 +62,7 @@ class Replays:
             return [None] * len(sizes)
         check_full_blocks_only(config)
         by_ids = self._by_ids(config)
-        columns = run_columns(self._trace, config) if by_ids is None else by_ids.columns()
+        columns = references(self._trace, config) if by_ids is None else by_ids.columns()
         return optima_of(columns.counted_after(self._warmup), sizes, config)
 
     def replay(self, num_blocks: int, config: ReplayConfig) -> ReplayResult:

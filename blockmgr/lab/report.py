@@ -18,7 +18,7 @@ from blockmgr import __version__
 from blockmgr.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from blockmgr.lab.formats import AsRead
     from blockmgr.lab.models import Model
@@ -38,6 +38,7 @@ __all__ = [
     "counts_of",
     "environment",
     "json_text",
+    "new_table",
     "print_environment",
     "print_groups",
     "print_study",
@@ -164,11 +165,7 @@ def print_study(study: Study, file: TextIO) -> None:
     )
     if best is not None:
         title += f", working set {best.working_set_blocks:,} blocks"
-    # The box draws a space between columns, because 80 characters have no room for more.
-    table = Table(box=box.SIMPLE, padding=0)
-    for heading in (*HEADINGS, REJECTED) if rejected else HEADINGS:
-        style = "bold cyan" if heading == HIT_RATE else ""
-        table.add_column(heading, justify="right", style=style)
+    table = new_table((*HEADINGS, REJECTED) if rejected else HEADINGS)
     for capacity, result in zip(study.capacities, study.results, strict=True):
         host_us = result.host_s * MICROSECONDS
         row = [
@@ -199,22 +196,12 @@ def print_groups(study: Study, model: Model | None, file: TextIO) -> None:
     The table is printed as in ``print_table``. Shares are fractions of the pool, as means over
     moments of the replay.
     """
-    table = Table(box=box.SIMPLE, padding=0)
-    for heading in GROUP_HEADINGS:
-        table.add_column(heading, justify="left" if heading == "group" else "right")
+    table = new_table(GROUP_HEADINGS, left="group")
     for capacity, result in zip(study.capacities, study.results, strict=True):
         if result.by_group is None:
             continue
-        for counts in result.by_group.groups:
-            unfilled = counts.unfilled_used_blocks + counts.unfilled_cached_blocks
-            shares = (counts.used_blocks, counts.cached_blocks, unfilled)
-            table.add_row(
-                capacity.text,
-                f"{counts.num_groups} x {counts.group}",
-                *(_percent(blocks / result.num_blocks) for blocks in shares),
-                f"{counts.refused_tokens:,}",
-                _percent(counts.refused_tokens / result.query_tokens),
-            )
+        for cells in result.by_group.cells(result.num_blocks, result.query_tokens):
+            table.add_row(capacity.text, *cells)
         table.add_section()
     size = study.config.block_size
     title = "groups of layers, in shares of the pool"
@@ -253,6 +240,22 @@ def print_environment(file: TextIO) -> None:
     for name, found in environment():
         table.add_row(name, found)
     print_table(table, file)
+
+
+def new_table(headings: Iterable[str], *, left: str = "", strong: str = HIT_RATE) -> Table:
+    """An empty table of numbers for ``print_table``.
+
+    Args:
+        headings: Headings of its columns; a line break may end up as a space.
+        left: Heading of the column of texts, which begin at its left.
+        strong: Heading of the column that stands out.
+    """
+    # The box draws a space between columns, because 80 characters have no room for more.
+    table = Table(box=box.SIMPLE, padding=0)
+    for heading in headings:
+        style = "bold cyan" if heading == strong else ""
+        table.add_column(heading, justify="left" if heading == left else "right", style=style)
+    return table
 
 
 def print_table(table: Table, file: TextIO, *title: str) -> None:

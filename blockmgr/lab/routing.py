@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from blockmgr.lab.delivery import AT_ONCE, Delivery
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from blockmgr.event_columns import Events
     from blockmgr.groups import Group
-    from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.request import Request, Tokens
     from blockmgr.lab.trace import Trace
 
@@ -88,25 +87,6 @@ class Setting:
     num_replicas: int = 1
     delivery: Delivery = AT_ONCE
     groups: tuple[Group, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        trace: Trace,
-        config: ReplayConfig,
-        replicas: int,
-        delivery: Delivery | None,
-        **more: Any,
-    ) -> Setting:
-        """The setting of replicas with this config; ``more`` are fields."""
-        return cls(
-            trace=trace,
-            block_size=config.block_size,
-            num_replicas=replicas,
-            delivery=delivery or AT_ONCE,
-            groups=config.groups,
-            **more,
-        )
 
 
 RouterFactory = Callable[[Setting], Router]

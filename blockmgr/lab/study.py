@@ -9,6 +9,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.lab.attainable import Attainable, unbounded
+from blockmgr.lab.choices import different
 from blockmgr.lab.grouped_bound import as_alone, by_ample_pool
 from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, replay
 
@@ -90,11 +91,8 @@ def parse_capacities(text: str) -> tuple[Capacity, ...]:
     >>> [capacity.blocks(1000) for capacity in parse_capacities("2.5%,64")]
     [25, 64]
     """
-    sizes = tuple(_parse_capacity(item.strip()) for item in text.split(","))
-    for number, size in enumerate(sizes):
-        if any(size.equals(other) for other in sizes[:number]):
-            raise ValueError(f"capacities must differ, got {size.text!r} twice")
-    return sizes
+    sizes = (_parse_capacity(item.strip()) for item in text.split(","))
+    return different("capacities", sizes, lambda size: repr(size.text), Capacity.equals)
 
 
 def attainable(trace: Trace, config: ReplayConfig) -> Attainable:

@@ -3,7 +3,7 @@
 Requests are admitted in the order of the trace, and later requests do not affect earlier ones. So
 the counts of the first requests are those of a replay of them alone, and the result is the
 difference. For an eviction order that knows the future, the first requests look nothing up instead
-(``RunColumns.counted_after``).
+(``References.counted_after``).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from blockmgr.blocks import BlockState
 from blockmgr.event_columns import EventKind
+from blockmgr.lab.group_frames import DueFrames
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import EventLoop, Limits, Progress, ReplayConfig, ReplayResult
 from blockmgr.lab.replica import event_bytes
@@ -145,13 +146,13 @@ class _WatchedLoop(EventLoop):
         self._digests: dict[int, list[bytes]] = {}  # of the whole blocks of running prompts
         self._ends: dict[int, int] = {}
         self._age_bounds_ms = age_bounds_ms
-        first, last = trace.requests[0].arrival_ms, trace.requests[-1].arrival_ms
-        due = np.linspace(first, last, frames) if frames else np.zeros(0)
-        self._due = [int(instant) for instant in reversed(due)]
+        self._due = DueFrames(trace, frames)
         self._frames: list[Frame] = []
         # The references of requests by content, which do not change with evictions.
         self._stream = references(trace, config)
-        self._content_used_ms = np.full(self._stream.runs.num_nodes, NEVER, dtype=np.int64)
+        self._limits = self._stream.column("limit").tolist()
+        self._prompts = self._stream.column("prompt").tolist()
+        self._content_used_ms = np.full(self._stream.num_nodes, NEVER, dtype=np.int64)
         self._asked_gaps: list[Times] = []
         self._found_gaps: list[Times] = []
 
@@ -199,31 +200,27 @@ class _WatchedLoop(EventLoop):
 
     def _note_gaps(self, number: int, now: int, num_found: int) -> None:
         """Record the times since the last use of a prompt's blocks, and their new use."""
-        refers = self._stream.requests[number - 1]
         used = self._content_used_ms
-        asked = np.array(self._stream.nodes(refers.limit), dtype=np.int64)
+        asked = self._stream.nodes(self._limits[number - 1])
         found = asked[:num_found]
         if number > self._warmup:
             self._found_gaps.append(now - used[found])
             known = asked[used[asked] != NEVER]
             self._asked_gaps.append(now - used[known])
-        used[self._stream.nodes(refers.prompt)] = now
+        used[self._stream.nodes(self._prompts[number - 1])] = now
 
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         now = self._ends.pop(handles[0])
         del self._digests[handles[0]]
-        refers = self._stream.requests[number - 1]
-        whole = len(self._stream.nodes(refers.prompt))
-        for end in refers.ends:
+        whole = len(self._stream.nodes(self._prompts[number - 1]))
+        for end in self._stream.ends_of(number - 1):
             self._content_used_ms[self._stream.nodes(end)[whole:]] = now
         super()._end(request, handles, number)
         self._note_events(now)
 
     def _count_step(self, now: int) -> None:
         super()._count_step(now)
-        if self._due and now >= self._due[-1]:
-            while self._due and now >= self._due[-1]:
-                self._due.pop()
+        if self._due.reached(now):
             self._frames.append(self._frame(now))
 
     def _frame(self, now: int) -> Frame:

@@ -41,18 +41,6 @@ def test_replay_without_arguments_prints_a_table(run: Run) -> None:
     assert "unbounded" in result.stdout.splitlines()[-1]
 
 
-def test_stdout_is_the_data_and_stderr_says_how_to_repeat_it(run: Run) -> None:
-    result = run(*SMALL)
-
-    assert "--seed" not in result.stdout
-    assert f"blockmgr {__version__}, seed 0, repeat with: blockmgr replay" in result.stderr
-    command = shlex.split(result.stderr.partition("repeat with: ")[2])
-    again = run(*command[1:])
-    # All columns except the two of host time are equal.
-    columns = [line.split()[:-2] for line in result.stdout.splitlines()[2:]]
-    assert columns == [line.split()[:-2] for line in again.stdout.splitlines()[2:]]
-
-
 def test_json_twice_gives_the_same_bytes(run: Run) -> None:
     one, other = run(*SMALL, "--json"), run(*SMALL, "--json")
 
@@ -62,13 +50,6 @@ def test_json_twice_gives_the_same_bytes(run: Run) -> None:
     assert document["version"] == __version__
     assert document["seed"] == 0
     assert [entry["capacity"] for entry in document["results"]] == ["10%", "300"]
-
-
-def test_the_command_in_the_json_repeats_it(run: Run) -> None:
-    one = run(*SMALL, "--json", "--seed", 5, "--block-size", 32, "--dedup", "append_only")
-    command = json.loads(one.stdout)["command"]
-    assert command.startswith("blockmgr replay --workload parallel-sampling --capacity 10%,300 ")
-    assert run(*shlex.split(command)[1:]).stdout_bytes == one.stdout_bytes
 
 
 def test_another_seed_gives_another_result(run: Run) -> None:
@@ -154,14 +135,6 @@ def test_replay_tells_the_manager_the_truth_if_asked_to(run: Run) -> None:
     assert entry["hit_tokens"] > untold["results"][0]["hit_tokens"]
 
 
-@pytest.mark.parametrize("command", ["replay", "show", "explain", "sweep"])
-def test_a_policy_that_is_not_there_is_named_with_the_nearest(run: Run, command: str) -> None:
-    result = run(command, "few-shot", "--eviction", "lfud")
-    assert result.exit_code == 2
-    assert "policy must be one of lru, " in result.stderr
-    assert "got 'lfud'; did you mean 'lfuda'?" in result.stderr
-
-
 def test_a_source_stands_for_a_workload_or_a_trace(run: Run, trace_file: Path) -> None:
     named = run("replay", "parallel-sampling", *SMALL[3:], "--json")
     assert (
@@ -194,51 +167,12 @@ def test_debug_shows_where_an_error_came_from(run: Run, tmp_path: Path) -> None:
     assert "Traceback" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--capacity", "10%,none"), "got 'none'"),
-        (("--capacity", "0"), "got '0'"),
-        (("--capacity", "9" * 15), "num_blocks"),
-        (("--block-size", "0"), "block_size must be in [1, 65535], got 0"),
-        (("--block-size", "x"), "'x' is not a valid integer"),
-        (("--seed", "-1"), "-1 is not in the range"),
-        (("--max-seqs", "0"), "max_seqs must be in [1, 2147483647]"),
-        (("--min-partial-tokens", "17"), "min_partial_tokens must be in [0, 16]"),
-        (("--workload", "nothing"), "'nothing' is not one of"),
-        (("--trace", "no-such-file"), "no-such-file"),
-        (("--min-hit-rate", "130%"), "got '130%'"),
-        (("--plot", "curve.pdf"), "plot must end in .png or .svg, got 'curve.pdf'"),
-        (("--plot", "nowhere/curve.png"), "plot must go into a folder that exists, got 'nowhere'"),
-        (("--no-such-option",), "--no-such-option"),
-        (("surplus",), "surplus"),
-    ],
-)
-def test_a_wrong_command_is_one_line_with_a_hint(
-    run: Run, arguments: tuple[str, ...], message: str
-) -> None:
-    result = run("replay", *arguments)
-
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert message in result.stderr
-    assert result.stderr.endswith("(try 'blockmgr replay --help')\n")
-    assert result.stderr.count("\n") == 1
-
-
 def test_a_block_size_the_ids_cannot_be_cut_into_is_a_wrong_command(
     run: Run, trace_file: Path
 ) -> None:
     result = run("replay", "--trace", trace_file, "--block-size", 48)
     assert result.exit_code == 2
     assert "block_size must divide 512" in result.stderr
-
-
-def test_a_trace_and_a_workload_exclude_each_other(run: Run, trace_file: Path) -> None:
-    result = run("replay", "--trace", trace_file, "--workload", "chat")
-    assert result.exit_code == 2
-    assert "--trace and --workload exclude each other" in result.stderr
 
 
 def test_no_command_prints_the_help_and_is_wrong(run: Run) -> None:

@@ -6,8 +6,6 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
 
@@ -47,27 +45,6 @@ def test_one_request_is_explained_from_its_first_token_to_its_last(run: Run) -> 
     assert edges[-1] == document["num_tokens"]
     assert [m["start"] for m in document["misses"]] == edges[:-1]
     assert document["request"] == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--request", "0"), "0 is not in the range"),
-        (("--request", "100000"), "request must be in [1, "),
-        (("--capacity", "5%,10%"), "capacity must be one pool size"),
-        (("--capacity", "none"), "capacity must be a percentage"),
-        (("--block-size", "0"), "block_size must be in [1, 65535]"),
-        (("--capacity", "1", "--request", "1"), "more than the pool of 1 holds"),
-    ],
-)
-def test_a_wrong_command_is_one_line_and_exit_code_2(
-    run: Run, arguments: tuple[str, ...], says: str
-) -> None:
-    result = run(*SMALL, *arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    [line] = result.stderr.splitlines()
-    assert says in line
 
 
 def test_a_model_explains_what_its_groups_refused(run: Run) -> None:

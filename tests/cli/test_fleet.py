@@ -143,29 +143,6 @@ def test_reuse_of_parts_has_no_bound_beside_it(run: Run, chats: Path) -> None:
     assert result.stdout.splitlines()[-1].split()[4] == "\N{EN DASH}"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--routers", "longest-prefx"], "did you mean 'longest-prefix'?"),
-        (["--replicas", "1,zero"], "replicas must be whole numbers above 0"),
-        (["--replicas", "0"], "replicas must be whole numbers above 0"),
-        (["--replicas", "2+0"], "or two of them such as 6+2, got '2+0'"),
-        (["--replicas", "1+1+1"], "or two of them such as 6+2, got '1+1+1'"),
-        (["--decode-router", "nearest"], "'nearest' is not one of"),
-        (["--load-weight", "-1"], "-1"),
-        (["--event-loss", "0,120%"], "share must be in [0, 1] or [0%, 100%], got '120%'"),
-        (["--event-delay-ms", "soon"], "delays must be whole numbers, at least 0, got 'soon'"),
-        (["--event-repair", "replays"], "did you mean 'replay'?"),
-        (["--capacity", "1,2"], "capacity must be one pool size"),
-    ],
-)
-def test_a_wrong_fleet_is_one_line(run: Run, arguments: list[str], message: str) -> None:
-    result = run("fleet", "chat", *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_a_fleet_that_is_asked_for_too_much_prefill_says_so(run: Run, chats: Path) -> None:
     asked = ("fleet", chats, "--capacity", "900", "--replicas", "1,2", "--router", "session")
     slow = run(*asked, "--prefill-ms-per-token", "100")

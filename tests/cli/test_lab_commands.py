@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,16 +55,6 @@ def test_sweep_with_two_processes_prints_the_same_bytes(run: Run) -> None:
     assert two.stdout_bytes == one.stdout_bytes
 
 
-@pytest.mark.parametrize(
-    "command", [(*SWEEP, "--policies", "lru"), PLAN, ("workload", "few-shot")], ids=lambda c: c[0]
-)
-def test_the_command_in_the_json_repeats_it(run: Run, command: tuple[str, ...]) -> None:
-    one = run(*command, "--json", "--seed", 3)
-    again = json.loads(one.stdout)["command"]
-    assert again.startswith(f"blockmgr {command[0]} few-shot ")
-    assert run(*shlex.split(again)[1:]).stdout_bytes == one.stdout_bytes
-
-
 def test_plan_says_how_many_blocks_and_gib(run: Run) -> None:
     document = json.loads(run(*PLAN, *SHAPE, "--json").stdout)
 
@@ -111,20 +99,6 @@ def test_plan_reads_a_config(run: Run, tmp_path: Path) -> None:
 
     assert json.loads(as_file.stdout)["bytes_per_token"] == 131072
     assert json.loads(narrower.stdout)["bytes_per_token"] == 65536
-
-
-def test_plan_without_a_config_never_loads_torch() -> None:
-    words = [str(word) for word in ("blockmgr", *PLAN, *SHAPE)]
-    program = (
-        f"import sys; sys.argv = {words!r}\n"
-        "from blockmgr.__main__ import main\n"
-        "try: main()\n"
-        "except SystemExit: print('torch' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
 @pytest.mark.parametrize("format_", ["mooncake", "own"])
@@ -215,52 +189,6 @@ def test_replay_takes_a_policy(run: Run) -> None:
     assert rates["lru"] != rates["arc"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("sweep", "chta"), "must be a file, a folder or one of"),
-        (("sweep", "chta"), "did you mean 'chat'?"),
-        (("sweep", "chat", "--workload", "agent"), "SOURCE excludes --trace and --workload"),
-        (("sweep", "chat", "--policies", "lru,lfud"), "got 'lfud'; did you mean 'lfuda'?"),
-        (("sweep", "chat", "--policies", "lru,lru"), "policies must differ, got 'lru' twice"),
-        (("sweep", "chat", "--capacities", "3"), "capacity must be at least 219 blocks (0.97%)"),
-        (("sweep", "chat", "--block-sizes", "16,no"), "whole numbers above 0, got '16,no'"),
-        (("sweep", "chat", "--jobs", "0"), "0 is not in the range"),
-        (("replay", "--eviction", "acr"), "got 'acr'; did you mean 'arc'?"),
-        (("plan", "chat"), "Missing option '--hit-rate'"),
-        (("plan", "chat", "--hit-rate", "99%"), "hit rate must be at most 92.51%"),
-        (("plan", "chat", "--hit-rate", "101%"), "got '101%'"),
-        (("plan", "chat", "--hit-rate", "9%", "--layers", "3"), "needs all of --layers"),
-        (("plan", "chat", "--hit-rate", "9%", "--dtype", "bf16"), "did you mean 'bfloat16'?"),
-        (
-            ("plan", "chat", "--hit-rate", "9%", "--model", ".", "--layers", "3"),
-            "--model excludes --layers",
-        ),
-        (("workload", "chta"), "got 'chta'; did you mean 'chat'?"),
-        (("workload", "chat", "--format", "cvs"), "'cvs' is not one of"),
-        (("report", "chat"), "Missing option '--output'"),
-        (("report", "chat", "-o", "page.pdf"), "output must end in .html"),
-        (("report", "chat", "-o", "no/page.html"), "folder that exists, got 'no'"),
-        (("report", "chat", "-o", "a.html", "--png", "b.svg"), "output must end in .png"),
-        (("report", "chat", "-o", "a.html", "--capacity", "1,2"), "capacity must be one pool"),
-        (("report", "chat", "-o", "a.html", "--replicas", "0"), "replicas must be whole numbers"),
-        (("report", "chat", "-o", "a.html", "--routers", "sesion"), "did you mean 'session'"),
-        (("report", "chat", "-o", "a.html", "--warmup", "half"), "share must be in [0, 1]"),
-    ],
-)
-def test_a_wrong_command_is_one_line_with_what_would_be_right(
-    run: Run, arguments: tuple[str, ...], message: str
-) -> None:
-    result = run(*arguments)
-
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert message in result.stderr
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert not Path("a.html").exists()
-
-
 def test_a_trace_out_of_order_is_bad_input_with_its_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     line = '{{"timestamp": {}, "input_length": 600, "output_length": 7, "hash_ids": [3, 9]}}\n'
@@ -273,26 +201,6 @@ def test_a_trace_out_of_order_is_bad_input_with_its_line(run: Run, tmp_path: Pat
         result = run(*command)
         assert result.exit_code == 3
         assert f"{path}:2:2: found timestamp 4, expected at least 5" in result.stderr
-
-
-def test_plan_reads_a_config_without_torch(tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    fields = {
-        "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64, "torch_dtype": "bfloat16",
-    }  # fmt: skip
-    config.write_text(json.dumps(fields))
-    command = ["plan", "chat", "--hit-rate", "50%", "--model", str(config)]
-    without_torch = f"""
-import sys
-sys.modules["torch"] = None
-from blockmgr.__main__ import main
-sys.argv = ["blockmgr", *{command!r}]
-sys.exit(main())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", without_torch], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_pool_that_is_too_small_has_a_line_without_numbers_and_the_others_are_replayed(

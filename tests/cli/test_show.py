@@ -162,61 +162,11 @@ def test_options_of_the_replay_reach_it(run: Run) -> None:
     assert float(rates[0][1]) < float(rates[1][1])  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--step", "0"), "0 is not in the range"),
-        (("--step", "x"), "'x' is not a valid integer"),
-        (("--step", "99999"), "step must be at most"),
-        (("--at", "130%"), "got '130%'"),
-        (("--at", "10%", "--step", "3"), "--step and --at exclude each other"),
-        (("--capacity", "10%,20%"), "capacity must be one pool size, got '10%,20%'"),
-        (("--capacity", "none"), "got 'none'"),
-        (("--capacity", "9" * 15), "num_blocks"),
-        (("--capacity", "3"), "no request fits a pool of 3 blocks: there is no step to show"),
-        (("--block-size", "0"), "block_size must be in [1, 65535], got 0"),
-        (("--output", "map.png"), "output must end in .html or .svg, got 'map.png'"),
-        (("--output", "no/map.svg"), "output must go into a folder that exists, got 'no'"),
-        (("--trace", "no-such-file"), "no-such-file"),
-        (("--workload", "nothing"), "'nothing' is not one of"),
-        (("--no-such-option",), "--no-such-option"),
-        (("surplus",), "surplus"),
-    ],
-)
-def test_a_wrong_command_is_one_line_with_a_hint(
-    run: Run, arguments: tuple[str, ...], message: str
-) -> None:
-    result = run("show", *arguments)
-
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert message in result.stderr
-    assert result.stderr.endswith("(try 'blockmgr show --help')\n")
-    assert result.stderr.count("\n") == 1
-
-
 def test_a_wrong_output_is_told_before_the_replay(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blockmgr.cli.options.chosen_trace", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("blockmgr.cli.options.generate", lambda *_: pytest.fail("too late"))
     assert run(*SMALL, "-o", "map.gif").exit_code == 2
-
-
-def test_a_trace_and_a_workload_exclude_each_other(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(GOOD, encoding="utf-8")
-    result = run("show", "--trace", path, "--workload", "chat")
-    assert result.exit_code == 2
-    assert "--trace and --workload exclude each other" in result.stderr
-
-
-def test_a_malformed_trace_is_bad_input(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_text("[]\n", encoding="utf-8")
-    result = run("show", "--trace", path)
-    assert result.exit_code == 3
-    assert result.stderr == f"error: {path}:1:1: found the end of the file, expected a request\n"
 
 
 def test_states_have_colours_on_a_terminal_and_none_where_they_are_not_wanted(

@@ -118,25 +118,6 @@ def test_the_command_that_repeats_a_run_does_for_any_file_name(folder: Path, nam
     assert (again.returncode, again.stdout) == (0, first.stdout)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("replay", "--capacity", "10%,10%"), "capacities must differ, got '10%' twice"),
-        (("replay", "--capacity", "10%,5%,10.0%"), "capacities must differ, got '10.0%' twice"),
-        (("sweep", "--capacities", "64,064"), "capacities must differ, got '064' twice"),
-        (("sweep", "--block-sizes", "16,32,16"), "block sizes must differ, got 16 twice"),
-        (("plan", "--hit-rate", "30%,0.3"), "hit rates must differ, got 30% twice"),
-        (("plan", "--hit-rate", "30%", "--hit-rate", "30%"), "hit rates must differ, got 30%"),
-        (("report", "-o", "x.html", "--capacities", "5%,5%"), "capacities must differ, got '5%'"),
-    ],
-)
-def test_what_is_asked_for_twice_is_refused(run: Run, words: tuple[str, ...], message: str) -> None:
-    result = run(*words)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_one_block_and_a_hundred_percent_are_two_pool_sizes(run: Run, folder: Path) -> None:
     result = run("replay", folder / "t.jsonl", "--capacity", "1,100%")
     assert result.exit_code == 0

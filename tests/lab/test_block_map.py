@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from blockmgr import BlockManager
 from blockmgr.blocks import BlockState
-from blockmgr.lab.block_map import as_html, as_svg, block_map, check_path, save_block_map
+from blockmgr.lab.block_map import as_html, as_svg, block_map, save_block_map
 from blockmgr.lab.block_map.facts import BlockMap, spans
 from blockmgr.lab.block_map.style import PALETTES
 
@@ -585,6 +585,6 @@ def test_another_suffix_is_refused(busy: BlockMap, tmp_path: Path, name: str) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_refused(busy: BlockMap, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="output must go into a folder that exists"):
-        check_path(tmp_path / "no" / "map.html")
+        save_block_map(busy, tmp_path / "no" / "map.html")

@@ -16,7 +16,7 @@ from blockmgr.groups import ChunkedAttention, FullAttention, Group, RecurrentSta
 from blockmgr.lab import replay_manager
 from blockmgr.lab.delivery import REPAIRS, Delivery
 from blockmgr.lab.event_router import EventRouter
-from blockmgr.lab.fleet import fleet
+from blockmgr.lab.fleet import FleetOptions, fleet
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.routing import Arrival, Setting, View
 from blockmgr.lab.trace import Trace
@@ -123,7 +123,7 @@ def routed(
         made.append(kind(setting))
         return made[0]
 
-    fleet(trace, 3, blocks, config, factory, **options)
+    fleet(trace, 3, blocks, config, factory, options=FleetOptions(**options))
     return made[0]
 
 
@@ -295,7 +295,8 @@ def test_draws_of_what_is_lost_follow_the_seed() -> None:
 
     def counts(seed: int) -> list[int]:
         config = ReplayConfig(block_size=16)
-        found = fleet(chat, 3, 700, config, "events", delivery=lossy, seed=seed)
+        options = FleetOptions(delivery=lossy, seed=seed)
+        found = fleet(chat, 3, 700, config, "events", options=options)
         return [one.hit_tokens for one in found.replicas]
 
     assert counts(1) == counts(1) != counts(2)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockmgr.lab.fleet import FleetResult, PrefillModel, best_hit_rate, fleet
+from blockmgr.lab.fleet import FleetOptions, FleetResult, PrefillModel, best_hit_rate, fleet
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.routers import ROUTERS, router_of
 from blockmgr.lab.routing import Arrival, Setting, View
@@ -145,12 +145,12 @@ def test_time_to_first_token_is_the_wait_and_what_is_computed(make_trace: MakeTr
     model = PrefillModel(ms_per_token=2, overhead_ms=10)
     instant = replace(CONFIG, min_service_ms=0)
     # Prompts of 5, 1 and 3 tokens to compute come at 0, 1 and 2 ms: prefills begin at 0, 10 and 12.
-    result = fleet(trace, 1, 9, instant, first_token=model)
+    result = fleet(trace, 1, 9, instant, options=FleetOptions(first_token=model))
     assert result.first_token_ms.tolist() == [20, 9 + 12, 10 + 16]
     assert result.first_token_quantile(0.5) == 21
     assert result.prefill_loads == (18 / 2,)
     # Two blocks of three: the second prompt waits until the first has ended.
-    crowded = fleet(trace, 1, 3, CONFIG, first_token=model)
+    crowded = fleet(trace, 1, 3, CONFIG, options=FleetOptions(first_token=model))
     assert crowded.first_token_ms.tolist()[1] == 499 + 12
     with pytest.raises(ValueError, match=r"share must be in \[0, 1\], got 2"):
         result.first_token_quantile(2)
@@ -174,7 +174,6 @@ def test_a_request_that_fits_no_replica_is_rejected(make_trace: MakeTrace) -> No
     [
         ({"replicas": 0}, "replicas must be at least 1, got 0"),
         ({"router": "nearest"}, "router must be one of random, .*, got 'nearest'"),
-        ({"load_weight": -1}, "load_weight must be at least 0, got -1"),
         ({"router": lambda _: lambda _a, _v: 7}, r"router must choose from \[0, 2\), got 7"),
     ],
 )
@@ -186,12 +185,21 @@ def test_a_fleet_that_cannot_be_is_refused(
         fleet(make_trace([1, 2, 3]), **{**good, **changes})
 
 
+@pytest.mark.parametrize("value", [-1, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["load_weight", "send_ms_per_token"])
+def test_options_of_a_fleet_out_of_bounds_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 0, got {value}"):
+        FleetOptions(**{name: value})
+
+
 def test_replicas_compute_prompts_one_after_another_and_beside_each_other(
     make_trace: MakeTrace,
 ) -> None:
     trace = make_trace([1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16])
     model = PrefillModel(ms_per_token=1, overhead_ms=10)
-    one, two = (fleet(trace, n, 40, CONFIG, first_token=model) for n in (1, 2))
+    one, two = (
+        fleet(trace, n, 40, CONFIG, options=FleetOptions(first_token=model)) for n in (1, 2)
+    )
     # At 0, 1, 2 and 3 ms: each takes 4 ms of a replica, and the fixed part takes none of it.
     assert one.first_token_ms.tolist() == [14, 14 + 3, 14 + 6, 14 + 9]
     assert sorted(two.first_token_ms.tolist()) == [14, 14, 14 + 2, 14 + 2]
@@ -206,7 +214,7 @@ def test_a_model_of_the_first_token_gets_the_whole_wait(make_trace: MakeTrace) -
         waits.append(wait_ms)
         return wait_ms + 7 * computed
 
-    fleet(make_trace([1, 2, 3], [4, 5, 6]), 1, 9, CONFIG, first_token=model)
+    fleet(make_trace([1, 2, 3], [4, 5, 6]), 1, 9, CONFIG, options=FleetOptions(first_token=model))
     assert max(waits) == 20
     # Below the capacity of a replica, nobody waits for another prefill.
     waits.clear()
@@ -214,7 +222,9 @@ def test_a_model_of_the_first_token_gets_the_whole_wait(make_trace: MakeTrace) -
     apart = Trace(
         "apart", tuple(replace(r, arrival_ms=100 * i) for i, r in enumerate(slow.requests))
     )
-    assert fleet(apart, 1, 9, CONFIG, first_token=model).prefill_load == 42 / 100
+    assert (
+        fleet(apart, 1, 9, CONFIG, options=FleetOptions(first_token=model)).prefill_load == 42 / 100
+    )
     assert set(waits) == {0}
 
 

@@ -218,7 +218,7 @@ class Stops(EventLoop):
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
         assert self._watch is not None
-        self._refused = self._watch._reach.refused(tokens, request.namespace)
+        self._refused = self._watch._refused
         match = self.manager.match(tokens, namespace=request.namespace, num_slots=1)
         self._found = match.num_cached_tokens
         return super()._start(request, tokens)

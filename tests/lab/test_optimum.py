@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.optimum import Optimum, optimum, optimum_of
+from blockmgr.lab.optimum import Optimum, optima_of, optimum
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.trace import Request, Trace
@@ -133,7 +133,7 @@ def test_a_larger_pool_never_finds_less() -> None:
     trace = generate("agent", seed=1, agents=8)
     config = ReplayConfig(block_size=64)
     stream = references(trace, config)
-    rates = [optimum_of(stream, blocks, config).hit_rate for blocks in range(100, 1500, 100)]
+    rates = [optima_of(stream, [blocks], config)[0].hit_rate for blocks in range(100, 1500, 100)]
     assert rates == sorted(rates)
     assert rates[0] < rates[-1]
 

@@ -52,7 +52,7 @@ def test_the_curve_the_bound_and_the_unbounded_pool_are_those_of_a_replay(block_
         )
         curve = hit_rate_curve(trace, config)
         stream = references(trace, config)
-        assert [r.held_blocks for r in stream.requests] == [
+        assert stream.column("held_blocks").tolist() == [
             held_blocks(each, config) for each in trace.requests
         ]
         for blocks in range(curve.exact_from, curve.exact_from + 20):

@@ -25,7 +25,7 @@ from tests.lab.test_page import Page
 
 page = pytest.importorskip("blockmgr.lab.page", reason="needs matplotlib", exc_type=ImportError)
 # These import matplotlib as well.
-from blockmgr.lab.page.group_chapters import group_bands  # noqa: E402
+from blockmgr.lab.page.bands import pool_bands  # noqa: E402
 
 [THIRD] = parse_capacities("30%")
 GROUPS = (FullAttention(), SlidingWindow(64), RecurrentState())
@@ -98,7 +98,7 @@ def test_a_page_on_states_has_full_attention_as_its_bound(
 
 
 def test_bands_of_groups_are_the_whole_pool_in_every_frame(grouped: page.Report) -> None:
-    bands = group_bands(grouped)
+    bands = pool_bands(grouped)
     assert [band.name for band in bands[:2]] == [
         "FullAttention(), in use",
         "FullAttention(), cached",

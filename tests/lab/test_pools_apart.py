@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from blockmgr.groups import FullAttention, SlidingWindow
-from blockmgr.lab.fleet import PrefillModel
-from blockmgr.lab.pools_apart import best_apart_hit_rate, fleet_apart
+from blockmgr.lab.fleet import FleetOptions, PrefillModel
+from blockmgr.lab.pools_apart import Split, best_apart_hit_rate, fleet_apart
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.trace import Request, Trace
@@ -33,7 +33,8 @@ def test_a_request_is_prefilled_and_then_handed_over() -> None:
         "two", (request(0, 1, 2, 3, 4, 5, outputs=3), request(50, 1, 2, 3, 4, 6, 7, outputs=3))
     )
     model = PrefillModel(ms_per_token=2, overhead_ms=10)
-    found = fleet_apart(trace, 1, 1, 20, CONFIG, send_ms_per_token=3, first_token=model)
+    options = FleetOptions(send_ms_per_token=3, first_token=model)
+    found = fleet_apart(trace, Split(1, 1), 20, CONFIG, options=options)
     # Five tokens are computed, then the two that are not cached; equally many are sent.
     assert found.first_token_ms.tolist() == [20, 14]
     assert found.handover_ms.tolist() == [15, 6]
@@ -47,8 +48,8 @@ def test_a_request_is_prefilled_and_then_handed_over() -> None:
 def test_a_decode_replica_that_is_full_delays_decoding_and_not_the_first_token() -> None:
     trace = Trace("two", (request(0, 1, 2, 3), request(0, 7, 8, 9)))
     model = PrefillModel(ms_per_token=0, overhead_ms=10)
-    send = {"decode_blocks": 3, "send_ms_per_token": 5}
-    found = fleet_apart(trace, 1, 1, 9, CONFIG, **send, first_token=model)
+    options = FleetOptions(decode_blocks=3, send_ms_per_token=5, first_token=model)
+    found = fleet_apart(trace, Split(1, 1), 9, CONFIG, options=options)
     assert found.first_token_ms.tolist() == [10, 10]
     # The first request holds its blocks during the transfer and its service time.
     assert found.handover_ms.tolist() == [15, 15 + 100 + 15]
@@ -58,7 +59,8 @@ def test_a_decode_replica_that_is_full_delays_decoding_and_not_the_first_token()
 def test_a_prefill_replica_that_is_full_delays_the_first_token() -> None:
     trace = Trace("two", (request(0, 1, 2, 3), request(0, 7, 8, 9)))
     model = PrefillModel(ms_per_token=0, overhead_ms=10)
-    found = fleet_apart(trace, 1, 1, 3, CONFIG, decode_blocks=9, first_token=model)
+    options = FleetOptions(decode_blocks=9, first_token=model)
+    found = fleet_apart(trace, Split(1, 1), 3, CONFIG, options=options)
     assert found.first_token_ms.tolist() == [10, 20]
     assert found.handover_ms.tolist() == [0, 0]
 
@@ -74,14 +76,16 @@ def test_handovers_come_in_the_order_in_which_prompts_are_done() -> None:
         return choose
 
     trace = Trace("three", (request(0, *range(40)), request(1, *range(100, 104))))
-    fleet_apart(trace, 2, 1, 40, CONFIG, router="round-robin", decode_router=noting)
+    options = FleetOptions(decode_router=noting)
+    fleet_apart(trace, Split(2, 1), 40, CONFIG, "round-robin", options=options)
     assert order == [4, 40]
 
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_request_passes_both_halves_and_no_fleet_beats_its_bound(router: str) -> None:
     config = ReplayConfig(block_size=16)
-    found = fleet_apart(CHAT, 2, 3, 700, config, router=router, decode_router=router, seed=1)
+    options = FleetOptions(decode_router=router, seed=1)
+    found = fleet_apart(CHAT, Split(2, 3), 700, config, router, options=options)
     count = len(CHAT.requests)
     assert sum(one.requests for one in found.prefill) == count
     assert sum(one.requests for one in found.decode) == count
@@ -93,11 +97,11 @@ def test_every_request_passes_both_halves_and_no_fleet_beats_its_bound(router: s
 
 
 def test_one_replica_that_prefills_at_once_is_a_replay_of_prompts_alone() -> None:
-    at_once = PrefillModel(ms_per_token=0, overhead_ms=0)
+    at_once = FleetOptions(first_token=PrefillModel(ms_per_token=0, overhead_ms=0))
     for seed in range(30):
         trace = worlds.conversations(Random(seed), 14)
         bare = tuple(replace(one, outputs=(), num_output_tokens=0) for one in trace.requests)
-        found = fleet_apart(trace, 1, 1, 40, CONFIG, first_token=at_once)
+        found = fleet_apart(trace, Split(1, 1), 40, CONFIG, options=at_once)
         # Everything happens at the time of arrival, so the second half is a replay as well.
         instant = replace(CONFIG, min_service_ms=0)
         expected = (
@@ -111,11 +115,13 @@ def test_one_replica_that_prefills_at_once_is_a_replay_of_prompts_alone() -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prefill": 0}, "prefill must be at least 1, got 0"),
-        ({"decode": 0}, "decode must be at least 1, got 0"),
-        ({"send_ms_per_token": -1}, "send_ms_per_token must be at least 0, got -1"),
+        ({"split": Split(0, 1)}, "prefill must be at least 1, got 0"),
+        ({"split": Split(1, 0)}, "decode must be at least 1, got 0"),
         ({"router": "nearest"}, "router must be one of random, .*, got 'nearest'"),
-        ({"decode_router": "nearest"}, "router must be one of random, .*, got 'nearest'"),
+        (
+            {"options": FleetOptions(decode_router="nearest")},
+            "router must be one of random, .*, got 'nearest'",
+        ),
         ({"num_blocks": 1}, "num_blocks must hold a request of prompts, got 1"),
         (
             {"config": replace(CONFIG, groups=(FullAttention(), SlidingWindow(2)))},
@@ -125,6 +131,6 @@ def test_one_replica_that_prefills_at_once_is_a_replay_of_prompts_alone() -> Non
 )
 def test_a_fleet_apart_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     trace = Trace("prompts", (request(0, *range(8)),))
-    good: dict[str, Any] = {"prefill": 1, "decode": 1, "num_blocks": 9, "config": CONFIG}
+    good: dict[str, Any] = {"split": Split(1, 1), "num_blocks": 9, "config": CONFIG}
     with pytest.raises(ValueError, match=message):
         fleet_apart(trace, **{**good, **changes})

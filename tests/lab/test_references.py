@@ -11,6 +11,7 @@ import pytest
 
 from blockmgr.lab.references import NO_RUN, References, references
 from blockmgr.lab.replay import ReplayConfig
+from blockmgr.lab.runs import COLUMNS
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from tests.lab.worlds import conversations, prompts
 
@@ -36,9 +37,10 @@ def expanded(trace: Trace) -> Trace:
 
 def node_paths(stream: References) -> list[list[list[int]]]:
     """The blocks of each request: looked up, in the prompt, and in each sample at its end."""
+    columns = (stream.column(name).tolist() for name in ("limit", "prompt"))
     return [
-        [stream.nodes(run) for run in (request.limit, request.prompt, *request.ends)]
-        for request in stream.requests
+        [stream.nodes(run).tolist() for run in (*runs, *stream.ends_of(request))]
+        for request, runs in enumerate(zip(*columns, strict=True))
     ]
 
 
@@ -57,7 +59,7 @@ def test_numbers_are_equal_exactly_where_whole_prefixes_are() -> None:
                 for depth, node in enumerate(path, start=1):
                     prefix = (request.namespace, *text[: depth * size])
                     assert prefixes.setdefault(node, prefix) == prefix
-        assert sorted(prefixes) == list(range(stream.runs.num_nodes))
+        assert sorted(prefixes) == list(range(stream.num_nodes))
         assert len(set(prefixes.values())) == len(prefixes)
 
 
@@ -80,10 +82,8 @@ def test_ids_and_the_tokens_they_stand_for_give_the_same_blocks(rule: str, block
         by_tokens = references(expanded(trace), config, rule)  # type: ignore[arg-type]
         assert _renumbered(by_ids) == _renumbered(by_tokens)
         assert by_ids.query_blocks == by_tokens.query_blocks
-        for one, other in zip(by_ids.requests, by_tokens.requests, strict=True):
-            assert replace(one, limit=0, prompt=0, ends=()) == replace(
-                other, limit=0, prompt=0, ends=()
-            )
+        for name in set(COLUMNS) - {"limit", "prompt"}:
+            assert np.array_equal(by_ids.column(name), by_tokens.column(name))
 
 
 def _renumbered(stream: References) -> list[list[list[int]]]:
@@ -115,7 +115,7 @@ def test_a_partial_id_is_the_id_that_begins_alike() -> None:
     stream = references(hashed(([1, 2], 700), ([1, 2], 1024)), ReplayConfig(block_size=512), "ids")
     (short, _, _), (long, _, _) = node_paths(stream)
     assert short == long
-    assert [request.last_tokens for request in stream.requests] == [188, 512]
+    assert stream.column("last_tokens").tolist() == [188, 512]
 
 
 def test_runs_do_not_grow_with_the_blocks_of_a_prompt() -> None:
@@ -124,8 +124,8 @@ def test_runs_do_not_grow_with_the_blocks_of_a_prompt() -> None:
         stream = references(trace, ReplayConfig(block_size=block_size), "served")
         # The runs are [1 2], [3] without its end, that end with [5], and [4]; at 512 tokens per
         # block, where no prompt is served its last id, they are [1 2] and [3].
-        assert len(stream.runs) == (4 if block_size < 512 else 2)
-        assert stream.runs.num_nodes == len({n for p in node_paths(stream) for q in p for n in q})
+        assert len(stream.length) == (4 if block_size < 512 else 2)
+        assert stream.num_nodes == len({n for p in node_paths(stream) for q in p for n in q})
 
 
 def test_a_sample_keeps_all_uses_of_a_block_or_none() -> None:
@@ -168,9 +168,9 @@ def _key(trace: Trace, paths: list[list[list[int]]], node: int) -> bytes:
 
 def test_an_empty_prefix_is_no_run(make_trace: MakeTrace) -> None:
     stream = references(make_trace([1], [2]), ReplayConfig(block_size=4))
-    assert (len(stream.runs), stream.runs.num_nodes) == (0, 0)
-    assert stream.requests[0].limit == NO_RUN
-    assert stream.nodes(NO_RUN) == []
+    assert (len(stream.length), stream.num_nodes) == (0, 0)
+    assert stream.column("limit").tolist() == [NO_RUN, NO_RUN]
+    assert not len(stream.nodes(NO_RUN))
 
 
 def test_an_unknown_rule_and_a_block_size_ids_cannot_be_cut_into_are_refused() -> None:

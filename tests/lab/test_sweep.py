@@ -44,10 +44,6 @@ def test_rows_come_by_block_size_then_capacity(outcome: Sweep) -> None:
     assert places == [(8, "20%"), (8, "700"), (16, "20%"), (16, "700")]
 
 
-def test_two_processes_find_what_one_finds(trace: Trace, outcome: Sweep) -> None:
-    assert sweep(trace, CAPACITIES, CONFIG, block_sizes=SIZES, jobs=2) == outcome
-
-
 def test_advance_is_called_once_for_each_piece_of_work(trace: Trace) -> None:
     calls: list[None] = []
     sweep(trace, CAPACITIES, CONFIG, block_sizes=SIZES, advance=lambda: calls.append(None))
@@ -72,19 +68,6 @@ def test_a_pool_below_the_largest_request_is_refused_with_the_smallest_that_is_n
         sweep(trace, parse_capacities(f"{least - 1}"), CONFIG)
 
     assert not sweep(trace, parse_capacities(f"{least}"), CONFIG).rows[0].result.rejected
-
-
-def test_a_pool_that_is_too_small_does_not_stop_the_others(trace: Trace) -> None:
-    least = largest_request_blocks(trace, CONFIG)
-    found = sweep(trace, parse_capacities(f"{least - 1},700"), CONFIG, policies=("lru", "arc"))
-    assert [(row.capacity.text, row.policy) for row in found.rows] == [
-        ("700", "lru"),
-        ("700", "arc"),
-    ]
-    [small] = found.too_small
-    assert (small.capacity.text, small.num_blocks) == (str(least - 1), least - 1)
-    assert (small.block_size, small.least_blocks) == (16, least)
-    assert found.rows == sweep(trace, parse_capacities("700"), CONFIG, policies=("lru", "arc")).rows
 
 
 def test_a_gap_of_next_to_nothing_has_no_share_that_is_closed(outcome: Sweep) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.curve import hit_rate_curve
-from blockmgr.lab.optimum import optimum_of
+from blockmgr.lab.optimum import optima_of
 from blockmgr.lab.references import Rule, references
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.trace import Trace, read_trace
@@ -72,7 +72,7 @@ def test_every_count_of_the_tables(
         blocks: (
             curve.hit_blocks_at(blocks),
             curve.hit_tokens_at(blocks),
-            optimum_of(stream, blocks, AT_512).hit_blocks,
+            optima_of(stream, [blocks], AT_512)[0].hit_blocks,
         )
         for blocks in CAPACITIES
     }
@@ -87,10 +87,11 @@ def test_naive_simulations_count_the_same_at_512_tokens_a_block(
     curve = hit_rate_curve(conversation, AT_512, rule)
     stream = references(conversation, AT_512, rule)
     assert curve.hit_blocks[-1] == unbounded_hits(known)
-    assert optimum_of(stream, 10**6, AT_512).hit_blocks == unbounded_hits(known)
+    assert optima_of(stream, [10**6], AT_512)[0].hit_blocks == unbounded_hits(known)
     for blocks in CAPACITIES:
         assert curve.hit_blocks_at(blocks) == lru_hits(known, blocks)
-        assert optimum_of(stream, blocks, AT_512).hit_blocks == farthest_first_hits(known, blocks)
+        [best] = optima_of(stream, [blocks], AT_512)
+        assert best.hit_blocks == farthest_first_hits(known, blocks)
 
 
 def test_the_manager_replayed_at_512_tokens_a_block_is_on_the_curve(conversation: Trace) -> None:
@@ -109,7 +110,7 @@ def test_the_manager_with_requests_that_overlap_is_on_the_curve(conversation: Tr
         assert (result.waited, result.hit_tokens) == (0, curve.hit_tokens_at(blocks))
         assert (
             result.hit_tokens
-            <= optimum_of(references(conversation, config), blocks, config).hit_tokens
+            <= optima_of(references(conversation, config), [blocks], config)[0].hit_tokens
         )
     assert replay(conversation, curve.exact_from - 1, config).waited > 0
 
@@ -122,5 +123,5 @@ def test_every_count_at_16_tokens_a_block(conversation: Trace) -> None:
     assert stream.query_blocks == 9_043_202
     assert curve.hit_blocks[-1] == 3_381_090
     assert curve.hit_blocks_at(ten) == 2_560_128
-    optimum = [optimum_of(stream, blocks, AT_16).hit_blocks for blocks in (one, ten)]
+    optimum = [optima_of(stream, [blocks], AT_16)[0].hit_blocks for blocks in (one, ten)]
     assert optimum == [2_182_605, 3_381_090]

@@ -19,36 +19,22 @@ from blockmgr.lab.block_map.page import as_html
 from blockmgr.lab.block_map.svg import as_svg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["BlockMap", "as_html", "as_svg", "block_map", "check_path", "save_block_map"]
+__all__ = ["SUFFIXES", "BlockMap", "as_html", "as_svg", "block_map", "save_block_map"]
 
 SUFFIXES: Final = (".html", ".svg")
-
-
-def check_path(path: str | Path, *, inputs: Iterable[str | Path | None] = ()) -> Path:
-    """``path``, if a map can be saved there.
-
-    Args:
-        path: File to write.
-        inputs: Files that are read and must not be replaced; a None is no file.
-
-    Raises:
-        ValueError: The suffix is neither ``.html`` nor ``.svg``, there is no such folder, it is a
-            folder or a symbolic link, or it is one of ``inputs``.
-    """
-    return check_output(path, suffixes=SUFFIXES, inputs=inputs)
 
 
 def save_block_map(shown: BlockMap, path: str | Path) -> Path:
     """Write a map into a file, as HTML or SVG by its suffix.
 
     Raises:
-        ValueError: As in ``check_path``.
+        ValueError: The suffix is neither ``.html`` nor ``.svg``, there is no such folder, or it is
+            a folder or a symbolic link.
         OSError: The file cannot be written; an existing file is unchanged.
     """
-    target = check_path(path)
+    target = check_output(path, suffixes=SUFFIXES)
     text = as_svg(shown) if target.suffix.lower() == ".svg" else as_html(shown)
     with replacing(target) as file:
         file.write(text.encode())

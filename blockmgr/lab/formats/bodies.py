@@ -127,7 +127,7 @@ def asked(record: Record, reading: Reading) -> tuple[dict[str, Any], list[Asked]
     if used == "input" and isinstance(listed, str):
         listed = [{"role": "user", "content": listed}]
     if not isinstance(listed, list) or not listed:
-        raise record.error(used, f"{used} {shown(listed)}", "a list, not empty")
+        raise record.wrong(used, listed, "a list, not empty")
     messages = _system(record, row, body)
     for item in listed:
         messages += normal(record, reading, used, item)
@@ -162,7 +162,7 @@ def _answer_messages(record: Record, reading: Reading, body: Any) -> Messages:
     if isinstance(body, str):
         return [{"role": "assistant", "content": body}]
     if not isinstance(body, dict):
-        raise record.error("response", f"response {shown(body)}", "a text, or choices")
+        raise record.wrong("response", body, "a text, or choices")
     if isinstance(body.get("choices"), list):
         return [_choice(record, reading, choice) for choice in body["choices"]]
     for name in ("output", "content"):
@@ -175,7 +175,7 @@ def _answer_messages(record: Record, reading: Reading, body: Any) -> Messages:
     if body.get("error") is not None:
         reading.notes.leave_out("answers that are errors")
         return []
-    raise record.error("response", f"response {shown(body)}", "a text, or choices")
+    raise record.wrong("response", body, "a text, or choices")
 
 
 def _choice(record: Record, reading: Reading, choice: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _prompts(record: Record, name: str, value: Any) -> list[Asked]:
         if all(isinstance(one, list) for one in value):
             return [Asked(tokens=record.tokens(name, one)) for one in value]
         return [Asked(tokens=record.tokens(name, value))]
-    raise record.error(name, f"{name} {shown(value)}", "a text, or tokens")
+    raise record.wrong(name, value, "a text, or tokens")
 
 
 def _system(record: Record, row: dict[str, Any], body: dict[str, Any]) -> Messages:
@@ -245,7 +245,7 @@ def _tools(record: Record, tools: Any) -> Any:
     if tools is None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise record.error("tools", f"tools {shown(tools)}", "a list of objects")
+        raise record.wrong("tools", tools, "a list of objects")
     found = []
     for tool in tools:
         if isinstance(tool.get("function"), dict):
@@ -284,7 +284,7 @@ def normal(record: Record, reading: Reading, field_name: str, item: Any) -> Mess
     thoughts = next((item[name] for name in THOUGHTS if isinstance(item.get(name), str)), "")
     calls = item.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise record.error("tool_calls", f"tool_calls {shown(calls)}", "a list")
+        raise record.wrong("tool_calls", calls, "a list")
     said = _said(role, "", thoughts=thoughts, calls=[_call(record, call) for call in calls])
     for name in ("name", "tool_call_id"):
         if isinstance(item.get(name), str):
@@ -355,6 +355,6 @@ def text_of(record: Record, name: str, content: Any) -> str:
         if isinstance(part, dict) and part.get("type", "text") in TEXT_PARTS:
             text = part.get("text", part.get("refusal"))
         if not isinstance(text, str):
-            raise record.error(name, f"{name} {shown(content)}", "text")
+            raise record.wrong(name, content, "text")
         texts.append(text)
     return "".join(texts)

@@ -24,7 +24,6 @@ from blockmgr.lab.formats.bodies import (
     asked,
 )
 from blockmgr.lab.formats.fields import Known
-from blockmgr.lab.formats.reading import peeked
 from blockmgr.lab.formats.record import MAX_NUMBER, shown
 from blockmgr.lab.formats.times import DELAYS, TIMES, TURN_MS, Arrivals, Times, answered_ms
 from blockmgr.lab.request import OUTPUT_TOKEN
@@ -111,14 +110,7 @@ def sharegpt(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
 
 def openai_log(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
     """Requests in OpenAI's or Anthropic's format, with their answers if there are any."""
-    first, records = peeked(records)
-    if reading.times is None:
-        reading.times = Times("seconds")
-    rows = [one.value for one in first if isinstance(one.value, dict)]
-    reading.times.settle(
-        next((row[name] for name in TIMES if row.get(name) is not None), None) for row in rows
-    )
-    arrivals = Arrivals(reading.clock, reading.times, reading.notes)
+    _, records, arrivals = reading.begun(records, "seconds")
     joined = _Joined()
     for record in records:
         row = record.object()
@@ -177,7 +169,7 @@ class _Joined:
             return
         if mode not in DELTAS:
             expected = f"one of {', '.join((*WHOLE, *DELTAS))}"
-            raise record.error("message_mode", f"message_mode {shown(mode)}", expected)
+            raise record.wrong("message_mode", mode, expected)
         if session is None or not prompt.messages:
             found = "a delta without session_id and messages"
             raise record.error("message_mode", found, "both, so that turns can be joined")
@@ -333,7 +325,7 @@ def _listed_tools(record: Record, tools: Any) -> Any:
         try:
             tools = json.loads(tools) if tools.strip() else None
         except (ValueError, RecursionError):
-            raise record.error("tools", f"tools {shown(tools)}", "a list as JSON") from None
+            raise record.wrong("tools", tools, "a list as JSON") from None
     if tools is not None and not isinstance(tools, list):
-        raise record.error("tools", f"tools {shown(tools)}", "a list")
+        raise record.wrong("tools", tools, "a list")
     return tools or None

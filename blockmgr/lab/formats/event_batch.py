@@ -130,7 +130,7 @@ def _with_about(record: Record, batch: RecordedBatch, about: Any) -> RecordedBat
         kinds = tuple(str(kind) for kind, _ in groups)
     except (TypeError, ValueError):
         expected = "a list of pairs of a kind and a window"
-        raise record.error("groups", f"groups {shown(groups)}", expected) from None
+        raise record.wrong("groups", groups, expected) from None
     return replace(
         batch,
         epoch=about["epoch"],
@@ -169,8 +169,7 @@ def hashes_of(record: Record, fields: dict[str, Any]) -> list[int | str]:
     """
     hashes = fields.get("block_hashes")
     if not isinstance(hashes, list) or not all(type(one) in (int, str) for one in hashes):
-        found = f"block_hashes {shown(hashes)}"
-        raise record.error("block_hashes", found, "a list of integers or strings")
+        raise record.wrong("block_hashes", hashes, "a list of integers or strings")
     return hashes
 
 
@@ -184,14 +183,13 @@ def stored_of(record: Record, fields: dict[str, Any]) -> Stored:
     tokens = _tokens(record, fields.get("token_ids"))
     size = fields.get("block_size")
     if type(size) is not int or size < 1:
-        raise record.error("block_size", f"block_size {shown(size)}", "an integer above 0")
+        raise record.wrong("block_size", size, "an integer above 0")
     if not hashes or len(tokens) != len(hashes) * size:
         found = f"{len(tokens)} token_ids for {len(hashes)} blocks of {size}"
         raise record.error("token_ids", found, f"{len(hashes) * size}, and at least 1 block")
     parent = fields.get("parent_block_hash")
     if parent is not None and type(parent) not in (int, str):
-        found = f"parent_block_hash {shown(parent)}"
-        raise record.error("parent_block_hash", found, "null, an integer or a string")
+        raise record.wrong("parent_block_hash", parent, "null, an integer or a string")
     adapter = fields.get("lora_name")
     if adapter is None:
         adapter = fields.get("lora_id")
@@ -229,8 +227,7 @@ def _keys(record: Record, extra: Any, count: int) -> list[list[Any]]:
     if extra is None:
         return []
     if not isinstance(extra, list) or len(extra) != count:
-        found = f"extra_keys {shown(extra)}"
-        raise record.error("extra_keys", found, f"a list of {count}, one for each block")
+        raise record.wrong("extra_keys", extra, f"a list of {count}, one for each block")
     keys = []
     for one in extra:
         if one is not None and not isinstance(one, list):

@@ -12,16 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.formats.fields import Known
-from blockmgr.lab.formats.reading import IdSize, peeked
+from blockmgr.lab.formats.reading import IdSize
 from blockmgr.lab.formats.record import MAX_NUMBER, shown
-from blockmgr.lab.formats.times import (
-    CONVERSATION_MS,
-    DELAYS,
-    TIMES,
-    Arrivals,
-    Times,
-    answered_ms,
-)
+from blockmgr.lab.formats.times import CONVERSATION_MS, DELAYS, TIMES, answered_ms
 from blockmgr.lab.request import TOKENS_PER_HASH_ID
 from blockmgr.lab.stored import Row
 
@@ -206,15 +199,8 @@ def _request(record: Record, request: Any) -> dict[str, Any]:
 
 
 def _rows(records: Iterable[Record], reading: Reading, names: _Names) -> Iterator[Row]:
-    first, records = peeked(records)
-    if reading.times is None:
-        reading.times = Times(names.unit)
-    places = [one.value for one in first if isinstance(one.value, dict)]
-    reading.times.settle(
-        next((row[name] for name in TIMES if row.get(name) is not None), None) for row in places
-    )
-    arrivals = Arrivals(reading.clock, reading.times, reading.notes)
-    reader = _Ids(reading, names, map(names_of(names), places))
+    first, records, arrivals = reading.begun(records, names.unit)
+    reader = _Ids(reading, names, [_lengths(row, names) for row in first])
     for record in records:
         row = record.object()
         session = reader.session(record, row)
@@ -241,15 +227,11 @@ def _conversation(reading: Reading, row: dict[str, Any]) -> Any:
     return "chat", found
 
 
-def names_of(names: _Names) -> Any:
-    """A function from a row to its number of ids, its tokens, and the tokens of a block."""
-
-    def of(row: dict[str, Any]) -> tuple[int, Any, Any]:
-        ids = row.get(names.ids)
-        length = next((row[name] for name in names.length if name in row), None)
-        return len(ids) if isinstance(ids, list) else 0, length, row.get(names.size)
-
-    return of
+def _lengths(row: dict[str, Any], names: _Names) -> tuple[int, Any, Any]:
+    """The number of ids of a row, its tokens, and the tokens of a block."""
+    ids = row.get(names.ids)
+    length = next((row[name] for name in names.length if name in row), None)
+    return len(ids) if isinstance(ids, list) else 0, length, row.get(names.size)
 
 
 class _Ids:
@@ -335,9 +317,8 @@ class _Ids:
         """
         mode, session = row.get("message_mode"), row.get("session_id")
         if mode is not None and mode not in WHOLE_PROMPTS:
-            found = f"message_mode {shown(mode)}"
             expected = f"rows with whole prompts ({', '.join(WHOLE_PROMPTS)})"
-            raise record.error("message_mode", found, expected)
+            raise record.wrong("message_mode", mode, expected)
         if not isinstance(session, str | int):
             return None
         ids = row.get(self._names.ids)

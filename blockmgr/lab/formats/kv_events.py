@@ -143,7 +143,7 @@ class _Recording:
         if batch.time_ms < engine.latest_ms:
             if batch.rank not in self._earlier:
                 expected = f"at least {engine.latest_ms} ms, as before in this rank"
-                raise record.error("ts", f"ts {shown(batch.ts)}", expected)
+                raise record.wrong("ts", batch.ts, expected)
             engine = self.engines[batch.rank] = RecordedEngine()
         self._earlier.discard(batch.rank)
         engine.latest_ms = batch.time_ms
@@ -174,9 +174,7 @@ class _Recording:
         """Whether a stored event is of the group whose blocks are prompts."""
         group = fields.get("group_idx")
         if group is not None and (type(group) is not int or group < 0):
-            raise record.error(
-                "group_idx", f"group_idx {shown(group)}", "null or an integer from 0"
-            )
+            raise record.wrong("group_idx", group, "null or an integer from 0")
         kind = fields.get("kv_cache_spec_kind")
         if kind is None:
             kind = engine.kinds.get(group)

@@ -22,17 +22,11 @@ from blockmgr.lab.formats.record import is_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from blockmgr.lab.formats.reading import Reading
-
 __all__ = [
-    "REPEATED",
     "SHORT",
     "STRING",
-    "UNANSWERED",
-    "UNASKED",
     "LogClock",
     "LogLine",
-    "checked_time",
     "head_of_log",
     "log_lines",
     "plain",
@@ -57,12 +51,6 @@ LEAP_YEAR: Final = 2000
 """So that 29 February is valid in dates without a year."""
 
 MS_IN_SECOND: Final = 1000
-
-UNANSWERED: Final = 8192
-"""Most requests that wait for the line of their output; the oldest continues without it."""
-
-UNASKED: Final = "answers without their requests"
-REPEATED: Final = "repeated lines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,24 +225,3 @@ def _moment(text: str) -> int | str:
         return text
     base = datetime(1970, 1, 1, tzinfo=None if moment.tzinfo is None else UTC)
     return (moment - base) // timedelta(milliseconds=1)
-
-
-def checked_time(path: str, line: LogLine, clock: LogClock, reading: Reading) -> int:
-    """The time of a line in milliseconds, in order unless requests are sorted.
-
-    Raises:
-        TraceFormatError: It has none, or one before that of an earlier request.
-    """
-    time_ms = clock.time_ms(line)
-    if time_ms is None:
-        expected = "one such as 11-22 15:04:05 before the message"
-        raise TraceFormatError(path, line.number, 1, "no time", expected)
-    shown = clock.shown(line)
-    column = max(0, line.text.find(shown)) + 1
-    if isinstance(time_ms, str):
-        raise TraceFormatError(path, line.number, column, f"time {shown}", "a date and time")
-    expected_time = reading.clock.check(time_ms)
-    if expected_time is not None:
-        found = f"time {shown} ({time_ms} ms)"
-        raise TraceFormatError(path, line.number, column, found, expected_time)
-    return time_ms

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.formats.fields import Known
-from blockmgr.lab.formats.record import MAX_NUMBER, shown
+from blockmgr.lab.formats.record import MAX_NUMBER
 from blockmgr.lab.stored import Row
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def own(records: Iterable[Record], reading: Reading) -> Iterator[Row]:
 def _check_header(record: Record) -> None:
     name = record.get("format")
     if name != FORMAT:
-        raise record.error("format", f"format {shown(name)}", json.dumps(FORMAT))
+        raise record.wrong("format", name, json.dumps(FORMAT))
     version = record.integer("version", 0, MAX_NUMBER)
     if version != VERSION:
         raise record.error("version", f"version {version}", f"version {VERSION}")

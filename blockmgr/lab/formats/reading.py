@@ -10,7 +10,7 @@ import numpy as np
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats.fields import Notes
 from blockmgr.lab.formats.record import shown
-from blockmgr.lab.formats.times import Clock
+from blockmgr.lab.formats.times import TIMES, Arrivals, Clock, Times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
     from blockmgr.lab.formats.chat_tokens import ChatTokens
     from blockmgr.lab.formats.record import Record
-    from blockmgr.lab.formats.times import Times
     from blockmgr.lab.stored import Row
 
-__all__ = ["IdSize", "Ids", "LogReader", "Reading", "RowReader", "peeked"]
+__all__ = ["IdSize", "Ids", "LogReader", "Reading", "RowReader"]
 
 MOST_POWER: Final = 20
 UNBOUNDED: Final = 2**53
@@ -305,6 +304,24 @@ class Reading:
     sessions: int = 0
     named: dict[Any, int] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
+
+    def begun(
+        self, records: Iterable[Record], unit: str
+    ) -> tuple[list[dict[str, Any]], Iterator[Record], Arrivals]:
+        """The first rows of a file with times, all its records, and their arrivals.
+
+        Args:
+            records: The records of the file.
+            unit: Unit of times from the start of the trace, as in ``Times``.
+        """
+        first, everything = peeked(records)
+        rows = [one.value for one in first if isinstance(one.value, dict)]
+        if self.times is None:
+            self.times = Times(unit)
+        self.times.settle(
+            next((row[name] for name in TIMES if row.get(name) is not None), None) for row in rows
+        )
+        return rows, everything, Arrivals(self.clock, self.times, self.notes)
 
     def session(self, name: Any) -> int:
         """The number of a session; 0 for None."""

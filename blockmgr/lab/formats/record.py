@@ -83,6 +83,10 @@ class Record:
         column = at - before.rfind("\n") if "\n" in before else at + self._column
         return TraceFormatError(self._path, line, column, found, expected)
 
+    def wrong(self, field: str, value: Any, expected: str) -> TraceFormatError:
+        """The error about the value of ``field``."""
+        return self.error(field, f"{field} {shown(value)}", expected)
+
     def renamed(self, value: dict[str, Any]) -> Record:
         """The same position of the file, with another value."""
         return Record(self._path, self.line, self._text, value, self._column)
@@ -116,7 +120,7 @@ class Record:
         value = self.get(field)
         # A bool is an int in Python, but an error in a trace.
         if type(value) is not int or not low <= value <= high:
-            raise self.error(field, f"{field} {shown(value)}", f"an integer in [{low}, {high}]")
+            raise self.wrong(field, value, f"an integer in [{low}, {high}]")
         return value
 
     def milliseconds(self, field: str, scale: int = 1) -> int:
@@ -132,7 +136,7 @@ class Record:
         value = self.get(field)
         high = MAX_NUMBER // scale
         if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= high:
-            raise self.error(field, f"{field} {shown(value)}", f"a number in [0, {high}]")
+            raise self.wrong(field, value, f"a number in [0, {high}]")
         if isinstance(value, int):
             return int(value) * scale
         # 61.114 s is 61,114 ms, although its binary fraction may be slightly smaller.
@@ -146,7 +150,7 @@ class Record:
         """
         value = self.get(field)
         if type(value) is not list:
-            raise self.error(field, f"{field} {shown(value)}", "a list")
+            raise self.wrong(field, value, "a list")
         return value
 
     def tokens(self, field: str, values: Any) -> list[int]:

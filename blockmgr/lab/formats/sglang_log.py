@@ -12,30 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats.fields import Known
-from blockmgr.lab.formats.log_lines import (
-    REPEATED,
-    STRING,
-    UNANSWERED,
-    UNASKED,
-    LogClock,
-    LogLine,
-    checked_time,
-    log_lines,
-    without_strings,
-)
-from blockmgr.lab.formats.record import MAX_TOKEN, shown
-from blockmgr.lab.stored import Row
+from blockmgr.lab.formats.log_lines import STRING, LogLine, log_lines, without_strings
+from blockmgr.lab.formats.logged import REPEATED, UNASKED, Asked, LoggedRequests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from blockmgr.lab.formats.reading import Reading
+    from blockmgr.lab.stored import Row
 
 __all__ = ["PREFIX", "sglang_log"]
 
@@ -196,54 +184,21 @@ def _unquoted(text: str) -> str:
     return text if "\\" in text else text[1:-1]
 
 
-@dataclass(slots=True)
-class _Asked:
-    arrival_ms: int
-    order: int
-    prompt: list[int]
-    namespace: bytes
-    output: list[int] | None = None
-
-    def row(self) -> Row:
-        output = self.output or []
-        return Row(
-            arrival_ms=self.arrival_ms,
-            order=self.order,
-            prompt=self.prompt,
-            num_tokens=None,
-            num_output_tokens=len(output),
-            outputs=[output] if output else [],
-            namespace=self.namespace,
-        )
-
-
-class _Log:
-    """The requests of a log that wait for their answers."""
-
-    def __init__(self, path: str, reading: Reading) -> None:
-        self._path = path
-        self._reading = reading
-        self._clock = LogClock()
-        self._waiting: dict[str, _Asked] = {}
-        self._seen: dict[str, None] = {}
-        self._left_out: Counter[str] = Counter()
-        self._last_line = 1
-        self._found = False
-
+class _Log(LoggedRequests[Asked]):
     def read(self, said: _Said) -> Iterator[Row]:
         """Read a line; returns requests that it ends."""
-        self._last_line = said.line.number
+        self.last_line = said.line.number
         if said.is_broken:
-            raise self._error(said, "a broken request", "all of it on one line")
+            raise self.error(said.line, "", "a broken request", "all of it on one line")
         if said.kind == "Finish":
             yield from self._answer(said)
             return
         rid, ids = said.request.get("rid"), said.request.get("input_ids")
         if said.request.get("session_params"):
-            self._left_out[SESSIONS] += 1
+            self.left_out[SESSIONS] += 1
         elif not ids:
             is_check = isinstance(rid, str) and rid.startswith(HEALTH)
-            self._left_out[HEALTH_CHECKS if is_check else WITHOUT] += 1
+            self.left_out[HEALTH_CHECKS if is_check else WITHOUT] += 1
         elif isinstance(ids, list) and ids and isinstance(ids[0], list):
             names = rid if isinstance(rid, list) and len(rid) == len(ids) else [None] * len(ids)
             for name, part in zip(names, ids, strict=True):
@@ -253,60 +208,42 @@ class _Log:
 
     def _ask(self, said: _Said, rid: Any, ids: Any) -> Iterator[Row]:
         if isinstance(rid, str) and rid.startswith(HEALTH):
-            self._left_out[HEALTH_CHECKS] += 1
+            self.left_out[HEALTH_CHECKS] += 1
             return
-        name = rid if isinstance(rid, str) else f"line {said.line.number} {len(self._waiting)}"
-        if name in self._seen:
-            self._left_out[REPEATED] += 1
+        name = rid if isinstance(rid, str) else f"line {said.line.number} {len(self.waiting)}"
+        if name in self.seen:
+            self.left_out[REPEATED] += 1
             return
-        self._seen[name] = None
-        if len(self._seen) > UNANSWERED:
-            del self._seen[next(iter(self._seen))]
         tokens = self._tokens(said, "input_ids", ids)
         self._reading.notes.check(said.request, KNOWN)
-        arrival_ms = checked_time(self._path, said.line, self._clock, self._reading)
+        arrival_ms = self.time_ms(said.line)
         order = self._reading.next_order()
-        self._waiting[name] = _Asked(arrival_ms, order, tokens, _namespace(said.request))
-        self._found = True
-        if len(self._waiting) > UNANSWERED:
-            yield self._waiting.pop(next(iter(self._waiting))).row()
+        asked = Asked(arrival_ms, order, tokens, _namespace(said.request))
+        yield from (old.row([]) for old in self.ask(name, asked))
 
     def _answer(self, said: _Said) -> Iterator[Row]:
         rid = said.request.get("rid")
-        asked = self._waiting.pop(rid, None) if isinstance(rid, str) else None
+        asked = self.waiting.pop(rid, None) if isinstance(rid, str) else None
         if asked is not None:
-            asked.output = self._tokens(said, "output_ids", said.answer.get("output_ids") or [])
-            yield asked.row()
-        elif not isinstance(rid, str) or not (rid in self._seen or rid.startswith(HEALTH)):
-            self._left_out[UNASKED] += 1
+            output = self._tokens(said, "output_ids", said.answer.get("output_ids") or [])
+            yield asked.row([output] if output else [])
+        elif not isinstance(rid, str) or not (rid in self.seen or rid.startswith(HEALTH)):
+            self.left_out[UNASKED] += 1
 
     def _tokens(self, said: _Said, name: str, values: Any) -> list[int]:
-        if not isinstance(values, list):
-            raise self._error(said, f"{shown(values)} in {name}", "a list of integers")
-        if CUT in values:
+        if isinstance(values, list) and CUT in values:
             found = f"{name} without the tokens in the middle"
-            raise self._error(said, found, "all tokens: start SGLang with --log-requests-level 3")
-        for value in values:
-            if type(value) is not int or not 0 <= value <= MAX_TOKEN:
-                expected = f"integers in [0, {MAX_TOKEN}]"
-                raise self._error(said, f"{shown(value)} in {name}", expected)
-        return values
+            expected = "all tokens: start SGLang with --log-requests-level 3"
+            raise self.error(said.line, "", found, expected)
+        return self.tokens(said.line, name, values)
 
     def end(self) -> Iterator[Row]:
         """All requests that still wait, and a report of what was left out."""
-        for asked in self._waiting.values():
-            yield asked.row()
-        if not self._found:
-            said = [f"{count:,} {what}" for what, count in self._left_out.items()]
-            found = ", ".join(said) or "a log of SGLang without requests"
-            raise TraceFormatError(self._path, self._last_line, 1, found, WAY_ON)
-        notes = self._reading.notes
-        notes.assume("images", "prompts with different ones share nothing")
-        for what, count in self._left_out.items():
-            notes.leave_out(what, count)
-
-    def _error(self, said: _Said, found: str, expected: str) -> TraceFormatError:
-        return TraceFormatError(self._path, said.line.number, 1, found, expected)
+        for asked in self.waiting.values():
+            yield asked.row([])
+        said = [f"{count:,} {what}" for what, count in self.left_out.items()]
+        self.tell(", ".join(said) or "a log of SGLang without requests", WAY_ON)
+        self._reading.notes.assume("images", "prompts with different ones share nothing")
 
 
 def _namespace(request: dict[str, Any]) -> bytes:

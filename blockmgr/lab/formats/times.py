@@ -15,7 +15,7 @@ import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.lab.formats.record import MAX_NUMBER, shown
+from blockmgr.lab.formats.record import MAX_NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -100,12 +100,12 @@ class Times:
             milliseconds, unit = _scaled(number, more, 1), f"{self._unit} from the start"
         if milliseconds is None or not 0 <= milliseconds <= MAX_NUMBER:
             expected = f"a number in [0, {MAX_NUMBER}], or an ISO 8601 date"
-            raise record.error(name, f"{name} {shown(value)}", expected)
+            raise record.wrong(name, value, expected)
         if self._dates and not is_date:
-            raise record.error(name, f"{name} {shown(value)}", "a date, as in earlier records")
+            raise record.wrong(name, value, "a date, as in earlier records")
         if not self._dates and number is None:
             expected = f"{self._unit} from the start, as in earlier records"
-            raise record.error(name, f"{name} {shown(value)}", expected)
+            raise record.wrong(name, value, expected)
         notes.assume("clock", f"{name} in {unit}")
         return milliseconds
 
@@ -125,7 +125,7 @@ class Clock:
         """
         error = self.check(time_ms)
         if error is not None:
-            raise record.error(name, f"{name} {shown(record.get(name))}", error)
+            raise record.wrong(name, record.get(name), error)
         return time_ms
 
     def check(self, time_ms: int) -> str | None:
@@ -175,7 +175,7 @@ class Arrivals:
                     self._notes.not_read(other)
             time_ms = self._times.ms(record, name, place[name], self._notes)
             if (late := self._clock.check(time_ms)) is not None:
-                raise record.error(name, f"{name} {shown(place[name])}", late)
+                raise record.wrong(name, place[name], late)
             self._all_or_none(record, timed=True)
             return time_ms, True
         delay_ms = _delay_ms(record, places[0])
@@ -215,8 +215,7 @@ def _delay_ms(record: Record, row: dict[str, Any]) -> int | None:
         if value is not None:
             number = _number(value)
             if number is None or not 0 <= number <= MAX_NUMBER:
-                found = f"{name} {shown(value)}"
-                raise record.error(name, found, "milliseconds, not negative")
+                raise record.wrong(name, value, "milliseconds, not negative")
             return _scaled(number, 1, 1)
     return None
 

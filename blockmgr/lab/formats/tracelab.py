@@ -195,7 +195,7 @@ def _name(record: Record, name: str, *, needed: bool = False) -> str:
     if value is None and not needed:
         return ""
     if not isinstance(value, str):
-        raise record.error(name, f"{name} {shown(value)}", "a string")
+        raise record.wrong(name, value, "a string")
     return value
 
 

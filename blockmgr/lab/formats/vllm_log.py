@@ -10,29 +10,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from blockmgr.errors import TraceFormatError
-from blockmgr.lab.formats.log_lines import (
-    REPEATED,
-    SHORT,
-    UNANSWERED,
-    UNASKED,
-    LogClock,
-    checked_time,
-    log_lines,
-    without_strings,
-)
-from blockmgr.lab.formats.record import MAX_TOKEN, shown
-from blockmgr.lab.stored import Row
+from blockmgr.lab.formats.log_lines import SHORT, log_lines, without_strings
+from blockmgr.lab.formats.logged import REPEATED, UNASKED, Asked, LoggedRequests
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from blockmgr.lab.formats.log_lines import LogLine
     from blockmgr.lab.formats.reading import Reading
+    from blockmgr.lab.stored import Row
 
 __all__ = ["MARK", "vllm_log"]
 
@@ -81,13 +70,9 @@ def vllm_log(path: str, lines: Iterable[tuple[int, bytes]], reading: Reading) ->
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A request that waits for its answer."""
+class _Asked(Asked):
+    """A request that waits for its answers."""
 
-    arrival_ms: int
-    order: int
-    prompt: list[int]
-    namespace: bytes = b""
     samples: int = 1
     answers: list[list[int]] = field(default_factory=list)
     pieces: list[int] = field(default_factory=list)
@@ -95,51 +80,29 @@ class _Asked:
     ended: int = 0
     is_described: bool = False
 
-    def row(self) -> Row:
-        answers = [*self.answers, *([self.pieces] if self.pieces else [])]
-        num_tokens = max(map(len, answers), default=0)
+    def answered(self) -> Row:
         if self.samples > 1 and self.streamed:
             # Pieces do not say of which sample they are.
-            num_tokens, answers = -(-len(self.pieces) // self.samples), []
-        return Row(
-            arrival_ms=self.arrival_ms,
-            order=self.order,
-            prompt=self.prompt,
-            num_tokens=None,
-            num_output_tokens=num_tokens,
-            outputs=answers,
-            namespace=self.namespace,
-        )
+            return self.row([], -(-len(self.pieces) // self.samples))
+        return self.row([*self.answers, *([self.pieces] if self.pieces else [])])
 
 
-class _Log:
-    """The requests of a log that wait for their answers."""
-
-    def __init__(self, path: str, reading: Reading) -> None:
-        self._path = path
-        self._reading = reading
-        self._clock = LogClock()
-        self._waiting: dict[str, _Asked] = {}
-        self._seen: dict[str, int] = {}  # the latest requests with tokens, by a hash of their line
-        self._left_out: Counter[str] = Counter()
-        self._last_line = 1
-        self._found = False
-
+class _Log(LoggedRequests[_Asked]):
     def request(self, line: LogLine, said: re.Match[str]) -> Iterator[Row]:
         """Read a line about a request; returns one that it ends."""
         name, text = said[2], line.text
-        self._last_line = line.number
+        self.last_line = line.number
         tokens = None
         if "prompt_token_ids: " in text[said.end() :]:
-            if self._seen.get(name) == hash(text):
-                self._left_out[REPEATED] += 1
+            if self.seen.get(name) == hash(text):
+                self.left_out[REPEATED] += 1
                 return
-            tokens = self._tokens(line, "prompt_token_ids", PROMPT, said.end())
+            tokens = self._listed(line, "prompt_token_ids", PROMPT, said.end())
             if tokens:
                 yield from self._ask(line, name, tokens)
         elif said[4]:
             expected = "prompt_token_ids: and a list of integers"
-            raise self._error(line, "Request", "a broken request", expected)
+            raise self.error(line, "Request", "a broken request", expected)
         if said[1] == "Received request":
             self._describe(line, said)
 
@@ -147,45 +110,39 @@ class _Log:
         """Read what a line says besides tokens."""
         adapter = ADAPTER.match(line.text, said.end())
         if adapter is None:
-            raise self._error(line, "lora_request", "a broken request", "lora_request: at its end")
-        asked = self._waiting.get(said[2])
+            raise self.error(line, "lora_request", "a broken request", "lora_request: at its end")
+        asked = self.waiting.get(said[2])
         if asked is not None:
             called = ADAPTER_NAME.search(said.string, *adapter.span(1))
             samples = SAMPLES.match(line.text, said.end())
             asked.namespace = f"lora {called[1]}".encode() if called else b""
             asked.samples = max(1, int(samples[1])) if samples else 1
             asked.is_described = True
-        elif said[2] not in self._seen:
-            self._left_out[WITHOUT] += 1
+        elif said[2] not in self.seen:
+            self.left_out[WITHOUT] += 1
 
     def _ask(self, line: LogLine, name: str, tokens: list[int]) -> Iterator[Row]:
-        before = self._waiting.pop(name, None)  # another request with this id
+        before = self.waiting.pop(name, None)  # another request with this id
         if before is not None:
             yield self._row(before)
         order = self._reading.next_order()
-        self._waiting[name] = _Asked(self._time_ms(line), order, tokens)
-        self._found = True
-        self._seen.pop(name, None)
-        self._seen[name] = hash(line.text)
-        if len(self._seen) > UNANSWERED:
-            del self._seen[next(iter(self._seen))]
-        if len(self._waiting) > UNANSWERED:
-            yield self._row(self._waiting.pop(next(iter(self._waiting))))
+        asked = _Asked(self.time_ms(line), order, tokens)
+        yield from map(self._row, self.ask(name, asked, hash(line.text)))
 
     def answer(self, line: LogLine, said: re.Match[str]) -> Iterator[Row]:
         """Read a line about an answer; returns the request if it was the last one."""
         rest = line.text[said.end() :]
         if ("output_token_ids: " if said[4] else "finish_reason: ") not in rest:
-            raise self._error(line, "Generated", "a broken answer", "all of it on one line")
+            raise self.error(line, "Generated", "a broken answer", "all of it on one line")
         if "output_token_ids: " not in rest:
             return
         name = self._asked_by(said[2])
         if name is None:
-            if said[2] not in self._seen:
-                self._left_out[UNASKED] += 1
+            if said[2] not in self.seen:
+                self.left_out[UNASKED] += 1
             return
-        asked = self._waiting[name]
-        tokens = self._tokens(line, "output_token_ids", OUTPUT, said.end()) or []
+        asked = self.waiting[name]
+        tokens = self._listed(line, "output_token_ids", OUTPUT, said.end()) or []
         if said[3] is None:
             asked.answers.append(tokens)
         elif "delta" in said[3]:
@@ -196,60 +153,45 @@ class _Log:
             asked.pieces = tokens
         asked.ended += 1
         if asked.ended >= asked.samples:
-            yield self._row(self._waiting.pop(name))
+            yield self._row(self.waiting.pop(name))
 
     def _row(self, asked: _Asked) -> Row:
-        self._left_out[UNDESCRIBED] += not asked.is_described
-        return asked.row()
+        self.left_out[UNDESCRIBED] += not asked.is_described
+        return asked.answered()
 
     def _asked_by(self, name: str) -> str | None:
         """The waiting request of an answer; the server numbers the prompts of one request."""
-        if name in self._waiting:
+        if name in self.waiting:
             return name
         for number in range(MOST_PROMPTS):
-            if f"{name}-{number}" in self._waiting:
+            if f"{name}-{number}" in self.waiting:
                 return f"{name}-{number}"
-            if f"{name}-{number}" not in self._seen:
+            if f"{name}-{number}" not in self.seen:
                 break
         return None
 
     def end(self) -> Iterator[Row]:
         """All requests that still wait, and a report of what was left out."""
-        for asked in self._waiting.values():
+        for asked in self.waiting.values():
             yield self._row(asked)
-        if not self._found:
-            count = self._left_out[WITHOUT]
-            found = f"{count:,} {WITHOUT}" if count else "a log of vLLM without requests"
-            raise TraceFormatError(self._path, self._last_line, 1, found, WAY_ON)
-        notes = self._reading.notes
-        notes.assume("images and salts", "not logged: prompts are equal if their tokens are")
-        for what, count in (+self._left_out).items():
-            notes.leave_out(what, count)
+        count = self.left_out[WITHOUT]
+        self.tell(f"{count:,} {WITHOUT}" if count else "a log of vLLM without requests", WAY_ON)
+        self._reading.notes.assume(
+            "images and salts", "not logged: prompts are equal if their tokens are"
+        )
 
-    def _tokens(
+    def _listed(
         self, line: LogLine, name: str, pattern: re.Pattern[str], start: int
     ) -> list[int] | None:
         """The list of this name."""
         found = pattern.match(line.text, start)
         if found is None:
             expected = f"{name}: and a list of integers, in full (no --max-log-len)"
-            raise self._error(line, name, f"broken {name}", expected)
+            raise self.error(line, name, f"broken {name}", expected)
         if found[1] == "None":
             return None
         try:
             values = json.loads(found[1])
         except (ValueError, RecursionError):
             values = [found[1]]
-        for value in values:
-            if type(value) is not int or not 0 <= value <= MAX_TOKEN:
-                expected = f"integers in [0, {MAX_TOKEN}]"
-                raise self._error(line, name, f"{shown(value)} in {name}", expected)
-        tokens: list[int] = values
-        return tokens
-
-    def _time_ms(self, line: LogLine) -> int:
-        return checked_time(self._path, line, self._clock, self._reading)
-
-    def _error(self, line: LogLine, name: str, found: str, expected: str) -> TraceFormatError:
-        column = max(0, line.text.find(name)) + 1
-        return TraceFormatError(self._path, line.number, column, found, expected)
+        return self.tokens(line, name, values, name)

@@ -17,7 +17,6 @@ from blockmgr.errors import MissingExtraError
 from blockmgr.files import check_output, replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 try:
@@ -33,11 +32,11 @@ from blockmgr.lab.page.html import as_html, data_of
 from blockmgr.lab.page.picture import save_picture
 
 __all__ = [
+    "PAGES",
     "Extent",
     "Outcome",
     "Report",
     "as_html",
-    "check_path",
     "data_of",
     "gather",
     "num_steps",
@@ -48,34 +47,15 @@ __all__ = [
 PAGES: Final = (".html", ".htm")
 
 
-def check_path(
-    path: str | Path,
-    suffixes: tuple[str, ...] = PAGES,
-    *,
-    inputs: Iterable[str | Path | None] = (),
-) -> Path:
-    """``path``, if a report can be saved there.
-
-    Args:
-        path: File to write.
-        suffixes: Allowed ends of its name.
-        inputs: Files that are read and must not be replaced; a None is no file.
-
-    Raises:
-        ValueError: It has none of ``suffixes``, there is no such folder, it is a folder or a
-            symbolic link, or it is one of ``inputs``.
-    """
-    return check_output(path, suffixes=suffixes, inputs=inputs)
-
-
 def save_report(report: Report, path: str | Path) -> Path:
     """Write a report into an HTML file.
 
     Raises:
-        ValueError: As in ``check_path``.
+        ValueError: Its name ends in neither ``.html`` nor ``.htm``, there is no such folder, or it
+            is a folder or a symbolic link.
         OSError: The file cannot be written; an existing file is unchanged.
     """
-    target = check_path(path)
+    target = check_output(path, suffixes=PAGES)
     with replacing(target) as file:
         file.write(as_html(report).encode())
     return target

@@ -8,7 +8,7 @@ import numpy as np
 
 from blockmgr.explain import MissReason
 from blockmgr.lab.page import charts
-from blockmgr.lab.page.bands import pool_bands
+from blockmgr.lab.page.bands import pool_frames, pool_table
 from blockmgr.lab.page.chapter import Chapter, Rows, Table
 from blockmgr.lab.page.fleet_chapters import fleet_chapters
 from blockmgr.lab.page.group_chapters import group_chapters
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["chapters"]
 
-FRAMES_IN_TABLE: Final = 24
 # The smallest share of tokens that counts as a possible gain.
 LEAST_GAP: Final = 0.0001
 # The table shows how many more blocks would keep these shares of the evicted tokens.
@@ -274,21 +273,8 @@ def _lifetimes(report: Report) -> Chapter:
 
 
 def _pool(report: Report) -> Chapter:
-    frames = report.seen.frames
     total = report.result.num_blocks
-    bands = pool_bands(report)
-    chosen = np.unique(
-        np.linspace(0, len(frames) - 1, min(FRAMES_IN_TABLE, len(frames))).astype(int)
-    )
-    rows = [
-        (
-            duration(frames[number].time_ms - frames[0].time_ms),
-            *(f"{int(band.blocks[number]):,}" for band in bands),
-        )
-        for number in chosen
-    ]
-    busy = max(frame.shared + frame.alone for frame in frames) / total
-    headings = ("time", *(band.name for band in bands))
+    busy = int(pool_frames(report)[1].max()) / total
     return Chapter(
         name="pool",
         heading="The pool over time",
@@ -304,7 +290,7 @@ def _pool(report: Report) -> Chapter:
         height=360,
         tall=430,
         draw=charts.draw_pool,
-        tables=(Table("Blocks over time", headings, tuple(rows)),),
+        tables=(pool_table(report),),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from blockmgr.explain import MissReason
-from blockmgr.lab.page.bands import Band, pool_bands
+from blockmgr.lab.page.bands import Band, pool_bands, pool_frames
 from blockmgr.lab.page.parts import (
     Placed,
     bar_label,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "COLUMNS_NARROW",
-    "draw_bands",
     "draw_curve",
     "draw_gaps",
     "draw_lifetimes",
@@ -240,35 +239,10 @@ def draw_lifetimes(report: Report, canvas: Any, colour: Colours, *, narrow: bool
 
 
 def draw_pool(report: Report, canvas: Any, colour: Colours, *, narrow: bool) -> Placed:
-    """The pool over time, by state of its blocks."""
-    frames = report.seen.frames
-    times = [frame.time_ms for frame in frames]
-    busy = np.array([frame.shared + frame.alone for frame in frames], dtype=np.int64)
-    bands = pool_bands(report)
-    return draw_bands(canvas, colour, bands, (times, busy), report.result.num_blocks, narrow=narrow)
-
-
-def draw_bands(
-    canvas: Any,
-    colour: Colours,
-    bands: list[Band],
-    over: tuple[list[int], Any],
-    total: int,
-    *,
-    narrow: bool,
-) -> Placed:
-    """Stacked bands of blocks over time.
-
-    Args:
-        canvas: An empty figure.
-        colour: Colours by role.
-        bands: From the bottom to the top.
-        over: Times of the frames in milliseconds, and blocks in use at each, for the notes.
-        total: Blocks of the pool.
-        narrow: Whether there is no room for names beside the drawing.
-    """
+    """The pool over time, in stacked bands of blocks by state."""
     axes: Axes = canvas.add_subplot()
-    times, busy = over
+    bands, (times, busy) = pool_bands(report), pool_frames(report)
+    total = report.result.num_blocks
     minutes = (np.array(times) - times[0]) / 60_000
     base = np.zeros(len(times))
     for band in bands:

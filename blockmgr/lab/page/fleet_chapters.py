@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.page.paint import Colours
     from blockmgr.lab.page.parts import Placed
 
-__all__ = ["draw_fleet_balance", "draw_fleet_hits", "fleet_chapters", "fleet_data"]
+__all__ = ["draw_fleet_balance", "draw_fleet_hits", "fleet_chapters"]
 
 MARKERS: Final = "osD^vPX"
 """One marker per router, so that they differ in more than colour."""
@@ -221,25 +221,3 @@ def _balance_table(report: Report) -> Table:
             ]
         rows.append((str(row.replicas), row.router, *cells))
     return Table("Balance of fleets by router", BALANCE_HEADINGS, tuple(rows))
-
-
-def fleet_data(report: Report) -> list[dict[str, Any]]:
-    """The same as JSON; without counts if a replica is too small."""
-    entries = []
-    for row in report.fleet:
-        entry: dict[str, Any] = {
-            "replicas": row.replicas,
-            "num_blocks": row.num_blocks,
-            "router": row.router,
-            "best_hit_rate": row.best_hit_rate,
-        }
-        if row.result is not None:
-            entry |= {
-                "hit_rate": row.result.hit_rate,
-                "imbalance": row.result.imbalance,
-                "prefill_load": row.result.prefill_load,
-                "first_token_mean_ms": row.result.first_token_mean_ms,
-                "first_token_p99_ms": row.result.first_token_quantile(PERCENTILE),
-            }
-        entries.append(entry)
-    return entries

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
+from blockmgr.lab.fleet import FleetOptions
 from blockmgr.lab.fleets import FleetRow, fleets
 from blockmgr.lab.group_frames import GroupFrame, group_frames
 from blockmgr.lab.hint_models import HINT_MODELS
@@ -181,7 +182,7 @@ def _fleet(
         capacity,
         config,
         routers=extent.routers,
-        seed=extent.seed,
+        options=FleetOptions(seed=extent.seed),
         progress=step,
     )
 

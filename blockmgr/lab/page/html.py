@@ -18,7 +18,6 @@ from blockmgr import __version__
 from blockmgr.lab.block_map.shapes import script_data, writable
 from blockmgr.lab.block_map.style import FONT
 from blockmgr.lab.page.chapters import chapters
-from blockmgr.lab.page.fleet_chapters import fleet_data
 from blockmgr.lab.page.group_chapters import groups_data
 from blockmgr.lab.page.paint import Drawing, as_drawing, style_rules
 from blockmgr.lab.page.session_chapter import sessions_data
@@ -161,7 +160,7 @@ def data_of(report: Report) -> dict[str, Any]:
     if report.config.groups:
         data["groups"] = groups_data(report)
     if report.fleet:
-        data["fleet"] = fleet_data(report)
+        data["fleet"] = [row.as_plain for row in report.fleet]
     if report.hinted:
         data["sessions"] = sessions_data(report)
     return data
