@@ -45,7 +45,7 @@ from blockmgr.lab.trace import Trace, read_trace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockmgr.lab.runs import RunColumns
+    from blockmgr.lab.runs import References
 
 Numbers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ class Facts:
         """The classes of the order that is fitted."""
         return np.add.outer(self.fine_class * 2, [0, 0, 1])
 
-    def _visits(self, sessions: list[int], columns: RunColumns) -> list[list[int]]:
+    def _visits(self, sessions: list[int], columns: References) -> list[list[int]]:
         """Each run of each prompt: the request, how it is used, its blocks, the next request."""
         parent, length, end = (getattr(columns, c).tolist() for c in ("parent", "length", "end"))
         owner: dict[int, int] = {}  # the session of a run; 0: several
