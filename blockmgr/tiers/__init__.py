@@ -7,6 +7,7 @@ its blocks.
 """
 
 from blockmgr.tiers.errors import SlabError, SlabHeldError, SlabMismatchError, SlabSpaceError
+from blockmgr.tiers.kinds import DiskTier, HostTier
 from blockmgr.tiers.manager import TieredManager
 from blockmgr.tiers.paths import key_bytes
 from blockmgr.tiers.plans import DEVICE, Proofs, TierMatch, TierStats, Transfer, TransferPlan
@@ -15,6 +16,8 @@ from blockmgr.tiers.tier import TierConfig
 
 __all__ = [
     "DEVICE",
+    "DiskTier",
+    "HostTier",
     "Proofs",
     "Slab",
     "SlabError",

@@ -182,6 +182,8 @@ class Loads:
         if refused and n < len(ticket):
             books.stats.refused += 1
             books.forget(ticket.sources[n])
+        elif n < len(ticket):
+            books.stats.failed += 1
         if all(each.result is not None for each in tickets):
             self.waiting.pop(ticket.handle, None)
         return computed

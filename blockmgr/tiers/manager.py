@@ -399,8 +399,8 @@ class TieredManager(BlockManager):
     def take_stores(self, most_blocks: int | None = None) -> TransferPlan:
         """The stores to begin: what is evicted next, and what ``prefetch`` asked for.
 
-        What is read must be read before ``stores_done``. It is not kept: if it is evicted before
-        that, the store has failed.
+        What is read is not kept: if it is evicted before ``stores_read`` or ``stores_done``, the
+        store has failed.
 
         Args:
             most_blocks: Blocks to move at most; None for ``max_storing``, which counts stores that
@@ -416,6 +416,29 @@ class TieredManager(BlockManager):
         with self._turn():
             most = self.config.num_blocks if most_blocks is None else most_blocks
             return _plan(self._stores.take(whole("most_blocks", most, 0)))
+
+    def stores_read(self, ticket: int, n: int) -> int:
+        """Declares that a store has read its source, which may be evicted from here on.
+
+        For movers that copy what they read before they write it. Others need no call but
+        ``stores_done``.
+
+        Args:
+            ticket: Of a transfer of ``take_stores``.
+            n: Leading blocks that were read.
+
+        Returns:
+            Of these, the leading blocks that had their content all the time; only they count.
+
+        Raises:
+            TicketError: The ticket was never taken, is resolved, or is a load's.
+            ValueError: ``n`` is more than the transfer has.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            known, count = self._tickets.get(ticket, n, is_load=False)
+            return self._stores.read(known, count)
 
     def stores_done(self, ticket: int, n: int, *, refused: bool = True) -> int:
         """Declares that a store has ended.

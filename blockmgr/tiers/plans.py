@@ -103,7 +103,8 @@ class TierStats:
         loaded: Blocks that were read from it for a sequence and proved.
         promoted: Blocks that were read from it for a faster tier.
         refused: Blocks that were read from it and not proved.
-        failed: Blocks whose transfer to it failed, or came too late because the source was evicted.
+        failed: Blocks that could not be written to it or read from it, or whose source was evicted
+            before it was read.
         dropped: Blocks for which it had no room, because transfers used all of it.
         restored: Blocks that were there when it was opened.
     """

@@ -280,6 +280,7 @@ class Slab:
             floor = NEVER if volatile or self._floor == NEVER else self._next
             self._save(State(self._opening, floor))
             self._floor = floor
+            self.found = self.found[:0]
 
     def close(self) -> None:
         """Closes the file, which stays; a second time does nothing. No call may be in progress."""

@@ -176,6 +176,11 @@ class Stores:
         self._tickets.add(ticket)
         return ticket
 
+    def read(self, ticket: Ticket, n: int) -> int:
+        """Notes that the leading ``n`` blocks were read, and returns how many of them count."""
+        ticket.num_read = min(n, num_unchanged(self._holder(ticket.source), ticket))
+        return ticket.num_read
+
     def done(self, ticket: Ticket, n: int, *, refused: bool) -> int:
         """Makes the leading ``n`` blocks of a store findable, and returns how many are.
 
@@ -184,7 +189,8 @@ class Stores:
         """
         books, have = self._tiers[ticket.target], ticket.have
         unchanged = num_unchanged(self._holder(ticket.source), ticket)
-        kept = min(n, unchanged)  # what was reset or retired has changed
+        read = unchanged if ticket.num_read is None else ticket.num_read
+        kept = 0 if ticket.is_void else min(n, read)
         if ticket.is_void and books.slab is not None:
             books.slab.erase(ticket.targets)  # before anything changes, because it can fail
         count = books.promote(ticket.path, have, ticket.targets[:kept], ticket.serial)

@@ -37,6 +37,7 @@ class Ticket:
         have: Of a store, the blocks of the target tier that the first one continues.
         contents: Of a store, the contents of its source.
         serial: Of a store, the serial of the first write.
+        num_read: Of a store, the leading blocks that were read whole; None while that is unknown.
         deadline: Of a load, the time after which it is late; None for never.
         is_taken: Whether a mover has it.
         result: Leading blocks that arrived, once it has ended.
@@ -55,6 +56,7 @@ class Ticket:
     have: list[int] = field(default_factory=list)
     contents: npt.NDArray[np.int64] | None = None
     serial: int = 0
+    num_read: int | None = None
     deadline: float | None = None
     is_taken: bool = False
     result: int | None = None

@@ -162,6 +162,8 @@ class World:
     def store(self, job: Transfer) -> tuple[int, bool]:
         proofs, target = job.target_proofs, self.stores[job.target]
         assert proofs is not None
+        if self.random.random() < 0.3:
+            self.manager.stores_read(job.ticket, len(job))
         for i, block in enumerate(job.source_blocks):
             if job.source == DEVICE:
                 data = self.kv[block].copy()
