@@ -513,16 +513,20 @@ class TieredManager(BlockManager):
         """``BlockManager.retire`` on the device and in all tiers.
 
         Raises:
-            OSError: A slab could not be written.
+            OSError: A slab could not be written; no prompt finds less than before.
             ForkError: The process was forked.
             Exception: As ``BlockManager.retire``.
         """
         with self._turn():
+            self.quota_usage(namespace)  # refuses what is no namespace
+            own = secret(namespace)
+            for books in self._tiers:  # first, because it can fail
+                books.erase_namespace(own)
             count = super().retire(namespace)
             for ticket in self._tickets.open.values():
-                ticket.is_void |= ticket.path.namespace == secret(namespace)
+                ticket.is_void |= ticket.path.namespace == own
             for books in self._tiers:
-                books.forget_namespace(secret(namespace))
+                books.forget_namespace(own)
             return count
 
     def forget(self, blocks: Blocks) -> int:

@@ -72,11 +72,18 @@ class Stores:
         """Plans stores of at most so many blocks, which are under way from here on."""
         left = min(most_blocks, self._max_storing - self._tickets.num_blocks(is_load=False))
         planned: list[Ticket] = []
-        wanted, self._wanted = self._wanted, []
-        for path in wanted:
-            left -= self._fetch(path, left, planned)
-        for target in range(len(self._tiers)):
-            left -= self._walk(target, left, planned)
+        try:
+            for path in self._wanted:
+                left -= self._fetch(path, left, planned)
+            for target in range(len(self._tiers)):
+                left -= self._walk(target, left, planned)
+        except BaseException:
+            for ticket in planned:  # which no mover gets
+                self._close(ticket)
+            for done in self._done:
+                done.clear()
+            raise
+        self._wanted = []
         return planned
 
     def _fetch(self, path: Path, left: int, planned: list[Ticket]) -> int:
@@ -194,10 +201,7 @@ class Stores:
         if ticket.is_void and books.slab is not None:
             books.slab.erase(ticket.targets)  # before anything changes, because it can fail
         count = books.promote(ticket.path, have, ticket.targets[:kept], ticket.serial)
-        books.storing.discard(books.name_of(ticket.path, ticket.first, have[-1] if have else -1))
-        books.pool.release(ticket.targets[::-1])
-        books.pool.release(have[::-1])
-        del self._tickets.open[ticket.number]
+        self._close(ticket)
         books.stats.stored += count
         books.stats.failed += len(ticket) - count
         if ticket.source != DEVICE:
@@ -207,6 +211,15 @@ class Stores:
                 above.stats.refused += 1
                 above.forget(ticket.sources[n])
         return count
+
+    def _close(self, ticket: Ticket) -> None:
+        """Drops what a ticket holds."""
+        books, have = self._tiers[ticket.target], ticket.have
+        before = have[-1] if have else -1
+        books.storing.discard(books.name_of(ticket.path, ticket.first, before))
+        books.pool.release(ticket.targets[::-1])
+        books.pool.release(have[::-1])
+        del self._tickets.open[ticket.number]
 
     def _holder(self, source: int) -> IdleCalls:
         return self._device if source == DEVICE else self._tiers[source].pool

@@ -153,18 +153,17 @@ class TierBooks:
         every = np.arange(self.pool.num_blocks)
         self.pool.forget_blocks(every[self.pool.is_cached(every)])
 
-    def forget_namespace(self, namespace: bytes) -> None:
-        """Forgets every block of a namespace, on disk too."""
-        first = self.pool.children(-1, namespace=namespace).tolist()
-        if self.slab is not None and first:
-            self.slab.erase(self._below(first))
-        self.pool.forget_blocks(first)
-
-    def _below(self, blocks: list[int]) -> list[int]:
-        found = list(blocks)
+    def erase_namespace(self, namespace: bytes) -> None:
+        """Erases every block of a namespace on disk, so that no restart finds it."""
+        found = self.pool.children(-1, namespace=namespace).tolist()
         for block in found:  # which grows meanwhile
             found += self.pool.children(block).tolist()
-        return found
+        if self.slab is not None:
+            self.slab.erase(found)
+
+    def forget_namespace(self, namespace: bytes) -> None:
+        """Forgets every block of a namespace."""
+        self.pool.forget_blocks(self.pool.children(-1, namespace=namespace))
 
     def _restore(self, slab: Slab) -> None:
         """Makes what the slab had findable; of equal uses, the oldest write is evicted first.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from blockmgr import (
+    BlockManager,
     ForkError,
     FullAttention,
     ManagerConfig,
@@ -729,6 +730,88 @@ def test_a_config_makes_a_manager_with_tiers_only() -> None:
     assert isinstance(TieredManager.from_config(config, tiers=[tier(4)]), TieredManager)
     with pytest.raises(ValueError, match="tiers must have at least one"):
         TieredManager.from_config(config)
+
+
+# Failures in the middle.
+
+
+def state_of(manager: TieredManager) -> object:
+    pools = [(b.pool.num_used, b.pool.num_cached, b.storing.copy()) for b in manager._tiers]
+    return manager.stats(), manager.tier_stats(), pools, list(manager._tickets.open)
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("in the middle")
+
+
+def test_an_admission_that_fails_in_the_middle_leaves_no_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = managed()
+    stored(manager)
+    used, pools = manager.stats().used_blocks, state_of(manager)[1:]
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockManager, "acquire", failing)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            manager.admit(PROMPT, load=True)
+    assert (manager.stats().used_blocks, state_of(manager)[1:]) == (used, pools)
+    assert (manager.handles(), manager._loads.waiting) == ([], {})
+    loading(manager)
+
+
+def test_a_load_whose_commit_is_refused_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = managed()
+    stored(manager)
+    handle, load = loading(manager)
+    before = state_of(manager)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockManager, "commit", failing)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            manager.loads_done(load.ticket, 4)
+    assert (state_of(manager), manager.is_loading(handle)) == (before, True)
+    assert manager.loads_done(load.ticket, 4) == 8
+
+
+def test_stores_of_which_one_cannot_be_planned_are_not_planned(tmp_path: Path) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(tier(16), TierConfig(slab=slab, ahead=99))
+    compute(manager, [1, 1, 1])
+    store(manager)
+    compute(manager, PROMPT)
+    slab.close()
+    before = state_of(manager)
+    with pytest.raises(ValueError, match="is closed"):
+        manager.take_stores()
+    assert state_of(manager) == before
+    manager.check_invariants()
+
+
+@pytest.mark.parametrize("call", ["reset_prefix_cache", "stores_done"])
+def test_a_slab_that_fails_leaves_everything_as_it_was(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError("the disk failed")
+
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, [1, 1, 1])
+    write(manager, slab)
+    compute(manager, PROMPT)
+    [each] = manager.take_stores()
+    if call == "stores_done":
+        manager.reset_prefix_cache()
+    before = state_of(manager)
+    with monkeypatch.context() as patch:
+        patch.setattr(slab, "reset", broken)
+        patch.setattr(slab, "erase", broken)
+        with pytest.raises(OSError, match="the disk failed"):
+            manager.reset_prefix_cache() if call != "stores_done" else manager.stores_done(
+                each.ticket, 1
+            )
+    assert state_of(manager) == before
+    manager.stores_done(each.ticket, 0)
+    slab.close()
 
 
 BAD_CALLS: list[tuple[Any, type[Exception], str]] = [
