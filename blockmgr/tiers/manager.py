@@ -420,8 +420,9 @@ class TieredManager(BlockManager):
     def stores_read(self, ticket: int, n: int) -> int:
         """Declares that a store has read its source, which may be evicted from here on.
 
-        For movers that copy what they read before they write it. Others need no call but
-        ``stores_done``.
+        For movers that copy what they read before they write it; those that write to a slab should,
+        and write only as many blocks as this call returns. Otherwise a process that ends before
+        ``stores_done`` can leave blocks on disk that were read too late, with good proofs.
 
         Args:
             ticket: Of a transfer of ``take_stores``.

@@ -183,8 +183,8 @@ class Mover(NotCopied):
                 data.append(buffer_of(self._blocks.size))
                 self._blocks.read(block, data[-1])
             digests = [xxhash.xxh3_128_digest(each) for each in data]
-            self._manager.stores_read(store.ticket, len(data))
-            task = self._executor.submit(self._store, store, data, digests)
+            count = self._manager.stores_read(store.ticket, len(data))
+            task = self._executor.submit(self._store, store, data[:count], digests)
         else:
             task = self._executor.submit(self._pass_on, store)
         self._running[task] = store
@@ -206,7 +206,7 @@ class Mover(NotCopied):
         for i, each in enumerate(data):
             if not self._write(store, i, each, digests[i]):
                 return _Ended(i, refused=False)
-        return _Ended(len(store), refused=False)
+        return _Ended(len(data), refused=False)
 
     def _pass_on(self, store: Transfer) -> _Ended:
         """Copies blocks from one tier to another, with the checksums that they have."""

@@ -198,8 +198,13 @@ class Stores:
         unchanged = num_unchanged(self._holder(ticket.source), ticket)
         read = unchanged if ticket.num_read is None else ticket.num_read
         kept = 0 if ticket.is_void else min(n, read)
-        if ticket.is_void and books.slab is not None:
+        # Bytes that were read too late have good checksums, which the next process would trust.
+        is_late = ticket.source == DEVICE and (
+            n > read or (ticket.num_read is None and read < len(ticket))
+        )
+        if books.slab is not None and (ticket.is_void or is_late):
             books.slab.erase(ticket.targets)  # before anything changes, because it can fail
+            kept = 0
         count = books.promote(ticket.path, have, ticket.targets[:kept], ticket.serial)
         self._close(ticket)
         books.stats.stored += count

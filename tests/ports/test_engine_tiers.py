@@ -138,6 +138,9 @@ def test_a_model_that_changed_finds_nothing_of_before(tmp_path: Path) -> None:
     prompts = first_turns()
     assert [engine.generate([p], GREEDY)[0].num_cached_tokens for p in prompts] == [0] * 4
     engine.close()
+    again = tiered(HostTier(bytes_to_use=2**16), disk(tmp_path))
+    assert [again.generate([p], GREEDY)[0].num_cached_tokens for p in prompts] == [0] * 4
+    again.close()
 
 
 def test_a_slab_of_other_weights_is_refused(tmp_path: Path) -> None:

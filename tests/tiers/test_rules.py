@@ -670,6 +670,23 @@ def test_what_was_reset_or_retired_does_not_come_back(tmp_path: Path, call: str)
     slab.close()
 
 
+def test_what_was_read_too_late_does_not_come_back_after_a_restart(tmp_path: Path) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT)
+    [each] = manager.take_stores()
+    manager.free(manager.admit([9] * 12))  # takes the last two blocks of the prompt
+    proofs = each.target_proofs
+    assert proofs is not None
+    for block, serial, key in zip(each.target_blocks, proofs.serials, proofs.keys, strict=True):
+        slab.write(int(block), key, bytes(8), serial=int(serial))
+    assert manager.stores_done(each.ticket, 4) == 0
+    slab.close()
+    slab = slab_at(tmp_path)
+    assert in_tier(managed(TierConfig(slab=slab, ahead=99))) == (0,)
+    slab.close()
+
+
 def test_a_checksum_goes_along_and_is_not_made_anew(tmp_path: Path) -> None:
     slab = slab_at(tmp_path)
     key, into = bytes(key_bytes(2)), bytearray(8)

@@ -9,7 +9,7 @@ import pytest
 from tests.tiers.world import World
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), 5281])
 def test_no_world_reads_what_is_wrong_or_leaks(seed: int, tmp_path: Path) -> None:
     world = World(seed, tmp_path)
     world.run(800)
