@@ -24,8 +24,10 @@ __all__ = [
     "BlockCopy",
     "BlockSnapshot",
     "BlockState",
+    "CachedPrefix",
     "CopyPlan",
     "DigestPin",
+    "IdleFront",
     "Match",
     "Pin",
     "Priority",
@@ -194,6 +196,34 @@ def signal_of(signal: str, expected_in: float | None) -> tuple[int, float]:
     if not 0 < seconds < math.inf:
         raise ValueError(f"expected_in must be above 0 and finite, got {expected_in!r}")
     return SIGNALS.index(signal), seconds
+
+
+class IdleFront(NamedTuple):
+    """Idle blocks that are evicted soon, and that no cached block continues. All on the host."""
+
+    block_ids: npt.NDArray[np.int32]
+    """``int32[n]``: the least recently used first."""
+    contents: npt.NDArray[np.int64]
+    """``int64[n]``: a number of the content of each, which no other content ever has."""
+
+
+class CachedPrefix(NamedTuple):
+    """What a cached block holds, with all blocks that it continues. All on the host."""
+
+    block_ids: npt.NDArray[np.int32]
+    """``int32[n]``: from the beginning of the prompt."""
+    contents: npt.NDArray[np.int64]
+    """``int64[n]``: a number of the content of each, as in ``IdleFront``."""
+    tokens: npt.NDArray[np.uint32]
+    """``uint32[n * block_size]``."""
+    namespace: bytes
+    """The namespace."""
+    extras: dict[int, bytes]
+    """Extra keys by logical block."""
+
+    def __repr__(self) -> str:
+        # Neither tokens nor keys: they may be secrets.
+        return f"<CachedPrefix: {len(self.block_ids)} blocks>"
 
 
 class Pin(NamedTuple):

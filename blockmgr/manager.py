@@ -36,6 +36,7 @@ from blockmgr.groups import (
     first_slices,
     tokens_per_block,
 )
+from blockmgr.idle_calls import IdleCalls
 from blockmgr.options import spells_options
 from blockmgr.prompt import Prompt, parts_of
 from blockmgr.stats import HitRateCurve, QuotaUsage, RecentHits, Stats
@@ -56,7 +57,7 @@ __all__ = ["BlockManager", "Sequence", "Tokens"]
 _ADMISSIONS = (Admission.NOW, Admission.LATER, Admission.NEVER)
 
 
-class BlockManager(EventCalls, DigestCalls, NotCopied):
+class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
     """Decides which physical KV-cache block holds which tokens.
 
     It hands out blocks, shares them between sequences with a common prefix, plans a copy only when

@@ -16,6 +16,7 @@ from blockmgr.blocks import CopyPlan, Pin, Priority, retention_of
 from blockmgr.config import ManagerConfig, PoolOptions, core_options
 from blockmgr.errors import InvariantError, PolicyError
 from blockmgr.event_calls import EventCalls
+from blockmgr.idle_calls import IdleCalls
 from blockmgr.options import spells_options
 from blockmgr.stats import HitRateCurve, QuotaUsage
 from blockmgr.uncopied import NotCopied
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockPool"]
 
 
-class BlockPool(EventCalls, NotCopied):
+class BlockPool(EventCalls, IdleCalls, NotCopied):
     """Blocks, references to them, and the prefixes they are cached for; no sequences.
 
     For adapters that keep their own block tables; engines use ``BlockManager``. Both have the same

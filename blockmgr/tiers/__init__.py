@@ -1,10 +1,34 @@
-"""KV blocks outside the device: a slab, which is one file with a proof for each block.
+"""KV blocks outside the device: in host memory, and in a slab, a file with a proof for each block.
 
-``blockmgr.ports.vllm_tiers`` makes a slab a tier of vLLM. Engines with their own movers use
-``Slab`` directly, with a ``BlockPool`` whose blocks are its blocks.
+``TieredManager`` is a ``BlockManager`` whose evicted prefixes go there and come back;
+``blockmgr.tiers.movers`` moves their bytes. ``blockmgr.ports.vllm_tiers`` makes a slab a tier of
+vLLM. Engines with books of their own use ``Slab`` directly, with a ``BlockPool`` whose blocks are
+its blocks.
 """
 
 from blockmgr.tiers.errors import SlabError, SlabHeldError, SlabMismatchError, SlabSpaceError
+from blockmgr.tiers.kinds import DiskTier, HostTier
+from blockmgr.tiers.manager import TieredManager
+from blockmgr.tiers.paths import key_bytes
+from blockmgr.tiers.plans import DEVICE, Proofs, TierMatch, TierStats, Transfer, TransferPlan
 from blockmgr.tiers.slab import Slab
+from blockmgr.tiers.tier import TierConfig
 
-__all__ = ["Slab", "SlabError", "SlabHeldError", "SlabMismatchError", "SlabSpaceError"]
+__all__ = [
+    "DEVICE",
+    "DiskTier",
+    "HostTier",
+    "Proofs",
+    "Slab",
+    "SlabError",
+    "SlabHeldError",
+    "SlabMismatchError",
+    "SlabSpaceError",
+    "TierConfig",
+    "TierMatch",
+    "TierStats",
+    "TieredManager",
+    "Transfer",
+    "TransferPlan",
+    "key_bytes",
+]

@@ -26,7 +26,7 @@ from blockmgr.tiers.errors import SlabError, SlabHeldError, SlabMismatchError, S
 from blockmgr.tiers.records import FORMAT, NEVER, PAGE, RAW, Identity, Records, State, up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Slab"]
 
@@ -34,6 +34,7 @@ FIRST_HEADER = 3 * PAGE
 COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with this many bits
 SCAN_BYTES = 1 << 24  # headers that are read at a time
 FILL_BYTES = 1 << 20  # zeros that are written at a time
+MAX_KEY_BYTES = 1 << 18
 
 _open_slabs: WeakSet[Slab] = WeakSet()
 
@@ -106,7 +107,7 @@ class Slab:
             raise ValueError("path must name a file, got ''")
         self.num_blocks = whole("num_blocks", num_blocks, 1, 2**31 - 1)
         self.block_bytes = whole("block_bytes", block_bytes, 1, 2**40)
-        self.key_bytes = whole("key_bytes", key_bytes, 1, 1024)
+        self.key_bytes = whole("key_bytes", key_bytes, 1, MAX_KEY_BYTES)
         identity = Identity(FORMAT, num_blocks, block_bytes, key_bytes, dict(layout))
         self._records = Records(identity)
         self._payloads = FIRST_HEADER + up(self._records.size * num_blocks)
@@ -155,7 +156,29 @@ class Slab:
 
     # Blocks.
 
-    def write(self, block: int, key: bytes, data: bytes | bytearray | memoryview) -> int:
+    def take_serials(self, n: int) -> int:
+        """The first of ``n`` serials in a row, for writes whose keys name each other's serials.
+
+        Raises:
+            ForkError: The process was forked after the opening.
+            ValueError: ``n`` below 1, or the slab is closed.
+        """
+        self._check_open()
+        whole("n", n, 1, 2**31 - 1)
+        with self._lock:
+            first = self._next
+            self._next += n
+        return first
+
+    def write(
+        self,
+        block: int,
+        key: bytes,
+        data: bytes | bytearray | memoryview,
+        *,
+        serial: int | None = None,
+        digest: bytes | None = None,
+    ) -> int:
         """Writes a block, and returns its serial, a number that no other write of the file has.
 
         Without a sync: after a power failure the block may be lost, but nothing else is found in
@@ -166,6 +189,9 @@ class Slab:
             key: The key of the content.
             data: ``block_bytes`` of memory. The transfer bypasses the page cache where the file
                 system can, the block has whole pages, and they are aligned.
+            serial: One of ``take_serials``, used for no other write; None for the next one.
+            digest: Checksum of the block that came with it, XXH3 with 128 bits, by which it is
+                proved when it is read; None to make it of ``data``.
 
         Raises:
             OSError: The disk failed. The block has no content.
@@ -173,10 +199,10 @@ class Slab:
             ValueError: A value is out of its bounds, or the slab is closed.
         """
         view = self._checked(block, key, data)
-        with self._lock:
-            serial = self._next
-            self._next += 1
-        digest = xxhash.xxh3_128_digest(view)
+        if serial is None:
+            serial = self.take_serials(1)
+        if digest is None:
+            digest = xxhash.xxh3_128_digest(view)
         _write(self._file_for(view), view, self._payload(block))
         header = self._records.make(serial, key, digest, self.block_bytes)
         _write(self._file, memoryview(header), self._header(block))
@@ -198,17 +224,43 @@ class Slab:
             ForkError: The process was forked after the opening.
             ValueError: A value is out of its bounds, or the slab is closed.
         """
+        return self.read_digest(block, key, serial, into) is not None
+
+    def read_digest(
+        self, block: int, key: bytes, serial: int, into: bytearray | memoryview
+    ) -> bytes | None:
+        """``read``, and the checksum that was written with the block; None: it is not proved.
+
+        For a copy of the block that is to be proved by the same checksum.
+        """
         view = self._checked(block, key, into)
         size = self._records.size
         header = self._records.parse(os.pread(self._file, size, self._header(block)))
         if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
-            return False
+            return None
         sizes = (int(header["stored_bytes"]), int(header["logical_bytes"]))
         if int(header["codec"]) != RAW or sizes != (self.block_bytes, self.block_bytes):
-            return False
+            return None
         if _read(self._file_for(view), view, self._payload(block)) != self.block_bytes:
-            return False
-        return xxhash.xxh3_128_digest(view) == bytes(header["digest"])
+            return None
+        digest = bytes(header["digest"])
+        return digest if xxhash.xxh3_128_digest(view) == digest else None
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        """Makes these blocks count no longer, now and after a restart.
+
+        Raises:
+            OSError: The disk failed.
+            ForkError: The process was forked after the opening.
+            ValueError: A block is out of bounds, or the slab is closed.
+        """
+        self._check_open()
+        for block in blocks:
+            whole("blocks", block, 0, self.num_blocks - 1)
+        for block in blocks:
+            _write(self._file, memoryview(bytes(self._records.size)), self._header(block))
+        if blocks:
+            os.fsync(self._file)
 
     def reset(self, *, volatile: bool = False) -> None:
         """Makes every block in the file count no longer, now and after a restart.
@@ -228,6 +280,7 @@ class Slab:
             floor = NEVER if volatile or self._floor == NEVER else self._next
             self._save(State(self._opening, floor))
             self._floor = floor
+            self.found = self.found[:0]
 
     def close(self) -> None:
         """Closes the file, which stays; a second time does nothing. No call may be in progress."""

@@ -232,6 +232,12 @@ CALLS: Final = (
         for call in ("acquire", "release", "touch_blocks", "forget")
     ),
     method("manager", "BlockManager.is_cached", block=number(lambda w: w.kept[0])),
+    method("manager", "BlockManager.idle_front", most=number(5)),
+    method(
+        "manager",
+        "BlockManager.prefix_of",
+        block=number(lambda w: w.manager.block_ids(w.running)[0]),
+    ),
     method("manager", "BlockManager.ref_count", block=number(lambda w: w.kept[0])),
     method("manager", "BlockManager.block_ids", handle=handle, start=number(1)),
     method(
@@ -414,6 +420,8 @@ CALLS: Final = (
     ),
     method("pool", "BlockPool.children", parent=number(lambda w: w.held[0]), namespace=own),
     method("pool", "BlockPool.idle_blocks", most=number(1)),
+    method("pool", "BlockPool.idle_front", most=number(1)),
+    method("pool", "BlockPool.prefix_of", block=number(lambda w: w.held[1])),
     # What blockmgr.kv is built on, and the estimator of a policy.
     method(
         "checker",

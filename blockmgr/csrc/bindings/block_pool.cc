@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings/events.h"
+#include "bindings/idle.h"
 #include "bindings/partitions.h"
 #include "bindings/pool_core.h"
 #include "memory/errors.h"
@@ -456,6 +457,14 @@ void bind_block_pool(nb::module_& m) {
            nb::sig("def tokens(self, block: object, /) -> " BM_ARRAY("uint32")), any())
       .def("idle_blocks", idle_blocks, nb::sig("def idle_blocks(self, most: int, /) -> " BM_IDS),
            nb::arg().noconvert())
+      .def("idle_front", idle_front<PoolCore>,
+           nb::sig("def idle_front(self, most: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
+               "int64") "]"),
+           any())
+      .def("prefix_of", prefix_of<PoolCore>,
+           nb::sig("def prefix_of(self, block: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
+               "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes]]"),
+           any())
       .def("num_free", num_free)
       .def("num_idle", num_idle)
       .def("num_available", num_available)

@@ -2,15 +2,25 @@
 
 namespace blockmgr {
 
-namespace {
-
 nb::object bytes_of(std::string_view bytes) {
   return made(nb::steal(
       PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()))));
 }
 
+nb::dict extras_of(const std::vector<std::pair<std::int64_t, std::string>>& extras) {
+  nb::dict result = made(nb::dict());
+  for (const auto& [block, bytes] : extras) {
+    const nb::object key = made(nb::steal(PyLong_FromLongLong(block)));
+    if (PyDict_SetItem(result.ptr(), key.ptr(), bytes_of(std::string_view(bytes)).ptr()))
+      throw nb::python_error();
+  }
+  return result;
+}
+
+namespace {
+
 nb::object bytes_of(const std::vector<std::uint8_t>& bytes) {
-  return bytes_of(
+  return blockmgr::bytes_of(
       std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
@@ -26,12 +36,7 @@ nb::object made_of_columns(const EventColumns& columns, nb::handle make) {
   };
   auto tokens = new_numbers<Token>(static_cast<std::int64_t>(columns.tokens.size()));
   std::copy(columns.tokens.begin(), columns.tokens.end(), tokens.get());
-  const nb::dict extras = made(nb::dict());
-  for (const auto& [block, bytes] : columns.extras) {
-    const nb::object key = made(nb::steal(PyLong_FromLongLong(block)));
-    if (PyDict_SetItem(extras.ptr(), key.ptr(), bytes_of(std::string_view(bytes)).ptr()))
-      throw nb::python_error();
-  }
+  const nb::dict extras = extras_of(columns.extras);
   const nb::list names = made(nb::list());
   for (const std::string& name : columns.names)
     if (PyList_Append(names.ptr(), bytes_of(std::string_view(name)).ptr()))

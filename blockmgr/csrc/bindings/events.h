@@ -1,11 +1,20 @@
 // Events as Python sees them: columns, handed to the class that keeps them.
 #pragma once
 
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
 #include "bindings/bindings.h"
 #include "identity/event_columns.h"
 #include "sequences/handing.h"
 
 namespace blockmgr {
+
+nb::object bytes_of(std::string_view bytes);
+// A dict of the bytes by block.
+nb::dict extras_of(const std::vector<std::pair<std::int64_t, std::string>>& extras);
 
 // make(digest size, kinds, numbers of blocks, has_parent, groups, parents, digests, tokens, extras, namespaces, steps,
 // number lost), with digests as bytes and extras as a dict by stored block.

@@ -9,6 +9,7 @@
 
 #include "bindings/core.h"
 #include "bindings/events.h"
+#include "bindings/idle.h"
 #include "bindings/partitions.h"
 
 namespace blockmgr {
@@ -537,6 +538,14 @@ NB_MODULE(_core, m) {
            any())
       .def("retire", checked<retire_namespace>,
            nb::sig("def retire(self, namespace: object, /) -> int"), any())
+      .def("idle_front", idle_front<Core>,
+           nb::sig("def idle_front(self, most: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
+               "int64") "]"),
+           any())
+      .def("prefix_of", prefix_of<Core>,
+           nb::sig("def prefix_of(self, block: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
+               "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes]]"),
+           any())
       .def("is_cached", is_cached, nb::sig("def is_cached(self, block: object, /) -> bool"), any())
       .def("ref_count", ref_count, nb::sig("def ref_count(self, block: object, /) -> int"), any())
       .def("block_ids_from", block_ids_from,

@@ -22,6 +22,7 @@ from blockmgr.ports.engine.progress import token_bar
 from blockmgr.ports.engine.room import blocks_needed
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, Sampling
 from blockmgr.ports.engine.scheduler import Scheduler
+from blockmgr.ports.engine.tiers import EngineTiers
 from blockmgr.ports.transformers.generation import ignored_settings
 from blockmgr.ports.transformers.model import PagedModel, load_model
 from blockmgr.uncopied import NotCopied
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from blockmgr.ports.engine.report import EngineReport
     from blockmgr.ports.transformers.kernels import KernelName
     from blockmgr.ports.transformers.needs import Windows
+    from blockmgr.tiers import DiskTier, HostTier
 
 __all__ = ["Engine"]
 
@@ -64,6 +66,9 @@ class Engine(NotCopied):
         kernel: Attention kernel, as in ``PagedModel``.
         windows: Whether layers with a window or a chunk keep only the tokens they read, in groups
             of layers, as in ``PagedModel.with_cache``.
+        tiers: Where K/V goes before the device evicts it, and comes back from: ``HostTier`` and
+            ``DiskTier`` of ``blockmgr.tiers``, the fastest first. For models in which all layers
+            have full attention.
         **options: Fields of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``,
             ``max_seqs``, ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on.
             ``groups`` are those of the model. With groups, there is a null block, and some options
@@ -96,6 +101,7 @@ class Engine(NotCopied):
         layout: str | None = None,
         kernel: KernelName = "sdpa",
         windows: Windows | None = None,
+        tiers: Sequence[HostTier | DiskTier] = (),
         **options: Unpack[ManagerOptions],
     ) -> None:
         if "groups" in options:
@@ -121,12 +127,15 @@ class Engine(NotCopied):
             raise TypeError(f"wait_for_computing must be a bool, got {wait_for_computing!r}")
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        kinds = listed("tiers", tiers)
+        self._tiers = EngineTiers(self.model, config, kinds) if kinds else None
         self._scheduler = Scheduler(
             self.model,
             config,
             max_batch_tokens,
             chunk_size or max_batch_tokens,
             waits=wait_for_computing,
+            tiers=self._tiers,
         )
         if ignored := ignored_settings(model.generation_config):
             names = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
@@ -288,6 +297,14 @@ class Engine(NotCopied):
             The counts of ``report`` as they are.
         """
         self._scheduler.reset()
+
+    def close(self) -> None:
+        """Stores what is idle in the tiers, and closes them; the engine is of no use afterwards.
+
+        Without tiers, it does nothing.
+        """
+        if self._tiers is not None:
+            self._tiers.close()
 
     def report(self) -> EngineReport:
         """The work of the engine so far, and the savings by sharing."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from blockmgr.config import ManagerConfig
     from blockmgr.ports.engine.jobs import Job, Track
+    from blockmgr.ports.engine.tiers import EngineTiers
     from blockmgr.ports.transformers.attention import PagedBatch
     from blockmgr.ports.transformers.model import PagedModel
 
@@ -58,6 +59,7 @@ class Scheduler:
         max_batch_tokens: Most tokens of one forward.
         chunk_size: Most tokens of one sequence in one forward.
         waits: Whether to skip a job while another one computes the prefix of its prompt.
+        tiers: The tiers, if there are any.
 
     Attributes:
         manager: The block manager.
@@ -72,9 +74,11 @@ class Scheduler:
         chunk_size: int,
         *,
         waits: bool,
+        tiers: EngineTiers | None = None,
     ) -> None:
         refuse_block_sizes(config.groups, "the transformers engine")
-        self.manager = BlockManager.from_config(config)
+        self._tiers = tiers
+        self.manager = tiers.manager if tiers else BlockManager.from_config(config)
         self.tally = Tally()
         self._model = model
         self._max_batch_tokens = max_batch_tokens
@@ -119,10 +123,12 @@ class Scheduler:
             self._on_token = on_token
             self._waiting.extend(jobs)
             try:
-                while self._waiting or self._running:
+                while self._waiting or self._running or (self._tiers and self._tiers.loading):
+                    self._poll_tiers()
                     self._step()
                     if on_step is not None:
                         on_step(sum(job.num_done for job in (*self._running, *self._finished)))
+                self._poll_tiers()
                 return sorted(self._finished, key=attrgetter("order"))
             finally:
                 self._clear()
@@ -149,7 +155,11 @@ class Scheduler:
 
     def _forget(self) -> None:
         self.tally.keep(self.manager.stats())
-        self.manager = BlockManager.from_config(self.manager.config)
+        if self._tiers is None:
+            self.manager = BlockManager.from_config(self.manager.config)
+        else:
+            self._tiers.restart()
+            self.manager = self._tiers.manager
 
     def _clear(self) -> None:
         """Ends all remaining jobs; there are none unless an exception was raised."""
@@ -161,6 +171,8 @@ class Scheduler:
             self.manager.free(handle)
         self._waiting.clear()
         self._running.clear()
+        if self._tiers is not None:
+            self._tiers.loading.clear()
         self._finished = []
         self._rows = 0
         self._is_stuck = False
@@ -171,7 +183,11 @@ class Scheduler:
         chunks = self._plan()
         aimed = [(j, t) for j in self._running for t in j.tracks if t.target > t.written]
         if not aimed:
-            self._wait_for_room()
+            if self._tiers is not None and self._tiers.loading:
+                self._is_mid_step = False
+                self._tiers.wait()
+            else:
+                self._wait_for_room()
             return
         self._is_stuck = False
         # After planning, because block tables change before that.
@@ -207,6 +223,16 @@ class Scheduler:
                 f"prompts[{self._waiting[0].order[0]}] alone"
             )
         self._is_stuck = True
+
+    def _poll_tiers(self) -> None:
+        """Continues with the jobs whose loads have ended; those that are late compute instead."""
+        if self._tiers is None:
+            return
+        for job in self._tiers.landed():
+            insort(self._running, job, key=attrgetter("order"))
+            if job.num_cached_tokens is None:
+                job.num_cached_tokens = job.tracks[0].written
+        self._waiting.extendleft(self._tiers.late())
 
     # Planning.
 
@@ -273,6 +299,8 @@ class Scheduler:
                 break
             if self._waits and self._is_computed(job):
                 continue
+            if self._load(job):
+                continue
             if not self._start(job, budget):
                 break
             self._waiting.remove(job)
@@ -283,6 +311,18 @@ class Scheduler:
             budget -= track.target - track.written
             started.append(track)
         return started
+
+    def _load(self, job: Job) -> bool:
+        """Lets a fresh job wait for what tiers have of its prompt; False: they have nothing."""
+        if self._tiers is None or job.tracks[0].handle is not None:
+            return False
+        if self._rows + job.rows > self.manager.config.max_seqs:
+            return False
+        if not self._tiers.enter(job, _prompt(job)):
+            return False
+        self._waiting.remove(job)
+        self._rows += job.rows
+        return True
 
     def _is_computed(self, job: Job) -> bool:
         """Whether another job is computing the prefix of this one."""

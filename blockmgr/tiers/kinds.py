@@ -1,0 +1,54 @@
+"""What users say of a tier: where it is, and how large."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockmgr.arguments import text, whole
+
+if TYPE_CHECKING:
+    from blockmgr.policy import PolicyFactory
+
+__all__ = ["DiskTier", "HostTier"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HostTier:
+    """K/V in memory of the host.
+
+    Attributes:
+        bytes_to_use: Bytes that its blocks take.
+        eviction: Eviction order, as in ``ManagerConfig``.
+    """
+
+    bytes_to_use: int
+    eviction: str | PolicyFactory = "lru"
+
+    def __post_init__(self) -> None:
+        whole("bytes_to_use", self.bytes_to_use, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DiskTier:
+    """K/V in a slab, which the next process finds again.
+
+    Attributes:
+        path: The file. The first start makes it and writes over it once; its folder must exist.
+        bytes_to_use: Bytes that its blocks take.
+        eviction: Eviction order, as in ``ManagerConfig``.
+        revision: A name for the weights, which must change whenever they do; empty to identify them
+            by a checksum, for which they are read once.
+    """
+
+    path: str | os.PathLike[str]
+    bytes_to_use: int
+    eviction: str | PolicyFactory = "lru"
+    revision: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            raise TypeError(f"path must be a str or a path, got {type(self.path).__name__}")
+        whole("bytes_to_use", self.bytes_to_use, 1)
+        text("revision", self.revision)

@@ -1,0 +1,204 @@
+"""Plans what is read from tiers for a prompt, and commits what has arrived."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockmgr.errors import OutOfBlocksError, StaleMatchError
+from blockmgr.manager import BlockManager
+from blockmgr.tiers.paths import Path
+from blockmgr.tiers.plans import DEVICE, TierMatch
+from blockmgr.tiers.tickets import Ticket, Tickets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockmgr.prompt import Prompt
+    from blockmgr.tiers.tier import TierBooks
+
+__all__ = ["Loads"]
+
+
+class Loads:
+    """The sequences that wait for bytes of tiers.
+
+    Their blocks are private, so no other prompt finds what has not arrived, and sees it as being
+    computed instead. A ticket holds the blocks to read and those to write, whatever becomes of the
+    sequence.
+
+    Args:
+        device: The manager.
+        tiers: The tiers, the fastest first.
+        tickets: The open tickets.
+        max_loading: Most blocks of the device that wait for bytes at a time.
+    """
+
+    def __init__(
+        self,
+        device: BlockManager,
+        tiers: tuple[TierBooks, ...],
+        tickets: Tickets,
+        max_loading: int,
+    ) -> None:
+        self._device = device
+        self._size = device.config.block_size
+        self._tiers = tiers
+        self._tickets = tickets
+        self._max_loading = max_loading
+        self.waiting: dict[int, list[Ticket]] = {}
+        """The tickets of each loading sequence, in the order of its blocks."""
+
+    def match(self, prompt: Prompt, max_cached_tokens: int | None) -> tuple[TierMatch, Path]:
+        """What the device and the tiers have of a prompt, whose last token is always computed."""
+        device = self._device.match(prompt, max_cached_tokens=max_cached_tokens)
+        most = len(prompt) - 1
+        if max_cached_tokens is not None:
+            most = min(most, max_cached_tokens)
+        path = Path.of_prompt(prompt, self._size, most // self._size)
+        tokens = tuple(len(books.find(path)) * self._size for books in self._tiers)
+        best = max(tokens)
+        whole = len(device.block_ids) * self._size
+        loadable = best - whole if best > device.num_cached_tokens else 0
+        return TierMatch(device, tokens, loadable), path
+
+    def limit(self, found: TierMatch, asked: TierMatch | None) -> int:
+        """Blocks that a load may bring now.
+
+        Raises:
+            StaleMatchError: There is less than ``asked``.
+            OutOfBlocksError: So many blocks must not wait at a time as ``asked`` needs.
+        """
+        wanted = found.num_loadable_tokens // self._size
+        room = self._max_loading - self._tickets.num_blocks(is_load=True)
+        if asked is None:
+            return max(0, min(wanted, room))
+        asked_tokens = asked.num_cached_tokens
+        has_all = len(found.device.block_ids) >= len(asked.device.block_ids)
+        if found.num_cached_tokens < asked_tokens or not has_all:
+            raise StaleMatchError(asked_tokens, found.num_cached_tokens)
+        if wanted > room:
+            raise OutOfBlocksError(wanted, max(0, room))
+        return wanted
+
+    def begin(self, handle: int, path: Path, stop: int) -> None:
+        """Opens the tickets of a sequence: what it lacks of the first ``stop`` blocks of a path."""
+        first = self._device.sequence(handle).num_computed_tokens // self._size
+        blocks = self._device.block_ids(handle)
+        tickets: list[Ticket] = []
+        try:
+            for number, books in enumerate(self._tiers):
+                found = books.find(path)
+                end = min(len(found), stop)
+                if end > first:
+                    tickets.append(self._open(handle, path, number, found[:end], blocks[first:end]))
+                    first = end
+        except BaseException:
+            for ticket in tickets:
+                self._close(ticket)
+            raise
+        if tickets:
+            self.waiting[handle] = tickets
+
+    def _open(
+        self,
+        handle: int,
+        path: Path,
+        number: int,
+        found: list[int],
+        targets: list[int],
+    ) -> Ticket:
+        """A ticket for the last blocks of those that a tier was found to have."""
+        books, first = self._tiers[number], len(found) - len(targets)
+        sources = found[first:]
+        serials = [int(serial) for serial in books.serials[sources]]
+        before = found[first - 1] if first else -1
+        ticket = Ticket(
+            number=self._tickets.next_number(),
+            source=number,
+            target=DEVICE,
+            path=path,
+            first=first,
+            sources=sources,
+            targets=targets,
+            proofs=(books.proofs(path, first, before, serials), None),
+            handle=handle,
+        )
+        books.pool.acquire(sources)
+        try:
+            self._device.acquire(targets)
+        except BaseException:
+            books.pool.release(sources[::-1])
+            raise
+        self._tickets.add(ticket)
+        return ticket
+
+    def _close(self, ticket: Ticket) -> None:
+        """Drops what a ticket holds."""
+        del self._tickets.open[ticket.number]
+        self._device.release(ticket.targets[::-1])
+        self._tiers[ticket.source].pool.release(ticket.sources[::-1])
+
+    def take(self, deadline: float | None) -> list[Ticket]:
+        """The tickets that no mover has yet, which are under way from here on."""
+        fresh = [t for t in self._tickets.open.values() if t.is_load and not t.is_taken]
+        for ticket in fresh:
+            ticket.is_taken, ticket.deadline = True, deadline
+        return fresh
+
+    def late(self, now: float) -> list[int]:
+        """The sequences with a ticket whose deadline has passed."""
+        return [
+            handle
+            for handle, tickets in self.waiting.items()
+            if any(
+                t.result is None and t.deadline is not None and t.deadline < now for t in tickets
+            )
+        ]
+
+    def leave(self, handle: int) -> None:
+        """Drops a sequence that has ended; the ticket keeps what its mover has."""
+        for ticket in self.waiting.pop(handle, ()):
+            ticket.handle = -1
+            if not ticket.is_taken:
+                self._close(ticket)
+
+    def done(self, ticket: Ticket, n: int, *, refused: bool) -> int:
+        """Commits the leading run of what has arrived of a sequence.
+
+        Returns:
+            The tokens of the sequence that are computed; 0 if it has left.
+        """
+        arrived = 0 if ticket.is_void else n
+        tickets = self.waiting.get(ticket.handle, ())
+        ticket.result = arrived
+        try:
+            computed = self._commit(ticket.handle, tickets)
+        except BaseException:
+            ticket.result = None
+            raise
+        self._close(ticket)
+        books = self._tiers[ticket.source]
+        books.stats.loaded += arrived
+        if refused and n < len(ticket):
+            books.stats.refused += 1
+            books.forget(ticket.sources[n])
+        elif n < len(ticket):
+            books.stats.failed += 1
+        if all(each.result is not None for each in tickets):
+            self.waiting.pop(ticket.handle, None)
+        return computed
+
+    def _commit(self, handle: int, tickets: Sequence[Ticket]) -> int:
+        """Commits in the order of blocks, up to the first one that has not arrived."""
+        if not tickets:
+            return 0
+        stop = tickets[0].first
+        for each in tickets:
+            stop += each.result or 0
+            if each.result != len(each):
+                break
+        computed = self._device.sequence(handle).num_computed_tokens
+        if stop * self._size > computed:
+            BlockManager.commit(self._device, handle, stop * self._size)
+            computed = stop * self._size
+        return computed

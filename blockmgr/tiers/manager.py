@@ -1,0 +1,662 @@
+"""``TieredManager``: a manager whose evicted prefixes go to host memory or disk, and come back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Self, Unpack
+
+from blockmgr import _core
+from blockmgr.arguments import integer, real, truth, whole
+from blockmgr.config import ManagerConfig, ManagerOptions
+from blockmgr.errors import (
+    BlockStateError,
+    ForkError,
+    NeverFitsError,
+    OutOfBlocksError,
+    StepError,
+)
+from blockmgr.manager import BlockManager, Sequence
+from blockmgr.options import spells_options
+from blockmgr.prompt import Prompt
+from blockmgr.tiers.loads import Loads
+from blockmgr.tiers.paths import Path, secret
+from blockmgr.tiers.plans import TierMatch, TierStats, TransferPlan
+from blockmgr.tiers.stores import Stores
+from blockmgr.tiers.tickets import Ticket, Tickets
+from blockmgr.tiers.tier import TierBooks, TierConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from collections.abc import Sequence as IntSequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from blockmgr.blocks import Match
+    from blockmgr.manager import Blocks
+    from blockmgr.tokens import Extras, Ints, Tokens
+
+__all__ = ["TieredManager"]
+
+
+class TieredManager(BlockManager):
+    """A ``BlockManager`` whose evicted prefixes can be in slower memory, and come back.
+
+    It moves no bytes. It plans *transfers*, each with a ticket; a *mover*, such as
+    ``blockmgr.tiers.movers.Mover``, carries them out and reports how each ended::
+
+        handle = manager.admit(prompt, load=True)  # what tiers have comes into its blocks
+        for transfer in manager.take_loads():      # move the bytes, prove them
+            manager.loads_done(transfer.ticket, num_proved)
+        for transfer in manager.take_stores():     # idle blocks, ahead of their eviction
+            manager.stores_done(transfer.ticket, num_written)
+
+    A sequence that waits for a load can be freed and preempted, and nothing else: other calls raise
+    ``StepError`` until its tickets are resolved. No call waits for a tier.
+
+    Each tier holds prefixes from their beginning, and evicts by itself. Its quotas are those of the
+    manager, in proportion.
+
+    Args:
+        num_blocks: Physical blocks of the device.
+        block_size: Tokens per block.
+        tiers: The tiers, the fastest first.
+        max_loading: Most blocks of the device that wait for bytes at a time; None for half of them.
+        max_storing: Most blocks that are written to tiers at a time; None for an eighth of
+            ``num_blocks``, at least 16.
+        **options: The other fields of ``ManagerConfig``, by keyword. There must be a single
+            group of layers, ``prefix_caching``, and no ``early_commit``.
+
+    Raises:
+        ValueError: A value is out of its bounds.
+        TypeError: A value is of the wrong type.
+
+    >>> from blockmgr.tiers import TierConfig, TieredManager
+    >>> manager = TieredManager(4, 2, tiers=[TierConfig(num_blocks=8, ahead=4)])
+    >>> first = manager.admit([1, 2, 3, 4, 5])
+    >>> manager.commit(first, 5)
+    >>> manager.free(first)
+    >>> [store] = manager.take_stores()
+    >>> manager.stores_done(store.ticket, len(store))  # both blocks are in the tier
+    2
+    >>> manager.free(manager.admit([9] * 8))  # evicts them from the device
+    >>> again = manager.admit([1, 2, 3, 4, 5], load=True)
+    >>> [load] = manager.take_loads()
+    >>> manager.loads_done(load.ticket, len(load))  # four tokens need no computation
+    4
+    """
+
+    __slots__ = ("_loads", "_lock", "_pid", "_stores", "_tickets", "_tiers")
+
+    @spells_options(ManagerConfig, ManagerOptions)
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        tiers: IntSequence[TierConfig],
+        max_loading: int | None = None,
+        max_storing: int | None = None,
+        **options: Unpack[ManagerOptions],
+    ) -> None:
+        config = ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options)
+        self._set_up(config)
+        self._add_tiers(tiers, max_loading, max_storing)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ManagerConfig,
+        *,
+        tiers: IntSequence[TierConfig] = (),
+        max_loading: int | None = None,
+        max_storing: int | None = None,
+    ) -> Self:
+        """A manager with this config and these tiers, which must not be left out."""
+        manager = super().from_config(config)
+        manager._add_tiers(tiers, max_loading, max_storing)
+        return manager
+
+    def _add_tiers(
+        self,
+        tiers: IntSequence[TierConfig],
+        max_loading: int | None,
+        max_storing: int | None,
+    ) -> None:
+        config, known = self.config, _checked(tiers)
+        if config.groups:
+            raise ValueError("groups must be empty with tiers, which hold full attention only")
+        if not config.prefix_caching:
+            raise ValueError("prefix_caching must be True with tiers, got False")
+        if config.early_commit:
+            # What arrives is committed when it is there, which no step of the engine writes.
+            raise ValueError("early_commit must be False with tiers, got True")
+        loading = config.capacity // 2 if max_loading is None else max_loading
+        storing = max(16, config.num_blocks // 8) if max_storing is None else max_storing
+        whole("max_loading", loading, 0)
+        whole("max_storing", storing, 0)
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._tickets = Tickets()
+        self._tiers = tuple(TierBooks(tier, config) for tier in known)
+        self._loads = Loads(self, self._tiers, self._tickets, loading)
+        ahead = tuple(tier.ahead for tier in known)
+        self._stores = Stores(
+            self,
+            config.num_blocks,
+            self._tiers,
+            self._tickets,
+            ahead=ahead,
+            max_storing=storing,
+        )
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One call at a time; none in a forked child, which shares the tiers' memory and files."""
+        if self._pid != os.getpid():
+            raise ForkError("a manager with tiers belongs to the process that made it")
+        with self._lock:
+            yield
+
+    @contextmanager
+    def _settled(self, *handles: int) -> Iterator[None]:
+        """A turn for a call that needs these sequences to be done with loading."""
+        with self._turn():
+            for handle in handles if self._loads.waiting else ():
+                if integer("handle", handle) in self._loads.waiting:
+                    raise StepError(
+                        f"sequence {handle} waits for a load; until loads_done it can only be "
+                        "freed or preempted"
+                    )
+            yield
+
+    def _named(self, handles: Ints) -> list[int]:
+        """The handles of a batch, read only while there are loading sequences."""
+        return _core.int_array(handles, "handles").tolist() if self._loads.waiting else []
+
+    # Look-up and admission.
+
+    def match_tiers(
+        self,
+        tokens: Tokens | Prompt,
+        *,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+        max_cached_tokens: int | None = None,
+    ) -> TierMatch:
+        """What ``admit(load=True)`` would find on the device and in tiers; changes nothing.
+
+        Args:
+            tokens: As in ``match``.
+            namespace: As in ``match``.
+            extras: As in ``match``.
+            max_cached_tokens: As in ``match``.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            prompt = _as_prompt(tokens, namespace, extras)
+            return self._loads.match(prompt, max_cached_tokens)[0]
+
+    def admit(
+        self,
+        tokens: Tokens | Prompt,
+        *,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+        num_slots: int | None = None,
+        read_cache: bool = True,
+        match: Match | None = None,
+        max_cached_tokens: int | None = None,
+        watermark_blocks: int | None = None,
+        session: bytes = b"",
+        load: bool | TierMatch = False,
+    ) -> int:
+        """``BlockManager.admit``, and with ``load`` begins to load what the device lacks.
+
+        A load takes slots up to its end, whatever ``num_slots`` says. If they do not fit, it is
+        shorter; if that does not help, there is none. Whether a load began shows in ``is_loading``.
+
+        Args:
+            tokens: As in ``BlockManager.admit``.
+            namespace: As in ``BlockManager.admit``.
+            extras: As in ``BlockManager.admit``.
+            num_slots: As in ``BlockManager.admit``.
+            read_cache: As in ``BlockManager.admit``; without it nothing is loaded.
+            match: As in ``BlockManager.admit``; not with ``load``.
+            max_cached_tokens: As in ``BlockManager.admit``; what is loaded counts.
+            watermark_blocks: As in ``BlockManager.admit``.
+            session: As in ``BlockManager.admit``.
+            load: Whether to load; or a result of ``match_tiers``: load as much, or raise.
+
+        Raises:
+            StaleMatchError: Less is there than ``load`` found.
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.admit``.
+        """
+        with self._turn():
+            asked = load if isinstance(load, TierMatch) else None
+            if not ((asked is not None or truth("load", load)) and read_cache):
+                return super().admit(
+                    tokens,
+                    namespace=namespace,
+                    extras=extras,
+                    num_slots=num_slots,
+                    read_cache=read_cache,
+                    match=match,
+                    max_cached_tokens=max_cached_tokens,
+                    watermark_blocks=watermark_blocks,
+                    session=session,
+                )
+            if match is not None:
+                raise ValueError("match must be None with load; pass a result of match_tiers to it")
+            if num_slots is not None:
+                whole("num_slots", num_slots, 1)
+            prompt = _as_prompt(tokens, namespace, extras)
+            if asked is not None:
+                most = asked.num_cached_tokens
+                max_cached_tokens = min(
+                    most, most if max_cached_tokens is None else max_cached_tokens
+                )
+            enter = partial(
+                super().admit, prompt, watermark_blocks=watermark_blocks, session=session
+            )
+            handle = self._admit_loading(prompt, enter, num_slots, max_cached_tokens, asked)
+            if handle is None:
+                handle = enter(num_slots=num_slots, max_cached_tokens=max_cached_tokens)
+            return handle
+
+    def _admit_loading(
+        self,
+        prompt: Prompt,
+        enter: Callable[..., int],
+        num_slots: int | None,
+        max_cached_tokens: int | None,
+        asked: TierMatch | None,
+    ) -> int | None:
+        """Admits a prompt with the longest load that fits; None: none does, or there is none."""
+        found, path = self._loads.match(prompt, max_cached_tokens)
+        wanted = self._loads.limit(found, asked)
+        first, size = len(found.device.block_ids), self.config.block_size
+        slots = len(prompt) if num_slots is None else num_slots
+        while wanted:
+            stop = first + wanted
+            most = max(slots, stop * size)
+            try:
+                handle = enter(num_slots=most, max_cached_tokens=first * size)
+            except (OutOfBlocksError, NeverFitsError):
+                if asked is not None:
+                    raise
+                wanted = wanted // 2 if most > slots else 0
+                continue
+            try:
+                self._loads.begin(handle, path, stop)
+            except BaseException:
+                super().free(handle)
+                raise
+            return handle
+        return None
+
+    def sequence(self, handle: int) -> Sequence:
+        """``BlockManager.sequence``."""
+        return _View(self, super().sequence(handle).handle)
+
+    def is_loading(self, handle: int) -> bool:
+        """Whether a sequence waits for a load.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+        """
+        with self._turn():
+            return self.sequence(handle).handle in self._loads.waiting
+
+    def prefetch(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> None:
+        """Has what slower tiers have of a prompt copied to the fastest tier, with the next stores.
+
+        For prompts that enter a queue: the copy needs no block of the device.
+
+        Args:
+            tokens: As in ``match``.
+            namespace: As in ``match``.
+            extras: As in ``match``.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            prompt = _as_prompt(tokens, namespace, extras)
+            self._stores.prefetch(self._loads.match(prompt, None)[1])
+
+    # Loads.
+
+    def take_loads(self, *, deadline: float | None = None) -> TransferPlan:
+        """The loads to begin since the last call.
+
+        Args:
+            deadline: Time, by the caller's clock, after which these loads are late; None for never.
+
+        Raises:
+            ValueError: ``deadline`` is too large.
+            TypeError: ``deadline`` is not a number.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            due = None if deadline is None else real("deadline", deadline)
+            return _plan(self._loads.take(due))
+
+    def loads_done(self, ticket: int, n: int, *, refused: bool = True) -> int:
+        """Declares that no transfer writes to the blocks of a load any more.
+
+        The leading blocks that arrived count as computed, and are findable; the others are to be
+        computed. Of several tickets of a sequence, what comes first in its prompt counts first.
+
+        Args:
+            ticket: Of a transfer of ``take_loads``.
+            n: Leading blocks that were read and proved.
+            refused: Whether block ``n`` of the transfer was read and not proved: then it is
+                forgotten in its tier, with all that continues it. False if it could not be read.
+
+        Returns:
+            Tokens of the sequence that are computed now; 0 if it was freed or preempted.
+
+        Raises:
+            TicketError: The ticket was never taken, is resolved, or is a store's.
+            StepError: As ``commit``; the ticket stays open.
+            ValueError: ``n`` is more than the transfer has.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            known, count = self._tickets.get(ticket, n, is_load=True)
+            return self._loads.done(known, count, refused=truth("refused", refused))
+
+    def loads_late(self, now: float) -> list[int]:
+        """The sequences that wait for a load whose deadline has passed; preempt them.
+
+        Their tickets keep the blocks until the mover reports. A sequence that is resumed computes.
+
+        Raises:
+            ValueError: ``now`` is too large.
+            TypeError: ``now`` is not a number.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            return self._loads.late(real("now", now))
+
+    # Stores.
+
+    def take_stores(self, most_blocks: int | None = None) -> TransferPlan:
+        """The stores to begin: what is evicted next, and what ``prefetch`` asked for.
+
+        What is read is not kept: if it is evicted before ``stores_read`` or ``stores_done``, the
+        store has failed.
+
+        Args:
+            most_blocks: Blocks to move at most; None for ``max_storing``, which counts stores that
+                are under way.
+
+        Raises:
+            ValueError: ``most_blocks`` below 0.
+            TypeError: ``most_blocks`` is not an int.
+            ForkError: The process was forked.
+
+        Cost: O(blocks at the cold end), and O(blocks) of each prefix that a tier may lack.
+        """
+        with self._turn():
+            most = self.config.num_blocks if most_blocks is None else most_blocks
+            return _plan(self._stores.take(whole("most_blocks", most, 0)))
+
+    def stores_read(self, ticket: int, n: int) -> int:
+        """Declares that a store has read its source, which may be evicted from here on.
+
+        For movers that copy what they read before they write it; those that write to a slab should,
+        and write only as many blocks as this call returns. Otherwise a process that ends before
+        ``stores_done`` can leave blocks on disk that were read too late, with good proofs.
+
+        Args:
+            ticket: Of a transfer of ``take_stores``.
+            n: Leading blocks that were read.
+
+        Returns:
+            Of these, the leading blocks that had their content all the time; only they count.
+
+        Raises:
+            TicketError: The ticket was never taken, is resolved, or is a load's.
+            ValueError: ``n`` is more than the transfer has.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            known, count = self._tickets.get(ticket, n, is_load=False)
+            return self._stores.read(known, count)
+
+    def stores_done(self, ticket: int, n: int, *, refused: bool = True) -> int:
+        """Declares that a store has ended.
+
+        Args:
+            ticket: Of a transfer of ``take_stores``.
+            n: Leading blocks that were written whole.
+            refused: Of a transfer from a tier: whether block ``n`` was read there and not proved.
+
+        Returns:
+            Blocks that are findable in the tier now.
+
+        Raises:
+            TicketError: The ticket was never taken, is resolved, or is a load's.
+            OSError: After a reset, what was written could not be erased; the ticket stays open.
+            ValueError: ``n`` is more than the transfer has.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            known, count = self._tickets.get(ticket, n, is_load=False)
+            return self._stores.done(known, count, refused=truth("refused", refused))
+
+    def abandon(self, ticket: int) -> None:
+        """Ends a transfer whose mover never reports, as if nothing had arrived.
+
+        Only if the mover can no longer write: it would overwrite what others put there.
+
+        Raises:
+            TicketError: The ticket was never taken, or is resolved.
+            TypeError: ``ticket`` is not an int.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            known = self._tickets.open.get(integer("ticket", ticket))
+            is_load = known is None or known.is_load
+            known, _ = self._tickets.get(ticket, 0, is_load=is_load)
+            (self._loads if is_load else self._stores).done(known, 0, refused=False)
+
+    # Calls of a manager that concern tiers.
+
+    def reset_prefix_cache(self, *, reset_hit_rate: bool = True, tiers: bool = True) -> int:
+        """``BlockManager.reset_prefix_cache`` of the device and all tiers, as for new weights.
+
+        A transfer that is under way brings nothing. A slab keeps what it gets from here on
+        only until the process ends: its layout may name other weights than those used now.
+
+        Args:
+            reset_hit_rate: As in ``BlockManager``.
+            tiers: False for a device that lost its memory, while tiers are as before.
+
+        Raises:
+            OSError: A slab could not be reset; the device is as it was.
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.reset_prefix_cache``.
+        """
+        with self._turn():
+            truth("reset_hit_rate", reset_hit_rate)
+            if truth("tiers", tiers):
+                for books in self._tiers:
+                    if books.slab is not None:
+                        books.slab.reset(volatile=True)
+            count = super().reset_prefix_cache(reset_hit_rate=reset_hit_rate)
+            if tiers:
+                for books in self._tiers:
+                    books.forget_all()
+                for ticket in self._tickets.open.values():
+                    ticket.is_void = True
+            return count
+
+    def retire(self, namespace: bytes = b"") -> int:
+        """``BlockManager.retire`` on the device and in all tiers.
+
+        Raises:
+            OSError: A slab could not be written; no prompt finds less than before.
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.retire``.
+        """
+        with self._turn():
+            self.quota_usage(namespace)  # refuses what is no namespace
+            own = secret(namespace)
+            for books in self._tiers:  # first, because it can fail
+                books.erase_namespace(own)
+            count = super().retire(namespace)
+            for ticket in self._tickets.open.values():
+                ticket.is_void |= ticket.path.namespace == own
+            for books in self._tiers:
+                books.forget_namespace(own)
+            return count
+
+    def forget(self, blocks: Blocks) -> int:
+        """``BlockManager.forget``, and the same content in tiers, which came from these blocks.
+
+        Raises:
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.forget``.
+        """
+        with self._turn():
+            ids = _core.int_array(blocks, "blocks")
+            paths = [path for block in ids.tolist() if (path := self._path_of(block)) is not None]
+            count = super().forget(ids)
+            for path in paths:
+                for books in self._tiers:
+                    found = books.find(path)
+                    if found and len(found) == len(path):
+                        books.forget(found[-1])
+            return count
+
+    def _path_of(self, block: int) -> Path | None:
+        try:
+            return Path.of_device(self.prefix_of(block), self.config.block_size)
+        except (BlockStateError, ValueError):
+            return None
+
+    def tier_stats(self) -> tuple[TierStats, ...]:
+        """What happened in each tier so far."""
+        with self._turn():
+            return tuple(replace(books.stats) for books in self._tiers)
+
+    def check_invariants(self) -> None:
+        """``BlockManager.check_invariants`` of the device and of the pools of all tiers."""
+        with self._turn():
+            super().check_invariants()
+            for books in self._tiers:
+                books.pool.check_invariants()
+
+    # Calls that a loading sequence refuses, and those that end it.
+
+    def reserve(self, handle: int, num_slots: int) -> None:
+        """``BlockManager.reserve``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            super().reserve(handle, num_slots)
+
+    def append(self, handle: int, tokens: Tokens) -> None:
+        """``BlockManager.append``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            super().append(handle, tokens)
+
+    def commit(self, handle: int, num_computed_tokens: int) -> None:
+        """``BlockManager.commit``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            super().commit(handle, num_computed_tokens)
+
+    def decode(
+        self, handles: IntSequence[int] | npt.NDArray[np.int64], tokens: Tokens
+    ) -> npt.NDArray[np.int64]:
+        """``BlockManager.decode``; ``StepError`` while one of the sequences loads."""
+        with self._turn(), self._settled(*self._named(handles)):
+            return super().decode(handles, tokens)
+
+    def truncate(self, handle: int, num_tokens: int) -> int:
+        """``BlockManager.truncate``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            return super().truncate(handle, num_tokens)
+
+    def fork(self, handle: int, n: int = 1) -> list[int]:
+        """``BlockManager.fork``; ``StepError`` while the sequence loads."""
+        with self._settled(handle):
+            return super().fork(handle, n)
+
+    def reparent(
+        self,
+        handles: IntSequence[int] | npt.NDArray[np.int64],
+        parents: IntSequence[int] | npt.NDArray[np.int64],
+    ) -> None:
+        """``BlockManager.reparent``; ``StepError`` while one of the sequences loads."""
+        with self._turn(), self._settled(*self._named(handles)):
+            super().reparent(handles, parents)
+
+    def resume(self, handle: int, *, num_slots: int | None = None, read_cache: bool = True) -> None:
+        """``BlockManager.resume``, which loads nothing."""
+        with self._turn():
+            super().resume(handle, num_slots=num_slots, read_cache=read_cache)
+
+    def free(
+        self, handle: int, *, expect_reuse: bool | None = None, withdraw: bool = False
+    ) -> None:
+        """``BlockManager.free``; the blocks of a load stay with its ticket."""
+        with self._turn():
+            super().free(handle, expect_reuse=expect_reuse, withdraw=withdraw)
+            self._loads.leave(integer("handle", handle))
+
+    def preempt(self, handle: int, *, withdraw: bool = False) -> None:
+        """``BlockManager.preempt``; the blocks of a load stay with its ticket."""
+        with self._turn():
+            super().preempt(handle, withdraw=withdraw)
+            self._loads.leave(integer("handle", handle))
+
+
+class _View(Sequence):
+    """A view whose own calls are refused, too, while the sequence loads."""
+
+    __slots__ = ()
+    _manager: TieredManager
+
+    def fork(self, n: int = 1) -> list[Sequence]:
+        with self._manager._settled(self.handle):
+            return super().fork(n)
+
+
+def _checked(tiers: object) -> tuple[TierConfig, ...]:
+    if not isinstance(tiers, list | tuple):
+        raise TypeError(f"tiers must be a list or tuple of TierConfig, got {type(tiers).__name__}")
+    for tier in tiers:
+        if not isinstance(tier, TierConfig):
+            raise TypeError(f"tiers must have TierConfig only, got {type(tier).__name__}")
+    if not tiers:
+        raise ValueError("tiers must have at least one tier; without any, use BlockManager")
+    return tuple(tiers)
+
+
+def _as_prompt(tokens: Tokens | Prompt, namespace: bytes, extras: Extras | None) -> Prompt:
+    if type(tokens) is Prompt:
+        tokens._parts(namespace, extras)
+        return tokens
+    return Prompt(tokens, namespace=namespace, extras=extras)
+
+
+def _plan(tickets: list[Ticket]) -> TransferPlan:
+    return TransferPlan(tuple(ticket.transfer() for ticket in tickets))

@@ -1,0 +1,118 @@
+"""What movers are told: which bytes go where, and how each block is proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from blockmgr.blocks import Match
+
+__all__ = ["DEVICE", "Proofs", "TierMatch", "TierStats", "Transfer", "TransferPlan"]
+
+DEVICE: Final = -1
+"""The device, where another number is the position of a tier."""
+
+
+class Proofs(NamedTuple):
+    """What the blocks of one tier have to be, in the order of a transfer."""
+
+    serials: npt.NDArray[np.uint64]
+    """``uint64[n]`` on the host: a number that no other write to the tier has."""
+    keys: tuple[bytes, ...]
+    """For each block: serial of the block that it continues, namespace, extra keys and tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """Some blocks of one prefix, in order, to move between the device and a tier, or two tiers.
+
+    Attributes:
+        ticket: Its number, for ``loads_done`` or ``stores_done``.
+        source: Position of the tier that is read, or ``DEVICE``.
+        target: Position of the tier that is written, or ``DEVICE``.
+        handle: The sequence that waits for it; -1 for a store.
+        source_blocks: ``int32[n]`` on the host: blocks to read.
+        target_blocks: ``int32[n]`` on the host: blocks to write.
+        source_proofs: What must have been read; None for the device.
+        target_proofs: What to write beside the blocks; None for the device.
+    """
+
+    ticket: int
+    source: int
+    target: int
+    handle: int
+    source_blocks: npt.NDArray[np.int32]
+    target_blocks: npt.NDArray[np.int32]
+    source_proofs: Proofs | None
+    target_proofs: Proofs | None
+
+    def __len__(self) -> int:
+        return len(self.source_blocks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TransferPlan:
+    """Transfers to begin, in any order.
+
+    Attributes:
+        transfers: The transfers.
+    """
+
+    transfers: tuple[Transfer, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.transfers)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self.transfers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TierMatch:
+    """The part of a prompt that is cached on the device and in tiers.
+
+    Attributes:
+        device: What the device has.
+        num_tier_tokens: For each tier, leading tokens that it has, in whole blocks.
+        num_loadable_tokens: Tokens after those of whole blocks on the device that a load brings;
+            0 if the device has as much as any tier.
+    """
+
+    device: Match
+    num_tier_tokens: tuple[int, ...]
+    num_loadable_tokens: int
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Leading tokens that need not be computed, if everything can be loaded."""
+        return max(self.device.num_cached_tokens, *self.num_tier_tokens)
+
+
+@dataclass(slots=True)
+class TierStats:
+    """What happened in one tier so far, in blocks.
+
+    Attributes:
+        stored: Blocks that were written and became findable.
+        loaded: Blocks that were read from it for a sequence and proved.
+        promoted: Blocks that were read from it for a faster tier.
+        refused: Blocks that were read from it and not proved.
+        failed: Blocks that could not be written to it or read from it, or whose source was evicted
+            before it was read.
+        dropped: Blocks for which it had no room, because transfers used all of it.
+        restored: Blocks that were there when it was opened.
+    """
+
+    stored: int = 0
+    loaded: int = 0
+    promoted: int = 0
+    refused: int = 0
+    failed: int = 0
+    dropped: int = 0
+    restored: int = 0

@@ -1,0 +1,97 @@
+"""Where the bytes of a tier are: each block with a record that proves it."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Protocol
+
+import xxhash
+
+from blockmgr.tiers.records import up
+
+if TYPE_CHECKING:
+    from blockmgr.tiers.slab import Slab
+
+__all__ = ["HostStorage", "SlabStorage", "Storage", "buffer_of"]
+
+
+def buffer_of(size: int) -> memoryview:
+    """Memory of whole pages, which files transfer directly; the part that a block takes."""
+    return memoryview(mmap.mmap(-1, up(size)))[:size]
+
+
+class Storage(Protocol):
+    """The blocks of a tier. Several threads may call it, each with other blocks."""
+
+    def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
+        """Writes a block with what proves it.
+
+        Args:
+            block: The block.
+            serial: Serial of the write.
+            key: Key of the content.
+            data: The bytes.
+            digest: XXH3 checksum with 128 bits, made when the bytes left the device.
+
+        Raises:
+            OSError: The storage failed.
+        """
+        ...
+
+    def read(self, block: int, serial: int, key: bytes, into: memoryview) -> bytes | None:
+        """Reads a block, and returns its checksum; None: it is not the one that is meant.
+
+        Raises:
+            OSError: The storage failed.
+        """
+        ...
+
+
+class HostStorage:
+    """Blocks in memory of the host.
+
+    Args:
+        num_blocks: Blocks.
+        block_bytes: Bytes of a block.
+    """
+
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        self._size = block_bytes
+        self._memory = memoryview(mmap.mmap(-1, num_blocks * block_bytes))
+        self._records: list[tuple[int, bytes, bytes] | None] = [None] * num_blocks
+
+    def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
+        """As ``Storage.write``."""
+        self._records[block] = None  # until the bytes are whole
+        self._at(block)[:] = data
+        self._records[block] = serial, key, digest
+
+    def read(self, block: int, serial: int, key: bytes, into: memoryview) -> bytes | None:
+        """As ``Storage.read``."""
+        record = self._records[block]
+        if record is None or record[:2] != (serial, key):
+            return None
+        into[:] = self._at(block)
+        return record[2] if xxhash.xxh3_128_digest(into) == record[2] else None
+
+    def _at(self, block: int) -> memoryview:
+        return self._memory[block * self._size : (block + 1) * self._size]
+
+
+class SlabStorage:
+    """Blocks in a slab.
+
+    Args:
+        slab: The slab.
+    """
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+
+    def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
+        """As ``Storage.write``."""
+        self._slab.write(block, key, data, serial=serial, digest=digest)
+
+    def read(self, block: int, serial: int, key: bytes, into: memoryview) -> bytes | None:
+        """As ``Storage.read``."""
+        return self._slab.read_digest(block, key, serial, into)

@@ -1,0 +1,206 @@
+"""The books of one tier: which block of it holds which prefix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockmgr.arguments import whole
+from blockmgr.errors import BlockStateError
+from blockmgr.pool import BlockPool
+from blockmgr.tiers.paths import Path, key_bytes, key_of, parts_of_key, secret
+from blockmgr.tiers.plans import Proofs, TierStats
+from blockmgr.tiers.slab import Slab
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from blockmgr.config import ManagerConfig
+    from blockmgr.policy import PolicyFactory
+
+__all__ = ["TierBooks", "TierConfig"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TierConfig:
+    """One tier of a manager: how many blocks it has, and in what.
+
+    Attributes:
+        num_blocks: Blocks that it holds; None for those of the slab.
+        slab: The file that holds them; None for memory.
+        eviction: Eviction order, as in ``ManagerConfig``.
+        ahead: Idle blocks of the tier above, or of the device, that are stored here ahead of their
+            eviction; None for a sixteenth of them. As many as it has stores all that is idle.
+    """
+
+    num_blocks: int | None = None
+    slab: Slab | None = None
+    eviction: str | PolicyFactory = "lru"
+    ahead: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.slab is not None and not isinstance(self.slab, Slab):
+            raise TypeError(f"slab must be a Slab or None, got {type(self.slab).__name__}")
+        if self.slab is None and self.num_blocks is None:
+            raise ValueError("num_blocks must be given for a tier without a slab, got None")
+        if self.slab is not None and self.num_blocks not in (None, self.slab.num_blocks):
+            raise ValueError(
+                f"num_blocks must be those of the slab, {self.slab.num_blocks}, got "
+                f"{self.num_blocks}"
+            )
+        whole("num_blocks", self.size, 1, 2**31 - 1)
+        if self.ahead is not None:
+            whole("ahead", self.ahead, 1)
+
+    @property
+    def size(self) -> int:
+        """Blocks that it holds."""
+        return self.slab.num_blocks if self.slab is not None else self.num_blocks or 0
+
+
+class TierBooks:
+    """A pool whose blocks are those of the tier, with the serial of the write of each.
+
+    It is closed under parent by itself: a block is findable here only if the block that it
+    continues is.
+    """
+
+    def __init__(self, config: TierConfig, manager: ManagerConfig) -> None:
+        size = manager.block_size
+        if config.slab is not None and config.slab.key_bytes != key_bytes(size):
+            raise ValueError(
+                f"slab must have keys of {key_bytes(size)} bytes for blocks of {size} tokens, got "
+                f"{config.slab.key_bytes}"
+            )
+        self.slab = config.slab
+        self.pool = BlockPool(
+            config.size,
+            size,
+            digest=manager.digest,
+            eviction=config.eviction,
+            quotas=_scaled(manager, config.size),
+        )
+        self.serials = np.zeros(config.size, np.uint64)
+        self.stats = TierStats()
+        self.storing: set[tuple[object, ...]] = set()
+        """What is being written, by parent, extra key and tokens."""
+        self._next = 1
+        if config.slab is not None:
+            self._restore(config.slab)
+
+    def find(self, path: Path) -> list[int]:
+        """The blocks that hold the beginning of a path."""
+        extras = path.extras or None
+        found = self.pool.find(path.tokens, namespace=path.namespace, extras=extras)
+        blocks: list[int] = found.tolist()
+        return blocks
+
+    def room(self, namespace: bytes) -> int:
+        """Blocks that a store in this namespace can take."""
+        usage = self.pool.quota_usage(namespace)
+        return usage.free_blocks + usage.idle_blocks
+
+    def take_serials(self, n: int) -> int:
+        """The first of ``n`` serials in a row."""
+        if self.slab is not None:
+            return self.slab.take_serials(n)
+        first, self._next = self._next, self._next + n
+        return first
+
+    def name_of(self, path: Path, i: int, parent: int) -> tuple[object, ...]:
+        """What names block ``i`` of a path among the blocks that are being stored."""
+        return (parent if i else path.namespace, path.extras.get(i, b""), path.block(i))
+
+    def proofs(self, path: Path, first: int, before: int, serials: Sequence[int]) -> Proofs:
+        """How the blocks of a path from ``first`` on, written under these serials, are proved.
+
+        Args:
+            path: The path.
+            first: Logical block of the first of them.
+            before: The block of this tier that it continues; -1 for none.
+            serials: Theirs.
+        """
+        parents = [int(self.serials[before]) if before >= 0 else 0, *serials[:-1]]
+        keys = tuple(key_of(path, first + i, parent) for i, parent in enumerate(parents))
+        return Proofs(np.array(serials, np.uint64), keys)
+
+    def promote(
+        self, path: Path, have: Sequence[int], blocks: Sequence[int], first_serial: int
+    ) -> int:
+        """Makes blocks findable that continue ``have``, if that is still findable; how many."""
+        if not blocks or (have and not self.pool.is_cached(have[-1])):
+            return 0
+        first, size, count = len(have), path.block_size, len(blocks)
+        self.serials[list(blocks)] = first_serial + np.arange(count, dtype=np.uint64)
+        self.pool.promote(
+            blocks,
+            path.tokens[first * size : (first + count) * size],
+            parent=have[-1] if have else -1,
+            namespace=b"" if have else path.namespace,
+            extras=path.extras_between(first, first + count),
+        )
+        return count
+
+    def forget(self, block: int) -> None:
+        """Forgets a block, with all that continues it, so that it can be stored again."""
+        if self.pool.is_cached(block):
+            self.pool.forget_blocks([block])
+
+    def forget_all(self) -> None:
+        """Forgets every block. Blocks that a transfer uses are free when it ends."""
+        every = np.arange(self.pool.num_blocks)
+        self.pool.forget_blocks(every[self.pool.is_cached(every)])
+
+    def erase_namespace(self, namespace: bytes) -> None:
+        """Erases every block of a namespace on disk, so that no restart finds it."""
+        found = self.pool.children(-1, namespace=namespace).tolist()
+        for block in found:  # which grows meanwhile
+            found += self.pool.children(block).tolist()
+        if self.slab is not None:
+            self.slab.erase(found)
+
+    def forget_namespace(self, namespace: bytes) -> None:
+        """Forgets every block of a namespace."""
+        self.pool.forget_blocks(self.pool.children(-1, namespace=namespace))
+
+    def _restore(self, slab: Slab) -> None:
+        """Makes what the slab had findable; of equal uses, the oldest write is evicted first.
+
+        A block whose parent is gone, or that is of another share than its namespace has now, is
+        left out.
+        """
+        if not slab.found.size:
+            return
+        blocks = slab.found["block"].tolist()
+        self.pool.take_blocks(blocks)
+        at = {0: -1}  # block by serial
+        for block, serial, key in slab.found.tolist():
+            said = parts_of_key(bytes(key))
+            # A slab has each key once, so no two of its blocks are equal.
+            if said.parent not in at:
+                continue
+            parent = at[said.parent]
+            try:
+                self.pool.promote(
+                    block,
+                    said.tokens,
+                    parent=parent,
+                    namespace=said.namespace if parent < 0 else b"",
+                    extras=said.extras,
+                )
+            except (ValueError, BlockStateError):
+                continue
+            at[serial] = block
+            self.serials[block] = serial
+        self.stats.restored = len(at) - 1
+        self.pool.release(blocks)
+
+
+def _scaled(manager: ManagerConfig, size: int) -> Mapping[bytes, int]:
+    """The quotas of the device, in proportion, by the names that tiers know."""
+    capacity = manager.capacity
+    return {
+        secret(name): max(1, blocks * size // capacity) for name, blocks in manager.quotas.items()
+    }

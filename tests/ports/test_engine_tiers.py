@@ -1,0 +1,205 @@
+"""The engine with tiers: tokens as without, also from damaged files, and more cached tokens."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ports.engine_models import VOCAB, engine_of, greedy_truth, model_of, tokens_of
+
+import torch  # isort: skip  (engine_models skips this file where there is none)
+
+from blockmgr import UnsupportedModelError
+from blockmgr.ports.engine import Engine, Sampling
+from blockmgr.tiers import DiskTier, HostTier, SlabHeldError, SlabMismatchError
+
+NEW = 4
+GREEDY = Sampling(max_new_tokens=NEW)
+LENGTH = 60
+ROOM = 2**20
+
+
+def first_turns(count: int = 4) -> list[list[int]]:
+    random = torch.Generator().manual_seed(7)
+    return torch.randint(0, VOCAB, (count, LENGTH), generator=random).tolist()
+
+
+def disk(folder: Path, **options: Any) -> DiskTier:
+    return DiskTier(path=folder / "kv.slab", bytes_to_use=ROOM, **options)
+
+
+def tiered(*tiers: HostTier | DiskTier, num_blocks: int = 20, **options: Any) -> Engine:
+    """An engine whose device holds one conversation at a time."""
+    return engine_of(num_blocks=num_blocks, block_size=4, tiers=tiers, **options)
+
+
+def settle(engine: Engine) -> None:
+    """Waits for the transfers, so that what is found does not depend on the speed of threads."""
+    if engine._tiers is not None:
+        engine._tiers._mover.drain()
+
+
+def talk(engine: Engine, turns: int = 2) -> tuple[list[list[int]], list[int]]:
+    """Conversations in turn: the tokens of each answer, and the cached tokens of each prompt."""
+    prompts, answers, cached = first_turns(), [], []
+    for _ in range(turns):
+        for prompt in prompts:
+            [found] = engine.generate([prompt], GREEDY)
+            settle(engine)
+            answers.append(found.tokens)
+            cached.append(found.num_cached_tokens)
+            prompt += [*found.tokens, 1, 2, 3]
+    engine.manager.check_invariants()
+    return answers, cached
+
+
+@pytest.fixture(scope="module")
+def truth() -> tuple[list[list[int]], list[int]]:
+    return talk(tiered(num_blocks=20, prefix_caching=False))
+
+
+@pytest.mark.parametrize("kind", ["host", "disk", "both"])
+def test_second_turns_come_from_tiers_after_their_eviction(
+    kind: str, tmp_path: Path, truth: Any
+) -> None:
+    _, alone = talk(tiered())
+    assert sum(alone[4:]) == 0  # evicted, and computed again
+    tiers = {
+        "host": [HostTier(bytes_to_use=ROOM)],
+        "disk": [disk(tmp_path)],
+        "both": [HostTier(bytes_to_use=96 * 1024), disk(tmp_path)],
+    }[kind]
+    engine = tiered(*tiers)
+    answers, cached = talk(engine)
+    assert answers == truth[0]
+    assert cached[4:] == [60] * 4
+    engine.close()
+
+
+def test_the_next_process_finds_the_slab(tmp_path: Path, truth: Any) -> None:
+    engine = tiered(disk(tmp_path))
+    talk(engine)
+    with pytest.raises(SlabHeldError):
+        tiered(disk(tmp_path))
+    engine.close()
+    again = tiered(disk(tmp_path))
+    answers, cached = talk(again)
+    assert answers == truth[0]
+    assert cached[:4] == [56] * 4
+    again.close()
+
+
+def test_a_damaged_slab_costs_hits_and_never_tokens(tmp_path: Path, truth: Any) -> None:
+    engine = tiered(disk(tmp_path))
+    talk(engine)
+    engine.close()
+    data = bytearray((tmp_path / "kv.slab").read_bytes())
+    for at in range(len(data) - 2 * ROOM, len(data), 512):
+        data[at] ^= 1
+    (tmp_path / "kv.slab").write_bytes(data)
+    again = tiered(disk(tmp_path))
+    answers, cached = talk(again, turns=1)
+    assert answers == truth[0][:4]
+    assert sum(cached) == 0
+    [stats] = again.manager.tier_stats()
+    assert stats.refused == 4
+    again.close()
+
+
+def test_all_at_once_gives_the_same_tokens(tmp_path: Path) -> None:
+    prompts = first_turns(8)
+    engine = tiered(HostTier(bytes_to_use=ROOM), num_blocks=40)
+    for _ in range(3):
+        found = engine.generate(prompts, GREEDY)
+        settle(engine)
+        assert tokens_of(found) == greedy_truth("Llama", prompts, max_new_tokens=NEW)
+    assert engine.manager.tier_stats()[0].loaded > 0
+    engine.manager.check_invariants()
+
+
+@pytest.mark.parametrize("options", [{"wait_for_computing": True}, {"chunk_size": 7}], ids=str)
+def test_prompts_that_share_a_stored_prefix_give_the_same_tokens(options: dict[str, Any]) -> None:
+    [prefix] = first_turns(1)
+    prompts = [[*prefix, i, i + 1] for i in range(6)]
+    engine = tiered(HostTier(bytes_to_use=ROOM), num_blocks=30, **options)
+    for _ in range(2):
+        found = engine.generate(prompts, GREEDY)
+        assert tokens_of(found) == greedy_truth("Llama", prompts, max_new_tokens=NEW)
+        engine.generate(first_turns(2)[1:], GREEDY)
+
+
+def test_a_model_that_changed_finds_nothing_of_before(tmp_path: Path) -> None:
+    engine = tiered(HostTier(bytes_to_use=2**16), disk(tmp_path))
+    talk(engine)
+    engine.reset()
+    prompts = first_turns()
+    assert [engine.generate([p], GREEDY)[0].num_cached_tokens for p in prompts] == [0] * 4
+    engine.close()
+    again = tiered(HostTier(bytes_to_use=2**16), disk(tmp_path))
+    assert [again.generate([p], GREEDY)[0].num_cached_tokens for p in prompts] == [0] * 4
+    again.close()
+
+
+def test_a_slab_of_other_weights_is_refused(tmp_path: Path) -> None:
+    tiered(disk(tmp_path)).close()
+    model = copy.deepcopy(model_of("Llama"))
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    with pytest.raises(SlabMismatchError, match="weights"):
+        Engine(model, num_blocks=20, block_size=4, tiers=[disk(tmp_path)])
+
+
+def test_a_step_that_fails_leaves_no_k_v_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiered(HostTier(bytes_to_use=ROOM))
+    talk(engine, turns=1)
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("stop")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "forward", fail)
+        with pytest.raises(RuntimeError, match="stop"):
+            engine.generate(first_turns(), GREEDY)
+    prompts = first_turns()
+    found = engine.generate(prompts, GREEDY)
+    assert tokens_of(found) == greedy_truth("Llama", prompts, max_new_tokens=NEW)
+    assert [each.num_cached_tokens for each in found] == [0] * 4
+
+
+def test_a_request_that_is_aborted_leaves_an_engine_that_works() -> None:
+    engine = tiered(HostTier(bytes_to_use=ROOM))
+    talk(engine, turns=1)
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        engine.generate(first_turns(), GREEDY, on_token=fail)
+    prompts = first_turns()
+    assert tokens_of(engine.generate(prompts, GREEDY)) == greedy_truth(
+        "Llama", prompts, max_new_tokens=NEW
+    )
+    assert not engine.manager.handles()
+
+
+@pytest.mark.parametrize(
+    ("tiers", "error", "words"),
+    [
+        (["host"], TypeError, "tiers must have HostTier and DiskTier only"),
+        ("host", TypeError, "tiers must be a sequence"),
+        ([HostTier(bytes_to_use=8)], ValueError, "bytes_to_use must be at least"),
+    ],
+    ids=str,
+)
+def test_a_wrong_tier_is_named(tiers: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        tiered(*tiers) if isinstance(tiers, list) else engine_of(tiers=tiers)
+
+
+def test_models_with_windows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="full attention"):
+        engine_of("Gemma3Text", block_size=4, tiers=[disk(tmp_path)])
+    assert not (tmp_path / "kv.slab").exists()

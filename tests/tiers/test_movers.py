@@ -1,0 +1,249 @@
+"""Movers bring back the bytes that left the device, or nothing."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+pytest.importorskip("torch", reason="movers move tensors")
+
+import torch
+
+from blockmgr.kv import PagedKVCache
+from blockmgr.shapes.model import ModelShape
+from blockmgr.tiers import Slab, TierConfig, TieredManager, key_bytes
+from blockmgr.tiers.movers import BlockBytes, Mover
+from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage
+from tests.tiers.support import PROMPT, evict, in_tier
+
+BLOCKS = 8
+
+
+class Device:
+    """A cache with K/V of its own in each block, and a manager with tiers."""
+
+    def __init__(self, *tiers: TierConfig, storages: Any = None, **cache: Any) -> None:
+        dtype = cache.pop("dtype", torch.float32)
+        shape = ModelShape(num_layers=2, num_kv_heads=2, head_dim=4, dtype=dtype)
+        self.cache = PagedKVCache(BLOCKS, 2, shape, **cache)
+        self.blocks = BlockBytes(self.cache)
+        known = tiers or (TierConfig(num_blocks=16, ahead=99),)
+        self.manager = TieredManager(BLOCKS, 2, tiers=list(known))
+        self.storages: list[Storage] = storages or [HostStorage(16, self.blocks.size)]
+        self.mover = Mover(self.manager, self.blocks, self.storages)
+
+    def fill(self, tokens: list[int]) -> None:
+        """Computes a prompt, with the number of the token as its K, and the opposite as its V."""
+        handle = self.manager.admit(tokens)
+        slots = self.manager.slot_mapping(handle, 0, len(tokens))
+        keys = torch.tensor(tokens).view(-1, 1, 1).expand(-1, 2, 4)
+        keys = keys.to(self.cache.shape.dtype)
+        for layer in range(2):
+            self.cache.write(layer, keys + layer, -keys, slots)
+        self.manager.commit(handle, len(tokens))
+        self.manager.free(handle)
+
+    def settle(self) -> None:
+        while self.mover.poll():
+            self.mover.drain()
+
+    def lose(self) -> None:
+        """Evicts everything, and overwrites its K/V."""
+        evict(self.manager)
+        self.cache.zero(list(range(BLOCKS)))
+
+    def loaded(self, tokens: list[int]) -> int:
+        """Loads a prompt, checks what came, and returns how many tokens those are."""
+        handle = self.manager.admit(tokens, load=True)
+        while self.manager.is_loading(handle):
+            self.mover.poll()
+            self.mover.wait()
+        count = self.manager.sequence(handle).num_computed_tokens
+        table = self.manager.block_ids(handle)
+        for layer in range(2):
+            keys, values = self.cache.gather(layer, table, count)
+            assert values is not None
+            assert keys[:, 1, 3].tolist() == [token + layer for token in tokens[:count]]
+            assert values[:, 0, 0].tolist() == [-token for token in tokens[:count]]
+        self.manager.free(handle)
+        return count
+
+
+def slab_at(path: Path, size: int) -> Slab:
+    layout: dict[str, str | int] = {"model": "tiny"}
+    return Slab(path, layout, num_blocks=32, block_bytes=size, key_bytes=key_bytes(2))
+
+
+@pytest.mark.parametrize("layout", [None, "HND"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_same_bytes_come_back(layout: str | None, dtype: Any) -> None:
+    device = Device(layout=layout, dtype=dtype)
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    assert device.loaded(PROMPT) == 8
+    device.mover.close()
+    device.manager.check_invariants()
+
+
+def test_bytes_go_on_to_a_slab_and_come_back_from_it(tmp_path: Path) -> None:
+    size = Device().blocks.size
+    slab = slab_at(tmp_path / "kv.slab", size)
+    tiers = TierConfig(num_blocks=4, ahead=99), TierConfig(slab=slab, ahead=99)
+    device = Device(*tiers, storages=[HostStorage(4, size), SlabStorage(slab)])
+    device.fill(PROMPT)
+    device.settle()
+    device.fill([5] * 9)
+    device.settle()
+    device.lose()
+    assert in_tier(device.manager)[1] == 8
+    assert device.loaded(PROMPT) == 8
+    device.mover.close()
+    slab.close()
+
+
+def test_a_bit_that_flips_in_host_memory_never_reaches_a_slab_with_a_good_proof(
+    tmp_path: Path,
+) -> None:
+    size = Device().blocks.size
+    slab = slab_at(tmp_path / "kv.slab", size)
+    host = HostStorage(16, size)
+    tiers = TierConfig(num_blocks=16, ahead=99), TierConfig(slab=slab, ahead=99)
+    device = Device(*tiers, storages=[host, SlabStorage(slab)])
+    device.fill(PROMPT)
+    device.mover.poll()  # stores in host memory
+    device.mover.drain()
+    host._memory[size + 3] ^= 1  # in the second block
+    device.settle()
+    assert in_tier(device.manager) == (2, 2)
+    device.lose()
+    assert device.loaded(PROMPT) == 2
+    assert device.manager.tier_stats()[0].refused == 1
+    device.mover.close()
+    slab.close()
+
+
+def test_a_damaged_block_is_refused_and_stored_again() -> None:
+    device = Device()
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    host: Any = device.storages[0]
+    host._memory[0] ^= 1
+    assert device.loaded(PROMPT) == 0
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    assert device.loaded(PROMPT) == 8
+    device.mover.close()
+
+
+@pytest.mark.parametrize("wrong", ["serial", "key"])
+def test_host_memory_refuses_what_was_not_meant(wrong: str) -> None:
+    host, data = HostStorage(2, 8), memoryview(bytearray(b"8 bytes."))
+    host.write(1, 7, b"key", data, xxhash.xxh3_128_digest(data))
+    into = memoryview(bytearray(8))
+    assert host.read(1, 7, b"key", into) == xxhash.xxh3_128_digest(data)
+    serial, key = (8, b"key") if wrong == "serial" else (7, b"other")
+    assert host.read(1, serial, key, into) is None
+    assert host.read(0, 7, b"key", into) is None
+
+
+class Broken(HostStorage):
+    """Memory that fails after some calls."""
+
+    calls = 0
+
+    def write(self, *args: Any) -> None:
+        self.fail()
+        super().write(*args)
+
+    def read(self, *args: Any) -> bytes | None:
+        self.fail()
+        return super().read(*args)
+
+    def fail(self) -> None:
+        self.calls -= 1
+        if self.calls == 0:
+            raise OSError("the disk failed")
+
+
+def test_a_storage_that_fails_costs_hits_only() -> None:
+    size = Device().blocks.size
+    storage = Broken(16, size)
+    device = Device(storages=[storage])
+    storage.calls = 3
+    device.fill(PROMPT)
+    device.settle()
+    assert in_tier(device.manager) == (4,)
+    device.lose()
+    storage.calls = 2
+    assert device.loaded(PROMPT) == 2
+    assert in_tier(device.manager) == (4,)  # it is not refused
+    assert str(device.mover.last_error) == "the disk failed"
+    [stats] = device.manager.tier_stats()
+    assert (stats.refused, stats.failed) == (0, 3)
+    device.mover.close()
+
+
+def test_a_store_counts_once_it_was_read_even_if_its_source_is_evicted() -> None:
+    device = Device()
+    device.fill(PROMPT)
+    device.mover.poll()
+    device.lose()
+    device.mover.drain()
+    assert in_tier(device.manager) == (8,)
+    assert device.loaded(PROMPT) == 8
+    device.mover.close()
+
+
+class Held(HostStorage):
+    """Memory whose reads wait until they may go on."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.may_read = threading.Event()
+
+    def read(self, *args: Any) -> bytes | None:
+        assert self.may_read.wait(60)
+        return super().read(*args)
+
+
+def test_loads_that_take_too_long_are_late() -> None:
+    storage = Held(16, Device().blocks.size)
+    device = Device(storages=[storage])
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    mover = Mover(device.manager, device.blocks, device.storages, load_timeout=1e-9)
+    handle = device.manager.admit(PROMPT, load=True)
+    mover.poll()
+    assert mover.late() == [handle]
+    device.manager.preempt(handle)
+    storage.may_read.set()
+    mover.close()
+    assert device.manager.num_available == BLOCKS
+    device.mover.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"threads": 0}, ValueError, "threads must be in"),
+        ({"load_timeout": 0}, ValueError, "load_timeout must be above 0"),
+        ({"storages": []}, ValueError, "storages must be one for each of 1 tiers"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(options: Any, error: type[Exception], words: str) -> None:
+    device = Device()
+    storages = options.pop("storages", device.storages)
+    with pytest.raises(error, match=words):
+        Mover(device.manager, device.blocks, storages, **options)
+    with pytest.raises(TypeError, match="cache must be a PagedKVCache"):
+        BlockBytes(device.blocks)  # type: ignore[arg-type]
+    device.mover.close()

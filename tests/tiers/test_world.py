@@ -1,0 +1,28 @@
+"""Random worlds whose stores lie: nothing wrong is read, and nothing leaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiers.world import World
+
+
+@pytest.mark.parametrize("seed", [*range(60), 5281])
+def test_no_world_reads_what_is_wrong_or_leaks(seed: int, tmp_path: Path) -> None:
+    world = World(seed, tmp_path)
+    world.run(800)
+    assert world.counts["wrong"] == 0
+
+
+def test_the_worlds_do_what_they_are_for(tmp_path: Path) -> None:
+    counts = World(0, tmp_path).counts
+    for seed in range(40):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        world = World(seed, folder)
+        world.run(400)
+        counts += world.counts
+    names = {"aborted", "late", "refused", "stored", "loaded", "failed", "dropped", "promoted"}
+    assert {name for name in names | {"restored"} if not counts[name]} == set()

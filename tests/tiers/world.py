@@ -1,0 +1,374 @@
+"""A random world: an engine, tiers and movers, some of which lie, against memory that knows better.
+
+Each token's K/V is a number for the whole prefix that ends there, so whatever is read in a wrong
+place shows. The store behind the tiers may lie: it says that a block is written and has written
+other bytes, half of them, a flipped bit, another block, or nothing. What proves a block is as in
+real movers: serial, key and checksum.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from blockmgr import CopyPlan, NeverFitsError, OutOfBlocksError, StaleMatchError
+from blockmgr.tiers import DEVICE, Slab, TierConfig, TieredManager, Transfer, key_bytes
+
+SIZE = 4
+SPACES = (b"", b"tenant")
+IMAGE = b"image"
+LIES = ("flip", "half", "elsewhere", "nothing")
+
+
+def prefixes(
+    tokens: list[int], namespace: bytes, extras: dict[int, bytes], weights: int
+) -> np.ndarray:
+    """The K/V of each token: a number for the whole prefix that ends there, and the weights."""
+    numbers, digest = [], b"in " + namespace + bytes([weights])
+    for i, token in enumerate(tokens):
+        digest += extras.get(i // SIZE, b"") + int(token).to_bytes(4, "little")
+        digest = xxhash.xxh3_64_digest(digest)
+        numbers.append(int.from_bytes(digest, "little"))
+    return np.array(numbers, np.uint64)
+
+
+class Memory:
+    """The bytes of a tier, with a record beside each block, as in host memory."""
+
+    def __init__(self, size: int) -> None:
+        self.data = np.zeros((size, SIZE), np.uint64)
+        self.records: list[tuple[int, bytes, bytes] | None] = [None] * size
+
+    def write(self, block: int, serial: int, key: bytes, data: np.ndarray, digest: bytes) -> None:
+        self.data[block] = data
+        self.records[block] = serial, key, digest
+
+    def read(self, block: int, serial: int, key: bytes) -> tuple[np.ndarray, bytes | None]:
+        data, record = self.data[block].copy(), self.records[block]
+        good = record == (serial, key, xxhash.xxh3_128_digest(data.tobytes()))
+        return data, record[2] if good and record else None
+
+
+class File(Memory):
+    """The same in a slab."""
+
+    def __init__(self, slab: Slab) -> None:
+        self.slab = slab
+        self.data = np.zeros((slab.num_blocks, 0))
+
+    def write(self, block: int, serial: int, key: bytes, data: np.ndarray, digest: bytes) -> None:
+        self.slab.write(block, key, data.tobytes(), serial=serial, digest=digest)
+
+    def read(self, block: int, serial: int, key: bytes) -> tuple[np.ndarray, bytes | None]:
+        into = bytearray(8 * SIZE)
+        digest = self.slab.read_digest(block, key, serial, into)
+        return np.frombuffer(into, np.uint64).copy(), digest
+
+
+class World:
+    """One world, from a seed."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.random = random.Random(seed)
+        self.folder = folder
+        self.has_slab = self.random.random() < 0.4
+        self.lie = self.random.choice([0, 0.1, 0.4])
+        self.counts: Counter[str] = Counter()
+        self.jobs: list[Transfer] = []
+        self.talks: list[tuple[list[int], bytes, dict[int, bytes]]] = []
+        self.weights = dict.fromkeys(SPACES, 0)
+        self.slab: Slab | None = None
+        draw = self.random.choice
+        self.options: dict[str, Any] = {
+            "num_blocks": draw([6, 8, 8, 12, 20]),
+            "min_partial_tokens": draw([0, 2]),
+            "dedup": draw(["remap", "append_only"]),
+            "eviction": draw(["lru", "lru", "s3fifo"]),
+            "quotas": draw([{}, {}, {b"tenant": 4}]),
+            "max_loading": draw([None, 2]),
+            "max_storing": draw([None, 3]),
+        }
+        self.sizes = [draw([4, 8, 24]), draw([40, 120])][: draw([1, 2, 2])]
+        self.ahead = draw([None, 4, 999, 999])
+        self.start()
+
+    def start(self) -> None:
+        """Makes the manager, on what the slab has."""
+        tiers = [TierConfig(num_blocks=size, ahead=self.ahead) for size in self.sizes]
+        self.stores = [Memory(size) for size in self.sizes]
+        if self.has_slab:
+            layout: dict[str, str | int] = {"model": "numbers"}
+            path, size = self.folder / "kv.slab", self.sizes[-1]
+            self.slab = Slab(
+                path,
+                layout,
+                num_blocks=size,
+                block_bytes=8 * SIZE,
+                key_bytes=key_bytes(SIZE),
+            )
+            tiers[-1] = TierConfig(slab=self.slab, ahead=self.ahead)
+            self.stores[-1] = File(self.slab)
+        self.manager = TieredManager(block_size=SIZE, tiers=tiers, **self.options)
+        self.kv = np.zeros((self.options["num_blocks"], SIZE), np.uint64)
+        self.names: dict[int, tuple[bytes, dict[int, bytes]]] = {}
+        self.jobs.clear()
+
+    def restart(self) -> None:
+        """The process ends, and another one starts; only the slab is left."""
+        if self.slab is not None:
+            self.slab.close()
+        self.start()
+        self.counts["restored"] += self.manager.tier_stats()[-1].restored
+
+    # Movers.
+
+    def carry(self, job: Transfer) -> None:
+        """Moves the bytes of a transfer and reports it, or abandons it."""
+        if self.random.random() < 0.05:
+            self.manager.abandon(job.ticket)
+            return
+        n, refused = self.load(job) if job.target == DEVICE else self.store(job)
+        done = self.manager.loads_done if job.target == DEVICE else self.manager.stores_done
+        done(job.ticket, n, refused=refused)
+
+    def lies(self) -> bool:
+        return self.random.random() < self.lie
+
+    def load(self, job: Transfer) -> tuple[int, bool]:
+        store, proofs = self.stores[job.source], job.source_proofs
+        assert proofs is not None
+        good = []
+        for i, (source, target) in enumerate(
+            zip(job.source_blocks, job.target_blocks, strict=True)
+        ):
+            if self.lies() and self.random.random() < 0.2:
+                return self.leading(good), False  # the store cannot be reached
+            block = self.random.randrange(len(store.data)) if self.lies() else int(source)
+            data, digest = store.read(block, int(proofs.serials[i]), proofs.keys[i])
+            self.kv[target] = data  # written before it is judged
+            good.append(digest is not None)
+        return self.leading(good), True
+
+    def leading(self, good: list[bool]) -> int:
+        self.counts["refused"] += good.count(False)
+        return good.index(False) if False in good else len(good)
+
+    def store(self, job: Transfer) -> tuple[int, bool]:
+        proofs, target = job.target_proofs, self.stores[job.target]
+        assert proofs is not None
+        if self.random.random() < 0.3:
+            self.manager.stores_read(job.ticket, len(job))
+        for i, block in enumerate(job.source_blocks):
+            if job.source == DEVICE:
+                data = self.kv[block].copy()
+                digest: bytes | None = xxhash.xxh3_128_digest(data.tobytes())
+            else:
+                above = job.source_proofs
+                assert above is not None
+                source = self.stores[job.source]
+                data, digest = source.read(int(block), int(above.serials[i]), above.keys[i])
+            if digest is None:
+                return i, True
+            if self.lies() and self.random.random() < 0.3:
+                return i, False
+            to = int(job.target_blocks[i])
+            how = self.random.choice(LIES) if self.lies() else ""
+            if how == "flip":
+                data[self.random.randrange(SIZE)] ^= np.uint64(1 << self.random.randrange(64))
+            if how == "half":
+                data[SIZE // 2 :] = 0
+            if how == "elsewhere":
+                to = int(self.random.choice(job.target_blocks))
+            if how != "nothing":
+                target.write(to, int(proofs.serials[i]), proofs.keys[i], data, digest)
+        return len(job), False
+
+    def take_jobs(self) -> None:
+        deadline = self.random.choice([None, 0.0, 9.0])
+        loads = self.manager.take_loads(deadline=deadline)
+        self.jobs += [*loads, *self.manager.take_stores(self.random.choice([None, 1, 5]))]
+        for handle in self.manager.loads_late(5.0):
+            self.manager.preempt(handle)
+            self.counts["late"] += 1
+
+    # The engine.
+
+    def prompt(self) -> tuple[list[int], bytes, dict[int, bytes]]:
+        draw = self.random
+        if not self.talks or draw.random() < 0.25:
+            words = [draw.randrange(3) for _ in range(draw.randrange(2, 12))]
+            extras = {draw.randrange(3): IMAGE} if draw.random() < 0.2 else {}
+            self.talks.append((words, draw.choice(SPACES), extras))
+            del self.talks[:-8]
+        talk, namespace, extras = draw.choice(self.talks)
+        talk += [draw.randrange(3) for _ in range(draw.randrange(1, 6))]
+        return talk[: draw.choice([10, 18, 24])], namespace, extras
+
+    def admit(self) -> None:
+        tokens, namespace, extras = self.prompt()
+        if self.random.random() < 0.2:
+            self.manager.prefetch(tokens, namespace=namespace, extras=extras)
+        found = self.manager.match_tiers(tokens, namespace=namespace, extras=extras)
+        load = self.random.choice([True, True, True, False, found])
+        slots = self.random.choice([None, None, 1, 8])
+        try:
+            handle = self.manager.admit(
+                tokens, namespace=namespace, extras=extras, num_slots=slots, load=load
+            )
+        except (OutOfBlocksError, NeverFitsError, StaleMatchError):
+            return
+        self.names[handle] = namespace, extras
+        self.counts["tokens"] += len(tokens)
+
+    def settled(self) -> list[int]:
+        views = map(self.manager.sequence, self.manager.handles())
+        return [
+            v.handle for v in views if not v.is_preempted and not self.manager.is_loading(v.handle)
+        ]
+
+    def expected(self, handle: int) -> np.ndarray:
+        namespace, extras = self.names[handle]
+        tokens = self.manager.sequence(handle).tokens.tolist()
+        return prefixes(tokens, namespace, extras, self.weights[namespace])
+
+    def copy(self) -> CopyPlan:
+        """Runs the planned copies."""
+        plan = self.manager.take_copies()
+        for source, target, num_tokens in plan:
+            self.kv[target, :num_tokens] = self.kv[source, :num_tokens]
+        return plan
+
+    def forward(self, handle: int) -> None:
+        """One step of one sequence, in the order of the step contract."""
+        view = self.manager.sequence(handle)
+        try:
+            if self.random.random() < 0.3:
+                view.append([self.random.randrange(3)])
+            view.reserve(view.num_tokens)
+        except (OutOfBlocksError, NeverFitsError):
+            return
+        computed = view.num_computed_tokens
+        plan = self.copy()
+        slots = view.slot_mapping(0, view.num_tokens)
+        flat, want = self.kv.reshape(-1), self.expected(handle)
+        flat[slots[computed:]] = want[computed:]
+        self.counts["wrong"] += int((flat[slots] != want).sum())
+        self.manager.copies_applied(plan.ticket)
+        view.commit(view.num_tokens)
+
+    def fork(self, handle: int) -> None:
+        if len(self.manager.handles()) < 12:
+            for child in self.manager.fork(handle):
+                self.names[child] = self.names[handle]
+
+    def step(self) -> None:
+        """One random thing that happens."""
+        draw = self.random.random()
+        handles, settled = self.manager.handles(), self.settled()
+        if draw < 0.2:
+            self.admit()
+        elif draw < 0.35:
+            self.take_jobs()
+        elif draw < 0.6 and self.jobs:
+            self.carry(self.jobs.pop(self.random.randrange(len(self.jobs))))
+        elif draw < 0.94 and settled:
+            handle = self.random.choice(settled)
+            self.forward(handle)
+            if self.random.random() < 0.8:
+                self.manager.free(handle)
+            elif self.random.random() < 0.2:
+                self.fork(handle)
+        elif draw < 0.99 and handles:
+            self.interrupt(self.random.choice(handles))
+        elif draw > 0.995:
+            self.lose()
+
+    def interrupt(self, handle: int) -> None:
+        """A request is aborted, preempted or goes on, whatever it waits for."""
+        view = self.manager.sequence(handle)
+        self.counts["aborted"] += self.manager.is_loading(handle)
+        if view.is_preempted and self.random.random() < 0.7:
+            try:
+                self.manager.resume(handle)
+            except (OutOfBlocksError, NeverFitsError):
+                return
+        elif not view.is_preempted and self.random.random() < 0.5:
+            self.manager.preempt(handle)
+        else:
+            self.manager.free(handle)
+
+    def lose(self) -> None:
+        """New weights, a device without memory, a block that is wrong, or a new process."""
+        draw = self.random.random()
+        if draw < 0.2:
+            self.preempt(SPACES)
+            for namespace in SPACES:
+                self.weights[namespace] += 1
+            self.manager.reset_prefix_cache()
+        elif draw < 0.4:
+            self.preempt(SPACES)
+            self.kv[:] = 0
+            self.manager.reset_prefix_cache(tiers=False)
+        elif draw < 0.6:
+            namespace = self.random.choice(SPACES)
+            self.preempt([namespace])
+            self.weights[namespace] += 1
+            self.manager.retire(namespace)
+        elif draw < 0.8:
+            self.spoil(self.random.randrange(self.options["num_blocks"]))
+        elif self.has_slab:
+            self.restart()
+
+    def preempt(self, namespaces: Iterable[bytes]) -> None:
+        for handle in self.manager.handles():
+            view = self.manager.sequence(handle)
+            if not view.is_preempted and self.names[handle][0] in namespaces:
+                self.manager.preempt(handle)
+
+    def spoil(self, block: int) -> None:
+        """The K/V of a block turns out to be wrong after it may have been stored."""
+        self.preempt(SPACES)
+        if not self.manager.is_cached(block):
+            return
+        self.kv[block] ^= np.uint64(1)
+        for job in self.manager.take_stores():
+            self.carry(job)
+        self.manager.forget([block])
+
+    def run(self, steps: int) -> None:
+        """Lives, ends everything, and checks that nothing is left behind."""
+        for i in range(steps):
+            self.step()
+            if i % 50 == 0:
+                self.manager.check_invariants()
+        self.take_jobs()
+        while self.jobs:
+            self.carry(self.jobs.pop())
+        for handle in self.settled():
+            self.forward(handle)
+        for handle in self.manager.handles():
+            self.manager.free(handle)
+        self.manager.check_invariants()
+        for stats in self.manager.tier_stats():
+            for name in stats.__dataclass_fields__:
+                self.counts[name] += getattr(stats, name)
+        leaks = self.leaks()
+        if self.slab is not None:
+            self.slab.close()
+        assert not leaks, leaks
+
+    def leaks(self) -> list[str]:
+        manager = self.manager
+        found = [f"device: {manager.stats().used_blocks}"] if manager.stats().used_blocks else []
+        for number, books in enumerate(manager._tiers):
+            if books.pool.num_used or books.storing:
+                found.append(f"tier {number}: {books.pool.num_used}, {len(books.storing)} named")
+        if manager._tickets.open or manager._loads.waiting:
+            found.append("tickets")
+        return found
