@@ -165,7 +165,6 @@ bool GroupEnds::cache_state(Handle handle) {
   const bool at_end =
       rows().settled(s) == s.num_computed && s.num_computed % config().block_size == 0;
   if (!s.num_computed || !at_end || s.outdated || !digester()) return false;
-  use<GroupTables>().settle_keeps();
   use<GroupTables>().reserve_keeps(1);
   return keep_whole(s, pool().free_blocks(s.partition).size(), true);
 }
@@ -178,7 +177,6 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   const auto rest = static_cast<int>(s.num_computed % config().block_size);
   if (s.num_chained < unit || !use<Needs>().can_stop_at(s.num_computed)) return;
   if (groups()->num_groups() + 1 > room) return;
-  use<GroupTables>().settle_keeps();
   for (const int g : recurrent())
     if (config().remap && nodes().uses(rows().group_row(s).states[nth(g)]).pins) return;
   if (passed) {  // it takes no look-up from a tail that is more than that
@@ -314,7 +312,6 @@ inline void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
   const auto rest = static_cast<int>(s.num_computed - unit * config().block_size);
   if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return;
   if (rest ? !least || rest < least : !num_states()) return;
-  use<GroupTables>().settle_keeps();
   if (!rest) return keep_states_at(s, use<GroupTables>().path_node(s, unit - 1), resumes);
   const NodeId tail = cache_end_block(s, unit, rest, false);
   if (groups() && tail >= 0) keep_states_at(s, tail, resumes);

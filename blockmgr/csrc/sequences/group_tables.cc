@@ -39,31 +39,33 @@ bool GroupTables::waits_for_copy(const Kept& k) const {
   return false;
 }
 
-// The states that were put in place by copies which are resolved by now can be found. A look-up
-// leaves no event, so those that mirrors should know of stay in the list for settle_events.
-void GroupTables::settle_all() noexcept {
-  auto left = keeps_.begin();
-  for (Kept& k : keeps_)
-    if (!settle(k)) *left++ = k;
-  keeps_.erase(left, keeps_.end());
+// The states that were put in place by copies which are resolved by now can be found.
+void Rows::settle_all() noexcept {
+  GroupTables& tables = static_cast<Sequences&>(*this);
+  std::erase_if(keeps, [&](Kept& k) { return tables.settle(k); });
 }
 
-// Whether nothing is left to do.
+bool GroupTables::waits(const Kept& k) const {
+  const Node& record = nodes()[k.block];
+  const bool is_kept =
+      k.referenced ? record.keyed()
+                   : record.generation == k.block_generation && groups()->is_being_kept(k.block);
+  return is_kept && waits_for_copy(k);
+}
+
 bool GroupTables::settle(Kept& k) noexcept {
+  if (waits(k)) return false;
   if (k.referenced) {
-    if (nodes()[k.block].keyed() && waits_for_copy(k)) return false;
     if (k.is_state) groups()->set_being_kept(k.block, false);
     k.referenced = false;
     k.block_generation = nodes()[k.block].generation;
     rows().drop_reference(k.block);
-  } else if (nodes()[k.block].generation == k.block_generation &&
-             groups()->is_being_kept(k.block) && waits_for_copy(k)) {
-    return false;
   }
   if (nodes()[k.block].generation != k.block_generation || !nodes()[k.block].keyed()) return true;
   if (!k.is_state) return true;
   groups()->set_being_kept(k.block, false);
-  return !groups()->is_untold(k.block);
+  groups()->tell_kept(k.block);
+  return true;
 }
 
 // The node at the end of what a sequence has computed, if a copy of its states is to be kept there
@@ -72,7 +74,7 @@ NodeId GroupTables::node_awaiting_end(const Sequence& s) const {
   const std::int64_t unit = s.num_computed / config().block_size;
   const bool shares = s.num_computed % config().block_size && !may_give(rows().table(s)[unit]);
   if (shares || s.outdated || !rows().group_row(s).stands) return kNoNode;
-  for (const Kept& k : keeps_) {
+  for (const Kept& k : rows().keeps) {
     const Node& record = nodes()[k.block];
     if (!k.referenced || !k.is_state || !record.keyed()) continue;
     if (record.copy_source != rows().group_row(s).states[nth(groups()->group_of(k.block))])
@@ -92,7 +94,7 @@ void GroupTables::cancel_end(const Sequence& s) noexcept {
     rows().drop_reference(k.block);
   };
   Kept* tail = nullptr;
-  for (Kept& k : keeps_) {
+  for (Kept& k : rows().keeps) {
     if (!k.referenced) continue;
     if (k.block == node) tail = &k;
     const int g = groups()->owner(k.block);
@@ -105,7 +107,7 @@ void GroupTables::cancel_end(const Sequence& s) noexcept {
     pool().forget(node);
     drop(*tail);
   }
-  settle_keeps();
+  rows().settle_keeps();
 }
 
 const NodeId* GroupTables::path_of_twins(const Sequence& s, std::int64_t from,
@@ -377,7 +379,7 @@ bool GroupTables::may_give(NodeId own) const {
 void GroupTables::keep_copy(NodeId source, NodeId copy, std::int32_t num_tokens,
                             bool is_state) noexcept {
   copies().plan(source, copy, num_tokens);
-  keeps_.push_back(
+  rows().keeps.push_back(
       {copy, copy, nodes()[copy].generation, nodes()[copy].generation, true, is_state});
 }
 
@@ -414,7 +416,8 @@ void GroupTables::give_state(Sequence& s, int g, NodeId node) noexcept {
   groups()->set_part(g, node, kept);
   groups()->set_being_kept(kept, true);
   groups()->keep(kept);
-  keeps_.push_back({kept, state, nodes()[kept].generation, nodes()[state].generation, false, true});
+  rows().keeps.push_back(
+      {kept, state, nodes()[kept].generation, nodes()[state].generation, false, true});
   pool().release(kept);  // the copy keeps it
 }
 

@@ -17,27 +17,22 @@ class GroupTables : public Part<GroupTables> {
   }
 
   std::size_t memory() const {
-    return keeps_.capacity() * sizeof(Kept) +
-           (parts_room_.capacity() + path_room_.capacity()) * sizeof(NodeId);
+    return (parts_room_.capacity() + path_room_.capacity()) * sizeof(NodeId);
   }
   // Before ends of so many sequences are kept.
   void reserve_keeps(std::int64_t count) {
     const std::int64_t blocks = num_states() ? 1 + groups()->num_groups() : 0;
-    keeps_.reserve(keeps_.size() + static_cast<std::size_t>(count * blocks));
-  }
-  void settle_keeps() noexcept {
-    if (!keeps_.empty()) [[unlikely]]
-      settle_all();
+    rows().keeps.reserve(rows().keeps.size() + static_cast<std::size_t>(count * blocks));
   }
   // Before a sequence leaves: what a copy was to keep of its end can be kept itself.
   void cancel_keeps(const Sequence& s) noexcept {
-    if (!keeps_.empty()) [[unlikely]]
+    if (!rows().keeps.empty()) [[unlikely]]
       cancel_end(s);
   }
   // Blocks that are used until a copy into them is applied.
   template <class Visit>
   void each_referenced(Visit visit) const {
-    for (const Kept& k : keeps_)
+    for (const Kept& k : rows().keeps)
       if (k.referenced) visit(k.block);
   }
   // The cached node of a committed unit: the one in the table, or its twin.
@@ -49,11 +44,6 @@ class GroupTables : public Part<GroupTables> {
   const NodeId* path(const Sequence& s, std::int64_t from, std::int64_t to) noexcept {
     if (config().remap) return rows().table(s) + from;
     return path_of_twins(s, from, to);
-  }
-  // Writes down for mirrors the states that were kept.
-  void tell_keeps() noexcept {
-    for (const Kept& k : keeps_)
-      if (k.is_state) groups()->tell_kept(k.block);
   }
   NodeId take_of(int g, int partition, NodeId before) noexcept;
   NodeId take_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to,
@@ -130,6 +120,10 @@ class GroupTables : public Part<GroupTables> {
   std::int64_t blocks_of_units(std::int64_t units) const {
     return units * (1 + static_cast<std::int64_t>(attention().size()));
   }
+  // Whether something is found, or used, as soon as its copy is applied.
+  bool waits(const Kept& k) const;
+  // Whether nothing is left to do, as the copy is resolved.
+  bool settle(Kept& k) noexcept;
   void refuse_moved(const Sequence& s, const char* call) const;
   [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,
                                     std::int64_t slots) noexcept;
@@ -168,8 +162,6 @@ class GroupTables : public Part<GroupTables> {
   }
   bool waits_for_copy(const Kept& k) const;
   [[gnu::noinline]] int count_unwritten(NodeId node) const;
-  bool settle(Kept& k) noexcept;
-  void settle_all() noexcept;
   void cancel_end(const Sequence& s) noexcept;
   const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
   NodeId node_awaiting_end(const Sequence& s) const;
@@ -182,7 +174,6 @@ class GroupTables : public Part<GroupTables> {
   // By tokens of a node: slices of attention that begin before them, and the slots that they give.
   std::vector<std::int32_t> parts_before_;
   std::vector<std::int32_t> usable_;
-  std::vector<Kept> keeps_;
   std::vector<NodeId> parts_room_;  // by unit
   std::vector<NodeId> path_room_;   // likewise
 };

@@ -61,7 +61,6 @@ class Sequences : public Rows,
   using Launching::copies_applied;
   using Launching::residents;
   using Launching::return_copies;
-  using Launching::settle_events;
   using Launching::take_copies;
   using Rows::config;
   using Rows::copies;
@@ -78,8 +77,8 @@ class Sequences : public Rows,
   int debug() const { return debug_; }
   // What those checks found wrong after the last call, one sentence each.
   std::vector<std::string> findings();
-  // Throws them. The call is done, so a check that runs out of memory must not look like a call that
-  // was refused.
+  // Throws them. The call is done, so a check that runs out of memory must not look like a call
+  // that was refused.
   void check_findings();
   // Every broken invariant, one sentence each, recomputed from scratch.
   std::vector<std::string> violations() const;
