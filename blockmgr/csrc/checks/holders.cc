@@ -201,7 +201,7 @@ std::string Sequences::fingerprint() const {
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
               n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, n.superseded_blocks,
-              remaps_.size(), remaps_lost_, step_, last_ticket_, open_steps_.size());
+              n.has_retired, remaps_.size(), remaps_lost_, step_, last_ticket_, open_steps_.size());
   for (NodeId b = 0; b < nodes_.count; ++b)
     if (num_holds(b)) put_numbers(out, b, num_holds(b));
   recent_hits.fingerprint(out);

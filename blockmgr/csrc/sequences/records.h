@@ -127,6 +127,7 @@ struct Counters {
   std::int64_t touched_blocks = 0;
   std::int64_t forgotten_blocks = 0;
   std::int64_t superseded_blocks = 0;
+  bool has_retired = false;  // some namespace
   std::int64_t peak_used_blocks = 0;
 };
 
