@@ -256,7 +256,7 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   PromotionPlan& plan = plan_;
   plan.clear();
   if (groups()) [[unlikely]]
-    use<GroupTables>().reserve_keeps(1);
+    use<Keeping>().reserve_keeps(1);
   if (block_size().whole(num_computed) > s.num_chained) {
     plan_promotion(s, num_computed, rows().written(s), plan);
     reserve_remaps(plan);

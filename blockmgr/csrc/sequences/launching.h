@@ -7,7 +7,7 @@
 
 namespace blockmgr {
 
-class Launching : public Part<Launching, GroupTables> {
+class Launching : public Part<Launching> {
  public:
   Launching() { moved_.reserve(rows().sequences.size()); }
 

@@ -32,7 +32,9 @@ namespace blockmgr {
 // One manager: its rows, and the parts that work on them, each of which uses some of those before
 // it.
 class Sequences : public Rows,
+                  public Slices,
                   public GroupTables,
+                  public Keeping,
                   public Finding,
                   public Needs,
                   public Growing,
