@@ -63,7 +63,8 @@ class MissReason(enum.Enum):
 
     NOT_REMEMBERED = "never seen, or evicted and forgotten"
     """It was never cached, was evicted so long ago that it is not remembered (which depends on
-    ``ghost_blocks``), or was forgotten by ``reset_prefix_cache``."""
+    ``ghost_blocks``), or was taken out of the cache by ``reset_prefix_cache``, ``forget`` or
+    ``retire``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -917,7 +917,8 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         compute later depends on K/V from before the call, so it is not cached until the sequence is
         preempted and resumed, which computes everything again. Pins stay held; ``unpin`` them.
 
-        ``explain`` and ``hit_rate_curve`` remember evicted blocks of the namespace as before.
+        ``explain`` and ``hit_rate_curve`` forget the evicted blocks of the namespace: a larger pool
+        would not have found them, either.
 
         Args:
             namespace: As in ``admit``.
@@ -931,8 +932,9 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             ValueError: A value out of its bounds.
             TypeError: A value of the wrong type.
 
-        Cost: O(max_seqs), whatever the number of blocks. With ``events``, which name each block
-        that is removed, and with several groups of layers: O(cached blocks of the namespace).
+        Cost: O(max_seqs + ghost_blocks), whatever the number of blocks. With ``events``, which name
+        each block that is removed, and with several groups of layers: O(cached blocks of the
+        namespace).
 
         >>> manager = BlockManager(num_blocks=8, block_size=2)
         >>> handle = manager.admit([1, 2, 3], namespace=b"policy")

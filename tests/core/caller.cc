@@ -415,7 +415,6 @@ void Caller::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
 
 EventColumns Caller::take_columns(bool snapshot) {
   if (!c_) {
-    core_->settle_events();
     EventColumns columns = snapshot ? core_->residents() : core_->events();
     EXPECT(core_->drop_events(columns.version), "events came while they were read");
     return columns;

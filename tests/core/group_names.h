@@ -119,22 +119,6 @@ class GroupNames {
     if (core_.copies().in_flight())
       for (const Copy& copy : core_.copies().flight()) put_copy(copy);
   }
-  // A state that waits for the copy into its successor can be found after that copy. The core
-  // notices this only at the next look-up, even if that is refused.
-  bool waits(NodeId state) const {
-    const auto waits_for = [&](const auto& keep) {
-      if (keep.block != state || nodes_[state].generation != keep.block_generation ||
-          nodes_[keep.destination].generation != keep.destination_generation)
-        return false;
-      const std::vector<Copy>& flight = core_.copies().flight();
-      return nodes_[keep.destination].copy_source == state ||
-             std::any_of(flight.begin(), flight.end(), [&](const Copy& copy) {
-               return copy.source == state && copy.destination == keep.destination;
-             });
-    };
-    return std::any_of(core_.keeps_.begin(), core_.keeps_.end(), waits_for);
-  }
-
   // The pending writes, including those to blocks of freed sequences.
   void put_closed(const GroupPlay::Closed& closed) {
     for (const GroupWork& work : closed.work) {
@@ -175,9 +159,9 @@ class GroupNames {
     if (groups_.owner(n) >= 0) {
       if (record.keyed()) put_node(groups_.node_of(n));
       // A state that was never noted is a third case.
-      const bool noted = std::any_of(core_.keeps_.begin(), core_.keeps_.end(),
+      const bool noted = std::any_of(core_.keeps.begin(), core_.keeps.end(),
                                      [&](const auto& keep) { return keep.block == n; });
-      put(record.keyed() && groups_.is_being_kept(n) ? (noted ? waits(n) : 2) : 0);
+      put(record.keyed() && groups_.is_being_kept(n) ? (noted ? 1 : 2) : 0);
       return;
     }
     if (!record.keyed()) return;

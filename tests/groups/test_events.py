@@ -227,7 +227,7 @@ def test_a_state_is_told_of_once_its_copy_is_applied() -> None:
     ticket = core.take_copies().ticket
     assert told(mirror) == []
     core.copies_applied(ticket)
-    assert core.match(range(9)).num_cached_tokens == 8  # a look-up is no event
+    assert core.match(range(9)).num_cached_tokens == 8
     assert told(mirror) == [("STORED", 1, 1)]
 
 

@@ -14,6 +14,7 @@ from blockmgr import (
     SlidingWindow,
     UnknownSequenceError,
 )
+from tests.unit.snapshot import snapshot
 
 WINDOW = (FullAttention(), SlidingWindow(5))
 STATE = (FullAttention(), RecurrentState())
@@ -192,6 +193,21 @@ def test_what_a_reset_forgets_before_its_copy_is_free_again() -> None:
     assert found(manager) == 0
     assert manager.num_available == manager.config.capacity
     assert launch(manager) == []
+
+
+@pytest.mark.parametrize("read", ["match", "can_admit", "explain"])
+def test_a_read_changes_nothing_when_a_reset_has_forgotten_what_a_copy_was_to_keep(
+    read: str,
+) -> None:
+    manager = manager_of(STATE, min_partial_tokens=1, prompt_end_stop=2)
+    handle = manager.admit(PROMPT)
+    manager.commit(handle, 15)
+    used = manager.stats().used_blocks
+    manager.reset_prefix_cache()
+    before = snapshot(manager)
+    getattr(manager, read)(PROMPT)
+    assert snapshot(manager) == before
+    assert manager.stats().used_blocks < used
 
 
 def test_a_state_that_a_forward_ahead_moves_is_not_kept_where_the_commit_said() -> None:

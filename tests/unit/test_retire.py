@@ -10,6 +10,7 @@ import pytest
 from blockmgr import (
     BlockManager,
     FullAttention,
+    MissReason,
     NeverFitsError,
     OutOfBlocksError,
     Priority,
@@ -52,6 +53,66 @@ def test_what_is_computed_later_is_cached_as_usual(make_manager: MakeManager) ->
     assert [manager.is_cached(block) for block in (*old, *new)] == [False] * 2 + [True] * 2
     manager.retire(OURS)
     assert cached(manager, A) == 0
+
+
+def reasons(manager: BlockManager, tokens: list[int], namespace: bytes = OURS) -> list[MissReason]:
+    return [miss.reason for miss in manager.explain([*tokens, 0], namespace=namespace).misses]
+
+
+LOST = [MissReason.EVICTED, MissReason.LAST_TOKEN]
+UNKNOWN = [MissReason.NOT_REMEMBERED, MissReason.LAST_TOKEN]
+
+
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_no_larger_pool_would_find_what_a_retired_namespace_has_lost(
+    make_manager: MakeManager, eviction: str, holds: bool
+) -> None:
+    """Whether or not the namespace still has a sequence."""
+    manager = make_manager(5, ghost_blocks=8, eviction=eviction, digest="xxh3_128")
+    for name in (THEIRS, OURS):
+        cache(manager, A, namespace=name)
+    if holds:
+        manager.admit([1], namespace=OURS)
+    for tokens in ([21] * 16, [22] * 16):
+        cache(manager, tokens)
+    assert [reasons(manager, A, name) for name in (OURS, THEIRS)] == [LOST, LOST]
+    assert manager.retire(OURS) == holds
+    assert [reasons(manager, A, name) for name in (OURS, THEIRS)] == [UNKNOWN, LOST]
+    hits = [manager.hit_rate_curve().hit_tokens[-1]]
+    for name in (OURS, THEIRS):
+        cache(manager, A, namespace=name)
+        hits.append(manager.hit_rate_curve().hit_tokens[-1])
+    assert hits[0] == hits[1] == hits[2] - 4
+    manager.check_invariants()
+
+
+def test_the_eviction_of_a_retired_block_is_no_loss(make_manager: MakeManager) -> None:
+    """Evicted in the usual order, as it became idle after the last look at retired blocks."""
+    manager = make_manager(33, ghost_blocks=40, digest="xxh3_128")
+    cache(manager, [8] * 4)
+    prompt = list(range(100, 227))
+    held = manager.admit([*prompt, 1], namespace=OURS)
+    manager.commit(held, 128)
+    assert manager.num_available == 1
+    manager.retire(OURS)
+    other = manager.admit([9])
+    manager.free(held)
+    manager.admit([9])
+    assert manager.stats().evicted_blocks == 2
+    assert reasons(manager, [*prompt, 1]) == UNKNOWN
+    manager.free(other)
+    cache(manager, [*prompt, 1], namespace=OURS)
+    manager.check_invariants()
+
+
+def test_a_prompt_of_a_retired_namespace_is_not_said_to_be_new(make_manager: MakeManager) -> None:
+    manager = make_manager(8, ghost_blocks=8)
+    cache(manager, A, namespace=OURS)
+    manager.retire(b"never seen")
+    assert reasons(manager, B)[0] is MissReason.NEVER_SEEN
+    manager.retire(OURS)
+    assert reasons(manager, A) == UNKNOWN
 
 
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)

@@ -16,8 +16,8 @@ nb::object bytes_of(std::string_view bytes);
 // A dict of the bytes by block.
 nb::dict extras_of(const std::vector<std::pair<std::int64_t, std::string>>& extras);
 
-// make(digest size, kinds, numbers of blocks, has_parent, groups, parents, digests, tokens, extras, namespaces, steps,
-// number lost), with digests as bytes and extras as a dict by stored block.
+// make(digest size, kinds, numbers of blocks, has_parent, groups, parents, digests, tokens, extras,
+// namespaces, steps, number lost), with digests as bytes and extras as a dict by stored block.
 nb::object made_of_columns(const EventColumns& columns, nb::handle make);
 
 // Events are passed on before they are dropped: making objects can fail, and can run code that
@@ -42,7 +42,6 @@ nb::object take_snapshot(Holder& self, nb::handle make) {
 // state.
 template <class Holder>
 nb::object resident_events(Holder& self, nb::handle make) {
-  self.core.settle_events();
   return made_of_columns(self.read([](const auto& core) { return core.residents(); }), make);
 }
 

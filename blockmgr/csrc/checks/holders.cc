@@ -64,9 +64,9 @@ class Audit : public BlockAudit {
       if (core_.groups_ && s.state == Sequence::kRunning) check_parts(s, who);
       BLOCKMGR_EXPECT(!s.outdated || (s.num_chained == 0 && s.state == Sequence::kRunning),
                       who + " is cached and runs on what was forgotten");
-      BLOCKMGR_EXPECT(!core_.is_computing(s) ||
-                          core_.computing.contains(static_cast<std::uint32_t>(row)),
-                      who + " has blocks to commit that no observer is notified of");
+      BLOCKMGR_EXPECT(
+          !core_.is_computing(s) || core_.computing.contains(static_cast<std::uint32_t>(row)),
+          who + " has blocks to commit that no observer is notified of");
       if (s.state == Sequence::kUnused) continue;
       ++root_refs(s.root);
       BLOCKMGR_EXPECT(s.partition == core_.partition_of(s.root),
@@ -76,6 +76,8 @@ class Audit : public BlockAudit {
                         who + " holds " + name(t[i]) + " outside its quota");
       if (s.extras) extras_holders_.insert(s.extras.get());
     }
+    for (const Kept& kept : core_.keeps)
+      BLOCKMGR_EXPECT(core_.waits(kept), name(kept.block) + " is kept and waits for no copy");
     core_.each_referenced([&](NodeId n) {
       BLOCKMGR_EXPECT(valid(n), name(n) + " waits for its copy and cannot");
       if (!valid(n)) return;
@@ -120,8 +122,7 @@ class Audit : public BlockAudit {
     const Node& record = nodes_[t[i]];
     const NodeId node = record.keyed() ? t[i] : record.parent;
     const std::string what = who + ", logical block " + std::to_string(i);
-    BLOCKMGR_EXPECT(valid(node) && nodes_[node].keyed(),
-                    what + " should be cached or have a twin");
+    BLOCKMGR_EXPECT(valid(node) && nodes_[node].keyed(), what + " should be cached or have a twin");
     if (!valid(node)) return;
     BLOCKMGR_EXPECT(nodes_[node].parent == core_.chain_node(s, i),
                     what + " continues another prefix");
@@ -147,7 +148,8 @@ class Audit : public BlockAudit {
     std::set<NodeId> listed;
     NodeId before = list.end();
     for (NodeId n = list.front(); n != list.end(); n = list.after(n)) {
-      if (!valid(n) || !listed.insert(n).second || nodes_.links[static_cast<std::size_t>(n)].prev != before) {
+      if (!valid(n) || !listed.insert(n).second ||
+          nodes_.links[static_cast<std::size_t>(n)].prev != before) {
         BLOCKMGR_EXPECT(false, "the list of unwritten blocks is not linked right at " + name(n));
         return;
       }
@@ -160,9 +162,9 @@ class Audit : public BlockAudit {
     BLOCKMGR_EXPECT(static_cast<int>(listed.size()) == list.size(),
                     "the unwritten blocks are miscounted");
     for (NodeId n = 0; n < count_; ++n)
-      BLOCKMGR_EXPECT((nodes_[n].unwritten != 0) == (listed.count(n) == 1) &&
-                          nodes_[n].unwritten <= size_,
-                      name(n) + " has a wrong mark of what is not written");
+      BLOCKMGR_EXPECT(
+          (nodes_[n].unwritten != 0) == (listed.count(n) == 1) && nodes_[n].unwritten <= size_,
+          name(n) + " has a wrong mark of what is not written");
   }
 
   void check_steps() {
@@ -199,7 +201,7 @@ std::string Sequences::fingerprint() const {
   put_numbers(out, n.query_tokens, n.hit_tokens, n.partial_hit_tokens, n.resumed_query_tokens,
               n.resumed_hit_tokens, n.promoted_blocks, n.deduplicated_blocks, n.cached_tails,
               n.forks, n.preemptions, n.touched_blocks, n.forgotten_blocks, n.superseded_blocks,
-              remaps_.size(), remaps_lost_, step_, last_ticket_, open_steps_.size());
+              n.has_retired, remaps_.size(), remaps_lost_, step_, last_ticket_, open_steps_.size());
   for (NodeId b = 0; b < nodes_.count; ++b)
     if (num_holds(b)) put_numbers(out, b, num_holds(b));
   recent_hits.fingerprint(out);

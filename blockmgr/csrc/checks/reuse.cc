@@ -21,7 +21,7 @@ void ReuseTracker::audit(BlockAudit& audit) const {
     } else if (what > kAnonymous) {
       ++known;
       const Ghost& ghost = ghosts_[static_cast<std::size_t>(-(what + 1))];
-      audit.expect(ghost.tick == t, where + " names another ghost");
+      audit.expect(!ghost.is_resolved() && ghost.at == t, where + " names another ghost");
       audit.expect(table_.holds(-(what + 1)), "a ghost cannot be found by its digest");
       audit.expect(!by_recency_ || place_of_ghost(-(what + 1)) > capacity_,
                    "a ghost stands where the pool still holds");
@@ -51,9 +51,9 @@ void ReuseTracker::audit(BlockAudit& audit) const {
                  "resolved ghosts are not linked");
     last = g;
   }
-  audit.expect(ghosts_[ghosts_.size() - 1].prev == last, "resolved ghosts are not linked to their end");
-  audit.expect(unused + known + resolved == num_ghosts &&
-                   table_.size() == known + resolved,
+  audit.expect(ghosts_[ghosts_.size() - 1].prev == last,
+               "resolved ghosts are not linked to their end");
+  audit.expect(unused + known + resolved == num_ghosts && table_.size() == known + resolved,
                "ghosts are lost");
   Tick earlier = 0;
   for (NodeId b = audit.partition().idle.front(); b != audit.partition().idle.end();
@@ -82,9 +82,10 @@ void ReuseTracker::fingerprint(std::string& out) const {
       put_numbers(out, ghost.key, ghost.evicted_at);
     }
   }
-  for (std::int32_t g = oldest_resolved(); g != end(); g = ghosts_[static_cast<std::size_t>(g)].next)
+  for (std::int32_t g = oldest_resolved(); g != end();
+       g = ghosts_[static_cast<std::size_t>(g)].next)
     put_numbers(out, ghosts_[static_cast<std::size_t>(g)].key,
-                ghosts_[static_cast<std::size_t>(g)].place);
+                ghosts_[static_cast<std::size_t>(g)].at);
   for (std::size_t i = 0; i < histogram_.size(); ++i) put_numbers(out, histogram_[i]);
 }
 

@@ -598,9 +598,8 @@ std::vector<std::string> GroupPlaces::violations() const {
       }
       expect(Pool::is_part(nodes_[m]) && node_of(m) == n && group_of(m) == g,
              name + " has a part that does not know of it");
-      const bool may_wait = group(g).recurrent();  // until events are read
       expect(is_told(m) ? index_.log() && !is_being_kept(m) && !is_untold(m)
-                        : may_wait || !is_untold(m),
+                        : is_being_kept(m) || !is_untold(m),
              name + " has a part that mirrors should know of, or should not");
       expect(nodes_.used(m) || is_needed(g, n),
              name + " has a part in group " + std::to_string(g) + " that is of no use");

@@ -14,8 +14,10 @@ std::size_t ticks_for(std::int64_t places) { return static_cast<std::size_t>(pla
 
 }  // namespace
 
-ReuseTracker::ReuseTracker(const Nodes& nodes, Range range, int num_ghosts, bool by_recency)
+ReuseTracker::ReuseTracker(const Nodes& nodes, const PrefixIndex& index, Range range,
+                           int num_ghosts, bool by_recency)
     : nodes_(nodes),
+      index_(index),
       capacity_(range.num_blocks),
       limit_(capacity_ + num_ghosts),
       by_recency_(by_recency),
@@ -26,6 +28,7 @@ ReuseTracker::ReuseTracker(const Nodes& nodes, Range range, int num_ghosts, bool
       sums_(live_.num_words() + 1),
       range_(range),
       tick_(range),
+      origin_(range),
       // Another order may evict what was used last, so a ghost may stand at any place. Resolved
       // ones are known for as long as there is room.
       ghosts_(static_cast<std::size_t>((by_recency ? num_ghosts : limit_) +
@@ -59,6 +62,9 @@ void ReuseTracker::on_freed(std::int64_t count) noexcept {
 // A full block that is cached is no ghost any more.
 void ReuseTracker::on_cached(Run run) noexcept {
   for (const NodeId b : run) {
+    const NodeId parent = nodes_[b].parent;
+    origin_[b] =
+        is_root(parent) ? Origin{root_index(parent), nodes_[b].parent_generation} : origin_[parent];
     if (nodes_[b].key_tokens != nodes_.block_size) continue;
     const std::int32_t ghost = find(nodes_.digest(b));
     if (ghost < 0) continue;
@@ -82,7 +88,10 @@ void ReuseTracker::on_used(Run run) noexcept {
   }
 }
 
-void ReuseTracker::on_moved(NodeId from, NodeId) noexcept { leave(from); }
+void ReuseTracker::on_moved(NodeId from, NodeId to) noexcept {
+  origin_[to] = origin_[from];
+  leave(from);
+}
 
 void ReuseTracker::on_uncached(NodeId b, bool is_evicted) noexcept {
   is_evicted ? evicted(b) : leave(b);
@@ -96,8 +105,13 @@ void ReuseTracker::leave(NodeId b) noexcept {
   tick_[b] = kNoTick;
 }
 
-// The block is handed out at once; its key is still there.
+// The block is handed out at once; its key is still there. A retired one is no loss: no prompt
+// could find it, in a pool of any size.
 void ReuseTracker::evicted(NodeId b) noexcept {
+  if (is_retired(b)) [[unlikely]] {
+    leave(b);
+    return on_taken(1);
+  }
   ++num_taken_;
   const Tick t = tick_[b];
   const bool full = nodes_[b].key_tokens == nodes_.block_size;
@@ -106,7 +120,7 @@ void ReuseTracker::evicted(NodeId b) noexcept {
   enter_use();
   if (!full) return;
   if (t != kNoTick && live_.contains(t)) {
-    add_ghost(t, key_of(nodes_.digest(b)));
+    add_ghost(t, b);
   } else {
     ++num_forgotten_;
   }
@@ -118,10 +132,10 @@ std::int32_t ReuseTracker::find(const std::uint8_t* digest) const noexcept {
 
 void ReuseTracker::resolve(std::int32_t ghost) noexcept {
   Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
-  if (entry.tick == kNoTick) return;
-  entry.place = static_cast<std::int32_t>(place_of_ghost(ghost));
-  make_hole(entry.tick);
-  entry.tick = kNoTick;
+  if (entry.is_resolved()) return;
+  const std::int64_t place = place_of_ghost(ghost);
+  make_hole(entry.at);
+  entry.at = static_cast<std::uint32_t>(place);
   ring::insert_before(ghosts_.data(), ghost, end());
 }
 
@@ -136,6 +150,27 @@ void ReuseTracker::forget_ghosts() noexcept {
     if (what >= 0 || what == kHole) continue;
     if (what > kAnonymous) remove_ghost(-(what + 1));
     make_hole(t);
+  }
+}
+
+void ReuseTracker::forget_ghosts_of(std::string_view name) noexcept {
+  const std::uint32_t tag = tag_of(name);
+  const auto is_of = [&](std::int32_t ghost) {
+    return ghosts_[static_cast<std::size_t>(ghost)].name == tag;
+  };
+  for (std::int32_t ghost = oldest_resolved(), after; ghost != end(); ghost = after) {
+    after = ghosts_[static_cast<std::size_t>(ghost)].next;
+    if (!is_of(ghost)) continue;
+    ring::remove(ghosts_.data(), ghost);
+    remove_ghost(ghost);
+    ++num_forgotten_;
+  }
+  for (Tick t = 0; t < next_; ++t) {
+    const std::int32_t what = at_[t];
+    if (what >= 0 || what <= kAnonymous || !is_of(-(what + 1))) continue;
+    remove_ghost(-(what + 1));
+    make_hole(t);
+    ++num_forgotten_;
   }
 }
 
@@ -212,7 +247,7 @@ void ReuseTracker::own(Tick t, std::int32_t what) noexcept {
   if (what > 0) {
     tick_[what - 1] = t;
   } else if (what > kAnonymous) {
-    ghosts_[static_cast<std::size_t>(-(what + 1))].tick = t;
+    ghosts_[static_cast<std::size_t>(-(what + 1))].at = t;
   }
 }
 
@@ -249,7 +284,7 @@ void ReuseTracker::drop_oldest() noexcept {
   remove(t);
 }
 
-void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
+void ReuseTracker::add_ghost(Tick t, NodeId b) noexcept {
   if (unused_ghost_ < 0) {
     ++num_forgotten_;
     const std::int32_t oldest = oldest_resolved();
@@ -260,7 +295,8 @@ void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
   const std::int32_t ghost = unused_ghost_;
   Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
   unused_ghost_ = entry.next;
-  entry.key = key;
+  entry.key = key_of(nodes_.digest(b));
+  entry.name = tag_of(index_.root_name(origin_[b].root));
   entry.evicted_at = num_taken_;
   own(t, -(ghost + 1));
   table_.insert(ghost);
@@ -269,7 +305,7 @@ void ReuseTracker::add_ghost(Tick t, std::uint64_t key) noexcept {
 void ReuseTracker::remove_ghost(std::int32_t ghost) noexcept {
   Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
   table_.erase(ghost);
-  entry.tick = kNoTick;
+  entry.prev = -1;
   entry.next = unused_ghost_;
   unused_ghost_ = ghost;
 }
@@ -278,7 +314,7 @@ std::int64_t ReuseTracker::num_ghosts() const noexcept { return table_.size(); }
 
 std::size_t ReuseTracker::memory() const {
   return sizeof *this + live_.bytes() + holes_.bytes() + at_.bytes() + sums_.bytes() +
-         tick_.bytes() + ghosts_.bytes() + table_.bytes() + histogram_.bytes();
+         tick_.bytes() + origin_.bytes() + ghosts_.bytes() + table_.bytes() + histogram_.bytes();
 }
 
 }  // namespace blockmgr

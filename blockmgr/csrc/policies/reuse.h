@@ -21,9 +21,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "identity/index.h"
 #include "memory/bit_tree.h"
 #include "memory/node.h"
 #include "memory/ring.h"
@@ -39,7 +42,8 @@ class ReuseTracker final : public Observer {
  public:
   // Follows these blocks, and num_ghosts places beyond them. by_recency: the least recently used
   // of them is evicted, so that ghosts only stand beyond them.
-  ReuseTracker(const Nodes& nodes, Range range, int num_ghosts, bool by_recency);
+  ReuseTracker(const Nodes& nodes, const PrefixIndex& index, Range range, int num_ghosts,
+               bool by_recency);
 
   // Blocks that wait for a step count as in use.
   void on_taken(std::int64_t count) noexcept override;
@@ -59,6 +63,8 @@ class ReuseTracker final : public Observer {
   void resolve(std::int32_t ghost) noexcept;
   // The blocks that were cached have been forgotten, by pools of all sizes, and so are the ghosts.
   void forget_ghosts() noexcept;
+  // The same of one namespace, which is about to be retired. Cost: O(places).
+  void forget_ghosts_of(std::string_view name) noexcept;
   // Counts a look-up: full blocks that were found, and the ghosts that follow them.
   void count(const NodeId* found, std::int64_t num_found, const std::int32_t* ghosts,
              std::int64_t num_ghosts, std::int64_t num_tokens) noexcept;
@@ -67,7 +73,7 @@ class ReuseTracker final : public Observer {
   std::int64_t place(NodeId b) const noexcept;
   std::int64_t place_of_ghost(std::int32_t ghost) const noexcept {
     const Ghost& entry = ghosts_[static_cast<std::size_t>(ghost)];
-    return entry.tick == kNoTick ? entry.place : in_use_ + rank(entry.tick);
+    return entry.is_resolved() ? entry.at : in_use_ + rank(entry.at);
   }
   // Blocks handed out since the ghost was evicted.
   std::int64_t evicted_ago(std::int32_t ghost) const noexcept {
@@ -89,10 +95,16 @@ class ReuseTracker final : public Observer {
   struct Ghost {
     std::uint64_t key = 0;
     std::int64_t evicted_at = 0;
-    Tick tick = kNoTick;     // kNoTick: resolved, or unused
-    std::int32_t place = 0;  // once resolved: where it stood
+    std::uint32_t at = 0;    // its tick; once it is resolved, the place where it stood
+    std::uint32_t name = 0;  // see tag_of
     std::int32_t prev = -1;  // resolved ones in order, the first to be forgotten in front
     std::int32_t next = -1;  // likewise; or the next unused one
+    bool is_resolved() const { return prev >= 0; }
+  };
+  // Where the prefix of a cached block begins.
+  struct Origin {
+    std::uint32_t root;
+    std::uint32_t generation;  // of the root: another one by now if the block is retired
   };
   // The entry of a tick: block b as b + 1, ghost g as -(g + 1), or one of these.
   static constexpr std::int32_t kNothing = 0;
@@ -103,6 +115,14 @@ class ReuseTracker final : public Observer {
     std::uint64_t key;
     std::memcpy(&key, digest, sizeof key);
     return key;
+  }
+  // Of a namespace. Two with the same one only share what is forgotten.
+  static std::uint32_t tag_of(std::string_view name) {
+    return static_cast<std::uint32_t>(std::hash<std::string_view>{}(name));
+  }
+  bool is_retired(NodeId b) const noexcept {
+    const Origin& origin = origin_[b];
+    return origin.generation != index_.generation(root_node(origin.root));
   }
   std::int64_t rank(Tick t) const noexcept;  // entries from this tick on
   void leave(NodeId b) noexcept;
@@ -115,7 +135,7 @@ class ReuseTracker final : public Observer {
   void make_hole(Tick t) noexcept;
   void enter_use() noexcept;
   void drop_oldest() noexcept;
-  void add_ghost(Tick t, std::uint64_t key) noexcept;
+  void add_ghost(Tick t, NodeId b) noexcept;
   void remove_ghost(std::int32_t ghost) noexcept;
   // The sentinel of the resolved ones.
   std::int32_t end() const { return static_cast<std::int32_t>(ghosts_.size()) - 1; }
@@ -123,6 +143,7 @@ class ReuseTracker final : public Observer {
   void add_to_sums(std::size_t word, std::int32_t change) noexcept;
 
   const Nodes& nodes_;
+  const PrefixIndex& index_;
   std::int64_t capacity_;
   std::int64_t limit_;  // places there are
   bool by_recency_;
@@ -133,8 +154,9 @@ class ReuseTracker final : public Observer {
   ZeroedArray<std::uint32_t> sums_;  // Fenwick tree over the words of live_
   Range range_;
   Column<Tick> tick_;  // of an idle block
+  Column<Origin> origin_;
   ZeroedArray<Ghost> ghosts_;  // then the sentinel
-  TagTable table_;  // ghosts by key
+  TagTable table_;             // ghosts by key
   ZeroedArray<std::int64_t> histogram_;
   Tick next_ = 0;
   std::int64_t num_live_ = 0;

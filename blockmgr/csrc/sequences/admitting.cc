@@ -353,7 +353,7 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
       continue;
     }
     const std::int64_t first = row.first[nth(g)];
-    const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(s));
+    const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
     NodeId before = found.num_full > first ? groups()->part(g, t[found.num_full - 1]) : kNoNode;
     if (found.partial >= 0 && first < known && (source < 0 || copies_partial)) {
       before =

@@ -12,7 +12,7 @@
 
 namespace blockmgr {
 
-class Admitting : public Part<Admitting, GroupTables, Finding, Needs, GroupEnds, Sessions> {
+class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, GroupEnds, Sessions> {
  public:
   Admitting()
       : ghosts_room_(static_cast<std::size_t>(config().ghost_blocks ? config().row_width : 0)) {

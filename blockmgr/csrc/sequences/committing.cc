@@ -258,7 +258,7 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   plan.clear();
   if (groups()) [[unlikely]] {
     check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
-    use<GroupTables>().reserve_keeps(1);
+    use<Keeping>().reserve_keeps(1);
   }
   if (block_size().whole(num_computed) > s.num_chained) {
     plan_promotion(s, num_computed, rows().written(s), plan);

@@ -5,10 +5,11 @@
 
 #include "sequences/group_ends.h"
 #include "sequences/group_tables.h"
+#include "sequences/keeping.h"
 
 namespace blockmgr {
 
-class Committing : public Part<Committing, GroupTables, GroupEnds> {
+class Committing : public Part<Committing, GroupTables, Keeping, GroupEnds> {
  public:
   Committing();
 

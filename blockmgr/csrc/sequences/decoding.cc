@@ -176,7 +176,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   }
   if (grouped) [[unlikely]] {
     // Before the commits, which may take cached blocks into use.
-    if (use<GroupTables>().has_slices()) [[unlikely]]
+    if (use<Slices>().has_slices()) [[unlikely]]
       take_slices(handles, count, slots);
     if (!drops_first) commit_decoded(handles, count, plan.promotions);
     return keep_decoded(handles, count);
@@ -195,7 +195,7 @@ void Decoding::plan_moved_parts(const Sequence& s, std::int64_t logical, DecodeP
 // The parts that a batch takes, less those that it gives back before. Counts them by partition as
 // well, and reserves memory for the states that decode may keep.
 std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, DecodePlan& plan) {
-  use<GroupTables>().reserve_keeps(count);
+  use<Keeping>().reserve_keeps(count);
   plan.promotions.dropped.clear();
   std::int64_t needed = plan.moved_parts;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -238,7 +238,7 @@ void Decoding::take_slices(const Handle* handles, std::int64_t count,
     Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
     if (rows().num_slots(s) < s.num_tokens)
       use<GroupTables>().take_parts(s, s.num_tokens - 1, s.num_tokens);
-    slots[i] = use<GroupTables>().full_slot(s, s.num_tokens - 1);
+    slots[i] = use<Slices>().full_slot(s, s.num_tokens - 1);
   }
 }
 

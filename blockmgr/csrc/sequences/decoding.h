@@ -7,11 +7,13 @@
 #include "sequences/group_ends.h"
 #include "sequences/group_tables.h"
 #include "sequences/growing.h"
+#include "sequences/keeping.h"
 #include "sequences/needs.h"
 
 namespace blockmgr {
 
-class Decoding : public Part<Decoding, GroupTables, Needs, Growing, GroupEnds, Committing> {
+class Decoding
+    : public Part<Decoding, Slices, GroupTables, Keeping, Needs, Growing, GroupEnds, Committing> {
  public:
   Decoding() { plan_.needed_by.resize(config().quotas.empty() ? 0 : 1 + config().quotas.size()); }
 

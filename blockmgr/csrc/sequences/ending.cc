@@ -104,8 +104,6 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
   bool falls = false;  // to where every group serves it
   if (groups()) [[unlikely]] {
     use<GroupTables>().refuse_loading(s, "truncate");
-    // Before another copy of a kept state into the same block is planned.
-    use<GroupTables>().settle_keeps();
     falls = !rows().committed_ahead(s);
   }
   if (falls) [[unlikely]] {

@@ -123,8 +123,8 @@ ExplainResult Explaining::explain(const Prompt& prompt) {
     }
   }
   const std::int64_t evicted = pool().partition(partition).num_evicted;
-  const bool all_known =
-      !rows().counters.forgotten_blocks && (reuse ? !reuse->num_forgotten() : !evicted);
+  const bool all_known = !rows().counters.forgotten_blocks && !rows().counters.has_retired &&
+                         (reuse ? !reuse->num_forgotten() : !evicted);
   Miss unseen = all_known ? Miss::kNeverSeen : Miss::kNotRemembered;
   auto keys = prompt.extras.begin();
   for (std::int64_t i = found.num_full; i < limit; ++i) {

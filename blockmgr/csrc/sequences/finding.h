@@ -61,7 +61,6 @@ class Finding : public Part<Finding, GroupTables> {
 [[gnu::always_inline]] inline void Finding::find(const Token* tokens, std::int64_t num_tokens,
                                                  const Applicant& applicant, Found& found,
                                                  Reach& reach, std::int64_t most) {
-  use<GroupTables>().settle_keeps();
   const std::int64_t count = applicant.looked_up(num_tokens);
   find_prefix(tokens, num_tokens, applicant.root, applicant.extras, found);
   std::int64_t shared = 0;

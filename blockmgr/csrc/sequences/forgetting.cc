@@ -41,10 +41,7 @@ std::int64_t Forgetting::reset_prefix_cache(bool reset_hit_rate) {
 // The blocks are not looked at, with two exceptions. Events must name each of them, so that mirrors
 // know no more than prompts find; and what a boundary of several groups needs goes with the
 // boundary.
-std::int64_t Forgetting::retire(std::string_view name) {
-  Call call(rows());
-  const std::uint32_t root = index().find_root(name);
-  if (root == kUnknownId) return 0;
+std::int64_t Forgetting::retire_root(std::uint32_t root) {
   const auto is_of = [root](const Sequence& s) {
     return s.state == Sequence::kRunning && s.root == root;
   };
@@ -64,6 +61,16 @@ std::int64_t Forgetting::retire(std::string_view name) {
       pool().forget_tree(b, [](NodeId) {});
   rows().counters.forgotten_blocks += before - index().num_keyed();
   index().retire(root);
+  rows().counters.has_retired = true;
+  return count;
+}
+
+std::int64_t Forgetting::retire(std::string_view name) {
+  Call call(rows());
+  const std::uint32_t root = index().find_root(name);
+  const std::int64_t count = root == kUnknownId ? 0 : retire_root(root);
+  // No prompt could find what was evicted, either, in a pool of any size.
+  if (ReuseTracker* past = pool().past(rows().partition_of(name))) past->forget_ghosts_of(name);
   return count;
 }
 

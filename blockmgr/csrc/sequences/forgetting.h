@@ -22,6 +22,7 @@ class Forgetting : public Part<Forgetting, Holding> {
 
  private:
   void detach(Sequence& s) noexcept;
+  std::int64_t retire_root(std::uint32_t root);
   NodeId forget_part(NodeId n) noexcept;
   bool forget_table(Sequence& s, std::vector<bool>& wrong, std::int64_t& forgotten) noexcept;
   void mend_chains() noexcept;

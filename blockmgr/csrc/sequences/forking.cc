@@ -204,7 +204,7 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
     to.num_loaded = 0;
     const NodeId* t = rows().table(child);
     for (const int g : attention()) {
-      const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(child));
+      const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(child));
       for (std::int64_t unit = to.first[nth(g)]; unit < until; ++unit)
         ++nodes().uses(groups()->part(g, t[unit])).ref_count;
     }
@@ -222,7 +222,7 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
 void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& table,
                              GroupRow& row) noexcept {
   for (const int g : attention()) {
-    const std::int64_t until = use<GroupTables>().units_of(g, rows().num_slots(model));
+    const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(model));
     for (std::int64_t unit = row.first[nth(g)]; unit < until; ++unit)
       ++nodes().uses(groups()->part(g, table[static_cast<std::size_t>(unit)])).ref_count;
   }

@@ -150,7 +150,7 @@ bool GroupEnds::keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept
   }
   if (missing > room || (passed && !missing)) return false;
   for (const int g : recurrent()) {
-    if (groups()->cached(g, node) < 0) use<GroupTables>().give_state(s, g, node);
+    if (groups()->cached(g, node) < 0) use<Keeping>().give_state(s, g, node);
   }
   const bool is_served = serves(s, unit, node);
   if (is_served) groups()->add_boundary(node, passed);
@@ -166,8 +166,7 @@ bool GroupEnds::cache_state(Handle handle) {
   const bool at_end =
       rows().settled(s) == s.num_computed && s.num_computed % config().block_size == 0;
   if (!s.num_computed || !at_end || s.outdated || !digester()) return false;
-  use<GroupTables>().settle_keeps();
-  use<GroupTables>().reserve_keeps(1);
+  use<Keeping>().reserve_keeps(1);
   return keep_whole(s, pool().free_blocks(s.partition).size(), true);
 }
 
@@ -179,7 +178,6 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   const auto rest = static_cast<int>(s.num_computed % config().block_size);
   if (s.num_chained < unit || !use<Needs>().can_stop_at(s.num_computed)) return;
   if (groups()->num_groups() + 1 > room) return;
-  use<GroupTables>().settle_keeps();
   for (const int g : recurrent())
     if (config().remap && nodes().uses(rows().group_row(s).states[nth(g)]).pins) return;
   if (passed) {  // it takes no look-up from a tail that is more than that
@@ -189,7 +187,7 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   }
   const NodeId tail = cache_end_block(s, unit, rest, !config().remap);
   if (tail < 0) return;
-  for (const int g : recurrent()) use<GroupTables>().give_state(s, g, tail);
+  for (const int g : recurrent()) use<Keeping>().give_state(s, g, tail);
   if (!passed) groups()->set_branch(tail);
   if (serves(s, unit, tail)) groups()->add_boundary(tail, passed);
   if (config().remap) use<Growing>().make_private(s, unit, s.num_computed);
@@ -236,11 +234,11 @@ void GroupEnds::supersede_tails(const Key& key, int num_tokens) noexcept {
 // Whether only this sequence has what the query at its end reads of this unit, in further groups.
 bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit) const {
   for (const int g : recurrent())
-    if (!use<GroupTables>().may_give(rows().group_row(s).states[nth(g)])) return false;
+    if (!use<Keeping>().may_give(rows().group_row(s).states[nth(g)])) return false;
   for (const int g : attention()) {
     if (!groups()->reads(g, s.num_computed, unit)) continue;
     if (unit < rows().group_row(s).first[nth(g)] ||
-        !use<GroupTables>().may_give(groups()->part(g, rows().table(s)[unit])))
+        !use<Keeping>().may_give(groups()->part(g, rows().table(s)[unit])))
       return false;
   }
   return true;
@@ -252,11 +250,11 @@ bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit) const {
                                                                 int rest, bool goes_on) noexcept {
   const NodeId b = rows().table(s)[unit];
   const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
-  if (is_covered(s, key, unit, rest) || !use<GroupTables>().may_give(b)) return kNoNode;
+  if (is_covered(s, key, unit, rest) || !use<Keeping>().may_give(b)) return kNoNode;
   if (groups() && !may_give_parts(s, unit)) return kNoNode;
   if (!groups()) supersede_tails(key, rest);
   if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
-  const NodeId tail = goes_on ? use<GroupTables>().copy_end_block(s, unit, rest) : b;
+  const NodeId tail = goes_on ? use<Keeping>().copy_end_block(s, unit, rest) : b;
   pool().promote_tail(tail, {key.parent, key.extras, nodes().tokens(tail)}, rest);
   pool().tell_cached({&tail, 1});
   ++rows().counters.cached_tails;
@@ -316,7 +314,6 @@ inline void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
   if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return;
   if (groups() && rows().group_row(s).num_loaded) return;  // it has no windows there
   if (rest ? !least || rest < least : !num_states()) return;
-  use<GroupTables>().settle_keeps();
   if (!rest) return keep_states_at(s, use<GroupTables>().path_node(s, unit - 1), resumes);
   const NodeId tail = cache_end_block(s, unit, rest, false);
   if (groups() && tail >= 0) keep_states_at(s, tail, resumes);
@@ -327,7 +324,7 @@ void GroupEnds::keep_states_at(Sequence& s, NodeId node, bool resumes) noexcept 
   GroupRow& row = rows().group_row(s);
   const auto is_lacking = [&](int g) { return groups()->cached(g, node) < 0; };
   for (const int g : recurrent())
-    if (is_lacking(g) && !use<GroupTables>().may_give(row.states[nth(g)])) return;
+    if (is_lacking(g) && !use<Keeping>().may_give(row.states[nth(g)])) return;
   for (const int g : recurrent()) {
     if (!is_lacking(g)) continue;
     groups()->set_part(g, node, row.states[nth(g)]);
@@ -368,7 +365,7 @@ void GroupEnds::keep_path(const Sequence& s) noexcept {
 
 // The sequence still has its blocks.
 void GroupEnds::leave_end(Sequence& s, bool resumes) noexcept {
-  if (groups() && !config().remap) use<GroupTables>().cancel_keeps(s);
+  if (groups() && !config().remap) use<Keeping>().cancel_keeps(s);
   const std::int64_t tails = rows().counters.cached_tails;
   keep_end(s, resumes);
   if (groups()) leave_path(s, rows().counters.cached_tails != tails);

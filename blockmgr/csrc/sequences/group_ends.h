@@ -7,11 +7,12 @@
 #include "sequences/finding.h"
 #include "sequences/group_tables.h"
 #include "sequences/growing.h"
+#include "sequences/keeping.h"
 #include "sequences/needs.h"
 
 namespace blockmgr {
 
-class GroupEnds : public Part<GroupEnds, GroupTables, Finding, Needs, Growing> {
+class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, Growing> {
  public:
   GroupEnds() {
     if (groups()) since_room_.resize(static_cast<std::size_t>(groups()->num_groups()));

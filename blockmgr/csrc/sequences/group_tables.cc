@@ -4,108 +4,11 @@
 
 namespace blockmgr {
 
-void GroupTables::measure_slices() {
-  const std::int32_t size = config().block_size;
-  const auto full = static_cast<std::int32_t>(rows().full_size());
-  parts_before_.resize(static_cast<std::size_t>(size) + 1);
-  usable_.resize(parts_before_.size());
-  for (std::int32_t n = 0; n <= size; ++n) {
-    std::int32_t& usable = usable_[static_cast<std::size_t>(n)];
-    usable = (n + full - 1) / full * full;
-    for (const int g : attention()) {
-      const Group& group = groups()->group(g);
-      parts_before_[static_cast<std::size_t>(n)] += group.begin < n;
-      if (group.begin < n && n <= group.end)
-        usable = std::min(usable, static_cast<std::int32_t>(group.end));
-    }
-  }
-}
-
 std::int64_t GroupTables::count_to_grow(const Sequence& s, std::int64_t slots,
                                         std::int64_t moved) const {
-  std::int64_t parts =
-      std::max<std::int64_t>(parts_before(slots) - parts_before(rows().num_slots(s)), 0);
+  std::int64_t parts = std::max<std::int64_t>(
+      use<Slices>().parts_before(slots) - use<Slices>().parts_before(rows().num_slots(s)), 0);
   return moved < 0 ? parts : parts + num_parts(s, moved);
-}
-
-// Whether the copy that put a state in place is not applied yet.
-bool GroupTables::waits_for_copy(const Kept& k) const {
-  const Node& destination = nodes()[k.destination];
-  if (k.referenced) return destination.copy_source != kNoNode || destination.in_flight;
-  if (destination.generation != k.destination_generation) return false;
-  if (destination.copy_source == k.block) return true;
-  for (const Copy& copy : copies().flight())
-    if (copy.destination == k.destination && copy.source == k.block) return true;
-  return false;
-}
-
-// The states that were put in place by copies which are resolved by now can be found. A look-up
-// leaves no event, so those that mirrors should know of stay in the list for settle_events.
-void GroupTables::settle_all() noexcept {
-  auto left = keeps_.begin();
-  for (Kept& k : keeps_)
-    if (!settle(k)) *left++ = k;
-  keeps_.erase(left, keeps_.end());
-}
-
-// Whether nothing is left to do.
-bool GroupTables::settle(Kept& k) noexcept {
-  if (k.referenced) {
-    if (nodes()[k.block].keyed() && waits_for_copy(k)) return false;
-    if (k.is_state) groups()->set_being_kept(k.block, false);
-    k.referenced = false;
-    k.block_generation = nodes()[k.block].generation;
-    rows().drop_reference(k.block);
-  } else if (nodes()[k.block].generation == k.block_generation &&
-             groups()->is_being_kept(k.block) && waits_for_copy(k)) {
-    return false;
-  }
-  if (nodes()[k.block].generation != k.block_generation || !nodes()[k.block].keyed()) return true;
-  if (!k.is_state) return true;
-  groups()->set_being_kept(k.block, false);
-  return !groups()->is_untold(k.block);
-}
-
-// The node at the end of what a sequence has computed, if a copy of its states is to be kept there
-// and is not launched. kNoNode: there is none.
-NodeId GroupTables::node_awaiting_end(const Sequence& s) const {
-  const std::int64_t unit = s.num_computed / config().block_size;
-  const bool shares = s.num_computed % config().block_size && !may_give(rows().table(s)[unit]);
-  if (shares || s.outdated || !rows().group_row(s).stands) return kNoNode;
-  for (const Kept& k : keeps_) {
-    const Node& record = nodes()[k.block];
-    if (!k.referenced || !k.is_state || !record.keyed()) continue;
-    if (record.copy_source != rows().group_row(s).states[nth(groups()->group_of(k.block))])
-      continue;
-    const NodeId node = groups()->node_of(k.block);
-    if (groups()->length(node) == s.num_computed) return node;
-  }
-  return kNoNode;
-}
-
-void GroupTables::cancel_end(const Sequence& s) noexcept {
-  const NodeId node = node_awaiting_end(s);
-  if (node < 0) return;
-  groups()->end_boundary(node);
-  const auto drop = [&](Kept& k) {
-    k.referenced = false;
-    rows().drop_reference(k.block);
-  };
-  Kept* tail = nullptr;
-  for (Kept& k : keeps_) {
-    if (!k.referenced) continue;
-    if (k.block == node) tail = &k;
-    const int g = groups()->owner(k.block);
-    if (g < 0 || groups()->part(g, node) != k.block) continue;
-    groups()->clear_part(g, node);
-    groups()->unkeep(k.block);
-    drop(k);
-  }
-  if (tail) {
-    pool().forget(node);
-    drop(*tail);
-  }
-  settle_keeps();
 }
 
 const NodeId* GroupTables::path_of_twins(const Sequence& s, std::int64_t from,
@@ -145,11 +48,12 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = rows().table(s);
   for (const int g : recurrent()) {
     const NodeId state = rows().group_row(s).states[nth(g)];
-    shown_group_at(g, rows().row_of(s))[0] = state < 0 ? 0 : number(nodes().block(state));
+    use<Slices>().shown_group_at(g, rows().row_of(s))[0] =
+        state < 0 ? 0 : number(nodes().block(state));
   }
   for (const int g : attention()) {
-    const Shown out = shown_group_at(g, rows().row_of(s));
-    const std::int64_t until = units_of(g, rows().num_slots(s));
+    const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
+    const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
     for (std::int64_t unit = std::max<std::int64_t>(from, rows().group_row(s).first[nth(g)]);
          unit < until; ++unit)
       out[unit] = number(nodes().block(groups()->part(g, t[unit])));
@@ -235,7 +139,8 @@ void GroupTables::take_parts(Sequence& s, std::int64_t had_slots, std::int64_t s
   const std::int64_t rest = slots - whole * size;
   const std::int64_t known = had + (had_rest > 0);
   groups()->clear_parts(t + known, s.num_blocks - known);
-  s.missing_slots = static_cast<std::int32_t>(rows().token_room(s) - usable_slots(slots));
+  s.missing_slots =
+      static_cast<std::int32_t>(rows().token_room(s) - use<Slices>().usable_slots(slots));
   for (const int g : attention()) {
     const std::int64_t from = had + (had_rest > groups()->group(g).begin);
     const bool continues = from > rows().group_row(s).first[nth(g)];
@@ -299,7 +204,7 @@ void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
     }
   }
   pool().count_kept(s.partition, kept);
-  const Shown shown = shown_group_at(g, rows().row_of(s));
+  const Slices::Shown shown = use<Slices>().shown_group_at(g, rows().row_of(s));
   for (std::int64_t unit = from; unit < to; ++unit) shown[unit] = 0;
 }
 
@@ -308,9 +213,9 @@ void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = rows().table(s);
   for (const int g : attention()) {
     std::int32_t& first = rows().group_row(s).first[nth(g)];
-    const Shown shown = shown_group_at(g, rows().row_of(s));
+    const Slices::Shown shown = use<Slices>().shown_group_at(g, rows().row_of(s));
     const std::int64_t least = std::max<std::int64_t>(from, first);
-    for (std::int64_t unit = units_of(g, rows().num_slots(s)); unit-- > least;) {
+    for (std::int64_t unit = use<Slices>().units_of(g, rows().num_slots(s)); unit-- > least;) {
       drop_part_here(g, t[unit]);
       shown[unit] = 0;
     }
@@ -323,7 +228,7 @@ void GroupTables::drop_states(Sequence& s) noexcept {
     NodeId& state = rows().group_row(s).states[nth(g)];
     if (state >= 0) rows().drop_reference(state);
     state = kNoNode;
-    shown_group_at(g, rows().row_of(s))[0] = 0;
+    use<Slices>().shown_group_at(g, rows().row_of(s))[0] = 0;
   }
 }
 
@@ -364,7 +269,7 @@ void GroupTables::merge_parts(Sequence& s, std::int64_t logical, NodeId cached) 
     if (there == part) return;
     pool().acquire(there);
     drop_part(g, own);
-    shown_group_at(g, rows().row_of(s))[logical] = number(nodes().block(there));
+    use<Slices>().shown_group_at(g, rows().row_of(s))[logical] = number(nodes().block(there));
   });
 }
 
@@ -375,57 +280,6 @@ int GroupTables::count_unwritten(NodeId node) const {
     if (m >= 0) most = std::max<int>(most, nodes()[m].unwritten);
   }
   return most;
-}
-
-// Whether a block that only this sequence has can become what others find.
-bool GroupTables::may_give(NodeId own) const {
-  return nodes().uses(own).ref_count == 1 && !nodes()[own].keyed() &&
-         nodes()[own].copy_source == kNoNode && !nodes()[own].in_flight;
-}
-
-// What this copy brings is found once it is applied; until then the block is kept.
-void GroupTables::keep_copy(NodeId source, NodeId copy, std::int32_t num_tokens,
-                            bool is_state) noexcept {
-  copies().plan(source, copy, num_tokens);
-  keeps_.push_back(
-      {copy, copy, nodes()[copy].generation, nodes()[copy].generation, true, is_state});
-}
-
-// A node with copies of the computed tokens in a unit, in all groups of attention that read them
-// afterwards.
-NodeId GroupTables::copy_end_block(const Sequence& s, std::int64_t unit, int num_tokens) noexcept {
-  const NodeId own = rows().table(s)[unit];
-  const NodeId copy = pool().take(s.partition, rows().before(s, unit));
-  std::copy_n(nodes().tokens(own), num_tokens, nodes().tokens(copy));
-  groups()->clear_parts(copy);
-  keep_copy(own, copy, num_tokens, false);
-  for (const int g : attention()) {
-    if (!groups()->reads(g, s.num_computed, unit)) continue;
-    const NodeId part = take_of(g, s.partition, kNoNode);
-    groups()->set_part(g, copy, part);
-    keep_copy(groups()->part(g, own), part, num_tokens, false);
-  }
-  return copy;
-}
-
-// The state of a node from here on: a copy of the sequence's; or its own, and it goes on in a copy.
-void GroupTables::give_state(Sequence& s, int g, NodeId node) noexcept {
-  NodeId& state = rows().group_row(s).states[nth(g)];
-  if (!config().remap) {
-    const NodeId copy = take_of(g, s.partition, kNoNode);
-    groups()->set_part(g, node, copy);
-    groups()->set_being_kept(copy, true);
-    groups()->keep(copy);
-    return keep_copy(state, copy, config().block_size, true);
-  }
-  const NodeId kept = state;
-  state = take_of(g, s.partition, kNoNode);
-  copies().plan(kept, state, config().block_size);
-  groups()->set_part(g, node, kept);
-  groups()->set_being_kept(kept, true);
-  groups()->keep(kept);
-  keeps_.push_back({kept, state, nodes()[kept].generation, nodes()[state].generation, false, true});
-  pool().release(kept);  // the copy keeps it
 }
 
 // How many of so many leading tokens are in memory before this step's forward.

@@ -13,7 +13,6 @@ namespace blockmgr {
 template <class Core, class Read, class Make>
 auto hand_over_events(Core& core, Read read, Make make) {
   for (;;) {
-    core.settle_events();
     EventColumns columns = [&] {
       const Held held(core.monitor());
       return read(core);

@@ -12,14 +12,6 @@ std::int64_t Launching::take_copies(std::vector<BlockCopy>& copies) {
   return ticket;
 }
 
-void Launching::settle_events() {
-  const Held held(rows().monitor());
-  if (!groups()) return;
-  use<GroupTables>().settle_keeps();
-  use<GroupTables>().tell_keeps();
-  use<GroupTables>().settle_keeps();
-}
-
 EventColumns Launching::residents() const {
   if (!groups()) return rows().residents();
   return resident_events(index(), nodes(), step(),
@@ -47,14 +39,12 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
 }
 
 void Launching::copies_applied(std::int64_t ticket) {
-  const Held held(rows().monitor());
+  Call call(rows());  // what nothing but a copy used is idle at its end
   rows().apply_plan(ticket);
-  if (groups()) [[unlikely]]
-    use<GroupTables>().settle_keeps();  // what nothing but a copy used is idle from here on
 }
 
 void Launching::copies_aborted(std::int64_t ticket) {
-  const Held held(rows().monitor());
+  Call call(rows());
   rows().abort_plan(ticket);
   if (groups()) return_groups();
 }
@@ -82,6 +72,7 @@ void Launching::return_groups() noexcept {
     row.stands = row.moves == 0;
   }
   moved_.clear();
+  rows().settle_keeps();
 }
 
 }  // namespace blockmgr

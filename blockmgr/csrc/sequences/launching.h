@@ -7,12 +7,10 @@
 
 namespace blockmgr {
 
-class Launching : public Part<Launching, GroupTables> {
+class Launching : public Part<Launching> {
  public:
   Launching() { moved_.reserve(rows().sequences.size()); }
 
-  // Before events are read: states whose copies are applied count as findable from here on.
-  void settle_events();
   // What is findable now, in all groups. The caller holds the monitor.
   EventColumns residents() const;
   // Steps may move states, see GroupRow.

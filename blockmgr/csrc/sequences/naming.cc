@@ -58,9 +58,9 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
   found.assign(static_cast<std::size_t>(names.count), kNoNode);
   if (names.size == nodes().digest_size || names.leading) {
     for (std::int64_t i = 0; i < names.count; ++i)
-      found[static_cast<std::size_t>(i)] = index().with_beginning(
-          names.bytes + i * names.size, static_cast<std::size_t>(names.size),
-          [&](NodeId b) { return depth_of(b, root, depths) != kForeign; });
+      found[static_cast<std::size_t>(i)] =
+          index().with_beginning(names.bytes + i * names.size, static_cast<std::size_t>(names.size),
+                                 [&](NodeId b) { return depth_of(b, root, depths) != kForeign; });
   } else {
     // The index knows the beginnings of digests alone.
     std::unordered_map<std::uint64_t, std::int64_t> wanted;
@@ -87,7 +87,6 @@ std::int64_t Naming::served_to(NodeId tail, std::int64_t depth) {
   Found found;
   found.full = path.data();
   found.num_full = depth;
-  use<GroupTables>().settle_keeps();
   return use<Finding>().served_of(found);
 }
 

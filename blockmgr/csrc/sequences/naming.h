@@ -23,7 +23,7 @@ struct BlockNames {
   std::string_view name;  // the namespace
 };
 
-class Naming : public Part<Naming, GroupTables, Finding, GroupEnds> {
+class Naming : public Part<Naming, Finding, GroupEnds> {
  public:
   struct NamedPin {
     std::int64_t id = 0;

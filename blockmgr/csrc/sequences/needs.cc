@@ -70,7 +70,7 @@ void Needs::check_lookup(std::int64_t num_tokens, std::string_view name) const {
 
 void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   const std::int64_t cached = num_cached(found);
-  const std::int64_t usable = use<GroupTables>().usable_slots(std::max(slots, cached));
+  const std::int64_t usable = use<Slices>().usable_slots(std::max(slots, cached));
   d.missing_slots = d.num_blocks * config().block_size - usable;
   const NodeId end = last_node(found);
   const bool takes_states = !resumes(found) || !found.take_over;
@@ -81,7 +81,7 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   }
   for (const int g : attention()) {
     const std::int64_t first = groups()->first_unit(g, first_query(found));
-    const std::int64_t units = use<GroupTables>().units_of(g, usable);
+    const std::int64_t units = use<Slices>().units_of(g, usable);
     d.to_take += std::max<std::int64_t>(units - std::max(first, found.num_full), 0);
     for (std::int64_t unit = first; unit < found.num_full; ++unit)
       uses(groups()->cached(g, found.full[unit]));
@@ -97,7 +97,7 @@ std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
   const std::int64_t most = std::max(slots, cached);
   std::int64_t sum = rows().blocks_for(most) + num_states();
   for (const int g : attention()) {
-    const std::int64_t units = use<GroupTables>().units_of(g, most);
+    const std::int64_t units = use<Slices>().units_of(g, most);
     sum += std::max<std::int64_t>(units - groups()->first_unit(g, first_query(found)), 0);
   }
   return sum;

@@ -10,7 +10,7 @@
 
 namespace blockmgr {
 
-class Needs : public Part<Needs, GroupTables> {
+class Needs : public Part<Needs, Slices, GroupTables> {
  public:
   Needs() { measure(); }
 

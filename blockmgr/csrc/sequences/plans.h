@@ -60,17 +60,6 @@ struct Reach {
   std::int64_t num_shared = 0;  // leading tokens that full attention has
 };
 
-// What was made findable by a copy that is not applied: a block of a sequence, which goes on in
-// the copy; or, with tables that never change, the copy.
-struct Kept {
-  NodeId block;
-  NodeId destination;
-  std::uint32_t block_generation;
-  std::uint32_t destination_generation;
-  bool referenced;  // used until the copy is applied, by a reference that nothing else counts
-  bool is_state;
-};
-
 // Who asks for blocks, and where what it asks for may be found.
 struct Applicant {
   NodeId root;  // kNoNode: nothing was ever cached in its namespace

@@ -18,7 +18,7 @@ void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
   const Sequence& s = rows().live(handle);
   const std::int64_t size = config().block_size;
   if (rows().full_size() != size) [[unlikely]] {
-    while (start < stop) *slots++ = use<GroupTables>().full_slot(s, start++);
+    while (start < stop) *slots++ = use<Slices>().full_slot(s, start++);
     return;
   }
   const std::int32_t* t = rows().table(s);
@@ -48,7 +48,7 @@ void Reading::check_group_slots(Handle handle, int g, std::int64_t start, std::i
 void Reading::group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
                           std::int64_t* slots) const {
   const std::int64_t size = groups()->group(g).end;
-  const std::int32_t* t = &use<GroupTables>().shown_group_at(g, rows().row_of(handle))[0];
+  const std::int32_t* t = &use<Slices>().shown_group_at(g, rows().row_of(handle))[0];
   for (std::int64_t position = start; position < stop; ++position)
     *slots++ = t[position / size] * size + position % size;
 }
@@ -62,7 +62,7 @@ std::vector<std::int32_t> Reading::block_ids(Handle handle, std::int64_t start) 
     nodes().name_all(rows().table(s) + first, count - first, ids.data());
   } else {
     for (std::int64_t i = first; i < count; ++i)
-      ids[static_cast<std::size_t>(i - first)] = number(use<GroupTables>().full_block(s, i));
+      ids[static_cast<std::size_t>(i - first)] = number(use<Slices>().full_block(s, i));
   }
   return ids;
 }

@@ -7,7 +7,7 @@
 
 namespace blockmgr {
 
-class Reading : public Part<Reading, GroupTables> {
+class Reading : public Part<Reading, Slices> {
  public:
   // The first block that a running sequence has of a group of attention.
   std::int64_t first_of(Handle handle, int g) const {

@@ -22,10 +22,11 @@ struct Config : StoreConfig {
   int min_partial_tokens = 0;
   int watermark_blocks = 0;
   bool early_commit = false;
-  int hit_rate_window = 0;  // requests that recent_hits looks back on
-  std::int64_t max_rollback = 0;  // computed tokens that truncate may take back: drafts
+  int hit_rate_window = 0;               // requests that recent_hits looks back on
+  std::int64_t max_rollback = 0;         // computed tokens that truncate may take back: drafts
   std::int64_t halfway_stop_tokens = 0;  // of a prompt that stops halfway, at least; 0: none does
-  std::int64_t prompt_end_stop = -1;  // tokens before a prompt's end where it stops; -1: it does not
+  std::int64_t prompt_end_stop =
+      -1;  // tokens before a prompt's end where it stops; -1: it does not
 
   template <class Visit>
   void each_option(Visit visit) {
@@ -77,7 +78,7 @@ using Stops = std::array<std::int64_t, 4>;
 struct MatchResult {
   std::int64_t num_cached = 0;
   std::int64_t num_partial = 0;
-  std::int64_t num_idle = 0;  // blocks that admission takes into use beside the fresh ones
+  std::int64_t num_idle = 0;       // blocks that admission takes into use beside the fresh ones
   std::int64_t num_computing = 0;  // tokens after them that a running sequence has yet to commit
   Stops stops{};
   std::vector<std::int32_t> blocks;
@@ -129,6 +130,7 @@ struct Counters {
   std::int64_t touched_blocks = 0;
   std::int64_t forgotten_blocks = 0;
   std::int64_t superseded_blocks = 0;
+  bool has_retired = false;  // some namespace
   std::int64_t peak_used_blocks = 0;
 };
 
@@ -171,6 +173,17 @@ struct Sequence {
 
 // With another size, finding a row takes a division.
 static_assert(sizeof(Sequence) == 128);
+
+// What was made findable by a copy that is not applied: a block of a sequence, which goes on in
+// the copy; or, with tables that never change, the copy.
+struct Kept {
+  NodeId block;
+  NodeId destination;
+  std::uint32_t block_generation;
+  std::uint32_t destination_generation;
+  bool referenced;  // used until the copy is applied, by a reference that nothing else counts
+  bool is_state;
+};
 
 // What a sequence has in further groups of layers, beside its row.
 struct GroupRow {

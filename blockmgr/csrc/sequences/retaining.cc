@@ -40,7 +40,6 @@ Found Retaining::find_cached(const Prompt& prompt) {
   Found found;
   use<Finding>().find_prefix(prompt.tokens, prompt.num_tokens + 1, root_node(root), &extras, found);
   if (groups()) {
-    use<GroupTables>().settle_keeps();
     found.num_full = use<Finding>().served_of(found);
     if (found.num_full) found.node = found.full[found.num_full - 1];
   }

@@ -11,7 +11,7 @@
 
 namespace blockmgr {
 
-class Retaining : public Part<Retaining, GroupTables, Finding, Needs, GroupEnds> {
+class Retaining : public Part<Retaining, Finding, Needs, GroupEnds> {
  public:
   // A level of kNoLevel withdraws; ttl is in seconds. Answers are in blocks, and announced as
   // admit's.

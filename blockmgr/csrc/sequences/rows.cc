@@ -69,7 +69,7 @@ std::size_t Rows::memory() const {
   total += shown_lengths.bytes() + shown_groups.bytes() + computing.bytes() + recent_hits.bytes();
   if (groups_) total += groups_->memory();
   total += sequences.capacity() * sizeof(Sequence);
-  total += unused_rows.capacity() * sizeof(std::int32_t);
+  total += unused_rows.capacity() * sizeof(std::int32_t) + keeps.capacity() * sizeof(Kept);
   for (const Sequence& s : sequences) total += s.waiting.capacity() * sizeof(Token);
   return total;
 }

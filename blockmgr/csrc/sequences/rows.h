@@ -128,6 +128,12 @@ class Rows : public Store {
     return group_rows_[static_cast<std::size_t>(row_of(s))];
   }
 
+  // At the end of each call, so that no later one finds anything to settle: a read changes nothing.
+  void settle_keeps() noexcept {
+    if (!keeps.empty()) [[unlikely]]
+      settle_all();
+  }
+
   std::vector<Sequence> sequences;
   std::vector<std::int32_t> unused_rows;
   // For callers, who may write to them: nothing here ever reads them back.
@@ -141,6 +147,7 @@ class Rows : public Store {
   // Further groups of layers by kind, in order: all empty if full attention is alone.
   std::vector<int> attention;
   std::vector<int> recurrent;
+  std::vector<Kept> keeps;  // all of them wait for their copies whenever no call is under way
   std::uint64_t batch_mark = 0;
   std::uint32_t first_generation;  // of every row: handles of other managers are told apart
 
@@ -148,6 +155,7 @@ class Rows : public Store {
   friend class Audit;
   template <class, class...>
   friend class Part;
+  [[gnu::noinline]] void settle_all() noexcept;
   [[noreturn]] void throw_ahead(const Sequence& s, const char* call) const;
   [[noreturn]] void throw_open_ticket(const char* call) const;
 
@@ -159,11 +167,12 @@ class Rows : public Store {
   mutable std::vector<GroupRow> group_rows_;
 };
 
-// Holds the monitor for a call, and keeps the peak.
+// Holds the monitor for a call, settles what it has resolved, and keeps the peak.
 class Call {
  public:
   explicit Call(Rows& rows) : held_(rows.monitor()), rows_(rows) {}
   ~Call() {
+    rows_.settle_keeps();
     if (rows_.pool().num_used() > rows_.counters.peak_used_blocks)
       rows_.counters.peak_used_blocks = rows_.pool().num_used();
   }

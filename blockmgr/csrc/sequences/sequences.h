@@ -32,7 +32,9 @@ namespace blockmgr {
 // One manager: its rows, and the parts that work on them, each of which uses some of those before
 // it.
 class Sequences : public Rows,
+                  public Slices,
                   public GroupTables,
+                  public Keeping,
                   public Finding,
                   public Needs,
                   public Growing,
@@ -61,7 +63,6 @@ class Sequences : public Rows,
   using Launching::copies_applied;
   using Launching::residents;
   using Launching::return_copies;
-  using Launching::settle_events;
   using Launching::take_copies;
   using Rows::config;
   using Rows::copies;
@@ -78,8 +79,8 @@ class Sequences : public Rows,
   int debug() const { return debug_; }
   // What those checks found wrong after the last call, one sentence each.
   std::vector<std::string> findings();
-  // Throws them. The call is done, so a check that runs out of memory must not look like a call that
-  // was refused.
+  // Throws them. The call is done, so a check that runs out of memory must not look like a call
+  // that was refused.
   void check_findings();
   // Every broken invariant, one sentence each, recomputed from scratch.
   std::vector<std::string> violations() const;

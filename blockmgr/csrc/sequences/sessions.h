@@ -26,7 +26,7 @@ struct SessionPath {
   std::int32_t num_blocks = 0;
 };
 
-class Sessions : public Part<Sessions, GroupTables, Holding> {
+class Sessions : public Part<Sessions, Holding> {
  public:
   enum class Signal { kToolWait, kResumed, kDone };
   // Answers are in blocks, announced as admit's, or none: the session is not known.

@@ -29,7 +29,7 @@ Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, cons
   if (!config.remap && digester_) pool_.keep_twins();
   if (config.event_blocks)
     index_.follow(std::make_unique<EventLog>(nodes_, config.event_blocks, config.full_group,
-                                              config.retention && config.max_sessions));
+                                             config.retention && config.max_sessions));
   name_partitions(config);
   observe(config, make);
 }
@@ -68,8 +68,8 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
     const Range range = pool_.partition(i).range;
     std::unique_ptr<Policy> policy;
     if (range.count)
-      policy = make ? make(nodes_, index_, range)
-                    : make_policy(config.eviction, nodes_, index_, range);
+      policy =
+          make ? make(nodes_, index_, range) : make_policy(config.eviction, nodes_, index_, range);
     RetainingPolicy* retention = nullptr;
     if (config.retention) {
       const int pins = share_of_pins(config, range.num_blocks);
@@ -82,7 +82,8 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
     }
     std::unique_ptr<ReuseTracker> past;
     if (config.ghost_blocks && digester_ && range.count)
-      past = std::make_unique<ReuseTracker>(nodes_, range, share_of_ghosts(config, range.num_blocks),
+      past = std::make_unique<ReuseTracker>(nodes_, index_, range,
+                                            share_of_ghosts(config, range.num_blocks),
                                             !policy && !config.evicts_on_demand);
     pool_.observe(i, std::move(policy), retention, std::move(past));
   }

@@ -15,8 +15,8 @@
 #include "identity/digest.h"
 #include "identity/event_columns.h"
 #include "identity/index.h"
-#include "memory/node.h"
 #include "memory/errors.h"
+#include "memory/node.h"
 #include "places/group.h"
 #include "places/pool.h"
 #include "policies/retention.h"
@@ -46,8 +46,8 @@ struct StoreConfig {
   int max_sessions = 0;  // that sequences belong to
   int event_blocks = 0;  // blocks that wait in the log of events; 0: there is none
   std::vector<Quota> quotas;
-  std::vector<Group> groups;  // of layers, beside one of full attention
-  int full_group = 0;         // which one that is, in the order of the engine
+  std::vector<Group> groups;      // of layers, beside one of full attention
+  int full_group = 0;             // which one that is, in the order of the engine
   bool evicts_on_demand = false;  // a holder may have blocks evicted while others are free
 
   // Calls with the name of each option that is a number, a flag or a name, and with its member.
@@ -121,7 +121,6 @@ class Store {
 
   // What became findable and what stopped being so since the last drop, and what is findable now.
   // The caller holds the monitor.
-  void settle_events() {}
   EventColumns events() const { return pending_events(index_, nodes_); }
   EventColumns residents() const { return resident_events(index_, nodes_, step_); }
   // Once they are passed on. False: there are others by now, and nothing is dropped.
@@ -164,8 +163,8 @@ class Store {
       release_destination(b);
     pool_.release(b);
   }
-  // Makes block i of a chain findable, the blocks before it being chain[0, i). The caller that promotes
-  // a run tells of it when it is whole: Pool::tell_cached.
+  // Makes block i of a chain findable, the blocks before it being chain[0, i). The caller that
+  // promotes a run tells of it when it is whole: Pool::tell_cached.
   void make_findable(NodeId b, const Key& key, const std::uint8_t* digest, const NodeId* chain,
                      std::int64_t i) noexcept {
     pool_.promote(b, key, digest);
@@ -201,7 +200,7 @@ class Store {
   PrefixIndex index_;
   Pool pool_;
   CopyTracker copies_;
-  NodeList unwritten_;                    // what was promoted ahead of this step's forward
+  NodeList unwritten_;                     // what was promoted ahead of this step's forward
   std::vector<std::uint16_t> partitions_;  // by root, of those that may have one of their own
 
   std::int64_t step_ = 0;  // steps whose copies were applied: what was committed before is written
