@@ -217,6 +217,7 @@ class TieredManager(BlockManager):
         max_cached_tokens: int | None = None,
         watermark_blocks: int | None = None,
         session: bytes = b"",
+        num_loaded_tokens: int | None = None,
         load: bool | TierMatch = False,
     ) -> int:
         """``BlockManager.admit``, and with ``load`` begins to load what the device lacks.
@@ -234,6 +235,7 @@ class TieredManager(BlockManager):
             max_cached_tokens: As in ``BlockManager.admit``; what is loaded counts.
             watermark_blocks: As in ``BlockManager.admit``.
             session: As in ``BlockManager.admit``.
+            num_loaded_tokens: As in ``BlockManager.admit``; not with ``load``.
             load: Whether to load; or a result of ``match_tiers``: load as much, or raise.
 
         Raises:
@@ -254,7 +256,10 @@ class TieredManager(BlockManager):
                     max_cached_tokens=max_cached_tokens,
                     watermark_blocks=watermark_blocks,
                     session=session,
+                    num_loaded_tokens=num_loaded_tokens,
                 )
+            if num_loaded_tokens is not None:
+                raise ValueError("num_loaded_tokens must be None with load, which says as much")
             if match is not None:
                 raise ValueError("match must be None with load; pass a result of match_tiers to it")
             if num_slots is not None:

@@ -111,7 +111,7 @@ class Audit : public BlockAudit {
         BLOCKMGR_EXPECT(valid(part) == has_slots, what + " has a gap at " + std::to_string(i));
         if (valid(part)) ++refs(part);
       }
-      const std::int64_t read = std::max(core_.settled(s), row.num_loaded);
+      const std::int64_t read = s.loads ? row.num_loaded : core_.settled(s);
       BLOCKMGR_EXPECT(groups.first_unit(g, read) >= row.first[static_cast<std::size_t>(g)],
                       what + " has given back what it reads");
     }

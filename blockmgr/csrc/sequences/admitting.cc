@@ -153,7 +153,6 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   const std::int64_t held_back = rows().watermark(partition, prompt.watermark_blocks);
   const std::int64_t slots =
       use<Needs>().checked_slots(prompt.num_tokens, prompt.num_slots, partition, held_back);
-  check_loaded(prompt);
   if (rows().unused_rows.empty()) throw OutOfSequences(1, 0);
 
   RootReference root(index(), prompt.name);
@@ -283,7 +282,6 @@ MatchResult Admitting::match(const Prompt& prompt) {
 
 Admission Admitting::can_admit(const Prompt& prompt) {
   Call call(rows());
-  check_loaded(prompt);
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
   const std::uint16_t partition = rows().partition_of(prompt.name);
   const std::int64_t held_back = rows().watermark(partition, prompt.watermark_blocks);
@@ -364,7 +362,8 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
   }
   if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
   const bool loads = found.num_loaded > num_cached(found);
-  row.num_loaded = loads ? found.num_loaded : 0;
+  s.loads = loads;
+  row.num_loaded = found.num_loaded;
   row.stands = !loads;  // what is loaded moves its states
   row.moves = loads;
 }

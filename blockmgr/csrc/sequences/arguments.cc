@@ -92,13 +92,9 @@ void take_exactly(Prompt& prompt, std::int64_t num_cached, bool limited) {
   prompt.due_cached = prompt.most_cached = num_cached;
 }
 
-void check_loaded(const Prompt& prompt) {
-  if (!prompt.num_loaded) return;
+std::int64_t checked_loaded(const Prompt& prompt) {
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
   check_bounds("num_loaded_tokens", prompt.num_loaded, 0, std::min(slots, prompt.num_tokens));
-}
-
-std::int64_t loaded_of(const Prompt& prompt) {
   return std::min(prompt.num_loaded, prompt.num_tokens - 1);
 }
 

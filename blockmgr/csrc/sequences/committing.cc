@@ -257,7 +257,8 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   PromotionPlan& plan = plan_;
   plan.clear();
   if (groups()) [[unlikely]] {
-    check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
+    if (s.loads)
+      check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
     use<Keeping>().reserve_keeps(1);
   }
   if (block_size().whole(num_computed) > s.num_chained) {

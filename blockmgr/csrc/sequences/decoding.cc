@@ -200,7 +200,7 @@ std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, Dec
   std::int64_t needed = plan.moved_parts;
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
-    if (rows().group_row(s).num_loaded) [[unlikely]]
+    if (s.loads) [[unlikely]]
       use<GroupTables>().refuse_loading(s, "decode");
     const std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
     needed += parts;

@@ -201,7 +201,6 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
     to.stops = from.stops;
     to.stands = from.stands;
     to.moves = from.moves;
-    to.num_loaded = 0;
     const NodeId* t = rows().table(child);
     for (const int g : attention()) {
       const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(child));

@@ -16,7 +16,7 @@ void GroupEnds::choose_stops(Sequence& s, std::int64_t num_shared) noexcept {
 }
 
 void GroupEnds::commit_groups(Sequence& s) noexcept {
-  rows().group_row(s).num_loaded = 0;
+  s.loads = false;
   use<GroupTables>().note_state(s);
   if (rows().settled(s) == s.num_computed && num_states()) keep_state(s);
   use<GroupTables>().drop_windows(s);
@@ -312,7 +312,7 @@ inline void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
   const std::int64_t unit = block_size().whole(s.num_computed);
   const auto rest = static_cast<int>(s.num_computed - unit * config().block_size);
   if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return;
-  if (groups() && rows().group_row(s).num_loaded) return;  // it has no windows there
+  if (s.loads) return;  // it has no windows there
   if (rest ? !least || rest < least : !num_states()) return;
   if (!rest) return keep_states_at(s, use<GroupTables>().path_node(s, unit - 1), resumes);
   const NodeId tail = cache_end_block(s, unit, rest, false);

@@ -61,11 +61,11 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
 }
 
 void GroupTables::refuse_loading(const Sequence& s, const char* call) const {
-  const std::int64_t loaded = rows().group_row(s).num_loaded;
-  if (!loaded) return;
+  if (!s.loads) return;
   throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                     std::to_string(rows().handle_of(rows().row_of(s))) +
-                                    ": its first " + std::to_string(loaded) +
+                                    ": its first " +
+                                    std::to_string(rows().group_row(s).num_loaded) +
                                     " tokens are being loaded; commit them first");
 }
 

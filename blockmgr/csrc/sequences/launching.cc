@@ -31,7 +31,7 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
   for (const Sequence& s : rows().sequences) {
     if (s.state != Sequence::kRunning) continue;
     if (rows().settled(s) >= std::min(s.num_tokens, rows().num_slots(s))) continue;
-    if (rows().group_row(s).num_loaded) continue;  // no forward before that is committed
+    if (s.loads) continue;  // no forward before that is committed
     moved_.push_back(rows().handle_of(rows().row_of(s)));
     rows().group_row(s).stands = false;
     ++rows().group_row(s).moves;

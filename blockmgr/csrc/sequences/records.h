@@ -146,7 +146,8 @@ struct Sequence {
 
   std::uint32_t generation = 1;
   State state = kUnused;
-  bool outdated = false;        // it runs on K/V that no prompt may find any more: see detach
+  bool outdated : 1 = false;    // it runs on K/V that no prompt may find any more: see detach
+  bool loads : 1 = false;       // its first tokens are being loaded: see GroupRow
   std::uint16_t partition = 0;  // of the pool: the root's
   std::int32_t num_blocks = 0;
   std::int32_t num_chained = 0;  // leading blocks that are cached, or stand beside a cached twin
@@ -195,7 +196,7 @@ struct GroupRow {
   std::array<std::int64_t, 5> stops{};
   bool stands = true;           // its states are known to be those after num_computed tokens
   int moves = 0;                // steps launched since, each of which may have moved them
-  std::int64_t num_loaded = 0;  // it was admitted without what only these tokens read
+  std::int64_t num_loaded = 0;  // if it loads: it was admitted without what only these tokens read
 };
 
 }  // namespace blockmgr
