@@ -457,6 +457,7 @@ BEHIND: Final = {"Core": BlockManager, "PoolCore": BlockPool}
 
 ELSEWHERE: Final = {
     "BlockManager.from_config": "a config has its own tests",
+    "Core.admit_loading": "BlockManager.admit",
     "Core.free_expecting": "BlockManager.free",
     "Core.block_ids_from": "BlockManager.block_ids",
     "Core.view": "BlockManager.sequence",

@@ -106,6 +106,11 @@ def objects(manager: BlockManager) -> Iterator[object]:
     pool = BlockPool(8, 2)
     pool.promote(pool.take(2), PROMPT[:4], namespace=SALT)
     yield pool
+    kept = BlockManager(24, 2)
+    serve(kept, PROMPT, namespace=SALT, extras={0: SALT})
+    front = kept.idle_front(1)
+    yield front
+    yield kept.prefix_of(int(front.block_ids[0]))
     yield manager.explain([*PROMPT, 1, 2], namespace=SALT)
     yield from manager.explain([*PROMPT, 1, 2], namespace=SALT).misses
     yield from blockmgr.MissReason
