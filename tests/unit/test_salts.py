@@ -108,6 +108,8 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield pool
     kept = BlockManager(24, 2)
     serve(kept, PROMPT, namespace=SALT, extras={0: SALT})
+    for handle in kept.handles():
+        kept.free(handle)
     front = kept.idle_front(1)
     yield front
     yield kept.prefix_of(int(front.block_ids[0]))
