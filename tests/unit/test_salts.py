@@ -106,13 +106,7 @@ def objects(manager: BlockManager) -> Iterator[object]:
     pool = BlockPool(8, 2)
     pool.promote(pool.take(2), PROMPT[:4], namespace=SALT)
     yield pool
-    kept = BlockManager(24, 2)
-    serve(kept, PROMPT, namespace=SALT, extras={0: SALT})
-    for handle in kept.handles():
-        kept.free(handle)
-    front = kept.idle_front(1)
-    yield front
-    yield kept.prefix_of(int(front.block_ids[0]))
+    yield from of_the_idle()
     yield manager.explain([*PROMPT, 1, 2], namespace=SALT)
     yield from manager.explain([*PROMPT, 1, 2], namespace=SALT).misses
     yield from blockmgr.MissReason
@@ -132,6 +126,16 @@ def objects(manager: BlockManager) -> Iterator[object]:
     yield blockmgr.Prompt(PROMPT, namespace=SALT, extras={0: SALT})
     yield from of_groups()
     yield Request(arrival_ms=0, prompt=np.array(PROMPT), num_output_tokens=1, namespace=SALT)
+
+
+def of_the_idle() -> Iterator[object]:
+    kept = BlockManager(24, 2)
+    serve(kept, PROMPT, namespace=SALT, extras={0: SALT})
+    for handle in kept.handles():
+        kept.free(handle)
+    front = kept.idle_front(1)
+    yield front
+    yield kept.prefix_of(int(front.block_ids[0]))
 
 
 def of_groups() -> Iterator[object]:
