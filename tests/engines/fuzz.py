@@ -144,8 +144,10 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         flush=True,
     )
     # With states, chunks end elsewhere, so requests come and go at other steps, and only the large
-    # pool has the same ones. Sessions differ a little everywhere.
-    is_less = kind != "state" and "quotas" not in options and total.cached < 0.95 * stock_tokens
+    # pool has the same ones; likewise with loads that a request waits for. Sessions differ a little
+    # everywhere.
+    is_alike = kind != "state" and "quotas" not in options and not arm.endswith("connector")
+    is_less = is_alike and total.cached < 0.95 * stock_tokens
     return len(wrong) + len(differ) + int(is_less) + int(roomy < 0.95 * stock_roomy)
 
 
