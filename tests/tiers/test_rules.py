@@ -567,6 +567,16 @@ def test_a_retired_namespace_goes_from_tiers_too() -> None:
     assert manager.stores_done(each.ticket, len(each)) == 0
 
 
+def test_what_was_read_before_its_namespace_was_retired_is_not_stored() -> None:
+    manager = managed()
+    compute(manager, [3, 3, 3], namespace=b"a")
+    [each] = manager.take_stores()
+    assert manager.stores_read(each.ticket, len(each)) == 1
+    manager.retire(b"a")
+    assert manager.stores_done(each.ticket, len(each)) == 0
+    assert in_tier(manager, [3, 3, 3], namespace=b"a") == (0,)
+
+
 def test_a_block_that_turns_out_wrong_is_forgotten_in_tiers_too() -> None:
     manager = managed()
     compute(manager, PROMPT)
