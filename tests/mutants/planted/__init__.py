@@ -24,6 +24,7 @@ OF_GROUPS = (
     "tests/unit/test_group_eviction.py",
     "tests/unit/test_group_promises.py",
     "tests/unit/test_group_stops.py",
+    "tests/groups/test_loads.py",
     "tests/groups/test_rules.py",
     "tests/groups/test_fixed_tables.py",
     "tests/groups/test_block_sizes.py",
