@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import xxhash
@@ -20,10 +20,10 @@ from blockmgr.tiers.storages import Storage, buffer_of
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from blockmgr.tiers.manager import TieredManager
-    from blockmgr.tiers.plans import Transfer
+    from blockmgr.tiers.plans import Transfer, TransferPlan
 
 __all__ = ["BlockBytes", "Mover"]
 
@@ -92,6 +92,9 @@ class _Ended(NamedTuple):
     refused: bool
 
 
+_FAILED: Final = _Ended(0, refused=False)
+
+
 class Mover(NotCopied):
     """Moves bytes between a cache and tiers, on threads of its own.
 
@@ -140,12 +143,16 @@ class Mover(NotCopied):
         self._running: dict[Future[_Ended], Transfer] = {}
 
     def poll(self) -> int:
-        """Reports the transfers that ended, and begins new ones; how many are under way."""
+        """Reports the transfers that ended, and begins new ones; how many are under way.
+
+        Raises:
+            Exception: A storage or the cache raised something else than an ``OSError``. That
+                transfer has failed, and its blocks are free.
+        """
         self._report()
-        for load in self._manager.take_loads(deadline=time.monotonic() + self._timeout):
-            self._running[self._executor.submit(self._load, load)] = load
-        for store in self._manager.take_stores():
-            self._begin_store(store)
+        deadline = time.monotonic() + self._timeout
+        self._begin(self._begin_load, self._manager.take_loads(deadline=deadline))
+        self._begin(self._begin_store, self._manager.take_stores())
         return len(self._running)
 
     def late(self) -> list[int]:
@@ -169,11 +176,29 @@ class Mover(NotCopied):
 
     def _report(self) -> None:
         for future in [future for future in self._running if future.done()]:
-            transfer = self._running.pop(future)
-            ended = future.result()
-            is_load = transfer.target == DEVICE
-            done = self._manager.loads_done if is_load else self._manager.stores_done
-            done(transfer.ticket, ended.num_moved, refused=ended.refused)
+            error = future.exception()
+            self._end(self._running[future], future.result() if error is None else _FAILED)
+            del self._running[future]
+            if error is not None:
+                raise error
+
+    def _end(self, transfer: Transfer, ended: _Ended) -> None:
+        is_load = transfer.target == DEVICE
+        done = self._manager.loads_done if is_load else self._manager.stores_done
+        done(transfer.ticket, ended.num_moved, refused=ended.refused)
+
+    def _begin(self, begin: Callable[[Transfer], None], plan: TransferPlan) -> None:
+        """Begins what was taken; if one fails, it and the rest have failed, and hold no block."""
+        for i, transfer in enumerate(plan.transfers):
+            try:
+                begin(transfer)
+            except BaseException:
+                for left in plan.transfers[i:]:
+                    self._end(left, _FAILED)
+                raise
+
+    def _begin_load(self, load: Transfer) -> None:
+        self._running[self._executor.submit(self._load, load)] = load
 
     def _begin_store(self, store: Transfer) -> None:
         """Reads what the device may evict next, then leaves the writes to a thread."""

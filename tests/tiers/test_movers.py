@@ -190,6 +190,57 @@ def test_a_storage_that_fails_costs_hits_only() -> None:
     device.mover.close()
 
 
+class Odd(Broken):
+    """Memory that raises something else."""
+
+    def fail(self) -> None:
+        try:
+            super().fail()
+        except OSError as error:
+            raise RuntimeError("a bug of the storage") from error
+
+
+def test_a_storage_with_a_bug_keeps_no_block() -> None:
+    storage = Odd(16, Device().blocks.size)
+    device = Device(storages=[storage])
+    storage.calls = 3
+    device.fill(PROMPT)
+    device.mover.poll()
+    with pytest.raises(RuntimeError, match="a bug of the storage"):
+        device.mover.drain()
+    device.settle()
+    assert device.manager._tickets.open == {}
+    device.fill([7, 7, 7])
+    device.settle()
+    device.lose()
+    assert device.loaded([7, 7, 7]) == 2
+    storage.calls = 1
+    device.lose()
+    handle = device.manager.admit([7, 7, 7], load=True)
+    device.mover.poll()
+    with pytest.raises(RuntimeError):
+        device.mover.drain()
+    assert not device.manager.is_loading(handle)
+    device.manager.free(handle)
+    assert device.manager.num_available == BLOCKS
+    device.mover.close()
+
+
+def test_a_device_that_cannot_be_read_keeps_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    for first in (1, 2):
+        device.fill([first] * 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(device.blocks, "read", lambda block, into: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            device.mover.poll()
+    assert device.manager._tickets.open == {}
+    device.fill([3] * 3)
+    device.settle()
+    assert in_tier(device.manager, [3] * 3) == (2,)
+    device.mover.close()
+
+
 def test_a_store_counts_once_it_was_read_even_if_its_source_is_evicted() -> None:
     device = Device()
     device.fill(PROMPT)

@@ -21,8 +21,7 @@ nb::object numbers_of(const std::vector<T>& values) {
 template <class Holder>
 nb::tuple idle_front(Holder& self, nb::handle most) {
   const std::int64_t count = int_argument(most, "most");
-  if (count < 0)
-    throw Error(ErrorKind::kValue, "most must be at least 0, got " + std::to_string(count));
+  check_at_least("most", count, 0);
   const IdleFront front = self.read([&](const auto& core) { return idle_front(core, count); });
   return nb::make_tuple(numbers_of(front.blocks), numbers_of(front.contents));
 }
