@@ -195,8 +195,9 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
                 than a forward provides: a connector or a lower tier. With several groups of
                 layers, windows then hold no blocks before what the token behind them reads, and
                 states are not copied from the cache. Once the load is done, ``commit`` as many
-                tokens; until then the sequence cannot decode, fork or be truncated, and ``free``
-                caches none of it. With full attention alone it makes no difference.
+                tokens; until then the sequence cannot decode, fork, be truncated or have its state
+                cached, and ``free`` caches none of it. With full attention alone it makes no
+                difference.
 
         Returns:
             The handle of a running sequence. Its ``num_computed_tokens`` came from the cache.

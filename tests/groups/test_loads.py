@@ -106,6 +106,7 @@ def test_nothing_but_the_load_goes_on(kinds: tuple[Kind, ...]) -> None:
         lambda: core.decode([handle], [1]),
         lambda: core.fork(handle, 1),
         lambda: core.truncate(handle, 20),
+        *([lambda: core.cache_state(handle)] if STATE in kinds else []),
     ):
         with pytest.raises(StepError, match=f"{handle}: its first 24 tokens are being loaded"):
             call()

@@ -361,11 +361,10 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
     use<GroupTables>().take_part_run(s, g, std::max(first, known), until, before);
   }
   if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
-  const bool loads = found.num_loaded > num_cached(found);
-  s.loads = loads;
+  s.loads = found.num_loaded > num_cached(found);
   row.num_loaded = found.num_loaded;
-  row.stands = !loads;  // what is loaded moves its states
-  row.moves = loads;
+  row.stands = true;
+  row.moves = 0;
 }
 
 }  // namespace blockmgr
