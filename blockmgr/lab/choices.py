@@ -86,7 +86,7 @@ def parse_gib(text: str) -> float:
     except (KeyError, ValueError, ZeroDivisionError, OverflowError):
         size = 0.0
     if size <= 0:
-        raise ValueError(f"size must be GiB, or a number with MiB, GiB or TiB, got {text!r}")
+        raise ValueError(f"size must be a number of GiB, or one with MiB, GiB or TiB, got {text!r}")
     return size
 
 

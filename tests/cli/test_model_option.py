@@ -282,7 +282,7 @@ def test_memory_of_a_gpu_is_a_number_of_gib_or_has_a_unit(
         return
     result = run(*asked)
     assert result.exit_code == 2
-    assert f"must be GiB, or a number with MiB, GiB or TiB, got '{text}'" in result.stderr
+    assert f"must be a number of GiB, or one with MiB, GiB or TiB, got '{text}'" in result.stderr
 
 
 def test_options_about_gpus_need_a_model(run: Run) -> None:
