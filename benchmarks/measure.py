@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import statistics
 import sys
 import timeit
@@ -99,8 +100,13 @@ def machine_name(about: Mapping[str, Any]) -> str:
 
 
 def repeat_command(module: str) -> str:
-    """The command that repeats this run."""
-    return " ".join(["python -m", module, *sys.argv[1:]])
+    """The command that repeats this run, without the folders of this machine."""
+    given = sys.argv[1:]
+    if "--results" in given:
+        at = given.index("--results")
+        given = given[:at] + given[at + 2 :]
+    words = [Path(word).name if os.sep in word else word for word in given]
+    return shlex.join(["python", "-m", module, *words])
 
 
 def machine_line(about: Mapping[str, Any]) -> str:

@@ -5,12 +5,9 @@ python -m benchmarks.readme_table --check  # exits with 1 if that would change o
 """
 
 import argparse
-import json
-import re
 import sys
 from pathlib import Path
 
-from benchmarks.measure import RESULTS
 from benchmarks.peers.results import Result, newest
 
 ROOT = Path(__file__).parent.parent
@@ -37,12 +34,6 @@ ROWS = (
 PEERS = {"vLLM 0.33": ("vLLM 0.33", "xxhash"), "SGLang 0.5.23": ("SGLang 0.5.23", "Rust tree")}
 
 
-def _budgets() -> dict:
-    """The newest of ``benchmarks.budgets``, named by machine and version alone."""
-    paths = [p for p in RESULTS.glob("*.json") if re.fullmatch(r".*-\d+(\.\d+)+", p.stem)]
-    return json.loads(max(paths, key=lambda p: p.name).read_text(encoding="utf-8"))
-
-
 def _ratio(result: Result, key: str | None, begin: str, end: str) -> float | None:
     row = result.row(key) if key else None
     cells = row.document["cells"] if row else []
@@ -52,7 +43,7 @@ def _ratio(result: Result, key: str | None, begin: str, end: str) -> float | Non
 
 def table() -> str:
     """The table of docs/costs.md and the line under it."""
-    budgets, peers = _budgets(), Result(newest("peers") or {})
+    budgets, peers = newest("") or {}, Result(newest("peers") or {})
     measured = {row["name"]: row for row in budgets["results"]}
     lines = [
         "| work | measured | budget | " + " | ".join(f"{name} takes" for name in PEERS) + " |",
@@ -81,7 +72,7 @@ def table() -> str:
 
 def summary() -> str:
     """README's sentences: our times for a hit and a decode step, and the peers' times."""
-    budgets, peers = _budgets(), Result(newest("peers") or {})
+    budgets, peers = newest("") or {}, Result(newest("peers") or {})
     measured = {row["name"]: row for row in budgets["results"]}
     match, decode, scattered = ROWS[0], ROWS[4], ROWS[6]
     taken = {

@@ -1,23 +1,26 @@
 """``python -m benchmarks.engines MODEL``: the cost of KV cache management in vLLM.
 
 Four managers serve the same requests in one process and take turns step by step. Times are CPU time
-of the thread; no model runs. Each prompt has a shared head and its own tail. Only the
-configuration of the folder MODEL is read (``python -m tests.engines.tiny_model FOLDER`` makes one).
+of the thread; no model runs. Each prompt has a shared head and its own tail; or, with ``--trace``,
+the prompts are recorded ones, each of which begins when an earlier one ends. Then the manager that
+does nothing is left out, because it does not know what is cached. Only the configuration of the
+folder MODEL is read (``python -m tests.engines.tiny_model FOLDER`` makes one).
 
-Run it with an interpreter that has vLLM and blockmgr: ``tests/engines/run FOLDER`` makes one.
+Run it with an interpreter that has vLLM and blockmgr: ``tests/engines/run FOLDER`` makes one. With
+``--trace``, it writes a result, which ``python -m benchmarks.peers.page`` puts on its page.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.sampling_params import SamplingParams
@@ -26,8 +29,15 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from benchmarks.engines.arms import ARMS, make_scheduler, start_of_a_pool
-from benchmarks.measure import machine
+from benchmarks.engines.arms import ARMS, NOTHING, make_scheduler, start_of_a_pool
+from benchmarks.measure import RESULTS, machine, write_result
+from blockmgr.lab.trace import read_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Prompts = Callable[[], Iterator[tuple[list[int], int]]]
+    """Makes anew the tokens of each prompt, and the most tokens of its answer."""
 
 BLOCK_SIZE = 16
 VOCABULARY = 1000
@@ -71,11 +81,22 @@ class Arm:
         self.costs = Costs()
         self.seqs = args.seqs
         self.rng = random.Random(7)
+        self.left: Iterator[tuple[int, tuple[list[int], int]]] = iter(())
 
-    def add(self, name: str, prompt: list[int], sampling: SamplingParams, hasher: Any) -> None:
+    def begin(self, prompts: Prompts, hasher: Any) -> None:
+        """Begins as many requests as run at once; ``step`` adds the others as these end."""
+        self.left, self.hasher = enumerate(prompts()), hasher
+        self._add_next(self.seqs)
+
+    def _add_next(self, count: int) -> None:
+        for number, (prompt, most) in islice(self.left, count):
+            self.add(str(number), prompt, most, self.hasher)
+
+    def add(self, name: str, prompt: list[int], most_tokens: int, hasher: Any) -> None:
+        sampling = SamplingParams(temperature=0, max_tokens=most_tokens, ignore_eos=True)
         begun = clock()
         request = Request(
-            name, prompt, sampling.clone(), None, block_hasher=hasher if self.hashes else None
+            name, prompt, sampling, None, block_hasher=hasher if self.hashes else None
         )
         made = clock()
         self.scheduler.add_request(request)
@@ -100,27 +121,47 @@ class Arm:
         begun = clock()
         scheduler.update_from_output(output, result)
         costs.update.append(clock() - begun)
+        self._add_next(self.seqs - len(scheduler.requests))
         more: bool = scheduler.has_unfinished_requests()
         return more
 
 
-def one_round(args: argparse.Namespace, hasher: Any, number: int) -> dict[str, Costs]:
+def one_head(args: argparse.Namespace, number: int) -> tuple[Prompts, Prompts]:
+    """A request that computes a head, and those that find it."""
     rng = random.Random(number)
     head = [rng.randrange(VOCABULARY) for _ in range(args.head)]
     prompts = [
         head + [rng.randrange(VOCABULARY) for _ in range(rng.randint(20, 100))]
         for _ in range(args.seqs)
     ]
-    sampling = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
-    arms = {name: Arm(name, args) for name in ARMS}
+    first = [*head, VOCABULARY]
+    return lambda: iter([(first, 1)]), lambda: ((prompt, args.tokens) for prompt in prompts)
+
+
+def recorded(args: argparse.Namespace) -> tuple[Prompts, Prompts]:
+    """Nothing before the requests of a trace."""
+    requests = read_trace(args.trace).requests[: args.requests]
+
+    def prompts() -> Iterator[tuple[list[int], int]]:
+        for request in requests:
+            most = max(1, min(request.num_output_tokens or 1, args.tokens))
+            yield request.tokens().tolist(), most
+
+    return lambda: iter(()), prompts
+
+
+def one_round(
+    args: argparse.Namespace, hasher: Any, workload: tuple[Prompts, Prompts]
+) -> dict[str, Costs]:
+    before, prompts = workload
+    names = [name for name in ARMS if args.trace is None or name != NOTHING]
+    arms = {name: Arm(name, args) for name in names}
     for arm in arms.values():
-        # An earlier request computes the head, so that all others find it.
-        arm.add("first", [*head, VOCABULARY], SamplingParams(max_tokens=1), hasher)
-        while arm.step():
-            pass
+        arm.begin(before, hasher)
+        while arm.scheduler.has_unfinished_requests():
+            arm.step()
         arm.costs = Costs()
-        for i, prompt in enumerate(prompts):
-            arm.add(str(i), prompt, sampling, hasher)
+        arm.begin(prompts, hasher)
     gc.collect()
     gc.freeze()
     live, step = list(arms), 0
@@ -147,13 +188,15 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder with a model's configuration")
     parser.add_argument("--seqs", type=int, default=256)
     parser.add_argument("--head", type=int, default=8192, help="tokens that all prompts share")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--trace", type=Path, help="recorded prompts, in the place of one head")
+    parser.add_argument("--requests", type=int, default=300, help="prompts of the trace")
     parser.add_argument("--blocks", type=int, default=200_000)
     parser.add_argument(
         "--pool", type=int, default=500_000, help="blocks of the pool whose start is timed"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the JSON result")
     args = parser.parse_args()
     function = get_hash_fn_by_name("sha256")
     init_none_hash(function)
@@ -165,9 +208,12 @@ def main() -> None:
             "seconds": statistics.median(seconds for seconds, _ in taken),
             "MiB": statistics.median(size for _, size in taken) / 2**20,
         }
-    rounds = [one_round(args, hasher, number) for number in range(args.rounds)]
+    trace = None if args.trace is None else recorded(args)
+    rounds = [
+        one_round(args, hasher, trace or one_head(args, number)) for number in range(args.rounds)
+    ]
     rows: dict[str, dict[str, float]] = {}
-    for name in ARMS:
+    for name in rounds[0]:
         each = [costs[name].row() for costs in rounds]
         rows[name] = {column: statistics.median(row[column] for row in each) for column in each[0]}
     stock, ours = rows["vLLM"], rows["blockmgr"]
@@ -179,15 +225,14 @@ def main() -> None:
     for name, start in starts.items():
         print(f"{name}: a pool of {args.pool:,} blocks starts in {start['seconds']:.3f} s and "
               f"takes {start['MiB']:.0f} MiB")  # fmt: skip
-    if args.out:
+    if args.trace is not None:
         figures = {
             "vllm": vllm.__version__,
-            "machine": about,
+            "trace": args.trace.name.partition(".")[0],
             "arguments": {k: v for k, v in vars(args).items() if isinstance(v, int)},
             "rows": rows,
-            "starts": starts,
         }
-        args.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_result(args.results, "engines", "benchmarks.engines", about, figures)
 
 
 if __name__ == "__main__":

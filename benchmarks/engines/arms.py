@@ -25,9 +25,12 @@ from blockmgr.ports.vllm import register
 from blockmgr.ports.vllm.manager import KVCacheManager as Ours
 from blockmgr.ports.vllm.options import Options
 
-__all__ = ["ARMS", "make_scheduler", "start_of_a_pool"]
+__all__ = ["ARMS", "NOTHING", "make_scheduler", "start_of_a_pool"]
 
-MODEL_LENGTH = 16_384
+# Longer than the models of tests can be: none of them runs.
+MODEL_LENGTH = 1 << 19
+os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+NOTHING = "a manager that does nothing"
 
 
 class EarlyReturn(KVCacheManager):
@@ -73,7 +76,7 @@ ARMS = {
     "vLLM": KVCacheManager,
     "vLLM with an early return": EarlyReturn,
     "blockmgr": None,
-    "a manager that does nothing": Nothing,
+    NOTHING: Nothing,
 }
 
 

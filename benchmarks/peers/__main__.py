@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shlex
 import sys
 import time
 import warnings
@@ -19,13 +18,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.measure import machine, machine_name
+from benchmarks.measure import machine, machine_name, repeat_command
 from benchmarks.peers import registry, runner
 from benchmarks.peers.rows import FULL, TINY
 from benchmarks.peers.turns import Effort
 
 RESULTS = Path(__file__).parent.with_name("results")
-TRACE_HINT = "Mooncake's conversation trace (FAST'25 release), JSONL"
+TRACE_HINT = "traces known by hash ids, such as Mooncake's (FAST'25 release)"
 
 
 def _arguments() -> argparse.Namespace:
@@ -34,7 +33,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--burst", type=int, default=20, help="maximum of timed runs in a turn")
     parser.add_argument("--seconds", type=float, default=0.05, help="time limit of a turn")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds to build a pool")
-    parser.add_argument("--trace", type=Path, help=TRACE_HINT)
+    parser.add_argument("--traces", type=Path, nargs="+", default=[], help=TRACE_HINT)
     parser.add_argument("--requests", type=int, default=1000, help="replayed at block size 16")
     parser.add_argument("--peers", nargs="+", default=list(registry.PEERS), metavar="NAME")
     parser.add_argument("--parts", nargs="+", default=list(runner.PARTS), choices=runner.PARTS)
@@ -62,16 +61,18 @@ def main() -> None:
     run = runner.Run(peers, TINY if arguments.tiny else FULL, effort, say)
     about = machine()
     document = {
-        "command": command(sys.argv[1:]),
+        "command": repeat_command("benchmarks.peers"),
         "machine": about,
         "peers": [peer.name for peer in peers],
         "left_out": left_out,
         "rows": run.rows() if "rows" in arguments.parts else [],
         "scattered": run.scattered() if "scattered" in arguments.parts else [],
         "growth": run.growth(arguments.limit) if "growth" in arguments.parts else [],
-        "replay": run.replay(arguments.trace, arguments.requests)
-        if "replay" in arguments.parts and arguments.trace
-        else [],
+        "replay": [
+            row
+            for trace in (arguments.traces if "replay" in arguments.parts else ())
+            for row in run.replay(trace, arguments.requests)
+        ],
     }
     document["seconds"] = round(time.perf_counter() - started)
     arguments.results.mkdir(parents=True, exist_ok=True)
@@ -79,20 +80,6 @@ def main() -> None:
     path = arguments.results / name
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     say(f"written to {path} after {document['seconds']} s")
-
-
-def command(given: list[str]) -> str:
-    """The command that repeats this run, without the folders of this machine."""
-    words = []
-    rest = iter(given)
-    for word in rest:
-        if word == "--results":
-            next(rest, None)
-        elif word == "--trace":
-            words += [word, Path(next(rest, "")).name]
-        else:
-            words.append(word)
-    return shlex.join(["python", "-m", "benchmarks.peers", *words])
 
 
 def one_thread() -> None:

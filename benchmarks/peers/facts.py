@@ -44,7 +44,7 @@ SCATTERED = (
 REASONS = {
     "cold": UNHASHED,
     "evicting": UNHASHED,
-    "replay/16": f"most of these are new prompts: {UNHASHED}",
+    "replay/conversation_trace/16": f"most of these are new prompts: {UNHASHED}",
     "match/short": f"{FIXED}; {ONE_NODE}",
     "match/usual": ONE_NODE,
     "match/long": ONE_NODE,

@@ -50,8 +50,8 @@ algorithm with the best data structures we know. The repository has no code of t
 NOT_SHOWN = """\
 ## What the numbers do not show
 
-- **Whole engines.** There is no scheduler, no model, no tensor and no GPU work. The gain of a step
-  depends on its share of host time.
+- **Whole engines.** There is no model, no tensor and no GPU work. The gain of a step depends on its
+  share of host time.
 - **SGLang on a GPU.** Its allocator works on tensors, here on the CPU, which costs its short calls
   some hundred microseconds. On a GPU it would launch kernels instead. Its Python layers between
   scheduler and tree are left out, in its favour.
@@ -212,6 +212,23 @@ def _memory(document: dict[str, Any] | None) -> list[str]:
     return ["## Memory\n", text, _table(("what", "bytes", "budget"), lines)]
 
 
+def _engine(document: dict[str, Any] | None) -> list[str]:
+    """The results of ``benchmarks.engines`` with a trace, if it was run."""
+    if document is None:
+        return []
+    rows = document["rows"]
+    columns = list(next(iter(rows.values())))
+    lines = [(name, *(_number(row[column]) for column in columns)) for name, row in rows.items()]
+    given = document["arguments"]
+    text = (
+        f"The first {given['requests']:,} requests of {document['trace']} in the scheduler of vLLM "
+        f"{document['vllm']}, {given['seqs']} at once, blocks of 16, {given['blocks']:,} of them, "
+        f"answers of at most {given['tokens']} tokens; no model runs. CPU time, medians of "
+        f"{given['rounds']} rounds; `{document['command']}`.\n"
+    )
+    return ["## In vLLM's scheduler\n", text, _table(("manager", *columns), lines)]
+
+
 def page(folder: Path = RESULTS) -> str:
     """The whole page."""
     document = newest("peers", folder)
@@ -231,11 +248,12 @@ def page(folder: Path = RESULTS) -> str:
         HOW,
         "## Every row, every system\n\nRatios of minima; \u2013 where a system was not timed.\n",
         _all_ratios(result),
-        "## A recorded trace\n\nAll admissions and ends, with the look-ups in them; "
-        "the pool holds a tenth of the distinct blocks, sixteen requests run at once.\n",
+        "## Recorded traces\n\nAll admissions and ends, with the look-ups in them. Sixteen "
+        "requests run at once; the pool holds a tenth of the distinct blocks, or what they need.\n",
         _replay(result),
         "## Growth\n\nPools full of cached prompts of 4,096 tokens.\n",
         _growth(result),
+        *_engine(newest("engines", folder)),
         *_step(newest("step", folder)),
         *_memory(newest("memory", folder)),
         "## What a system was not timed at\n",

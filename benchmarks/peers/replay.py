@@ -1,15 +1,16 @@
 """A recorded trace through every system: the host time of all its admissions and ends.
 
 Requests run in order of arrival, without the time between them. A fixed number runs at once; the
-oldest ends to make room for the next. The pool holds a tenth of the distinct blocks. Systems take
-turns of a few requests. Prompts are expanded from the trace outside the timed part. Every sixteenth
-request is looked up before its admission, untimed, to see what each system finds.
+oldest ends to make room for the next. The pool holds a tenth of the distinct blocks, or what the
+running requests need. Systems take turns of a few requests. Prompts are expanded from the trace
+outside the timed part. Every sixteenth request is looked up before its admission, untimed, to see
+what each system finds.
 """
 
 from __future__ import annotations
 
 import gc
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +47,24 @@ class Outcome:
 
 
 def pool_for(requests: Sequence[Request], block_size: int) -> int:
-    """A tenth of the distinct blocks, or what the largest requests need to run at once."""
+    """A tenth of the distinct blocks, or what requests need that run at once."""
     distinct: set[int] = set()
+    window: deque[set[int]] = deque()
+    uses: Counter[int] = Counter()
+    most = 0
     for request in requests:
-        if not isinstance(request.prompt, HashedPrompt):
+        prompt = request.prompt
+        if not isinstance(prompt, HashedPrompt):
             raise TypeError("the trace must be known by hash ids")
-        distinct.update(request.prompt.ids.tolist())
-    largest = sorted((r.num_prompt_tokens for r in requests), reverse=True)[: RUNNING + 1]
-    least = sum(-(-tokens // block_size) for tokens in largest)
-    return max(len(distinct) * 512 // block_size // 10, least)
+        window.append(set(prompt.ids.tolist()))
+        uses.update(window[-1])
+        if len(window) > RUNNING + 1:
+            uses -= Counter(window.popleft())
+        most = max(most, len(uses))
+        distinct |= window[-1]
+    blocks_per_id = -(-prompt.tokens_per_id // block_size)
+    # A system may keep the last block of each request apart, which is not full.
+    return max(len(distinct) * blocks_per_id // 10, most * blocks_per_id + 2 * RUNNING)
 
 
 def replay(

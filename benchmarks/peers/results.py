@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,18 @@ __all__ = ["RESULTS", "Result", "RowResult", "newest"]
 
 RESULTS = Path(__file__).parent.with_name("results")
 OURS = "blockmgr"
+_NAME = re.compile(r".*-(?P<version>\d+(\.\d+)*)(-(?P<kind>[a-z]+))?\.json")
 
 
 def newest(kind: str, folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The result of the newest version whose file name ends in ``-kind``."""
-    paths = sorted(folder.glob(f"*-{kind}.json"))
-    return json.loads(paths[-1].read_text(encoding="utf-8")) if paths else None
+    """The result of the newest version whose file name ends in ``-kind``; of budgets, in none."""
+    names = [(_NAME.fullmatch(path.name), path) for path in folder.glob("*.json")]
+    paths = sorted(
+        (tuple(map(int, name["version"].split("."))), path)
+        for name, path in names
+        if name and (name["kind"] or "") == kind
+    )
+    return json.loads(paths[-1][1].read_text(encoding="utf-8")) if paths else None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class Sizes:
     prompt_tokens: tuple[int, ...]
     """Lengths of the prompts that are matched and admitted warm; the middle one is the usual
     one."""
+    turn_tokens: tuple[int, int]
+    """Tokens of a conversation that are cached, and those that its next prompt adds."""
     pool_blocks: int
     batches: tuple[int, ...]
     fork_blocks: int
@@ -44,6 +46,7 @@ class Sizes:
 
 FULL = Sizes(
     prompt_tokens=(1024, 32_768, 131_072),
+    turn_tokens=(136_320, 5_680),
     pool_blocks=65_536,
     batches=(64, 256, 1024, 4096),
     fork_blocks=2048,
@@ -55,6 +58,7 @@ FULL = Sizes(
 )
 TINY = Sizes(
     prompt_tokens=(64, 128, 256),
+    turn_tokens=(256, 32),
     pool_blocks=64,
     batches=(16, 32),
     fork_blocks=4,
@@ -116,6 +120,15 @@ def rows(sizes: Sizes) -> Iterator[Row]:
         "block",
         blocks,
         lambda peer: _evicting(peer, pool, usual),
+    )
+    before, added = sizes.turn_tokens
+    yield Row(
+        "turn",
+        f"next turn of an agent, {before + added:,} tokens, {before / (before + added):.0%} cached",
+        (Operation.COLD_ADMIT, Operation.ADMIT),
+        "call",
+        1,
+        lambda peer: work.NextTurn(peer, before, added, pool),
     )
     for batch in sizes.batches:
         yield Row(

@@ -77,14 +77,16 @@ class Run:
         return results
 
     def replay(self, path: Path, num_requests: int) -> list[dict[str, Any]]:
-        """A trace, whole at its own block size, and its first requests at 16."""
+        """A trace, whole with blocks as large as its own, and its first requests with 16."""
         requests = read_trace(path).requests
+        own = requests[0].prompt.tokens_per_id
+        name = path.name.partition(".")[0]
         return [
-            self._replay(requests, 512),
-            self._replay(requests[:num_requests], 16),
+            self._replay(name, requests, own),
+            self._replay(name, requests[:num_requests], 16),
         ]
 
-    def _replay(self, requests: Sequence[Any], block_size: int) -> dict[str, Any]:
+    def _replay(self, name: str, requests: Sequence[Any], block_size: int) -> dict[str, Any]:
         num_blocks = pool_for(requests, block_size)
         able = [peer for peer in self._peers if Operation.REPLAY not in peer.cannot]
         outcomes = replay(able, requests, num_blocks, block_size)
@@ -100,8 +102,8 @@ class Run:
                 timed = {"min_ns": nanoseconds, "median_ns": nanoseconds, "repetitions": 1}
                 cells.append({"peer": peer.name, **timed, "hit_rate": outcome.hit_rate})
         row = {
-            "key": f"replay/{block_size}",
-            "row": f"Mooncake trace, {len(requests):,} requests, blocks of {block_size}",
+            "key": f"replay/{name}/{block_size}",
+            "row": f"{name}, {len(requests):,} requests, blocks of {block_size}",
             "operation": Operation.REPLAY,
             "unit": "request",
             "blocks": num_blocks,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ __all__ = [
     "Hot",
     "InTurn",
     "Match",
+    "NextTurn",
     "Scene",
     "cached",
     "fill",
@@ -186,6 +188,38 @@ class ColdAdmit:
 
     def finish(self) -> None:
         most = self._num_tokens - BLOCK_SIZE  # the last token is never served
+        expect("cached tokens afterwards", self._cache.match(self._prompt), most)
+
+
+class NextTurn:
+    """The next prompt of a conversation: the last one, which is cached, and what was added."""
+
+    def __init__(self, peer: Peer, num_tokens: int, num_added: int, num_blocks: int) -> None:
+        self._peer, self._num_added = peer, num_added
+        most = num_tokens + num_added
+        self._open = partial(peer.open, num_blocks, max_requests=16, max_tokens=most + BLOCK_SIZE)
+        self._num_blocks, self._held = num_blocks, most // BLOCK_SIZE
+        self._fits = (num_blocks - num_tokens // BLOCK_SIZE) // (num_added // BLOCK_SIZE)
+        self._prompts = Prompts()
+        self._before = self._prompts.draw(num_tokens)
+        self._left = 0
+
+    def prepare(self) -> Call:
+        if not self._left:  # before the free blocks run out, so that none is evicted
+            self._cache = self._open()
+            cached(self._cache, self._peer.prompt(self._before))
+            self._left = self._fits
+        self._left -= 1
+        added = self._prompts.draw(self._num_added)
+        self._prompt = self._peer.prompt(np.concatenate([self._before, added]))
+        return self._cache.admit, (self._prompt,)
+
+    def done(self, result: Any) -> None:
+        expect("free blocks", self._cache.num_free(), self._num_blocks - self._held)
+        self._cache.free(result)
+
+    def finish(self) -> None:
+        most = (self._held - 1) * BLOCK_SIZE  # the last token is never served
         expect("cached tokens afterwards", self._cache.match(self._prompt), most)
 
 
