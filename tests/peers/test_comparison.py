@@ -169,7 +169,12 @@ def test_the_page_has_every_row_system_and_reason(tmp_path: Path, document: dict
     (tmp_path / "machine-0-step.json").write_text(json.dumps(step), encoding="utf-8")
     memory = {"weights": [{"what": "a block", "bytes": 158.75, "budget": None}]}
     (tmp_path / "machine-0-memory.json").write_text(json.dumps(memory), encoding="utf-8")
+    arguments = {"requests": 3, "seqs": 2, "blocks": 40, "tokens": 8, "rounds": 1}
+    engines = {"vllm": "0", "trace": "talks", "arguments": arguments, "command": "c"}
+    rows = {"vLLM": {"total (ms)": 1234.5}, "blockmgr": {"total (ms)": 67.25}}
+    (tmp_path / "machine-0-engines.json").write_text(json.dumps({**engines, "rows": rows}), "utf-8")
     text = page.page(tmp_path)
+    assert "| vLLM | 1,234 |\n| blockmgr | 67.2 |" in text
     assert "| S | 12.5 | 11.2 |" in text
     assert "| a block | 158.8 | \u2013 |" in text
     for row, cell in cells_of(document):
