@@ -193,8 +193,19 @@ std::vector<Tampering> of_blocks() {
          return b < 0 ? Undo() : set(v.core.nodes_[b].copy_source, other);
        }},
       {"in flight",
-       to(
-           &Node::in_flight, [](NodeId, const Node& k) { return !k.in_flight; }, 1)},
+       [](Victim& v) -> Undo {
+         const NodeId b = v.node([](NodeId, const Node& k) { return !k.in_flight; });
+         if (b < 0) return Undo();
+         v.core.nodes_[b].in_flight = 1;
+         return [&v, b] { v.core.nodes_[b].in_flight = 0; };
+       }},
+      {"a digest that the table does not know",
+       [](Victim& v) -> Undo {
+         const NodeId b = v.node([](NodeId, const Node& k) { return !k.named; });
+         if (b < 0) return Undo();
+         v.core.nodes_[b].named = 1;
+         return [&v, b] { v.core.nodes_[b].named = 0; };
+       }},
       {"a fence", to(
                       &Node::fence, [](NodeId, const Node& k) { return !k.fence; }, 1)},
       {"no fence", to(

@@ -144,7 +144,7 @@ std::map<NodeId, GroupPlay::Waiting> GroupPlay::idle_boundaries() const {
     bool is_own_level = true;
     for (NodeId b = nodes[n].first_child; b >= 0; b = nodes[b].next_sibling)
       is_own_level = is_own_level && core_.level(b) < level;
-    const std::uint8_t* digest = nodes.digest(n);
+    const std::uint8_t* digest = core_.index().digest_of(n);
     found[n] = {nodes[n].generation, core_.pool().partition_of(n), level, is_own_level,
                 std::string(digest, digest + nodes.digest_size)};
   }

@@ -36,7 +36,8 @@ GroupPlay::GroupPlay(Bytes& bytes, const Setup& setup, Counts* counts, Trial* tr
       setup_(setup),
       counts_(counts),
       trial_(trial),
-      digester_(new TestDigester(setup_.digest)),
+      // Not drawn, so that other draws do not change.
+      digester_(new TestDigester(setup_.digest, setup_.core.max_seqs % 2)),
       caller_(setup_.core, digester_, setup_.through_c, nullptr, setup_.groups),
       core_(caller_.core()),
       device_(setup_.core.num_blocks, setup_.core.block_size, setup_.groups) {}
@@ -527,7 +528,10 @@ GroupPlay::Planned GroupPlay::drawn() {
 // Makes one call. If it is refused, a running sequence is freed.
 void GroupPlay::plan(Planned move, SeqPtr seq) {
   if (move == kPlanAny) move = drawn();
-  if (bytes_.one_in(32)) digester_->fails_in = bytes_.between(1, 3);
+  if (bytes_.one_in(32)) {
+    const int fails_in = bytes_.between(1, 3);
+    if (!digester_->never_fails()) digester_->fails_in = fails_in;
+  }
   if (!seq && move != kPlanAdmit) seq = some(move == kPlanResume);
   const bool went = (seq || move == kPlanAdmit) && plan_once(move, seq);
   digester_->fails_in = 0;

@@ -221,11 +221,11 @@ void World::finish_up() {
 }
 
 void World::fail_digest(int in_calls) {
-  if (digester_) digester_->fails_in = in_calls;
+  if (digester_ && !digester_->never_fails()) digester_->fails_in = in_calls;
 }
 
 void World::intrude(bool on) {
-  if (!digester_) return;
+  if (!digester_ || digester_->never_fails()) return;
   digester_->intrusion = nullptr;
   if (!on) return;
   digester_->intrusion = [this] {

@@ -131,6 +131,7 @@ class Residents {
 
 EventColumns resident_events(const PrefixIndex& index, const Nodes& nodes, std::int64_t step,
                              const PartsTold& parts) {
+  index.name_all();
   return Residents(index, nodes, step, parts).collect();
 }
 

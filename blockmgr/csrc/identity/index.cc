@@ -53,6 +53,64 @@ NodeId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
   return buckets_.find(digest, [&](NodeId b) { return has_key(b, key); });
 }
 
+NodeId PrefixIndex::find(const Key& key) {
+  if (!on_demand_ || is_crowded(key.parent)) {
+    std::uint8_t digested[kMaxDigest];
+    digest(digest_of(key.parent), key.extras, key.tokens, digested);
+    return find(key, digested);
+  }
+  return find_listed(key);
+}
+
+NodeId PrefixIndex::find_listed(const Key& key) const {
+  NodeId b = first_child(key.parent);
+  while (b >= 0 && !has_key(b, key)) b = nodes_[b].next_sibling;
+  return b;
+}
+
+void PrefixIndex::name(NodeId n) const noexcept {
+  // Up to a block or root that has a digest. The way back is left in links that lead to some
+  // descendant anyway, and are only ever prefetched.
+  NodeId top = n;
+  for (NodeId parent = nodes_[top].parent; !is_root(parent) && !is_named(parent);
+       parent = nodes_[top].parent) {
+    nodes_[parent].skip = top;
+    top = parent;
+  }
+  for (;; top = nodes_[top].skip) {
+    const Node& record = nodes_[top];
+    std::uint8_t* const own = nodes_.digest(top);
+    digest_block_with(*digester_, nodes_.digest_size, digest_of(record.parent),
+                      extras_.bytes(record.extras), nodes_.tokens(top), nodes_.block_size, own);
+    buckets_.insert(top, own);
+    nodes_[top].named = 1;
+    if (top == n) return;
+  }
+}
+
+void PrefixIndex::name_all() const noexcept {
+  if (!on_demand_) return;
+  for (NodeId n = 0; n < nodes_.count; ++n)
+    // A part of another group of layers has no parent.
+    if (nodes_[n].key_tokens == nodes_.block_size && nodes_[n].parent != kNoNode && !is_named(n))
+      name(n);
+  on_demand_ = false;
+}
+
+void PrefixIndex::crowd_if_many(NodeId parent) noexcept {
+  int count = 0;
+  for (NodeId b = first_child(parent); b >= 0; b = nodes_[b].next_sibling)
+    if (++count > kFewChildren) break;
+  if (count <= kFewChildren) return;
+  if (is_root(parent)) {
+    roots_[root_index(parent)].is_crowded = true;
+  } else {
+    nodes_[parent].crowded = 1;
+  }
+  for (NodeId b = first_child(parent); b >= 0; b = nodes_[b].next_sibling)
+    if (nodes_[b].key_tokens == nodes_.block_size && !is_named(b)) name(b);
+}
+
 // No calls here, and no more variables than registers: a block takes two nanoseconds along ids and
 // four along hints. Each loop leads to the other.
 template <int kTokens>
@@ -105,7 +163,6 @@ void PrefixIndex::follow(const Token* tokens, std::int64_t num_blocks, Chain& ch
 Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
                               const ExtrasIds* extras, NodeId* out) {
   Chain chain{0, node, false};
-  std::uint8_t digested[kMaxDigest];
   while (chain.num_blocks < num_blocks) {
     const std::int64_t i = chain.num_blocks;
     const std::int64_t plain_end = std::min(num_blocks, next_extras(extras, i));
@@ -122,8 +179,7 @@ Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, Node
     NodeId b = plain ? kNoNode : find_hinted(key);
     if (b < 0) {
       if (first_child(chain.node) < 0 || key.extras == kUnknownId) break;
-      digest(digest_of(chain.node), key.extras, key.tokens, digested);
-      b = find(key, digested);
+      b = find(key);
       if (b < 0) break;
       chain.strayed = true;
     }
@@ -201,24 +257,37 @@ void PrefixIndex::bring_forward(NodeId b) noexcept {
   put_first(b);
 }
 
+// On demand, of a block that was just linked.
+inline void PrefixIndex::name_if_needed(NodeId b, NodeId parent) noexcept {
+  if (is_crowded(parent)) {
+    name(b);
+  } else if (nodes_[b].next_sibling >= 0) {
+    crowd_if_many(parent);
+  }
+}
+
 void PrefixIndex::insert(NodeId b, const Key& key, const std::uint8_t* digest) noexcept {
   link_child(b, key, nodes_.block_size);
   set_hint(key.parent, b);
   if (is_next(b, key.parent, key.extras)) flip_goes_on(key.parent);
+  if (!digest) return name_if_needed(b, key.parent);
   copy_usual<16>(nodes_.digest(b), digest, static_cast<std::size_t>(nodes_.digest_size));
   if (log_) [[unlikely]]
     log_stored(b, key, digest);
   buckets_.insert(b, digest);
+  nodes_[b].named = 1;
 }
 
 void PrefixIndex::insert_tail(NodeId b, const Key& key, int num_tokens) noexcept {
   link_child(b, key, num_tokens);
+  if (on_demand_ && !is_crowded(key.parent)) name_if_needed(b, key.parent);
 }
 
 void PrefixIndex::erase(NodeId b) noexcept {
   Node& record = nodes_[b];
   if (record.key_tokens == nodes_.block_size) {
-    buckets_.erase(b, nodes_.digest(b));
+    if (record.named) buckets_.erase(b, nodes_.digest(b));
+    record.named = record.crowded = 0;
     if (is_next(b, record.parent, record.extras)) flip_goes_on(record.parent);
     if (log_) [[unlikely]]
       log_removed(b);
@@ -238,10 +307,15 @@ void PrefixIndex::erase(NodeId b) noexcept {
 void PrefixIndex::move(NodeId from, NodeId to) noexcept {
   Node& source = nodes_[from];
   Node& target = nodes_[to];
-  const std::uint8_t* digest = nodes_.digest(from);
-  buckets_.erase(from, digest);
-  std::memcpy(nodes_.digest(to), digest, static_cast<std::size_t>(nodes_.digest_size));
-  buckets_.insert(to, digest);
+  if (is_named(from)) {
+    const std::uint8_t* digest = nodes_.digest(from);
+    buckets_.erase(from, digest);
+    std::memcpy(nodes_.digest(to), digest, static_cast<std::size_t>(nodes_.digest_size));
+    buckets_.insert(to, digest);
+  }
+  target.named = source.named;
+  target.crowded = source.crowded;
+  source.named = source.crowded = 0;
 
   const NodeId parent = source.parent;
   if (is_next(from, parent, source.extras)) flip_goes_on(parent);

@@ -4,8 +4,9 @@
 // candidate; a block is found when its whole key agrees, so no collision can hand out K/V of
 // another prefix, whatever digest is used.
 //
-// Full blocks stand in a table by digest. Every keyed block, full or tail, also stands in its
-// parent's list of children, most recently linked or brought forward first.
+// Every keyed block, full or tail, stands in its parent's list of children, most recently linked or
+// brought forward first. Full blocks also stand in a table by digest: all of them, or on demand only
+// the children of a parent that has many, and those whose digests a caller asked for.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +31,8 @@ namespace blockmgr {
 inline constexpr std::int64_t kSkip = 12;
 // Index buckets prefetched ahead of insertion.
 inline constexpr std::int64_t kInsertAhead = 8;
+// With more children than these, a block has them in the table: a look at the list would be long.
+inline constexpr int kFewChildren = 2;
 // Longest digest there is, in bytes.
 inline constexpr int kMaxDigest = 64;
 
@@ -66,8 +69,31 @@ class PrefixIndex {
               std::uint8_t* out) {
     digest(parent, extras_.bytes(extras), tokens, out);
   }
-  const std::uint8_t* digest_of(NodeId node) const {
-    return is_root(node) ? roots_[root_index(node)].digest.data() : nodes_.digest(node);
+  // The digest of a full block, or of a root. On demand, the first call computes it, and those of
+  // the blocks before it as far as these have none.
+  const std::uint8_t* digest_of(NodeId node) const noexcept {
+    if (is_root(node)) return roots_[root_index(node)].digest.data();
+    if (!is_named(node)) [[unlikely]]
+      name(node);
+    return nodes_.digest(node);
+  }
+
+  // From here on, blocks get their digests on demand. Before anything is cached; needs a digester
+  // that never fails, no log, and no observer that reads digests.
+  void name_on_demand() noexcept { on_demand_ = true; }
+  bool names_on_demand() const { return on_demand_; }
+  // Gives every full block its digest; from here on, blocks get theirs at once. Cost: O(blocks), and
+  // nothing from the second call on.
+  void name_all() const noexcept;
+  bool is_named(NodeId n) const { return nodes_[n].named; }
+  // Whether all full children of this block, or root, are in the table.
+  bool is_crowded(NodeId node) const {
+    return is_root(node) ? roots_[root_index(node)].is_crowded : nodes_[node].crowded;
+  }
+  // Has the digester make room for a block with these extra keys. May throw.
+  void make_room_for(std::uint32_t extras) {
+    digester_->message(static_cast<std::size_t>(nodes_.digest_size) + extras_.bytes(extras).size() +
+                       static_cast<std::size_t>(nodes_.block_size) * sizeof(Token));
   }
 
   // The child last registered or matched under the parent, if it has this key.
@@ -77,11 +103,18 @@ class PrefixIndex {
   }
   // The full block with this key and digest, or kNoNode.
   NodeId find(const Key& key, const std::uint8_t* digest) const;
+  // Likewise, among few children by a look at each, else by a digest that it computes. May throw what
+  // the digest function throws.
+  NodeId find(const Key& key);
+  // Likewise by a look at each child. Cost: O(children).
+  NodeId find_listed(const Key& key) const;
   // Likewise by its hint first, without a look at the table where nothing continues the parent.
-  NodeId find_continuing(const Key& key, const std::uint8_t* digest) const {
+  // digest: on demand, nullptr.
+  NodeId find_continuing(const Key& key, const std::uint8_t* digest) {
     if (first_child(key.parent) < 0) return kNoNode;
     const NodeId hinted = find_hinted(key);
-    return hinted >= 0 ? hinted : find(key, digest);
+    if (hinted >= 0) return hinted;
+    return digest ? find(key, digest) : find(key);
   }
   // The digest of this key, and the full block that has it or kNoNode. A hinted block lends its
   // digest; all others are hashed, given the parent's. parent kNoNode: it is not cached.
@@ -102,8 +135,15 @@ class PrefixIndex {
   Chain find_chain(const Token* tokens, std::int64_t num_blocks, NodeId node,
                    const ExtrasIds* extras, NodeId* out);
   void prefetch_bucket(const std::uint8_t* digest) const { buckets_.prefetch(digest); }
+  // Likewise for a block that is about to be erased, whose digest prefetch_digest has fetched.
+  void prefetch_bucket_of(NodeId n) const {
+    if (is_named(n)) buckets_.prefetch(nodes_.digest(n));
+  }
+  void prefetch_digest(NodeId n) const {
+    if (is_named(n)) prefetch(nodes_.digest(n));
+  }
 
-  // Makes a full block findable. Never allocates.
+  // Makes a full block findable. Never allocates. digest: on demand, nullptr.
   void insert(NodeId b, const Key& key, const std::uint8_t* digest) noexcept;
   // Makes a partial tail findable as a child: by its leading tokens only, never by digest.
   void insert_tail(NodeId b, const Key& key, int num_tokens) noexcept;
@@ -229,6 +269,7 @@ class PrefixIndex {
     NodeId hint = kNoNode;
     NodeId first_child = kNoNode;
     std::uint32_t generation = 0;
+    bool is_crowded = false;
     std::vector<std::uint8_t> digest;
   };
 
@@ -240,6 +281,11 @@ class PrefixIndex {
     continued_[static_cast<std::size_t>(n) >> 6] ^= std::uint64_t{1} << (n & 63);
   }
   void link_child(NodeId b, const Key& key, int num_tokens) noexcept;
+  // On demand: a full block gets its digest and its place in the table.
+  [[gnu::noinline]] void name(NodeId n) const noexcept;
+  void name_if_needed(NodeId b, NodeId parent) noexcept;
+  // On demand: likewise all children of a parent that now has more than a few.
+  [[gnu::noinline]] void crowd_if_many(NodeId parent) noexcept;
   NodeId& head_of(NodeId parent) noexcept;
   NodeId& head_of(const Node& record) noexcept;
   void drop_empty_retired() noexcept;
@@ -264,7 +310,9 @@ class PrefixIndex {
   Interner extras_;
   std::vector<Root> roots_;
   std::vector<Retired> retired_;
-  Buckets buckets_;
+  // What on demand is computed once is no change that callers see.
+  mutable Buckets buckets_;
+  mutable bool on_demand_ = false;
   ZeroedArray<std::uint64_t> continued_;  // a bit a node: goes_on()
   std::unique_ptr<EventLog> log_;  // nullptr: events are off
   int num_keyed_ = 0;

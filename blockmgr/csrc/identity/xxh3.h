@@ -23,7 +23,7 @@ class Xxh3Digester final : public Digester {
   using Function = Halves (*)(const void*, std::size_t);
 
   Xxh3Digester(Function function, std::size_t plain_length)
-      : function_(function), message_(plain_length) {}
+      : Digester(false, true), function_(function), message_(plain_length) {}
   int size() const override { return kSize; }
   std::uint8_t* message(std::size_t length) override {
     if (message_.size() < length) message_.resize(length);

@@ -88,7 +88,9 @@ struct Node {
                                  // has yet to write: it was committed early
   std::uint16_t copy_tokens = 0;  // leading tokens of the pending copy
   std::uint8_t fence = 0;         // number of the fence list the node waits in; 0: none
-  std::uint8_t in_flight = 0;     // destination of a copy that was taken and not resolved
+  std::uint8_t in_flight : 1 = 0;  // destination of a copy that was taken and not resolved
+  std::uint8_t named : 1 = 0;      // has a digest, and stands in the table of the index
+  std::uint8_t crowded : 1 = 0;    // all of its full children are named
 
   NodeId first_child = kNoNode;
   NodeId prev_sibling = kNoNode;  // keyed: among the children of its parent; owned and with a

@@ -404,7 +404,7 @@ NodeId GroupPlaces::first_to_go(NodeId last) const {
   constexpr NodeId kMost = 64;
   NodeId first = last;
   while (!nodes_[last].fence && last - first < kMost) {
-    index_.prefetch_bucket(nodes_.digest(first));
+    index_.prefetch_bucket_of(first);
     const Node& record = nodes_[first];
     const NodeId before = record.parent;
     const bool alone = record.prev_sibling < 0 && record.next_sibling < 0;

@@ -188,11 +188,11 @@ void Pool::evict_run(Partition& own, std::int64_t count, std::int32_t* blocks) n
     if (i < count) {
       blocks[i] = victim;
       prefetch(&nodes_[victim]);
-      prefetch(nodes_.digest(victim));
+      index_.prefetch_digest(victim);
       victim = own.idle.after(victim);
     }
     if (i >= kBucket && i - kBucket < count)
-      index_.prefetch_bucket(nodes_.digest(blocks[i - kBucket]));
+      index_.prefetch_bucket_of(blocks[i - kBucket]);
     if (i >= kErase) {
       const NodeId n = blocks[i - kErase];
       index_.erase(n);
@@ -269,7 +269,7 @@ void Pool::evict(Partition& own, NodeId b) noexcept {
   for (int i = 0; i < kVictimsAhead && ahead != own.idle.end(); ++i) ahead = own.idle.after(ahead);
   if (ahead == own.idle.end()) return;
   prefetch(&nodes_[ahead]);
-  index_.prefetch_bucket(nodes_.digest(ahead));
+  index_.prefetch_bucket_of(ahead);
 }
 
 // A used block keeps its cached parent used: see node.h. A sequence comes to

@@ -29,33 +29,51 @@ std::int64_t Committing::promotable(const Sequence& s, std::int64_t num_computed
   return end;
 }
 
-// Computes the digests of the blocks to promote. Hashing may fail, so it all happens before
-// anything is promoted; and it is the costly part, so a hinted child with the same tokens lends
-// its digest. written_now: leading tokens that are in memory before this step's forward. Returns
+// Computes the digests of the blocks to promote, unless they are named on demand. Hashing may fail,
+// so it all happens before anything is promoted; and it is the costly part, so a hinted child with
+// the same tokens lends its digest. written_now: leading tokens that are in memory before this step's forward. Returns
 // how many blocks fewer may be available afterwards.
 std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
                                         std::int64_t written_now, PromotionPlan& plan) {
   if (!digester() || s.outdated) return 0;
   const std::int64_t until = promotable(s, num_computed);
   if (until <= s.num_chained) return 0;
+  const bool on_demand = index().names_on_demand();
   const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
   const std::size_t offset = plan.digests.size();
-  plan.digests.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
-  plan.promotions.push_back({&s, rows().row_of(s), until, offset});
+  const std::int64_t count = on_demand ? 1 : until - s.num_chained;
+  plan.digests.resize(offset + static_cast<std::size_t>(count) * digest_size);
+  plan.promotions.push_back({&s, rows().row_of(s), until, offset, on_demand ? -1 : s.num_chained});
 
   const std::int32_t* t = rows().table(s);
   NodeId node = rows().chain_node(s, s.num_chained);  // kNoNode once the chain is not cached yet
-  const std::uint8_t* before = index().digest_of(node);
+  const std::uint8_t* before = on_demand ? nullptr : index().digest_of(node);
   std::uint8_t* out = plan.digests.data() + offset;
   std::int64_t lost = 0;
-  for (std::int64_t i = s.num_chained; i < until; ++i, before = out, out += digest_size) {
+  for (std::int64_t i = s.num_chained; i < until; ++i) {
     const Key key{node, extras_at(s.extras_ids(), i), nodes().tokens(t[i])};
     const bool cached_here = nodes()[t[i]].keyed();
-    if (cached_here) {
-      std::memcpy(out, nodes().digest(t[i]), digest_size);
-      node = t[i];
+    if (on_demand) {
+      if (key.extras) index().make_room_for(key.extras);
+      if (cached_here) {
+        node = t[i];
+      } else if (node != kNoNode && index().is_crowded(node)) {
+        node = index().find_or_digest(key, index().digest_of(node), out);
+        if (node < 0) plan.promotions.back().digested = i;
+      } else if (node != kNoNode) {
+        node = index().find_continuing(key, nullptr);
+      } else if (!s.extras_ids()) {
+        break;  // nothing is cached from here on
+      }
     } else {
-      node = index().find_or_digest(key, before, out);
+      if (cached_here) {
+        std::memcpy(out, nodes().digest(t[i]), digest_size);
+        node = t[i];
+      } else {
+        node = index().find_or_digest(key, before, out);
+      }
+      before = out;
+      out += digest_size;
     }
     if (node < 0 || node == t[i]) continue;  // nothing to merge with
     // A block whose K/V is in memory is not replaced by one that this step's forward has yet to
@@ -107,12 +125,13 @@ void Committing::promote_all(const PromotionPlan& plan) noexcept {
     promote(promotion, plan.digests.data() + promotion.digest_offset);
 }
 
-void Committing::promote(const Promotion& promotion, const std::uint8_t* digest) noexcept {
+void Committing::promote(const Promotion& promotion, const std::uint8_t* next) noexcept {
   Sequence& s = *promotion.sequence;
   EventLog* const log = s.session ? index().log() : nullptr;
   if (log) [[unlikely]]
     log->set_session(rows().session_name(s));
   const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
+  const bool on_demand = index().names_on_demand();
   const std::int32_t* t = rows().table(s);
   NodeId node = rows().chain_node(s, s.num_chained);
   std::int64_t told = s.num_chained;  // what policies know of
@@ -121,9 +140,13 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* digest)
     told = until + 1;
   };
   std::int64_t end = promotion.until;
-  for (std::int64_t i = s.num_chained; i < end; ++i, digest += digest_size) {
+  for (std::int64_t i = s.num_chained; i < end; ++i) {
+    const bool has_digest = !on_demand || (i == promotion.digested && index().is_crowded(node));
+    const std::uint8_t* const digest = has_digest ? next : nullptr;
+    if (!on_demand) next += digest_size;
     if (i + kInsertAhead < end) {
-      index().prefetch_bucket(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
+      if (!on_demand)
+        index().prefetch_bucket(digest + kInsertAhead * static_cast<std::int64_t>(digest_size));
       prefetch(&nodes()[t[i + kInsertAhead]]);
     }
     const NodeId b = t[i];

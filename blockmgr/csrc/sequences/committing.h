@@ -32,7 +32,7 @@ class Committing : public Part<Committing, GroupTables, Keeping, GroupEnds> {
                                        bool is_written) const;
   [[gnu::noinline]] std::int64_t num_lost(const Sequence& s, std::int64_t logical, NodeId cached,
                                           PromotionPlan& plan) const;
-  void promote(const Promotion& promotion, const std::uint8_t* digest) noexcept;
+  void promote(const Promotion& promotion, const std::uint8_t* next) noexcept;
   void deduplicate(const Promotion& promotion, std::int64_t logical, NodeId cached) noexcept;
 
   PromotionPlan plan_;  // kept so that calls seldom allocate

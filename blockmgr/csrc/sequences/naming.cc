@@ -55,6 +55,7 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
   const std::uint32_t known = index().find_root(names.name);
   if (known == kUnknownId || !names.count) return found;
   const NodeId root = root_node(known);
+  index().name_all();
   found.assign(static_cast<std::size_t>(names.count), kNoNode);
   if (names.size == nodes().digest_size || names.leading) {
     for (std::int64_t i = 0; i < names.count; ++i)
@@ -160,7 +161,8 @@ std::vector<std::uint8_t> Naming::digests_to(NodeId tip) const {
     if (nodes()[n].key_tokens == config().block_size) path.push_back(n);
   std::vector<std::uint8_t> digests;
   for (auto n = path.rbegin(); n != path.rend(); ++n)
-    digests.insert(digests.end(), nodes().digest(*n), nodes().digest(*n) + nodes().digest_size);
+    digests.insert(digests.end(), index().digest_of(*n),
+                   index().digest_of(*n) + nodes().digest_size);
   return digests;
 }
 

@@ -87,6 +87,7 @@ struct Promotion {
   std::int64_t row;
   std::int64_t until;         // blocks [num_chained, until)
   std::size_t digest_offset;  // of the first one, in digests
+  std::int64_t digested;      // on demand: the one logical block whose digest is there; -1: none
 };
 
 struct PromotionPlan {
