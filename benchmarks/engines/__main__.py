@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Prompts = Callable[[], Iterator[tuple[list[int], int]]]
-    """Makes anew the tokens of each prompt, and the most tokens of its answer."""
+    """Makes again the tokens of each prompt, and the most tokens of its answer."""
 
 BLOCK_SIZE = 16
 VOCABULARY = 1000
