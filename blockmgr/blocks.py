@@ -220,6 +220,11 @@ class CachedPrefix(NamedTuple):
     """The namespace."""
     extras: dict[int, bytes]
     """Extra keys by logical block."""
+    levels: npt.NDArray[np.int8]
+    """``int8[n]``: the ``Priority`` that ``retain`` set for each; -1 for none. Empty without
+    ``retention``."""
+    until: list[float]
+    """The time, in seconds, when that ends for each; infinity for never. Empty likewise."""
 
     def __repr__(self) -> str:
         # Neither tokens nor keys: they may be secrets.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import text, whole
+from blockmgr.options import check_options, rule
+from blockmgr.tiers.proposals import STORES
 
 if TYPE_CHECKING:
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.proposals import StoreName
 
 __all__ = ["DiskTier", "HostTier"]
 
@@ -21,13 +24,16 @@ class HostTier:
     Attributes:
         bytes_to_use: Bytes that its blocks take.
         eviction: Eviction order, as in ``ManagerConfig``.
+        store: What is stored, and when, as in ``TierConfig``.
     """
 
     bytes_to_use: int
     eviction: str | PolicyFactory = "lru"
+    store: StoreName = field(default="idle", metadata=rule(choices=STORES))
 
     def __post_init__(self) -> None:
         whole("bytes_to_use", self.bytes_to_use, 1)
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,6 +44,7 @@ class DiskTier:
         path: The file. The first start makes it and writes over it once; its folder must exist.
         bytes_to_use: Bytes that its blocks take.
         eviction: Eviction order, as in ``ManagerConfig``.
+        store: What is stored, and when, as in ``TierConfig``.
         revision: A name for the weights, which must change whenever they do; empty to identify them
             by a checksum, for which they are read once.
     """
@@ -45,10 +52,12 @@ class DiskTier:
     path: str | os.PathLike[str]
     bytes_to_use: int
     eviction: str | PolicyFactory = "lru"
+    store: StoreName = field(default="idle", metadata=rule(choices=STORES))
     revision: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
             raise TypeError(f"path must be a str or a path, got {type(self.path).__name__}")
         whole("bytes_to_use", self.bytes_to_use, 1)
+        check_options(self)
         text("revision", self.revision)

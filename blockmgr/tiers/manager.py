@@ -135,6 +135,11 @@ class TieredManager(BlockManager):
         if config.early_commit:
             # What arrives is committed when it is there, which no step of the engine writes.
             raise ValueError("early_commit must be False with tiers, got True")
+        if config.steps_in_flight and any(tier.store == "commit" for tier in known):
+            raise ValueError(
+                "steps_in_flight must be 0 with a tier that stores at commit, because a step in "
+                f"flight may have yet to write what is committed, got {config.steps_in_flight}"
+            )
         loading = config.capacity // 2 if max_loading is None else max_loading
         storing = max(16, config.num_blocks // 8) if max_storing is None else max_storing
         whole("max_loading", loading, 0)
@@ -144,14 +149,8 @@ class TieredManager(BlockManager):
         self._tickets = Tickets()
         self._tiers = tuple(TierBooks(tier, config) for tier in known)
         self._loads = Loads(self, self._tiers, self._tickets, loading)
-        ahead = tuple(tier.ahead for tier in known)
         self._stores = Stores(
-            self,
-            config.num_blocks,
-            self._tiers,
-            self._tickets,
-            ahead=ahead,
-            max_storing=storing,
+            self, config.num_blocks, self._tiers, self._tickets, max_storing=storing
         )
 
     @contextmanager
@@ -246,7 +245,7 @@ class TieredManager(BlockManager):
         with self._turn():
             asked = load if isinstance(load, TierMatch) else None
             if not ((asked is not None or truth("load", load)) and read_cache):
-                return super().admit(
+                entered = super().admit(
                     tokens,
                     namespace=namespace,
                     extras=extras,
@@ -258,6 +257,8 @@ class TieredManager(BlockManager):
                     session=session,
                     num_loaded_tokens=num_loaded_tokens,
                 )
+                self._count_find(entered)
+                return entered
             if num_loaded_tokens is not None:
                 raise ValueError("num_loaded_tokens must be None with load, which says as much")
             if match is not None:
@@ -276,7 +277,16 @@ class TieredManager(BlockManager):
             handle = self._admit_loading(prompt, enter, num_slots, max_cached_tokens, asked)
             if handle is None:
                 handle = enter(num_slots=num_slots, max_cached_tokens=max_cached_tokens)
+            self._count_find(handle)
             return handle
+
+    def _count_find(self, handle: int) -> None:
+        """Notes the prefix that an admission has found on the device, if a tier stores by that."""
+        if self._stores.counts_finds:
+            found = super().sequence(handle).num_computed_tokens // self.config.block_size
+            path = self._path_of(self.block_ids(handle)[found - 1]) if found else None
+            if path is not None:
+                self._stores.found(path)
 
     def _admit_loading(
         self,
@@ -384,7 +394,9 @@ class TieredManager(BlockManager):
         """
         with self._turn():
             known, count = self._tickets.get(ticket, n, is_load=True)
-            return self._loads.done(known, count, refused=truth("refused", refused))
+            computed = self._loads.done(known, count, refused=truth("refused", refused))
+            self._stores.found(known.path.head(computed // self.config.block_size))
+            return computed
 
     def loads_late(self, now: float) -> list[int]:
         """The sequences that wait for a load whose deadline has passed; preempt them.

@@ -6,18 +6,22 @@ Tiers know namespaces and extra keys by their SHA-256 only, because a slab keeps
 from __future__ import annotations
 
 import hashlib
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from blockmgr.blocks import CachedPrefix
+    from blockmgr.pool import BlockPool
     from blockmgr.prompt import Prompt
 
-__all__ = ["Path", "key_bytes", "key_of", "parts_of_key", "secret"]
+__all__ = ["Origin", "Path", "key_bytes", "key_of", "parts_of_key", "secret"]
 
 DIGEST_BYTES = 32
 SERIAL_BYTES = 8
@@ -68,6 +72,29 @@ class Path:
     def __repr__(self) -> str:
         return f"<Path: {len(self)} blocks>"  # no tokens: they may be secrets
 
+    def head(self, n: int) -> Path:
+        """Its first ``n`` blocks."""
+        extras = {i: key for i, key in self.extras.items() if i < n}
+        return Path(self.tokens[: n * self.block_size], self.namespace, extras, self.block_size)
+
+    def find_in(self, pool: BlockPool) -> list[int]:
+        """The blocks of a pool that hold its beginning."""
+        extras = self.extras or None
+        found: list[int] = pool.find(self.tokens, namespace=self.namespace, extras=extras).tolist()
+        return found
+
+    def promote_in(self, pool: BlockPool, have: Sequence[int], blocks: Sequence[int]) -> None:
+        """Makes its blocks after ``have`` findable in a pool."""
+        if blocks:
+            first, stop = len(have), len(have) + len(blocks)
+            pool.promote(
+                blocks,
+                self.tokens[first * self.block_size : stop * self.block_size],
+                parent=have[-1] if have else -1,
+                namespace=b"" if have else self.namespace,
+                extras=self.extras_between(first, stop),
+            )
+
     def block(self, i: int) -> bytes:
         """The tokens of a block, as they stand in keys."""
         part = self.tokens[i * self.block_size : (i + 1) * self.block_size]
@@ -77,6 +104,34 @@ class Path:
         """Extra keys of blocks ``[first, stop)``, counted from ``first``; None for none."""
         own = {i - first: key for i, key in self.extras.items() if first <= i < stop}
         return own or None
+
+
+class Origin:
+    """A path in the place from which it is stored.
+
+    Args:
+        source: As in ``Transfer``.
+        path: The path.
+        prefix: What that place has of it.
+    """
+
+    __slots__ = ("blocks", "contents", "levels", "path", "source", "until")
+
+    def __init__(self, source: int, path: Path, prefix: CachedPrefix) -> None:
+        self.source = source
+        self.path = path
+        self.blocks: list[int] = prefix.block_ids.tolist()
+        self.contents = prefix.contents
+        self.levels: list[int] = prefix.levels.tolist()
+        self.until = prefix.until
+
+    def head(self, n: int) -> Origin:
+        """Its first ``n`` blocks."""
+        if n == len(self.path):
+            return self
+        part = copy(self)
+        part.path, part.blocks = self.path.head(n), self.blocks[:n]
+        return part
 
 
 def key_bytes(block_size: int) -> int:

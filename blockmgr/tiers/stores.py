@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from blockmgr.tiers.paths import Path
+from blockmgr.tiers.paths import Origin, Path
 from blockmgr.tiers.plans import DEVICE
+from blockmgr.tiers.proposals import proposals_for
 from blockmgr.tiers.tickets import Ticket, Tickets, num_unchanged
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from blockmgr.idle_calls import IdleCalls
     from blockmgr.tiers.tier import TierBooks
 
 __all__ = ["Stores"]
-
-PART_AHEAD = 16  # of the idle blocks above, one in so many is stored ahead of its eviction
-
-
-class Origin(NamedTuple):
-    """A path in the place from which it is stored."""
-
-    source: int
-    path: Path
-    blocks: list[int]
-    contents: npt.NDArray[np.int64]
 
 
 class Stores:
@@ -37,7 +24,6 @@ class Stores:
         num_blocks: Its blocks.
         tiers: The tiers, the fastest first.
         tickets: The open tickets.
-        ahead: For each tier, ``TierConfig.ahead``.
         max_storing: Most blocks that are written at a time.
     """
 
@@ -48,21 +34,26 @@ class Stores:
         tiers: tuple[TierBooks, ...],
         tickets: Tickets,
         *,
-        ahead: tuple[int | None, ...],
         max_storing: int,
     ) -> None:
         self._device = device
         self._tiers = tiers
         self._tickets = tickets
         above = (num_blocks, *(books.pool.num_blocks for books in tiers))
-        self._ahead = [
-            min(blocks, wanted or max(1, blocks // PART_AHEAD))
-            for blocks, wanted in zip(above[:-1], ahead, strict=True)
+        self._proposals = [
+            proposals_for(
+                books.config, self._holder(target - 1), above[target], books.pool.block_size
+            )
+            for target, books in enumerate(tiers)
         ]
+        self.counts_finds = any(books.config.store == "second_touch" for books in tiers)
         self._max_storing = max_storing
         self._wanted: list[Path] = []
-        # For each tier, the contents at the cold end above it that were stored, or are there.
-        self._done: list[set[int]] = [set() for _ in tiers]
+
+    def found(self, path: Path) -> None:
+        """Notes that a request has found this prefix, on the device or in a tier."""
+        for each in self._proposals:
+            each.found(path)
 
     def prefetch(self, path: Path) -> None:
         """Copies a path from slower tiers to the fastest one with the next plan."""
@@ -80,10 +71,10 @@ class Stores:
         except BaseException:
             for ticket in planned:  # which no mover gets
                 self._close(ticket)
-            for done in self._done:
-                done.clear()
             raise
         self._wanted = []
+        for each in self._proposals:
+            each.finish()
         return planned
 
     def _fetch(self, path: Path, left: int, planned: list[Ticket]) -> int:
@@ -95,33 +86,26 @@ class Stores:
         pool = self._tiers[best].pool
         prefix = pool.prefix_of(found[best][-1])
         pool.touch(found[best][-1:])
-        origin = Origin(best, Path.of_tier(prefix, path.block_size), found[best], prefix.contents)
+        origin = Origin(best, Path.of_tier(prefix, path.block_size), prefix)
         return self._store(origin, 0, left, planned)[0]
 
     def _walk(self, target: int, left: int, planned: list[Ticket]) -> int:
-        """Plans stores of what is evicted next above a tier; the number of their blocks."""
+        """Plans stores of what is proposed to a tier; the number of their blocks."""
         source = target - 1
-        holder = self._holder(source)
-        front = holder.idle_front(self._ahead[target])
-        contents = front.contents.tolist()
-        done = self._done[target]
-        done &= set(contents)
+        holder, proposals = self._holder(source), self._proposals[target]
         count = 0
-        for block, content in zip(front.block_ids.tolist(), contents, strict=True):
-            if content in done:
-                continue
+        for block in proposals.blocks():
             if count >= left:
                 break
             prefix = holder.prefix_of(block)
-            if not len(prefix.block_ids):
-                continue
             make = Path.of_device if source == DEVICE else Path.of_tier
             path = make(prefix, self._tiers[target].pool.block_size)
-            origin = Origin(source, path, prefix.block_ids.tolist(), prefix.contents)
-            stored, is_done = self._store(origin, target, left - count, planned)
+            origin = Origin(source, path, prefix)
+            part = origin.head(proposals.part(origin))
+            stored, is_done = self._store(part, target, left - count, planned)
             count += stored
             if is_done:
-                done.add(content)
+                proposals.settle(block, origin)
         return count
 
     def _store(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
+from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
 from blockmgr.tiers.paths import Path, key_bytes, key_of, parts_of_key, secret
 from blockmgr.tiers.plans import Proofs, TierStats
+from blockmgr.tiers.proposals import STORES, StoreName
 from blockmgr.tiers.slab import Slab
 
 if TYPE_CHECKING:
@@ -33,12 +35,19 @@ class TierConfig:
         eviction: Eviction order, as in ``ManagerConfig``.
         ahead: Idle blocks of the tier above, or of the device, that are stored here ahead of their
             eviction; None for a sixteenth of them. As many as it has stores all that is idle.
+            Without effect if ``store`` is ``"release"`` or ``"commit"``.
+        store: What is stored, and when. ``"idle"``: idle blocks, ahead of their eviction.
+            ``"second_touch"``: of these, the beginnings of prompts that a request has found, or
+            that were idle once before; fewer writes, for a disk that wears or a tier no larger than
+            the device. ``"release"``: blocks as soon as nobody uses them. ``"commit"``: blocks as
+            soon as they are computed.
     """
 
     num_blocks: int | None = None
     slab: Slab | None = None
     eviction: str | PolicyFactory = "lru"
     ahead: int | None = None
+    store: StoreName = field(default="idle", metadata=rule(choices=STORES))
 
     def __post_init__(self) -> None:
         if self.slab is not None and not isinstance(self.slab, Slab):
@@ -53,6 +62,7 @@ class TierConfig:
         whole("num_blocks", self.size, 1, 2**31 - 1)
         if self.ahead is not None:
             whole("ahead", self.ahead, 1)
+        check_options(self)
 
     @property
     def size(self) -> int:
@@ -75,6 +85,7 @@ class TierBooks:
                 f"{config.slab.key_bytes}"
             )
         self.slab = config.slab
+        self.config = config
         self.pool = BlockPool(
             config.size,
             size,
@@ -92,10 +103,7 @@ class TierBooks:
 
     def find(self, path: Path) -> list[int]:
         """The blocks that hold the beginning of a path."""
-        extras = path.extras or None
-        found = self.pool.find(path.tokens, namespace=path.namespace, extras=extras)
-        blocks: list[int] = found.tolist()
-        return blocks
+        return path.find_in(self.pool)
 
     def room(self, namespace: bytes) -> int:
         """Blocks that a store in this namespace can take."""
@@ -132,16 +140,9 @@ class TierBooks:
         """Makes blocks findable that continue ``have``, if that is still findable; how many."""
         if not blocks or (have and not self.pool.is_cached(have[-1])):
             return 0
-        first, size, count = len(have), path.block_size, len(blocks)
-        self.serials[list(blocks)] = first_serial + np.arange(count, dtype=np.uint64)
-        self.pool.promote(
-            blocks,
-            path.tokens[first * size : (first + count) * size],
-            parent=have[-1] if have else -1,
-            namespace=b"" if have else path.namespace,
-            extras=path.extras_between(first, first + count),
-        )
-        return count
+        self.serials[list(blocks)] = first_serial + np.arange(len(blocks), dtype=np.uint64)
+        path.promote_in(self.pool, have, blocks)
+        return len(blocks)
 
     def forget(self, block: int) -> None:
         """Forgets a block, with all that continues it, so that it can be stored again."""

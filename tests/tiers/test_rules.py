@@ -487,7 +487,10 @@ def test_a_path_that_is_there_is_touched() -> None:
     compute(manager, [2, 2, 2])
     store(manager)
     compute(manager, [1, 1, 1])  # used again, and idle again
-    manager._stores._done[0].clear()
+    store(manager)
+    manager.admit([1, 1, 1])
+    store(manager)
+    manager.free(manager.handles()[0])
     store(manager)
     compute(manager, [3, 3, 3])
     store(manager)

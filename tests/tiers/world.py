@@ -19,6 +19,7 @@ import xxhash
 
 from blockmgr import CopyPlan, NeverFitsError, OutOfBlocksError, StaleMatchError
 from blockmgr.tiers import DEVICE, Slab, TierConfig, TieredManager, Transfer, key_bytes
+from blockmgr.tiers.proposals import STORES
 
 SIZE = 4
 SPACES = (b"", b"tenant")
@@ -95,12 +96,13 @@ class World:
             "max_storing": draw([None, 3]),
         }
         self.sizes = [draw([4, 8, 24]), draw([40, 120])][: draw([1, 2, 2])]
-        self.ahead = draw([None, 4, 999, 999])
+        self.writes: dict[str, Any] = {"ahead": draw([None, 4, 999, 999])}
+        self.writes["store"] = random.Random(f"{seed} store").choice(STORES)
         self.start()
 
     def start(self) -> None:
         """Makes the manager, on what the slab has."""
-        tiers = [TierConfig(num_blocks=size, ahead=self.ahead) for size in self.sizes]
+        tiers = [TierConfig(num_blocks=size, **self.writes) for size in self.sizes]
         self.stores = [Memory(size) for size in self.sizes]
         if self.has_slab:
             layout: dict[str, str | int] = {"model": "numbers"}
@@ -112,7 +114,7 @@ class World:
                 block_bytes=8 * SIZE,
                 key_bytes=key_bytes(SIZE),
             )
-            tiers[-1] = TierConfig(slab=self.slab, ahead=self.ahead)
+            tiers[-1] = TierConfig(slab=self.slab, **self.writes)
             self.stores[-1] = File(self.slab)
         self.manager = TieredManager(block_size=SIZE, tiers=tiers, **self.options)
         self.kv = np.zeros((self.options["num_blocks"], SIZE), np.uint64)

@@ -463,7 +463,8 @@ void bind_block_pool(nb::module_& m) {
            any())
       .def("prefix_of", prefix_of<PoolCore>,
            nb::sig("def prefix_of(self, block: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
-               "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes]]"),
+               "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes], " BM_ARRAY(
+               "int8") ", list[float]]"),
            any())
       .def("num_free", num_free)
       .def("num_idle", num_idle)

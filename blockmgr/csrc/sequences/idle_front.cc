@@ -77,6 +77,10 @@ CachedPrefix prefix_of(const Store& store, std::int64_t block) {
                                  store.index().extras().bytes(nodes[*node].extras));
     prefix.blocks.push_back(nodes.name(*node));
     prefix.contents.push_back(content_of(store, *node));
+    if (const RetainingPolicy* policy = store.retention(*node)) {
+      prefix.levels.push_back(static_cast<std::int8_t>(policy->retention(*node)));
+      prefix.until.push_back(policy->until(*node));
+    }
     const Token* const tokens = nodes.tokens(*node);
     prefix.tokens.insert(prefix.tokens.end(), tokens, tokens + nodes.block_size);
   }

@@ -25,6 +25,9 @@ struct CachedPrefix {
   std::vector<Token> tokens;
   std::vector<std::pair<std::int64_t, std::string>> extras;  // by position in blocks
   std::string name;                                          // of the namespace
+  // With retention, of each block: the level that a call set, or kNoLevel, and until when.
+  std::vector<std::int8_t> levels;
+  std::vector<double> until;
 };
 // Likewise. Throws unless the block is cached and whole.
 CachedPrefix prefix_of(const Store& store, std::int64_t block);

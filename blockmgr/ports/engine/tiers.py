@@ -91,7 +91,13 @@ class EngineTiers:
         ahead = self._config.num_blocks
         for kind, slab, size in zip(self._kinds, self._slabs, sizes, strict=True):
             tiers.append(
-                TierConfig(num_blocks=size, slab=slab, eviction=kind.eviction, ahead=ahead)
+                TierConfig(
+                    num_blocks=size,
+                    slab=slab,
+                    eviction=kind.eviction,
+                    ahead=ahead,
+                    store=kind.store,
+                )
             )
             memory = HostStorage(size, self._blocks.size) if slab is None else SlabStorage(slab)
             storages.append(memory)
