@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from blockmgr.blocks import Match
+    from blockmgr.blocks import Match, Priority
     from blockmgr.manager import Blocks
     from blockmgr.tokens import Extras, Ints, Tokens
 
@@ -564,6 +564,39 @@ class TieredManager(BlockManager):
                     if found and len(found) == len(path):
                         books.forget(found[-1])
             return count
+
+    def retain_prefix(
+        self,
+        tokens: Tokens | Prompt,
+        *,
+        priority: Priority | None,
+        ttl: float | None = None,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+    ) -> int:
+        """``BlockManager.retain_prefix``, on the device and in all tiers.
+
+        Returns:
+            The number of leading blocks that are cached on the device.
+
+        Raises:
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.retain_prefix``.
+        """
+        with self._turn():
+            prompt = _as_prompt(tokens, namespace, extras)
+            count = super().retain_prefix(prompt, priority=priority, ttl=ttl)
+            path = Path.of_prompt(prompt, self.config.block_size, len(prompt))
+            for books in self._tiers:
+                books.pool.retain(books.find(path), priority=priority, ttl=ttl)
+            return count
+
+    def set_time(self, seconds: float) -> None:
+        """``BlockManager.set_time``, for the device and all tiers."""
+        with self._turn():
+            super().set_time(seconds)
+            for books in self._tiers:
+                books.pool.set_time(seconds)
 
     def _path_of(self, block: int) -> Path | None:
         try:

@@ -118,6 +118,7 @@ class Stores:
         """
         books, path = self._tiers[target], origin.path
         have = books.find(path)
+        books.retain(have, origin.levels, origin.until)
         missing = len(path) - len(have)
         if missing <= 0:
             books.pool.touch(have[::-1])
@@ -158,6 +159,8 @@ class Stores:
             targets=[],
             proofs=(proofs, books.proofs(path, first, before, serials)),
             have=have,
+            levels=origin.levels[first : first + count],
+            until=origin.until[first : first + count],
             contents=origin.contents[first : first + count],
             serial=serial,
             is_taken=True,
@@ -190,6 +193,7 @@ class Stores:
             books.slab.erase(ticket.targets)  # before anything changes, because it can fail
             kept = 0
         count = books.promote(ticket.path, have, ticket.targets[:kept], ticket.serial)
+        books.retain(ticket.targets[:count], ticket.levels, ticket.until)
         self._close(ticket)
         books.stats.stored += count
         books.stats.failed += len(ticket) - count

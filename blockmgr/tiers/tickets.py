@@ -35,6 +35,8 @@ class Ticket:
         proofs: As in ``Transfer``: of the source and of the target.
         handle: The sequence that waits; -1 for none.
         have: Of a store, the blocks of the target tier that the first one continues.
+        levels: Of a store, the retention of its source, as in ``CachedPrefix``.
+        until: Of a store, the end of that, likewise.
         contents: Of a store, the contents of its source.
         serial: Of a store, the serial of the first write.
         num_read: Of a store, the leading blocks that were read whole; None while that is unknown.
@@ -54,6 +56,8 @@ class Ticket:
     proofs: tuple[Proofs | None, Proofs | None]
     handle: int = -1
     have: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    until: list[float] = field(default_factory=list)
     contents: npt.NDArray[np.int64] | None = None
     serial: int = 0
     num_read: int | None = None

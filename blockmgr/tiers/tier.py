@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from blockmgr.arguments import whole
+from blockmgr.blocks import Priority
 from blockmgr.errors import BlockStateError
 from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
@@ -92,6 +96,7 @@ class TierBooks:
             digest=manager.digest,
             eviction=config.eviction,
             quotas=_scaled(manager, config.size),
+            retention=manager.retention,
         )
         self.serials = np.zeros(config.size, np.uint64)
         self.stats = TierStats()
@@ -143,6 +148,24 @@ class TierBooks:
         self.serials[list(blocks)] = first_serial + np.arange(len(blocks), dtype=np.uint64)
         path.promote_in(self.pool, have, blocks)
         return len(blocks)
+
+    def retain(self, blocks: Sequence[int], levels: Sequence[int], until: Sequence[float]) -> None:
+        """Gives blocks the retention of their source; nothing, if the manager has none.
+
+        Args:
+            blocks: Cached blocks.
+            levels: For each, its ``Priority``; -1 for none.
+            until: For each, the time of its end.
+        """
+        each = zip(blocks, levels, until, strict=False)  # without retention there are no levels
+        for (level, end), run in groupby(each, key=itemgetter(1, 2)):
+            ttl = end - self.pool.time
+            is_kept = level >= 0 and ttl > 0
+            self.pool.retain(
+                [block for block, _, _ in run],
+                priority=Priority(level) if is_kept else None,
+                ttl=ttl if is_kept and ttl < math.inf else None,
+            )
 
     def forget(self, block: int) -> None:
         """Forgets a block, with all that continues it, so that it can be stored again."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from blockmgr.tiers import DiskTier, HostTier, TierConfig
+from blockmgr import Priority
+from blockmgr.tiers import DiskTier, HostTier, TierConfig, TieredManager
 from tests.tiers.support import PROMPT, compute, evict, in_tier, loading, managed, store, tier
 
 SHORT = PROMPT[:5]
@@ -126,3 +127,93 @@ def test_a_wrong_way_to_store_is_named(kind: Any) -> None:
         kind(**size, store="late")
     with pytest.raises(TypeError, match="store must be one of"):
         kind(**size, store=None)
+
+
+# Levels of retention.
+
+
+def kept(number: int, *, ttl: float | None = None, priority: Priority = Priority.HIGH) -> Any:
+    return {"tokens": [number] * 3, "priority": priority, "ttl": ttl}
+
+
+def crowd(manager: TieredManager, *numbers: int) -> None:
+    """Stores prompts of one block each, the first one first."""
+    for number in numbers:
+        compute(manager, [number] * 3)
+        store(manager)
+
+
+def there(manager: TieredManager, *numbers: int) -> list[int]:
+    return [number for number in numbers if in_tier(manager, [number] * 3)[0]]
+
+
+def test_a_level_goes_along_to_the_tier() -> None:
+    manager = managed(tier(3), retention=True)
+    compute(manager, [1, 1, 1])
+    manager.retain_prefix(**kept(1))
+    store(manager)
+    evict(manager)
+    crowd(manager, 2, 3, 4, 5)
+    assert there(manager, 1, 2, 3, 4, 5) == [1, 4, 5]
+
+
+def test_a_level_goes_along_from_tier_to_tier() -> None:
+    manager = managed(tier(16), tier(3), retention=True)
+    compute(manager, [1, 1, 1])
+    manager.retain_prefix(**kept(1))
+    for number in (1, 2, 3, 4, 5):
+        compute(manager, [number] * 3)
+        store(manager)
+        store(manager)
+    assert [i for i in (1, 2, 3, 4, 5) if in_tier(manager, [i] * 3)[1]] == [1, 4, 5]
+
+
+def test_a_level_ends_in_the_tier_when_it_ends_on_the_device() -> None:
+    manager = managed(tier(3), retention=True)
+    manager.set_time(5.0)
+    compute(manager, [1, 1, 1])
+    manager.retain_prefix(**kept(1, ttl=10.0))
+    store(manager)
+    evict(manager)
+    crowd(manager, 2, 3, 4)
+    assert there(manager, 1, 2) == [1]
+    manager.set_time(15.0)
+    crowd(manager, 5)
+    assert there(manager, 1, 3) == [3]
+
+
+def test_a_level_that_has_ended_before_the_store_ends_is_none() -> None:
+    manager = managed(tier(3), retention=True)
+    compute(manager, [1, 1, 1])
+    manager.retain_prefix(**kept(1, ttl=10.0))
+    [each] = manager.take_stores()
+    manager.set_time(10.0)
+    manager.stores_done(each.ticket, 1)
+    crowd(manager, 2, 3, 4)
+    assert there(manager, 1) == []
+
+
+def test_a_new_level_reaches_what_is_in_the_tier_already() -> None:
+    manager = managed(tier(3), retention=True)
+    crowd(manager, 1, 2)
+    evict(manager)
+    assert manager.retain_prefix(**kept(1)) == 0  # only the tier has it
+    crowd(manager, 3, 4, 5)
+    assert there(manager, 1, 2) == [1]
+
+
+def test_a_level_that_was_withdrawn_on_the_device_ends_in_the_tier_with_the_next_store() -> None:
+    manager = managed(tier(3), retention=True)
+    handle = manager.admit([1, 1, 1])
+    manager.commit(handle, 3)
+    manager.retain(handle, 0, 2, priority=Priority.HIGH)
+    manager.free(handle)
+    store(manager)
+    handle = manager.admit([1, 1, 1])
+    manager.retain(handle, 0, 2, priority=None)
+    store(manager)
+    manager.free(handle)
+    store(manager)
+    evict(manager)
+    crowd(manager, 2, 3, 4)
+    assert there(manager, 1) == []
