@@ -5,6 +5,7 @@
     page 0      identity: JSON, with a checksum; written once
     page 1, 2   the state, twice: number of the opening, and the lowest serial that counts
     headers     one record for each block
+    order       the blocks in the order of their last use, written by a clean end
     payloads    blocks of whole pages
 
 All numbers are little-endian. Checksums are of xxHash: XXH3 with 64 bits for records, which are
@@ -24,9 +25,9 @@ import xxhash
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FORMAT", "NEVER", "PAGE", "RAW", "Identity", "Records", "State", "up"]
+__all__ = ["FORMAT", "NEVER", "PAGE", "RAW", "Identity", "Order", "Records", "State", "up"]
 
-FORMAT = 1
+FORMAT = 2
 PAGE = 4096
 RAW = 0
 """The codec of payloads that are the bytes of the block."""
@@ -35,6 +36,7 @@ MAGIC = b"BLKMSLAB"
 # A slab is volatile from a reset that keeps nothing until it is opened again: no serial counts.
 NEVER = 2**64 - 1
 CHECK = np.dtype("<u8")
+ORDER = np.dtype([("opening", "<u8"), ("count", "<u8"), ("check", CHECK)])  # then the blocks
 STATE = np.dtype([("opening", "<u8"), ("floor", "<u8"), ("check", CHECK)])
 
 
@@ -128,6 +130,39 @@ class State:
         if not found:
             return None
         return cls(max(opening for opening, _ in found), max(floor for _, floor in found))
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of the blocks at a clean end.
+
+    Attributes:
+        opening: Number of the opening that ended: the order is of no other.
+        blocks: ``int32[n]``: the least recently used first.
+    """
+
+    opening: int
+    blocks: npt.NDArray[np.int32]
+
+    @staticmethod
+    def size(num_blocks: int) -> int:
+        """Bytes of the order of so many blocks on disk."""
+        return ORDER.itemsize + 4 * num_blocks
+
+    def record(self, seed: int) -> bytes:
+        """The order as it is on disk."""
+        head = np.array((self.opening, len(self.blocks), 0), ORDER).tobytes()[: -CHECK.itemsize]
+        blocks = self.blocks.astype("<i4").tobytes()
+        return head + _check(head + blocks, seed) + blocks
+
+    @classmethod
+    def read(cls, data: bytes, seed: int) -> Order | None:
+        """The order, if it is whole."""
+        [(opening, count, _)] = np.frombuffer(data[: ORDER.itemsize], ORDER).tolist()
+        head, blocks = data[: ORDER.itemsize - 8], data[ORDER.itemsize : cls.size(count)]
+        if data[len(head) : ORDER.itemsize] != _check(head + blocks, seed):
+            return None
+        return cls(opening, np.frombuffer(blocks, "<i4"))
 
 
 def _check(body: bytes | memoryview, seed: int) -> bytes:

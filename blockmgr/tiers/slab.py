@@ -20,13 +20,16 @@ from weakref import WeakSet
 import numpy as np
 import xxhash
 
+from blockmgr import _core
 from blockmgr.arguments import whole
 from blockmgr.errors import ForkError
 from blockmgr.tiers.errors import SlabError, SlabHeldError, SlabMismatchError, SlabSpaceError
-from blockmgr.tiers.records import FORMAT, NEVER, PAGE, RAW, Identity, Records, State, up
+from blockmgr.tiers.records import FORMAT, NEVER, PAGE, RAW, Identity, Order, Records, State, up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from blockmgr.tokens import Ints
 
 __all__ = ["Slab"]
 
@@ -110,7 +113,8 @@ class Slab:
         self.key_bytes = whole("key_bytes", key_bytes, 1, MAX_KEY_BYTES)
         identity = Identity(FORMAT, num_blocks, block_bytes, key_bytes, dict(layout))
         self._records = Records(identity)
-        self._payloads = FIRST_HEADER + up(self._records.size * num_blocks)
+        self._order = FIRST_HEADER + up(self._records.size * num_blocks)
+        self._payloads = self._order + up(Order.size(num_blocks))
         self._stride = up(block_bytes)
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -141,7 +145,20 @@ class Slab:
         last_of = {bytes(entry["key"]): i for i, entry in enumerate(found)}
         self.found = found[sorted(last_of.values())]
         """Block, serial and key of each block that was there at the opening, the oldest first."""
+        self.order = self._read_order(state.opening)
+        """These blocks, that which was used the longest ago first. After an end without ``close``,
+        or one without an order, that is the order of their writes."""
         self._direct = _opened_directly(self.path, self._file)
+
+    def _read_order(self, opening: int) -> list[int]:
+        """The blocks that were found, in the order of the last opening, if it had a clean end."""
+        found: list[int] = self.found["block"].tolist()
+        data = os.pread(self._file, Order.size(self.num_blocks), self._order)
+        order = Order.read(data, self._records.seed)
+        if order is None or order.opening != opening:
+            return found
+        place = {block: i for i, block in enumerate(order.blocks.tolist())}
+        return sorted(found, key=lambda block: place.get(block, -1))
 
     def _scan(self) -> Any:
         size = self._records.size
@@ -280,12 +297,32 @@ class Slab:
             floor = NEVER if volatile or self._floor == NEVER else self._next
             self._save(State(self._opening, floor))
             self._floor = floor
-            self.found = self.found[:0]
+            self.found, self.order = self.found[:0], []
 
-    def close(self) -> None:
-        """Closes the file, which stays; a second time does nothing. No call may be in progress."""
+    def close(self, *, order: Ints = ()) -> None:
+        """Closes the file, which stays; a second time does nothing. No call may be in progress.
+
+        Args:
+            order: Blocks that the next opening is to know in this order, that which was used the
+                longest ago first. It takes 4 bytes a block, and is lost in a power failure.
+
+        Raises:
+            OSError: The order could not be written. The file is closed.
+            ValueError: A block is out of bounds, or there are more than the slab has.
+            TypeError: ``order`` has something else than ints.
+        """
+        blocks = _core.int_array(order, "order")
+        if len(blocks) > self.num_blocks:
+            raise ValueError(f"order must have at most {self.num_blocks} blocks, got {len(blocks)}")
+        for block in (blocks.min(), blocks.max()) if len(blocks) else ():
+            whole("order", block, 0, self.num_blocks - 1)
         _open_slabs.discard(self)
-        self._close_files()
+        try:
+            if self._file >= 0 and len(blocks):
+                record = Order(self._opening, blocks.astype(np.int32)).record(self._records.seed)
+                _write(self._file, memoryview(record), self._order)
+        finally:
+            self._close_files()
 
     def __del__(self) -> None:
         self._close_files()

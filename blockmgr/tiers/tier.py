@@ -189,8 +189,13 @@ class TierBooks:
         """Forgets every block of a namespace."""
         self.pool.forget_blocks(self.pool.children(-1, namespace=namespace))
 
+    def close(self) -> None:
+        """Closes the slab, which keeps the order of uses."""
+        if self.slab is not None:
+            self.slab.close(order=self.pool.idle_blocks())
+
     def _restore(self, slab: Slab) -> None:
-        """Makes what the slab had findable; of equal uses, the oldest write is evicted first.
+        """Makes what the slab had findable, to be evicted in the order of the slab.
 
         A block whose parent is gone, or that is of another share than its namespace has now, is
         left out.
@@ -219,7 +224,7 @@ class TierBooks:
             at[serial] = block
             self.serials[block] = serial
         self.stats.restored = len(at) - 1
-        self.pool.release(blocks)
+        self.pool.release(slab.order)
 
 
 def _scaled(manager: ManagerConfig, size: int) -> Mapping[bytes, int]:

@@ -622,6 +622,7 @@ def test_a_forked_child_refuses_every_call_that_concerns_tiers() -> None:
             manager.reset_prefix_cache,
             lambda: manager.free(handle),
             lambda: manager.prefetch(PROMPT),
+            manager.close,
         ]
         os._exit(0 if all(map(is_refused, calls)) else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -698,6 +699,44 @@ def test_what_was_read_too_late_does_not_come_back_after_a_restart(tmp_path: Pat
     slab = slab_at(tmp_path)
     assert in_tier(managed(TierConfig(slab=slab, ahead=99))) == (0,)
     slab.close()
+
+
+def test_a_restart_evicts_in_the_order_of_uses_after_a_clean_end(tmp_path: Path) -> None:
+    for end, last in (("close", 1), ("crash", 3)):
+        folder = tmp_path / end
+        folder.mkdir()
+        slab = slab_at(folder, 3)
+        manager = managed(TierConfig(slab=slab, ahead=99), num_blocks=16)
+        for number in (1, 2, 3):
+            compute(manager, [number] * 3)
+            write(manager, slab)
+        evict(manager)
+        _, load = loading(manager, [1, 1, 1])  # the first one is used again
+        manager.loads_done(load.ticket, 1)
+        manager.close() if end == "close" else slab.close()
+        slab = slab_at(folder, 3)
+        again = managed(TierConfig(slab=slab, ahead=99), num_blocks=16)
+        for number in (4, 5):
+            compute(again, [number] * 3)
+            write(again, slab)
+        found = [i for i in (1, 2, 3) if in_tier(again, [i] * 3)[0]]
+        assert found == [last], end
+        again.close()
+        again.close()
+
+
+def test_a_manager_is_closed_after_its_transfers(tmp_path: Path) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT)
+    [each] = manager.take_stores()
+    with pytest.raises(StepError, match="close must come after the end of all transfers"):
+        manager.close()
+    assert manager.stores_done(each.ticket, 4) == 4
+    manager.close()
+    compute(manager, [9, 9, 9])
+    with pytest.raises(ValueError, match="is closed"):
+        manager.take_stores()
 
 
 def test_a_checksum_goes_along_and_is_not_made_anew(tmp_path: Path) -> None:

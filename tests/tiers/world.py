@@ -123,7 +123,9 @@ class World:
 
     def restart(self) -> None:
         """The process ends, and another one starts; only the slab is left."""
-        if self.slab is not None:
+        if not self.jobs and self.random.random() < 0.5:
+            self.manager.close()
+        elif self.slab is not None:
             self.slab.close()
         self.start()
         self.counts["restored"] += self.manager.tier_stats()[-1].restored

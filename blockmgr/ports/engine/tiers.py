@@ -162,7 +162,7 @@ class EngineTiers:
         while self._mover.poll():
             self._mover.drain()
         self._mover.close()
-        self._close_slabs()
+        self.manager.close()
 
     def _close_slabs(self) -> None:
         for slab in self._slabs:
