@@ -19,8 +19,10 @@ from blockmgr.errors import (
     OutOfBlocksError,
     StepError,
 )
+from blockmgr.event_columns import Tier, joined
 from blockmgr.manager import BlockManager, Sequence
 from blockmgr.options import spells_options
+from blockmgr.pool import BlockPool
 from blockmgr.prompt import Prompt
 from blockmgr.tiers.loads import Loads
 from blockmgr.tiers.paths import Path, secret
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.blocks import Match, Priority
+    from blockmgr.event_columns import Events
     from blockmgr.manager import Blocks
     from blockmgr.tokens import Extras, Ints, Tokens
 
@@ -135,6 +138,10 @@ class TieredManager(BlockManager):
         if config.early_commit:
             # What arrives is committed when it is there, which no step of the engine writes.
             raise ValueError("early_commit must be False with tiers, got True")
+        kinds = [tier.slab is None for tier in known]
+        if config.events and len(set(kinds)) < len(kinds):
+            # A mirror knows where a block is by the kind of the tier.
+            raise ValueError("events must be False with two tiers in memory, or two in slabs")
         if config.steps_in_flight and any(tier.store == "commit" for tier in known):
             raise ValueError(
                 "steps_in_flight must be 0 with a tier that stores at commit, because a step in "
@@ -603,6 +610,33 @@ class TieredManager(BlockManager):
             return Path.of_device(self.prefix_of(block), self.config.block_size)
         except (BlockStateError, ValueError):
             return None
+
+    def take_events(self) -> Events:
+        """``BlockManager.take_events`` of the device and all tiers; ``Event.tier`` says of which.
+
+        Tiers know namespaces and extra keys by their SHA-256 only, so their events name those, and
+        the digests of such blocks are made of them.
+
+        Raises:
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.take_events``.
+        """
+        with self._turn():
+            return self._joined(super().take_events(), BlockPool.take_events)
+
+    def take_snapshot(self) -> Events:
+        """``BlockManager.take_snapshot`` of the device and all tiers; each is cleared first."""
+        with self._turn():
+            return self._joined(super().take_snapshot(), BlockPool.take_snapshot)
+
+    def resident_events(self) -> Events:
+        """``BlockManager.resident_events`` of the device and all tiers."""
+        with self._turn():
+            return self._joined(super().resident_events(), BlockPool.resident_events)
+
+    def _joined(self, device: Events, call: Callable[[BlockPool], Events]) -> Events:
+        own = {books.kind: call(books.pool) for books in self._tiers}
+        return joined({Tier.DEVICE: device, **own})
 
     def tier_stats(self) -> tuple[TierStats, ...]:
         """What happened in each tier so far."""

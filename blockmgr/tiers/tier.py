@@ -13,6 +13,7 @@ import numpy as np
 from blockmgr.arguments import whole
 from blockmgr.blocks import Priority
 from blockmgr.errors import BlockStateError
+from blockmgr.event_columns import Tier
 from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
 from blockmgr.tiers.paths import Path, key_bytes, key_of, parts_of_key, secret
@@ -89,6 +90,7 @@ class TierBooks:
                 f"{config.slab.key_bytes}"
             )
         self.slab = config.slab
+        self.kind = Tier.HOST if config.slab is None else Tier.DISK
         self.config = config
         self.pool = BlockPool(
             config.size,
@@ -97,6 +99,7 @@ class TierBooks:
             eviction=config.eviction,
             quotas=_scaled(manager, config.size),
             retention=manager.retention,
+            events=manager.events,
         )
         self.serials = np.zeros(config.size, np.uint64)
         self.stats = TierStats()
