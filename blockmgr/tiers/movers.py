@@ -155,6 +155,11 @@ class Mover(NotCopied):
         self._begin(self._begin_store, self._manager.take_stores())
         return len(self._running)
 
+    @property
+    def num_loads(self) -> int:
+        """Loads that are under way, and keep blocks of the device."""
+        return sum(transfer.target == DEVICE for transfer in self._running.values())
+
     def late(self) -> list[int]:
         """The sequences that wait for a load longer than ``load_timeout``; preempt them."""
         return self._manager.loads_late(time.monotonic())

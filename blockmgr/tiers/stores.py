@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Stores"]
 
+MOST_WANTED = 1024  # prompts that wait for a copy to the fastest tier; later ones are left out
+
 
 class Stores:
     """Decides which paths are stored, and makes them findable when their bytes have arrived.
@@ -56,38 +58,42 @@ class Stores:
             each.found(path)
 
     def prefetch(self, path: Path) -> None:
-        """Copies a path from slower tiers to the fastest one with the next plan."""
-        self._wanted.append(path)
+        """Copies a path from slower tiers to the fastest one with the next plans."""
+        if len(self._wanted) < MOST_WANTED:
+            self._wanted.append(path)
 
     def take(self, most_blocks: int) -> list[Ticket]:
         """Plans stores of at most so many blocks, which are under way from here on."""
         left = min(most_blocks, self._max_storing - self._tickets.num_blocks(is_load=False))
         planned: list[Ticket] = []
+        wanted: list[Path] = []  # as before, if a part has to wait for room
         try:
             for path in self._wanted:
-                left -= self._fetch(path, left, planned)
+                count, is_done = self._fetch(path, left, planned)
+                left -= count
+                wanted += () if is_done else (path,)
             for target in range(len(self._tiers)):
                 left -= self._walk(target, left, planned)
         except BaseException:
             for ticket in planned:  # which no mover gets
                 self._close(ticket)
             raise
-        self._wanted = []
+        self._wanted = wanted
         for each in self._proposals:
             each.finish()
         return planned
 
-    def _fetch(self, path: Path, left: int, planned: list[Ticket]) -> int:
-        """Plans a store from the slower tier that has most of a path; the number of its blocks."""
+    def _fetch(self, path: Path, left: int, planned: list[Ticket]) -> tuple[int, bool]:
+        """``_store`` to the fastest tier, from the slower one that has most of a path."""
         found = [books.find(path) for books in self._tiers]
         best = max(range(len(found)), key=lambda i: (len(found[i]), -i))
-        if best == 0 or not left:
-            return 0
+        if best == 0:
+            return 0, True
         pool = self._tiers[best].pool
         prefix = pool.prefix_of(found[best][-1])
         pool.touch(found[best][-1:])
         origin = Origin(best, Path.of_tier(prefix, path.block_size), prefix)
-        return self._store(origin, 0, left, planned)[0]
+        return self._store(origin, 0, left, planned)
 
     def _walk(self, target: int, left: int, planned: list[Ticket]) -> int:
         """Plans stores of what is proposed to a tier; the number of their blocks."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch  # isort: skip  (engine_models skips this file where there is none)
 from blockmgr import UnsupportedModelError
 from blockmgr.ports.engine import Engine, Sampling
 from blockmgr.tiers import DiskTier, HostTier, SlabHeldError, SlabMismatchError
+from blockmgr.tiers.storages import Storage
 
 NEW = 4
 GREEDY = Sampling(max_new_tokens=NEW)
@@ -152,21 +155,85 @@ def test_a_slab_of_other_weights_is_refused(tmp_path: Path) -> None:
         Engine(model, num_blocks=20, block_size=4, tiers=[disk(tmp_path)])
 
 
-def test_a_step_that_fails_leaves_no_k_v_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiered(HostTier(bytes_to_use=ROOM))
+@pytest.mark.parametrize("part", ["forward", "copy"])
+def test_a_step_that_fails_leaves_no_k_v_behind_and_tiers_as_they_were(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: Any
+) -> None:
+    engine = tiered(disk(tmp_path))
     talk(engine, turns=1)
 
     def fail(_: Any) -> None:
         raise RuntimeError("stop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.model, "forward", fail)
+        patch.setattr(engine.model if part == "forward" else engine.model.cache, part, fail)
         with pytest.raises(RuntimeError, match="stop"):
             engine.generate(first_turns(), GREEDY)
+    assert not engine.manager.handles()
+    assert engine.manager.stats().cached_blocks == 0
+    # The slab has nothing of that step, and what it gets from here on stays.
+    answers, cached = talk(engine, turns=1)
+    assert (answers, cached) == (truth[0][:4], [56] * 4)
+    engine.generate([[9] * 21], GREEDY)
+    engine.close()
+    again = tiered(disk(tmp_path))
+    assert again.generate([[9] * 21], GREEDY)[0].num_cached_tokens == 20
+    assert talk(again, turns=1) == (answers, cached)
+    again.close()
+
+
+class Held:
+    """A storage whose reads wait until they may go on."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.write = storage.write
+        self._storage = storage
+        self.may_read = threading.Event()
+
+    def read(self, *args: Any) -> bytes | None:
+        assert self.may_read.wait(60)
+        return self._storage.read(*args)
+
+
+@pytest.mark.parametrize("num_blocks", [20, 40])
+def test_a_request_computes_what_tiers_do_not_bring_in_time(
+    num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiered(HostTier(bytes_to_use=ROOM), num_blocks=num_blocks, load_timeout=0.01)
+    talk(engine, turns=1)
+    assert engine._tiers is not None
+    held = Held(engine._tiers._mover._storages[0])
+    engine._tiers._mover._storages = (held,)
+    waits, wait = itertools.count(), engine._tiers.wait
+
+    def counted() -> None:
+        if next(waits) == 3:  # in the small pool, nothing else gives back the blocks of the load
+            held.may_read.set()
+        wait()
+
+    monkeypatch.setattr(engine._tiers, "wait", counted)
     prompts = first_turns()
-    found = engine.generate(prompts, GREEDY)
+    found = engine.generate(prompts[:1], GREEDY)
+    assert tokens_of(found) == greedy_truth("Llama", prompts[:1], max_new_tokens=NEW)
+    assert found[0].num_cached_tokens == 0
+    held.may_read.set()
+    settle(engine)
+    assert not engine.manager.handles()
+    assert engine.manager.num_available == num_blocks
+    engine.close()
+
+
+def test_prompts_in_the_queue_are_copied_from_disk_to_memory(tmp_path: Path) -> None:
+    prompts = first_turns()
+    engine = tiered(HostTier(bytes_to_use=ROOM), disk(tmp_path))
+    talk(engine, turns=1)
+    engine.close()
+    again = tiered(HostTier(bytes_to_use=ROOM), disk(tmp_path))
+    found = again.generate(prompts, GREEDY)
     assert tokens_of(found) == greedy_truth("Llama", prompts, max_new_tokens=NEW)
-    assert [each.num_cached_tokens for each in found] == [0] * 4
+    _, slab = again.manager.tier_stats()
+    assert slab.promoted > 0
+    again.close()
 
 
 def test_a_request_that_is_aborted_leaves_an_engine_that_works() -> None:

@@ -532,6 +532,17 @@ def test_a_prefetch_copies_from_a_slower_tier_without_the_device() -> None:
     assert manager.tier_stats()[1].promoted == 4
 
 
+def test_a_prefetch_that_has_no_room_yet_goes_on_with_the_next_stores() -> None:
+    manager = managed(tier(4), tier(16), num_blocks=12, max_storing=3)
+    stored(manager)
+    stored(manager, [7] * 9)
+    assert in_tier(manager) == (0, 8)
+    manager.prefetch(PROMPT)
+    counts = [[len(each) for each in store(manager)] for _ in range(3)]
+    assert counts == [[3], [1], []]
+    assert in_tier(manager) == (8, 8)
+
+
 # The whole.
 
 

@@ -15,14 +15,13 @@ from blockmgr.tiers.movers import BlockBytes, Mover
 from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from transformers import PreTrainedModel
 
     from blockmgr.config import ManagerConfig
     from blockmgr.ports.engine.jobs import Job
     from blockmgr.ports.transformers.model import PagedModel
-    from blockmgr.prompt import Prompt
 
 __all__ = ["EngineTiers"]
 
@@ -34,6 +33,7 @@ class EngineTiers:
         model: The model and its K/V.
         config: Config of the manager.
         kinds: The tiers, the fastest first.
+        load_timeout: Seconds after which a job computes what it waits for.
 
     Raises:
         UnsupportedModelError: Not all layers have full attention.
@@ -50,7 +50,11 @@ class EngineTiers:
     _mover: Mover
 
     def __init__(
-        self, model: PagedModel, config: ManagerConfig, kinds: Sequence[HostTier | DiskTier]
+        self,
+        model: PagedModel,
+        config: ManagerConfig,
+        kinds: Sequence[HostTier | DiskTier],
+        load_timeout: float,
     ) -> None:
         if not isinstance(model.cache, PagedKVCache):
             raise UnsupportedModelError(
@@ -61,15 +65,17 @@ class EngineTiers:
         self._kinds = tuple(kinds)
         sizes = [_num_blocks(kind, self._blocks.size) for kind in self._kinds]
         self._slabs: list[Slab | None] = []
+        self._sizes = sizes
+        self._timeout = load_timeout
+        self._asked: dict[int, Job] = {}
         self.loading: list[Job] = []
         try:
             for kind, size in zip(self._kinds, sizes, strict=True):
                 self._slabs.append(self._opened(kind, size, model))
-            self._start(sizes)
+            self._start()
         except BaseException:
             self._close_slabs()
             raise
-        self._sizes = sizes
 
     def _opened(self, kind: HostTier | DiskTier, size: int, model: PagedModel) -> Slab | None:
         if not isinstance(kind, DiskTier):
@@ -82,14 +88,14 @@ class EngineTiers:
             key_bytes=key_bytes(self._config.block_size),
         )
 
-    def _start(self, sizes: Sequence[int]) -> None:
+    def _start(self) -> None:
         """Makes a manager, and the memory of its tiers."""
         tiers: list[TierConfig] = []
         storages: list[Storage] = []
         # An admission takes many blocks at once, so the first tier gets what is idle at once, and
         # each other one half of what is idle above it.
         ahead = self._config.num_blocks
-        for kind, slab, size in zip(self._kinds, self._slabs, sizes, strict=True):
+        for kind, slab, size in zip(self._kinds, self._slabs, self._sizes, strict=True):
             tiers.append(
                 TierConfig(
                     num_blocks=size,
@@ -106,12 +112,32 @@ class EngineTiers:
         self.manager = TieredManager.from_config(
             self._config, tiers=tiers, max_loading=capacity, max_storing=storing
         )
-        self._mover = Mover(self.manager, self._blocks, storages)
+        self._mover = Mover(self.manager, self._blocks, storages, load_timeout=self._timeout)
 
     # Jobs.
 
-    def enter(self, job: Job, prompt: Prompt) -> bool:
+    def prefetch(self, waiting: Iterable[Job]) -> None:
+        """Begins to copy what slower tiers have of queued prompts to the fastest one.
+
+        Of the oldest jobs only, as many as fit half of that tier: those of others would be evicted
+        before their turn.
+        """
+        if len(self._sizes) == 1:
+            return
+        room = self._sizes[0] // 2
+        asked = self._asked
+        self._asked = {}
+        for job in waiting:
+            room -= len(job.tracks[0].tokens) // self._config.block_size
+            if room < 0:
+                break
+            if job.tracks[0].handle is None and id(job) not in asked:
+                self.manager.prefetch(job.tracks[0].prompt())
+            self._asked[id(job)] = job  # which keeps its id
+
+    def enter(self, job: Job) -> bool:
         """Admits a fresh job if a tier has a part of its prompt; returns whether it waits."""
+        prompt = job.tracks[0].prompt()
         if not self.manager.match_tiers(prompt).num_loadable_tokens:
             return False
         try:
@@ -139,8 +165,14 @@ class EngineTiers:
         late = [job for job in self.loading if job.tracks[0].handle in handles]
         self.loading = [job for job in self.loading if job not in late]
         for job in late:
-            job.preempt(self.manager)
+            # Not the job's own call, which commits first.
+            self.manager.preempt(job.tracks[0].live())
         return late
+
+    @property
+    def num_loads(self) -> int:
+        """Loads under way, also those that nobody waits for any more."""
+        return self._mover.num_loads
 
     def wait(self) -> None:
         """Waits until a transfer has ended."""
@@ -155,7 +187,7 @@ class EngineTiers:
             if slab is not None:
                 slab.reset(volatile=True)
         self.loading = []
-        self._start(self._sizes)
+        self._start()
 
     def close(self) -> None:
         """Stores what is idle, and closes the files."""
