@@ -39,7 +39,7 @@ __all__ = [
     "environment",
     "json_text",
     "new_table",
-    "print_environment",
+    "print_facts",
     "print_groups",
     "print_study",
     "print_table",
@@ -234,10 +234,10 @@ def environment() -> list[tuple[str, str]]:
     return facts
 
 
-def print_environment(file: TextIO) -> None:
-    """Print ``environment()``, one fact per line."""
+def print_facts(facts: Iterable[tuple[str, str]], file: TextIO) -> None:
+    """Print names and what was found, such as ``environment()``, one fact per line."""
     table = Table(show_header=False, box=None)
-    for name, found in environment():
+    for name, found in facts:
         table.add_row(name, found)
     print_table(table, file)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from blockmgr.tokens import Ints
 
-__all__ = ["Slab"]
+__all__ = ["Slab", "locked", "opened_directly", "read_at", "write_at"]
 
 FIRST_HEADER = 3 * PAGE
 COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with this many bits
@@ -148,7 +148,7 @@ class Slab:
         self.order = self._read_order(state.opening)
         """These blocks, that which was used the longest ago first. After an end without ``close``,
         or one without an order, that is the order of their writes."""
-        self._direct = _opened_directly(self.path, self._file)
+        self._direct = opened_directly(self.path, self._file)
 
     def _read_order(self, opening: int) -> list[int]:
         """The blocks that were found, in the order of the last opening, if it had a clean end."""
@@ -220,9 +220,9 @@ class Slab:
             serial = self.take_serials(1)
         if digest is None:
             digest = xxhash.xxh3_128_digest(view)
-        _write(self._file_for(view), view, self._payload(block))
+        write_at(self._file_for(view), view, self._payload(block))
         header = self._records.make(serial, key, digest, self.block_bytes)
-        _write(self._file, memoryview(header), self._header(block))
+        write_at(self._file, memoryview(header), self._header(block))
         return serial
 
     def read(self, block: int, key: bytes, serial: int, into: bytearray | memoryview) -> bool:
@@ -258,7 +258,7 @@ class Slab:
         sizes = (int(header["stored_bytes"]), int(header["logical_bytes"]))
         if int(header["codec"]) != RAW or sizes != (self.block_bytes, self.block_bytes):
             return None
-        if _read(self._file_for(view), view, self._payload(block)) != self.block_bytes:
+        if read_at(self._file_for(view), view, self._payload(block)) != self.block_bytes:
             return None
         digest = bytes(header["digest"])
         return digest if xxhash.xxh3_128_digest(view) == digest else None
@@ -275,7 +275,7 @@ class Slab:
         for block in blocks:
             whole("blocks", block, 0, self.num_blocks - 1)
         for block in blocks:
-            _write(self._file, memoryview(bytes(self._records.size)), self._header(block))
+            write_at(self._file, memoryview(bytes(self._records.size)), self._header(block))
         if blocks:
             os.fsync(self._file)
 
@@ -320,7 +320,7 @@ class Slab:
         try:
             if self._file >= 0 and len(blocks):
                 record = Order(self._opening, blocks.astype(np.int32)).record(self._records.seed)
-                _write(self._file, memoryview(record), self._order)
+                write_at(self._file, memoryview(record), self._order)
         finally:
             self._close_files()
 
@@ -348,7 +348,7 @@ class Slab:
         """Writes the state twice, each synced, so that one of the two is whole at any time."""
         record = state.record(self._records.seed)
         for page in (1, 2):
-            _write(self._file, memoryview(record), page * PAGE)
+            write_at(self._file, memoryview(record), page * PAGE)
             os.fsync(self._file)
 
     def _checked(self, block: int, key: bytes, data: bytes | bytearray | memoryview) -> memoryview:
@@ -376,7 +376,7 @@ class Slab:
 
 def _opened(path: str, identity: Identity, size: int) -> int:
     """The file, locked, with this identity; made first if there is none."""
-    file = _locked(path, os.O_RDWR)
+    file = locked(path, os.O_RDWR)
     if file is None:
         file = _made(path, identity, size)
     try:
@@ -396,7 +396,7 @@ def _opened(path: str, identity: Identity, size: int) -> int:
     return file
 
 
-def _locked(path: str, flags: int) -> int | None:
+def locked(path: str, flags: int) -> int | None:
     """The file, locked for this object; None: there is none."""
     try:
         file = os.open(path, flags, 0o600)
@@ -420,7 +420,7 @@ def _locked(path: str, flags: int) -> int | None:
 def _made(path: str, identity: Identity, size: int) -> int:
     """A new slab: whole under another name first, so that a path never has half of one."""
     draft = f"{path}.new"
-    file = _locked(draft, os.O_RDWR | os.O_CREAT)
+    file = locked(draft, os.O_RDWR | os.O_CREAT)
     assert file is not None
     try:
         if os.path.exists(path):
@@ -439,7 +439,7 @@ def _made(path: str, identity: Identity, size: int) -> int:
         _fill(draft, file, size)
         record = State(0, 0).record(identity.seed())
         for page, data in enumerate((identity.page(), record, record)):
-            _write(file, memoryview(data), page * PAGE)
+            write_at(file, memoryview(data), page * PAGE)
         os.fsync(file)
         os.rename(draft, path)
     except BaseException as error:
@@ -454,15 +454,15 @@ def _made(path: str, identity: Identity, size: int) -> int:
 
 def _fill(path: str, file: int, size: int) -> None:
     """Writes over the file: a first write to room that was only allocated is far slower."""
-    direct = _opened_directly(path, file)
+    direct = opened_directly(path, file)
     zeros = memoryview(mmap.mmap(-1, FILL_BYTES))
     for at in range(0, size, FILL_BYTES):
-        _write(file if direct < 0 else direct, zeros[: min(FILL_BYTES, size - at)], at)
+        write_at(file if direct < 0 else direct, zeros[: min(FILL_BYTES, size - at)], at)
     if direct >= 0:
         os.close(direct)
 
 
-def _opened_directly(path: str, file: int) -> int:
+def opened_directly(path: str, file: int) -> int:
     """The same file, past the page cache; -1: its file system cannot."""
     direct = -1
     try:
@@ -477,13 +477,14 @@ def _opened_directly(path: str, file: int) -> int:
     return -1
 
 
-def _write(file: int, data: memoryview, at: int) -> None:
+def write_at(file: int, data: memoryview, at: int) -> None:
+    """Writes all of it."""
     while data.nbytes:
         count = os.pwrite(file, data, at)
         data, at = data[count:], at + count
 
 
-def _read(file: int, into: memoryview, at: int) -> int:
+def read_at(file: int, into: memoryview, at: int) -> int:
     """Bytes that were read; fewer than asked for where the file ends."""
     total = 0
     while total < into.nbytes:
