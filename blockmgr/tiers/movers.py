@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ import xxhash
 from blockmgr.arguments import positive, whole
 from blockmgr.kv import PagedKVCache
 from blockmgr.tiers.plans import DEVICE
+from blockmgr.tiers.records import runs_of
 from blockmgr.tiers.storages import Storage, buffer_of
 from blockmgr.uncopied import NotCopied
 
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from blockmgr.tiers.plans import Transfer, TransferPlan
 
 __all__ = ["BlockBytes", "Mover"]
+
+RUN_BYTES = 1 << 22  # what is moved at once, in few long reads and copies
+MOST_RUN = 64  # blocks
 
 
 class BlockBytes(NotCopied):
@@ -39,6 +45,7 @@ class BlockBytes(NotCopied):
 
     Attributes:
         size: Bytes of a block.
+        run: Most blocks that are copied at once, if they are neighbours.
     """
 
     _instead = "make another one of the same cache"
@@ -47,42 +54,56 @@ class BlockBytes(NotCopied):
         if not isinstance(cache, PagedKVCache):
             raise TypeError(f"cache must be a PagedKVCache, got {type(cache).__name__}")
         self._cache = cache
-        self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(1)
-        host = self._staging or cache
         layers = range(cache.shape.num_layers)
-        both = [part for i in layers for part in (host.keys(i), host.values(i))]
-        self._parts = [part for part in both if part is not None]
-        self._lock = threading.Lock()  # of the staging block
-        self.size = sum(part[0].numel() * part.element_size() for part in self._parts)
 
-    def read(self, block: int, into: memoryview) -> None:
-        """Copies a block out of the cache, and waits until it is there."""
-        target = torch.frombuffer(into, dtype=torch.uint8)
+        def parts_of(tensors: PagedKVCache) -> list[torch.Tensor]:
+            both = [part for i in layers for part in (tensors.keys(i), tensors.values(i))]
+            return [part for part in both if part is not None]
+
+        self.size = sum(part[0].numel() * part.element_size() for part in parts_of(cache))
+        self.run = max(1, min(MOST_RUN, RUN_BYTES // self.size))
+        self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(self.run)
+        self._parts = parts_of(self._staging or cache)
+        # Of the staging blocks; without them, threads copy at the same time.
+        self._lock: AbstractContextManager[object] = (
+            nullcontext() if self._staging is None else threading.Lock()
+        )
+
+    def read(self, blocks: Sequence[int], into: memoryview) -> None:
+        """Copies blocks out of the cache, one after the other, and waits until they are there."""
+        target = torch.frombuffer(into, dtype=torch.uint8).view(len(blocks), self.size)
         with self._lock, torch.inference_mode():
-            if self._staging is not None:
-                self._cache.swap_out(self._staging, [block], [0])
-                torch.cuda.current_stream(self._cache.device).synchronize()
-                block = 0
-            at = 0
-            for part in self._parts:
-                raw = part[block].contiguous().view(torch.uint8).reshape(-1)
-                target[at : at + len(raw)] = raw
-                at += len(raw)
+            for at, first, count in runs_of(blocks, self.run):
+                place = first
+                if self._staging is not None:
+                    numbers = list(range(count))
+                    self._cache.swap_out(self._staging, [first + i for i in numbers], numbers)
+                    torch.cuda.current_stream(self._cache.device).synchronize()
+                    place = 0
+                start = 0
+                for part in self._parts:
+                    raw = part[place : place + count].contiguous().view(torch.uint8)
+                    raw = raw.reshape(count, -1)
+                    target[at : at + count, start : start + raw.shape[1]] = raw
+                    start += raw.shape[1]
 
-    def write(self, block: int, data: memoryview) -> None:
-        """Copies a block into the cache, and waits until it is there."""
-        source = torch.frombuffer(data, dtype=torch.uint8)
+    def write(self, blocks: Sequence[int], data: memoryview) -> None:
+        """Copies blocks into the cache, one after the other, and waits until they are there."""
+        source = torch.frombuffer(data, dtype=torch.uint8).view(len(blocks), self.size)
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            place = block if self._staging is None else 0
-            at = 0
-            for part in self._parts:
-                own = part[place]
-                size = own.numel() * own.element_size()
-                own.copy_(source[at : at + size].view(own.dtype).view(own.shape))
-                at += size
-            if self._staging is not None:
-                self._cache.swap_in(self._staging, [0], [block])
-                torch.cuda.current_stream(self._cache.device).synchronize()
+            for at, first, count in runs_of(blocks, self.run):
+                place = first if self._staging is None else 0
+                start = 0
+                for part in self._parts:
+                    own = part[place : place + count]
+                    size = own[0].numel() * own.element_size()
+                    raw = source[at : at + count, start : start + size]
+                    own.copy_(raw.view(own.dtype).view(own.shape))
+                    start += size
+                if self._staging is not None:
+                    numbers = list(range(count))
+                    self._cache.swap_in(self._staging, numbers, [first + i for i in numbers])
+                    torch.cuda.current_stream(self._cache.device).synchronize()
 
 
 class _Ended(NamedTuple):
@@ -93,6 +114,23 @@ class _Ended(NamedTuple):
 
 
 _FAILED: Final = _Ended(0, refused=False)
+
+
+class _Job(NamedTuple):
+    """A transfer under way, in parts that follow each other."""
+
+    transfer: Transfer
+    parts: list[tuple[int, Future[_Ended]]]  # blocks of each
+
+    def ended(self) -> _Ended:
+        """How it ended: what counts is the leading run. Raises what a part raised."""
+        total = 0
+        for size, part in self.parts:
+            ended = part.result()
+            total += ended.num_moved
+            if ended.num_moved < size:
+                return _Ended(total, ended.refused)
+        return _Ended(total, refused=False)
 
 
 class Mover(NotCopied):
@@ -137,10 +175,9 @@ class Mover(NotCopied):
         self._blocks = blocks
         self._storages = tuple(storages)
         self._timeout = positive("load_timeout", load_timeout)
-        self._executor = ThreadPoolExecutor(
-            whole("threads", threads, 1, 256), thread_name_prefix="blockmgr-tiers"
-        )
-        self._running: dict[Future[_Ended], Transfer] = {}
+        self._threads = whole("threads", threads, 1, 256)
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="blockmgr-tiers")
+        self._running: list[_Job] = []
 
     def poll(self) -> int:
         """Reports the transfers that ended, and begins new ones; how many are under way.
@@ -158,7 +195,7 @@ class Mover(NotCopied):
     @property
     def num_loads(self) -> int:
         """Loads that are under way, and keep blocks of the device."""
-        return sum(transfer.target == DEVICE for transfer in self._running.values())
+        return sum(job.transfer.target == DEVICE for job in self._running)
 
     def late(self) -> list[int]:
         """The sequences that wait for a load longer than ``load_timeout``; preempt them."""
@@ -166,12 +203,12 @@ class Mover(NotCopied):
 
     def wait(self) -> None:
         """Waits for the end of a transfer, for ``load_timeout`` at most, and reports it."""
-        wait(self._running, timeout=self._timeout, return_when=FIRST_COMPLETED)
+        wait(self._parts(), timeout=self._timeout, return_when=FIRST_COMPLETED)
         self._report()
 
     def drain(self) -> None:
         """Ends all transfers, and reports them; begins none."""
-        wait(self._running)
+        wait(self._parts())
         self._report()
 
     def close(self) -> None:
@@ -179,13 +216,18 @@ class Mover(NotCopied):
         self.drain()
         self._executor.shutdown()
 
+    def _parts(self) -> list[Future[_Ended]]:
+        """The parts that have not ended."""
+        parts = [part for job in self._running for _, part in job.parts]
+        return [part for part in parts if not part.done()]
+
     def _report(self) -> None:
-        for future in [future for future in self._running if future.done()]:
-            error = future.exception()
-            self._end(self._running[future], future.result() if error is None else _FAILED)
-            del self._running[future]
-            if error is not None:
-                raise error
+        for job in [job for job in self._running if all(part.done() for _, part in job.parts)]:
+            errors = [error for _, part in job.parts if (error := part.exception()) is not None]
+            self._end(job.transfer, _FAILED if errors else job.ended())
+            self._running.remove(job)
+            if errors:
+                raise errors[0]
 
     def _end(self, transfer: Transfer, ended: _Ended) -> None:
         is_load = transfer.target == DEVICE
@@ -203,33 +245,45 @@ class Mover(NotCopied):
                 raise
 
     def _begin_load(self, load: Transfer) -> None:
-        self._running[self._executor.submit(self._load, load)] = load
+        """Divides a load between the threads, in parts that are worth a thread."""
+        count = max(1, min(self._threads, len(load) // self._blocks.run))
+        ends = [len(load) * i // count for i in range(count + 1)]
+        self._submit(load, self._load, *pairwise(ends))
 
     def _begin_store(self, store: Transfer) -> None:
         """Reads what the device may evict next, then leaves the writes to a thread."""
-        data: list[memoryview] = []
-        if store.source == DEVICE:
-            for block in store.source_blocks.tolist():
-                data.append(buffer_of(self._blocks.size))
-                self._blocks.read(block, data[-1])
-            digests = [xxhash.xxh3_128_digest(each) for each in data]
-            count = self._manager.stores_read(store.ticket, len(data))
-            task = self._executor.submit(self._store, store, data[:count], digests)
-        else:
-            task = self._executor.submit(self._pass_on, store)
-        self._running[task] = store
+        if store.source != DEVICE:
+            self._submit(store, self._pass_on, (0, len(store)))
+            return
+        size = self._blocks.size
+        memory = buffer_of(size * len(store))
+        self._blocks.read(store.source_blocks.tolist(), memory)
+        data = [memory[i * size : (i + 1) * size] for i in range(len(store))]
+        digests = [xxhash.xxh3_128_digest(each) for each in data]
+        count = self._manager.stores_read(store.ticket, len(data))
+        task = self._executor.submit(self._store, store, data[:count], digests)
+        self._running.append(_Job(store, [(len(store), task)]))
+
+    def _submit(
+        self,
+        transfer: Transfer,
+        call: Callable[[Transfer, int, int], _Ended],
+        *bounds: tuple[int, int],
+    ) -> None:
+        parts = [(b - a, self._executor.submit(call, transfer, a, b)) for a, b in bounds]
+        self._running.append(_Job(transfer, parts))
 
     # On the threads.
 
-    def _load(self, load: Transfer) -> _Ended:
+    def _load(self, load: Transfer, first: int, stop: int) -> _Ended:
         """Reads blocks of a tier into the cache, up to the first that is not proved."""
-        data = buffer_of(self._blocks.size)
-        for i, block in enumerate(load.target_blocks.tolist()):
-            digest = self._read(load, i, data)
-            if not digest:
-                return _Ended(i, refused=digest is None)
-            self._blocks.write(block, data)
-        return _Ended(len(load), refused=False)
+
+        def write(at: int, data: list[memoryview], digests: list[bytes], memory: memoryview) -> int:
+            blocks = load.target_blocks[at : at + len(digests)].tolist()
+            self._blocks.write(blocks, memory[: len(digests) * self._blocks.size])
+            return len(digests)
+
+        return self._in_runs(load, first, stop, write)
 
     def _store(self, store: Transfer, data: list[memoryview], digests: list[bytes]) -> _Ended:
         """Writes blocks to a tier, up to the first that fails."""
@@ -238,27 +292,65 @@ class Mover(NotCopied):
                 return _Ended(i, refused=False)
         return _Ended(len(data), refused=False)
 
-    def _pass_on(self, store: Transfer) -> _Ended:
+    def _pass_on(self, store: Transfer, first: int, stop: int) -> _Ended:
         """Copies blocks from one tier to another, with the checksums that they have."""
-        data = buffer_of(self._blocks.size)
-        for i in range(len(store)):
-            digest = self._read(store, i, data)
-            if not digest:
-                return _Ended(i, refused=digest is None)
-            if not self._write(store, i, data, digest):
-                return _Ended(i, refused=False)
-        return _Ended(len(store), refused=False)
 
-    def _read(self, transfer: Transfer, i: int, into: memoryview) -> bytes | None:
-        """The checksum of block ``i``, which is proved; None: it is not; empty: a failure."""
-        proofs, block = transfer.source_proofs, int(transfer.source_blocks[i])
+        def write(at: int, data: list[memoryview], digests: list[bytes], _: memoryview) -> int:
+            for i, digest in enumerate(digests):
+                if not self._write(store, at + i, data[i], digest):
+                    return i
+            return len(digests)
+
+        return self._in_runs(store, first, stop, write)
+
+    def _in_runs(
+        self,
+        transfer: Transfer,
+        first: int,
+        stop: int,
+        write: Callable[[int, list[memoryview], list[bytes], memoryview], int],
+    ) -> _Ended:
+        """Reads blocks ``[first, stop)`` a run at a time, and has each run written.
+
+        Args:
+            transfer: Of these blocks.
+            first: The first one.
+            stop: One after the last.
+            write: Called with the position of the first block of a run, memory for each, checksums
+                of those that are proved, and the whole memory; returns how many it has written.
+        """
+        size, run = self._blocks.size, min(self._blocks.run, stop - first)
+        memory = buffer_of(size * run)
+        data = [memory[i * size : (i + 1) * size] for i in range(run)]
+        for at in range(first, stop, run):
+            end = min(at + run, stop)
+            digests, refused = self._read(transfer, at, end, data[: end - at])
+            count = write(at, data, digests, memory) if digests else 0
+            if count < end - at:
+                return _Ended(at + count - first, refused=refused and count == len(digests))
+        return _Ended(stop - first, refused=False)
+
+    def _read(
+        self, transfer: Transfer, first: int, stop: int, into: list[memoryview]
+    ) -> tuple[list[bytes], bool]:
+        """The checksums of leading blocks that are proved, and whether the next one is refused."""
+        proofs = transfer.source_proofs
         assert proofs is not None
-        storage = self._storages[transfer.source]
+        digests: list[bytes] = []
+        found = self._storages[transfer.source].read_run(
+            transfer.source_blocks[first:stop].tolist(),
+            proofs.serials[first:stop].tolist(),
+            proofs.keys[first:stop],
+            into,
+        )
         try:
-            return storage.read(block, int(proofs.serials[i]), proofs.keys[i], into)
+            for digest in found:
+                if digest is None:
+                    return digests, True
+                digests.append(digest)
         except OSError as error:
             self.last_error = error
-            return b""
+        return digests, False
 
     def _write(self, transfer: Transfer, i: int, data: memoryview, digest: bytes) -> bool:
         """Whether block ``i`` was written."""

@@ -23,9 +23,20 @@ import numpy.typing as npt
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["FORMAT", "NEVER", "PAGE", "RAW", "Identity", "Order", "Records", "State", "up"]
+__all__ = [
+    "FORMAT",
+    "NEVER",
+    "PAGE",
+    "RAW",
+    "Identity",
+    "Order",
+    "Records",
+    "State",
+    "runs_of",
+    "up",
+]
 
 FORMAT = 2
 PAGE = 4096
@@ -43,6 +54,21 @@ STATE = np.dtype([("opening", "<u8"), ("floor", "<u8"), ("check", CHECK)])
 def up(size: int, unit: int = PAGE) -> int:
     """The size in whole units."""
     return -(-size // unit) * unit
+
+
+def runs_of(blocks: Sequence[int], most: int) -> Iterator[tuple[int, int, int]]:
+    """Position, first block and number of blocks of each run of blocks that follow each other.
+
+    >>> list(runs_of([4, 5, 6, 2, 9, 10], most=2))
+    [(0, 4, 2), (2, 6, 1), (3, 2, 1), (4, 9, 2)]
+    """
+    at = 0
+    while at < len(blocks):
+        first, count = int(blocks[at]), 1
+        while at + count < len(blocks) and count < most and blocks[at + count] == first + count:
+            count += 1
+        yield at, first, count
+        at += count
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,21 @@ from blockmgr import _core
 from blockmgr.arguments import whole
 from blockmgr.errors import ForkError
 from blockmgr.tiers.errors import SlabError, SlabHeldError, SlabMismatchError, SlabSpaceError
-from blockmgr.tiers.records import FORMAT, NEVER, PAGE, RAW, Identity, Order, Records, State, up
+from blockmgr.tiers.records import (
+    FORMAT,
+    NEVER,
+    PAGE,
+    RAW,
+    Identity,
+    Order,
+    Records,
+    State,
+    runs_of,
+    up,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from blockmgr.tokens import Ints
 
@@ -38,6 +49,7 @@ COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with 
 SCAN_BYTES = 1 << 24  # headers that are read at a time
 FILL_BYTES = 1 << 20  # zeros that are written at a time
 MAX_KEY_BYTES = 1 << 18
+MOST_VECTORS = 512  # places in memory that one read fills
 
 _open_slabs: WeakSet[Slab] = WeakSet()
 
@@ -250,18 +262,57 @@ class Slab:
 
         For a copy of the block that is to be proved by the same checksum.
         """
-        view = self._checked(block, key, into)
-        size = self._records.size
-        header = self._records.parse(os.pread(self._file, size, self._header(block)))
+        return next(self.read_digests([block], [key], [serial], [into]))
+
+    def read_digests(
+        self,
+        blocks: Sequence[int],
+        keys: Sequence[bytes],
+        serials: Sequence[int],
+        into: Sequence[bytearray | memoryview],
+    ) -> Iterator[bytes | None]:
+        """``read_digest`` of several blocks, in order.
+
+        Blocks that follow each other in the file are read at once, into memory that they share or
+        not.
+
+        Args:
+            blocks: The blocks.
+            keys: The key of each.
+            serials: The serial of each.
+            into: Memory for each.
+        """
+        views = [self._checked(*each) for each in zip(blocks, keys, into, strict=True)]
+        for at, first, count in runs_of(blocks, MOST_VECTORS):
+            size = self._records.size
+            headers = os.pread(self._file, count * size, self._header(first))
+            is_read = self._read_payloads(first, views[at : at + count])
+            for i in range(count):
+                header = headers[i * size : (i + 1) * size]
+                digest = self._digest_of(header, keys[at + i], serials[at + i])
+                is_right = is_read[i] and digest == xxhash.xxh3_128_digest(views[at + i])
+                yield digest if is_right else None
+
+    def _digest_of(self, record: bytes, key: bytes, serial: int) -> bytes | None:
+        """The checksum in a header, if it is that of a block with this key and serial."""
+        header = self._records.parse(record)
         if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
             return None
         sizes = (int(header["stored_bytes"]), int(header["logical_bytes"]))
         if int(header["codec"]) != RAW or sizes != (self.block_bytes, self.block_bytes):
             return None
-        if read_at(self._file_for(view), view, self._payload(block)) != self.block_bytes:
-            return None
-        digest = bytes(header["digest"])
-        return digest if xxhash.xxh3_128_digest(view) == digest else None
+        return bytes(header["digest"])
+
+    def _read_payloads(self, first: int, views: list[memoryview]) -> list[bool]:
+        """Reads blocks that follow each other; whether each came whole."""
+        size, files = self.block_bytes, [self._file_for(view) for view in views]
+        is_one = self._stride == size and len(set(files)) == 1 < len(views)
+        if is_one and os.preadv(files[0], views, self._payload(first)) == len(views) * size:
+            return [True] * len(views)
+        return [
+            read_at(file, view, self._payload(first + i)) == size
+            for i, (file, view) in enumerate(zip(files, views, strict=True))
+        ]
 
     def erase(self, blocks: Sequence[int]) -> None:
         """Makes these blocks count no longer, now and after a restart.

@@ -182,7 +182,7 @@ def test_a_step_that_fails_leaves_no_k_v_behind_and_tiers_as_they_were(
     again.close()
 
 
-class Held:
+class Held(Storage):
     """A storage whose reads wait until they may go on."""
 
     def __init__(self, storage: Storage) -> None:

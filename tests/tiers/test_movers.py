@@ -17,7 +17,7 @@ from blockmgr.kv import PagedKVCache
 from blockmgr.shapes.model import ModelShape
 from blockmgr.tiers import Slab, TierConfig, TieredManager, key_bytes
 from blockmgr.tiers.movers import BlockBytes, Mover
-from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage
+from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage, buffer_of
 from tests.tiers.support import PROMPT, evict, in_tier
 
 BLOCKS = 8
@@ -231,13 +231,55 @@ def test_a_device_that_cannot_be_read_keeps_no_block(monkeypatch: pytest.MonkeyP
     for first in (1, 2):
         device.fill([first] * 3)
     with monkeypatch.context() as patch:
-        patch.setattr(device.blocks, "read", lambda block, into: 1 // 0)
+        patch.setattr(device.blocks, "read", lambda blocks, into: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             device.mover.poll()
     assert device.manager._tickets.open == {}
     device.fill([3] * 3)
     device.settle()
     assert in_tier(device.manager, [3] * 3) == (2,)
+    device.mover.close()
+
+
+@pytest.mark.parametrize("damaged", range(4))
+def test_a_load_that_threads_share_counts_up_to_the_first_damaged_block(
+    damaged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blockmgr.tiers.movers.MOST_RUN", 1)
+    device = Device()
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    host: Any = device.storages[0]
+    host._memory[damaged * device.blocks.size] ^= 1
+    device.manager.admit(PROMPT, load=True)
+    device.mover.poll()
+    assert [len(job.parts) for job in device.mover._running] == [2]
+    device.mover.drain()
+    device.manager.free(device.manager.handles()[0])
+    assert device.loaded(PROMPT) == 2 * damaged
+    assert device.manager.tier_stats()[0].refused == 1
+    device.mover.close()
+
+
+@pytest.mark.parametrize("layout", [None, "HND"])
+def test_blocks_are_copied_as_one_whether_they_are_neighbours_or_not(layout: str | None) -> None:
+    device = Device(layout=layout)
+    device.fill(PROMPT)
+    device.fill([50, 51, 52, 53])
+    blocks, size = [3, 4, 5, 1, 0, 7, 6], device.blocks.size
+    together = buffer_of(size * len(blocks))
+    device.blocks.read(blocks, together)
+    for i, block in enumerate(blocks):
+        alone = buffer_of(size)
+        device.blocks.read([block], alone)
+        assert bytes(together[i * size : (i + 1) * size]) == bytes(alone)
+    device.cache.zero(list(range(BLOCKS)))
+    device.blocks.write(blocks, together)
+    again = buffer_of(size * len(blocks))
+    device.blocks.read(blocks, again)
+    assert bytes(again) == bytes(together)
+    assert any(together)
     device.mover.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import stat
@@ -64,6 +65,31 @@ def test_a_block_is_read_as_it_was_written(path: Path, size: int) -> None:
         assert bytes(into) == content(key_of(1), size)
         serial = slab.write(3, key_of(2), into)
         assert slab.read(3, key_of(2), serial, bytearray(size))
+    slab.close()
+
+
+@pytest.mark.parametrize("is_aligned", [True, False])
+@pytest.mark.parametrize("size", [SIZE, 2 * SIZE, 100])
+def test_several_blocks_are_read_at_once_as_they_are_read_alone(
+    path: Path, size: int, is_aligned: bool
+) -> None:
+    serials = dict(enumerate(filled(path, 8, block_bytes=size)))
+    flip(path, offset_of(path, content(key_of(5), size)))
+    slab = open_slab(path, block_bytes=size)
+    serials[6] += 1  # another write
+    blocks = [1, 2, 3, 7, 0, 5, 4, 5, 6, 7]
+    memory = memoryview(mmap.mmap(-1, size * len(blocks) + SIZE))[0 if is_aligned else 8 :]
+    into = [memory[i * size : (i + 1) * size] for i in range(len(blocks))]
+    names = [key_of(block) for block in blocks]
+    found = list(slab.read_digests(blocks, names, [serials[b] for b in blocks], into))
+    for block, digest, data in zip(blocks, found, into, strict=True):
+        if block in {5, 6}:
+            assert digest is None
+        else:
+            assert digest == slab.read_digest(block, key_of(block), serials[block], bytearray(size))
+            assert bytes(data) == content(key_of(block), size)
+    with pytest.raises(ValueError, match="block must be"):
+        next(slab.read_digests([0, 8], names[:2], [1, 2], into[:2]))
     slab.close()
 
 
