@@ -1,10 +1,10 @@
 """How much sooner is the first token if a prompt comes back from a tier, and not computed again?
 
-Run ``python -m benchmarks.tiers FOLDER``. Conversations take turns in the transformers engine, whose
-device holds one of them, so each second turn finds its first one evicted. The model is a small
-Llama with random weights. Without tiers, with memory, and with a slab in the folder take turns,
-too, so that other work on the machine slows down each of them. A larger model computes longer, and
-loads as long as its K/V is large.
+Run ``python -m benchmarks.tiers FOLDER``. Conversations take turns in the transformers engine,
+whose device holds one of them, so each turn finds the one before evicted. The model is a small
+Llama with random weights. An engine without tiers, one with memory and one with a slab in the
+folder take turns, too, so that other work on the machine slows down each of them. A larger model
+computes longer, and the time of a load grows with the bytes of its K/V.
 """
 
 from __future__ import annotations

@@ -54,16 +54,10 @@ class BlockBytes(NotCopied):
         if not isinstance(cache, PagedKVCache):
             raise TypeError(f"cache must be a PagedKVCache, got {type(cache).__name__}")
         self._cache = cache
-        layers = range(cache.shape.num_layers)
-
-        def parts_of(tensors: PagedKVCache) -> list[torch.Tensor]:
-            both = [part for i in layers for part in (tensors.keys(i), tensors.values(i))]
-            return [part for part in both if part is not None]
-
-        self.size = sum(part[0].numel() * part.element_size() for part in parts_of(cache))
+        self.size = sum(part[0].numel() * part.element_size() for part in _parts_of(cache))
         self.run = max(1, min(MOST_RUN, RUN_BYTES // self.size))
         self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(self.run)
-        self._parts = parts_of(self._staging or cache)
+        self._parts = _parts_of(self._staging or cache)
         # Of the staging blocks; without them, threads copy at the same time.
         self._lock: AbstractContextManager[object] = (
             nullcontext() if self._staging is None else threading.Lock()
@@ -104,6 +98,13 @@ class BlockBytes(NotCopied):
                     numbers = list(range(count))
                     self._cache.swap_in(self._staging, numbers, [first + i for i in numbers])
                     torch.cuda.current_stream(self._cache.device).synchronize()
+
+
+def _parts_of(cache: PagedKVCache) -> list[torch.Tensor]:
+    """The tensors of a cache, layer by layer."""
+    layers = range(cache.shape.num_layers)
+    both = [part for i in layers for part in (cache.keys(i), cache.values(i))]
+    return [part for part in both if part is not None]
 
 
 class _Ended(NamedTuple):

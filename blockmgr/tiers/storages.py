@@ -118,5 +118,5 @@ class SlabStorage(Storage):
         keys: Sequence[bytes],
         into: Sequence[memoryview],
     ) -> Iterator[bytes | None]:
-        """As ``Storage.read_run``: what is neighbouring in the file is read at once."""
+        """As ``Storage.read_run``; it reads neighbours in the file at once."""
         return self._slab.read_digests(blocks, keys, serials, into)

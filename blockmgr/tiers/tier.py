@@ -43,9 +43,9 @@ class TierConfig:
             Without effect if ``store`` is ``"release"`` or ``"commit"``.
         store: What is stored, and when. ``"idle"``: idle blocks, ahead of their eviction.
             ``"second_touch"``: of these, the beginnings of prompts that a request has found, or
-            that were idle once before; fewer writes, for a disk that wears or a tier no larger than
-            the device. ``"release"``: blocks as soon as nobody uses them. ``"commit"``: blocks as
-            soon as they are computed.
+            that were computed twice; fewer writes, for a disk that wears or a tier no larger than
+            the device. ``"release"``: blocks as soon as their last user goes. ``"commit"``: blocks
+            as soon as they are computed.
     """
 
     num_blocks: int | None = None

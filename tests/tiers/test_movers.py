@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from blockmgr.kv import PagedKVCache
 from blockmgr.shapes.model import ModelShape
 from blockmgr.tiers import Slab, TierConfig, TieredManager, key_bytes
-from blockmgr.tiers.movers import BlockBytes, Mover
+from blockmgr.tiers.movers import BlockBytes, Mover, _parts_of
 from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage, buffer_of
 from tests.tiers.support import PROMPT, evict, in_tier
 
@@ -262,9 +263,18 @@ def test_a_load_that_threads_share_counts_up_to_the_first_damaged_block(
     device.mover.close()
 
 
+@pytest.mark.parametrize("is_staged", [False, True])
 @pytest.mark.parametrize("layout", [None, "HND"])
-def test_blocks_are_copied_as_one_whether_they_are_neighbours_or_not(layout: str | None) -> None:
+def test_blocks_are_copied_as_one_whether_they_are_neighbours_or_not(
+    layout: str | None, is_staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = Device(layout=layout)
+    if is_staged:  # as on a GPU
+        stream = SimpleNamespace(synchronize=lambda: None)
+        monkeypatch.setattr("torch.cuda.current_stream", lambda _: stream)
+        device.blocks.run = 2
+        device.blocks._staging = device.cache.host_counterpart(2)
+        device.blocks._parts = _parts_of(device.blocks._staging)
     device.fill(PROMPT)
     device.fill([50, 51, 52, 53])
     blocks, size = [3, 4, 5, 1, 0, 7, 6], device.blocks.size

@@ -171,7 +171,7 @@ class EngineTiers:
 
     @property
     def num_loads(self) -> int:
-        """Loads under way, also those that nobody waits for any more."""
+        """Loads under way, also those for which a job waits no longer."""
         return self._mover.num_loads
 
     def wait(self) -> None:
