@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from blockmgr import BlockManager, BlockStateError, FullAttention, SlidingWindow
+from blockmgr import BlockManager, BlockStateError, FullAttention, Priority, SlidingWindow
 from blockmgr.pool import BlockPool
 
 
@@ -121,3 +123,41 @@ def test_wrong_arguments_and_groups_of_layers_are_refused() -> None:
         groups.idle_front(8)
     with pytest.raises(ValueError, match="needs a single group of layers"):
         groups.prefix_of(1)
+
+
+@pytest.mark.parametrize("kind", ["manager", "pool"])
+def test_a_prefix_says_what_retain_set_for_its_blocks(kind: str) -> None:
+    if kind == "manager":
+        manager = BlockManager(8, 2, retention=True)
+        manager.set_time(3.0)
+        handle = manager.admit([1, 2, 3, 4, 5, 6, 7])
+        manager.commit(handle, 7)
+        manager.retain(handle, 0, 2, priority=Priority.HIGH)
+        manager.retain(handle, 2, 4, priority=Priority.LOW, ttl=4.0)
+        blocks = manager.block_ids(handle)[:3]
+        manager.free(handle, expect_reuse=True)  # a hint is no retention
+        holder: BlockManager | BlockPool = manager
+    else:
+        pool = BlockPool(8, 2, retention=True)
+        pool.set_time(3.0)
+        blocks = pool.promote(pool.take(3), [1, 2, 3, 4, 5, 6]).tolist()
+        pool.retain(blocks[:1], priority=Priority.HIGH)
+        pool.retain(blocks[1:2], priority=Priority.LOW, ttl=4.0)
+        holder = pool
+    prefix = holder.prefix_of(blocks[2])
+    assert prefix.levels.tolist() == [Priority.HIGH, Priority.LOW, -1]
+    assert prefix.until == [math.inf, 7.0, math.inf]
+    holder.set_time(7.0)
+    assert holder.prefix_of(blocks[2]).levels.tolist() == [Priority.HIGH, -1, -1]
+    plain = BlockPool(8, 2)
+    block = plain.promote(int(plain.take(1)[0]), [1, 2])
+    assert (plain.prefix_of(block).levels.tolist(), plain.prefix_of(block).until) == ([], [])
+
+
+def test_a_block_with_other_content_has_no_retention_of_before() -> None:
+    pool = BlockPool(1, 2, retention=True)
+    block = pool.promote(int(pool.take(1)[0]), [1, 2])
+    pool.retain([block], priority=Priority.HIGH)
+    pool.release([block])
+    block = pool.promote(int(pool.take(1)[0]), [3, 4])
+    assert pool.prefix_of(block).levels.tolist() == [-1]
