@@ -26,7 +26,8 @@ nb::tuple idle_front(Holder& self, nb::handle most) {
   return nb::make_tuple(numbers_of(front.blocks), numbers_of(front.contents));
 }
 
-// (block ids, a number of the content of each, tokens, namespace, extras by position, retention, its end)
+// (block ids, a number of the content of each, tokens, namespace, extras by position, the level and
+// the end of the retention of each)
 template <class Holder>
 nb::tuple prefix_of(Holder& self, nb::handle block) {
   const std::int64_t id = int_argument(block, "block");
