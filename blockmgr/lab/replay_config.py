@@ -17,11 +17,13 @@ from blockmgr.groups import (
 from blockmgr.lab.hint_models import HINT_MODELS, HintModel, HintName
 from blockmgr.lab.tiered import ReplayTier
 from blockmgr.options import check_options, rule, same_option
+from blockmgr.tiers import TierConfig
 
 if TYPE_CHECKING:
     from blockmgr.lab.request import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.proposals import StoreName
 
 __all__ = ["Clock", "Progress", "ReplayConfig", "check_one_group"]
 
@@ -65,6 +67,7 @@ class ReplayConfig:
             the blocks that windows hold during a forward.
         tiers: Slower memory for evicted blocks, the fastest first (``blockmgr.lab.tiered``); its
             eviction order is ``eviction``, too.
+        store: As in ``TierConfig``: what is stored in each tier, and when.
 
     Raises:
         ValueError: A value is out of its bounds, no group has full attention, a manager with
@@ -122,6 +125,9 @@ class ReplayConfig:
     prompt_end_stop: int | None = same_option(ManagerConfig, "prompt_end_stop")
     forward_tokens: int = field(default=8192, metadata=rule(1))
     tiers: tuple[ReplayTier, ...] = ()
+    store: StoreName = same_option(  # noqa: RUF009  (it is a field)
+        TierConfig, "store", text="What is stored in tiers, and when; see the guide to tiers."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -172,7 +178,7 @@ class ReplayConfig:
         groups = plain.pop("groups")
         plain["tiers"] = [asdict(tier) for tier in self.tiers]
         if not self.tiers:
-            del plain["tiers"]
+            del plain["tiers"], plain["store"]
         if groups:
             return {**plain, "groups": [repr(group) for group in groups]}
         del plain["forward_tokens"], plain["prompt_end_stop"]

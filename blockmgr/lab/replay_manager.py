@@ -77,7 +77,7 @@ def replay_manager(
     }
     if config.tiers:
         tiers = [
-            TierConfig(num_blocks=tier.num_blocks, eviction=config.eviction)
+            TierConfig(num_blocks=tier.num_blocks, eviction=config.eviction, store=config.store)
             for tier in config.tiers
         ]
         return TieredManager(num_blocks, tiers=tiers, **options)

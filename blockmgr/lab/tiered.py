@@ -257,9 +257,7 @@ class TierSteps:
         """Begin the stores that are planned; returns their number."""
         plan = self._manager.take_stores()
         for transfer in plan:
-            heapq.heappush(
-                self._storing, (self._passed(transfer, now), transfer.ticket, transfer)
-            )
+            heapq.heappush(self._storing, (self._passed(transfer, now), transfer.ticket, transfer))
         return len(plan)
 
     def _stored(self, transfer: Transfer) -> None:
