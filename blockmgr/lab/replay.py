@@ -34,6 +34,7 @@ import numpy as np
 from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
 from blockmgr.lab.by_group import GroupWatch
+from blockmgr.lab.by_ids import id_replays, same_replays
 from blockmgr.lab.demand import held_blocks
 from blockmgr.lab.grouped import GroupedSteps
 from blockmgr.lab.hints import Clients, Outlook, Traits, TraitsOf
@@ -86,14 +87,18 @@ def replay(
 
     Cost: One admission, commit and free per request, and one more attempt to admit at each instant
     at which a request ends while another one waits. Prompts are expanded one at a time. With tiers,
-    twice that, because the same requests also go through one pool of all blocks.
+    the same requests also go through one pool of all blocks.
     """
     result = EventLoop(trace, num_blocks, config, progress=progress, clock=clock).run()
     if result.by_tier is None:
         return result
     blocks = num_blocks + sum(tier.num_blocks for tier in config.tiers)
     alone = replace(config.of_device, eviction="lru", hints="none")
-    one_pool = EventLoop(trace, blocks, alone).run()
+    by_ids = id_replays(trace, same_replays(alone))
+    if by_ids is not None and by_ids.exact(alone):
+        one_pool = by_ids.replay(blocks, alone)
+    else:
+        one_pool = EventLoop(trace, blocks, alone).run()
     bounded = replace(result.by_tier, one_pool_hit_tokens=one_pool.hit_tokens)
     return replace(result, by_tier=bounded)
 
@@ -278,7 +283,9 @@ class EventLoop:
                 _, order = heapq.heappop(self._agenda)
                 one = self._running[order]
                 if one.is_loading:
+                    start = self._clock()
                     self._begin(order, instant)
+                    self._host_s += self._clock() - start
                 else:
                     del self._running[order]
                     self._end(one.request, one.handles, one.number)
@@ -287,7 +294,10 @@ class EventLoop:
 
     def _admit_waiting(self, now: int) -> None:
         self._clients.at(self._manager, now)
-        self._store_until(now)
+        if self._tiers is not None:
+            start = self._clock()
+            self._tiers.store_until(now)
+            self._host_s += self._clock() - start
         while self._waiting:
             if self._head is None:
                 # Not kept while waiting, because most of a trace may wait for a small pool.
@@ -303,7 +313,6 @@ class EventLoop:
                 self._count_step(now)
                 self._waited += now > head.request.arrival_ms
                 self._wait_ms += now - head.request.arrival_ms
-                self._store_until(now)
             else:
                 return
             self._last_admitted, self._head = self._waiting.popleft(), None
@@ -323,22 +332,29 @@ class EventLoop:
             self._watch.before(request, waiting.tokens)
         start = self._clock()
         handles = self._start(request, waiting.tokens)
+        if handles:
+            found = self._manager.sequence(handles[0]).num_cached_tokens
+            self._enter(Running(waiting.number, request, handles, found), now)
         self._host_s += self._clock() - start
         if not handles:
             return False
         if self._watch is not None:
             self._watch.after()
         self._free_rows -= request.num_samples
-        found = self._manager.sequence(handles[0]).num_cached_tokens
+        return True
+
+    def _enter(self, one: Running, now: int) -> None:
+        """Begin an admitted request, or what it loads."""
         order, self._order = self._order, self._order + 1
-        one = self._running[order] = Running(waiting.number, request, handles, found)
+        self._running[order] = one
         loaded_ms = now if self._tiers is None else self._tiers.load(one, now)
         if loaded_ms > now:
             one.is_loading = True
             heapq.heappush(self._agenda, (loaded_ms, order))
         else:
             self._begin(order, now)
-        return True
+        if self._tiers is not None:
+            self._tiers.store_until(now)
 
     def _begin(self, order: int, now: int) -> None:
         """Compute the prompt of a request, of which everything is there that can be loaded."""
@@ -347,17 +363,8 @@ class EventLoop:
             self._tiers.loaded(one)
         one.is_loading = False
         if self._watch is None:
-            start = self._clock()
             self._compute(one)
-            self._host_s += self._clock() - start
         heapq.heappush(self._agenda, (now + self._busy_ms(one), order))
-
-    def _store_until(self, now: int) -> None:
-        """Copy to tiers what they are to have."""
-        if self._tiers is not None:
-            start = self._clock()
-            self._tiers.store_until(now)
-            self._host_s += self._clock() - start
 
     def _busy_ms(self, one: Running) -> int:
         """The time for which a request holds its blocks after its prompt is computed."""

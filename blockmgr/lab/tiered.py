@@ -243,15 +243,20 @@ class TierSteps:
 
     def store_until(self, now: int) -> None:
         """Store what the manager plans up to ``now``; each link takes what is planned in order."""
-        while True:
-            while self._storing and self._storing[0][0] <= now:
-                end = self._storing[0][0]
-                while self._storing and self._storing[0][0] == end:
-                    self._stored(heapq.heappop(self._storing)[2])
-                if end < now:
-                    self._plan(end)
-            if not self._plan(now):
-                return
+        self._resolve(now)
+        while self._plan(now) and self._resolve(now):
+            pass
+
+    def _resolve(self, now: int) -> int:
+        """End the stores that end up to ``now``; returns the number of blocks that they brought."""
+        count = 0
+        while self._storing and self._storing[0][0] <= now:
+            end = self._storing[0][0]
+            while self._storing and self._storing[0][0] == end:
+                count += self._stored(heapq.heappop(self._storing)[2])
+            if end < now:
+                self._plan(end)
+        return count
 
     def _plan(self, now: float) -> int:
         """Begin the stores that are planned; returns their number."""
@@ -260,10 +265,11 @@ class TierSteps:
             heapq.heappush(self._storing, (self._passed(transfer, now), transfer.ticket, transfer))
         return len(plan)
 
-    def _stored(self, transfer: Transfer) -> None:
+    def _stored(self, transfer: Transfer) -> int:
         count = self._manager.stores_done(transfer.ticket, len(transfer))
         if transfer.source == DEVICE and count:
             self._keep(int(transfer.source_blocks[count - 1]))
+        return count
 
     def _keep(self, block: int) -> None:
         """Note that a tier has a block of the device, and so all blocks before it."""

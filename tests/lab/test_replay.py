@@ -492,8 +492,8 @@ def test_host_time_is_read_off_the_clock_and_not_compared(make_trace: MakeTrace)
     ticks = iter(range(100))
     trace = make_trace([1], [2])
     result = replay(trace, 4, ONE_AT_A_TIME, clock=lambda: float(next(ticks)))
-    # Two admissions, two prompts and two ends, of one tick each.
-    assert result.host_s == 6.0
+    # Two admissions and two ends, of one tick each.
+    assert result.host_s == 4.0
     assert result == replace(result, host_s=7.0)
 
 
