@@ -3,7 +3,8 @@
 Replays traces one request at a time, without outputs, under LRU, with a device and a host of
 several sizes in percent of the working set. Prints the token hit rate of both together for each
 ``store``, and in brackets the blocks that were written to the host over those of the working set;
-then what one LRU pool of both finds, and the rate of an unbounded pool.
+then what one LRU pool of both finds, and the rate of an unbounded pool. A device smaller than the
+largest request is left out: it rejects what a pool of both holds.
 
 Run: python -m benchmarks.tiers TRACE ... [--jobs 2]
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.study import working_set_blocks
+from blockmgr.lab.sweep import largest_request_blocks
 from blockmgr.lab.tiered import ReplayTier
 from blockmgr.lab.trace import Trace, read_trace
 from blockmgr.lab.workers import workers_on
@@ -30,14 +32,16 @@ SIZES = ((2, 2), (2, 8), (2, 20), (5, 5), (10, 40))
 """Device and host, in percent of the working set."""
 
 
-def results(trace: Trace, jobs: int) -> dict[tuple[tuple[int, int], str], ReplayResult]:
-    """The replays of a trace, by sizes and by ``store``."""
+def print_table(trace: Trace, jobs: int) -> None:
+    """Replay a trace, and print its table."""
     config = ReplayConfig(
         block_size=trace.tokens_per_id, min_service_ms=0, service_ms_per_token=0, outputs="none"
     )
     full = working_set_blocks(trace, config)
+    least = largest_request_blocks(trace, config)
+    sizes = [pair for pair in SIZES if full * pair[0] // 100 >= least]
     tasks = {}
-    for device, host in SIZES:
+    for device, host in sizes:
         tier = ReplayTier(name="host", num_blocks=full * host // 100)
         for store in STORES:
             tiered = replace(config, tiers=(tier,), store=store)
@@ -50,13 +54,12 @@ def results(trace: Trace, jobs: int) -> dict[tuple[tuple[int, int], str], Replay
         f"| device, host | {' | '.join(STORES)} | one LRU pool |\n|---|{'---|' * len(STORES)}---|"
     )
     replays = dict(zip(tasks, found, strict=True))
-    for sizes in SIZES:
-        cells = [cell(replays[sizes, store], full) for store in STORES]
-        counted = replays[sizes, STORES[0]].by_tier
+    for pair in sizes:
+        cells = [cell(replays[pair, store], full) for store in STORES]
+        counted = replays[pair, STORES[0]].by_tier
         assert counted is not None
         pool = f"{100 * counted.share(counted.one_pool_hit_tokens):.1f}"
-        print(f"| {sizes[0]} %, {sizes[1]} % | {' | '.join(cells)} | {pool} |")
-    return replays
+        print(f"| {pair[0]} %, {pair[1]} % | {' | '.join(cells)} | {pool} |")
 
 
 def cell(result: ReplayResult, full: int) -> str:
@@ -73,7 +76,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     for path in arguments.traces:
-        results(read_trace(path), arguments.jobs)
+        print_table(read_trace(path), arguments.jobs)
 
 
 if __name__ == "__main__":

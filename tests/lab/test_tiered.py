@@ -191,13 +191,6 @@ def test_a_load_delays_the_first_token_in_a_fleet(make_request: MakeRequest) -> 
     assert result.replicas[0].hit_tokens == 8
 
 
-def test_a_tier_smaller_than_a_prompt_is_not_rewritten_for_ever(make_trace: MakeTrace) -> None:
-    small = replace(HOST, num_blocks=3)
-    found = tiered(make_trace(A, B), 12, replace(CONFIG, tiers=(small,), store="release"))
-    # Each prompt is stored once, as far as there is room.
-    assert found.tiers[0].moved.stored == 6
-
-
 def test_samples_are_refused_with_links_only() -> None:
     trace = generate("parallel-sampling", 0)
     instant = replace(CONFIG, block_size=16, tiers=(replace(HOST, num_blocks=500),))
