@@ -6,7 +6,7 @@ several sizes in percent of the working set. Prints the token hit rate of both t
 then what one LRU pool of both finds, and the rate of an unbounded pool. A device smaller than the
 largest request is left out: it rejects what a pool of both holds.
 
-Run: python -m benchmarks.tiers TRACE ... [--jobs 2]
+Run: python -m benchmarks.tier_sizes TRACE ... [--jobs 2]
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def cell(result: ReplayResult, full: int) -> str:
 
 def main() -> None:
     """Replays everything and prints the tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tier_sizes", description=__doc__)
     parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
