@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from blockmgr.lab.tier_sizes import AskedLinks, AskedTiers
 from blockmgr.lab.tiered import ByTier, ReplayTier
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from blockmgr.lab.workloads import generate
-from blockmgr.tiers.proposals import STORES
+from blockmgr.tiers.proposals import STORES, StoreName
 from tests.lab import worlds
 from tests.lab.conftest import MakeRequest, MakeTrace
 
@@ -63,11 +64,11 @@ def test_what_is_evicted_before_it_is_stored_is_dropped(make_trace: MakeTrace) -
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_each_token_of_a_prompt_counts_once(store: str) -> None:
+def test_each_token_of_a_prompt_counts_once(store: StoreName) -> None:
     for seed in range(25):
         random = Random(seed)
         trace = worlds.conversations(random, 20)
-        busy = {"min_service_ms": 3, "service_ms_per_token": 2} if seed % 2 else {}
+        busy: dict[str, Any] = {"min_service_ms": 3, "service_ms_per_token": 2} if seed % 2 else {}
         tiers = (
             ReplayTier(name="host", num_blocks=random.randrange(1, 20)),
             ReplayTier(
@@ -239,7 +240,7 @@ def test_wrong_tiers_are_refused(change: dict[str, object], error: str) -> None:
 def test_a_tier_needs_a_name_and_bounds() -> None:
     for wrong in ({"name": "a b"}, {"num_blocks": 0}, {"ms_per_block": -1.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            replace(HOST, **wrong)  # type: ignore[arg-type]
+            replace(HOST, **wrong)
     with pytest.raises(TypeError, match="tiers must have ReplayTier only, got int"):
         replace(CONFIG, tiers=(8,))  # type: ignore[arg-type]
 

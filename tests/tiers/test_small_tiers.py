@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from blockmgr.tiers import TierConfig, TieredManager
+from blockmgr.tiers.proposals import StoreName
 
 
 @pytest.mark.parametrize("store", ["idle", "release", "commit"])
-def test_prompts_larger_than_a_tier_do_not_evict_each_other_for_ever(store: str) -> None:
+def test_prompts_larger_than_a_tier_do_not_evict_each_other_for_ever(store: StoreName) -> None:
     manager = TieredManager(16, 2, tiers=[TierConfig(num_blocks=3, ahead=16, store=store)])
     for start in (100, 200):
         handle = manager.admit(range(start, start + 9))
