@@ -141,7 +141,8 @@ class Stores:
         finally:
             if not planned or planned[-1].have is not have:
                 books.pool.release(have[::-1])
-        return count, count == missing
+        # What finds no room is dropped: trying again would only evict what was stored just now.
+        return count, count == missing or 0 < count < min(missing, left)
 
     def _begin(self, origin: Origin, target: int, have: list[int], count: int) -> Ticket:
         """Opens the ticket of a store of ``count`` blocks after ``have``, which it keeps."""
