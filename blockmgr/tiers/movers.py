@@ -5,10 +5,11 @@ Needs torch, so ``blockmgr.tiers`` does not import it.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import xxhash
@@ -16,6 +17,7 @@ import xxhash
 from blockmgr.arguments import positive, whole
 from blockmgr.kv import PagedKVCache
 from blockmgr.tiers.plans import DEVICE
+from blockmgr.tiers.shared import SharedStorage
 from blockmgr.tiers.storages import Storage, buffer_of
 from blockmgr.uncopied import NotCopied
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from blockmgr.tiers.manager import TieredManager
-    from blockmgr.tiers.plans import Transfer, TransferPlan
+    from blockmgr.tiers.plans import LookUp, Transfer, TransferPlan
 
 __all__ = ["BlockBytes", "Mover"]
 
@@ -105,7 +107,7 @@ class Mover(NotCopied):
         manager: The manager.
         blocks: The K/V of its blocks.
         storages: For each tier of the manager, its bytes.
-        threads: Threads.
+        threads: Threads. A shared store has as many of its own.
         load_timeout: Seconds after which a load is late; see ``late``.
 
     Raises:
@@ -123,7 +125,7 @@ class Mover(NotCopied):
         self,
         manager: TieredManager,
         blocks: BlockBytes,
-        storages: Sequence[Storage],
+        storages: Sequence[Storage | SharedStorage],
         *,
         threads: int = 2,
         load_timeout: float = 30.0,
@@ -137,44 +139,59 @@ class Mover(NotCopied):
         self._blocks = blocks
         self._storages = tuple(storages)
         self._timeout = positive("load_timeout", load_timeout)
-        self._executor = ThreadPoolExecutor(
-            whole("threads", threads, 1, 256), thread_name_prefix="blockmgr-tiers"
-        )
+        whole("threads", threads, 1, 256)
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-tiers")
+        # A store that hangs holds up only what needs it.
+        self._shared_executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-asks")
         self._running: dict[Future[_Ended], Transfer] = {}
+        self._asking: dict[Future[int], LookUp] = {}
 
     def poll(self) -> int:
-        """Reports the transfers that ended, and begins new ones; how many are under way.
+        """Reports the transfers and look-ups that ended, and begins new ones; how many go on.
 
         Raises:
             Exception: A storage or the cache raised something else than an ``OSError``. That
                 transfer has failed, and its blocks are free.
         """
         self._report()
-        deadline = time.monotonic() + self._timeout
+        now = time.monotonic()
+        for question in self._manager.take_lookups(now=now):
+            self._asking[self._shared_executor.submit(self._look_up, question)] = question
+        deadline = now + self._timeout
         self._begin(self._begin_load, self._manager.take_loads(deadline=deadline))
         self._begin(self._begin_store, self._manager.take_stores())
-        return len(self._running)
+        return len(self._running) + len(self._asking)
 
     def late(self) -> list[int]:
         """The sequences that wait for a load longer than ``load_timeout``; preempt them."""
         return self._manager.loads_late(time.monotonic())
 
     def wait(self) -> None:
-        """Waits for the end of a transfer, for ``load_timeout`` at most, and reports it."""
-        wait(self._running, timeout=self._timeout, return_when=FIRST_COMPLETED)
+        """Waits for the end of a transfer or look-up, ``load_timeout`` at most, and reports it."""
+        wait(self._under_way(), timeout=self._timeout, return_when=FIRST_COMPLETED)
         self._report()
 
     def drain(self) -> None:
-        """Ends all transfers, and reports them; begins none."""
-        wait(self._running)
+        """Ends all transfers and look-ups, and reports them; begins none."""
+        wait(self._under_way())
         self._report()
 
     def close(self) -> None:
         """``drain``, and ends the threads."""
         self.drain()
         self._executor.shutdown()
+        self._shared_executor.shutdown()
+
+    def _under_way(self) -> list[Future[Any]]:
+        return [*self._running, *self._asking]
 
     def _report(self) -> None:
+        for answer in [answer for answer in self._asking if answer.done()]:
+            question = self._asking.pop(answer)
+            failure = answer.exception()
+            self._manager.lookups_done(question.ticket, 0 if failure else answer.result())
+            if failure is not None:
+                raise failure
         for future in [future for future in self._running if future.done()]:
             error = future.exception()
             self._end(self._running[future], future.result() if error is None else _FAILED)
@@ -198,7 +215,7 @@ class Mover(NotCopied):
                 raise
 
     def _begin_load(self, load: Transfer) -> None:
-        self._running[self._executor.submit(self._load, load)] = load
+        self._running[self._executor_for(load).submit(self._load, load)] = load
 
     def _begin_store(self, store: Transfer) -> None:
         """Reads what the device may evict next, then leaves the writes to a thread."""
@@ -209,60 +226,123 @@ class Mover(NotCopied):
                 self._blocks.read(block, data[-1])
             digests = [xxhash.xxh3_128_digest(each) for each in data]
             count = self._manager.stores_read(store.ticket, len(data))
-            task = self._executor.submit(self._store, store, data[:count], digests)
+            task = self._executor_for(store).submit(self._store, store, data[:count], digests)
         else:
-            task = self._executor.submit(self._pass_on, store)
+            task = self._executor_for(store).submit(self._pass_on, store)
         self._running[task] = store
+
+    def _executor_for(self, transfer: Transfer) -> ThreadPoolExecutor:
+        ends = (transfer.source, transfer.target)
+        shared = any(i != DEVICE and isinstance(self._storages[i], SharedStorage) for i in ends)
+        return self._shared_executor if shared else self._executor
 
     # On the threads.
 
+    def _look_up(self, question: LookUp) -> int:
+        """How many of the keys are in the shared store, from the first on; 0 if it fails."""
+        storage = self._storages[question.tier]
+        assert isinstance(storage, SharedStorage)
+        try:
+            return storage.exist(question.keys)
+        except OSError as error:
+            self.last_error = error
+            return 0
+
     def _load(self, load: Transfer) -> _Ended:
         """Reads blocks of a tier into the cache, up to the first that is not proved."""
-        data = buffer_of(self._blocks.size)
-        for i, block in enumerate(load.target_blocks.tolist()):
-            digest = self._read(load, i, data)
-            if not digest:
-                return _Ended(i, refused=digest is None)
-            self._blocks.write(block, data)
+        targets = load.target_blocks.tolist()
+        buffers = self._buffers(load)
+        for part in self._parts_of(load, len(load)):
+            data = buffers[: len(part)]
+            for i, each, digest in zip(part, data, self._read(load, part, data), strict=False):
+                if not digest:
+                    return _Ended(i, refused=digest is None)
+                self._blocks.write(targets[i], each)
         return _Ended(len(load), refused=False)
 
     def _store(self, store: Transfer, data: list[memoryview], digests: list[bytes]) -> _Ended:
         """Writes blocks to a tier, up to the first that fails."""
-        for i, each in enumerate(data):
-            if not self._write(store, i, each, digests[i]):
-                return _Ended(i, refused=False)
-        return _Ended(len(data), refused=False)
+        moved = len(data)
+        for part in self._parts_of(store, len(data)):
+            some = slice(part.start, part.stop)
+            count = self._write(store, part, data[some], digests[some])
+            if count < len(part):
+                moved = part.start + count
+                if not self._is_tail_first(store):
+                    break
+        return _Ended(moved, refused=False)
 
     def _pass_on(self, store: Transfer) -> _Ended:
         """Copies blocks from one tier to another, with the checksums that they have."""
-        data = buffer_of(self._blocks.size)
-        for i in range(len(store)):
-            digest = self._read(store, i, data)
-            if not digest:
-                return _Ended(i, refused=digest is None)
-            if not self._write(store, i, data, digest):
-                return _Ended(i, refused=False)
-        return _Ended(len(store), refused=False)
+        ended = _Ended(len(store), refused=False)
+        buffers = self._buffers(store)
+        for part in self._parts_of(store, len(store)):
+            data = buffers[: len(part)]
+            digests = self._read(store, part, data)
+            good = [digest for digest in itertools.takewhile(bool, digests) if digest]
+            count = self._write(store, part[: len(good)], data[: len(good)], good)
+            if count < len(part):
+                refused = count == len(good) and digests[count] is None
+                ended = _Ended(part.start + count, refused=refused)
+                if not self._is_tail_first(store):
+                    break
+        return ended
 
-    def _read(self, transfer: Transfer, i: int, into: memoryview) -> bytes | None:
-        """The checksum of block ``i``, which is proved; None: it is not; empty: a failure."""
-        proofs, block = transfer.source_proofs, int(transfer.source_blocks[i])
+    def _is_tail_first(self, transfer: Transfer) -> bool:
+        """Whether the target is shared: it may evict first what it got first."""
+        return isinstance(self._storages[transfer.target], SharedStorage)
+
+    def _batch(self, transfer: Transfer) -> int:
+        """Blocks to move at a time: one, but for a shared store, whose calls are expensive."""
+        ends = [self._storages[i] for i in (transfer.source, transfer.target) if i != DEVICE]
+        return max(each.batch if isinstance(each, SharedStorage) else 1 for each in ends)
+
+    def _buffers(self, transfer: Transfer) -> list[memoryview]:
+        count = min(self._batch(transfer), len(transfer))
+        return [buffer_of(self._blocks.size) for _ in range(count)]
+
+    def _parts_of(self, transfer: Transfer, count: int) -> list[range]:
+        """The leading blocks of a transfer, some at a time, in the order in which to move them."""
+        size = self._batch(transfer)
+        parts = [range(first, min(first + size, count)) for first in range(0, count, size)]
+        is_store = transfer.target != DEVICE
+        return parts[::-1] if is_store and self._is_tail_first(transfer) else parts
+
+    def _read(
+        self, transfer: Transfer, part: range, into: list[memoryview]
+    ) -> Sequence[bytes | None]:
+        """Checksums of blocks, until one is not proved, None, or could not be read, empty."""
+        storage, proofs = self._storages[transfer.source], transfer.source_proofs
         assert proofs is not None
-        storage = self._storages[transfer.source]
+        digests: list[bytes | None] = []
         try:
-            return storage.read(block, int(proofs.serials[i]), proofs.keys[i], into)
+            if isinstance(storage, SharedStorage):
+                return storage.read(proofs.keys[part.start : part.stop], into)
+            for i, each in zip(part, into, strict=True):
+                block, serial = int(transfer.source_blocks[i]), int(proofs.serials[i])
+                digests.append(storage.read(block, serial, proofs.keys[i], each))
+                if digests[-1] is None:
+                    break
         except OSError as error:
             self.last_error = error
-            return b""
+            digests.append(b"")
+        return digests
 
-    def _write(self, transfer: Transfer, i: int, data: memoryview, digest: bytes) -> bool:
-        """Whether block ``i`` was written."""
-        proofs, block = transfer.target_proofs, int(transfer.target_blocks[i])
+    def _write(
+        self, transfer: Transfer, part: range, data: list[memoryview], digests: list[bytes]
+    ) -> int:
+        """How many of these blocks were written, from the first on."""
+        storage, proofs = self._storages[transfer.target], transfer.target_proofs
         assert proofs is not None
-        storage = self._storages[transfer.target]
+        count = 0
         try:
-            storage.write(block, int(proofs.serials[i]), proofs.keys[i], data, digest)
+            if isinstance(storage, SharedStorage):
+                keys = proofs.keys[part.start : part.stop]
+                return storage.write(keys, data, digests[: len(part)])
+            for i, each, digest in zip(part, data, digests, strict=False):
+                block, serial = int(transfer.target_blocks[i]), int(proofs.serials[i])
+                storage.write(block, serial, proofs.keys[i], each, digest)
+                count += 1
         except OSError as error:
             self.last_error = error
-            return False
-        return True
+        return count

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from blockmgr.blocks import CachedPrefix
     from blockmgr.prompt import Prompt
 
-__all__ = ["Path", "key_bytes", "key_of", "parts_of_key", "secret"]
+__all__ = [
+    "Path",
+    "key_bytes",
+    "key_of",
+    "parts_of_key",
+    "secret",
+    "shared_key_bytes",
+    "shared_key_of",
+]
 
 DIGEST_BYTES = 32
 SERIAL_BYTES = 8
@@ -73,6 +81,11 @@ class Path:
         part = self.tokens[i * self.block_size : (i + 1) * self.block_size]
         return np.ascontiguousarray(part, "<u4").tobytes()
 
+    def until(self, stop: int) -> Path:
+        """Its first ``stop`` blocks."""
+        extras = {i: key for i, key in self.extras.items() if i < stop}
+        return Path(self.tokens[: stop * self.block_size], self.namespace, extras, self.block_size)
+
     def extras_between(self, first: int, stop: int) -> dict[int, bytes] | None:
         """Extra keys of blocks ``[first, stop)``, counted from ``first``; None for none."""
         own = {i - first: key for i, key in self.extras.items() if first <= i < stop}
@@ -92,9 +105,23 @@ def key_of(path: Path, i: int, parent: int) -> bytes:
         i: Logical block.
         parent: Serial of the block before it in the same tier; 0 for none.
     """
+    return parent.to_bytes(SERIAL_BYTES, "little") + _content_of(path, i)
+
+
+def shared_key_bytes(block_size: int) -> int:
+    """Bytes of a key in a store that others share, for blocks of so many tokens."""
+    return 3 * DIGEST_BYTES + 4 * block_size
+
+
+def shared_key_of(path: Path, i: int, parent: bytes) -> bytes:
+    """``key_of`` for a shared store, after the block whose key has this digest."""
+    return parent + _content_of(path, i)
+
+
+def _content_of(path: Path, i: int) -> bytes:
+    """What block ``i`` of a path is by itself, always with its namespace."""
     names = (path.namespace, path.extras.get(i, b""))
-    padded = (name.ljust(DIGEST_BYTES, b"\0") for name in names)
-    return parent.to_bytes(SERIAL_BYTES, "little") + b"".join(padded) + path.block(i)
+    return b"".join(name.ljust(DIGEST_BYTES, b"\0") for name in names) + path.block(i)
 
 
 class KeyParts(NamedTuple):

@@ -23,7 +23,7 @@ import xxhash
 from blockmgr.arguments import whole
 from blockmgr.errors import ForkError
 from blockmgr.tiers.errors import SlabError, SlabHeldError, SlabMismatchError, SlabSpaceError
-from blockmgr.tiers.records import FORMAT, NEVER, PAGE, RAW, Identity, Records, State, up
+from blockmgr.tiers.records import FORMAT, NEVER, PAGE, Identity, Records, State, up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -234,16 +234,12 @@ class Slab:
         For a copy of the block that is to be proved by the same checksum.
         """
         view = self._checked(block, key, into)
-        size = self._records.size
-        header = self._records.parse(os.pread(self._file, size, self._header(block)))
-        if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
-            return None
-        sizes = (int(header["stored_bytes"]), int(header["logical_bytes"]))
-        if int(header["codec"]) != RAW or sizes != (self.block_bytes, self.block_bytes):
+        header = os.pread(self._file, self._records.size, self._header(block))
+        digest = self._records.digest_of(header, serial, key)
+        if digest is None:
             return None
         if _read(self._file_for(view), view, self._payload(block)) != self.block_bytes:
             return None
-        digest = bytes(header["digest"])
         return digest if xxhash.xxh3_128_digest(view) == digest else None
 
     def erase(self, blocks: Sequence[int]) -> None:

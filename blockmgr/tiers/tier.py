@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import positive, whole
 from blockmgr.errors import BlockStateError
 from blockmgr.pool import BlockPool
-from blockmgr.tiers.paths import Path, key_bytes, key_of, parts_of_key, secret
+from blockmgr.tiers.paths import (
+    Path,
+    key_bytes,
+    key_of,
+    parts_of_key,
+    secret,
+    shared_key_bytes,
+)
 from blockmgr.tiers.plans import Proofs, TierStats
+from blockmgr.tiers.shared import SharedStorage
 from blockmgr.tiers.slab import Slab
 
 if TYPE_CHECKING:
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
 
     from blockmgr.config import ManagerConfig
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.tickets import Ticket
 
 __all__ = ["TierBooks", "TierConfig"]
 
@@ -28,8 +37,11 @@ class TierConfig:
     """One tier of a manager: how many blocks it has, and in what.
 
     Attributes:
-        num_blocks: Blocks that it holds; None for those of the slab.
+        num_blocks: Blocks that it holds; None for those of the slab. Of a shared store, blocks that
+            this process remembers.
         slab: The file that holds them; None for memory.
+        shared: The store, which others share, that holds them; None for memory.
+        known_seconds: Of a shared store, how long to remember what was stored or seen there.
         eviction: Eviction order, as in ``ManagerConfig``.
         ahead: Idle blocks of the tier above, or of the device, that are stored here ahead of their
             eviction; None for a sixteenth of them. As many as it has stores all that is idle.
@@ -39,10 +51,19 @@ class TierConfig:
     slab: Slab | None = None
     eviction: str | PolicyFactory = "lru"
     ahead: int | None = None
+    shared: SharedStorage | None = None
+    known_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if self.slab is not None and not isinstance(self.slab, Slab):
             raise TypeError(f"slab must be a Slab or None, got {type(self.slab).__name__}")
+        if self.shared is not None and not isinstance(self.shared, SharedStorage):
+            raise TypeError(
+                f"shared must be a SharedStorage or None, got {type(self.shared).__name__}"
+            )
+        if self.shared is not None and self.slab is not None:
+            raise ValueError("shared must be None with a slab")
+        positive("known_seconds", self.known_seconds)
         if self.slab is None and self.num_blocks is None:
             raise ValueError("num_blocks must be given for a tier without a slab, got None")
         if self.slab is not None and self.num_blocks not in (None, self.slab.num_blocks):
@@ -69,11 +90,15 @@ class TierBooks:
 
     def __init__(self, config: TierConfig, manager: ManagerConfig) -> None:
         size = manager.block_size
-        if config.slab is not None and config.slab.key_bytes != key_bytes(size):
-            raise ValueError(
-                f"slab must have keys of {key_bytes(size)} bytes for blocks of {size} tokens, got "
-                f"{config.slab.key_bytes}"
-            )
+        for name, storage, wanted in (
+            ("slab", config.slab, key_bytes(size)),
+            ("shared", config.shared, shared_key_bytes(size)),
+        ):
+            if storage is not None and storage.key_bytes != wanted:
+                raise ValueError(
+                    f"{name} must have keys of {wanted} bytes for blocks of {size} tokens, got "
+                    f"{storage.key_bytes}"
+                )
         self.slab = config.slab
         self.pool = BlockPool(
             config.size,
@@ -147,6 +172,23 @@ class TierBooks:
         """Forgets a block, with all that continues it, so that it can be stored again."""
         if self.pool.is_cached(block):
             self.pool.forget_blocks([block])
+
+    def condemn(self, path: Path) -> None:
+        """Forgets the last block of a path, whose bytes turned out to be wrong."""
+        found = self.find(path)
+        if found and len(found) == len(path):
+            self.forget(found[-1])
+
+    def take_back(self, store: Ticket) -> bool:
+        """Makes nobody find what a store wrote; False: nobody would who should not."""
+        if self.slab is not None:
+            self.slab.erase(store.targets)
+        return self.slab is not None
+
+    def reset(self) -> None:
+        """Makes no restart find what was written, as for new weights. It can fail."""
+        if self.slab is not None:
+            self.slab.reset(volatile=True)
 
     def forget_all(self) -> None:
         """Forgets every block. Blocks that a transfer uses are free when it ends."""

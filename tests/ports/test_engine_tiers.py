@@ -188,7 +188,7 @@ def test_a_request_that_is_aborted_leaves_an_engine_that_works() -> None:
 @pytest.mark.parametrize(
     ("tiers", "error", "words"),
     [
-        (["host"], TypeError, "tiers must have HostTier and DiskTier only"),
+        (["host"], TypeError, "tiers must have HostTier, DiskTier and MooncakeTier only"),
         ("host", TypeError, "tiers must be a sequence"),
         ([HostTier(bytes_to_use=8)], ValueError, "bytes_to_use must be at least"),
     ],

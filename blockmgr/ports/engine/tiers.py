@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import xxhash
 
+from blockmgr.digest import KeyedDigest
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, UnsupportedModelError
 from blockmgr.kv import PagedKVCache
-from blockmgr.tiers import DiskTier, HostTier, Slab, TierConfig, TieredManager, key_bytes
+from blockmgr.prompt import Prompt
+from blockmgr.tiers import (
+    DiskTier,
+    HostTier,
+    MooncakeTier,
+    SharedStorage,
+    Slab,
+    TierConfig,
+    TieredManager,
+    key_bytes,
+    shared_key_bytes,
+)
+from blockmgr.tiers.mooncake import MooncakeStore
 from blockmgr.tiers.movers import BlockBytes, Mover
 from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from transformers import PreTrainedModel
 
     from blockmgr.config import ManagerConfig
     from blockmgr.ports.engine.jobs import Job
     from blockmgr.ports.transformers.model import PagedModel
-    from blockmgr.prompt import Prompt
 
-__all__ = ["EngineTiers"]
+__all__ = ["EngineTiers", "TierKind"]
+
+TierKind: TypeAlias = HostTier | DiskTier | MooncakeTier
+MOST_ASKED = 64  # jobs at the head of the queue for which a shared store is asked
 
 
 class EngineTiers:
@@ -38,6 +54,7 @@ class EngineTiers:
     Raises:
         UnsupportedModelError: Not all layers have full attention.
         SlabError: A slab cannot be opened.
+        SharedStoreError: A shared store cannot be reached.
         ValueError: A value is out of its bounds.
         TypeError: A value is of the wrong type.
 
@@ -49,9 +66,7 @@ class EngineTiers:
     manager: TieredManager
     _mover: Mover
 
-    def __init__(
-        self, model: PagedModel, config: ManagerConfig, kinds: Sequence[HostTier | DiskTier]
-    ) -> None:
+    def __init__(self, model: PagedModel, config: ManagerConfig, kinds: Sequence[TierKind]) -> None:
         if not isinstance(model.cache, PagedKVCache):
             raise UnsupportedModelError(
                 model.model.config.model_type, "tiers need full attention in all layers"
@@ -60,20 +75,23 @@ class EngineTiers:
         self._blocks = BlockBytes(model.cache)
         self._kinds = tuple(kinds)
         sizes = [_num_blocks(kind, self._blocks.size) for kind in self._kinds]
-        self._slabs: list[Slab | None] = []
+        self._places: list[Slab | SharedStorage | None] = []
         self.loading: list[Job] = []
+        self._asked: dict[tuple[int, int], int] = {}  # number of the look-up of each job
         try:
             for kind, size in zip(self._kinds, sizes, strict=True):
-                self._slabs.append(self._opened(kind, size, model))
+                self._places.append(self._opened(kind, size, model))
             self._start(sizes)
         except BaseException:
-            self._close_slabs()
+            self._close_places()
             raise
         self._sizes = sizes
 
-    def _opened(self, kind: HostTier | DiskTier, size: int, model: PagedModel) -> Slab | None:
-        if not isinstance(kind, DiskTier):
+    def _opened(self, kind: TierKind, size: int, model: PagedModel) -> Slab | SharedStorage | None:
+        if isinstance(kind, HostTier):
             return None
+        if isinstance(kind, MooncakeTier):
+            return self._connected(kind, _layout_of(model, kind.revision))
         return Slab(
             kind.path,
             _layout_of(model, kind.revision),
@@ -82,20 +100,39 @@ class EngineTiers:
             key_bytes=key_bytes(self._config.block_size),
         )
 
+    def _connected(self, kind: MooncakeTier, layout: dict[str, str | int]) -> SharedStorage:
+        store = MooncakeStore(
+            kind.master,
+            host=kind.host,
+            lent_bytes=kind.lent_bytes,
+            protocol=kind.protocol,
+            devices=kind.devices,
+        )
+        digest = self._config.digest
+        return SharedStorage(
+            store,
+            layout,
+            block_bytes=self._blocks.size,
+            key_bytes=shared_key_bytes(self._config.block_size),
+            timeout=kind.timeout,
+            keyed=digest if isinstance(digest, KeyedDigest) else None,
+        )
+
     def _start(self, sizes: Sequence[int]) -> None:
         """Makes a manager, and the memory of its tiers."""
         tiers: list[TierConfig] = []
-        storages: list[Storage] = []
+        storages: list[Storage | SharedStorage] = []
         # An admission takes many blocks at once, so the first tier gets what is idle at once, and
-        # each other one half of what is idle above it.
-        ahead = self._config.num_blocks
-        for kind, slab, size in zip(self._kinds, self._slabs, sizes, strict=True):
-            tiers.append(
-                TierConfig(num_blocks=size, slab=slab, eviction=kind.eviction, ahead=ahead)
-            )
-            memory = HostStorage(size, self._blocks.size) if slab is None else SlabStorage(slab)
-            storages.append(memory)
-            ahead = max(1, size // 2)
+        # each other one half of what is idle above it; a shared one all, for others to find.
+        above = self._config.num_blocks
+        for kind, place, size in zip(self._kinds, self._places, sizes, strict=True):
+            ahead = above if not tiers or isinstance(kind, MooncakeTier) else max(1, above // 2)
+            tiers.append(_tier_of(kind, place, size, ahead))
+            if isinstance(place, Slab):
+                storages.append(SlabStorage(place))
+            else:
+                storages.append(place or HostStorage(size, self._blocks.size))
+            above = size
         capacity, storing = self._config.capacity, max(64, self._config.num_blocks // 8)
         self.manager = TieredManager.from_config(
             self._config, tiers=tiers, max_loading=capacity, max_storing=storing
@@ -103,6 +140,28 @@ class EngineTiers:
         self._mover = Mover(self.manager, self._blocks, storages)
 
     # Jobs.
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job waits for bytes, or for what a shared store says."""
+        return bool(self.loading) or any(map(self.manager.is_looking_up, self._asked.values()))
+
+    def ask(self, waiting: Iterable[Job]) -> None:
+        """Has a shared store asked for the fresh jobs at the head of the queue."""
+        if not isinstance(self._places[-1], SharedStorage):
+            return
+        for job in itertools.islice(waiting, MOST_ASKED):
+            if job.order not in self._asked and job.tracks[0].handle is None:
+                self._asked[job.order] = self.manager.look_up(Prompt(job.tracks[0].tokens))
+
+    def is_asking(self, job: Job) -> bool:
+        """Whether a shared store was asked for a job, and has not answered."""
+        return self.manager.is_looking_up(self._asked.get(job.order, 0))
+
+    def clear(self) -> None:
+        """Drops all jobs."""
+        self.loading.clear()
+        self._asked.clear()
 
     def enter(self, job: Job, prompt: Prompt) -> bool:
         """Admits a fresh job if a tier has a part of its prompt; returns whether it waits."""
@@ -145,10 +204,12 @@ class EngineTiers:
     def restart(self) -> None:
         """Empties all tiers and the device, whose K/V may be of other weights or half written."""
         self._mover.close()
-        for slab in self._slabs:
-            if slab is not None:
-                slab.reset(volatile=True)
-        self.loading = []
+        for place in self._places:
+            if isinstance(place, Slab):
+                place.reset(volatile=True)
+            elif place is not None:
+                place.reset()
+        self.clear()
         self._start(self._sizes)
 
     def close(self) -> None:
@@ -156,17 +217,33 @@ class EngineTiers:
         while self._mover.poll():
             self._mover.drain()
         self._mover.close()
-        self._close_slabs()
+        self._close_places()
 
-    def _close_slabs(self) -> None:
-        for slab in self._slabs:
-            if slab is not None:
-                slab.close()
+    def _close_places(self) -> None:
+        for place in self._places:
+            if place is not None:
+                place.close()
 
 
-def _num_blocks(kind: HostTier | DiskTier, size: int) -> int:
+def _tier_of(
+    kind: TierKind, place: Slab | SharedStorage | None, size: int, ahead: int
+) -> TierConfig:
+    if isinstance(kind, MooncakeTier):
+        assert isinstance(place, SharedStorage)
+        return TierConfig(
+            num_blocks=size, shared=place, known_seconds=kind.known_seconds, ahead=ahead
+        )
+    slab = place if isinstance(place, Slab) else None
+    return TierConfig(num_blocks=size, slab=slab, eviction=kind.eviction, ahead=ahead)
+
+
+def _num_blocks(kind: TierKind, size: int) -> int:
+    if isinstance(kind, MooncakeTier):
+        return kind.known_blocks
     if not isinstance(kind, HostTier | DiskTier):
-        raise TypeError(f"tiers must have HostTier and DiskTier only, got {type(kind).__name__}")
+        raise TypeError(
+            f"tiers must have HostTier, DiskTier and MooncakeTier only, got {type(kind).__name__}"
+        )
     if kind.bytes_to_use < size:
         raise ValueError(
             f"bytes_to_use must be at least {size}, the bytes of a block, got {kind.bytes_to_use}"
