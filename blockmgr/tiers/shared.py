@@ -267,9 +267,13 @@ class SharedStorage(NotCopied):
         good = len(keys) - found.count(None)
         missing = len(keys) - good - len(refused)
         self._count(read=good, refused=len(refused), missing=missing)
-        if refused:
-            self._executor.submit(self._store.remove, refused)  # if it fails, it is refused again
+        if refused:  # if that fails, it is refused again
+            self._executor.submit(self._store.remove, refused)
         return found
+
+    def discard(self, key: bytes) -> None:
+        """Has a block removed, without a wait, if the store can be reached."""
+        self._executor.submit(self._store.remove, self._names([key]))
 
     def close(self) -> None:
         """Ends the calls and closes the store, whose objects stay."""

@@ -98,9 +98,11 @@ class SharedBooks(TierBooks):
             self.forget(block)  # with what continues it, which may be old, too
 
     def condemn(self, path: Path) -> None:
-        """Never looks for the last block of a path under its key again, whoever stored it."""
+        """Removes the last block of a path, and never looks for it under its key again."""
         super().condemn(path)
-        self._moved[self.shared.digest(self.keys(path)[-1])] = os.urandom(DIGEST_BYTES)
+        key = self.keys(path)[-1]
+        self._moved[self.shared.digest(key)] = os.urandom(DIGEST_BYTES)
+        self.shared.discard(key)
 
     def take_back(self, store: Ticket) -> bool:
         """As ``TierBooks.take_back`` in this process, whose keys are others from here on."""
