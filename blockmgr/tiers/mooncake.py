@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.arguments import positive, text, whole
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["MooncakeStore"]
 
 NO_MASTER = -900  # its call to the master failed
+NOT_THERE = -704
 
 
 class MooncakeStore(NotCopied):
@@ -36,7 +36,8 @@ class MooncakeStore(NotCopied):
         lent_bytes: Memory of this process that the store may use; 0 only to use that of others.
         protocol: Transport: ``"tcp"``, or ``"rdma"``.
         devices: Devices for RDMA, by name, with commas between them.
-        timeout: Seconds in which the store must be ready.
+        timeout: Seconds in which something must answer at ``master``. If it is no master, Mooncake
+            itself gives up after some 90 s.
 
     Raises:
         SharedStoreError: Mooncake is not installed, nothing answers at ``master``, or it is no
@@ -55,7 +56,7 @@ class MooncakeStore(NotCopied):
         lent_bytes: int = 0,
         protocol: str = "tcp",
         devices: str = "",
-        timeout: float = 20.0,
+        timeout: float = 5.0,
     ) -> None:
         own = (text("host", host), whole("lent_bytes", lent_bytes, 0))
         how = (text("protocol", protocol), text("devices", devices))
@@ -71,26 +72,13 @@ class MooncakeStore(NotCopied):
             raise SharedStoreError(
                 master, f"Mooncake cannot be imported, see blockmgr[mooncake]: {error}"
             ) from error
-        try:  # its own attempts take more than a minute
+        try:  # because its own attempts hold the interpreter for more than a minute
             socket.create_connection((address.strip("[]"), int(port)), timeout).close()
         except OSError as error:
             raise SharedStoreError(master, f"nothing answers there: {error}") from None
         self._client: Any = MooncakeDistributedStore()
-        arguments = (own[0], "P2PHANDSHAKE", own[1], 1 << 24, *how, master)
-        self._set_up(arguments, timeout)
-
-    def _set_up(self, arguments: tuple[object, ...], timeout: float) -> None:
-        codes: list[int] = []
-        client = self._client
-        thread = threading.Thread(
-            target=lambda: codes.append(client.setup(*arguments)), daemon=True
-        )
-        thread.start()
-        thread.join(timeout)
-        if not codes:
-            raise SharedStoreError(self._master, f"it is not ready within {timeout} s")
-        if codes != [0]:
-            raise SharedStoreError(self._master, f"its set-up failed with {codes[0]}")
+        if code := self._client.setup(own[0], "P2PHANDSHAKE", own[1], 1 << 24, *how, master):
+            raise SharedStoreError(master, f"its set-up failed with {code}")
 
     def buffer(self, size: int) -> memoryview:
         """As ``ObjectStore.buffer``: registered for transfers."""
@@ -115,10 +103,11 @@ class MooncakeStore(NotCopied):
         return [code == 0 for code in self._reached("batch_put_from", names, places, sizes)]
 
     def get(self, names: Sequence[str], into: Sequence[memoryview]) -> list[int]:
-        """As ``ObjectStore.get``. What was lent by a process that ended is not there."""
+        """As ``ObjectStore.get``. What a process has lent that ended cannot be read."""
         places = [_address(each) for each in into]
         sizes = [each.nbytes for each in into]
-        return [max(0, code) for code in self._reached("batch_get_into", names, places, sizes)]
+        codes = self._reached("batch_get_into", names, places, sizes)
+        return [0 if code == NOT_THERE else max(-1, code) for code in codes]
 
     def remove(self, names: Sequence[str]) -> None:
         """As ``ObjectStore.remove``."""

@@ -107,7 +107,7 @@ class Mover(NotCopied):
         manager: The manager.
         blocks: The K/V of its blocks.
         storages: For each tier of the manager, its bytes.
-        threads: Threads. A shared store has as many of its own.
+        threads: Threads. Reads of a shared store have as many of their own, and writes to it.
         load_timeout: Seconds after which a load is late; see ``late``.
 
     Raises:
@@ -141,8 +141,9 @@ class Mover(NotCopied):
         self._timeout = positive("load_timeout", load_timeout)
         whole("threads", threads, 1, 256)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-tiers")
-        # A store that hangs holds up only what needs it.
-        self._shared_executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-asks")
+        # A shared store that hangs holds up only what needs it, and its writes no reads.
+        self._reader = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-reads")
+        self._writer = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-writes")
         self._running: dict[Future[_Ended], Transfer] = {}
         self._asking: dict[Future[int], LookUp] = {}
 
@@ -156,7 +157,7 @@ class Mover(NotCopied):
         self._report()
         now = time.monotonic()
         for question in self._manager.take_lookups(now=now):
-            self._asking[self._shared_executor.submit(self._look_up, question)] = question
+            self._asking[self._reader.submit(self._look_up, question)] = question
         deadline = now + self._timeout
         self._begin(self._begin_load, self._manager.take_loads(deadline=deadline))
         self._begin(self._begin_store, self._manager.take_stores())
@@ -180,7 +181,8 @@ class Mover(NotCopied):
         """``drain``, and ends the threads."""
         self.drain()
         self._executor.shutdown()
-        self._shared_executor.shutdown()
+        self._reader.shutdown()
+        self._writer.shutdown()
 
     def _under_way(self) -> list[Future[Any]]:
         return [*self._running, *self._asking]
@@ -232,9 +234,12 @@ class Mover(NotCopied):
         self._running[task] = store
 
     def _executor_for(self, transfer: Transfer) -> ThreadPoolExecutor:
-        ends = (transfer.source, transfer.target)
-        shared = any(i != DEVICE and isinstance(self._storages[i], SharedStorage) for i in ends)
-        return self._shared_executor if shared else self._executor
+        if self._is_shared(transfer.source):
+            return self._reader
+        return self._writer if self._is_shared(transfer.target) else self._executor
+
+    def _is_shared(self, tier: int) -> bool:
+        return tier != DEVICE and isinstance(self._storages[tier], SharedStorage)
 
     # On the threads.
 
@@ -268,7 +273,7 @@ class Mover(NotCopied):
             count = self._write(store, part, data[some], digests[some])
             if count < len(part):
                 moved = part.start + count
-                if not self._is_tail_first(store):
+                if not self._is_shared(store.target):
                     break
         return _Ended(moved, refused=False)
 
@@ -284,13 +289,9 @@ class Mover(NotCopied):
             if count < len(part):
                 refused = count == len(good) and digests[count] is None
                 ended = _Ended(part.start + count, refused=refused)
-                if not self._is_tail_first(store):
+                if not self._is_shared(store.target):
                     break
         return ended
-
-    def _is_tail_first(self, transfer: Transfer) -> bool:
-        """Whether the target is shared: it may evict first what it got first."""
-        return isinstance(self._storages[transfer.target], SharedStorage)
 
     def _batch(self, transfer: Transfer) -> int:
         """Blocks to move at a time: one, but for a shared store, whose calls are expensive."""
@@ -302,11 +303,13 @@ class Mover(NotCopied):
         return [buffer_of(self._blocks.size) for _ in range(count)]
 
     def _parts_of(self, transfer: Transfer, count: int) -> list[range]:
-        """The leading blocks of a transfer, some at a time, in the order in which to move them."""
+        """The leading blocks of a transfer, some at a time, in the order in which to move them.
+
+        A shared store gets the end first, because it may evict first what it got first.
+        """
         size = self._batch(transfer)
         parts = [range(first, min(first + size, count)) for first in range(0, count, size)]
-        is_store = transfer.target != DEVICE
-        return parts[::-1] if is_store and self._is_tail_first(transfer) else parts
+        return parts[::-1] if self._is_shared(transfer.target) else parts
 
     def _read(
         self, transfer: Transfer, part: range, into: list[memoryview]

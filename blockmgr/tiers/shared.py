@@ -67,7 +67,9 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, names: Sequence[str], into: Sequence[memoryview]) -> list[int]:
-        """Reads objects, and returns for each the number of its bytes; 0 if it is not there.
+        """Reads objects, and returns for each the number of its bytes.
+
+        That is 0 if it is not there, and -1 if it is and cannot be read.
 
         Args:
             names: Their names.
@@ -101,7 +103,7 @@ class SharedStats:
         written: Blocks that it took.
         read: Blocks that were read and proved.
         missing: Blocks that were to be read and were not there.
-        refused: Blocks that were read and not proved; they were removed.
+        refused: Blocks that were there and could not be read or proved; they were removed.
         failed_calls: Calls that failed or took too long.
         skipped_calls: Calls that were not made, because one had failed shortly before.
     """
@@ -114,6 +116,25 @@ class SharedStats:
     refused: int = 0
     failed_calls: int = 0
     skipped_calls: int = 0
+
+
+class _Breaker:
+    """Lets no call through for some time after a failure, then one to try."""
+
+    def __init__(self, retry: float) -> None:
+        self.resume = 0.0
+        self._retry = retry
+
+    def lets_through(self) -> bool:
+        now = time.monotonic()
+        if now < self.resume:
+            return False
+        if self.resume:
+            self.failed()  # until the call that tries says otherwise
+        return True
+
+    def failed(self) -> None:
+        self.resume = time.monotonic() + self._retry
 
 
 class SharedStorage(NotCopied):
@@ -164,7 +185,7 @@ class SharedStorage(NotCopied):
         self._size = whole("block_bytes", block_bytes, 1, 2**40)
         self.key_bytes = whole("key_bytes", key_bytes, 1, 1 << 18)
         self._timeout = positive("timeout", timeout)
-        self._retry = positive("retry", retry)
+        positive("retry", retry)
         whole("threads", threads, 1, 256)
         identity = Identity(FORMAT, 0, block_bytes, key_bytes, dict(layout))
         self._identity = hashlib.sha256(identity.page()).digest()
@@ -180,7 +201,7 @@ class SharedStorage(NotCopied):
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared")
         self._lock = threading.Lock()
         self._stats = SharedStats()
-        self._resume = 0.0  # the time before which no call is made
+        self._calls, self._writes = _Breaker(retry), _Breaker(retry)
 
     def digest(self, key: bytes) -> bytes:
         """What the name of a key is made of, 32 bytes."""
@@ -225,6 +246,7 @@ class SharedStorage(NotCopied):
             OSError: The store cannot be reached, or was not shortly before.
         """
         names = self._names(keys)[::-1]
+        self._check(self._writes)
         staging = self._take()
         places = self._places(staging, len(keys))
         for place, key, each, digest in zip(places, keys, data, digests, strict=True):
@@ -232,6 +254,12 @@ class SharedStorage(NotCopied):
             place[self._page :] = each
         done = self._call(lambda: self._store.put(names, places[::-1]), staging)[::-1]
         self._free.put(staging)
+        with self._lock:
+            # If it takes nothing, as when its memory is full or gone, reads go on.
+            if any(done):
+                self._writes.resume = 0.0
+            else:
+                self._writes.failed()
         count = _leading(done)
         self._count(written=count)
         return count
@@ -239,7 +267,7 @@ class SharedStorage(NotCopied):
     def read(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bytes | None]:
         """Reads blocks, and returns their checksums; None for each that is missing or not proved.
 
-        What is not proved is removed, so that it can be stored again.
+        What cannot be read or proved is removed, so that it can be stored again.
 
         Args:
             keys: Their keys.
@@ -256,14 +284,16 @@ class SharedStorage(NotCopied):
         refused = []
         for place, key, name, target, size in zip(places, keys, names, into, sizes, strict=True):
             digest = None
-            if size:
+            if size > 0:
                 target[:] = place[self._page :]
                 said = self._records.digest_of(bytes(place[: self._records.size]), SERIAL, key)
                 is_whole = size == len(place) and xxhash.xxh3_128_digest(target) == said
                 digest = said if is_whole else None
-                refused += [] if is_whole else [name]
+            refused += [name] if size and digest is None else []
             found.append(digest)
         self._free.put(staging)
+        if min(sizes) < 0 and max(sizes) <= 0:  # its owner is gone, which can take long to see
+            self._failure(OSError("nothing could be read"))
         good = len(keys) - found.count(None)
         missing = len(keys) - good - len(refused)
         self._count(read=good, refused=len(refused), missing=missing)
@@ -291,7 +321,7 @@ class SharedStorage(NotCopied):
 
     def _take(self) -> memoryview:
         """Memory for a transfer."""
-        self._check()
+        self._check(self._calls)
         try:
             return self._free.get(timeout=self._timeout)
         except queue.Empty:
@@ -299,9 +329,9 @@ class SharedStorage(NotCopied):
 
     def _call(self, work: Callable[[], T], staging: memoryview | None = None) -> T:
         """Does this on a thread. If that takes too long, the memory is free when it has ended."""
+        if staging is None:
+            self._check(self._calls)
         try:
-            if staging is None:
-                self._check()
             future = self._executor.submit(work)
         except BaseException:
             self._give(staging)
@@ -314,28 +344,25 @@ class SharedStorage(NotCopied):
             if isinstance(error, OSError):
                 raise self._failure(error) from None
             raise
-        self._resume = 0.0
+        self._calls.resume = 0.0
         return result
 
     def _give(self, staging: memoryview | None) -> None:
         if staging is not None:
             self._free.put(staging)
 
-    def _check(self) -> None:
-        """Lets no call through for some time after a failure, then one to try."""
+    def _check(self, breaker: _Breaker) -> None:
+        """Raises if there was a failure shortly before."""
         with self._lock:
-            if self._resume:
-                now = time.monotonic()
-                if now < self._resume:
-                    self._stats.skipped_calls += 1
-                    raise ConnectionError("the shared store failed shortly before")
-                self._resume = now + self._retry
+            if not breaker.lets_through():
+                self._stats.skipped_calls += 1
+                raise ConnectionError("the shared store failed shortly before")
 
     def _failure(self, error: OSError) -> OSError:
         """Notes that a call failed."""
         with self._lock:
             self._stats.failed_calls += 1
-            self._resume = time.monotonic() + self._retry
+            self._calls.failed()
         said = f"the shared store did not answer within {self._timeout} s"
         return error if str(error) else TimeoutError(said)
 

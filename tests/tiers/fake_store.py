@@ -15,7 +15,7 @@ class FakeStore:
         self.objects: dict[str, bytes] = {}
         self.random = random.Random(seed)
         self.lie = lie
-        self.is_down = False
+        self.is_down = self.is_unreadable = False
         self.calls: list[tuple[str, list[str]]] = []
         self.is_closed = False
 
@@ -37,6 +37,9 @@ class FakeStore:
         self.reach("get", names)
         sizes = []
         for name, target in zip(names, into, strict=True):
+            if self.is_unreadable and name in self.objects:
+                sizes.append(-1)
+                continue
             found = self.damaged(self.objects.get(name, b""))
             target[: len(found)] = found
             says_more = bool(found) and self.lies()

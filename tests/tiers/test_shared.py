@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,15 @@ from blockmgr import TicketError
 from blockmgr.digest import KeyedDigest
 from blockmgr.tiers import (
     DEVICE,
+    MooncakeTier,
     SharedStorage,
+    SharedStoreError,
     TierConfig,
     TieredManager,
     Transfer,
     shared_key_bytes,
 )
+from blockmgr.tiers.mooncake import MooncakeStore
 from tests.tiers.fake_store import FakeStore
 from tests.tiers.shared_world import Worlds
 from tests.tiers.support import PROMPT, compute, evict, in_tier, tier
@@ -339,6 +344,28 @@ def test_a_store_that_is_gone_costs_one_call_and_then_none(
     assert (storage.stats().failed_calls, storage.stats().skipped_calls) == (1, 3)
 
 
+def test_what_cannot_be_read_is_stored_again_elsewhere(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process has ended that has lent the memory."""
+    now = [100.0]
+    monkeypatch.setattr("blockmgr.tiers.shared.time.monotonic", lambda: now[0])
+    first, second = Process(store), Process(store)
+    first.serve()
+    assert second.look_up() == 4
+    store.is_unreadable = True
+    handle = second.manager.admit(PROMPT, load=True)
+    [load] = second.manager.take_loads()
+    assert second.manager.loads_done(load.ticket, second.read(load)) == 0
+    second.manager.free(handle)
+    with pytest.raises(ConnectionError, match="failed shortly before"):
+        second.storage.exist([bytes(shared_key_bytes(2))])
+    store.is_unreadable = False
+    now[0] += 6
+    assert second.serve() == 0
+    assert second.serve() == 8
+
+
 class Hanging(FakeStore):
     """A store whose reads wait until they may go on."""
 
@@ -413,3 +440,47 @@ def test_a_look_up_is_answered_once(store: FakeStore) -> None:
         manager.lookups_done(number, 0)
     assert manager.look_up([1, 2]) == 0  # the last token is computed
     assert TieredManager(8, 2, tiers=[tier(4)]).look_up(PROMPT) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"master": "nowhere"}, ValueError, "master must be 'host:port'"),
+        ({"master": 5}, TypeError, "master must be a str"),
+        ({"host": b""}, TypeError, "host must be a str"),
+        ({"lent_bytes": -1}, ValueError, "lent_bytes must be"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_of_mooncake_is_named(
+    options: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        MooncakeStore(**{"master": "127.0.0.1:1", **options})
+
+
+def test_without_mooncake_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+    with pytest.raises(SharedStoreError, match=r"see blockmgr\[mooncake\]") as refusal:
+        MooncakeStore("127.0.0.1:1")
+    again = pickle.loads(pickle.dumps(refusal.value))
+    assert (again.address, str(again)) == ("127.0.0.1:1", str(refusal.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("master", 5, TypeError),
+        ("revision", None, TypeError),
+        ("lent_bytes", -1, ValueError),
+        ("known_blocks", 0, ValueError),
+        ("known_seconds", 0, ValueError),
+        ("timeout", -1, ValueError),
+    ],
+)
+def test_a_wrong_field_of_a_mooncake_tier_is_named(
+    name: str, value: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=name):
+        MooncakeTier(**{"master": "127.0.0.1:1", name: value})
