@@ -73,7 +73,7 @@ class LookUps:
             raise TicketError(f"look-up {number} was never taken, or is resolved")
         count = whole("n", n, 0, len(known.plan.keys))
         assert isinstance(self._books, SharedBooks)
-        # After a reset the keys are others. What is known too much is missing when it is read.
+        # If a reset came between, or the answer is wrong, a load finds out.
         new = self._books.saw(known.path, known.known + count) if count else 0
         del self.open[number]
         if known.fetch:

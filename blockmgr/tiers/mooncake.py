@@ -37,7 +37,7 @@ class MooncakeStore(NotCopied):
         protocol: Transport: ``"tcp"``, or ``"rdma"``.
         devices: Devices for RDMA, by name, with commas between them.
         timeout: Seconds in which something must answer at ``master``. If it is no master, Mooncake
-            itself gives up after some 90 s.
+            itself fails after some 90 s.
 
     Raises:
         SharedStoreError: Mooncake is not installed, nothing answers at ``master``, or it is no

@@ -31,7 +31,7 @@ SERIAL = 1  # of each record: names, not serials, tell the writes to a shared st
 
 
 class ObjectStore(Protocol):
-    """Bytes by name. Several threads may call it, and no call may wait for ever.
+    """Bytes by name. Several threads may call it, and each call ends in time.
 
     Nothing that it says is trusted: what it returns is proved, and what it lacks is computed.
     """
@@ -209,7 +209,7 @@ class SharedStorage(NotCopied):
         return hashlib.sha256(self._identity + secret + key).digest()
 
     def reset(self) -> None:
-        """Shares nothing with others from here on, for the weights may have changed.
+        """Shares nothing with others from here on, because the weights may have changed.
 
         Until the process ends, keys begin with a random ``root``.
         """

@@ -180,7 +180,7 @@ class TierBooks:
             self.forget(found[-1])
 
     def take_back(self, store: Ticket) -> bool:
-        """Makes nobody find what a store wrote; False: nobody would who should not."""
+        """Makes what a store wrote count no longer; False: it counts for this process only."""
         if self.slab is not None:
             self.slab.erase(store.targets)
         return self.slab is not None

@@ -74,7 +74,7 @@ def owner(address: str) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()  # and closes the pipes
 
 
 def prompts(count: int = 12, seed: int = 7) -> list[list[int]]:
