@@ -304,6 +304,22 @@ def test_a_block_that_was_wrong_is_removed_and_not_found_again(store: FakeStore)
     assert Process(store).look_up() == 2
 
 
+def test_a_wrong_block_that_cannot_be_removed_is_not_found_again(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "remove", lambda names: None)
+    process = Process(store)
+    compute(process.manager, PROMPT)
+    process.move()
+    handle = process.manager.admit(PROMPT)
+    process.manager.forget(process.manager.block_ids(handle)[:1])
+    process.manager.free(handle)
+    assert process.look_up() == 0
+    evict(process.manager)
+    assert process.serve() == 0
+    assert process.serve() == 8  # under another name
+
+
 def test_what_was_read_too_late_is_not_found_again(store: FakeStore) -> None:
     """By a mover that writes before it asks whether it may."""
     process = Process(store)
