@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Path",
+    "contents_of",
     "key_bytes",
     "key_of",
     "parts_of_key",
     "secret",
     "shared_key_bytes",
-    "shared_key_of",
 ]
 
 DIGEST_BYTES = 32
@@ -105,7 +105,7 @@ def key_of(path: Path, i: int, parent: int) -> bytes:
         i: Logical block.
         parent: Serial of the block before it in the same tier; 0 for none.
     """
-    return parent.to_bytes(SERIAL_BYTES, "little") + _content_of(path, i)
+    return parent.to_bytes(SERIAL_BYTES, "little") + contents_of(path, i, i + 1)[0]
 
 
 def shared_key_bytes(block_size: int) -> int:
@@ -113,15 +113,17 @@ def shared_key_bytes(block_size: int) -> int:
     return 3 * DIGEST_BYTES + 4 * block_size
 
 
-def shared_key_of(path: Path, i: int, parent: bytes) -> bytes:
-    """``key_of`` for a shared store, after the block whose key has this digest."""
-    return parent + _content_of(path, i)
-
-
-def _content_of(path: Path, i: int) -> bytes:
-    """What block ``i`` of a path is by itself, always with its namespace."""
-    names = (path.namespace, path.extras.get(i, b""))
-    return b"".join(name.ljust(DIGEST_BYTES, b"\0") for name in names) + path.block(i)
+def contents_of(path: Path, first: int, stop: int) -> list[bytes]:
+    """What blocks of a path are by themselves, each with its namespace."""
+    namespace, nothing = path.namespace.ljust(DIGEST_BYTES, b"\0"), bytes(DIGEST_BYTES)
+    size = path.block_size
+    tokens = np.ascontiguousarray(path.tokens[first * size : stop * size], "<u4").tobytes()
+    contents = []
+    for i in range(first, stop):
+        extras = path.extras.get(i, b"").ljust(DIGEST_BYTES, b"\0") if path.extras else nothing
+        at = 4 * size * (i - first)
+        contents.append(namespace + extras + tokens[at : at + 4 * size])
+    return contents
 
 
 class KeyParts(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.tiers.paths import DIGEST_BYTES, Path, shared_key_of
+from blockmgr.tiers.paths import DIGEST_BYTES, Path, contents_of
 from blockmgr.tiers.plans import Proofs
 from blockmgr.tiers.tier import TierBooks
 
@@ -33,28 +33,38 @@ class SharedBooks(TierBooks):
         assert config.shared is not None
         self.shared = config.shared
         self._seen = np.zeros(config.size)
+        self._digests = np.zeros((config.size, DIGEST_BYTES), np.uint8)
         self._life = config.known_seconds
         self._now, self._next_sweep = 0.0, 0.0
         # What takes the place of the root of a namespace, and of the beginning of a key.
         self._roots: dict[bytes, bytes] = {}
         self._moved: dict[bytes, bytes] = {}
 
-    def keys(self, path: Path) -> list[bytes]:
-        """The key of each block of a path."""
+    def keys(self, path: Path, first: int, before: int, stop: int) -> list[bytes]:
+        """Keys of blocks of a path, after the block of this tier that the first one continues."""
+        return self._chain(path, first, before, stop)[0]
+
+    def _chain(
+        self, path: Path, first: int, before: int, stop: int
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Keys of blocks of a path, and the digest of each."""
         parent = self._roots.get(path.namespace, self.shared.root)
-        keys = []
-        for i in range(len(path)):
-            key = shared_key_of(path, i, parent)
+        if before >= 0:
+            parent = self._digests[before].tobytes()
+        keys, digests = [], []
+        for content in contents_of(path, first, stop):
+            key = parent + content
             parent = self.shared.digest(key)
             while moved := self._moved.get(parent):
-                key = moved + key[DIGEST_BYTES:]
+                key = moved + content
                 parent = self.shared.digest(key)
             keys.append(key)
-        return keys
+            digests.append(parent)
+        return keys, digests
 
     def proofs(self, path: Path, first: int, before: int, serials: Sequence[int]) -> Proofs:
         """As ``TierBooks.proofs``, with keys of the shared store."""
-        keys = self.keys(path)[first : first + len(serials)]
+        keys = self.keys(path, first, before, first + len(serials))
         return Proofs(np.array(serials, np.uint64), tuple(keys))
 
     def promote(
@@ -62,7 +72,12 @@ class SharedBooks(TierBooks):
     ) -> int:
         """As ``TierBooks.promote``."""
         count = super().promote(path, have, blocks, first_serial)
-        self._seen[list(blocks[:count])] = self._now
+        if count:
+            first, before = len(have), have[-1] if have else -1
+            _, digests = self._chain(path, first, before, first + count)
+            known = np.frombuffer(b"".join(digests), np.uint8).reshape(count, DIGEST_BYTES)
+            self._digests[list(blocks)] = known
+            self._seen[list(blocks)] = self._now
         return count
 
     def saw(self, path: Path, n: int) -> int:
@@ -100,7 +115,7 @@ class SharedBooks(TierBooks):
     def condemn(self, path: Path) -> None:
         """Removes the last block of a path, and never looks for it under its key again."""
         super().condemn(path)
-        key = self.keys(path)[-1]
+        key = self.keys(path, 0, -1, len(path))[-1]
         self._moved[self.shared.digest(key)] = os.urandom(DIGEST_BYTES)
         self.shared.discard(key)
 
