@@ -118,11 +118,22 @@ def test_a_store_that_hangs_holds_up_no_other_tier() -> None:
     device.mover.poll()
     while in_tier(device.manager)[0] < 8:
         device.mover.wait()
-    for first in (50, 60, 70):  # more than its threads can ask
+    for first in (50, 60, 70):  # more than a mover has threads
         device.manager.look_up([first] * 5)
+        device.fill([first] * 3)
         device.mover.poll()
+        device.mover.wait()
     device.lose()
-    assert device.loaded(PROMPT) == 8
+    device.mover._timeout = 0.01
+    handle = device.manager.admit(PROMPT, load=True)
+    for _ in range(1000):
+        if not device.manager.is_loading(handle):
+            break
+        device.mover.poll()
+        device.mover.wait()
+    assert not device.manager.is_loading(handle)
+    assert device.manager.sequence(handle).num_computed_tokens == 8
+    device.manager.free(handle)
     store.may_go_on.set()
     device.settle()
     device.close()
