@@ -25,8 +25,10 @@ from blockmgr.options import spells_options
 from blockmgr.pool import BlockPool
 from blockmgr.prompt import Prompt
 from blockmgr.tiers.loads import Loads
+from blockmgr.tiers.lookups import LookUps
 from blockmgr.tiers.paths import Path, secret
-from blockmgr.tiers.plans import TierMatch, TierStats, TransferPlan
+from blockmgr.tiers.plans import LookUp, TierMatch, TierStats, TransferPlan
+from blockmgr.tiers.shared_books import SharedBooks
 from blockmgr.tiers.stores import Stores
 from blockmgr.tiers.tickets import Ticket, Tickets
 from blockmgr.tiers.tier import TierBooks, TierConfig
@@ -93,7 +95,7 @@ class TieredManager(BlockManager):
     4
     """
 
-    __slots__ = ("_loads", "_lock", "_pid", "_stores", "_tickets", "_tiers")
+    __slots__ = ("_loads", "_lock", "_lookups", "_pid", "_stores", "_tickets", "_tiers")
 
     @spells_options(ManagerConfig, ManagerOptions)
     def __init__(
@@ -138,7 +140,7 @@ class TieredManager(BlockManager):
         if config.early_commit:
             # What arrives is committed when it is there, which no step of the engine writes.
             raise ValueError("early_commit must be False with tiers, got True")
-        kinds = [tier.slab is None for tier in known]
+        kinds = [tier.kind for tier in known]
         if config.events and len(set(kinds)) < len(kinds):
             # A mirror knows where a block is by the kind of the tier.
             raise ValueError("events must be False with two tiers in memory, or two in slabs")
@@ -154,11 +156,14 @@ class TieredManager(BlockManager):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._tickets = Tickets()
-        self._tiers = tuple(TierBooks(tier, config) for tier in known)
+        self._tiers = tuple(
+            (TierBooks if tier.shared is None else SharedBooks)(tier, config) for tier in known
+        )
         self._loads = Loads(self, self._tiers, self._tickets, loading)
         self._stores = Stores(
             self, config.num_blocks, self._tiers, self._tickets, max_storing=storing
         )
+        self._lookups = LookUps(self._tiers, self._stores)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -341,15 +346,19 @@ class TieredManager(BlockManager):
 
     def prefetch(
         self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
-    ) -> None:
+    ) -> int:
         """Has what slower tiers have of a prompt copied to the fastest tier, with the next stores.
 
-        For prompts that enter a queue: the copy needs no block of the device.
+        For prompts that enter a queue: the copy needs no block of the device. A shared store is
+        asked first, as in ``look_up``.
 
         Args:
             tokens: As in ``match``.
             namespace: As in ``match``.
             extras: As in ``match``.
+
+        Returns:
+            The number of the look-up, for ``is_looking_up``; 0 if there is none.
 
         Raises:
             ValueError: A value out of its bounds.
@@ -358,7 +367,85 @@ class TieredManager(BlockManager):
         """
         with self._turn():
             prompt = _as_prompt(tokens, namespace, extras)
-            self._stores.prefetch(self._loads.match(prompt, None)[1])
+            found, path = self._loads.match(prompt, None)
+            ticket = self._lookups.ask(path, self._num_known(found), fetch=True)
+            if not ticket:
+                self._stores.prefetch(path)
+            return ticket
+
+    # Look-ups in a shared store.
+
+    def look_up(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> int:
+        """Has a shared store asked what it has of a prompt, of which less is known here.
+
+        For prompts that enter a queue. An admission loads what is known by then, and never waits.
+
+        Args:
+            tokens: As in ``match``.
+            namespace: As in ``match``.
+            extras: As in ``match``.
+
+        Returns:
+            The number of the look-up, for ``is_looking_up``; 0 if there is nothing to ask.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            prompt = _as_prompt(tokens, namespace, extras)
+            found, path = self._loads.match(prompt, None)
+            return self._lookups.ask(path, self._num_known(found), fetch=False)
+
+    def _num_known(self, found: TierMatch) -> int:
+        return max(found.device.num_cached_tokens, *found.num_tier_tokens) // self.config.block_size
+
+    def is_looking_up(self, ticket: int) -> bool:
+        """Whether a look-up has no answer yet.
+
+        Raises:
+            TypeError: ``ticket`` is not an int.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            return integer("ticket", ticket) in self._lookups.open
+
+    def take_lookups(self, *, now: float | None = None) -> tuple[LookUp, ...]:
+        """The look-ups to make since the last call.
+
+        Args:
+            now: Time by the caller's clock. What was stored or seen in a shared store longer than
+                ``known_seconds`` ago is forgotten; with None, it is not.
+
+        Raises:
+            ValueError: ``now`` is too large.
+            TypeError: ``now`` is not a number.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            return tuple(self._lookups.take(None if now is None else real("now", now)))
+
+    def lookups_done(self, ticket: int, n: int) -> int:
+        """Declares what a shared store said.
+
+        Args:
+            ticket: Of ``take_lookups``.
+            n: Leading keys that it says to have; 0 if it could not be asked.
+
+        Returns:
+            Blocks that are known now and were not.
+
+        Raises:
+            TicketError: The look-up was never taken, or is resolved.
+            ValueError: ``n`` is more than the look-up has.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            return self._lookups.done(ticket, n)
 
     # Loads.
 
@@ -446,7 +533,8 @@ class TieredManager(BlockManager):
 
         For movers that copy what they read before they write it; those that write to a slab should,
         and write only as many blocks as this call returns. Otherwise a process that ends before
-        ``stores_done`` can leave blocks on disk that were read too late, with good proofs.
+        ``stores_done`` can leave blocks on disk that were read too late, with good proofs. Those
+        that write to a shared store must, for others read from it at once.
 
         Args:
             ticket: Of a transfer of ``take_stores``.
@@ -524,8 +612,7 @@ class TieredManager(BlockManager):
             truth("reset_hit_rate", reset_hit_rate)
             if truth("tiers", tiers):
                 for books in self._tiers:
-                    if books.slab is not None:
-                        books.slab.reset(volatile=True)
+                    books.reset()
             count = super().reset_prefix_cache(reset_hit_rate=reset_hit_rate)
             if tiers:
                 for books in self._tiers:
@@ -567,9 +654,7 @@ class TieredManager(BlockManager):
             count = super().forget(ids)
             for path in paths:
                 for books in self._tiers:
-                    found = books.find(path)
-                    if found and len(found) == len(path):
-                        books.forget(found[-1])
+                    books.condemn(path)
             return count
 
     def retain_prefix(
@@ -750,6 +835,8 @@ def _checked(tiers: object) -> tuple[TierConfig, ...]:
             raise TypeError(f"tiers must have TierConfig only, got {type(tier).__name__}")
     if not tiers:
         raise ValueError("tiers must have at least one tier; without any, use BlockManager")
+    if any(tier.shared is not None for tier in tiers[:-1]):
+        raise ValueError("tiers must have a shared store as the last one")
     return tuple(tiers)
 
 

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import xxhash
@@ -19,6 +19,7 @@ from blockmgr.arguments import positive, whole
 from blockmgr.kv import PagedKVCache
 from blockmgr.tiers.plans import DEVICE
 from blockmgr.tiers.records import runs_of
+from blockmgr.tiers.shared import SharedStorage
 from blockmgr.tiers.storages import Storage, buffer_of
 from blockmgr.uncopied import NotCopied
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from blockmgr.tiers.manager import TieredManager
-    from blockmgr.tiers.plans import Transfer, TransferPlan
+    from blockmgr.tiers.plans import LookUp, Transfer, TransferPlan
 
 __all__ = ["BlockBytes", "Mover"]
 
@@ -144,7 +145,7 @@ class Mover(NotCopied):
         manager: The manager.
         blocks: The K/V of its blocks.
         storages: For each tier of the manager, its bytes.
-        threads: Threads.
+        threads: Threads. Reads of a shared store have as many of their own, and writes to it.
         load_timeout: Seconds after which a load is late; see ``late``.
 
     Raises:
@@ -162,7 +163,7 @@ class Mover(NotCopied):
         self,
         manager: TieredManager,
         blocks: BlockBytes,
-        storages: Sequence[Storage],
+        storages: Sequence[Storage | SharedStorage],
         *,
         threads: int = 2,
         load_timeout: float = 30.0,
@@ -178,20 +179,27 @@ class Mover(NotCopied):
         self._timeout = positive("load_timeout", load_timeout)
         self._threads = whole("threads", threads, 1, 256)
         self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="blockmgr-tiers")
+        # A shared store that hangs holds up only what needs it, and its writes no reads.
+        self._reader = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-reads")
+        self._writer = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-writes")
         self._running: list[_Job] = []
+        self._asking: dict[Future[int], LookUp] = {}
 
     def poll(self) -> int:
-        """Reports the transfers that ended, and begins new ones; how many are under way.
+        """Reports the transfers and look-ups that ended, and begins new ones; how many go on.
 
         Raises:
             Exception: A storage or the cache raised something else than an ``OSError``. That
                 transfer has failed, and its blocks are free.
         """
         self._report()
-        deadline = time.monotonic() + self._timeout
+        now = time.monotonic()
+        for question in self._manager.take_lookups(now=now):
+            self._asking[self._reader.submit(self._look_up, question)] = question
+        deadline = now + self._timeout
         self._begin(self._begin_load, self._manager.take_loads(deadline=deadline))
         self._begin(self._begin_store, self._manager.take_stores())
-        return len(self._running)
+        return len(self._running) + len(self._asking)
 
     @property
     def num_loads(self) -> int:
@@ -203,26 +211,37 @@ class Mover(NotCopied):
         return self._manager.loads_late(time.monotonic())
 
     def wait(self) -> None:
-        """Waits for the end of a transfer, for ``load_timeout`` at most, and reports it."""
-        wait(self._parts(), timeout=self._timeout, return_when=FIRST_COMPLETED)
+        """Waits for the end of a transfer or look-up, ``load_timeout`` at most, and reports it."""
+        wait(self._under_way(), timeout=self._timeout, return_when=FIRST_COMPLETED)
         self._report()
 
     def drain(self) -> None:
-        """Ends all transfers, and reports them; begins none."""
-        wait(self._parts())
+        """Ends all transfers and look-ups, and reports them; begins none."""
+        wait(self._under_way())
         self._report()
 
     def close(self) -> None:
         """``drain``, and ends the threads."""
         self.drain()
         self._executor.shutdown()
+        self._reader.shutdown()
+        self._writer.shutdown()
 
-    def _parts(self) -> list[Future[_Ended]]:
-        """The parts that have not ended."""
-        parts = [part for job in self._running for _, part in job.parts]
-        return [part for part in parts if not part.done()]
+    def _under_way(self) -> list[Future[Any]]:
+        """Look-ups, and the parts of transfers that have not ended; all parts, if all have."""
+        futures: list[Future[Any]] = [*self._asking]
+        for job in self._running:
+            parts = [part for _, part in job.parts]
+            futures += [part for part in parts if not part.done()] or parts
+        return futures
 
     def _report(self) -> None:
+        for answer in [answer for answer in self._asking if answer.done()]:
+            question = self._asking.pop(answer)
+            failure = answer.exception()
+            self._manager.lookups_done(question.ticket, 0 if failure else answer.result())
+            if failure is not None:
+                raise failure
         for job in [job for job in self._running if all(part.done() for _, part in job.parts)]:
             errors = [error for _, part in job.parts if (error := part.exception()) is not None]
             self._end(job.transfer, _FAILED if errors else job.ended())
@@ -247,7 +266,7 @@ class Mover(NotCopied):
 
     def _begin_load(self, load: Transfer) -> None:
         """Divides a load between the threads, in parts that are worth a thread."""
-        count = max(1, min(self._threads, len(load) // self._blocks.run))
+        count = max(1, min(self._threads, len(load) // self._run_of(load)))
         ends = [len(load) * i // count for i in range(count + 1)]
         self._submit(load, self._load, *pairwise(ends))
 
@@ -262,7 +281,7 @@ class Mover(NotCopied):
         data = [memory[i * size : (i + 1) * size] for i in range(len(store))]
         digests = [xxhash.xxh3_128_digest(each) for each in data]
         count = self._manager.stores_read(store.ticket, len(data))
-        task = self._executor.submit(self._store, store, data[:count], digests)
+        task = self._executor_for(store).submit(self._store, store, data[:count], digests)
         self._running.append(_Job(store, [(len(store), task)]))
 
     def _submit(
@@ -271,10 +290,36 @@ class Mover(NotCopied):
         call: Callable[[Transfer, int, int], _Ended],
         *bounds: tuple[int, int],
     ) -> None:
-        parts = [(b - a, self._executor.submit(call, transfer, a, b)) for a, b in bounds]
+        executor = self._executor_for(transfer)
+        parts = [(b - a, executor.submit(call, transfer, a, b)) for a, b in bounds]
         self._running.append(_Job(transfer, parts))
 
+    def _executor_for(self, transfer: Transfer) -> ThreadPoolExecutor:
+        if self._shared(transfer.source) is not None:
+            return self._reader
+        return self._writer if self._shared(transfer.target) is not None else self._executor
+
+    def _shared(self, tier: int) -> SharedStorage | None:
+        """The storage of a tier, if it is one that others share."""
+        storage = None if tier == DEVICE else self._storages[tier]
+        return storage if isinstance(storage, SharedStorage) else None
+
+    def _run_of(self, transfer: Transfer) -> int:
+        """Most blocks to move at once."""
+        shared = self._shared(transfer.source) or self._shared(transfer.target)
+        return self._blocks.run if shared is None else shared.batch
+
     # On the threads.
+
+    def _look_up(self, question: LookUp) -> int:
+        """How many of the keys are in the shared store, from the first on; 0 if it fails."""
+        storage = self._shared(question.tier)
+        assert storage is not None
+        try:
+            return storage.exist(question.keys)
+        except OSError as error:
+            self.last_error = error
+            return 0
 
     def _load(self, load: Transfer, first: int, stop: int) -> _Ended:
         """Reads blocks of a tier into the cache, up to the first that is not proved."""
@@ -284,34 +329,32 @@ class Mover(NotCopied):
             self._blocks.write(blocks, memory[: len(digests) * self._blocks.size])
             return len(digests)
 
-        return self._in_runs(load, first, stop, write)
+        return self._copy(load, first, stop, write)
 
     def _store(self, store: Transfer, data: list[memoryview], digests: list[bytes]) -> _Ended:
         """Writes blocks to a tier, up to the first that fails."""
-        for i, each in enumerate(data):
-            if not self._write(store, i, each, digests[i]):
-                return _Ended(i, refused=False)
-        return _Ended(len(data), refused=False)
+
+        def write(first: int, stop: int) -> tuple[int, bool]:
+            return self._write(store, first, data[first:stop], digests[first:stop]), False
+
+        return self._in_runs(store, 0, len(data), write)
 
     def _pass_on(self, store: Transfer, first: int, stop: int) -> _Ended:
         """Copies blocks from one tier to another, with the checksums that they have."""
 
         def write(at: int, data: list[memoryview], digests: list[bytes], _: memoryview) -> int:
-            for i, digest in enumerate(digests):
-                if not self._write(store, at + i, data[i], digest):
-                    return i
-            return len(digests)
+            return self._write(store, at, data, digests)
 
-        return self._in_runs(store, first, stop, write)
+        return self._copy(store, first, stop, write)
 
-    def _in_runs(
+    def _copy(
         self,
         transfer: Transfer,
         first: int,
         stop: int,
         write: Callable[[int, list[memoryview], list[bytes], memoryview], int],
     ) -> _Ended:
-        """Reads blocks ``[first, stop)`` a run at a time, and has each run written.
+        """Reads blocks ``[first, stop)`` of a tier a run at a time, and has each run written.
 
         Args:
             transfer: Of these blocks.
@@ -320,31 +363,62 @@ class Mover(NotCopied):
             write: Called with the position of the first block of a run, memory for each, checksums
                 of those that are proved, and the whole memory; returns how many it has written.
         """
-        size, run = self._blocks.size, min(self._blocks.run, stop - first)
+        size, run = self._blocks.size, min(self._run_of(transfer), stop - first)
         memory = buffer_of(size * run)
         data = [memory[i * size : (i + 1) * size] for i in range(run)]
-        for at in range(first, stop, run):
-            end = min(at + run, stop)
+
+        def copy(at: int, end: int) -> tuple[int, bool]:
             digests, refused = self._read(transfer, at, end, data[: end - at])
             count = write(at, data, digests, memory) if digests else 0
+            return count, refused and count == len(digests)
+
+        return self._in_runs(transfer, first, stop, copy)
+
+    def _in_runs(
+        self,
+        transfer: Transfer,
+        first: int,
+        stop: int,
+        move: Callable[[int, int], tuple[int, bool]],
+    ) -> _Ended:
+        """Moves blocks ``[first, stop)`` a run at a time, up to the first that is not moved.
+
+        A shared store gets the end first, because it may evict first what it got first.
+
+        Args:
+            transfer: Of these blocks.
+            first: The first one.
+            stop: One after the last.
+            move: Called with the bounds of a run; returns how many it has moved, and whether the
+                next one was refused.
+        """
+        run = self._run_of(transfer)
+        starts = range(first, stop, run)
+        is_backward = self._shared(transfer.target) is not None
+        ended = _Ended(stop - first, refused=False)
+        for at in reversed(starts) if is_backward else starts:
+            end = min(at + run, stop)
+            count, refused = move(at, end)
             if count < end - at:
-                return _Ended(at + count - first, refused=refused and count == len(digests))
-        return _Ended(stop - first, refused=False)
+                ended = _Ended(at + count - first, refused)
+                if not is_backward:
+                    break
+        return ended
 
     def _read(
         self, transfer: Transfer, first: int, stop: int, into: list[memoryview]
     ) -> tuple[list[bytes], bool]:
         """The checksums of leading blocks that are proved, and whether the next one is refused."""
-        proofs = transfer.source_proofs
+        proofs, storage = transfer.source_proofs, self._storages[transfer.source]
         assert proofs is not None
+        keys = proofs.keys[first:stop]
         digests: list[bytes] = []
-        found = self._storages[transfer.source].read_run(
-            transfer.source_blocks[first:stop].tolist(),
-            proofs.serials[first:stop].tolist(),
-            proofs.keys[first:stop],
-            into,
-        )
         try:
+            if isinstance(storage, SharedStorage):
+                found = iter(storage.read(keys, into))
+            else:
+                blocks = transfer.source_blocks[first:stop].tolist()
+                found = storage.read_run(blocks, proofs.serials[first:stop].tolist(), keys, into)
             for digest in found:
                 if digest is None:
                     return digests, True
@@ -353,14 +427,21 @@ class Mover(NotCopied):
             self.last_error = error
         return digests, False
 
-    def _write(self, transfer: Transfer, i: int, data: memoryview, digest: bytes) -> bool:
-        """Whether block ``i`` was written."""
-        proofs, block = transfer.target_proofs, int(transfer.target_blocks[i])
+    def _write(
+        self, transfer: Transfer, first: int, data: list[memoryview], digests: list[bytes]
+    ) -> int:
+        """How many of these blocks were written, up to the first that fails."""
+        proofs, storage = transfer.target_proofs, self._storages[transfer.target]
         assert proofs is not None
-        storage = self._storages[transfer.target]
+        keys = proofs.keys[first : first + len(digests)]
+        count = 0
         try:
-            storage.write(block, int(proofs.serials[i]), proofs.keys[i], data, digest)
+            if isinstance(storage, SharedStorage):
+                return storage.write(keys, data[: len(keys)], digests)
+            for i, (key, digest) in enumerate(zip(keys, digests, strict=True)):
+                block, serial = transfer.target_blocks[first + i], proofs.serials[first + i]
+                storage.write(int(block), int(serial), key, data[i], digest)
+                count += 1
         except OSError as error:
             self.last_error = error
-            return False
-        return True
+        return count

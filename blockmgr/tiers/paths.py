@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from blockmgr.pool import BlockPool
     from blockmgr.prompt import Prompt
 
-__all__ = ["Origin", "Path", "key_bytes", "key_of", "parts_of_key", "secret"]
+__all__ = [
+    "Origin",
+    "Path",
+    "contents_of",
+    "key_bytes",
+    "key_of",
+    "parts_of_key",
+    "secret",
+    "shared_key_bytes",
+]
 
 DIGEST_BYTES = 32
 SERIAL_BYTES = 8
@@ -147,9 +156,25 @@ def key_of(path: Path, i: int, parent: int) -> bytes:
         i: Logical block.
         parent: Serial of the block before it in the same tier; 0 for none.
     """
-    names = (path.namespace, path.extras.get(i, b""))
-    padded = (name.ljust(DIGEST_BYTES, b"\0") for name in names)
-    return parent.to_bytes(SERIAL_BYTES, "little") + b"".join(padded) + path.block(i)
+    return parent.to_bytes(SERIAL_BYTES, "little") + contents_of(path, i, i + 1)[0]
+
+
+def shared_key_bytes(block_size: int) -> int:
+    """Bytes of a key in a store that others share, for blocks of so many tokens."""
+    return 3 * DIGEST_BYTES + 4 * block_size
+
+
+def contents_of(path: Path, first: int, stop: int) -> list[bytes]:
+    """What blocks of a path are by themselves, each with its namespace."""
+    namespace, nothing = path.namespace.ljust(DIGEST_BYTES, b"\0"), bytes(DIGEST_BYTES)
+    size = path.block_size
+    tokens = np.ascontiguousarray(path.tokens[first * size : stop * size], "<u4").tobytes()
+    contents = []
+    for i in range(first, stop):
+        extras = path.extras.get(i, b"").ljust(DIGEST_BYTES, b"\0") if path.extras else nothing
+        at = 4 * size * (i - first)
+        contents.append(namespace + extras + tokens[at : at + 4 * size])
+    return contents
 
 
 class KeyParts(NamedTuple):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from blockmgr.blocks import Match
 
-__all__ = ["DEVICE", "Proofs", "TierMatch", "TierStats", "Transfer", "TransferPlan"]
+__all__ = ["DEVICE", "LookUp", "Proofs", "TierMatch", "TierStats", "Transfer", "TransferPlan"]
 
 DEVICE: Final = -1
 """The device, where another number is the position of a tier."""
@@ -25,7 +25,8 @@ class Proofs(NamedTuple):
     serials: npt.NDArray[np.uint64]
     """``uint64[n]`` on the host: a number that no other write to the tier has."""
     keys: tuple[bytes, ...]
-    """For each block: serial of the block that it continues, namespace, extra keys and tokens."""
+    """For each block: serial of the block that it continues, or in a shared store the digest of its
+    key; namespace, extra keys and tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +74,17 @@ class TransferPlan:
         return iter(self.transfers)
 
 
+class LookUp(NamedTuple):
+    """What to ask a shared store, for ``lookups_done``."""
+
+    ticket: int
+    """Its number."""
+    tier: int
+    """Position of the tier."""
+    keys: tuple[bytes, ...]
+    """Keys of blocks that continue each other."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TierMatch:
     """The part of a prompt that is cached on the device and in tiers.
@@ -102,11 +114,12 @@ class TierStats:
         stored: Blocks that were written and became findable.
         loaded: Blocks that were read from it for a sequence and proved.
         promoted: Blocks that were read from it for a faster tier.
-        refused: Blocks that were read from it and not proved.
+        refused: Blocks that were read from it and not proved, or missing in a shared store.
         failed: Blocks that could not be written to it or read from it, or whose source was evicted
             before it was read.
         dropped: Blocks for which it had no room, because transfers used all of it.
         restored: Blocks that were there when it was opened.
+        found: Blocks that look-ups found in a shared store.
     """
 
     stored: int = 0
@@ -116,3 +129,4 @@ class TierStats:
     failed: int = 0
     dropped: int = 0
     restored: int = 0
+    found: int = 0

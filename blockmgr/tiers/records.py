@@ -205,6 +205,7 @@ class Records:
     def __init__(self, identity: Identity) -> None:
         self.seed = identity.seed()
         self.key_bytes = identity.key_bytes
+        self.block_bytes = identity.block_bytes
         fields = [
             ("serial", "<u8"),
             ("logical_bytes", "<u8"),
@@ -247,6 +248,19 @@ class Records:
             return None
         parsed: np.void = np.frombuffer(record, self.dtype)[0]
         return parsed
+
+    def digest_of(self, record: bytes, serial: int, key: bytes) -> bytes | None:
+        """The checksum of a payload, if its header is whole and the one that is meant.
+
+        None also for a codec that is not known here, and for another size.
+        """
+        header = self.parse(record)
+        if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
+            return None
+        sizes = {int(header["stored_bytes"]), int(header["logical_bytes"])}
+        if int(header["codec"]) != RAW or sizes != {self.block_bytes}:
+            return None
+        return bytes(header["digest"])
 
     def scan(self, data: bytes) -> npt.NDArray[np.void]:
         """Block, serial and key of each whole header among these, which begin at block 0."""

@@ -28,7 +28,6 @@ from blockmgr.tiers.records import (
     FORMAT,
     NEVER,
     PAGE,
-    RAW,
     Identity,
     Order,
     Records,
@@ -289,19 +288,9 @@ class Slab:
             is_read = self._read_payloads(first, views[at : at + count])
             for i in range(count):
                 header = headers[i * size : (i + 1) * size]
-                digest = self._digest_of(header, keys[at + i], serials[at + i])
+                digest = self._records.digest_of(header, serials[at + i], keys[at + i])
                 is_right = is_read[i] and digest == xxhash.xxh3_128_digest(views[at + i])
                 yield digest if is_right else None
-
-    def _digest_of(self, record: bytes, key: bytes, serial: int) -> bytes | None:
-        """The checksum in a header, if it is that of a block with this key and serial."""
-        header = self._records.parse(record)
-        if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
-            return None
-        sizes = (int(header["stored_bytes"]), int(header["logical_bytes"]))
-        if int(header["codec"]) != RAW or sizes != (self.block_bytes, self.block_bytes):
-            return None
-        return bytes(header["digest"])
 
     def _read_payloads(self, first: int, views: list[memoryview]) -> list[bool]:
         """Reads blocks that follow each other; whether each came whole."""

@@ -196,8 +196,7 @@ class Stores:
         is_late = ticket.source == DEVICE and (
             n > read or (ticket.num_read is None and read < len(ticket))
         )
-        if books.slab is not None and (ticket.is_void or is_late):
-            books.slab.erase(ticket.targets)  # before anything changes, because it can fail
+        if (ticket.is_void or is_late) and books.take_back(ticket):  # first, because it can fail
             kept = 0
         count = books.promote(ticket.path, have, ticket.targets[:kept], ticket.serial)
         books.retain(ticket.targets[:count], ticket.levels, ticket.until)

@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import positive, whole
 from blockmgr.blocks import Priority
 from blockmgr.errors import BlockStateError
 from blockmgr.event_columns import Tier
 from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
-from blockmgr.tiers.paths import Path, key_bytes, key_of, parts_of_key, secret
+from blockmgr.tiers.paths import (
+    Path,
+    key_bytes,
+    key_of,
+    parts_of_key,
+    secret,
+    shared_key_bytes,
+)
 from blockmgr.tiers.plans import Proofs, TierStats
 from blockmgr.tiers.proposals import STORES, StoreName
+from blockmgr.tiers.shared import SharedStorage
 from blockmgr.tiers.slab import Slab
 
 if TYPE_CHECKING:
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
 
     from blockmgr.config import ManagerConfig
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.tickets import Ticket
 
 __all__ = ["TierBooks", "TierConfig"]
 
@@ -35,8 +44,11 @@ class TierConfig:
     """One tier of a manager: how many blocks it has, and in what.
 
     Attributes:
-        num_blocks: Blocks that it holds; None for those of the slab.
+        num_blocks: Blocks that it holds; None for those of the slab. Of a shared store, blocks that
+            this process remembers.
         slab: The file that holds them; None for memory.
+        shared: The store, which others share, that holds them; None for memory.
+        known_seconds: Of a shared store, how long to remember what was stored or seen there.
         eviction: Eviction order, as in ``ManagerConfig``.
         ahead: Idle blocks of the tier above, or of the device, that are stored here ahead of their
             eviction; None for a sixteenth of them. As many as it has stores all that is idle.
@@ -53,10 +65,19 @@ class TierConfig:
     eviction: str | PolicyFactory = "lru"
     ahead: int | None = None
     store: StoreName = field(default="idle", metadata=rule(choices=STORES))
+    shared: SharedStorage | None = None
+    known_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if self.slab is not None and not isinstance(self.slab, Slab):
             raise TypeError(f"slab must be a Slab or None, got {type(self.slab).__name__}")
+        if self.shared is not None and not isinstance(self.shared, SharedStorage):
+            raise TypeError(
+                f"shared must be a SharedStorage or None, got {type(self.shared).__name__}"
+            )
+        if self.shared is not None and self.slab is not None:
+            raise ValueError("shared must be None with a slab")
+        positive("known_seconds", self.known_seconds)
         if self.slab is None and self.num_blocks is None:
             raise ValueError("num_blocks must be given for a tier without a slab, got None")
         if self.slab is not None and self.num_blocks not in (None, self.slab.num_blocks):
@@ -68,6 +89,13 @@ class TierConfig:
         if self.ahead is not None:
             whole("ahead", self.ahead, 1)
         check_options(self)
+
+    @property
+    def kind(self) -> Tier:
+        """What events say of where its blocks are."""
+        if self.shared is not None:
+            return Tier.REMOTE
+        return Tier.HOST if self.slab is None else Tier.DISK
 
     @property
     def size(self) -> int:
@@ -84,13 +112,17 @@ class TierBooks:
 
     def __init__(self, config: TierConfig, manager: ManagerConfig) -> None:
         size = manager.block_size
-        if config.slab is not None and config.slab.key_bytes != key_bytes(size):
-            raise ValueError(
-                f"slab must have keys of {key_bytes(size)} bytes for blocks of {size} tokens, got "
-                f"{config.slab.key_bytes}"
-            )
+        for name, storage, wanted in (
+            ("slab", config.slab, key_bytes(size)),
+            ("shared", config.shared, shared_key_bytes(size)),
+        ):
+            if storage is not None and storage.key_bytes != wanted:
+                raise ValueError(
+                    f"{name} must have keys of {wanted} bytes for blocks of {size} tokens, got "
+                    f"{storage.key_bytes}"
+                )
         self.slab = config.slab
-        self.kind = Tier.HOST if config.slab is None else Tier.DISK
+        self.kind = config.kind
         self.config = config
         self.pool = BlockPool(
             config.size,
@@ -174,6 +206,23 @@ class TierBooks:
         """Forgets a block, with all that continues it, so that it can be stored again."""
         if self.pool.is_cached(block):
             self.pool.forget_blocks([block])
+
+    def condemn(self, path: Path) -> None:
+        """Forgets the last block of a path, whose bytes turned out to be wrong."""
+        found = self.find(path)
+        if found and len(found) == len(path):
+            self.forget(found[-1])
+
+    def take_back(self, store: Ticket) -> bool:
+        """Makes what a store wrote count no longer; False: it counts for this process only."""
+        if self.slab is not None:
+            self.slab.erase(store.targets)
+        return self.slab is not None
+
+    def reset(self) -> None:
+        """Makes no restart find what was written, as for new weights. It can fail."""
+        if self.slab is not None:
+            self.slab.reset(volatile=True)
 
     def forget_all(self) -> None:
         """Forgets every block. Blocks that a transfer uses are free when it ends."""

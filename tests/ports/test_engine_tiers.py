@@ -34,7 +34,12 @@ def disk(folder: Path, **options: Any) -> DiskTier:
     return DiskTier(path=folder / "kv.slab", bytes_to_use=ROOM, **options)
 
 
-def tiered(*tiers: HostTier | DiskTier, num_blocks: int = 20, **options: Any) -> Engine:
+def host_and(last: Any, *, has_host: bool) -> list[Any]:
+    """Tiers that end in this one."""
+    return [HostTier(bytes_to_use=ROOM), last] if has_host else [last]
+
+
+def tiered(*tiers: Any, num_blocks: int = 20, **options: Any) -> Engine:
     """An engine whose device holds one conversation at a time."""
     return engine_of(num_blocks=num_blocks, block_size=4, tiers=tiers, **options)
 
@@ -255,7 +260,7 @@ def test_a_request_that_is_aborted_leaves_an_engine_that_works() -> None:
 @pytest.mark.parametrize(
     ("tiers", "error", "words"),
     [
-        (["host"], TypeError, "tiers must have HostTier and DiskTier only"),
+        (["host"], TypeError, "tiers must have HostTier, DiskTier and MooncakeTier only"),
         ("host", TypeError, "tiers must be a sequence"),
         ([HostTier(bytes_to_use=8)], ValueError, "bytes_to_use must be at least"),
     ],

@@ -85,6 +85,7 @@ class World:
         self.talks: list[tuple[list[int], bytes, dict[int, bytes]]] = []
         self.weights = dict.fromkeys(SPACES, 0)
         self.slab: Slab | None = None
+        self.shared: tuple[int, ...] = ()  # tiers whose bytes others see
         draw = self.random.choice
         self.options: dict[str, Any] = {
             "num_blocks": draw([6, 8, 8, 12, 20]),
@@ -104,6 +105,14 @@ class World:
         """Makes the manager, on what the slab has."""
         tiers = [TierConfig(num_blocks=size, **self.writes) for size in self.sizes]
         self.stores = [Memory(size) for size in self.sizes]
+        self.set_up(tiers)
+        self.manager = TieredManager(block_size=SIZE, tiers=tiers, **self.options)
+        self.kv = np.zeros((self.options["num_blocks"], SIZE), np.uint64)
+        self.names: dict[int, tuple[bytes, dict[int, bytes]]] = {}
+        self.jobs.clear()
+
+    def set_up(self, tiers: list[TierConfig]) -> None:
+        """Puts the last tier into a slab, in some worlds."""
         if self.has_slab:
             layout: dict[str, str | int] = {"model": "numbers"}
             path, size = self.folder / "kv.slab", self.sizes[-1]
@@ -116,10 +125,6 @@ class World:
             )
             tiers[-1] = TierConfig(slab=self.slab, **self.writes)
             self.stores[-1] = File(self.slab)
-        self.manager = TieredManager(block_size=SIZE, tiers=tiers, **self.options)
-        self.kv = np.zeros((self.options["num_blocks"], SIZE), np.uint64)
-        self.names: dict[int, tuple[bytes, dict[int, bytes]]] = {}
-        self.jobs.clear()
 
     def restart(self) -> None:
         """The process ends, and another one starts; only the slab is left."""
@@ -137,7 +142,10 @@ class World:
         if self.random.random() < 0.05:
             self.manager.abandon(job.ticket)
             return
-        n, refused = self.load(job) if job.target == DEVICE else self.store(job)
+        try:
+            n, refused = self.load(job) if job.target == DEVICE else self.store(job)
+        except OSError:  # a shared store that cannot be reached
+            n, refused = 0, False
         done = self.manager.loads_done if job.target == DEVICE else self.manager.stores_done
         done(job.ticket, n, refused=refused)
 
@@ -166,9 +174,12 @@ class World:
     def store(self, job: Transfer) -> tuple[int, bool]:
         proofs, target = job.target_proofs, self.stores[job.target]
         assert proofs is not None
-        if self.random.random() < 0.3:
-            self.manager.stores_read(job.ticket, len(job))
-        for i, block in enumerate(job.source_blocks):
+        count = len(job)
+        if self.random.random() < 0.3 or job.target in self.shared:
+            count = self.manager.stores_read(job.ticket, len(job))
+        # Others read from a shared store at once, so nothing that was read too late goes there.
+        sources = job.source_blocks[: count if job.target in self.shared else len(job)]
+        for i, block in enumerate(sources):
             if job.source == DEVICE:
                 data = self.kv[block].copy()
                 digest: bytes | None = xxhash.xxh3_128_digest(data.tobytes())
@@ -191,7 +202,7 @@ class World:
                 to = int(self.random.choice(job.target_blocks))
             if how != "nothing":
                 target.write(to, int(proofs.serials[i]), proofs.keys[i], data, digest)
-        return len(job), False
+        return len(sources), False
 
     def take_jobs(self) -> None:
         deadline = self.random.choice([None, 0.0, 9.0])

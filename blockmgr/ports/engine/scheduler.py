@@ -175,7 +175,7 @@ class Scheduler:
         self._waiting.clear()
         self._running.clear()
         if self._tiers is not None:
-            self._tiers.loading.clear()
+            self._tiers.clear()
         self._finished = []
         self._rows = 0
         self._is_stuck = False
@@ -186,8 +186,7 @@ class Scheduler:
         chunks = self._plan()
         aimed = [(j, t) for j in self._running for t in j.tracks if t.target > t.written]
         if not aimed:
-            # A load that came too late keeps its blocks until it ends.
-            if self._tiers is not None and self._tiers.num_loads:
+            if self._tiers is not None and self._tiers.is_busy:
                 self._is_mid_step = False
                 self._tiers.wait()
             else:
@@ -232,6 +231,7 @@ class Scheduler:
         """Continues with the jobs whose loads have ended; those that are late compute instead."""
         if self._tiers is None:
             return
+        self._tiers.ask(self._waiting)
         for job in self._tiers.landed():
             insort(self._running, job, key=attrgetter("order"))
             if job.num_cached_tokens is None:
@@ -304,6 +304,8 @@ class Scheduler:
             if budget <= 0:
                 break
             if self._waits and self._is_computed(job):
+                continue
+            if self._tiers is not None and self._tiers.is_asking(job):
                 continue
             if self._load(job):
                 continue

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import xxhash
 
+from blockmgr.digest import KeyedDigest
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, UnsupportedModelError
 from blockmgr.kv import PagedKVCache
-from blockmgr.tiers import DiskTier, HostTier, Slab, TierConfig, TieredManager, key_bytes
+from blockmgr.tiers import (
+    DiskTier,
+    HostTier,
+    MooncakeTier,
+    SharedStorage,
+    Slab,
+    TierConfig,
+    TieredManager,
+    key_bytes,
+    shared_key_bytes,
+)
+from blockmgr.tiers.mooncake import MooncakeStore
 from blockmgr.tiers.movers import BlockBytes, Mover
 from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage
 
@@ -23,7 +36,10 @@ if TYPE_CHECKING:
     from blockmgr.ports.engine.jobs import Job
     from blockmgr.ports.transformers.model import PagedModel
 
-__all__ = ["EngineTiers"]
+__all__ = ["EngineTiers", "TierKind"]
+
+TierKind: TypeAlias = HostTier | DiskTier | MooncakeTier
+MOST_ASKED = 64  # jobs at the head of the queue for which a shared store is asked
 
 
 class EngineTiers:
@@ -38,6 +54,7 @@ class EngineTiers:
     Raises:
         UnsupportedModelError: Not all layers have full attention.
         SlabError: A slab cannot be opened.
+        SharedStoreError: A shared store cannot be reached.
         ValueError: A value is out of its bounds.
         TypeError: A value is of the wrong type.
 
@@ -53,7 +70,7 @@ class EngineTiers:
         self,
         model: PagedModel,
         config: ManagerConfig,
-        kinds: Sequence[HostTier | DiskTier],
+        kinds: Sequence[TierKind],
         load_timeout: float,
     ) -> None:
         if not isinstance(model.cache, PagedKVCache):
@@ -64,22 +81,25 @@ class EngineTiers:
         self._blocks = BlockBytes(model.cache)
         self._kinds = tuple(kinds)
         sizes = [_num_blocks(kind, self._blocks.size) for kind in self._kinds]
-        self._slabs: list[Slab | None] = []
+        self._places: list[Slab | SharedStorage | None] = []
         self._sizes = sizes
         self._timeout = load_timeout
-        self._asked: dict[int, Job] = {}
+        self._fetched: dict[int, Job] = {}
         self.loading: list[Job] = []
+        self._asked: dict[tuple[int, int], int] = {}  # number of the look-up of each job
         try:
             for kind, size in zip(self._kinds, sizes, strict=True):
-                self._slabs.append(self._opened(kind, size, model))
+                self._places.append(self._opened(kind, size, model))
             self._start()
         except BaseException:
-            self._close_slabs()
+            self._close_places()
             raise
 
-    def _opened(self, kind: HostTier | DiskTier, size: int, model: PagedModel) -> Slab | None:
-        if not isinstance(kind, DiskTier):
+    def _opened(self, kind: TierKind, size: int, model: PagedModel) -> Slab | SharedStorage | None:
+        if isinstance(kind, HostTier):
             return None
+        if isinstance(kind, MooncakeTier):
+            return self._connected(kind, _layout_of(model, kind.revision))
         return Slab(
             kind.path,
             _layout_of(model, kind.revision),
@@ -88,26 +108,39 @@ class EngineTiers:
             key_bytes=key_bytes(self._config.block_size),
         )
 
+    def _connected(self, kind: MooncakeTier, layout: dict[str, str | int]) -> SharedStorage:
+        store = MooncakeStore(
+            kind.master,
+            host=kind.host,
+            lent_bytes=kind.lent_bytes,
+            protocol=kind.protocol,
+            devices=kind.devices,
+        )
+        digest = self._config.digest
+        return SharedStorage(
+            store,
+            layout,
+            block_bytes=self._blocks.size,
+            key_bytes=shared_key_bytes(self._config.block_size),
+            timeout=kind.timeout,
+            keyed=digest if isinstance(digest, KeyedDigest) else None,
+        )
+
     def _start(self) -> None:
         """Makes a manager, and the memory of its tiers."""
         tiers: list[TierConfig] = []
-        storages: list[Storage] = []
+        storages: list[Storage | SharedStorage] = []
         # An admission takes many blocks at once, so the first tier gets what is idle at once, and
-        # each other one half of what is idle above it.
-        ahead = self._config.num_blocks
-        for kind, slab, size in zip(self._kinds, self._slabs, self._sizes, strict=True):
-            tiers.append(
-                TierConfig(
-                    num_blocks=size,
-                    slab=slab,
-                    eviction=kind.eviction,
-                    ahead=ahead,
-                    store=kind.store,
-                )
-            )
-            memory = HostStorage(size, self._blocks.size) if slab is None else SlabStorage(slab)
-            storages.append(memory)
-            ahead = max(1, size // 2)
+        # each other one half of what is idle above it; a shared one all, for others to find.
+        above = self._config.num_blocks
+        for kind, place, size in zip(self._kinds, self._places, self._sizes, strict=True):
+            ahead = above if not tiers or isinstance(kind, MooncakeTier) else max(1, above // 2)
+            tiers.append(_tier_of(kind, place, size, ahead))
+            if isinstance(place, Slab):
+                storages.append(SlabStorage(place))
+            else:
+                storages.append(place or HostStorage(size, self._blocks.size))
+            above = size
         capacity, storing = self._config.capacity, max(64, self._config.num_blocks // 8)
         self.manager = TieredManager.from_config(
             self._config, tiers=tiers, max_loading=capacity, max_storing=storing
@@ -115,6 +148,33 @@ class EngineTiers:
         self._mover = Mover(self.manager, self._blocks, storages, load_timeout=self._timeout)
 
     # Jobs.
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job waits for bytes, or for what a shared store says.
+
+        A load that came too late counts: it keeps its blocks until it ends.
+        """
+        is_asking = any(map(self.manager.is_looking_up, self._asked.values()))
+        return is_asking or bool(self.loading) or self._mover.num_loads > 0
+
+    def ask(self, waiting: Iterable[Job]) -> None:
+        """Has a shared store asked for the fresh jobs at the head of the queue."""
+        if not isinstance(self._places[-1], SharedStorage):
+            return
+        for job in itertools.islice(waiting, MOST_ASKED):
+            if job.order not in self._asked and job.tracks[0].handle is None:
+                self._asked[job.order] = self.manager.look_up(job.tracks[0].prompt())
+
+    def is_asking(self, job: Job) -> bool:
+        """Whether a shared store was asked for a job, and has not answered."""
+        return self.manager.is_looking_up(self._asked.get(job.order, 0))
+
+    def clear(self) -> None:
+        """Drops all jobs."""
+        self.loading.clear()
+        self._asked.clear()
+        self._fetched.clear()
 
     def prefetch(self, waiting: Iterable[Job]) -> None:
         """Begins to copy what slower tiers have of queued prompts to the fastest one.
@@ -125,15 +185,15 @@ class EngineTiers:
         if len(self._sizes) == 1:
             return
         room = self._sizes[0] // 2
-        asked = self._asked
-        self._asked = {}
+        fetched = self._fetched
+        self._fetched = {}
         for job in waiting:
             room -= len(job.tracks[0].tokens) // self._config.block_size
             if room < 0:
                 break
-            if job.tracks[0].handle is None and id(job) not in asked:
+            if job.tracks[0].handle is None and id(job) not in fetched:
                 self.manager.prefetch(job.tracks[0].prompt())
-            self._asked[id(job)] = job  # which keeps its id
+            self._fetched[id(job)] = job  # which keeps its id
 
     def enter(self, job: Job) -> bool:
         """Admits a fresh job if a tier has a part of its prompt; returns whether it waits."""
@@ -169,11 +229,6 @@ class EngineTiers:
             self.manager.preempt(job.tracks[0].live())
         return late
 
-    @property
-    def num_loads(self) -> int:
-        """Loads under way, also those for which a job waits no longer."""
-        return self._mover.num_loads
-
     def wait(self) -> None:
         """Waits until a transfer has ended."""
         self._mover.wait()
@@ -183,10 +238,12 @@ class EngineTiers:
     def restart(self) -> None:
         """Empties all tiers and the device, whose K/V may be of other weights or half written."""
         self._mover.close()
-        for slab in self._slabs:
-            if slab is not None:
-                slab.reset(volatile=True)
-        self.loading = []
+        for place in self._places:
+            if isinstance(place, Slab):
+                place.reset(volatile=True)
+            elif place is not None:
+                place.reset()
+        self.clear()
         self._start()
 
     def close(self) -> None:
@@ -195,16 +252,35 @@ class EngineTiers:
             self._mover.drain()
         self._mover.close()
         self.manager.close()
+        self._close_places()
 
-    def _close_slabs(self) -> None:
-        for slab in self._slabs:
-            if slab is not None:
-                slab.close()
+    def _close_places(self) -> None:
+        for place in self._places:
+            if place is not None:
+                place.close()
 
 
-def _num_blocks(kind: HostTier | DiskTier, size: int) -> int:
+def _tier_of(
+    kind: TierKind, place: Slab | SharedStorage | None, size: int, ahead: int
+) -> TierConfig:
+    if isinstance(kind, MooncakeTier):
+        assert isinstance(place, SharedStorage)
+        return TierConfig(
+            num_blocks=size, shared=place, known_seconds=kind.known_seconds, ahead=ahead
+        )
+    slab = place if isinstance(place, Slab) else None
+    return TierConfig(
+        num_blocks=size, slab=slab, eviction=kind.eviction, ahead=ahead, store=kind.store
+    )
+
+
+def _num_blocks(kind: TierKind, size: int) -> int:
+    if isinstance(kind, MooncakeTier):
+        return kind.known_blocks
     if not isinstance(kind, HostTier | DiskTier):
-        raise TypeError(f"tiers must have HostTier and DiskTier only, got {type(kind).__name__}")
+        raise TypeError(
+            f"tiers must have HostTier, DiskTier and MooncakeTier only, got {type(kind).__name__}"
+        )
     if kind.bytes_to_use < size:
         raise ValueError(
             f"bytes_to_use must be at least {size}, the bytes of a block, got {kind.bytes_to_use}"
