@@ -1,4 +1,4 @@
-"""``Mover``: carries out the transfers of a manager with tiers, on the K/V of a ``PagedKVCache``.
+"""``Mover``: carries out the transfers of a manager with tiers, on the memory of a cache.
 
 Needs torch, so ``blockmgr.tiers`` does not import it.
 """
@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from blockmgr.arguments import positive, whole
-from blockmgr.kv import PagedKVCache
+from blockmgr.kv import GroupedKVCache, PagedKVCache
 from blockmgr.tiers.plans import DEVICE
 from blockmgr.tiers.storages import Storage, buffer_of
 from blockmgr.uncopied import NotCopied
@@ -22,6 +22,7 @@ from blockmgr.uncopied import NotCopied
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockmgr.kv.swaps import Swaps
     from blockmgr.tiers.manager import TieredManager
     from blockmgr.tiers.plans import Transfer, TransferPlan
 
@@ -31,11 +32,13 @@ __all__ = ["BlockBytes", "Mover"]
 class BlockBytes(NotCopied):
     """The K/V of single blocks of a cache, as bytes: each layer's keys, then its values.
 
+    A block of a ``GroupedKVCache`` is a page of each tensor, whichever group has it.
+
     Args:
         cache: The cache. Blocks of one on a GPU go through pinned memory of the host.
 
     Raises:
-        TypeError: It is no ``PagedKVCache``.
+        TypeError: It is no ``PagedKVCache`` and no ``GroupedKVCache``.
 
     Attributes:
         size: Bytes of a block.
@@ -43,14 +46,17 @@ class BlockBytes(NotCopied):
 
     _instead = "make another one of the same cache"
 
-    def __init__(self, cache: PagedKVCache) -> None:
-        if not isinstance(cache, PagedKVCache):
-            raise TypeError(f"cache must be a PagedKVCache, got {type(cache).__name__}")
-        self._cache = cache
+    def __init__(self, cache: PagedKVCache | GroupedKVCache) -> None:
+        if not isinstance(cache, PagedKVCache | GroupedKVCache):
+            raise TypeError(
+                f"cache must be a PagedKVCache or a GroupedKVCache, got {type(cache).__name__}"
+            )
+        self._cache: Swaps = cache
         self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(1)
         host = self._staging or cache
-        layers = range(cache.shape.num_layers)
-        both = [part for i in layers for part in (host.keys(i), host.values(i))]
+        pages = host._pages if isinstance(host, GroupedKVCache) else host
+        layers = range(pages.shape.num_layers)
+        both = [part for i in layers for part in (pages.keys(i), pages.values(i))]
         self._parts = [part for part in both if part is not None]
         self._lock = threading.Lock()  # of the staging block
         self.size = sum(part[0].numel() * part.element_size() for part in self._parts)

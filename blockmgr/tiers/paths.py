@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from blockmgr.groups import MAX_PARTS
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.blocks import CachedPrefix
     from blockmgr.prompt import Prompt
 
-__all__ = ["Path", "key_bytes", "key_of", "parts_of_key", "secret"]
+__all__ = ["Path", "key_bytes", "key_of", "part_name", "part_of", "parts_of_key", "secret"]
 
 DIGEST_BYTES = 32
 SERIAL_BYTES = 8
@@ -26,6 +28,19 @@ SERIAL_BYTES = 8
 def secret(name: bytes) -> bytes:
     """What stands for a namespace or an extra key in tiers: nothing for none, else its SHA-256."""
     return hashlib.sha256(name).digest() if name else b""
+
+
+def part_name(part: int) -> bytes:
+    """What stands for a further part of a node in place of extra keys, none of which is like it."""
+    return f"part {part} of a node".encode().ljust(DIGEST_BYTES)
+
+
+_PARTS = {part_name(part): part for part in range(1, MAX_PARTS + 1)}
+
+
+def part_of(extras: bytes) -> int:
+    """The part that these extra keys stand for; 0 for none, and the node itself."""
+    return _PARTS.get(extras, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +83,11 @@ class Path:
     def __repr__(self) -> str:
         return f"<Path: {len(self)} blocks>"  # no tokens: they may be secrets
 
+    def first(self, n: int) -> Path:
+        """The first ``n`` blocks."""
+        extras = {i: key for i, key in self.extras.items() if i < n}
+        return Path(self.tokens[: n * self.block_size], self.namespace, extras, self.block_size)
+
     def block(self, i: int) -> bytes:
         """The tokens of a block, as they stand in keys."""
         part = self.tokens[i * self.block_size : (i + 1) * self.block_size]
@@ -84,15 +104,17 @@ def key_bytes(block_size: int) -> int:
     return SERIAL_BYTES + 2 * DIGEST_BYTES + 4 * block_size
 
 
-def key_of(path: Path, i: int, parent: int) -> bytes:
+def key_of(path: Path, i: int, parent: int, part: int = 0) -> bytes:
     """What block ``i`` of a path has to be, after the block that was written under ``parent``.
 
     Args:
         path: The path.
         i: Logical block.
-        parent: Serial of the block before it in the same tier; 0 for none.
+        parent: Serial of the block before it in the same tier, 0 for none; of a further part of a
+            node, that of the node.
+        part: Which part of the node it is.
     """
-    names = (path.namespace, path.extras.get(i, b""))
+    names = (path.namespace, part_name(part) if part else path.extras.get(i, b""))
     padded = (name.ljust(DIGEST_BYTES, b"\0") for name in names)
     return parent.to_bytes(SERIAL_BYTES, "little") + b"".join(padded) + path.block(i)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockmgr.tiers.paths import Path
+import numpy as np
+
+from blockmgr.tiers.layout import Pieces
+from blockmgr.tiers.paths import Path, part_of
 from blockmgr.tiers.plans import DEVICE
 from blockmgr.tiers.tickets import Ticket, Tickets, num_unchanged
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from blockmgr.idle_calls import IdleCalls
+    from blockmgr.tiers.layout import Layout
     from blockmgr.tiers.tier import TierBooks
 
 __all__ = ["Stores"]
@@ -25,8 +28,8 @@ class Origin(NamedTuple):
 
     source: int
     path: Path
-    blocks: list[int]
-    contents: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int32]
+    """``int32[n, num_parts]``: the blocks of its nodes; -1 for those that are not needed."""
 
 
 class Stores:
@@ -34,6 +37,7 @@ class Stores:
 
     Args:
         device: The manager.
+        layout: Its groups of layers.
         num_blocks: Its blocks.
         tiers: The tiers, the fastest first.
         tickets: The open tickets.
@@ -44,6 +48,7 @@ class Stores:
     def __init__(
         self,
         device: IdleCalls,
+        layout: Layout,
         num_blocks: int,
         tiers: tuple[TierBooks, ...],
         tickets: Tickets,
@@ -52,6 +57,7 @@ class Stores:
         max_storing: int,
     ) -> None:
         self._device = device
+        self._layout = layout
         self._tiers = tiers
         self._tickets = tickets
         above = (num_blocks, *(books.pool.num_blocks for books in tiers))
@@ -89,13 +95,14 @@ class Stores:
     def _fetch(self, path: Path, left: int, planned: list[Ticket]) -> int:
         """Plans a store from the slower tier that has most of a path; the number of its blocks."""
         found = [books.find(path) for books in self._tiers]
-        best = max(range(len(found)), key=lambda i: (len(found[i]), -i))
+        reaches = [self._layout.deepest(blocks) for blocks in found]
+        best = max(range(len(found)), key=lambda i: (reaches[i], -i))
         if best == 0 or not left:
             return 0
-        pool = self._tiers[best].pool
-        prefix = pool.prefix_of(found[best][-1])
-        pool.touch(found[best][-1:])
-        origin = Origin(best, Path.of_tier(prefix, path.block_size), found[best], prefix.contents)
+        stop = reaches[best]
+        origin = Origin(best, path.first(stop), found[best][:stop])
+        kept = self._kept(origin.blocks, self._layout.needed(stop))
+        self._tiers[best].pool.touch(kept[::-1])
         return self._store(origin, 0, left, planned)[0]
 
     def _walk(self, target: int, left: int, planned: list[Ticket]) -> int:
@@ -112,17 +119,30 @@ class Stores:
                 continue
             if count >= left:
                 break
-            prefix = holder.prefix_of(block)
-            if not len(prefix.block_ids):
-                continue
-            make = Path.of_device if source == DEVICE else Path.of_tier
-            path = make(prefix, self._tiers[target].pool.block_size)
-            origin = Origin(source, path, prefix.block_ids.tolist(), prefix.contents)
-            stored, is_done = self._store(origin, target, left - count, planned)
+            origin = self._origin(source, block)
+            if origin is None:
+                stored, is_done = 0, source != DEVICE  # what mends it in a tier is another end
+            else:
+                stored, is_done = self._store(origin, target, left - count, planned)
             count += stored
             if is_done:
                 done.add(content)
         return count
+
+    def _origin(self, source: int, block: int) -> Origin | None:
+        """What ends with an idle block; None if no prompt can continue there now."""
+        prefix, size = self._holder(source).prefix_of(block), self._layout.block_size
+        if source == DEVICE:
+            blocks = self._layout.blocks_of(prefix)
+            path = Path.of_device(prefix, size)
+            return Origin(source, path, blocks) if len(blocks) and prefix.is_whole else None
+        path, nodes = Path.of_tier(prefix, size), prefix.block_ids
+        if part_of(path.extras.get(len(path) - 1, b"")):
+            nodes = nodes[:-1]
+            path = path.first(len(nodes))
+        blocks = self._tiers[source].with_parts(nodes)
+        is_whole = self._layout.deepest(blocks) == len(blocks)
+        return Origin(source, path, blocks) if is_whole else None
 
     def _store(
         self, origin: Origin, target: int, left: int, planned: list[Ticket]
@@ -133,53 +153,73 @@ class Stores:
             The number of its blocks, and whether nothing of the path is left to do.
         """
         books, path = self._tiers[target], origin.path
-        have = books.find(path)
-        missing = len(path) - len(have)
-        if missing <= 0:
-            books.pool.touch(have[::-1])
+        found, needed = books.find(path), self._layout.needed(len(path))
+        lacking = needed.copy()
+        lacking[: len(found)] &= found < 0
+        if not lacking.any():
+            books.pool.touch(self._kept(found, needed)[::-1])
             return 0, True
-        before = have[-1] if have else -1
-        if books.name_of(path, len(have), before) in books.storing:
+        missing = Pieces(lacking)
+        have = found[:, 0].tolist()
+        if not books.storing.isdisjoint(books.names_of(path, have, missing)):
             return 0, False  # by another store, which may fail
-        books.pool.acquire(have, found=False)
+        kept = self._kept(found, needed)
+        books.pool.acquire(kept, found=False)
         try:
-            count = min(missing, left, books.room(path.namespace))
-            books.stats.dropped += min(missing, left) - count
+            count = min(len(missing), left, books.room(path.namespace))
+            books.stats.dropped += min(len(missing), left) - count
             if count:
-                planned.append(self._begin(origin, target, have, count))
+                planned.append(self._begin(origin, target, have, kept, missing.first(count)))
         finally:
-            if not planned or planned[-1].have is not have:
-                books.pool.release(have[::-1])
-        return count, count == missing
+            if not planned or planned[-1].kept is not kept:
+                books.pool.release(kept[::-1])
+        return count, count == len(missing)
 
-    def _begin(self, origin: Origin, target: int, have: list[int], count: int) -> Ticket:
-        """Opens the ticket of a store of ``count`` blocks after ``have``, which it keeps."""
-        books, path, first = self._tiers[target], origin.path, len(have)
-        before = have[-1] if have else -1
+    def _kept(
+        self, found: npt.NDArray[np.int32], needed: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.int32]:
+        """The blocks that are needed of these; of a path, the first one comes first."""
+        kept = Pieces((found >= 0) & needed[: len(found)])
+        return found[kept.units, kept.parts]
+
+    def _begin(
+        self,
+        origin: Origin,
+        target: int,
+        have: list[int],
+        kept: npt.NDArray[np.int32],
+        pieces: Pieces,
+    ) -> Ticket:
+        """Opens the ticket of a store of blocks that continue ``have``, and keeps ``kept``."""
+        books, path, count = self._tiers[target], origin.path, len(pieces)
         serial = books.take_serials(count)
-        serials = list(range(serial, serial + count))
+        serials = serial + np.arange(count, dtype=np.uint64)
+        nodes = np.concatenate([books.serials[have], serials[: pieces.num_nodes]])
+        sources: list[int] = origin.blocks[pieces.units, pieces.parts].tolist()
         proofs = None
         if origin.source != DEVICE:
             above = self._tiers[origin.source]
-            kept = [int(s) for s in above.serials[origin.blocks[first : first + count]]]
-            parent = origin.blocks[first - 1] if first else -1
-            proofs = above.proofs(path, first, parent, kept)
+            own = above.serials[origin.blocks[:, 0]]
+            proofs = above.proofs(path, pieces, own, above.serials[sources])
         ticket = Ticket(
             number=self._tickets.next_number(),
             source=origin.source,
             target=target,
             path=path,
-            first=first,
-            sources=origin.blocks[first : first + count],
+            pieces=pieces,
+            groups=self._layout.groups_of(pieces),
+            sources=sources,
             targets=[],
-            proofs=(proofs, books.proofs(path, first, before, serials)),
+            proofs=(proofs, books.proofs(path, pieces, nodes, serials)),
             have=have,
-            contents=origin.contents[first : first + count],
+            kept=kept,
+            names=books.names_of(path, have, pieces),
+            contents=self._holder(origin.source).contents_of(sources),
             serial=serial,
             is_taken=True,
         )
         ticket.targets = books.pool.take(count, namespace=path.namespace).tolist()
-        books.storing.add(books.name_of(path, first, before))
+        books.storing |= ticket.names
         self._tickets.add(ticket)
         return ticket
 
@@ -205,7 +245,8 @@ class Stores:
         if books.slab is not None and (ticket.is_void or is_late):
             books.slab.erase(ticket.targets)  # before anything changes, because it can fail
             kept = 0
-        count = books.promote(ticket.path, have, ticket.targets[:kept], ticket.serial)
+        written = ticket.targets[:kept]
+        count = books.promote(ticket.path, have, ticket.pieces, written, ticket.serial)
         self._close(ticket)
         books.stats.stored += count
         books.stats.failed += len(ticket) - count
@@ -219,11 +260,11 @@ class Stores:
 
     def _close(self, ticket: Ticket) -> None:
         """Drops what a ticket holds."""
-        books, have = self._tiers[ticket.target], ticket.have
-        before = have[-1] if have else -1
-        books.storing.discard(books.name_of(ticket.path, ticket.first, before))
+        books = self._tiers[ticket.target]
+        books.storing -= ticket.names
         books.pool.release(ticket.targets[::-1])
-        books.pool.release(have[::-1])
+        assert ticket.kept is not None
+        books.pool.release(ticket.kept[::-1])
         del self._tickets.open[ticket.number]
 
     def _holder(self, source: int) -> IdleCalls:
