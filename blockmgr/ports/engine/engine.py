@@ -67,8 +67,7 @@ class Engine(NotCopied):
         windows: Whether layers with a window or a chunk keep only the tokens they read, in groups
             of layers, as in ``PagedModel.with_cache``.
         tiers: Where K/V goes before the device evicts it, and comes back from: ``HostTier`` and
-            ``DiskTier`` of ``blockmgr.tiers``, the fastest first. For models in which all layers
-            have full attention.
+            ``DiskTier`` of ``blockmgr.tiers``, the fastest first.
         **options: Fields of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``,
             ``max_seqs``, ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on.
             ``groups`` are those of the model. With groups, there is a null block, and some options

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import xxhash
 
-from blockmgr.errors import NeverFitsError, OutOfBlocksError, UnsupportedModelError
-from blockmgr.kv import PagedKVCache
+from blockmgr.errors import NeverFitsError, OutOfBlocksError
 from blockmgr.tiers import DiskTier, HostTier, Slab, TierConfig, TieredManager, key_bytes
 from blockmgr.tiers.movers import BlockBytes, Mover
 from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from blockmgr.config import ManagerConfig
+    from blockmgr.manager import Sequence as SequenceView
     from blockmgr.ports.engine.jobs import Job
     from blockmgr.ports.transformers.model import PagedModel
     from blockmgr.prompt import Prompt
@@ -36,7 +36,6 @@ class EngineTiers:
         kinds: The tiers, the fastest first.
 
     Raises:
-        UnsupportedModelError: Not all layers have full attention.
         SlabError: A slab cannot be opened.
         ValueError: A value is out of its bounds.
         TypeError: A value is of the wrong type.
@@ -52,10 +51,6 @@ class EngineTiers:
     def __init__(
         self, model: PagedModel, config: ManagerConfig, kinds: Sequence[HostTier | DiskTier]
     ) -> None:
-        if not isinstance(model.cache, PagedKVCache):
-            raise UnsupportedModelError(
-                model.model.config.model_type, "tiers need full attention in all layers"
-            )
         self._config = config
         self._blocks = BlockBytes(model.cache)
         self._kinds = tuple(kinds)
@@ -106,10 +101,13 @@ class EngineTiers:
 
     def enter(self, job: Job, prompt: Prompt) -> bool:
         """Admits a fresh job if a tier has a part of its prompt; returns whether it waits."""
-        if not self.manager.match_tiers(prompt).num_loadable_tokens:
+        found = self.manager.match_tiers(prompt)
+        if not found.num_loadable_tokens:
             return False
+        # With several groups of layers, what does not fit is not shortened: it waits for room.
+        load = found if self._config.groups else True
         try:
-            handle = self.manager.admit(prompt, num_slots=1, load=True)
+            handle = self.manager.admit(prompt, num_slots=1, load=load)
         except (OutOfBlocksError, NeverFitsError):
             return False
         track = job.tracks[0]
@@ -120,21 +118,36 @@ class EngineTiers:
     def landed(self) -> list[Job]:
         """Begins and reports transfers, and returns the jobs that no longer wait for any."""
         self._mover.poll()
-        ended = [job for job in self.loading if not self.manager.is_loading(job.tracks[0].live())]
+        ended = [
+            job
+            for job in self.loading
+            if not (self.manager.is_loading(job.tracks[0].live()) or self._view(job).is_preempted)
+        ]
         self.loading = [job for job in self.loading if job not in ended]
         for job in ended:
-            track = job.tracks[0]
-            track.written = self.manager.sequence(track.live()).num_computed_tokens
+            job.tracks[0].written = self._view(job).num_computed_tokens
         return ended
 
     def late(self) -> list[Job]:
-        """Preempts the jobs that wait too long, and returns them."""
+        """Preempts the jobs that wait too long, and returns them.
+
+        With them those that have lost their load: of several groups of layers, it did not arrive
+        whole.
+        """
         handles = self._mover.late()
-        late = [job for job in self.loading if job.tracks[0].handle in handles]
+        late = [
+            job
+            for job in self.loading
+            if job.tracks[0].handle in handles or self._view(job).is_preempted
+        ]
         self.loading = [job for job in self.loading if job not in late]
         for job in late:
-            job.preempt(self.manager)
+            if not self._view(job).is_preempted:
+                self.manager.preempt(job.tracks[0].live())
         return late
+
+    def _view(self, job: Job) -> SequenceView:
+        return self.manager.sequence(job.tracks[0].live())
 
     def wait(self) -> None:
         """Waits until a transfer has ended."""
