@@ -50,11 +50,10 @@ class LookUps:
         books = self._books
         if not isinstance(books, SharedBooks) or num_known >= len(path):
             return 0
-        have = books.find(path)
-        known, before = len(have), have[-1] if have else -1
+        have = books.nodes(path)
         self._last += 1
-        plan = LookUp(self._last, self._tier, tuple(books.keys(path, known, before, len(path))))
-        self.open[self._last] = _Open(plan, path, known, fetch)
+        plan = LookUp(self._last, self._tier, tuple(books.keys(path, have, len(path))))
+        self.open[self._last] = _Open(plan, path, len(have), fetch)
         return self._last
 
     def take(self, now: float | None) -> list[LookUp]:

@@ -24,6 +24,7 @@ from blockmgr.manager import BlockManager, Sequence
 from blockmgr.options import spells_options
 from blockmgr.pool import BlockPool
 from blockmgr.prompt import Prompt
+from blockmgr.tiers.layout import Layout
 from blockmgr.tiers.loads import Loads
 from blockmgr.tiers.lookups import LookUps
 from blockmgr.tiers.paths import Path, secret
@@ -66,6 +67,11 @@ class TieredManager(BlockManager):
     Each tier holds prefixes from their beginning, and evicts by itself. Its quotas are those of the
     manager, in proportion.
 
+    With ``groups``, a tier holds full attention from the beginning, and of windows, chunks and
+    states what is read at an end from which prompts can continue. A load brings one such end, from
+    one tier, as a whole. If it does not arrive whole, its sequence is preempted: ``resume`` it, and
+    it computes; or ``free`` it and admit the prompt again.
+
     Args:
         num_blocks: Physical blocks of the device.
         block_size: Tokens per block.
@@ -73,8 +79,8 @@ class TieredManager(BlockManager):
         max_loading: Most blocks of the device that wait for bytes at a time; None for half of them.
         max_storing: Most blocks that are written to tiers at a time; None for an eighth of
             ``num_blocks``, at least 16.
-        **options: The other fields of ``ManagerConfig``, by keyword. There must be a single
-            group of layers, ``prefix_caching``, and no ``early_commit``.
+        **options: The other fields of ``ManagerConfig``, by keyword. There must be
+            ``prefix_caching``, and no ``early_commit``.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -133,13 +139,17 @@ class TieredManager(BlockManager):
         max_storing: int | None,
     ) -> None:
         config, known = self.config, _checked(tiers)
-        if config.groups:
-            raise ValueError("groups must be empty with tiers, which hold full attention only")
         if not config.prefix_caching:
             raise ValueError("prefix_caching must be True with tiers, got False")
         if config.early_commit:
             # What arrives is committed when it is there, which no step of the engine writes.
             raise ValueError("early_commit must be False with tiers, got True")
+        if config.groups and known[-1].shared is not None:
+            # The end of a prompt needs blocks that no look-up of its beginning asks for.
+            raise ValueError("tiers must have no shared store with groups")
+        if config.groups and config.events:
+            # A tier has windows and states as blocks of their own, which a mirror would not know.
+            raise ValueError("events must be False with groups and tiers")
         kinds = [tier.kind for tier in known]
         if config.events and len(set(kinds)) < len(kinds):
             # A mirror knows where a block is by the kind of the tier.
@@ -156,12 +166,14 @@ class TieredManager(BlockManager):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._tickets = Tickets()
+        layout = Layout(config)
         self._tiers = tuple(
-            (TierBooks if tier.shared is None else SharedBooks)(tier, config) for tier in known
+            (TierBooks if tier.shared is None else SharedBooks)(tier, config, layout)
+            for tier in known
         )
-        self._loads = Loads(self, self._tiers, self._tickets, loading)
+        self._loads = Loads(self, layout, self._tiers, self._tickets, loading)
         self._stores = Stores(
-            self, config.num_blocks, self._tiers, self._tickets, max_storing=storing
+            self, layout, config.num_blocks, self._tiers, self._tickets, max_storing=storing
         )
         self._lookups = LookUps(self._tiers, self._stores)
 
@@ -235,6 +247,7 @@ class TieredManager(BlockManager):
 
         A load takes slots up to its end, whatever ``num_slots`` says. If they do not fit, it is
         shorter; if that does not help, there is none. Whether a load began shows in ``is_loading``.
+        With several groups of layers, a shorter load ends where prompts can continue as well.
 
         Args:
             tokens: As in ``BlockManager.admit``.
@@ -310,18 +323,20 @@ class TieredManager(BlockManager):
     ) -> int | None:
         """Admits a prompt with the longest load that fits; None: none does, or there is none."""
         found, path = self._loads.match(prompt, max_cached_tokens)
-        wanted = self._loads.limit(found, asked)
+        stop = self._loads.limit(found, path, asked)
         first, size = len(found.device.block_ids), self.config.block_size
         slots = len(prompt) if num_slots is None else num_slots
-        while wanted:
-            stop = first + wanted
-            most = max(slots, stop * size)
+        while stop > first:
+            most, loaded = max(slots, stop * size), stop * size
+            # Behind whole blocks; of several groups, those that have what the end of it needs.
+            cached = loaded - 1 if self.config.groups else first * size
             try:
-                handle = enter(num_slots=most, max_cached_tokens=first * size)
+                handle = enter(num_slots=most, max_cached_tokens=cached, num_loaded_tokens=loaded)
             except (OutOfBlocksError, NeverFitsError):
                 if asked is not None:
                     raise
-                wanted = wanted // 2 if most > slots else 0
+                half = first + (stop - first) // 2 if most > slots else first
+                stop = self._loads.shorter(path, half)
                 continue
             try:
                 self._loads.begin(handle, path, stop)
@@ -469,6 +484,8 @@ class TieredManager(BlockManager):
 
         The leading blocks that arrived count as computed, and are findable; the others are to be
         computed. Of several tickets of a sequence, what comes first in its prompt counts first.
+        With several groups of layers, all blocks count or none does, and then the sequence is
+        preempted.
 
         Args:
             ticket: Of a transfer of ``take_loads``.
@@ -680,7 +697,8 @@ class TieredManager(BlockManager):
             count = super().retain_prefix(prompt, priority=priority, ttl=ttl)
             path = Path.of_prompt(prompt, self.config.block_size, len(prompt))
             for books in self._tiers:
-                books.pool.retain(books.find(path), priority=priority, ttl=ttl)
+                found = books.find(path)
+                books.pool.retain(found[found >= 0], priority=priority, ttl=ttl)
             return count
 
     def set_time(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""``Mover``: carries out the transfers of a manager with tiers, on the K/V of a ``PagedKVCache``.
+"""``Mover``: carries out the transfers of a manager with tiers, on the memory of a cache.
 
 Needs torch, so ``blockmgr.tiers`` does not import it.
 """
@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from blockmgr.arguments import positive, whole
-from blockmgr.kv import PagedKVCache
+from blockmgr.kv import GroupedKVCache, PagedKVCache
 from blockmgr.tiers.plans import DEVICE
 from blockmgr.tiers.records import runs_of
 from blockmgr.tiers.shared import SharedStorage
@@ -26,6 +26,7 @@ from blockmgr.uncopied import NotCopied
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockmgr.kv.swaps import Swaps
     from blockmgr.tiers.manager import TieredManager
     from blockmgr.tiers.plans import LookUp, Transfer, TransferPlan
 
@@ -38,11 +39,13 @@ MOST_RUN = 64  # blocks
 class BlockBytes(NotCopied):
     """The K/V of single blocks of a cache, as bytes: each layer's keys, then its values.
 
+    A block of a ``GroupedKVCache`` is a page of each tensor, whichever group has it.
+
     Args:
         cache: The cache. Blocks of one on a GPU go through pinned memory of the host.
 
     Raises:
-        TypeError: It is no ``PagedKVCache``.
+        TypeError: It is no ``PagedKVCache`` and no ``GroupedKVCache``.
 
     Attributes:
         size: Bytes of a block.
@@ -51,10 +54,12 @@ class BlockBytes(NotCopied):
 
     _instead = "make another one of the same cache"
 
-    def __init__(self, cache: PagedKVCache) -> None:
-        if not isinstance(cache, PagedKVCache):
-            raise TypeError(f"cache must be a PagedKVCache, got {type(cache).__name__}")
-        self._cache = cache
+    def __init__(self, cache: PagedKVCache | GroupedKVCache) -> None:
+        if not isinstance(cache, PagedKVCache | GroupedKVCache):
+            raise TypeError(
+                f"cache must be a PagedKVCache or a GroupedKVCache, got {type(cache).__name__}"
+            )
+        self._cache: Swaps = cache
         self.size = sum(part[0].numel() * part.element_size() for part in _parts_of(cache))
         self.run = max(1, min(MOST_RUN, RUN_BYTES // self.size))
         self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(self.run)
@@ -101,10 +106,11 @@ class BlockBytes(NotCopied):
                     torch.cuda.current_stream(self._cache.device).synchronize()
 
 
-def _parts_of(cache: PagedKVCache) -> list[torch.Tensor]:
+def _parts_of(cache: PagedKVCache | GroupedKVCache) -> list[torch.Tensor]:
     """The tensors of a cache, layer by layer."""
-    layers = range(cache.shape.num_layers)
-    both = [part for i in layers for part in (cache.keys(i), cache.values(i))]
+    pages = cache._pages if isinstance(cache, GroupedKVCache) else cache
+    layers = range(pages.shape.num_layers)
+    both = [part for i in layers for part in (pages.keys(i), pages.values(i))]
     return [part for part in both if part is not None]
 
 

@@ -26,12 +26,15 @@ class Proofs(NamedTuple):
     """``uint64[n]`` on the host: a number that no other write to the tier has."""
     keys: tuple[bytes, ...]
     """For each block: serial of the block that it continues, or in a shared store the digest of its
-    key; namespace, extra keys and tokens."""
+    key; namespace, extra keys and tokens. Of several groups of layers, the others' continue the
+    block of full attention with their tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
     """Some blocks of one prefix, in order, to move between the device and a tier, or two tiers.
+
+    With several groups of layers, those of full attention come first.
 
     Attributes:
         ticket: Its number, for ``loads_done`` or ``stores_done``.
@@ -40,6 +43,8 @@ class Transfer:
         handle: The sequence that waits for it; -1 for a store.
         source_blocks: ``int32[n]`` on the host: blocks to read.
         target_blocks: ``int32[n]`` on the host: blocks to write.
+        groups: ``int32[n]`` on the host: the group of layers of each; None for a manager without
+            groups.
         source_proofs: What must have been read; None for the device.
         target_proofs: What to write beside the blocks; None for the device.
     """
@@ -50,6 +55,7 @@ class Transfer:
     handle: int
     source_blocks: npt.NDArray[np.int32]
     target_blocks: npt.NDArray[np.int32]
+    groups: npt.NDArray[np.int32] | None
     source_proofs: Proofs | None
     target_proofs: Proofs | None
 
@@ -91,7 +97,8 @@ class TierMatch:
 
     Attributes:
         device: What the device has.
-        num_tier_tokens: For each tier, leading tokens that it has, in whole blocks.
+        num_tier_tokens: For each tier, leading tokens that it has, in whole blocks; with several
+            groups of layers, up to where all groups have what is read behind them.
         num_loadable_tokens: Tokens after those of whole blocks on the device that a load brings;
             0 if the device has as much as any tier.
     """

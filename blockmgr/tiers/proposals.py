@@ -60,8 +60,8 @@ class Proposals:
         """Leading blocks of a proposed prefix to store."""
         return len(origin.path)
 
-    def settle(self, block: int, origin: Origin) -> None:
-        """Nothing is left to do for the prefix that ends with this block."""
+    def settle(self, block: int, origin: Origin | None) -> None:
+        """Nothing is left to do for the prefix that ends with this block; None: nor can be."""
         self._settled.append(block)
 
     def finish(self) -> None:
@@ -99,9 +99,9 @@ class _FoundAgain(Proposals):
         is_again = self._first[known] != origin.contents[: len(known)]
         return len(known) if is_again.all() else int(is_again.argmin())
 
-    def settle(self, block: int, origin: Origin) -> None:
+    def settle(self, block: int, origin: Origin | None) -> None:
         super().settle(block, origin)
-        self._proposed.append(origin)
+        self._proposed += () if origin is None else (origin,)
 
     def finish(self) -> None:
         super().finish()
@@ -113,7 +113,7 @@ class _FoundAgain(Proposals):
         self._note(path, np.full(len(path), -1, np.int64))
 
     def _note(self, path: Path, contents: npt.NDArray[np.int64]) -> None:
-        pool, known = self._seen, path.find_in(self._seen)
+        pool, known = self._seen, path.find_in(self._seen).tolist()
         was = self._first[known]
         self._first[known] = np.where(was == contents[: len(known)], was, -1)
         pool.acquire(known, found=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import DIGEST_BYTES, Path, contents_of
 from blockmgr.tiers.plans import Proofs
 from blockmgr.tiers.tier import TierBooks
@@ -14,7 +15,10 @@ from blockmgr.tiers.tier import TierBooks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from blockmgr.config import ManagerConfig
+    from blockmgr.tiers.layout import Layout
     from blockmgr.tiers.tickets import Ticket
     from blockmgr.tiers.tier import TierConfig
 
@@ -28,8 +32,8 @@ class SharedBooks(TierBooks):
     key before it, the namespace, the extra keys and the tokens, so it stands for a whole prefix.
     """
 
-    def __init__(self, config: TierConfig, manager: ManagerConfig) -> None:
-        super().__init__(config, manager)
+    def __init__(self, config: TierConfig, manager: ManagerConfig, layout: Layout) -> None:
+        super().__init__(config, manager, layout)
         assert config.shared is not None
         self.shared = config.shared
         self._seen = np.zeros(config.size)
@@ -40,19 +44,22 @@ class SharedBooks(TierBooks):
         self._roots: dict[bytes, bytes] = {}
         self._moved: dict[bytes, bytes] = {}
 
-    def keys(self, path: Path, first: int, before: int, stop: int) -> list[bytes]:
-        """Keys of blocks of a path, after the block of this tier that the first one continues."""
-        return self._chain(path, first, before, stop)[0]
+    def nodes(self, path: Path) -> list[int]:
+        """The blocks that hold the beginning of a path."""
+        found: list[int] = self.find(path)[:, 0].tolist()
+        return found
 
-    def _chain(
-        self, path: Path, first: int, before: int, stop: int
-    ) -> tuple[list[bytes], list[bytes]]:
+    def keys(self, path: Path, have: Sequence[int], stop: int) -> list[bytes]:
+        """Keys of blocks of a path that continue ``have``, blocks of this tier, up to ``stop``."""
+        return self._chain(path, have, stop)[0]
+
+    def _chain(self, path: Path, have: Sequence[int], stop: int) -> tuple[list[bytes], list[bytes]]:
         """Keys of blocks of a path, and the digest of each."""
         parent = self._roots.get(path.namespace, self.shared.root)
-        if before >= 0:
-            parent = self._digests[before].tobytes()
+        if have:
+            parent = self._digests[have[-1]].tobytes()
         keys, digests = [], []
-        for content in contents_of(path, first, stop):
+        for content in contents_of(path, len(have), stop):
             key = parent + content
             parent = self.shared.digest(key)
             while moved := self._moved.get(parent):
@@ -62,19 +69,28 @@ class SharedBooks(TierBooks):
             digests.append(parent)
         return keys, digests
 
-    def proofs(self, path: Path, first: int, before: int, serials: Sequence[int]) -> Proofs:
+    def proofs(
+        self,
+        path: Path,
+        pieces: Pieces,
+        have: Sequence[int],
+        serials: npt.NDArray[np.uint64],
+    ) -> Proofs:
         """As ``TierBooks.proofs``, with keys of the shared store."""
-        keys = self.keys(path, first, before, first + len(serials))
-        return Proofs(np.array(serials, np.uint64), tuple(keys))
+        return Proofs(serials, tuple(self.keys(path, have, len(have) + len(pieces))))
 
     def promote(
-        self, path: Path, have: Sequence[int], blocks: Sequence[int], first_serial: int
+        self,
+        path: Path,
+        have: Sequence[int],
+        pieces: Pieces,
+        blocks: Sequence[int],
+        first_serial: int,
     ) -> int:
         """As ``TierBooks.promote``."""
-        count = super().promote(path, have, blocks, first_serial)
+        count = super().promote(path, have, pieces, blocks, first_serial)
         if count:
-            first, before = len(have), have[-1] if have else -1
-            _, digests = self._chain(path, first, before, first + count)
+            _, digests = self._chain(path, have, len(have) + count)
             known = np.frombuffer(b"".join(digests), np.uint8).reshape(count, DIGEST_BYTES)
             self._digests[list(blocks)] = known
             self._seen[list(blocks)] = self._now
@@ -82,18 +98,20 @@ class SharedBooks(TierBooks):
 
     def saw(self, path: Path, n: int) -> int:
         """Notes that the store says to have ``n`` blocks of a path; how many are new here."""
-        have = self.find(path)
-        before = have[-1] if have else -1
-        if n <= len(have) or self.name_of(path, len(have), before) in self.storing:
+        have = self.nodes(path)
+        if n <= len(have):
+            return 0
+        pieces = Pieces(self.layout.needed(n, len(have)))
+        if not self.storing.isdisjoint(self.names_of(path, have, pieces)):
             return 0
         self.pool.acquire(have, found=False)
         try:
-            count = min(n - len(have), self.room(path.namespace))
+            count = min(len(pieces), self.room(path.namespace))
             if not count:
                 return 0
             blocks = self.pool.take(count, namespace=path.namespace).tolist()
             try:
-                self.promote(path, have, blocks, self.take_serials(count))
+                self.promote(path, have, pieces, blocks, self.take_serials(count))
             finally:
                 self.pool.release(blocks[::-1])
         finally:
@@ -115,13 +133,13 @@ class SharedBooks(TierBooks):
     def condemn(self, path: Path) -> None:
         """Removes the last block of a path, and never looks for it under its key again."""
         super().condemn(path)
-        key = self.keys(path, 0, -1, len(path))[-1]
+        key = self.keys(path, [], len(path))[-1]
         self._moved[self.shared.digest(key)] = os.urandom(DIGEST_BYTES)
         self.shared.discard(key)
 
     def take_back(self, store: Ticket) -> bool:
         """As ``TierBooks.take_back`` in this process, whose keys are others from here on."""
-        self.condemn(store.path.head(store.first + 1))
+        self.condemn(store.path.head(len(store.have) + 1))
         return True
 
     def erase_namespace(self, namespace: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ from blockmgr.tiers.paths import (
     Path,
     key_bytes,
     key_of,
+    part_name,
+    part_of,
     parts_of_key,
     secret,
     shared_key_bytes,
@@ -32,8 +35,11 @@ from blockmgr.tiers.slab import Slab
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy.typing as npt
+
     from blockmgr.config import ManagerConfig
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.layout import Layout, Pieces
     from blockmgr.tiers.tickets import Ticket
 
 __all__ = ["TierBooks", "TierConfig"]
@@ -107,10 +113,11 @@ class TierBooks:
     """A pool whose blocks are those of the tier, with the serial of the write of each.
 
     It is closed under parent by itself: a block is findable here only if the block that it
-    continues is.
+    continues is. The blocks of other groups of layers continue the block of full attention that has
+    their tokens, beside the next one, and are evicted by themselves.
     """
 
-    def __init__(self, config: TierConfig, manager: ManagerConfig) -> None:
+    def __init__(self, config: TierConfig, manager: ManagerConfig, layout: Layout) -> None:
         size = manager.block_size
         for name, storage, wanted in (
             ("slab", config.slab, key_bytes(size)),
@@ -124,6 +131,7 @@ class TierBooks:
         self.slab = config.slab
         self.kind = config.kind
         self.config = config
+        self.layout = layout
         self.pool = BlockPool(
             config.size,
             size,
@@ -134,6 +142,10 @@ class TierBooks:
             events=manager.events,
         )
         self.serials = np.zeros(config.size, np.uint64)
+        # By node, its parts, which are there if the serials still are those of their blocks.
+        self._parts = np.full((config.size, layout.num_parts), -1, np.int32)
+        self._parts[:, 0] = np.arange(config.size)
+        self._part_serials = np.zeros(self._parts.shape, np.uint64)
         self.stats = TierStats()
         self.storing: set[tuple[object, ...]] = set()
         """What is being written, by parent, extra key and tokens."""
@@ -141,9 +153,20 @@ class TierBooks:
         if config.slab is not None:
             self._restore(config.slab)
 
-    def find(self, path: Path) -> list[int]:
-        """The blocks that hold the beginning of a path."""
-        return path.find_in(self.pool)
+    def find(self, path: Path) -> npt.NDArray[np.int32]:
+        """The blocks that hold the beginning of a path: ``int32[n, num_parts]``; -1 for none."""
+        return self.with_parts(path.find_in(self.pool))
+
+    def with_parts(self, nodes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """All parts of some nodes, as in ``find``."""
+        blocks: npt.NDArray[np.int32] = self._parts[nodes]
+        if self.layout.is_grouped:
+            at = np.nonzero(blocks >= 0)
+            parts = blocks[at]
+            is_same = self.serials[parts] == self._part_serials[nodes][at]
+            is_there = self.pool.is_cached(parts) & (is_same | (at[1] == 0))
+            blocks[at] = np.where(is_there, parts, -1)
+        return blocks
 
     def room(self, namespace: bytes) -> int:
         """Blocks that a store in this namespace can take."""
@@ -157,31 +180,68 @@ class TierBooks:
         first, self._next = self._next, self._next + n
         return first
 
-    def name_of(self, path: Path, i: int, parent: int) -> tuple[object, ...]:
-        """What names block ``i`` of a path among the blocks that are being stored."""
-        return (parent if i else path.namespace, path.extras.get(i, b""), path.block(i))
+    def names_of(self, path: Path, have: Sequence[int], pieces: Pieces) -> set[tuple[object, ...]]:
+        """What names blocks that continue ``have`` among all that is being stored.
 
-    def proofs(self, path: Path, first: int, before: int, serials: Sequence[int]) -> Proofs:
-        """How the blocks of a path from ``first`` on, written under these serials, are proved.
+        The first node names those that continue it, too.
+        """
+        first = len(have)
+        beside = pieces.chosen((pieces.parts > 0) & (pieces.units < first))
+        names: set[tuple[object, ...]] = {(have[unit], part) for unit, part in beside}
+        if pieces.num_nodes:
+            parent = have[-1] if have else path.namespace
+            names.add((parent, path.extras.get(first, b""), path.block(first)))
+        return names
+
+    def proofs(
+        self,
+        path: Path,
+        pieces: Pieces,
+        have: Sequence[int],
+        serials: npt.NDArray[np.uint64],
+    ) -> Proofs:
+        """How blocks of a path are proved.
 
         Args:
             path: The path.
-            first: Logical block of the first of them.
-            before: The block of this tier that it continues; -1 for none.
-            serials: Theirs.
+            pieces: The blocks.
+            have: The blocks of this tier for the nodes before theirs.
+            serials: Those of the blocks.
         """
-        parents = [int(self.serials[before]) if before >= 0 else 0, *serials[:-1]]
-        keys = tuple(key_of(path, first + i, parent) for i, parent in enumerate(parents))
-        return Proofs(np.array(serials, np.uint64), keys)
+        start = np.zeros(1, np.uint64)
+        before = np.concatenate([start, self.serials[list(have)], serials[: pieces.num_nodes]])
+        parents = before[pieces.units + (pieces.parts > 0)].tolist()
+        keys = map(partial(key_of, path), pieces.units.tolist(), parents, pieces.parts.tolist())
+        return Proofs(serials, tuple(keys))
 
     def promote(
-        self, path: Path, have: Sequence[int], blocks: Sequence[int], first_serial: int
+        self,
+        path: Path,
+        have: Sequence[int],
+        pieces: Pieces,
+        blocks: Sequence[int],
+        first_serial: int,
     ) -> int:
-        """Makes blocks findable that continue ``have``, if that is still findable; how many."""
+        """Makes blocks findable that continue ``have``, if that is still findable; how many.
+
+        Args:
+            path: Their path.
+            have: Its first nodes.
+            pieces: What the blocks are; there may be more.
+            blocks: The blocks.
+            first_serial: The serial of the first of them; those of the others follow.
+        """
         if not blocks or (have and not self.pool.is_cached(have[-1])):
             return 0
         self.serials[list(blocks)] = first_serial + np.arange(len(blocks), dtype=np.uint64)
-        path.promote_in(self.pool, have, blocks)
+        fresh = blocks[: pieces.num_nodes]
+        path.promote_in(self.pool, have, fresh)
+        nodes = [*have, *fresh]
+        for i in range(len(fresh), len(blocks)):
+            node, part = nodes[pieces.units[i]], int(pieces.parts[i])
+            tokens = self.pool.tokens(node)
+            self.pool.promote(blocks[i], tokens, parent=node, extras=part_name(part))
+            self._set_part(node, part, blocks[i])
         return len(blocks)
 
     def retain(self, blocks: Sequence[int], levels: Sequence[int], until: Sequence[float]) -> None:
@@ -202,6 +262,10 @@ class TierBooks:
                 ttl=ttl if is_kept and ttl < math.inf else None,
             )
 
+    def _set_part(self, node: int, part: int, block: int) -> None:
+        self._parts[node, part] = block
+        self._part_serials[node, part] = self.serials[block]
+
     def forget(self, block: int) -> None:
         """Forgets a block, with all that continues it, so that it can be stored again."""
         if self.pool.is_cached(block):
@@ -210,8 +274,8 @@ class TierBooks:
     def condemn(self, path: Path) -> None:
         """Forgets the last block of a path, whose bytes turned out to be wrong."""
         found = self.find(path)
-        if found and len(found) == len(path):
-            self.forget(found[-1])
+        if 0 < len(found) == len(path):
+            self.forget(int(found[-1, 0]))
 
     def take_back(self, store: Ticket) -> bool:
         """Makes what a store wrote count no longer; False: it counts for this process only."""
@@ -260,7 +324,8 @@ class TierBooks:
         for block, serial, key in slab.found.tolist():
             said = parts_of_key(bytes(key))
             # A slab has each key once, so no two of its blocks are equal.
-            if said.parent not in at:
+            part = part_of(said.extras)
+            if said.parent not in at or part >= self.layout.num_parts:
                 continue
             parent = at[said.parent]
             try:
@@ -275,6 +340,8 @@ class TierBooks:
                 continue
             at[serial] = block
             self.serials[block] = serial
+            if part:
+                self._set_part(parent, part, block)
         self.stats.restored = len(at) - 1
         self.pool.release(slab.order)
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.ports.engine_models import VOCAB, engine_of, greedy_truth, model_of, tokens_of
+from tests.ports.test_engine_groups import GROUPS, WITH_STATES
 
 import torch  # isort: skip  (engine_models skips this file where there is none)
 
-from blockmgr import UnsupportedModelError
 from blockmgr.ports.engine import Engine, Sampling
-from blockmgr.tiers import DiskTier, HostTier, SlabHeldError, SlabMismatchError
+from blockmgr.tiers import DiskTier, HostTier, Slab, SlabHeldError, SlabMismatchError
 from blockmgr.tiers.storages import Storage
 
 NEW = 4
@@ -117,13 +117,19 @@ def test_a_damaged_slab_costs_hits_and_never_tokens(tmp_path: Path, truth: Any) 
     again.close()
 
 
-def test_all_at_once_gives_the_same_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "num_blocks"),
+    [("Llama", 40), ("Gemma3Text", 60), ("Llama4Text", 40), ("Qwen3Next", 40)],
+)
+def test_all_at_once_gives_the_same_tokens(name: str, num_blocks: int) -> None:
     prompts = first_turns(8)
-    engine = tiered(HostTier(bytes_to_use=ROOM), num_blocks=40)
+    size = None if name in WITH_STATES else 4
+    tiers = [HostTier(bytes_to_use=16 * ROOM)]
+    engine = engine_of(name, num_blocks=num_blocks, block_size=size, tiers=tiers)
     for _ in range(3):
         found = engine.generate(prompts, GREEDY)
         settle(engine)
-        assert tokens_of(found) == greedy_truth("Llama", prompts, max_new_tokens=NEW)
+        assert tokens_of(found) == greedy_truth(name, prompts, max_new_tokens=NEW)
     assert engine.manager.tier_stats()[0].loaded > 0
     engine.manager.check_invariants()
 
@@ -271,7 +277,43 @@ def test_a_wrong_tier_is_named(tiers: Any, error: type[Exception], words: str) -
         tiered(*tiers) if isinstance(tiers, list) else engine_of(tiers=tiers)
 
 
-def test_models_with_windows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="full attention"):
-        engine_of("Gemma3Text", block_size=4, tiers=[disk(tmp_path)])
-    assert not (tmp_path / "kv.slab").exists()
+@pytest.mark.parametrize("name", ["Llama", "Gemma3Text"])
+def test_what_loads_too_long_is_computed(name: str) -> None:
+    num_blocks = {"Llama": 20, "Gemma3Text": 60}[name]
+    tier = HostTier(bytes_to_use=16 * ROOM)
+    engine = engine_of(name, num_blocks=num_blocks, block_size=4, tiers=[tier])
+    tiers = engine._tiers
+    assert tiers is not None
+    late, seen = tiers.late, []
+    tiers.late = lambda: [seen.append(job) or job for job in late()]  # type: ignore[func-returns-value,method-assign]
+    for timeout in (30.0, 1e-9):
+        tiers._mover._timeout = timeout
+        assert not seen
+        for prompt in first_turns(4):
+            found = engine.generate([prompt], GREEDY)
+            settle(engine)
+            assert tokens_of(found) == greedy_truth(name, [prompt], max_new_tokens=NEW)
+    assert seen
+    engine.manager.check_invariants()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_windows_chunks_and_states_come_from_a_slab(name: str, tmp_path: Path) -> None:
+    size = engine_of(name, block_size=None if name in WITH_STATES else 4).manager.config.block_size
+    prompts = [[*prompt, *prompt] for prompt in first_turns(3)]
+    expected = greedy_truth(name, prompts, max_new_tokens=NEW)
+    tier = DiskTier(path=tmp_path / "kv.slab", bytes_to_use=64 * ROOM)
+    cached = []
+    for damaged in (False, False, True):
+        engine = engine_of(name, block_size=size, num_blocks=400, tiers=[tier])
+        if damaged:
+            slab = engine._tiers._places[0]  # type: ignore[union-attr]
+            assert isinstance(slab, Slab)
+            slab.read_digests = lambda blocks, *_: iter([None] * len(blocks))  # type: ignore[method-assign]
+        found = engine.generate(prompts, GREEDY)
+        assert tokens_of(found) == expected
+        cached.append([each.num_cached_tokens for each in found])
+        engine.manager.check_invariants()
+        engine.close()
+    assert cached[0] == cached[2] == [0] * 3
+    assert min(cached[1]) >= 96

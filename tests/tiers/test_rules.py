@@ -11,7 +11,6 @@ import pytest
 from blockmgr import (
     BlockManager,
     ForkError,
-    FullAttention,
     ManagerConfig,
     NeverFitsError,
     OutOfBlocksError,
@@ -21,6 +20,7 @@ from blockmgr import (
     TicketError,
 )
 from blockmgr.tiers import DEVICE, Slab, TierConfig, TieredManager, key_bytes
+from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import parts_of_key
 from tests.tiers.support import (
     PROMPT,
@@ -138,9 +138,10 @@ def test_what_both_tiers_have_is_two_loads_that_commit_in_order() -> None:
     # The second tier gets the rest of the path by hand, as if the first had evicted it.
     slow = manager._tiers[1]
     path = manager._loads.match(Prompt(PROMPT), None)[1]
-    have = slow.find(path)
-    blocks = slow.pool.take(4 - len(have)).tolist()
-    slow.promote(path, have, blocks, slow.take_serials(len(blocks)))
+    have = slow.find(path)[:, 0].tolist()
+    rest = Pieces(slow.layout.needed(4, len(have)))
+    blocks = slow.pool.take(len(rest)).tolist()
+    slow.promote(path, have, rest, blocks, slow.take_serials(len(blocks)))
     slow.pool.release(blocks[::-1])
     handle = manager.admit(PROMPT, load=True)
     fast, late = manager.take_loads()
@@ -222,9 +223,10 @@ def test_a_failed_load_leaves_no_part_of_a_later_one_findable() -> None:
     stored(manager, PROMPT)
     path = manager._loads.match(Prompt(PROMPT), None)[1]
     slow = manager._tiers[1]
-    have = slow.find(path)
-    blocks = slow.pool.take(4 - len(have)).tolist()
-    slow.promote(path, have, blocks, slow.take_serials(len(blocks)))
+    have = slow.find(path)[:, 0].tolist()
+    rest = Pieces(slow.layout.needed(4, len(have)))
+    blocks = slow.pool.take(len(rest)).tolist()
+    slow.promote(path, have, rest, blocks, slow.take_serials(len(blocks)))
     slow.pool.release(blocks[::-1])
     handle = manager.admit(PROMPT, load=True)
     fast, late = manager.take_loads()
@@ -774,7 +776,6 @@ def test_a_checksum_goes_along_and_is_not_made_anew(tmp_path: Path) -> None:
         ({"max_storing": 1.5}, TypeError, "max_storing must be an int"),
         ({"prefix_caching": False}, ValueError, "prefix_caching must be True"),
         ({"early_commit": True}, ValueError, "early_commit must be False"),
-        ({"groups": [FullAttention(), FullAttention()], "null_block": True}, ValueError, "groups"),
     ],
 )
 def test_a_wrong_option_is_named(options: Any, error: type[Exception], words: str) -> None:

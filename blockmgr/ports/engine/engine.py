@@ -67,8 +67,8 @@ class Engine(NotCopied):
         windows: Whether layers with a window or a chunk keep only the tokens they read, in groups
             of layers, as in ``PagedModel.with_cache``.
         tiers: Where K/V goes before the device evicts it, and comes back from: ``HostTier``,
-            ``DiskTier`` and ``MooncakeTier`` of ``blockmgr.tiers``, the fastest first. For models
-            in which all layers have full attention.
+            ``DiskTier`` and ``MooncakeTier`` of ``blockmgr.tiers``, the fastest first.
+            ``MooncakeTier`` is for models in which all layers have full attention.
         load_timeout: Seconds that a request waits for tiers before it computes its prompt.
         **options: Fields of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``,
             ``max_seqs``, ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on.

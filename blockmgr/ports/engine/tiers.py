@@ -11,7 +11,6 @@ import xxhash
 
 from blockmgr.digest import KeyedDigest
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, UnsupportedModelError
-from blockmgr.kv import PagedKVCache
 from blockmgr.tiers import (
     DiskTier,
     HostTier,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from blockmgr.config import ManagerConfig
+    from blockmgr.manager import Sequence as SequenceView
     from blockmgr.ports.engine.jobs import Job
     from blockmgr.ports.transformers.model import PagedModel
 
@@ -52,7 +52,7 @@ class EngineTiers:
         load_timeout: Seconds after which a job computes what it waits for.
 
     Raises:
-        UnsupportedModelError: Not all layers have full attention.
+        UnsupportedModelError: A tier is shared, and not all layers have full attention.
         SlabError: A slab cannot be opened.
         SharedStoreError: A shared store cannot be reached.
         ValueError: A value is out of its bounds.
@@ -73,9 +73,9 @@ class EngineTiers:
         kinds: Sequence[TierKind],
         load_timeout: float,
     ) -> None:
-        if not isinstance(model.cache, PagedKVCache):
+        if config.groups and any(isinstance(kind, MooncakeTier) for kind in kinds):
             raise UnsupportedModelError(
-                model.model.config.model_type, "tiers need full attention in all layers"
+                model.model.config.model_type, "MooncakeTier needs full attention in all layers"
             )
         self._config = config
         self._blocks = BlockBytes(model.cache)
@@ -198,10 +198,13 @@ class EngineTiers:
     def enter(self, job: Job) -> bool:
         """Admits a fresh job if a tier has a part of its prompt; returns whether it waits."""
         prompt = job.tracks[0].prompt()
-        if not self.manager.match_tiers(prompt).num_loadable_tokens:
+        found = self.manager.match_tiers(prompt)
+        if not found.num_loadable_tokens:
             return False
+        # With several groups of layers, what does not fit is not shortened: it waits for room.
+        load = found if self._config.groups else True
         try:
-            handle = self.manager.admit(prompt, num_slots=1, load=True)
+            handle = self.manager.admit(prompt, num_slots=1, load=load)
         except (OutOfBlocksError, NeverFitsError):
             return False
         track = job.tracks[0]
@@ -212,22 +215,37 @@ class EngineTiers:
     def landed(self) -> list[Job]:
         """Begins and reports transfers, and returns the jobs that no longer wait for any."""
         self._mover.poll()
-        ended = [job for job in self.loading if not self.manager.is_loading(job.tracks[0].live())]
+        ended = [
+            job
+            for job in self.loading
+            if not (self.manager.is_loading(job.tracks[0].live()) or self._view(job).is_preempted)
+        ]
         self.loading = [job for job in self.loading if job not in ended]
         for job in ended:
-            track = job.tracks[0]
-            track.written = self.manager.sequence(track.live()).num_computed_tokens
+            job.tracks[0].written = self._view(job).num_computed_tokens
         return ended
 
     def late(self) -> list[Job]:
-        """Preempts the jobs that wait too long, and returns them."""
+        """Preempts the jobs that wait too long, and returns them.
+
+        With them those that have lost their load: of several groups of layers, it did not arrive
+        whole.
+        """
         handles = self._mover.late()
-        late = [job for job in self.loading if job.tracks[0].handle in handles]
+        late = [
+            job
+            for job in self.loading
+            if job.tracks[0].handle in handles or self._view(job).is_preempted
+        ]
         self.loading = [job for job in self.loading if job not in late]
         for job in late:
-            # Not the job's own call, which commits first.
-            self.manager.preempt(job.tracks[0].live())
+            if not self._view(job).is_preempted:
+                # Not the job's own call, which commits first.
+                self.manager.preempt(job.tracks[0].live())
         return late
+
+    def _view(self, job: Job) -> SequenceView:
+        return self.manager.sequence(job.tracks[0].live())
 
     def wait(self) -> None:
         """Waits until a transfer has ended."""
