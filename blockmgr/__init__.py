@@ -36,6 +36,7 @@ from blockmgr.blocks import (
     IdleFront,
     Match,
     Pin,
+    PrefixParts,
     Priority,
     Remap,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "Pin",
     "PinBudgetError",
     "PolicyError",
+    "PrefixParts",
     "Priority",
     "Prompt",
     "QuotaUsage",

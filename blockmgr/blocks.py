@@ -30,6 +30,7 @@ __all__ = [
     "IdleFront",
     "Match",
     "Pin",
+    "PrefixParts",
     "Priority",
     "Remap",
     "retention_of",
@@ -199,7 +200,7 @@ def signal_of(signal: str, expected_in: float | None) -> tuple[int, float]:
 
 
 class IdleFront(NamedTuple):
-    """Idle blocks that are evicted soon, and that no cached block continues. All on the host."""
+    """The last blocks of prefixes that are evicted soon. All on the host."""
 
     block_ids: npt.NDArray[np.int32]
     """``int32[n]``: the least recently used first."""
@@ -207,11 +208,27 @@ class IdleFront(NamedTuple):
     """``int64[n]``: a number of the content of each, which no other content ever has."""
 
 
+class PrefixParts(NamedTuple):
+    """What other groups of layers read behind a prefix. Empty without groups. All on the host."""
+
+    block_ids: npt.NDArray[np.int32]
+    """``int32[k]``."""
+    contents: npt.NDArray[np.int64]
+    """``int64[k]``: a number of the content of each, as in ``IdleFront``."""
+    groups: npt.NDArray[np.int32]
+    """``int32[k]``: positions in ``ManagerConfig.groups``."""
+    starts: npt.NDArray[np.int64]
+    """``int64[k]``: the first token in each block; of a state, the first one in the last block of
+    the prefix."""
+
+
 class CachedPrefix(NamedTuple):
     """What a cached block holds, with all blocks that it continues. All on the host."""
 
     block_ids: npt.NDArray[np.int32]
-    """``int32[n]``: from the beginning of the prompt."""
+    """``int32[n]``: from the beginning of the prompt. With several groups of layers, those of
+    ``BlockManager.block_tables``; of smaller blocks, the first one in each ``block_size`` tokens,
+    and ``parts`` has the others."""
     contents: npt.NDArray[np.int64]
     """``int64[n]``: a number of the content of each, as in ``IdleFront``."""
     tokens: npt.NDArray[np.uint32]
@@ -220,6 +237,15 @@ class CachedPrefix(NamedTuple):
     """The namespace."""
     extras: dict[int, bytes]
     """Extra keys by logical block."""
+    levels: npt.NDArray[np.int8]
+    """``int8[n]``: the ``Priority`` that ``retain`` set for each; -1 for none. Empty without
+    ``retention``."""
+    until: list[float]
+    """The time, in seconds, when that ends for each; infinity for never. Empty likewise."""
+    is_whole: bool
+    """Whether a prompt can continue here: each group of layers has what is read there."""
+    parts: PrefixParts
+    """The blocks of other groups of layers, group by group; empty unless it is whole."""
 
     def __repr__(self) -> str:
         # Neither tokens nor keys: they may be secrets.

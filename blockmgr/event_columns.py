@@ -7,7 +7,7 @@ import functools
 from collections import deque
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     # Sphinx would read the trailing underscore of the type's own name as a link.
     _Flags = npt.NDArray[np.bool_]
 
-__all__ = ["WHOLE_PREFIX", "Event", "EventKind", "Events", "Tier", "events_of"]
+__all__ = ["WHOLE_PREFIX", "Event", "EventKind", "Events", "Tier", "events_of", "joined"]
 
 WHOLE_PREFIX = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of layers, under vLLM's names, whose blocks stand for all tokens before them."""
@@ -239,4 +239,43 @@ def events_of(  # noqa: PLR0917  (the core calls it)
         step=step,
         num_lost=num_lost,
         session=sessions,
+    )
+
+
+def joined(parts: Mapping[Tier, Events]) -> Events:
+    """The events of several pools as one list, each of its tier.
+
+    Args:
+        parts: The events of each tier. They have digests of one size, and blocks of one size.
+    """
+    kept = {tier: part for tier, part in parts.items() if len(part) or part.num_lost}
+    if set(kept) <= {Tier.DEVICE}:
+        return parts[Tier.DEVICE]
+    start, rows = [np.zeros(1, np.int64)], 0
+    extras: dict[int, bytes] = {}
+    for part in kept.values():
+        start.append(part.start[1:] + start[-1][-1:])
+        extras.update((rows + row, key) for row, key in part.extras.items())
+        rows += len(part.tokens)
+    named = any(part.session for part in kept.values())
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in kept.values()])
+
+    return Events(
+        kind=column("kind"),
+        start=np.concatenate(start),
+        digests=column("digests"),
+        has_parent=column("has_parent"),
+        parent=column("parent"),
+        tokens=column("tokens"),
+        extras=extras,
+        group=column("group"),
+        tier=np.repeat([*kept], [len(part) for part in kept.values()]).astype(np.uint8),
+        namespace=[name for part in kept.values() for name in part.namespace],
+        step=column("step"),
+        num_lost=sum(part.num_lost for part in kept.values()),
+        session=[name for part in kept.values() for name in (part.session or [b""] * len(part))]
+        if named
+        else (),
     )

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blockmgr.blocks import CachedPrefix, IdleFront
+from blockmgr.blocks import CachedPrefix, IdleFront, PrefixParts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from blockmgr.tokens import Ints
 
 __all__ = ["IdleCalls"]
 
@@ -20,14 +26,16 @@ class IdleCalls:
         """The ends of the cached prefixes that are evicted soon; changes nothing.
 
         The order is that of the last use, the longest ago first, whatever the policy. With
-        ``quotas``, each share has a part of the front in proportion to its size.
+        ``quotas``, each share has a part of the front in proportion to its size. With several
+        groups of layers, a prefix ends where prompts can continue; the ends that sequences only
+        passed come first, as in evictions, and of a path the last one.
 
         Args:
-            most: Idle blocks to look at. Those that another cached block continues are left out:
-                ``prefix_of`` of that block includes them.
+            most: Idle blocks to look at. With one group, those that another cached block continues
+                are left out: ``prefix_of`` of that block includes them.
 
         Raises:
-            ValueError: ``most`` below 0, or there are several groups of layers.
+            ValueError: ``most`` below 0.
             TypeError: ``most`` is not an int.
 
         Cost: O(most).
@@ -40,11 +48,12 @@ class IdleCalls:
         It ends earlier, before the first block whose K/V is not written yet.
 
         Args:
-            block: A cached block. The cached tail of a sequence is none, because it is not full.
+            block: A cached block, of any group of layers. The cached tail of a sequence is none,
+                because it is not full.
 
         Raises:
             BlockStateError: The block is not cached.
-            ValueError: The block is out of bounds, or there are several groups of layers.
+            ValueError: The block is out of bounds.
             TypeError: ``block`` is not an int.
 
         Cost: O(blocks of the prefix).
@@ -58,4 +67,24 @@ class IdleCalls:
         >>> manager.prefix_of(last).tokens.tolist()
         [1, 2, 3, 4]
         """
-        return CachedPrefix(*self._core.prefix_of(block))
+        *prefix, parts = self._core.prefix_of(block)
+        return CachedPrefix._make((*prefix, PrefixParts(*parts)))
+
+    def contents_of(self, blocks: Ints) -> npt.NDArray[np.int64]:
+        """A number of the content of each block, which no other content ever has.
+
+        If the number is the same before and after a read, the read has got that content.
+
+        Args:
+            blocks: ``int[n]``, of any group of layers.
+
+        Returns:
+            ``int64[n]`` on the host, owned by the caller; -1 for a block that is not cached, or a
+            tail.
+
+        Raises:
+            ValueError: A block out of bounds.
+            TypeError: Blocks of the wrong type.
+        """
+        contents: npt.NDArray[np.int64] = self._core.contents_of(blocks)
+        return contents

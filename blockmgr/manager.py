@@ -193,8 +193,9 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
                 before all others. See ``end_session`` and ``signal``.
             num_loaded_tokens: Leading tokens, at most those with slots, whose K/V something else
                 than a forward provides: a connector or a lower tier. With several groups of
-                layers, windows then hold no blocks before what the token behind them reads, and
-                states are not copied from the cache. Once the load is done, ``commit`` as many
+                layers, windows then hold no blocks before what the token behind them reads, states
+                are not copied from the cache, and blocks come from it up to the first of which a
+                group lacks what that token reads. Once the load is done, ``commit`` as many
                 tokens; until then the sequence cannot decode, fork, be truncated or have its state
                 cached, and ``free`` caches none of it. With full attention alone it makes no
                 difference.

@@ -28,6 +28,7 @@ from blockmgr.files import printable
 from blockmgr.lab.replay import held_blocks
 from blockmgr.lab.study import Capacity, parse_share
 from blockmgr.lab.sweep import largest_request_blocks
+from blockmgr.lab.tier_sizes import AskedLinks, AskedTiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -275,4 +276,4 @@ def percent(share: Fraction) -> str:
 def _word(value: object) -> str:
     if isinstance(value, Fraction):
         return percent(value)
-    return value.text if isinstance(value, Capacity) else str(value)
+    return value.text if isinstance(value, Capacity | AskedTiers | AskedLinks) else str(value)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from blockmgr.cli.common import one_line_errors, repeat_command
 from blockmgr.cli.models import chosen_block_sizes, chosen_model
 from blockmgr.cli.options import DEFAULT_WORKLOAD, Source, chosen_jobs, chosen_source
 from blockmgr.lab.replay_config import ReplayConfig
 from blockmgr.lab.report import Provenance
+from blockmgr.lab.study import working_set_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from blockmgr.lab.models import Model
     from blockmgr.lab.tasks import RayCluster
+    from blockmgr.lab.tiered import ReplayTier
     from blockmgr.lab.trace import Trace
 
 __all__ = ["Given", "given"]
+
+DEFAULT: Final = ParameterSource.DEFAULT
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +76,47 @@ class Given:
         settings = {
             item.name: self.options[item.name]
             for item in fields(ReplayConfig)
-            if item.name in self.options and item.name != "block_size"
+            if item.name in self.options and item.name not in ("block_size", "tiers")
         }
-        return ReplayConfig(block_size=self.block_sizes[0], groups=groups, **settings)
+        config = ReplayConfig(block_size=self.block_sizes[0], groups=groups, **settings)
+        if self.options.get("tiers") is None or self.options["links"]:
+            return config
+        # Everything moves at once, so the service times are 0, too, unless they were given.
+        times = (
+            0 if self.ctx.get_parameter_source(name) is DEFAULT else self.options[name]
+            for name in ("min_service_ms", "service_ms_per_token")
+        )
+        return replace(config, min_service_ms=next(times), service_ms_per_token=next(times))
+
+    @cached_property
+    def tiers(self) -> list[tuple[ReplayTier, ...]]:
+        """The tiers of ``--tiers``, for each combination of sizes; none without it."""
+        asked = self.options.get("tiers")
+        if asked is None:
+            for name in ("store", "links"):
+                if self.ctx.get_parameter_source(name) is not DEFAULT:
+                    raise click.UsageError(f"--{name} needs --tiers", self.ctx)
+            return []
+        if len(self.block_sizes) > 1:
+            raise click.UsageError("--tiers needs one block size", self.ctx)
+        size = self.block_sizes[0]
+        block_bytes = None if self.model is None else self.model.bytes_per_block(size)
+        found: list[tuple[ReplayTier, ...]] = asked.tiers(
+            lambda: working_set_blocks(self.trace, self.config),
+            block_bytes,
+            () if self.options["links"] is None else self.options["links"].rates,
+        )
+        return found
+
+    @property
+    def tiered(self) -> ReplayConfig:
+        """The config with the tiers of ``--tiers``, which must have one size each."""
+        if not self.tiers:
+            return self.config
+        [tiers, *more] = self.tiers
+        if more:
+            raise click.UsageError("--tiers takes one size for each tier here", self.ctx)
+        return replace(self.config, tiers=tiers)
 
     @cached_property
     def trace(self) -> Trace:
@@ -113,6 +156,7 @@ class Given:
 
 SHARED = frozenset(
     {"seed", "json_wanted", "model", "dtype", "jobs", "ray_address", "block_size", "block_sizes"}
+    | {"tiers", "links"}
 ).union(item.name for item in fields(ReplayConfig))
 
 

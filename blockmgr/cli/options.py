@@ -17,6 +17,7 @@ from blockmgr.lab.replay_config import ReplayConfig
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.study import Capacity, parse_capacities, parse_share
 from blockmgr.lab.tasks import RayCluster
+from blockmgr.lab.tier_sizes import AskedLinks, AskedTiers
 from blockmgr.lab.trace import Trace, read_trace
 from blockmgr.lab.workloads import NAMES, generate
 
@@ -41,6 +42,7 @@ __all__ = [
     "router_names",
     "seed_option",
     "source_options",
+    "tier_options",
     "trace_options",
     "warmup_option",
 ]
@@ -130,6 +132,26 @@ def warmup_option(command: F) -> F:
         metavar="SHARE",
         help="Requests at the start that fill the pool and are not counted.",
     )(command)
+
+
+def tier_options(command: F) -> F:
+    """``--tiers``, ``--store`` and ``--links``, for ``Given.tiers``."""
+    links = click.option(
+        "--links",
+        callback=parsed(AskedLinks.parse),
+        metavar="RATES",
+        help="What moves between the device and each tier, such as 25GB/s,2GB/s: loads then take "
+        "time, at the arrivals of the trace. Needs --model.  [default: everything moves at once]",
+    )
+    tiers = click.option(
+        "--tiers",
+        callback=parsed(AskedTiers.parse),
+        metavar="SIZES",
+        help="Slower memory for evicted blocks, the fastest first, such as host=50GiB,disk=1TiB: "
+        "in blocks, percentages of the working set, or bytes with --model. Without --links, one "
+        "request runs at a time.",
+    )
+    return tiers(_ROWS["store"](links(command)))
 
 
 def jobs_options(command: F) -> F:
@@ -351,5 +373,5 @@ _ROWS: Final = {
 _HOW: Final = {
     "block_size": _ROWS["block_size"],
     "seed": seed_option,
-    **_ROWS,
+    **{name: row for name, row in _ROWS.items() if name != "store"},
 }

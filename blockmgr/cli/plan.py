@@ -17,6 +17,7 @@ from blockmgr.cli.options import (
     json_option,
     parsed,
     source_options,
+    tier_options,
 )
 from blockmgr.lab.choices import different, parse_gib
 from blockmgr.lab.group_plan import LARGE_STEP
@@ -86,6 +87,7 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="GIB",
     help="GiB for K/V on each GPU, or a size such as 20GiB: adds whether the blocks fit.",
 )
+@tier_options
 @how_options_without("block_size", "eviction", "dedup")
 @forward_options
 @json_option
@@ -102,7 +104,8 @@ def plan(
     """Print the number of blocks, and of GiB of K/V, for a hit rate.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. The answer
-    comes from the curve of LRU, which is exact unless requests wait. A replay checks it.
+    comes from the curve of LRU, which is exact unless requests wait. A replay checks it. With
+    --tiers, another replay shows what these find in addition, on a device of so many blocks.
     """
     if run.options["model"] is not None and any(n is not None for n in numbers.values()):
         raise click.UsageError("--model excludes --layers, --kv-heads and --head-size", run.ctx)
@@ -114,7 +117,7 @@ def plan(
         outcome = run_plan(
             run.trace,
             hit_rates,
-            run.config,
+            run.tiered,
             block_sizes=sizes,
             bytes_per_token=size,
             advance=advance,
@@ -184,6 +187,7 @@ def _entry(row: PlanRow) -> dict[str, Any]:
         "num_bytes": row.num_bytes,
         "num_tokens": row.num_tokens,
         "replayed_hit_rate": None if replayed is None else replayed.hit_rate,
+        **({} if row.tiered is None else {"with_tiers": row.tiered.as_plain}),
         "replayed_waited": None if replayed is None else replayed.waited,
         "smaller": None
         if row.smaller is None
@@ -197,6 +201,7 @@ def _print(
     memory = [] if outcome.bytes_per_token is None else ["GiB" if gpus == 1 else "GiB\na GPU"]
     memory += ["fits"] * (gpu_memory is not None)
     headings = ["hit\nrate", "block\nsize", "blocks", "pool\ntokens", *memory, "replayed", "waited"]
+    headings += ["with\ntiers"] * bool(outcome.config.tiers)
     table = new_table([*headings, "cheapest"], strong="blocks")
     for rate in hit_rates:
         best = outcome.cheapest(rate)
@@ -208,7 +213,10 @@ def _print(
                     sizes.append(f"{row.gib:,.2f}")
                     if gpu_memory is not None:
                         sizes.append("yes" if _fits(row.num_bytes, gpu_memory) else "no")
-                table.add_row(*_cells(row, sizes or [""] * len(memory)), mark)
+                cells = _cells(row, sizes or [""] * len(memory))
+                if outcome.config.tiers:
+                    cells.append("" if row.tiered is None else f"{row.tiered.hit_rate:.2%}")
+                table.add_row(*cells, mark)
         table.add_section()
     print_table(table, sys.stdout, *_titles(outcome, gpus))
 

@@ -11,8 +11,14 @@ import click
 from blockmgr.cli.common import progress_bar, tell_rejected, telling
 from blockmgr.cli.given import Given, given
 from blockmgr.cli.models import engine_options
-from blockmgr.cli.options import debug_option, json_option, parsed, source_options
-from blockmgr.lab.report import as_json, print_groups, print_study
+from blockmgr.cli.options import (
+    debug_option,
+    json_option,
+    parsed,
+    source_options,
+    tier_options,
+)
+from blockmgr.lab.report import as_json, print_groups, print_study, print_tiers
 from blockmgr.lab.study import parse_capacities, parse_share, study
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     metavar="SIZES",
     help="Pool sizes: blocks, or percentages of the working set, separated by commas.",
 )
+@tier_options
 @engine_options()
 @click.option(
     "--min-hit-rate",
@@ -76,14 +83,15 @@ def replay(
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model,
     layers that read a window, a chunk or a state have blocks of their own, and a second table
-    shows what each group held and which one cut hits short.
+    shows what each group held and which one cut hits short. With --tiers, it shows where the
+    tokens of prompts came from: found on the device, loaded from a tier, or computed.
     """
     if plot_path is not None:
         # Before the work, so that a missing extra fails early.
         from blockmgr.lab import plot  # noqa: PLC0415  (matplotlib only when drawing)
 
         plot.check_path(plot_path, inputs=run.source.files)
-    trace, config = run.trace, run.config
+    trace, config = run.trace, run.tiered
     total = len(trace.requests) * len(capacities)
     with progress_bar("replaying", "requests", total) as progress:
         outcome = study(trace, capacities, config, ceiling=ceiling, progress=progress)
@@ -94,6 +102,8 @@ def replay(
         print_study(outcome, sys.stdout)
         if config.groups:
             print_groups(outcome, run.model, sys.stdout)
+        if config.tiers:
+            print_tiers(outcome, run.model, sys.stdout)
         click.echo(provenance.line, err=True)
     for result in outcome.results:
         tell_rejected(trace, config, result.num_blocks)

@@ -19,6 +19,7 @@ from blockmgr.cli.options import (
     parsed,
     router_names,
     source_options,
+    tier_options,
     warmup_option,
 )
 from blockmgr.files import check_output
@@ -98,6 +99,7 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     metavar="NAMES",
     help=f"Routers of these replicas: {', '.join(ROUTERS)}.",
 )
+@tier_options
 @engine_options("eviction", "dedup")
 @click.option(
     "--jobs",
@@ -121,7 +123,8 @@ def report(
     """Write a page on the hit rate, its upper bounds, and the reasons for misses.
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. With --model,
-    the page shows what each group of layers holds and refuses; with --replicas, what routers find.
+    the page shows what each group of layers holds and refuses; with --replicas, what routers find;
+    with --tiers, what slower memory adds.
     """
     from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
@@ -141,12 +144,13 @@ def report(
         capacities=len(capacities) or PLACES,
         hints=run.config.hints,
         sessions=run.trace.names_sessions,
+        tiered=bool(run.tiers),
         fleet_requests=len(asked.replicas) * len(asked.routers) * len(run.trace.requests),
     )
     with progress_bar("replaying", "steps", total) as advance:
         gathered = page.gather(
             run.trace,
-            run.config,
+            run.tiered,
             capacity=capacity,
             policies=policies,
             capacities=capacities,

@@ -18,6 +18,7 @@ from blockmgr.cli.options import (
     json_option,
     parsed,
     source_options,
+    tier_options,
     warmup_option,
 )
 from blockmgr.lab.choices import parse_policies
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from blockmgr.lab.models import Model
+    from blockmgr.lab.replay_result import ReplayResult
     from blockmgr.lab.study import Capacity
+    from blockmgr.lab.tiered import ReplayTier
 
 __all__ = ["sweep"]
 
@@ -53,6 +56,7 @@ HEADINGS: Final = (
     "evictions",
     "waited",
 )
+TIER_HEADINGS: Final = ("tiers", "of\ndevice", "one LRU\npool", "stored")
 
 
 @click.command(short_help="Compare policies, pool sizes and block sizes.")
@@ -79,6 +83,7 @@ HEADINGS: Final = (
 )
 @block_sizes_option("Tokens per block, separated by commas.", "--block-sizes", "--block-size")
 @warmup_option
+@tier_options
 @engine_options("block_size", "eviction")
 @jobs_options
 @json_option
@@ -95,7 +100,8 @@ def sweep(
 
     SOURCE is a trace file or the name of a workload, shared-prompt if there is none. Each hit rate
     is printed with the optimum of that pool and the rate of an unbounded pool. With --model and
-    several groups of layers, and for parts of blocks, there is no optimum.
+    several groups of layers, and for parts of blocks, there is no optimum. With --tiers, which
+    take several sizes, such as host=2%,8%,20%, the optimum is that of one pool of all blocks.
     """
     trace, sizes = run.trace, run.block_sizes
     warmed = warmup_requests(trace, warmup)
@@ -103,6 +109,7 @@ def sweep(
         policies=len(policies),
         capacities=len(capacities),
         block_sizes=len(sizes),
+        tiers=len(run.tiers),
         hints=run.config.hints,
     )
     with progress_bar("sweeping", "replays", total) as advance:
@@ -112,6 +119,7 @@ def sweep(
             run.config,
             policies=policies,
             block_sizes=sizes,
+            tiers=run.tiers,
             warmup=warmed,
             jobs=run.jobs(total),
             advance=advance,
@@ -130,7 +138,7 @@ def sweep(
     requests = f"{len(trace.requests):,} requests"
     if warmed:
         requests += f", the first {warmed:,} are not counted"
-    print_table(_table(outcome, capacities), sys.stdout, f"{trace.name}: {requests}")
+    print_table(_table(outcome, capacities, run.tiers), sys.stdout, f"{trace.name}: {requests}")
     click.echo(provenance.line, err=True)
 
 
@@ -164,14 +172,17 @@ def _entry(row: SweepRow, model: Model | None) -> dict[str, Any]:
     }
 
 
-def _table(outcome: Sweep, capacities: tuple[Capacity, ...]) -> Table:
-    table = new_table(HEADINGS, left="policy")
+def _table(
+    outcome: Sweep, capacities: tuple[Capacity, ...], tiers: list[tuple[ReplayTier, ...]]
+) -> Table:
+    headings = (*HEADINGS, *(TIER_HEADINGS if tiers else ()))
+    table = new_table(headings, left="policy")
     cells: dict[tuple[int, str], list[list[str]]] = {}
     for row in outcome.rows:
         cells.setdefault((row.block_size, row.capacity.text), []).append(_cells(row))
     for small in outcome.too_small:
         line = [str(small.block_size), small.capacity.text, f"{small.num_blocks:,}"]
-        lines = [line + [NOTHING] * (len(HEADINGS) - len(line))]
+        lines = [line + [NOTHING] * (len(headings) - len(line))]
         cells[small.block_size, small.capacity.text] = lines
     # All requested pools, including those that could not be replayed.
     for block_size in dict.fromkeys(size for size, _ in cells):
@@ -195,4 +206,19 @@ def _cells(row: SweepRow) -> list[str]:
         NOTHING if gap is None else f"{gap:.0%}",
         f"{row.result.evictions:,}",
         f"{row.result.waited:,}",
+        *_tier_cells(row.result),
+    ]
+
+
+def _tier_cells(result: ReplayResult) -> list[str]:
+    found = result.by_tier
+    if found is None:
+        return []
+    sizes = (f"{counts.tier.name} {counts.tier.num_blocks:,}" for counts in found.tiers)
+    stored = (f"{counts.moved.stored:,}" for counts in found.tiers)
+    shares = (found.device_tokens, found.one_pool_hit_tokens)
+    return [
+        "; ".join(sizes),
+        *(f"{found.share(tokens):.2%}" for tokens in shares),
+        "; ".join(stored),
     ]

@@ -180,7 +180,7 @@ class IdReplays:
         """Whether ``replay`` gives the same counts as a replay through the manager.
 
         Args:
-            config: Like that of this object, except policy, hints, rows and deduplication.
+            config: Like that of this object, except policy, hints, rows, deduplication and tiers.
         """
         columns = self._columns
         wide = int(columns.ids.max(initial=0)) >= OUTPUT_TOKEN
@@ -188,6 +188,7 @@ class IdReplays:
             isinstance(config.eviction, str)
             and config.hints == "none"
             and not config.min_partial_tokens
+            and not config.tiers
             # A manager cannot distinguish such ids, or not within such a small block.
             and columns.words > 0
             and self._size >= columns.words
@@ -279,5 +280,11 @@ class IdReplays:
 def same_replays(config: ReplayConfig) -> ReplayConfig:
     """The part of ``config`` that is the same for all replays of one ``IdReplays``."""
     return replace(
-        config, max_seqs=1, min_partial_tokens=0, dedup="remap", eviction="lru", hints="none"
+        config,
+        max_seqs=1,
+        min_partial_tokens=0,
+        dedup="remap",
+        eviction="lru",
+        hints="none",
+        tiers=(),
     )

@@ -10,21 +10,25 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from blockmgr.config import EVICTION_POLICIES, REMOVED_POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = [
     "different",
     "hint",
+    "parse_bytes",
     "parse_gib",
     "parse_policies",
+    "parse_rate",
     "pick",
     "pick_policy",
     "whole_numbers",
 ]
 
 EVERY: Final = "all"
-UNITS: Final = {"": 30, "gib": 30, "mib": 20, "tib": 40}
-"""Powers of two of sizes, by unit."""
+UNITS: Final = {"": 2**30, "gib": 2**30, "mib": 2**20, "tib": 2**40}
+"""Bytes of each unit of sizes."""
+RATES: Final = {"gb/s": 10**9, "mb/s": 10**6, "gib/s": 2**30, "mib/s": 2**20}
+"""Bytes a second of each unit of rates."""
 
 T = TypeVar("T")
 
@@ -79,15 +83,39 @@ def parse_gib(text: str) -> float:
     >>> [parse_gib(text) for text in ("20", "20GiB", "512 MiB")]
     [20.0, 20.0, 0.5]
     """
-    number = text.strip().rstrip("GMTiBgmtb ")
+    message = f"size must be a number of GiB, or one with MiB, GiB or TiB, got {text!r}"
+    return _amount(text, UNITS, message) / 2**30
+
+
+def parse_bytes(text: str) -> int:
+    """A size in bytes, from one such as ``"20GiB"``.
+
+    Raises:
+        ValueError: It is none, or not above 0.
+    """
+    return int(_amount(text, UNITS, f"size must be one with MiB, GiB or TiB, got {text!r}"))
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second, from a rate such as ``"25GB/s"``.
+
+    Raises:
+        ValueError: It is none, or not above 0.
+    """
+    return _amount(text, RATES, f"rate must be one with {', '.join(RATES)}, got {text!r}")
+
+
+def _amount(text: str, units: Mapping[str, int], message: str) -> float:
+    """A number with a unit, in what the units count; ``ValueError`` with the message if none."""
+    number = text.strip().rstrip("GMTiBgmtbs/ ")
     unit = text.strip()[len(number) :].strip().lower()
     try:
-        size = float(Fraction(number) * 2 ** UNITS[unit] / 2**30)
+        amount = float(Fraction(number) * units[unit])
     except (KeyError, ValueError, ZeroDivisionError, OverflowError):
-        size = 0.0
-    if size <= 0:
-        raise ValueError(f"size must be a number of GiB, or one with MiB, GiB or TiB, got {text!r}")
-    return size
+        amount = 0.0
+    if amount <= 0:
+        raise ValueError(message)
+    return amount
 
 
 def hint(text: str, choices: Iterable[str]) -> str:

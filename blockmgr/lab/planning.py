@@ -41,6 +41,8 @@ class PlanRow:
         replayed: A replay at ``num_blocks`` with service times; None without ``num_blocks``.
         smaller: With several groups, a replay of the largest smaller pool that was tried, which
             does not reach the rate; None with one group, whose answer is exact.
+        tiered: A replay at ``num_blocks`` with the tiers of the config, which shows what they add;
+            None without tiers.
     """
 
     hit_rate: Fraction
@@ -50,6 +52,7 @@ class PlanRow:
     num_bytes: int | None
     replayed: ReplayResult | None
     smaller: ReplayResult | None = None
+    tiered: ReplayResult | None = None
 
     @property
     def num_tokens(self) -> int | None:
@@ -138,7 +141,7 @@ def plan(
     rows = []
     for hit_rate in hit_rates:
         for setting, found in zip(settings, pools, strict=True):
-            rows.append(_row(hit_rate, setting, found, bytes_per_token))
+            rows.append(_row(trace, hit_rate, setting, found, bytes_per_token))
             step()
     return Plan(trace=trace.name, config=config, bytes_per_token=bytes_per_token, rows=tuple(rows))
 
@@ -163,6 +166,7 @@ def _check_attainable(
 
 
 def _row(
+    trace: Trace,
     hit_rate: Fraction,
     config: ReplayConfig,
     found: _OnCurve | PoolSearch,
@@ -178,6 +182,7 @@ def _row(
         num_bytes=None if taken is None or bytes_per_token is None else taken * bytes_per_token,
         replayed=None if blocks is None else found.replay(blocks),
         smaller=None if blocks is None else found.smaller(blocks),
+        tiered=replay(trace, blocks, config) if config.tiers and blocks is not None else None,
     )
 
 
@@ -187,7 +192,7 @@ class _OnCurve:
     def __init__(self, trace: Trace, config: ReplayConfig) -> None:
         self._trace = trace
         self._config = config
-        self._curve = hit_rate_curve(trace, config)
+        self._curve = hit_rate_curve(trace, config.of_device)
         self.attainable = self._curve.unbounded_hit_rate
 
     def blocks_for(self, hit_rate: Fraction) -> int | None:
@@ -196,8 +201,8 @@ class _OnCurve:
         return self._curve.blocks_for(float(hit_rate)) if reached else None
 
     def replay(self, num_blocks: int) -> ReplayResult:
-        """The replay of a pool."""
-        return replay(self._trace, num_blocks, self._config)
+        """The replay of a pool, without tiers."""
+        return replay(self._trace, num_blocks, self._config.of_device)
 
     def smaller(self, num_blocks: int) -> None:
         """No pool: the curve has each of them."""

@@ -18,6 +18,7 @@ Time is simulated, in whole milliseconds; the replay never waits for a real cloc
 * A request that does not fit even an empty pool is rejected: its whole prompt counts as missed.
 * With groups of layers, prompts are computed in chunks that end where a state can be kept
   (``blockmgr.lab.grouped``).
+* With tiers, a prompt is computed when what they have of it is there (``blockmgr.lab.tiered``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +34,7 @@ import numpy as np
 from blockmgr.blocks import Admission, Priority
 from blockmgr.errors import OutOfBlocksError
 from blockmgr.lab.by_group import GroupWatch
+from blockmgr.lab.by_ids import id_replays, same_replays
 from blockmgr.lab.demand import held_blocks
 from blockmgr.lab.grouped import GroupedSteps
 from blockmgr.lab.hints import Clients, Outlook, Traits, TraitsOf
@@ -40,6 +42,7 @@ from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
 from blockmgr.lab.replay_manager import Limits, replay_manager
 from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import OUTPUT_TOKEN
+from blockmgr.lab.tiered import TierSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +58,7 @@ __all__ = [
     "Progress",
     "ReplayConfig",
     "ReplayResult",
+    "Running",
     "held_blocks",
     "replay",
 ]
@@ -82,9 +86,21 @@ def replay(
         PolicyError: A custom policy failed.
 
     Cost: One admission, commit and free per request, and one more attempt to admit at each instant
-    at which a request ends while another one waits. Prompts are expanded one at a time.
+    at which a request ends while another one waits. Prompts are expanded one at a time. With tiers,
+    the same requests also go through one pool of all blocks.
     """
-    return EventLoop(trace, num_blocks, config, progress=progress, clock=clock).run()
+    result = EventLoop(trace, num_blocks, config, progress=progress, clock=clock).run()
+    if result.by_tier is None:
+        return result
+    blocks = num_blocks + sum(tier.num_blocks for tier in config.tiers)
+    alone = replace(config.of_device, eviction="lru", hints="none")
+    by_ids = id_replays(trace, same_replays(alone))
+    if by_ids is not None and by_ids.exact(alone):
+        one_pool = by_ids.replay(blocks, alone)
+    else:
+        one_pool = EventLoop(trace, blocks, alone).run()
+    bounded = replace(result.by_tier, one_pool_hit_tokens=one_pool.hit_tokens)
+    return replace(result, by_tier=bounded)
 
 
 @dataclass(slots=True)
@@ -94,6 +110,25 @@ class Waiting:
     number: int
     request: Request
     tokens: Tokens | None = None
+
+
+@dataclass(slots=True)
+class Running:
+    """An admitted request.
+
+    Attributes:
+        number: Its number in the trace, from 1.
+        request: The request.
+        handles: Its sequences.
+        num_cached_tokens: Tokens of its prompt that were found.
+        is_loading: Whether it waits for what tiers have of its prompt, which is not computed yet.
+    """
+
+    number: int
+    request: Request
+    handles: list[int]
+    num_cached_tokens: int
+    is_loading: bool = False
 
 
 class EventLoop:
@@ -132,6 +167,7 @@ class EventLoop:
             self._watch = GroupWatch(self._manager, config, len(trace.requests))
             taken = self._watch.note_free
             self._grouped = GroupedSteps(self._manager, config, self._apply_copies, taken)
+        self._tiers = TierSteps(self._manager, trace, config) if config.tiers else None
         told = getattr(self._policy, "on_request_end", None)
         self._tell_policy: Callable[[Traits], None] | None = told
         self._outlook: Outlook | None = None
@@ -147,9 +183,9 @@ class EventLoop:
         self._waiting: deque[int] = deque()  # numbers of requests, in the order of the trace
         self._num_blocks = num_blocks
         self._head: Waiting | None = None  # the first waiting request, once examined
-        # A heap by end of service, admission number on ties.
-        self._running: list[tuple[int, int, Request, list[int]]] = []
-        self._numbers: dict[int, int] = {}  # numbers in the trace of running requests, by admission
+        self._running: dict[int, Running] = {}  # by admission
+        # A heap by end of the load or the service, admission number on ties.
+        self._agenda: list[tuple[int, int]] = []
         self._order = 0  # requests admitted
         self._rejected = 0
         self._rejected_tokens = 0
@@ -189,9 +225,10 @@ class EventLoop:
 
     def finish(self) -> ReplayResult:
         """Process all remaining events, and return the counts."""
-        while self._running and not self._is_over(self._running[0][0]):
-            self._end_until(self._running[0][0])
+        while self._agenda and not self._is_over(self._agenda[0][0]):
+            self._end_until(self._agenda[0][0])
         stats = self._manager.stats()
+        by_tier = None if self._tiers is None else self._tiers.result(stats.evicted_blocks)
         return ReplayResult(
             num_blocks=self._num_blocks,
             requests=self._num_offered,
@@ -199,7 +236,7 @@ class EventLoop:
             waited=self._waited,
             wait_ms=self._wait_ms,
             query_tokens=stats.query_tokens + self._rejected_tokens,
-            hit_tokens=stats.hit_tokens,
+            hit_tokens=stats.hit_tokens + (0 if by_tier is None else by_tier.loaded_tokens),
             partial_hit_tokens=stats.partial_hit_tokens,
             evictions=stats.evicted_blocks,
             copies=self._copies,
@@ -209,6 +246,7 @@ class EventLoop:
             memory_bytes=self._manager.memory_usage(),
             host_s=self._host_s,
             by_group=None if self._watch is None else self._watch.result(),
+            by_tier=by_tier,
         )
 
     @property
@@ -228,8 +266,7 @@ class EventLoop:
 
     def running(self) -> list[tuple[int, list[int]]]:
         """Running requests in order of admission: number in the trace, from 1, and handles."""
-        by_admission = sorted(self._running, key=lambda entry: entry[1])
-        return [(self._numbers[order], list(handles)) for _, order, _, handles in by_admission]
+        return [(one.number, list(one.handles)) for one in self._running.values()]
 
     def _is_over(self, now: int) -> bool:
         """Whether ``now`` is after the last requested step."""
@@ -237,19 +274,30 @@ class EventLoop:
 
     def _end_until(self, now: int) -> None:
         """End all requests that end up to ``now``, and admit waiting ones after each instant."""
-        while self._running and self._running[0][0] <= now:
-            instant = self._running[0][0]
+        while self._agenda and self._agenda[0][0] <= now:
+            instant = self._agenda[0][0]
             if self._is_over(instant):
                 return
             self._clients.at(self._manager, instant)
-            while self._running and self._running[0][0] == instant:
-                _, order, request, handles = heapq.heappop(self._running)
-                self._end(request, handles, self._numbers.pop(order))
+            while self._agenda and self._agenda[0][0] == instant:
+                _, order = heapq.heappop(self._agenda)
+                one = self._running[order]
+                if one.is_loading:
+                    start = self._clock()
+                    self._begin(order, instant)
+                    self._host_s += self._clock() - start
+                else:
+                    del self._running[order]
+                    self._end(one.request, one.handles, one.number)
             self._count_step(instant)
             self._admit_waiting(instant)
 
     def _admit_waiting(self, now: int) -> None:
         self._clients.at(self._manager, now)
+        if self._tiers is not None:
+            start = self._clock()
+            self._tiers.store_until(now)
+            self._host_s += self._clock() - start
         while self._waiting:
             if self._head is None:
                 # Not kept while waiting, because most of a trace may wait for a small pool.
@@ -284,24 +332,46 @@ class EventLoop:
             self._watch.before(request, waiting.tokens)
         start = self._clock()
         handles = self._start(request, waiting.tokens)
+        if handles:
+            found = self._manager.sequence(handles[0]).num_cached_tokens
+            self._enter(Running(waiting.number, request, handles, found), now)
         self._host_s += self._clock() - start
         if not handles:
             return False
         if self._watch is not None:
             self._watch.after()
-        self._free_rows -= len(handles)
-        end_ms = now + self._busy_ms(request)
-        heapq.heappush(self._running, (end_ms, self._order, request, handles))
-        self._numbers[self._order] = waiting.number
-        self._order += 1
+        self._free_rows -= request.num_samples
         return True
 
-    def _busy_ms(self, request: Request) -> int:
-        """The time for which a newly admitted request holds its blocks."""
-        return self._config.service_ms(request)
+    def _enter(self, one: Running, now: int) -> None:
+        """Begin an admitted request, or what it loads."""
+        order, self._order = self._order, self._order + 1
+        self._running[order] = one
+        loaded_ms = now if self._tiers is None else self._tiers.load(one, now)
+        if loaded_ms > now:
+            one.is_loading = True
+            heapq.heappush(self._agenda, (loaded_ms, order))
+        else:
+            self._begin(order, now)
+        if self._tiers is not None:
+            self._tiers.store_until(now)
+
+    def _begin(self, order: int, now: int) -> None:
+        """Compute the prompt of a request, of which everything is there that can be loaded."""
+        one = self._running[order]
+        if self._tiers is not None:
+            self._tiers.loaded(one)
+        one.is_loading = False
+        if self._watch is None:
+            self._compute(one)
+        heapq.heappush(self._agenda, (now + self._busy_ms(one), order))
+
+    def _busy_ms(self, one: Running) -> int:
+        """The time for which a request holds its blocks after its prompt is computed."""
+        return self._config.service_ms(one.request)
 
     def _start(self, request: Request, tokens: Tokens) -> list[int]:
-        """Admit a request with all its samples; returns no handles if there is no room."""
+        """Admit a request whose samples fit; returns no handles if there is no room."""
         if self._watch is not None:
             return self._grouped.start(request, tokens)
         manager, prompt = self._manager, len(tokens)
@@ -312,8 +382,9 @@ class EventLoop:
             if verdict is not Admission.NOW:
                 return []
         slots = prompt + self._config.output_lengths(request)[0]
+        admit = manager.admit if self._tiers is None else self._tiers.admit
         try:
-            handle = manager.admit(
+            handle = admit(
                 tokens,
                 namespace=request.namespace,
                 num_slots=slots,
@@ -321,19 +392,23 @@ class EventLoop:
             )
         except OutOfBlocksError:
             return []
+        return [handle]
+
+    def _compute(self, one: Running) -> None:
+        """Compute the prompt of a request, and fork its other samples."""
+        manager, request, [handle] = self._manager, one.request, one.handles
+        prompt = request.num_prompt_tokens
         if self._config.min_partial_tokens:
             # The next commit does not promote a block that waits for its copy.
             self._apply_copies()
         manager.commit(handle, prompt)
-        handles = [handle]
         if request.num_samples > 1:
-            handles += manager.fork(handle, request.num_samples - 1)
-            for sample, output in zip(handles, request.outputs, strict=True):
+            one.handles += manager.fork(handle, request.num_samples - 1)
+            for sample, output in zip(one.handles, request.outputs, strict=True):
                 if len(output):
                     manager.reserve(sample, prompt + len(output))
             self._apply_copies()
         manager.take_remaps()
-        return handles
 
     def _end(self, request: Request, handles: list[int], number: int) -> None:
         manager, prompt = self._manager, request.num_prompt_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from blockmgr.config import EVICTION_POLICIES, ManagerConfig
@@ -15,12 +15,15 @@ from blockmgr.groups import (
     refuse_block_sizes,
 )
 from blockmgr.lab.hint_models import HINT_MODELS, HintModel, HintName
+from blockmgr.lab.tiered import ReplayTier
 from blockmgr.options import check_options, rule, same_option
+from blockmgr.tiers import TierConfig
 
 if TYPE_CHECKING:
     from blockmgr.lab.request import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.proposals import StoreName
 
 __all__ = ["Clock", "Progress", "ReplayConfig", "check_one_group"]
 
@@ -62,10 +65,13 @@ class ReplayConfig:
             many tokens before its end; None for no such stop.
         forward_tokens: With groups, most tokens of a prompt that one forward computes; it affects
             the blocks that windows hold during a forward.
+        tiers: Slower memory for evicted blocks, the fastest first (``blockmgr.lab.tiered``); its
+            eviction order is ``eviction``, too.
+        store: As in ``TierConfig``: what is stored in each tier, and when.
 
     Raises:
-        ValueError: A value is out of its bounds, no group has full attention, or a manager with
-            groups does not support a setting.
+        ValueError: A value is out of its bounds, no group has full attention, a manager with
+            groups does not support a setting, or there are tiers with groups or with one name.
         TypeError: A value is of the wrong type.
     """
 
@@ -118,12 +124,17 @@ class ReplayConfig:
     groups: tuple[Group, ...] = ()
     prompt_end_stop: int | None = same_option(ManagerConfig, "prompt_end_stop")
     forward_tokens: int = field(default=8192, metadata=rule(1))
+    tiers: tuple[ReplayTier, ...] = ()
+    store: StoreName = same_option(  # noqa: RUF009  (it is a field)
+        TierConfig, "store", text="What is stored in tiers, and when; see the guide to tiers."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "groups", checked_groups(self.groups))
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         refuse_block_sizes(self.groups, "a replay")
+        self._check_tiers()
         if self.groups:
             told = tuple(name for name, model in HINT_MODELS.items() if not model.foretells)
             for name, only in (("dedup", ("remap",)), ("hints", told)):
@@ -133,6 +144,17 @@ class ReplayConfig:
                         f"{name} must be {' or '.join(map(repr, only))} with groups of layers, "
                         f"got {value!r}"
                     )
+
+    def _check_tiers(self) -> None:
+        object.__setattr__(self, "tiers", tuple(self.tiers))
+        for tier in self.tiers:
+            if not isinstance(tier, ReplayTier):
+                raise TypeError(f"tiers must have ReplayTier only, got {type(tier).__name__}")
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"tiers must have different names, got {', '.join(names)}")
+        if self.tiers and self.groups:
+            raise ValueError("tiers must be empty with groups of layers")
 
     @property
     def has_states(self) -> bool:
@@ -145,10 +167,18 @@ class ReplayConfig:
         return replace(self, groups=(), prompt_end_stop=None)
 
     @property
+    def of_device(self) -> ReplayConfig:
+        """The same without tiers."""
+        return replace(self, tiers=())
+
+    @property
     def as_plain(self) -> dict[str, Any]:
-        """All settings for a JSON document; settings of groups only if there are groups."""
+        """All settings for a JSON document; those of groups and tiers only if there are any."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         groups = plain.pop("groups")
+        plain["tiers"] = [asdict(tier) for tier in self.tiers]
+        if not self.tiers:
+            del plain["tiers"], plain["store"]
         if groups:
             return {**plain, "groups": [repr(group) for group in groups]}
         del plain["forward_tokens"], plain["prompt_end_stop"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from blockmgr.config import options_of
 from blockmgr.lab.demand import held_blocks, row_blocks
 from blockmgr.manager import BlockManager
+from blockmgr.tiers import TierConfig, TieredManager
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay_config import ReplayConfig
@@ -58,7 +59,7 @@ def replay_manager(
         num_blocks: Blocks in the pool. With groups of layers, the null block is additional.
         config: Config of the replay.
         limits: Limits of the trace.
-        eviction: The policy.
+        eviction: The policy of the device; tiers have that of ``config``.
     """
     grouped = bool(config.groups)
     # No request takes or stores more blocks, so none of its events is lost between two steps.
@@ -74,4 +75,10 @@ def replay_manager(
         "events": limits.events,
         "event_blocks": waiting if limits.events else None,
     }
+    if config.tiers:
+        tiers = [
+            TierConfig(num_blocks=tier.num_blocks, eviction=config.eviction, store=config.store)
+            for tier in config.tiers
+        ]
+        return TieredManager(num_blocks, tiers=tiers, **options)
     return BlockManager(num_blocks + grouped, **options)

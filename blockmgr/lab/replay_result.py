@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blockmgr.lab.by_group import ByGroup
+    from blockmgr.lab.tiered import ByTier
 
 __all__ = ["ReplayResult"]
 
@@ -33,6 +34,7 @@ class ReplayResult:
         host_s: Seconds of processor time inside manager calls, or of the whole replay if it used
             ids (``blockmgr.lab.replays``); varies between runs.
         by_group: The blocks and refused tokens of each group of layers; None without groups.
+        by_tier: Where the tokens of prompts came from, and what was moved; None without tiers.
     """
 
     num_blocks: int
@@ -51,6 +53,7 @@ class ReplayResult:
     memory_bytes: int
     host_s: float = field(compare=False)
     by_group: ByGroup | None = None
+    by_tier: ByTier | None = None
 
     @property
     def hit_rate(self) -> float:
@@ -59,9 +62,11 @@ class ReplayResult:
 
     @property
     def as_plain(self) -> dict[str, Any]:
-        """The counts for a JSON document, without host times, and by group if there are groups."""
-        counts = asdict(self)
-        del counts["host_s"]
+        """The counts for a JSON document, without host times, by group and by tier if there are."""
+        counts = asdict(replace(self, by_tier=None))
+        del counts["host_s"], counts["by_tier"]
         if self.by_group is None:
             del counts["by_group"]
+        if self.by_tier is not None:
+            counts["by_tier"] = self.by_tier.as_plain
         return counts

@@ -11,8 +11,8 @@ from blockmgr.lab.replay_manager import replay_manager
 
 if TYPE_CHECKING:
     from blockmgr.event_columns import Events
-    from blockmgr.lab.replay import ReplayConfig, Waiting
-    from blockmgr.lab.request import Request, Tokens
+    from blockmgr.lab.replay import ReplayConfig, Running
+    from blockmgr.lab.request import Request
     from blockmgr.lab.routing import Arrival
     from blockmgr.lab.trace import Trace
 
@@ -23,7 +23,7 @@ BusyTime = Callable[["Request", int], int]
 
 
 class Served(NamedTuple):
-    """An admitted request."""
+    """An admitted request, when everything is there that it does not compute."""
 
     number: int
     """Its number in the trace, from 1."""
@@ -70,7 +70,6 @@ class Replica(EventLoop):
         self._served = served
         self._told = told
         self._busy = busy_ms
-        self._num_cached = 0
 
     @property
     def num_requests(self) -> int:
@@ -87,25 +86,17 @@ class Replica(EventLoop):
         """Digests of the whole blocks of a prompt."""
         return self.manager.block_digests(arrival.tokens, namespace=arrival.request.namespace)
 
-    def _start(self, request: Request, tokens: Tokens) -> list[int]:
-        handles = super()._start(request, tokens)
-        if handles:
-            self._num_cached = self.manager.sequence(handles[0]).num_cached_tokens
-        return handles
+    def _begin(self, order: int, now: int) -> None:
+        super()._begin(order, now)
+        one = self._running[order]
+        computed = one.request.num_prompt_tokens - one.num_cached_tokens
+        wait = now - one.request.arrival_ms
+        self._served(Served(one.number, now, wait, computed, self._replica))
 
-    def _admit(self, waiting: Waiting, now: int) -> bool:
-        admitted = super()._admit(waiting, now)
-        if admitted:
-            number, request = waiting.number, waiting.request
-            computed = request.num_prompt_tokens - self._num_cached
-            wait = now - request.arrival_ms
-            self._served(Served(number, now, wait, computed, self._replica))
-        return admitted
-
-    def _busy_ms(self, request: Request) -> int:
+    def _busy_ms(self, one: Running) -> int:
         if self._busy is None:
-            return super()._busy_ms(request)
-        return self._busy(request, request.num_prompt_tokens - self._num_cached)
+            return super()._busy_ms(one)
+        return self._busy(one.request, one.request.num_prompt_tokens - one.num_cached_tokens)
 
     def _count_step(self, now: int) -> None:
         super()._count_step(now)

@@ -18,7 +18,7 @@ from blockmgr import __version__
 from blockmgr.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from blockmgr.lab.formats import AsRead
     from blockmgr.lab.models import Model
@@ -39,10 +39,11 @@ __all__ = [
     "environment",
     "json_text",
     "new_table",
-    "print_environment",
+    "print_facts",
     "print_groups",
     "print_study",
     "print_table",
+    "print_tiers",
 ]
 
 # Wide enough that no line of a table is wrapped when a program reads it.
@@ -73,6 +74,19 @@ GROUP_HEADINGS: Final = (
     "refused\ntokens",
     "of\nprompts",
 )
+
+TIER_HEADINGS: Final = (
+    "capacity",
+    "tokens",
+    "blocks",
+    "of\nprompts",
+    "stored",
+    "loaded",
+    "dropped",
+)
+LINK_HEADINGS: Final = ("link\nbusy s", "load ms\nmean", "load ms\np99")
+EMPTY: Final = ""
+GIB: Final = 2**30
 
 NOT_INSTALLED: Final = "not installed"
 
@@ -148,10 +162,14 @@ def _bound(study: Study) -> dict[str, Any]:
 
 
 def counts_of(result: ReplayResult, model: Model | None, block_size: int) -> dict[str, Any]:
-    """The counts of a replay for JSON; by group with bytes, if the model is known."""
+    """The counts of a replay for JSON; by group and tier with bytes, if the model is known."""
     counts = result.as_plain
     if result.by_group is not None and model is not None:
         counts["by_group"]["groups"] = result.by_group.sized(model.bytes_per_block(block_size))
+    if result.by_tier is not None and model is not None:
+        for tier in counts["by_tier"]["tiers"]:
+            for name in ("stored", "loaded"):
+                tier[f"{name}_bytes"] = tier[f"{name}_blocks"] * model.bytes_per_block(block_size)
     return counts
 
 
@@ -210,6 +228,58 @@ def print_groups(study: Study, model: Model | None, file: TextIO) -> None:
     print_table(table, file, title)
 
 
+def print_tiers(study: Study, model: Model | None, file: TextIO) -> None:
+    """Print where the tokens of prompts came from at each pool size, as ``print_table`` does.
+
+    Each token counts once: the shares of the device, of all tiers and of what was computed are 1
+    together. Blocks that left the device, and that no tier had got from it or given to it, are
+    dropped; so are those for which a tier had no room.
+    """
+    size = study.config.block_size
+    block_bytes = None if model is None else model.bytes_per_block(size)
+    links = any(tier.ms_per_block for tier in study.config.tiers)
+    gib = ("GiB\nstored", "GiB\nloaded") if block_bytes is not None else ()
+    headings = (*TIER_HEADINGS, *gib, *(LINK_HEADINGS if links else ()))
+    table = new_table(headings, left="tokens", strong=TIER_HEADINGS[3])
+    for capacity, result in zip(study.capacities, study.results, strict=True):
+        for name, cells in _tier_lines(result, block_bytes, links=links):
+            filled = [*cells, *[EMPTY] * (len(headings) - 2 - len(cells))]
+            table.add_row(capacity.text, name, *filled)
+        table.add_section()
+    times = study.config.min_service_ms or study.config.service_ms_per_token
+    title = f"where the tokens of prompts came from, store={study.config.store}"
+    print_table(table, file, title + ("" if times else ", one request at a time"))
+
+
+def _tier_lines(
+    result: ReplayResult, block_bytes: int | None, *, links: bool
+) -> Iterator[tuple[str, list[str]]]:
+    """The name and the cells of each line about one replay."""
+    found = result.by_tier
+    assert found is not None
+
+    def share(tokens: int) -> str:
+        return _percent(found.share(tokens))
+
+    device = [f"{result.num_blocks:,}", share(found.device_tokens), EMPTY, EMPTY]
+    yield "device", [*device, f"{found.dropped_blocks:,}"]
+    for counts in found.tiers:
+        moved = counts.moved
+        cells = [f"{counts.tier.num_blocks:,}", share(counts.hit_tokens)]
+        cells += [f"{number:,}" for number in (moved.stored, moved.loaded, moved.dropped)]
+        if block_bytes is not None:
+            cells += [f"{n * block_bytes / GIB:,.1f}" for n in (moved.stored, moved.loaded)]
+        if links:
+            cells.append(f"{counts.busy_ms / 1000:,.1f}")
+        yield counts.tier.name, cells
+    yield "computed", [EMPTY, share(found.computed_tokens)]
+    waits = [f"{found.load_mean_ms:,.1f}", f"{found.load_p99_ms:,.1f}"] if links else []
+    blanks = [EMPTY] * (3 + 2 * (block_bytes is not None) + links)
+    yield "found", [EMPTY, _percent(result.hit_rate), *blanks, *waits]
+    blocks = result.num_blocks + sum(counts.tier.num_blocks for counts in found.tiers)
+    yield "one LRU pool", [f"{blocks:,}", share(found.one_pool_hit_tokens)]
+
+
 def environment() -> list[tuple[str, str]]:
     """Versions, extras and devices, as pairs of a name and what was found.
 
@@ -234,10 +304,10 @@ def environment() -> list[tuple[str, str]]:
     return facts
 
 
-def print_environment(file: TextIO) -> None:
-    """Print ``environment()``, one fact per line."""
+def print_facts(facts: Iterable[tuple[str, str]], file: TextIO) -> None:
+    """Print names and what was found, such as ``environment()``, one fact per line."""
     table = Table(show_header=False, box=None)
-    for name, found in environment():
+    for name, found in facts:
         table.add_row(name, found)
     print_table(table, file)
 

@@ -24,6 +24,7 @@ __all__ = [
     "attainable",
     "full_attention",
     "parse_capacities",
+    "parse_capacity",
     "parse_share",
     "study",
     "working_set_blocks",
@@ -91,7 +92,7 @@ def parse_capacities(text: str) -> tuple[Capacity, ...]:
     >>> [capacity.blocks(1000) for capacity in parse_capacities("2.5%,64")]
     [25, 64]
     """
-    sizes = (_parse_capacity(item.strip()) for item in text.split(","))
+    sizes = (parse_capacity(item.strip()) for item in text.split(","))
     return different("capacities", sizes, lambda size: repr(size.text), Capacity.equals)
 
 
@@ -207,7 +208,12 @@ def parse_share(text: str) -> Fraction:
     return share
 
 
-def _parse_capacity(text: str) -> Capacity:
+def parse_capacity(text: str) -> Capacity:
+    """A pool size such as ``"10%"`` or ``"4096"``.
+
+    Raises:
+        ValueError: It is neither a percentage nor a number of blocks above 0.
+    """
     value: int | Fraction
     try:
         value = Fraction(text[:-1]) / PERCENT if text.endswith("%") else int(text)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay_result import ReplayResult
     from blockmgr.lab.study import Capacity
     from blockmgr.lab.tasks import RayCluster
+    from blockmgr.lab.tiered import ReplayTier
     from blockmgr.lab.trace import Trace
 
 __all__ = [
@@ -50,8 +51,8 @@ class SweepRow:
         block_size: Tokens per block.
         capacity: Pool size as requested.
         result: The counts of the replay.
-        optimum: Upper bound for any eviction order at this pool size, one request at a time; None
-            with groups of layers, for which none is known.
+        optimum: Upper bound for any eviction order in one pool of this size, tiers included, one
+            request at a time; None with groups of layers, for which none is known.
         attainable: The counts of an unbounded pool at this block size.
         baseline: The counts of LRU without hints at these sizes; None if not replayed.
     """
@@ -79,10 +80,11 @@ class SweepRow:
     def gap_closed(self) -> float | None:
         """The fraction of the gap between LRU and the optimum that this row closes; 1 is all.
 
-        None if LRU without hints was not replayed, if there is no optimum, or if LRU is within a
-        hundredth of a point of the optimum, because a fraction of such a small gap means nothing.
+        None if LRU without hints was not replayed, if there is no optimum, with tiers, which lose
+        hits for other reasons, too, or if LRU is within a hundredth of a point of the optimum,
+        because a fraction of such a small gap means nothing.
         """
-        if self.baseline is None or self.optimum is None:
+        if self.baseline is None or self.optimum is None or self.result.by_tier is not None:
             return None
         gap = self.optimum.hit_rate - self.baseline.hit_rate
         gained = self.result.hit_rate - self.baseline.hit_rate
@@ -108,7 +110,7 @@ class TooSmall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """All rows by block size, then by pool size, then by policy, in the requested order.
+    """All rows by block size, tiers, pool size and policy, in the requested order.
 
     Attributes:
         trace: Name of the trace.
@@ -133,10 +135,12 @@ def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
     return -(-longest // config.block_size)
 
 
-def num_tasks(*, policies: int, capacities: int, block_sizes: int, hints: object = "none") -> int:
+def num_tasks(
+    *, policies: int, capacities: int, block_sizes: int, tiers: int = 0, hints: object = "none"
+) -> int:
     """The number of calls of ``advance`` by ``sweep``, if no pool is too small."""
     # With hints, the baseline is a separate replay.
-    return block_sizes * (2 + capacities * (policies + (hints != "none")))
+    return block_sizes * max(1, tiers) * (2 + capacities * (policies + (hints != "none")))
 
 
 def sweep(
@@ -146,6 +150,7 @@ def sweep(
     *,
     policies: Sequence[str] = ("lru",),
     block_sizes: Sequence[int] = (),
+    tiers: Sequence[tuple[ReplayTier, ...]] = (),
     warmup: int = 0,
     jobs: int | RayCluster = 1,
     advance: Advance | None = None,
@@ -155,16 +160,17 @@ def sweep(
     Args:
         trace: The requests.
         capacities: Pool sizes; fractions refer to the working set at each block size.
-        config: Config of the replays; the next two arguments replace ``eviction`` and
-            ``block_size``.
+        config: Config of the replays; the next three arguments replace ``eviction``,
+            ``block_size`` and ``tiers``.
         policies: Names of eviction policies, at least one.
         block_sizes: Tokens per block; empty for that of ``config``.
+        tiers: Tiers to compare; empty for those of ``config``.
         warmup: Requests at the start that fill the pool and are not counted, fewer than there are.
         jobs: Number of processes, at least 1, or a cluster. More than one process, or a cluster,
             needs spawned processes, so the calling program must protect its entry point with
             ``if __name__ == "__main__":``.
-        advance: Called ``num_tasks`` times: twice for each block size, and for each replay; less
-            often if some pools are too small.
+        advance: Called ``num_tasks`` times: twice for each block size and each of ``tiers``, and
+            for each replay; less often if some pools are too small.
 
     Raises:
         ValueError: Every pool is smaller than the largest request, ``jobs`` or ``warmup`` is out of
@@ -174,13 +180,17 @@ def sweep(
         MissingExtraError: There is a cluster, and the extra ``ray`` is not installed.
     """
     told = advance or (lambda: None)
-    settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
+    settings = [
+        replace(config, block_size=size, tiers=each)
+        for size in block_sizes or (config.block_size,)
+        for each in tiers or (config.tiers,)
+    ]
     sizes = tuple(capacities)
     with workers_on(trace, jobs, warmup) as workers:
         ceilings = workers.run([(Replays.attainable, setting) for setting in settings], told)
         pools, too_small = _pools(trace, settings, ceilings, sizes)
         tasks: list[tuple[Any, ...]] = [
-            (Replays.optima, [pool.blocks for pool in pools if pool.config is setting], setting)
+            (Replays.optima, [pool.all_blocks for pool in pools if pool.config is setting], setting)
             for setting in settings
         ]
         tasks += [
@@ -217,6 +227,11 @@ class _Pool:
     ceiling: Attainable
     capacity: Capacity
     blocks: int
+
+    @property
+    def all_blocks(self) -> int:
+        """Blocks of the pool and of tiers."""
+        return self.blocks + sum(tier.num_blocks for tier in self.config.tiers)
 
     def replayed(self, policies: Sequence[str]) -> list[ReplayConfig]:
         """The configs to replay there, each once; with hints, also LRU without them."""

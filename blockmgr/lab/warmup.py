@@ -72,7 +72,11 @@ def result_after(result: ReplayResult, first: ReplayResult) -> ReplayResult:
         such as peaks and means over time, are those of the whole replay.
     """
     counts = {name: getattr(result, name) - getattr(first, name) for name in COUNTED}
-    return replace(result, by_group=_by_group_after(result.by_group, first.by_group), **counts)
+    by_group = _by_group_after(result.by_group, first.by_group)
+    by_tier = result.by_tier
+    if by_tier is not None and first.by_tier is not None:
+        by_tier = by_tier.after(first.by_tier)
+    return replace(result, by_group=by_group, by_tier=by_tier, **counts)
 
 
 def attainable_after(whole: Attainable, first: Attainable) -> Attainable:

@@ -174,8 +174,9 @@ class _WatchedLoop(EventLoop):
         self._noting = waiting.number > self._warmup
         admitted = super()._admit(waiting, now)
         if admitted:
-            _, _, request, [handle, *_] = max(self._running, key=lambda entry: entry[1])
-            self._ends[handle] = now + self._config.service_ms(request)
+            newest = next(reversed(self._running.values()))
+            request, handle = newest.request, newest.handles[0]
+            self._ends[handle] = now + self._busy_ms(newest)
             self._note_events(now)
             assert waiting.tokens is not None  # it was admitted
             digests = self.manager.block_digests(waiting.tokens, namespace=request.namespace)

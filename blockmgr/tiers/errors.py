@@ -1,10 +1,26 @@
-"""The errors of opening a slab."""
+"""The errors of opening a slab, or a store that others share."""
 
 from __future__ import annotations
 
 from blockmgr.errors import BlockMgrError
 
-__all__ = ["SlabError", "SlabHeldError", "SlabMismatchError", "SlabSpaceError"]
+__all__ = ["SharedStoreError", "SlabError", "SlabHeldError", "SlabMismatchError", "SlabSpaceError"]
+
+
+class SharedStoreError(BlockMgrError):
+    """There is no shared store at this address.
+
+    Attributes:
+        address: The address.
+        problem: What is wrong.
+    """
+
+    def __init__(self, address: str, problem: str) -> None:
+        self.address, self.problem = address, problem
+        super().__init__(f"shared store {address}: {problem}")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.address, self.problem)
 
 
 class SlabError(BlockMgrError):

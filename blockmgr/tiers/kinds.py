@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from blockmgr.arguments import text, whole
+from blockmgr.arguments import positive, text, whole
+from blockmgr.options import check_options, rule
+from blockmgr.tiers.proposals import STORES
 
 if TYPE_CHECKING:
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.proposals import StoreName
 
-__all__ = ["DiskTier", "HostTier"]
+__all__ = ["DiskTier", "HostTier", "MooncakeTier"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -21,13 +24,16 @@ class HostTier:
     Attributes:
         bytes_to_use: Bytes that its blocks take.
         eviction: Eviction order, as in ``ManagerConfig``.
+        store: What is stored, and when, as in ``TierConfig``.
     """
 
     bytes_to_use: int
     eviction: str | PolicyFactory = "lru"
+    store: StoreName = field(default="idle", metadata=rule(choices=STORES))
 
     def __post_init__(self) -> None:
         whole("bytes_to_use", self.bytes_to_use, 1)
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,6 +44,7 @@ class DiskTier:
         path: The file. The first start makes it and writes over it once; its folder must exist.
         bytes_to_use: Bytes that its blocks take.
         eviction: Eviction order, as in ``ManagerConfig``.
+        store: What is stored, and when, as in ``TierConfig``.
         revision: A name for the weights, which must change whenever they do; empty to identify them
             by a checksum, for which they are read once.
     """
@@ -45,10 +52,47 @@ class DiskTier:
     path: str | os.PathLike[str]
     bytes_to_use: int
     eviction: str | PolicyFactory = "lru"
+    store: StoreName = field(default="idle", metadata=rule(choices=STORES))
     revision: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
             raise TypeError(f"path must be a str or a path, got {type(self.path).__name__}")
         whole("bytes_to_use", self.bytes_to_use, 1)
+        check_options(self)
         text("revision", self.revision)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MooncakeTier:
+    """K/V in Mooncake Store, which engines with the same model and block size share.
+
+    Attributes:
+        master: Address of its master, ``"host:port"``.
+        host: Name or address of this machine, by which other machines reach it.
+        lent_bytes: Memory of this process that the store may use; 0 only to use that of others.
+        protocol: Transport: ``"tcp"``, or ``"rdma"``.
+        devices: Devices for RDMA, by name, with commas between them.
+        known_blocks: Blocks that this process remembers to be in the store.
+        known_seconds: How long it remembers them.
+        timeout: Seconds after which a call of the store fails.
+        revision: As in ``DiskTier``.
+    """
+
+    master: str
+    host: str = "127.0.0.1"
+    lent_bytes: int = 0
+    protocol: str = "tcp"
+    devices: str = ""
+    known_blocks: int = 65536
+    known_seconds: float = 60.0
+    timeout: float = 2.0
+    revision: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("master", "host", "protocol", "devices", "revision"):
+            text(name, getattr(self, name))
+        whole("lent_bytes", self.lent_bytes, 0)
+        whole("known_blocks", self.known_blocks, 1, 2**31 - 1)
+        positive("known_seconds", self.known_seconds)
+        positive("timeout", self.timeout)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockmgr.errors import OutOfBlocksError, StaleMatchError
 from blockmgr.manager import BlockManager
+from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import Path
 from blockmgr.tiers.plans import DEVICE, TierMatch
 from blockmgr.tiers.tickets import Ticket, Tickets
@@ -13,7 +14,11 @@ from blockmgr.tiers.tickets import Ticket, Tickets
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from blockmgr.prompt import Prompt
+    from blockmgr.tiers.layout import Layout
     from blockmgr.tiers.tier import TierBooks
 
 __all__ = ["Loads"]
@@ -26,8 +31,13 @@ class Loads:
     computed instead. A ticket holds the blocks to read and those to write, whatever becomes of the
     sequence.
 
+    With several groups of layers, a load makes one boundary, its end, and comes from one tier. A
+    shorter one would need other blocks of windows than those that it brings, so it is whole or
+    nothing; and nothing can be computed behind a part of it, so the sequence is preempted.
+
     Args:
         device: The manager.
+        layout: Its groups of layers.
         tiers: The tiers, the fastest first.
         tickets: The open tickets.
         max_loading: Most blocks of the device that wait for bytes at a time.
@@ -36,11 +46,13 @@ class Loads:
     def __init__(
         self,
         device: BlockManager,
+        layout: Layout,
         tiers: tuple[TierBooks, ...],
         tickets: Tickets,
         max_loading: int,
     ) -> None:
         self._device = device
+        self._layout = layout
         self._size = device.config.block_size
         self._tiers = tiers
         self._tickets = tickets
@@ -55,42 +67,51 @@ class Loads:
         if max_cached_tokens is not None:
             most = min(most, max_cached_tokens)
         path = Path.of_prompt(prompt, self._size, most // self._size)
-        tokens = tuple(len(books.find(path)) * self._size for books in self._tiers)
+        tokens = tuple(reach * self._size for reach in self._reaches(path))
         best = max(tokens)
         whole = len(device.block_ids) * self._size
         loadable = best - whole if best > device.num_cached_tokens else 0
         return TierMatch(device, tokens, loadable), path
 
-    def limit(self, found: TierMatch, asked: TierMatch | None) -> int:
-        """Blocks that a load may bring now.
+    def _reaches(self, path: Path, most: int | None = None) -> list[int]:
+        """For each tier, the most blocks, ``most`` at most, behind which a prompt can continue."""
+        return [self._layout.deepest(books.find(path), most) for books in self._tiers]
+
+    def shorter(self, path: Path, most: int) -> int:
+        """Where a load of a path can end, at ``most`` blocks."""
+        return max(self._reaches(path, most))
+
+    def limit(self, found: TierMatch, path: Path, asked: TierMatch | None) -> int:
+        """Where a load of a path may end now, in blocks; not behind what is found if nowhere.
 
         Raises:
             StaleMatchError: There is less than ``asked``.
             OutOfBlocksError: So many blocks must not wait at a time as ``asked`` needs.
         """
-        wanted = found.num_loadable_tokens // self._size
-        room = self._max_loading - self._tickets.num_blocks(is_load=True)
-        if asked is None:
-            return max(0, min(wanted, room))
-        asked_tokens = asked.num_cached_tokens
-        has_all = len(found.device.block_ids) >= len(asked.device.block_ids)
-        if found.num_cached_tokens < asked_tokens or not has_all:
-            raise StaleMatchError(asked_tokens, found.num_cached_tokens)
-        if wanted > room:
-            raise OutOfBlocksError(wanted, max(0, room))
-        return wanted
+        first = len(found.device.block_ids)
+        stop = first + found.num_loadable_tokens // self._size
+        room = max(0, self._max_loading - self._tickets.num_blocks(is_load=True))
+        if asked is not None:
+            asked_tokens = asked.num_cached_tokens
+            if found.num_cached_tokens < asked_tokens or first < len(asked.device.block_ids):
+                raise StaleMatchError(asked_tokens, found.num_cached_tokens)
+        while stop > first and (wanted := int(self._layout.needed(stop, first).sum())) > room:
+            if asked is not None:
+                raise OutOfBlocksError(wanted, room)
+            stop = self.shorter(path, first + (stop - first) * room // wanted)
+        return stop
 
     def begin(self, handle: int, path: Path, stop: int) -> None:
         """Opens the tickets of a sequence: what it lacks of the first ``stop`` blocks of a path."""
         first = self._device.sequence(handle).num_computed_tokens // self._size
-        blocks = self._device.block_ids(handle)
         tickets: list[Ticket] = []
         try:
             for number, books in enumerate(self._tiers):
                 found = books.find(path)
-                end = min(len(found), stop)
-                if end > first:
-                    tickets.append(self._open(handle, path, number, found[:end], blocks[first:end]))
+                end = self._layout.deepest(found, stop)
+                if end > first and (end == stop or not self._layout.is_grouped):
+                    pieces = Pieces(self._layout.needed(end, first))
+                    tickets.append(self._open(handle, path, number, found, pieces))
                     first = end
         except BaseException:
             for ticket in tickets:
@@ -104,23 +125,27 @@ class Loads:
         handle: int,
         path: Path,
         number: int,
-        found: list[int],
-        targets: list[int],
+        found: npt.NDArray[np.int32],
+        pieces: Pieces,
     ) -> Ticket:
-        """A ticket for the last blocks of those that a tier was found to have."""
-        books, first = self._tiers[number], len(found) - len(targets)
-        sources = found[first:]
-        serials = [int(serial) for serial in books.serials[sources]]
-        before = found[first - 1] if first else -1
+        """A ticket for some of the blocks that a tier was found to have."""
+        books = self._tiers[number]
+        sources: list[int] = found[pieces.units, pieces.parts].tolist()
+        before = found[: pieces.units[0], 0].tolist()
+        targets = self._layout.targets(self._device, handle, pieces)
         ticket = Ticket(
             number=self._tickets.next_number(),
             source=number,
             target=DEVICE,
             path=path,
-            first=first,
+            pieces=pieces,
+            groups=self._layout.groups_of(pieces),
             sources=sources,
             targets=targets,
-            proofs=(books.proofs(path, first, before, serials), None),
+            proofs=(
+                books.proofs(path, pieces, before, books.serials[sources]),
+                None,
+            ),
             handle=handle,
         )
         books.pool.acquire(sources)
@@ -163,7 +188,7 @@ class Loads:
                 self._close(ticket)
 
     def done(self, ticket: Ticket, n: int, *, refused: bool) -> int:
-        """Commits the leading run of what has arrived of a sequence.
+        """Commits the leading run of what has arrived of a sequence, or ends its load.
 
         Returns:
             The tokens of the sequence that are computed; 0 if it has left.
@@ -192,9 +217,12 @@ class Loads:
         """Commits in the order of blocks, up to the first one that has not arrived."""
         if not tickets:
             return 0
-        stop = tickets[0].first
+        stop = int(tickets[0].pieces.units[0])
         for each in tickets:
-            stop += each.result or 0
+            if each.result is not None and each.result < len(each) and self._layout.is_grouped:
+                BlockManager.preempt(self._device, handle)
+                return 0
+            stop += min(each.result or 0, each.pieces.num_nodes)
             if each.result != len(each):
                 break
         computed = self._device.sequence(handle).num_computed_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
@@ -19,12 +19,17 @@ from blockmgr.errors import (
     OutOfBlocksError,
     StepError,
 )
+from blockmgr.event_columns import Tier, joined
 from blockmgr.manager import BlockManager, Sequence
 from blockmgr.options import spells_options
+from blockmgr.pool import BlockPool
 from blockmgr.prompt import Prompt
+from blockmgr.tiers.layout import Layout
 from blockmgr.tiers.loads import Loads
+from blockmgr.tiers.lookups import LookUps
 from blockmgr.tiers.paths import Path, secret
-from blockmgr.tiers.plans import TierMatch, TierStats, TransferPlan
+from blockmgr.tiers.plans import LookUp, TierMatch, TierStats, TransferPlan
+from blockmgr.tiers.shared_books import SharedBooks
 from blockmgr.tiers.stores import Stores
 from blockmgr.tiers.tickets import Ticket, Tickets
 from blockmgr.tiers.tier import TierBooks, TierConfig
@@ -36,7 +41,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from blockmgr.blocks import Match
+    from blockmgr.blocks import Match, Priority
+    from blockmgr.event_columns import Events
     from blockmgr.manager import Blocks
     from blockmgr.tokens import Extras, Ints, Tokens
 
@@ -61,6 +67,11 @@ class TieredManager(BlockManager):
     Each tier holds prefixes from their beginning, and evicts by itself. Its quotas are those of the
     manager, in proportion.
 
+    With ``groups``, a tier holds full attention from the beginning, and of windows, chunks and
+    states what is read at an end from which prompts can continue. A load brings one such end, from
+    one tier, as a whole. If it does not arrive whole, its sequence is preempted: ``resume`` it, and
+    it computes; or ``free`` it and admit the prompt again.
+
     Args:
         num_blocks: Physical blocks of the device.
         block_size: Tokens per block.
@@ -68,8 +79,8 @@ class TieredManager(BlockManager):
         max_loading: Most blocks of the device that wait for bytes at a time; None for half of them.
         max_storing: Most blocks that are written to tiers at a time; None for an eighth of
             ``num_blocks``, at least 16.
-        **options: The other fields of ``ManagerConfig``, by keyword. There must be a single
-            group of layers, ``prefix_caching``, and no ``early_commit``.
+        **options: The other fields of ``ManagerConfig``, by keyword. There must be
+            ``prefix_caching``, and no ``early_commit``.
 
     Raises:
         ValueError: A value is out of its bounds.
@@ -90,7 +101,7 @@ class TieredManager(BlockManager):
     4
     """
 
-    __slots__ = ("_loads", "_lock", "_pid", "_stores", "_tickets", "_tiers")
+    __slots__ = ("_loads", "_lock", "_lookups", "_pid", "_stores", "_tickets", "_tiers")
 
     @spells_options(ManagerConfig, ManagerOptions)
     def __init__(
@@ -128,13 +139,26 @@ class TieredManager(BlockManager):
         max_storing: int | None,
     ) -> None:
         config, known = self.config, _checked(tiers)
-        if config.groups:
-            raise ValueError("groups must be empty with tiers, which hold full attention only")
         if not config.prefix_caching:
             raise ValueError("prefix_caching must be True with tiers, got False")
         if config.early_commit:
             # What arrives is committed when it is there, which no step of the engine writes.
             raise ValueError("early_commit must be False with tiers, got True")
+        if config.groups and known[-1].shared is not None:
+            # The end of a prompt needs blocks that no look-up of its beginning asks for.
+            raise ValueError("tiers must have no shared store with groups")
+        if config.groups and config.events:
+            # A tier has windows and states as blocks of their own, which a mirror would not know.
+            raise ValueError("events must be False with groups and tiers")
+        kinds = [tier.kind for tier in known]
+        if config.events and len(set(kinds)) < len(kinds):
+            # A mirror knows where a block is by the kind of the tier.
+            raise ValueError("events must be False with two tiers in memory, or two in slabs")
+        if config.steps_in_flight and any(tier.store == "commit" for tier in known):
+            raise ValueError(
+                "steps_in_flight must be 0 with a tier that stores at commit, because a step in "
+                f"flight may have yet to write what is committed, got {config.steps_in_flight}"
+            )
         loading = config.capacity // 2 if max_loading is None else max_loading
         storing = max(16, config.num_blocks // 8) if max_storing is None else max_storing
         whole("max_loading", loading, 0)
@@ -142,17 +166,16 @@ class TieredManager(BlockManager):
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._tickets = Tickets()
-        self._tiers = tuple(TierBooks(tier, config) for tier in known)
-        self._loads = Loads(self, self._tiers, self._tickets, loading)
-        ahead = tuple(tier.ahead for tier in known)
-        self._stores = Stores(
-            self,
-            config.num_blocks,
-            self._tiers,
-            self._tickets,
-            ahead=ahead,
-            max_storing=storing,
+        layout = Layout(config)
+        self._tiers = tuple(
+            (TierBooks if tier.shared is None else SharedBooks)(tier, config, layout)
+            for tier in known
         )
+        self._loads = Loads(self, layout, self._tiers, self._tickets, loading)
+        self._stores = Stores(
+            self, layout, config.num_blocks, self._tiers, self._tickets, max_storing=storing
+        )
+        self._lookups = LookUps(self._tiers, self._stores)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -224,6 +247,7 @@ class TieredManager(BlockManager):
 
         A load takes slots up to its end, whatever ``num_slots`` says. If they do not fit, it is
         shorter; if that does not help, there is none. Whether a load began shows in ``is_loading``.
+        With several groups of layers, a shorter load ends where prompts can continue as well.
 
         Args:
             tokens: As in ``BlockManager.admit``.
@@ -246,7 +270,7 @@ class TieredManager(BlockManager):
         with self._turn():
             asked = load if isinstance(load, TierMatch) else None
             if not ((asked is not None or truth("load", load)) and read_cache):
-                return super().admit(
+                entered = super().admit(
                     tokens,
                     namespace=namespace,
                     extras=extras,
@@ -258,6 +282,8 @@ class TieredManager(BlockManager):
                     session=session,
                     num_loaded_tokens=num_loaded_tokens,
                 )
+                self._count_find(entered)
+                return entered
             if num_loaded_tokens is not None:
                 raise ValueError("num_loaded_tokens must be None with load, which says as much")
             if match is not None:
@@ -276,7 +302,16 @@ class TieredManager(BlockManager):
             handle = self._admit_loading(prompt, enter, num_slots, max_cached_tokens, asked)
             if handle is None:
                 handle = enter(num_slots=num_slots, max_cached_tokens=max_cached_tokens)
+            self._count_find(handle)
             return handle
+
+    def _count_find(self, handle: int) -> None:
+        """Notes the prefix that an admission has found on the device, if a tier stores by that."""
+        if self._stores.counts_finds:
+            found = super().sequence(handle).num_computed_tokens // self.config.block_size
+            path = self._path_of(self.block_ids(handle)[found - 1]) if found else None
+            if path is not None:
+                self._stores.found(path)
 
     def _admit_loading(
         self,
@@ -288,18 +323,20 @@ class TieredManager(BlockManager):
     ) -> int | None:
         """Admits a prompt with the longest load that fits; None: none does, or there is none."""
         found, path = self._loads.match(prompt, max_cached_tokens)
-        wanted = self._loads.limit(found, asked)
+        stop = self._loads.limit(found, path, asked)
         first, size = len(found.device.block_ids), self.config.block_size
         slots = len(prompt) if num_slots is None else num_slots
-        while wanted:
-            stop = first + wanted
-            most = max(slots, stop * size)
+        while stop > first:
+            most, loaded = max(slots, stop * size), stop * size
+            # Behind whole blocks; of several groups, those that have what the end of it needs.
+            cached = loaded - 1 if self.config.groups else first * size
             try:
-                handle = enter(num_slots=most, max_cached_tokens=first * size)
+                handle = enter(num_slots=most, max_cached_tokens=cached, num_loaded_tokens=loaded)
             except (OutOfBlocksError, NeverFitsError):
                 if asked is not None:
                     raise
-                wanted = wanted // 2 if most > slots else 0
+                half = first + (stop - first) // 2 if most > slots else first
+                stop = self._loads.shorter(path, half)
                 continue
             try:
                 self._loads.begin(handle, path, stop)
@@ -324,15 +361,19 @@ class TieredManager(BlockManager):
 
     def prefetch(
         self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
-    ) -> None:
+    ) -> int:
         """Has what slower tiers have of a prompt copied to the fastest tier, with the next stores.
 
-        For prompts that enter a queue: the copy needs no block of the device.
+        For prompts that enter a queue: the copy needs no block of the device. A shared store is
+        asked first, as in ``look_up``.
 
         Args:
             tokens: As in ``match``.
             namespace: As in ``match``.
             extras: As in ``match``.
+
+        Returns:
+            The number of the look-up, for ``is_looking_up``; 0 if there is none.
 
         Raises:
             ValueError: A value out of its bounds.
@@ -341,7 +382,85 @@ class TieredManager(BlockManager):
         """
         with self._turn():
             prompt = _as_prompt(tokens, namespace, extras)
-            self._stores.prefetch(self._loads.match(prompt, None)[1])
+            found, path = self._loads.match(prompt, None)
+            ticket = self._lookups.ask(path, self._num_known(found), fetch=True)
+            if not ticket:
+                self._stores.prefetch(path)
+            return ticket
+
+    # Look-ups in a shared store.
+
+    def look_up(
+        self, tokens: Tokens | Prompt, *, namespace: bytes = b"", extras: Extras | None = None
+    ) -> int:
+        """Has a shared store asked what it has of a prompt, of which less is known here.
+
+        For prompts that enter a queue. An admission loads what is known by then, and never waits.
+
+        Args:
+            tokens: As in ``match``.
+            namespace: As in ``match``.
+            extras: As in ``match``.
+
+        Returns:
+            The number of the look-up, for ``is_looking_up``; 0 if there is nothing to ask.
+
+        Raises:
+            ValueError: A value out of its bounds.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            prompt = _as_prompt(tokens, namespace, extras)
+            found, path = self._loads.match(prompt, None)
+            return self._lookups.ask(path, self._num_known(found), fetch=False)
+
+    def _num_known(self, found: TierMatch) -> int:
+        return max(found.device.num_cached_tokens, *found.num_tier_tokens) // self.config.block_size
+
+    def is_looking_up(self, ticket: int) -> bool:
+        """Whether a look-up has no answer yet.
+
+        Raises:
+            TypeError: ``ticket`` is not an int.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            return integer("ticket", ticket) in self._lookups.open
+
+    def take_lookups(self, *, now: float | None = None) -> tuple[LookUp, ...]:
+        """The look-ups to make since the last call.
+
+        Args:
+            now: Time by the caller's clock. What was stored or seen in a shared store longer than
+                ``known_seconds`` ago is forgotten; with None, it is not.
+
+        Raises:
+            ValueError: ``now`` is too large.
+            TypeError: ``now`` is not a number.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            return tuple(self._lookups.take(None if now is None else real("now", now)))
+
+    def lookups_done(self, ticket: int, n: int) -> int:
+        """Declares what a shared store said.
+
+        Args:
+            ticket: Of ``take_lookups``.
+            n: Leading keys that it says to have; 0 if it could not be asked.
+
+        Returns:
+            Blocks that are known now and were not.
+
+        Raises:
+            TicketError: The look-up was never taken, or is resolved.
+            ValueError: ``n`` is more than the look-up has.
+            TypeError: A value of the wrong type.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            return self._lookups.done(ticket, n)
 
     # Loads.
 
@@ -365,6 +484,8 @@ class TieredManager(BlockManager):
 
         The leading blocks that arrived count as computed, and are findable; the others are to be
         computed. Of several tickets of a sequence, what comes first in its prompt counts first.
+        With several groups of layers, all blocks count or none does, and then the sequence is
+        preempted.
 
         Args:
             ticket: Of a transfer of ``take_loads``.
@@ -384,7 +505,9 @@ class TieredManager(BlockManager):
         """
         with self._turn():
             known, count = self._tickets.get(ticket, n, is_load=True)
-            return self._loads.done(known, count, refused=truth("refused", refused))
+            computed = self._loads.done(known, count, refused=truth("refused", refused))
+            self._stores.found(known.path.head(computed // self.config.block_size))
+            return computed
 
     def loads_late(self, now: float) -> list[int]:
         """The sequences that wait for a load whose deadline has passed; preempt them.
@@ -427,7 +550,8 @@ class TieredManager(BlockManager):
 
         For movers that copy what they read before they write it; those that write to a slab should,
         and write only as many blocks as this call returns. Otherwise a process that ends before
-        ``stores_done`` can leave blocks on disk that were read too late, with good proofs.
+        ``stores_done`` can leave blocks on disk that were read too late, with good proofs. Those
+        that write to a shared store must, for others read from it at once.
 
         Args:
             ticket: Of a transfer of ``take_stores``.
@@ -505,8 +629,7 @@ class TieredManager(BlockManager):
             truth("reset_hit_rate", reset_hit_rate)
             if truth("tiers", tiers):
                 for books in self._tiers:
-                    if books.slab is not None:
-                        books.slab.reset(volatile=True)
+                    books.reset()
             count = super().reset_prefix_cache(reset_hit_rate=reset_hit_rate)
             if tiers:
                 for books in self._tiers:
@@ -548,10 +671,42 @@ class TieredManager(BlockManager):
             count = super().forget(ids)
             for path in paths:
                 for books in self._tiers:
-                    found = books.find(path)
-                    if found and len(found) == len(path):
-                        books.forget(found[-1])
+                    books.condemn(path)
             return count
+
+    def retain_prefix(
+        self,
+        tokens: Tokens | Prompt,
+        *,
+        priority: Priority | None,
+        ttl: float | None = None,
+        namespace: bytes = b"",
+        extras: Extras | None = None,
+    ) -> int:
+        """``BlockManager.retain_prefix``, on the device and in all tiers.
+
+        Returns:
+            The number of leading blocks that are cached on the device.
+
+        Raises:
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.retain_prefix``.
+        """
+        with self._turn():
+            prompt = _as_prompt(tokens, namespace, extras)
+            count = super().retain_prefix(prompt, priority=priority, ttl=ttl)
+            path = Path.of_prompt(prompt, self.config.block_size, len(prompt))
+            for books in self._tiers:
+                found = books.find(path)
+                books.pool.retain(found[found >= 0], priority=priority, ttl=ttl)
+            return count
+
+    def set_time(self, seconds: float) -> None:
+        """``BlockManager.set_time``, for the device and all tiers."""
+        with self._turn():
+            super().set_time(seconds)
+            for books in self._tiers:
+                books.pool.set_time(seconds)
 
     def _path_of(self, block: int) -> Path | None:
         try:
@@ -559,10 +714,55 @@ class TieredManager(BlockManager):
         except (BlockStateError, ValueError):
             return None
 
+    def take_events(self) -> Events:
+        """``BlockManager.take_events`` of the device and all tiers; ``Event.tier`` says of which.
+
+        Tiers know namespaces and extra keys by their SHA-256 only, so their events name those, and
+        the digests of such blocks are made of them.
+
+        Raises:
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.take_events``.
+        """
+        with self._turn():
+            return self._joined(super().take_events(), BlockPool.take_events)
+
+    def take_snapshot(self) -> Events:
+        """``BlockManager.take_snapshot`` of the device and all tiers; each is cleared first."""
+        with self._turn():
+            return self._joined(super().take_snapshot(), BlockPool.take_snapshot)
+
+    def resident_events(self) -> Events:
+        """``BlockManager.resident_events`` of the device and all tiers."""
+        with self._turn():
+            return self._joined(super().resident_events(), BlockPool.resident_events)
+
+    def _joined(self, device: Events, call: Callable[[BlockPool], Events]) -> Events:
+        own = {books.kind: call(books.pool) for books in self._tiers}
+        return joined({Tier.DEVICE: device, **own})
+
     def tier_stats(self) -> tuple[TierStats, ...]:
         """What happened in each tier so far."""
         with self._turn():
             return tuple(replace(books.stats) for books in self._tiers)
+
+    def close(self) -> None:
+        """Closes the slabs of its tiers, which keep the order of uses for the next process.
+
+        Without it, and after a crash, the order is that of writes. The tiers are of no use
+        afterwards; a second time does nothing.
+
+        Raises:
+            StepError: A transfer is under way; ``Mover.drain`` first. Nothing is closed.
+            OSError: An order could not be written. All slabs are closed.
+            ForkError: The process was forked.
+        """
+        with self._turn():
+            if any(ticket.is_taken for ticket in self._tickets.open.values()):
+                raise StepError("close must come after the end of all transfers")
+            with ExitStack() as stack:
+                for books in self._tiers:
+                    stack.callback(books.close)
 
     def check_invariants(self) -> None:
         """``BlockManager.check_invariants`` of the device and of the pools of all tiers."""
@@ -653,6 +853,8 @@ def _checked(tiers: object) -> tuple[TierConfig, ...]:
             raise TypeError(f"tiers must have TierConfig only, got {type(tier).__name__}")
     if not tiers:
         raise ValueError("tiers must have at least one tier; without any, use BlockManager")
+    if any(tier.shared is not None for tier in tiers[:-1]):
+        raise ValueError("tiers must have a shared store as the last one")
     return tuple(tiers)
 
 

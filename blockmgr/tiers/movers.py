@@ -1,4 +1,4 @@
-"""``Mover``: carries out the transfers of a manager with tiers, on the K/V of a ``PagedKVCache``.
+"""``Mover``: carries out the transfers of a manager with tiers, on the memory of a cache.
 
 Needs torch, so ``blockmgr.tiers`` does not import it.
 """
@@ -8,81 +8,110 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import xxhash
 
 from blockmgr.arguments import positive, whole
-from blockmgr.kv import PagedKVCache
+from blockmgr.kv import GroupedKVCache, PagedKVCache
 from blockmgr.tiers.plans import DEVICE
+from blockmgr.tiers.records import runs_of
+from blockmgr.tiers.shared import SharedStorage
 from blockmgr.tiers.storages import Storage, buffer_of
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockmgr.kv.swaps import Swaps
     from blockmgr.tiers.manager import TieredManager
-    from blockmgr.tiers.plans import Transfer, TransferPlan
+    from blockmgr.tiers.plans import LookUp, Transfer, TransferPlan
 
 __all__ = ["BlockBytes", "Mover"]
+
+RUN_BYTES = 1 << 22  # what is moved at once, in few long reads and copies
+MOST_RUN = 64  # blocks
 
 
 class BlockBytes(NotCopied):
     """The K/V of single blocks of a cache, as bytes: each layer's keys, then its values.
 
+    A block of a ``GroupedKVCache`` is a page of each tensor, whichever group has it.
+
     Args:
         cache: The cache. Blocks of one on a GPU go through pinned memory of the host.
 
     Raises:
-        TypeError: It is no ``PagedKVCache``.
+        TypeError: It is no ``PagedKVCache`` and no ``GroupedKVCache``.
 
     Attributes:
         size: Bytes of a block.
+        run: Most blocks that are copied at once, if they are neighbours.
     """
 
     _instead = "make another one of the same cache"
 
-    def __init__(self, cache: PagedKVCache) -> None:
-        if not isinstance(cache, PagedKVCache):
-            raise TypeError(f"cache must be a PagedKVCache, got {type(cache).__name__}")
-        self._cache = cache
-        self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(1)
-        host = self._staging or cache
-        layers = range(cache.shape.num_layers)
-        both = [part for i in layers for part in (host.keys(i), host.values(i))]
-        self._parts = [part for part in both if part is not None]
-        self._lock = threading.Lock()  # of the staging block
-        self.size = sum(part[0].numel() * part.element_size() for part in self._parts)
+    def __init__(self, cache: PagedKVCache | GroupedKVCache) -> None:
+        if not isinstance(cache, PagedKVCache | GroupedKVCache):
+            raise TypeError(
+                f"cache must be a PagedKVCache or a GroupedKVCache, got {type(cache).__name__}"
+            )
+        self._cache: Swaps = cache
+        self.size = sum(part[0].numel() * part.element_size() for part in _parts_of(cache))
+        self.run = max(1, min(MOST_RUN, RUN_BYTES // self.size))
+        self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(self.run)
+        self._parts = _parts_of(self._staging or cache)
+        # Of the staging blocks; without them, threads copy at the same time.
+        self._lock: AbstractContextManager[object] = (
+            nullcontext() if self._staging is None else threading.Lock()
+        )
 
-    def read(self, block: int, into: memoryview) -> None:
-        """Copies a block out of the cache, and waits until it is there."""
-        target = torch.frombuffer(into, dtype=torch.uint8)
+    def read(self, blocks: Sequence[int], into: memoryview) -> None:
+        """Copies blocks out of the cache, one after the other, and waits until they are there."""
+        target = torch.frombuffer(into, dtype=torch.uint8).view(len(blocks), self.size)
         with self._lock, torch.inference_mode():
-            if self._staging is not None:
-                self._cache.swap_out(self._staging, [block], [0])
-                torch.cuda.current_stream(self._cache.device).synchronize()
-                block = 0
-            at = 0
-            for part in self._parts:
-                raw = part[block].contiguous().view(torch.uint8).reshape(-1)
-                target[at : at + len(raw)] = raw
-                at += len(raw)
+            for at, first, count in runs_of(blocks, self.run):
+                place = first
+                if self._staging is not None:
+                    numbers = list(range(count))
+                    self._cache.swap_out(self._staging, [first + i for i in numbers], numbers)
+                    torch.cuda.current_stream(self._cache.device).synchronize()
+                    place = 0
+                start = 0
+                for part in self._parts:
+                    raw = part[place : place + count].contiguous().view(torch.uint8)
+                    raw = raw.reshape(count, -1)
+                    target[at : at + count, start : start + raw.shape[1]] = raw
+                    start += raw.shape[1]
 
-    def write(self, block: int, data: memoryview) -> None:
-        """Copies a block into the cache, and waits until it is there."""
-        source = torch.frombuffer(data, dtype=torch.uint8)
+    def write(self, blocks: Sequence[int], data: memoryview) -> None:
+        """Copies blocks into the cache, one after the other, and waits until they are there."""
+        source = torch.frombuffer(data, dtype=torch.uint8).view(len(blocks), self.size)
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            place = block if self._staging is None else 0
-            at = 0
-            for part in self._parts:
-                own = part[place]
-                size = own.numel() * own.element_size()
-                own.copy_(source[at : at + size].view(own.dtype).view(own.shape))
-                at += size
-            if self._staging is not None:
-                self._cache.swap_in(self._staging, [0], [block])
-                torch.cuda.current_stream(self._cache.device).synchronize()
+            for at, first, count in runs_of(blocks, self.run):
+                place = first if self._staging is None else 0
+                start = 0
+                for part in self._parts:
+                    own = part[place : place + count]
+                    size = own[0].numel() * own.element_size()
+                    raw = source[at : at + count, start : start + size]
+                    own.copy_(raw.view(own.dtype).view(own.shape))
+                    start += size
+                if self._staging is not None:
+                    numbers = list(range(count))
+                    self._cache.swap_in(self._staging, numbers, [first + i for i in numbers])
+                    torch.cuda.current_stream(self._cache.device).synchronize()
+
+
+def _parts_of(cache: PagedKVCache | GroupedKVCache) -> list[torch.Tensor]:
+    """The tensors of a cache, layer by layer."""
+    pages = cache._pages if isinstance(cache, GroupedKVCache) else cache
+    layers = range(pages.shape.num_layers)
+    both = [part for i in layers for part in (pages.keys(i), pages.values(i))]
+    return [part for part in both if part is not None]
 
 
 class _Ended(NamedTuple):
@@ -95,6 +124,23 @@ class _Ended(NamedTuple):
 _FAILED: Final = _Ended(0, refused=False)
 
 
+class _Job(NamedTuple):
+    """A transfer under way, in parts that follow each other."""
+
+    transfer: Transfer
+    parts: list[tuple[int, Future[_Ended]]]  # blocks of each
+
+    def ended(self) -> _Ended:
+        """How it ended: what counts is the leading run. Raises what a part raised."""
+        total = 0
+        for size, part in self.parts:
+            ended = part.result()
+            total += ended.num_moved
+            if ended.num_moved < size:
+                return _Ended(total, ended.refused)
+        return _Ended(total, refused=False)
+
+
 class Mover(NotCopied):
     """Moves bytes between a cache and tiers, on threads of its own.
 
@@ -105,7 +151,7 @@ class Mover(NotCopied):
         manager: The manager.
         blocks: The K/V of its blocks.
         storages: For each tier of the manager, its bytes.
-        threads: Threads.
+        threads: Threads. Reads of a shared store have as many of their own, and writes to it.
         load_timeout: Seconds after which a load is late; see ``late``.
 
     Raises:
@@ -123,7 +169,7 @@ class Mover(NotCopied):
         self,
         manager: TieredManager,
         blocks: BlockBytes,
-        storages: Sequence[Storage],
+        storages: Sequence[Storage | SharedStorage],
         *,
         threads: int = 2,
         load_timeout: float = 30.0,
@@ -137,50 +183,77 @@ class Mover(NotCopied):
         self._blocks = blocks
         self._storages = tuple(storages)
         self._timeout = positive("load_timeout", load_timeout)
-        self._executor = ThreadPoolExecutor(
-            whole("threads", threads, 1, 256), thread_name_prefix="blockmgr-tiers"
-        )
-        self._running: dict[Future[_Ended], Transfer] = {}
+        self._threads = whole("threads", threads, 1, 256)
+        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="blockmgr-tiers")
+        # A shared store that hangs holds up only what needs it, and its writes no reads.
+        self._reader = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-reads")
+        self._writer = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-writes")
+        self._running: list[_Job] = []
+        self._asking: dict[Future[int], LookUp] = {}
 
     def poll(self) -> int:
-        """Reports the transfers that ended, and begins new ones; how many are under way.
+        """Reports the transfers and look-ups that ended, and begins new ones; how many go on.
 
         Raises:
             Exception: A storage or the cache raised something else than an ``OSError``. That
                 transfer has failed, and its blocks are free.
         """
         self._report()
-        deadline = time.monotonic() + self._timeout
+        now = time.monotonic()
+        for question in self._manager.take_lookups(now=now):
+            self._asking[self._reader.submit(self._look_up, question)] = question
+        deadline = now + self._timeout
         self._begin(self._begin_load, self._manager.take_loads(deadline=deadline))
         self._begin(self._begin_store, self._manager.take_stores())
-        return len(self._running)
+        return len(self._running) + len(self._asking)
+
+    @property
+    def num_loads(self) -> int:
+        """Loads that are under way, and keep blocks of the device."""
+        return sum(job.transfer.target == DEVICE for job in self._running)
 
     def late(self) -> list[int]:
         """The sequences that wait for a load longer than ``load_timeout``; preempt them."""
         return self._manager.loads_late(time.monotonic())
 
     def wait(self) -> None:
-        """Waits for the end of a transfer, for ``load_timeout`` at most, and reports it."""
-        wait(self._running, timeout=self._timeout, return_when=FIRST_COMPLETED)
+        """Waits for the end of a transfer or look-up, ``load_timeout`` at most, and reports it."""
+        wait(self._under_way(), timeout=self._timeout, return_when=FIRST_COMPLETED)
         self._report()
 
     def drain(self) -> None:
-        """Ends all transfers, and reports them; begins none."""
-        wait(self._running)
+        """Ends all transfers and look-ups, and reports them; begins none."""
+        wait(self._under_way())
         self._report()
 
     def close(self) -> None:
         """``drain``, and ends the threads."""
         self.drain()
         self._executor.shutdown()
+        self._reader.shutdown()
+        self._writer.shutdown()
+
+    def _under_way(self) -> list[Future[Any]]:
+        """Look-ups, and the parts of transfers that have not ended; all parts, if all have."""
+        futures: list[Future[Any]] = [*self._asking]
+        for job in self._running:
+            parts = [part for _, part in job.parts]
+            futures += [part for part in parts if not part.done()] or parts
+        return futures
 
     def _report(self) -> None:
-        for future in [future for future in self._running if future.done()]:
-            error = future.exception()
-            self._end(self._running[future], future.result() if error is None else _FAILED)
-            del self._running[future]
-            if error is not None:
-                raise error
+        for answer in [answer for answer in self._asking if answer.done()]:
+            question = self._asking.pop(answer)
+            failure = answer.exception()
+            self._manager.lookups_done(question.ticket, 0 if failure else answer.result())
+            if failure is not None:
+                raise failure
+        for job in [job for job in self._running if all(part.done() for _, part in job.parts)]:
+            errors = [error for _, part in job.parts if (error := part.exception()) is not None]
+            self._end(job.transfer, _FAILED if errors else job.ended())
+            self._running.remove(job)
+            if errors:
+                raise errors[0]
 
     def _end(self, transfer: Transfer, ended: _Ended) -> None:
         is_load = transfer.target == DEVICE
@@ -198,71 +271,183 @@ class Mover(NotCopied):
                 raise
 
     def _begin_load(self, load: Transfer) -> None:
-        self._running[self._executor.submit(self._load, load)] = load
+        """Divides a load between the threads, in parts that are worth a thread."""
+        count = max(1, min(self._threads, len(load) // self._run_of(load)))
+        ends = [len(load) * i // count for i in range(count + 1)]
+        self._submit(load, self._load, *pairwise(ends))
 
     def _begin_store(self, store: Transfer) -> None:
         """Reads what the device may evict next, then leaves the writes to a thread."""
-        data: list[memoryview] = []
-        if store.source == DEVICE:
-            for block in store.source_blocks.tolist():
-                data.append(buffer_of(self._blocks.size))
-                self._blocks.read(block, data[-1])
-            digests = [xxhash.xxh3_128_digest(each) for each in data]
-            count = self._manager.stores_read(store.ticket, len(data))
-            task = self._executor.submit(self._store, store, data[:count], digests)
-        else:
-            task = self._executor.submit(self._pass_on, store)
-        self._running[task] = store
+        if store.source != DEVICE:
+            self._submit(store, self._pass_on, (0, len(store)))
+            return
+        size = self._blocks.size
+        memory = buffer_of(size * len(store))
+        self._blocks.read(store.source_blocks.tolist(), memory)
+        data = [memory[i * size : (i + 1) * size] for i in range(len(store))]
+        digests = [xxhash.xxh3_128_digest(each) for each in data]
+        count = self._manager.stores_read(store.ticket, len(data))
+        task = self._executor_for(store).submit(self._store, store, data[:count], digests)
+        self._running.append(_Job(store, [(len(store), task)]))
+
+    def _submit(
+        self,
+        transfer: Transfer,
+        call: Callable[[Transfer, int, int], _Ended],
+        *bounds: tuple[int, int],
+    ) -> None:
+        executor = self._executor_for(transfer)
+        parts = [(b - a, executor.submit(call, transfer, a, b)) for a, b in bounds]
+        self._running.append(_Job(transfer, parts))
+
+    def _executor_for(self, transfer: Transfer) -> ThreadPoolExecutor:
+        if self._shared(transfer.source) is not None:
+            return self._reader
+        return self._writer if self._shared(transfer.target) is not None else self._executor
+
+    def _shared(self, tier: int) -> SharedStorage | None:
+        """The storage of a tier, if it is one that others share."""
+        storage = None if tier == DEVICE else self._storages[tier]
+        return storage if isinstance(storage, SharedStorage) else None
+
+    def _run_of(self, transfer: Transfer) -> int:
+        """Most blocks to move at once."""
+        shared = self._shared(transfer.source) or self._shared(transfer.target)
+        return self._blocks.run if shared is None else shared.batch
 
     # On the threads.
 
-    def _load(self, load: Transfer) -> _Ended:
+    def _look_up(self, question: LookUp) -> int:
+        """How many of the keys are in the shared store, from the first on; 0 if it fails."""
+        storage = self._shared(question.tier)
+        assert storage is not None
+        try:
+            return storage.exist(question.keys)
+        except OSError as error:
+            self.last_error = error
+            return 0
+
+    def _load(self, load: Transfer, first: int, stop: int) -> _Ended:
         """Reads blocks of a tier into the cache, up to the first that is not proved."""
-        data = buffer_of(self._blocks.size)
-        for i, block in enumerate(load.target_blocks.tolist()):
-            digest = self._read(load, i, data)
-            if not digest:
-                return _Ended(i, refused=digest is None)
-            self._blocks.write(block, data)
-        return _Ended(len(load), refused=False)
+
+        def write(at: int, data: list[memoryview], digests: list[bytes], memory: memoryview) -> int:
+            blocks = load.target_blocks[at : at + len(digests)].tolist()
+            self._blocks.write(blocks, memory[: len(digests) * self._blocks.size])
+            return len(digests)
+
+        return self._copy(load, first, stop, write)
 
     def _store(self, store: Transfer, data: list[memoryview], digests: list[bytes]) -> _Ended:
         """Writes blocks to a tier, up to the first that fails."""
-        for i, each in enumerate(data):
-            if not self._write(store, i, each, digests[i]):
-                return _Ended(i, refused=False)
-        return _Ended(len(data), refused=False)
 
-    def _pass_on(self, store: Transfer) -> _Ended:
+        def write(first: int, stop: int) -> tuple[int, bool]:
+            return self._write(store, first, data[first:stop], digests[first:stop]), False
+
+        return self._in_runs(store, 0, len(data), write)
+
+    def _pass_on(self, store: Transfer, first: int, stop: int) -> _Ended:
         """Copies blocks from one tier to another, with the checksums that they have."""
-        data = buffer_of(self._blocks.size)
-        for i in range(len(store)):
-            digest = self._read(store, i, data)
-            if not digest:
-                return _Ended(i, refused=digest is None)
-            if not self._write(store, i, data, digest):
-                return _Ended(i, refused=False)
-        return _Ended(len(store), refused=False)
 
-    def _read(self, transfer: Transfer, i: int, into: memoryview) -> bytes | None:
-        """The checksum of block ``i``, which is proved; None: it is not; empty: a failure."""
-        proofs, block = transfer.source_proofs, int(transfer.source_blocks[i])
+        def write(at: int, data: list[memoryview], digests: list[bytes], _: memoryview) -> int:
+            return self._write(store, at, data, digests)
+
+        return self._copy(store, first, stop, write)
+
+    def _copy(
+        self,
+        transfer: Transfer,
+        first: int,
+        stop: int,
+        write: Callable[[int, list[memoryview], list[bytes], memoryview], int],
+    ) -> _Ended:
+        """Reads blocks ``[first, stop)`` of a tier a run at a time, and has each run written.
+
+        Args:
+            transfer: Of these blocks.
+            first: The first one.
+            stop: One after the last.
+            write: Called with the position of the first block of a run, memory for each, checksums
+                of those that are proved, and the whole memory; returns how many it has written.
+        """
+        size, run = self._blocks.size, min(self._run_of(transfer), stop - first)
+        memory = buffer_of(size * run)
+        data = [memory[i * size : (i + 1) * size] for i in range(run)]
+
+        def copy(at: int, end: int) -> tuple[int, bool]:
+            digests, refused = self._read(transfer, at, end, data[: end - at])
+            count = write(at, data, digests, memory) if digests else 0
+            return count, refused and count == len(digests)
+
+        return self._in_runs(transfer, first, stop, copy)
+
+    def _in_runs(
+        self,
+        transfer: Transfer,
+        first: int,
+        stop: int,
+        move: Callable[[int, int], tuple[int, bool]],
+    ) -> _Ended:
+        """Moves blocks ``[first, stop)`` a run at a time, up to the first that is not moved.
+
+        A shared store gets the end first, because it may evict first what it got first.
+
+        Args:
+            transfer: Of these blocks.
+            first: The first one.
+            stop: One after the last.
+            move: Called with the bounds of a run; returns how many it has moved, and whether the
+                next one was refused.
+        """
+        run = self._run_of(transfer)
+        starts = range(first, stop, run)
+        is_backward = self._shared(transfer.target) is not None
+        ended = _Ended(stop - first, refused=False)
+        for at in reversed(starts) if is_backward else starts:
+            end = min(at + run, stop)
+            count, refused = move(at, end)
+            if count < end - at:
+                ended = _Ended(at + count - first, refused)
+                if not is_backward:
+                    break
+        return ended
+
+    def _read(
+        self, transfer: Transfer, first: int, stop: int, into: list[memoryview]
+    ) -> tuple[list[bytes], bool]:
+        """The checksums of leading blocks that are proved, and whether the next one is refused."""
+        proofs, storage = transfer.source_proofs, self._storages[transfer.source]
         assert proofs is not None
-        storage = self._storages[transfer.source]
+        keys = proofs.keys[first:stop]
+        digests: list[bytes] = []
         try:
-            return storage.read(block, int(proofs.serials[i]), proofs.keys[i], into)
+            if isinstance(storage, SharedStorage):
+                found = iter(storage.read(keys, into))
+            else:
+                blocks = transfer.source_blocks[first:stop].tolist()
+                found = storage.read_run(blocks, proofs.serials[first:stop].tolist(), keys, into)
+            for digest in found:
+                if digest is None:
+                    return digests, True
+                digests.append(digest)
         except OSError as error:
             self.last_error = error
-            return b""
+        return digests, False
 
-    def _write(self, transfer: Transfer, i: int, data: memoryview, digest: bytes) -> bool:
-        """Whether block ``i`` was written."""
-        proofs, block = transfer.target_proofs, int(transfer.target_blocks[i])
+    def _write(
+        self, transfer: Transfer, first: int, data: list[memoryview], digests: list[bytes]
+    ) -> int:
+        """How many of these blocks were written, up to the first that fails."""
+        proofs, storage = transfer.target_proofs, self._storages[transfer.target]
         assert proofs is not None
-        storage = self._storages[transfer.target]
+        keys = proofs.keys[first : first + len(digests)]
+        count = 0
         try:
-            storage.write(block, int(proofs.serials[i]), proofs.keys[i], data, digest)
+            if isinstance(storage, SharedStorage):
+                return storage.write(keys, data[: len(keys)], digests)
+            for i, (key, digest) in enumerate(zip(keys, digests, strict=True)):
+                block, serial = transfer.target_blocks[first + i], proofs.serials[first + i]
+                storage.write(int(block), int(serial), key, data[i], digest)
+                count += 1
         except OSError as error:
             self.last_error = error
-            return False
-        return True
+        return count

@@ -6,18 +6,35 @@ Tiers know namespaces and extra keys by their SHA-256 only, because a slab keeps
 from __future__ import annotations
 
 import hashlib
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from blockmgr.groups import MAX_PARTS
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from blockmgr.blocks import CachedPrefix
+    from blockmgr.pool import BlockPool
     from blockmgr.prompt import Prompt
 
-__all__ = ["Path", "key_bytes", "key_of", "parts_of_key", "secret"]
+__all__ = [
+    "Origin",
+    "Path",
+    "contents_of",
+    "key_bytes",
+    "key_of",
+    "part_name",
+    "part_of",
+    "parts_of_key",
+    "secret",
+    "shared_key_bytes",
+]
 
 DIGEST_BYTES = 32
 SERIAL_BYTES = 8
@@ -26,6 +43,19 @@ SERIAL_BYTES = 8
 def secret(name: bytes) -> bytes:
     """What stands for a namespace or an extra key in tiers: nothing for none, else its SHA-256."""
     return hashlib.sha256(name).digest() if name else b""
+
+
+def part_name(part: int) -> bytes:
+    """What stands for a further part of a node in place of extra keys, none of which is like it."""
+    return f"part {part} of a node".encode().ljust(DIGEST_BYTES)
+
+
+_PARTS = {part_name(part): part for part in range(1, MAX_PARTS + 1)}
+
+
+def part_of(extras: bytes) -> int:
+    """The part that these extra keys stand for; 0 for none, and the node itself."""
+    return _PARTS.get(extras, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +98,27 @@ class Path:
     def __repr__(self) -> str:
         return f"<Path: {len(self)} blocks>"  # no tokens: they may be secrets
 
+    def head(self, n: int) -> Path:
+        """Its first ``n`` blocks."""
+        extras = {i: key for i, key in self.extras.items() if i < n}
+        return Path(self.tokens[: n * self.block_size], self.namespace, extras, self.block_size)
+
+    def find_in(self, pool: BlockPool) -> npt.NDArray[np.int32]:
+        """The blocks of a pool that hold its beginning."""
+        return pool.find(self.tokens, namespace=self.namespace, extras=self.extras or None)
+
+    def promote_in(self, pool: BlockPool, have: Sequence[int], blocks: Sequence[int]) -> None:
+        """Makes its blocks after ``have`` findable in a pool."""
+        if blocks:
+            first, stop = len(have), len(have) + len(blocks)
+            pool.promote(
+                blocks,
+                self.tokens[first * self.block_size : stop * self.block_size],
+                parent=have[-1] if have else -1,
+                namespace=b"" if have else self.namespace,
+                extras=self.extras_between(first, stop),
+            )
+
     def block(self, i: int) -> bytes:
         """The tokens of a block, as they stand in keys."""
         part = self.tokens[i * self.block_size : (i + 1) * self.block_size]
@@ -79,22 +130,86 @@ class Path:
         return own or None
 
 
+class Origin:
+    """A path in the place from which it is stored.
+
+    Args:
+        source: As in ``Transfer``.
+        path: The path.
+        blocks: ``int32[n, num_parts]``: the blocks of its nodes; -1 for those that are not needed.
+        prefix: What that place has of it.
+    """
+
+    __slots__ = ("_levels", "_until", "blocks", "contents", "path", "source")
+
+    def __init__(
+        self, source: int, path: Path, blocks: npt.NDArray[np.int32], prefix: CachedPrefix
+    ) -> None:
+        self.source = source
+        self.path = path
+        self.blocks = blocks
+        self.contents = prefix.contents[: len(path)]
+        self._levels, self._until = prefix.levels, np.array(prefix.until)
+
+    def head(self, n: int) -> Origin:
+        """Its first ``n`` blocks, with what they have of several groups of layers."""
+        part = copy(self)
+        part.path, part.blocks, part.contents = (
+            self.path.head(n),
+            self.blocks[:n],
+            self.contents[:n],
+        )
+        return part
+
+    def retention(self, units: npt.NDArray[np.int64]) -> tuple[list[int], list[float]]:
+        """The level and its end of some nodes, as in ``CachedPrefix``."""
+        if not len(self._levels):
+            return [], []
+        return self._levels[units].tolist(), self._until[units].tolist()
+
+
 def key_bytes(block_size: int) -> int:
     """Bytes of a key: the ``key_bytes`` of a slab for blocks of so many tokens."""
     return SERIAL_BYTES + 2 * DIGEST_BYTES + 4 * block_size
 
 
-def key_of(path: Path, i: int, parent: int) -> bytes:
+def key_of(path: Path, i: int, parent: int, part: int = 0) -> bytes:
     """What block ``i`` of a path has to be, after the block that was written under ``parent``.
 
     Args:
         path: The path.
         i: Logical block.
-        parent: Serial of the block before it in the same tier; 0 for none.
+        parent: Serial of the block before it in the same tier, 0 for none; of a further part of a
+            node, that of the node.
+        part: Which part of the node it is.
     """
-    names = (path.namespace, path.extras.get(i, b""))
-    padded = (name.ljust(DIGEST_BYTES, b"\0") for name in names)
-    return parent.to_bytes(SERIAL_BYTES, "little") + b"".join(padded) + path.block(i)
+    content = contents_of(path, i, i + 1, part_name(part) if part else None)[0]
+    return parent.to_bytes(SERIAL_BYTES, "little") + content
+
+
+def shared_key_bytes(block_size: int) -> int:
+    """Bytes of a key in a store that others share, for blocks of so many tokens."""
+    return 3 * DIGEST_BYTES + 4 * block_size
+
+
+def contents_of(path: Path, first: int, stop: int, part: bytes | None = None) -> list[bytes]:
+    """What blocks of a path are by themselves, each with its namespace.
+
+    Args:
+        path: The path.
+        first: Logical block of the first of them.
+        stop: One after the last.
+        part: What stands in place of their extra keys; None for nothing.
+    """
+    namespace = path.namespace.ljust(DIGEST_BYTES, b"\0")
+    size = path.block_size
+    tokens = np.ascontiguousarray(path.tokens[first * size : stop * size], "<u4").tobytes()
+    contents = []
+    for i in range(first, stop):
+        extras = part or path.extras.get(i, b"").ljust(DIGEST_BYTES, b"\0")
+        at = 4 * size * (i - first)
+        contents.append(namespace + extras + tokens[at : at + 4 * size])
+    return contents
 
 
 class KeyParts(NamedTuple):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from blockmgr.blocks import Match
 
-__all__ = ["DEVICE", "Proofs", "TierMatch", "TierStats", "Transfer", "TransferPlan"]
+__all__ = ["DEVICE", "LookUp", "Proofs", "TierMatch", "TierStats", "Transfer", "TransferPlan"]
 
 DEVICE: Final = -1
 """The device, where another number is the position of a tier."""
@@ -25,12 +25,16 @@ class Proofs(NamedTuple):
     serials: npt.NDArray[np.uint64]
     """``uint64[n]`` on the host: a number that no other write to the tier has."""
     keys: tuple[bytes, ...]
-    """For each block: serial of the block that it continues, namespace, extra keys and tokens."""
+    """For each block: serial of the block that it continues, or in a shared store the digest of its
+    key; namespace, extra keys and tokens. Of several groups of layers, the others' continue the
+    block of full attention with their tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
     """Some blocks of one prefix, in order, to move between the device and a tier, or two tiers.
+
+    With several groups of layers, those of full attention come first.
 
     Attributes:
         ticket: Its number, for ``loads_done`` or ``stores_done``.
@@ -39,6 +43,8 @@ class Transfer:
         handle: The sequence that waits for it; -1 for a store.
         source_blocks: ``int32[n]`` on the host: blocks to read.
         target_blocks: ``int32[n]`` on the host: blocks to write.
+        groups: ``int32[n]`` on the host: the group of layers of each; None for a manager without
+            groups.
         source_proofs: What must have been read; None for the device.
         target_proofs: What to write beside the blocks; None for the device.
     """
@@ -49,6 +55,7 @@ class Transfer:
     handle: int
     source_blocks: npt.NDArray[np.int32]
     target_blocks: npt.NDArray[np.int32]
+    groups: npt.NDArray[np.int32] | None
     source_proofs: Proofs | None
     target_proofs: Proofs | None
 
@@ -73,13 +80,25 @@ class TransferPlan:
         return iter(self.transfers)
 
 
+class LookUp(NamedTuple):
+    """What to ask a shared store, for ``lookups_done``."""
+
+    ticket: int
+    """Its number."""
+    tier: int
+    """Position of the tier."""
+    keys: tuple[bytes, ...]
+    """Keys of blocks that continue each other."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TierMatch:
     """The part of a prompt that is cached on the device and in tiers.
 
     Attributes:
         device: What the device has.
-        num_tier_tokens: For each tier, leading tokens that it has, in whole blocks.
+        num_tier_tokens: For each tier, leading tokens that it has, in whole blocks; with several
+            groups of layers, up to where all groups have what is read behind them.
         num_loadable_tokens: Tokens after those of whole blocks on the device that a load brings;
             0 if the device has as much as any tier.
     """
@@ -102,11 +121,12 @@ class TierStats:
         stored: Blocks that were written and became findable.
         loaded: Blocks that were read from it for a sequence and proved.
         promoted: Blocks that were read from it for a faster tier.
-        refused: Blocks that were read from it and not proved.
+        refused: Blocks that were read from it and not proved, or missing in a shared store.
         failed: Blocks that could not be written to it or read from it, or whose source was evicted
             before it was read.
         dropped: Blocks for which it had no room, because transfers used all of it.
         restored: Blocks that were there when it was opened.
+        found: Blocks that look-ups found in a shared store.
     """
 
     stored: int = 0
@@ -116,3 +136,4 @@ class TierStats:
     failed: int = 0
     dropped: int = 0
     restored: int = 0
+    found: int = 0

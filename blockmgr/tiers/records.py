@@ -5,6 +5,7 @@
     page 0      identity: JSON, with a checksum; written once
     page 1, 2   the state, twice: number of the opening, and the lowest serial that counts
     headers     one record for each block
+    order       the blocks in the order of their last use, written by a clean end
     payloads    blocks of whole pages
 
 All numbers are little-endian. Checksums are of xxHash: XXH3 with 64 bits for records, which are
@@ -22,11 +23,22 @@ import numpy.typing as npt
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["FORMAT", "NEVER", "PAGE", "RAW", "Identity", "Records", "State", "up"]
+__all__ = [
+    "FORMAT",
+    "NEVER",
+    "PAGE",
+    "RAW",
+    "Identity",
+    "Order",
+    "Records",
+    "State",
+    "runs_of",
+    "up",
+]
 
-FORMAT = 1
+FORMAT = 2
 PAGE = 4096
 RAW = 0
 """The codec of payloads that are the bytes of the block."""
@@ -35,12 +47,28 @@ MAGIC = b"BLKMSLAB"
 # A slab is volatile from a reset that keeps nothing until it is opened again: no serial counts.
 NEVER = 2**64 - 1
 CHECK = np.dtype("<u8")
+ORDER = np.dtype([("opening", "<u8"), ("count", "<u8"), ("check", CHECK)])  # then the blocks
 STATE = np.dtype([("opening", "<u8"), ("floor", "<u8"), ("check", CHECK)])
 
 
 def up(size: int, unit: int = PAGE) -> int:
     """The size in whole units."""
     return -(-size // unit) * unit
+
+
+def runs_of(blocks: Sequence[int], most: int) -> Iterator[tuple[int, int, int]]:
+    """Position, first block and number of blocks of each run of blocks that follow each other.
+
+    >>> list(runs_of([4, 5, 6, 2, 9, 10], most=2))
+    [(0, 4, 2), (2, 6, 1), (3, 2, 1), (4, 9, 2)]
+    """
+    at = 0
+    while at < len(blocks):
+        first, count = int(blocks[at]), 1
+        while at + count < len(blocks) and count < most and blocks[at + count] == first + count:
+            count += 1
+        yield at, first, count
+        at += count
 
 
 @dataclass(frozen=True)
@@ -130,6 +158,39 @@ class State:
         return cls(max(opening for opening, _ in found), max(floor for _, floor in found))
 
 
+@dataclass(frozen=True)
+class Order:
+    """The order of the blocks at a clean end.
+
+    Attributes:
+        opening: Number of the opening that ended: the order is of no other.
+        blocks: ``int32[n]``: the least recently used first.
+    """
+
+    opening: int
+    blocks: npt.NDArray[np.int32]
+
+    @staticmethod
+    def size(num_blocks: int) -> int:
+        """Bytes of the order of so many blocks on disk."""
+        return ORDER.itemsize + 4 * num_blocks
+
+    def record(self, seed: int) -> bytes:
+        """The order as it is on disk."""
+        head = np.array((self.opening, len(self.blocks), 0), ORDER).tobytes()[: -CHECK.itemsize]
+        blocks = self.blocks.astype("<i4").tobytes()
+        return head + _check(head + blocks, seed) + blocks
+
+    @classmethod
+    def read(cls, data: bytes, seed: int) -> Order | None:
+        """The order, if it is whole."""
+        [(opening, count, _)] = np.frombuffer(data[: ORDER.itemsize], ORDER).tolist()
+        head, blocks = data[: ORDER.itemsize - 8], data[ORDER.itemsize : cls.size(count)]
+        if data[len(head) : ORDER.itemsize] != _check(head + blocks, seed):
+            return None
+        return cls(opening, np.frombuffer(blocks, "<i4"))
+
+
 def _check(body: bytes | memoryview, seed: int) -> bytes:
     return xxhash.xxh3_64_intdigest(body, seed).to_bytes(8, "little")
 
@@ -144,6 +205,7 @@ class Records:
     def __init__(self, identity: Identity) -> None:
         self.seed = identity.seed()
         self.key_bytes = identity.key_bytes
+        self.block_bytes = identity.block_bytes
         fields = [
             ("serial", "<u8"),
             ("logical_bytes", "<u8"),
@@ -186,6 +248,19 @@ class Records:
             return None
         parsed: np.void = np.frombuffer(record, self.dtype)[0]
         return parsed
+
+    def digest_of(self, record: bytes, serial: int, key: bytes) -> bytes | None:
+        """The checksum of a payload, if its header is whole and the one that is meant.
+
+        None also for a codec that is not known here, and for another size.
+        """
+        header = self.parse(record)
+        if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
+            return None
+        sizes = {int(header["stored_bytes"]), int(header["logical_bytes"])}
+        if int(header["codec"]) != RAW or sizes != {self.block_bytes}:
+            return None
+        return bytes(header["digest"])
 
     def scan(self, data: bytes) -> npt.NDArray[np.void]:
         """Block, serial and key of each whole header among these, which begin at block 0."""

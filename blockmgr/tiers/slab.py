@@ -20,21 +20,35 @@ from weakref import WeakSet
 import numpy as np
 import xxhash
 
+from blockmgr import _core
 from blockmgr.arguments import whole
 from blockmgr.errors import ForkError
 from blockmgr.tiers.errors import SlabError, SlabHeldError, SlabMismatchError, SlabSpaceError
-from blockmgr.tiers.records import FORMAT, NEVER, PAGE, RAW, Identity, Records, State, up
+from blockmgr.tiers.records import (
+    FORMAT,
+    NEVER,
+    PAGE,
+    Identity,
+    Order,
+    Records,
+    State,
+    runs_of,
+    up,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Slab"]
+    from blockmgr.tokens import Ints
+
+__all__ = ["Slab", "locked", "opened_directly", "read_at", "write_at"]
 
 FIRST_HEADER = 3 * PAGE
 COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with this many bits
 SCAN_BYTES = 1 << 24  # headers that are read at a time
 FILL_BYTES = 1 << 20  # zeros that are written at a time
 MAX_KEY_BYTES = 1 << 18
+MOST_VECTORS = 512  # places in memory that one read fills
 
 _open_slabs: WeakSet[Slab] = WeakSet()
 
@@ -110,7 +124,8 @@ class Slab:
         self.key_bytes = whole("key_bytes", key_bytes, 1, MAX_KEY_BYTES)
         identity = Identity(FORMAT, num_blocks, block_bytes, key_bytes, dict(layout))
         self._records = Records(identity)
-        self._payloads = FIRST_HEADER + up(self._records.size * num_blocks)
+        self._order = FIRST_HEADER + up(self._records.size * num_blocks)
+        self._payloads = self._order + up(Order.size(num_blocks))
         self._stride = up(block_bytes)
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -141,7 +156,20 @@ class Slab:
         last_of = {bytes(entry["key"]): i for i, entry in enumerate(found)}
         self.found = found[sorted(last_of.values())]
         """Block, serial and key of each block that was there at the opening, the oldest first."""
-        self._direct = _opened_directly(self.path, self._file)
+        self.order = self._read_order(state.opening)
+        """These blocks, that which was used the longest ago first. After an end without ``close``,
+        or one without an order, that is the order of their writes."""
+        self._direct = opened_directly(self.path, self._file)
+
+    def _read_order(self, opening: int) -> list[int]:
+        """The blocks that were found, in the order of the last opening, if it had a clean end."""
+        found: list[int] = self.found["block"].tolist()
+        data = os.pread(self._file, Order.size(self.num_blocks), self._order)
+        order = Order.read(data, self._records.seed)
+        if order is None or order.opening != opening:
+            return found
+        place = {block: i for i, block in enumerate(order.blocks.tolist())}
+        return sorted(found, key=lambda block: place.get(block, -1))
 
     def _scan(self) -> Any:
         size = self._records.size
@@ -203,9 +231,9 @@ class Slab:
             serial = self.take_serials(1)
         if digest is None:
             digest = xxhash.xxh3_128_digest(view)
-        _write(self._file_for(view), view, self._payload(block))
+        write_at(self._file_for(view), view, self._payload(block))
         header = self._records.make(serial, key, digest, self.block_bytes)
-        _write(self._file, memoryview(header), self._header(block))
+        write_at(self._file, memoryview(header), self._header(block))
         return serial
 
     def read(self, block: int, key: bytes, serial: int, into: bytearray | memoryview) -> bool:
@@ -233,18 +261,47 @@ class Slab:
 
         For a copy of the block that is to be proved by the same checksum.
         """
-        view = self._checked(block, key, into)
-        size = self._records.size
-        header = self._records.parse(os.pread(self._file, size, self._header(block)))
-        if header is None or int(header["serial"]) != serial or bytes(header["key"]) != key:
-            return None
-        sizes = (int(header["stored_bytes"]), int(header["logical_bytes"]))
-        if int(header["codec"]) != RAW or sizes != (self.block_bytes, self.block_bytes):
-            return None
-        if _read(self._file_for(view), view, self._payload(block)) != self.block_bytes:
-            return None
-        digest = bytes(header["digest"])
-        return digest if xxhash.xxh3_128_digest(view) == digest else None
+        return next(self.read_digests([block], [key], [serial], [into]))
+
+    def read_digests(
+        self,
+        blocks: Sequence[int],
+        keys: Sequence[bytes],
+        serials: Sequence[int],
+        into: Sequence[bytearray | memoryview],
+    ) -> Iterator[bytes | None]:
+        """``read_digest`` of several blocks, in order.
+
+        Blocks that follow each other in the file are read at once, into memory that they share or
+        not.
+
+        Args:
+            blocks: The blocks.
+            keys: The key of each.
+            serials: The serial of each.
+            into: Memory for each.
+        """
+        views = [self._checked(*each) for each in zip(blocks, keys, into, strict=True)]
+        for at, first, count in runs_of(blocks, MOST_VECTORS):
+            size = self._records.size
+            headers = os.pread(self._file, count * size, self._header(first))
+            is_read = self._read_payloads(first, views[at : at + count])
+            for i in range(count):
+                header = headers[i * size : (i + 1) * size]
+                digest = self._records.digest_of(header, serials[at + i], keys[at + i])
+                is_right = is_read[i] and digest == xxhash.xxh3_128_digest(views[at + i])
+                yield digest if is_right else None
+
+    def _read_payloads(self, first: int, views: list[memoryview]) -> list[bool]:
+        """Reads blocks that follow each other; whether each came whole."""
+        size, files = self.block_bytes, [self._file_for(view) for view in views]
+        is_one = self._stride == size and len(set(files)) == 1 < len(views)
+        if is_one and os.preadv(files[0], views, self._payload(first)) == len(views) * size:
+            return [True] * len(views)
+        return [
+            read_at(file, view, self._payload(first + i)) == size
+            for i, (file, view) in enumerate(zip(files, views, strict=True))
+        ]
 
     def erase(self, blocks: Sequence[int]) -> None:
         """Makes these blocks count no longer, now and after a restart.
@@ -258,7 +315,7 @@ class Slab:
         for block in blocks:
             whole("blocks", block, 0, self.num_blocks - 1)
         for block in blocks:
-            _write(self._file, memoryview(bytes(self._records.size)), self._header(block))
+            write_at(self._file, memoryview(bytes(self._records.size)), self._header(block))
         if blocks:
             os.fsync(self._file)
 
@@ -280,12 +337,32 @@ class Slab:
             floor = NEVER if volatile or self._floor == NEVER else self._next
             self._save(State(self._opening, floor))
             self._floor = floor
-            self.found = self.found[:0]
+            self.found, self.order = self.found[:0], []
 
-    def close(self) -> None:
-        """Closes the file, which stays; a second time does nothing. No call may be in progress."""
+    def close(self, *, order: Ints = ()) -> None:
+        """Closes the file, which stays; a second time does nothing. No call may be in progress.
+
+        Args:
+            order: Blocks that the next opening is to know in this order, that which was used the
+                longest ago first. It takes 4 bytes a block, and is lost in a power failure.
+
+        Raises:
+            OSError: The order could not be written. The file is closed.
+            ValueError: A block is out of bounds, or there are more than the slab has.
+            TypeError: ``order`` has something else than ints.
+        """
+        blocks = _core.int_array(order, "order")
+        if len(blocks) > self.num_blocks:
+            raise ValueError(f"order must have at most {self.num_blocks} blocks, got {len(blocks)}")
+        for block in (blocks.min(), blocks.max()) if len(blocks) else ():
+            whole("order", block, 0, self.num_blocks - 1)
         _open_slabs.discard(self)
-        self._close_files()
+        try:
+            if self._file >= 0 and len(blocks):
+                record = Order(self._opening, blocks.astype(np.int32)).record(self._records.seed)
+                write_at(self._file, memoryview(record), self._order)
+        finally:
+            self._close_files()
 
     def __del__(self) -> None:
         self._close_files()
@@ -311,7 +388,7 @@ class Slab:
         """Writes the state twice, each synced, so that one of the two is whole at any time."""
         record = state.record(self._records.seed)
         for page in (1, 2):
-            _write(self._file, memoryview(record), page * PAGE)
+            write_at(self._file, memoryview(record), page * PAGE)
             os.fsync(self._file)
 
     def _checked(self, block: int, key: bytes, data: bytes | bytearray | memoryview) -> memoryview:
@@ -339,7 +416,7 @@ class Slab:
 
 def _opened(path: str, identity: Identity, size: int) -> int:
     """The file, locked, with this identity; made first if there is none."""
-    file = _locked(path, os.O_RDWR)
+    file = locked(path, os.O_RDWR)
     if file is None:
         file = _made(path, identity, size)
     try:
@@ -359,7 +436,7 @@ def _opened(path: str, identity: Identity, size: int) -> int:
     return file
 
 
-def _locked(path: str, flags: int) -> int | None:
+def locked(path: str, flags: int) -> int | None:
     """The file, locked for this object; None: there is none."""
     try:
         file = os.open(path, flags, 0o600)
@@ -383,7 +460,7 @@ def _locked(path: str, flags: int) -> int | None:
 def _made(path: str, identity: Identity, size: int) -> int:
     """A new slab: whole under another name first, so that a path never has half of one."""
     draft = f"{path}.new"
-    file = _locked(draft, os.O_RDWR | os.O_CREAT)
+    file = locked(draft, os.O_RDWR | os.O_CREAT)
     assert file is not None
     try:
         if os.path.exists(path):
@@ -402,7 +479,7 @@ def _made(path: str, identity: Identity, size: int) -> int:
         _fill(draft, file, size)
         record = State(0, 0).record(identity.seed())
         for page, data in enumerate((identity.page(), record, record)):
-            _write(file, memoryview(data), page * PAGE)
+            write_at(file, memoryview(data), page * PAGE)
         os.fsync(file)
         os.rename(draft, path)
     except BaseException as error:
@@ -417,15 +494,15 @@ def _made(path: str, identity: Identity, size: int) -> int:
 
 def _fill(path: str, file: int, size: int) -> None:
     """Writes over the file: a first write to room that was only allocated is far slower."""
-    direct = _opened_directly(path, file)
+    direct = opened_directly(path, file)
     zeros = memoryview(mmap.mmap(-1, FILL_BYTES))
     for at in range(0, size, FILL_BYTES):
-        _write(file if direct < 0 else direct, zeros[: min(FILL_BYTES, size - at)], at)
+        write_at(file if direct < 0 else direct, zeros[: min(FILL_BYTES, size - at)], at)
     if direct >= 0:
         os.close(direct)
 
 
-def _opened_directly(path: str, file: int) -> int:
+def opened_directly(path: str, file: int) -> int:
     """The same file, past the page cache; -1: its file system cannot."""
     direct = -1
     try:
@@ -440,13 +517,14 @@ def _opened_directly(path: str, file: int) -> int:
     return -1
 
 
-def _write(file: int, data: memoryview, at: int) -> None:
+def write_at(file: int, data: memoryview, at: int) -> None:
+    """Writes all of it."""
     while data.nbytes:
         count = os.pwrite(file, data, at)
         data, at = data[count:], at + count
 
 
-def _read(file: int, into: memoryview, at: int) -> int:
+def read_at(file: int, into: memoryview, at: int) -> int:
     """Bytes that were read; fewer than asked for where the file ends."""
     total = 0
     while total < into.nbytes:

@@ -10,6 +10,8 @@ import xxhash
 from blockmgr.tiers.records import up
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from blockmgr.tiers.slab import Slab
 
 __all__ = ["HostStorage", "SlabStorage", "Storage", "buffer_of"]
@@ -21,7 +23,10 @@ def buffer_of(size: int) -> memoryview:
 
 
 class Storage(Protocol):
-    """The blocks of a tier. Several threads may call it, each with other blocks."""
+    """The blocks of a tier. Several threads may call it, each with other blocks.
+
+    A storage of your own inherits it, for ``read_run``.
+    """
 
     def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
         """Writes a block with what proves it.
@@ -46,8 +51,18 @@ class Storage(Protocol):
         """
         ...
 
+    def read_run(
+        self,
+        blocks: Sequence[int],
+        serials: Sequence[int],
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+    ) -> Iterator[bytes | None]:
+        """``read`` of several blocks, in order; here one by one."""
+        return map(self.read, blocks, serials, keys, into)
 
-class HostStorage:
+
+class HostStorage(Storage):
     """Blocks in memory of the host.
 
     Args:
@@ -78,7 +93,7 @@ class HostStorage:
         return self._memory[block * self._size : (block + 1) * self._size]
 
 
-class SlabStorage:
+class SlabStorage(Storage):
     """Blocks in a slab.
 
     Args:
@@ -95,3 +110,13 @@ class SlabStorage:
     def read(self, block: int, serial: int, key: bytes, into: memoryview) -> bytes | None:
         """As ``Storage.read``."""
         return self._slab.read_digest(block, key, serial, into)
+
+    def read_run(
+        self,
+        blocks: Sequence[int],
+        serials: Sequence[int],
+        keys: Sequence[bytes],
+        into: Sequence[memoryview],
+    ) -> Iterator[bytes | None]:
+        """As ``Storage.read_run``; it reads neighbours in the file at once."""
+        return self._slab.read_digests(blocks, keys, serials, into)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from blockmgr.tiers.paths import Path
+import numpy as np
+
+from blockmgr.tiers.layout import Pieces
+from blockmgr.tiers.paths import Origin, Path, part_of
 from blockmgr.tiers.plans import DEVICE
+from blockmgr.tiers.proposals import proposals_for
 from blockmgr.tiers.tickets import Ticket, Tickets, num_unchanged
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from blockmgr.idle_calls import IdleCalls
+    from blockmgr.tiers.layout import Layout
     from blockmgr.tiers.tier import TierBooks
 
 __all__ = ["Stores"]
 
-PART_AHEAD = 16  # of the idle blocks above, one in so many is stored ahead of its eviction
-
-
-class Origin(NamedTuple):
-    """A path in the place from which it is stored."""
-
-    source: int
-    path: Path
-    blocks: list[int]
-    contents: npt.NDArray[np.int64]
+MOST_WANTED = 1024  # prompts that wait for a copy to the fastest tier; later ones are left out
 
 
 class Stores:
@@ -34,95 +29,126 @@ class Stores:
 
     Args:
         device: The manager.
+        layout: Its groups of layers.
         num_blocks: Its blocks.
         tiers: The tiers, the fastest first.
         tickets: The open tickets.
-        ahead: For each tier, ``TierConfig.ahead``.
         max_storing: Most blocks that are written at a time.
     """
 
     def __init__(
         self,
         device: IdleCalls,
+        layout: Layout,
         num_blocks: int,
         tiers: tuple[TierBooks, ...],
         tickets: Tickets,
         *,
-        ahead: tuple[int | None, ...],
         max_storing: int,
     ) -> None:
         self._device = device
+        self._layout = layout
         self._tiers = tiers
         self._tickets = tickets
         above = (num_blocks, *(books.pool.num_blocks for books in tiers))
-        self._ahead = [
-            min(blocks, wanted or max(1, blocks // PART_AHEAD))
-            for blocks, wanted in zip(above[:-1], ahead, strict=True)
+        self._proposals = [
+            proposals_for(
+                books.config, self._holder(target - 1), above[target], books.pool.block_size
+            )
+            for target, books in enumerate(tiers)
         ]
+        self.counts_finds = any(books.config.store == "second_touch" for books in tiers)
         self._max_storing = max_storing
         self._wanted: list[Path] = []
-        # For each tier, the contents at the cold end above it that were stored, or are there.
-        self._done: list[set[int]] = [set() for _ in tiers]
+
+    def found(self, path: Path) -> None:
+        """Notes that a request has found this prefix, on the device or in a tier."""
+        for each in self._proposals:
+            each.found(path)
 
     def prefetch(self, path: Path) -> None:
-        """Copies a path from slower tiers to the fastest one with the next plan."""
-        self._wanted.append(path)
+        """Copies a path from slower tiers to the fastest one with the next plans."""
+        if len(self._wanted) < MOST_WANTED:
+            self._wanted.append(path)
 
     def take(self, most_blocks: int) -> list[Ticket]:
         """Plans stores of at most so many blocks, which are under way from here on."""
         left = min(most_blocks, self._max_storing - self._tickets.num_blocks(is_load=False))
         planned: list[Ticket] = []
+        wanted: list[Path] = []  # as before, if a part has to wait for room
         try:
             for path in self._wanted:
-                left -= self._fetch(path, left, planned)
+                count, is_done = self._fetch(path, left, planned)
+                left -= count
+                wanted += () if is_done else (path,)
             for target in range(len(self._tiers)):
                 left -= self._walk(target, left, planned)
         except BaseException:
             for ticket in planned:  # which no mover gets
                 self._close(ticket)
-            for done in self._done:
-                done.clear()
             raise
-        self._wanted = []
+        self._wanted = wanted
+        for each in self._proposals:
+            each.finish()
         return planned
 
-    def _fetch(self, path: Path, left: int, planned: list[Ticket]) -> int:
-        """Plans a store from the slower tier that has most of a path; the number of its blocks."""
+    def _fetch(self, path: Path, left: int, planned: list[Ticket]) -> tuple[int, bool]:
+        """``_store`` to the fastest tier, from the slower one that has most of a path."""
         found = [books.find(path) for books in self._tiers]
-        best = max(range(len(found)), key=lambda i: (len(found[i]), -i))
-        if best == 0 or not left:
-            return 0
-        pool = self._tiers[best].pool
-        prefix = pool.prefix_of(found[best][-1])
-        pool.touch(found[best][-1:])
-        origin = Origin(best, Path.of_tier(prefix, path.block_size), found[best], prefix.contents)
-        return self._store(origin, 0, left, planned)[0]
+        reaches = [self._layout.deepest(blocks) for blocks in found]
+        best = max(range(len(found)), key=lambda i: (reaches[i], -i))
+        if best == 0:
+            return 0, True
+        stop = reaches[best]
+        origin = self._origin(best, int(found[best][stop - 1, 0]))
+        assert origin is not None
+        used = Pieces(self._layout.needed(stop))
+        self._tiers[best].pool.touch(origin.blocks[used.units, used.parts][::-1])
+        return self._store(origin, 0, left, planned)
 
     def _walk(self, target: int, left: int, planned: list[Ticket]) -> int:
-        """Plans stores of what is evicted next above a tier; the number of their blocks."""
-        source = target - 1
-        holder = self._holder(source)
-        front = holder.idle_front(self._ahead[target])
-        contents = front.contents.tolist()
-        done = self._done[target]
-        done &= set(contents)
+        """Plans stores of what is proposed to a tier; the number of their blocks."""
+        source, proposals = target - 1, self._proposals[target]
         count = 0
-        for block, content in zip(front.block_ids.tolist(), contents, strict=True):
-            if content in done:
-                continue
+        for block in proposals.blocks():
             if count >= left:
                 break
-            prefix = holder.prefix_of(block)
-            if not len(prefix.block_ids):
+            origin = self._origin(source, block)
+            if origin is None:
+                if source != DEVICE:  # what mends it in a tier is another end
+                    proposals.settle(block, None)
                 continue
-            make = Path.of_device if source == DEVICE else Path.of_tier
-            path = make(prefix, self._tiers[target].pool.block_size)
-            origin = Origin(source, path, prefix.block_ids.tolist(), prefix.contents)
-            stored, is_done = self._store(origin, target, left - count, planned)
+            part = self._head(origin, proposals.part(origin))
+            stored, is_done = self._store(part, target, left - count, planned)
             count += stored
             if is_done:
-                done.add(content)
+                proposals.settle(block, origin)
         return count
+
+    def _head(self, origin: Origin, n: int) -> Origin:
+        """Its first ``n`` blocks, or none, if no prompt can continue there now."""
+        if n == len(origin.path):
+            return origin
+        if n and self._layout.is_grouped:  # which needs other parts than those of its end
+            own = self._origin(origin.source, int(origin.blocks[n - 1, 0]))
+            return origin.head(0) if own is None else own
+        return origin.head(n)
+
+    def _origin(self, source: int, block: int) -> Origin | None:
+        """What ends with an idle block; None if no prompt can continue there now."""
+        prefix, size = self._holder(source).prefix_of(block), self._layout.block_size
+        if source == DEVICE:
+            blocks = self._layout.blocks_of(prefix)
+            path = Path.of_device(prefix, size)
+            is_whole = len(blocks) > 0 and prefix.is_whole
+            return Origin(source, path, blocks, prefix) if is_whole else None
+        path, nodes = Path.of_tier(prefix, size), prefix.block_ids
+        if part_of(path.extras.get(len(path) - 1, b"")):
+            nodes = nodes[:-1]
+            path = path.head(len(nodes))
+        blocks = self._tiers[source].with_parts(nodes)
+        is_whole = self._layout.deepest(blocks) == len(blocks)
+        return Origin(source, path, blocks, prefix) if is_whole else None
 
     def _store(
         self, origin: Origin, target: int, left: int, planned: list[Ticket]
@@ -133,53 +159,72 @@ class Stores:
             The number of its blocks, and whether nothing of the path is left to do.
         """
         books, path = self._tiers[target], origin.path
-        have = books.find(path)
-        missing = len(path) - len(have)
-        if missing <= 0:
-            books.pool.touch(have[::-1])
+        found, needed = books.find(path), self._layout.needed(len(path))
+        there = Pieces((found >= 0) & needed[: len(found)])
+        kept = found[there.units, there.parts]
+        books.retain(kept.tolist(), *origin.retention(there.units))
+        lacking = needed.copy()
+        lacking[: len(found)] &= found < 0
+        if not lacking.any():
+            books.pool.touch(kept[::-1])
             return 0, True
-        before = have[-1] if have else -1
-        if books.name_of(path, len(have), before) in books.storing:
+        missing = Pieces(lacking)
+        have = found[:, 0].tolist()
+        if not books.storing.isdisjoint(books.names_of(path, have, missing)):
             return 0, False  # by another store, which may fail
-        books.pool.acquire(have, found=False)
+        books.pool.acquire(kept, found=False)
         try:
-            count = min(missing, left, books.room(path.namespace))
-            books.stats.dropped += min(missing, left) - count
+            wanted = min(len(missing), left)
+            count = min(wanted, books.room(path.namespace))
+            books.stats.dropped += wanted - count
             if count:
-                planned.append(self._begin(origin, target, have, count))
+                planned.append(self._begin(origin, target, have, kept, missing.first(count)))
         finally:
-            if not planned or planned[-1].have is not have:
-                books.pool.release(have[::-1])
-        return count, count == missing
+            if not planned or planned[-1].kept is not kept:
+                books.pool.release(kept[::-1])
+        # What finds no room is dropped: trying again would only evict what was stored just now.
+        return count, count == len(missing) or 0 < count < wanted
 
-    def _begin(self, origin: Origin, target: int, have: list[int], count: int) -> Ticket:
-        """Opens the ticket of a store of ``count`` blocks after ``have``, which it keeps."""
-        books, path, first = self._tiers[target], origin.path, len(have)
-        before = have[-1] if have else -1
+    def _begin(
+        self,
+        origin: Origin,
+        target: int,
+        have: list[int],
+        kept: npt.NDArray[np.int32],
+        pieces: Pieces,
+    ) -> Ticket:
+        """Opens the ticket of a store of blocks that continue ``have``, and keeps ``kept``."""
+        books, path, count = self._tiers[target], origin.path, len(pieces)
         serial = books.take_serials(count)
-        serials = list(range(serial, serial + count))
+        serials = serial + np.arange(count, dtype=np.uint64)
+        sources: list[int] = origin.blocks[pieces.units, pieces.parts].tolist()
         proofs = None
         if origin.source != DEVICE:
             above = self._tiers[origin.source]
-            kept = [int(s) for s in above.serials[origin.blocks[first : first + count]]]
-            parent = origin.blocks[first - 1] if first else -1
-            proofs = above.proofs(path, first, parent, kept)
+            before = origin.blocks[: len(have), 0].tolist()
+            proofs = above.proofs(path, pieces, before, above.serials[sources])
+        levels, until = origin.retention(pieces.units)
         ticket = Ticket(
             number=self._tickets.next_number(),
             source=origin.source,
             target=target,
             path=path,
-            first=first,
-            sources=origin.blocks[first : first + count],
+            pieces=pieces,
+            groups=self._layout.groups_of(pieces),
+            sources=sources,
             targets=[],
-            proofs=(proofs, books.proofs(path, first, before, serials)),
+            proofs=(proofs, books.proofs(path, pieces, have, serials)),
             have=have,
-            contents=origin.contents[first : first + count],
+            kept=kept,
+            names=books.names_of(path, have, pieces),
+            levels=levels,
+            until=until,
+            contents=self._holder(origin.source).contents_of(sources),
             serial=serial,
             is_taken=True,
         )
         ticket.targets = books.pool.take(count, namespace=path.namespace).tolist()
-        books.storing.add(books.name_of(path, first, before))
+        books.storing |= ticket.names
         self._tickets.add(ticket)
         return ticket
 
@@ -202,10 +247,11 @@ class Stores:
         is_late = ticket.source == DEVICE and (
             n > read or (ticket.num_read is None and read < len(ticket))
         )
-        if books.slab is not None and (ticket.is_void or is_late):
-            books.slab.erase(ticket.targets)  # before anything changes, because it can fail
+        if (ticket.is_void or is_late) and books.take_back(ticket):  # first, because it can fail
             kept = 0
-        count = books.promote(ticket.path, have, ticket.targets[:kept], ticket.serial)
+        written = ticket.targets[:kept]
+        count = books.promote(ticket.path, have, ticket.pieces, written, ticket.serial)
+        books.retain(ticket.targets[:count], ticket.levels, ticket.until)
         self._close(ticket)
         books.stats.stored += count
         books.stats.failed += len(ticket) - count
@@ -219,11 +265,11 @@ class Stores:
 
     def _close(self, ticket: Ticket) -> None:
         """Drops what a ticket holds."""
-        books, have = self._tiers[ticket.target], ticket.have
-        before = have[-1] if have else -1
-        books.storing.discard(books.name_of(ticket.path, ticket.first, before))
+        books = self._tiers[ticket.target]
+        books.storing -= ticket.names
         books.pool.release(ticket.targets[::-1])
-        books.pool.release(have[::-1])
+        assert ticket.kept is not None
+        books.pool.release(ticket.kept[::-1])
         del self._tickets.open[ticket.number]
 
     def _holder(self, source: int) -> IdleCalls:

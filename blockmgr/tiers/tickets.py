@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.errors import BlockStateError, TicketError
+from blockmgr.errors import TicketError
 from blockmgr.tiers.plans import DEVICE, Proofs, Transfer
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockmgr.idle_calls import IdleCalls
+    from blockmgr.tiers.layout import Pieces
     from blockmgr.tiers.paths import Path
 
 __all__ = ["Ticket", "Tickets", "num_unchanged"]
@@ -29,12 +30,17 @@ class Ticket:
         source: As in ``Transfer``.
         target: As in ``Transfer``.
         path: The prefix, as tiers know it.
-        first: Logical block of the first block that is moved.
+        pieces: The blocks of the prefix that are moved.
+        groups: As in ``Transfer``.
         sources: Blocks to read.
         targets: Blocks to write.
         proofs: As in ``Transfer``: of the source and of the target.
         handle: The sequence that waits; -1 for none.
         have: Of a store, the blocks of the target tier that the first one continues.
+        levels: Of a store, the retention of its source, as in ``CachedPrefix``.
+        until: Of a store, the end of that, likewise.
+        kept: Of a store, what it keeps in the target tier: these, and parts of them.
+        names: Of a store, what nothing else may store at the same time.
         contents: Of a store, the contents of its source.
         serial: Of a store, the serial of the first write.
         num_read: Of a store, the leading blocks that were read whole; None while that is unknown.
@@ -48,12 +54,17 @@ class Ticket:
     source: int
     target: int
     path: Path
-    first: int
+    pieces: Pieces
+    groups: npt.NDArray[np.int32] | None
     sources: list[int]
     targets: list[int]
     proofs: tuple[Proofs | None, Proofs | None]
     handle: int = -1
     have: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    until: list[float] = field(default_factory=list)
+    kept: npt.NDArray[np.int32] | None = None
+    names: set[tuple[object, ...]] = field(default_factory=set)
     contents: npt.NDArray[np.int64] | None = None
     serial: int = 0
     num_read: int | None = None
@@ -74,7 +85,7 @@ class Ticket:
         """What a mover is told."""
         sources, targets = (np.array(blocks, np.int32) for blocks in (self.sources, self.targets))
         ends = self.source, self.target, self.handle
-        return Transfer(self.number, *ends, sources, targets, *self.proofs)
+        return Transfer(self.number, *ends, sources, targets, self.groups, *self.proofs)
 
 
 class Tickets:
@@ -121,14 +132,5 @@ def num_unchanged(holder: IdleCalls, ticket: Ticket) -> int:
     What is read from an idle block counts only if the block was not evicted meanwhile: so no
     admission waits for a store, which changes neither the order of evictions nor what is available.
     """
-    contents = ticket.contents
-    assert contents is not None
-    for count in range(len(ticket), 0, -1):  # the end is evicted first
-        try:
-            prefix = holder.prefix_of(ticket.sources[count - 1])
-        except BlockStateError:
-            continue
-        now = prefix.contents[ticket.first : ticket.first + count]
-        if np.array_equal(now, contents[:count]):
-            return count
-    return 0
+    changed = np.flatnonzero(holder.contents_of(ticket.sources) != ticket.contents)
+    return int(changed[0]) if len(changed) else len(ticket)

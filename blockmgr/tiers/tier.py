@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.arguments import whole
+from blockmgr.arguments import positive, whole
+from blockmgr.blocks import Priority
 from blockmgr.errors import BlockStateError
+from blockmgr.event_columns import Tier
+from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
-from blockmgr.tiers.paths import Path, key_bytes, key_of, parts_of_key, secret
+from blockmgr.tiers.paths import (
+    Path,
+    key_bytes,
+    key_of,
+    part_name,
+    part_of,
+    parts_of_key,
+    secret,
+    shared_key_bytes,
+)
 from blockmgr.tiers.plans import Proofs, TierStats
+from blockmgr.tiers.proposals import STORES, StoreName
+from blockmgr.tiers.shared import SharedStorage
 from blockmgr.tiers.slab import Slab
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy.typing as npt
+
     from blockmgr.config import ManagerConfig
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.layout import Layout, Pieces
+    from blockmgr.tiers.tickets import Ticket
 
 __all__ = ["TierBooks", "TierConfig"]
 
@@ -28,21 +50,40 @@ class TierConfig:
     """One tier of a manager: how many blocks it has, and in what.
 
     Attributes:
-        num_blocks: Blocks that it holds; None for those of the slab.
+        num_blocks: Blocks that it holds; None for those of the slab. Of a shared store, blocks that
+            this process remembers.
         slab: The file that holds them; None for memory.
+        shared: The store, which others share, that holds them; None for memory.
+        known_seconds: Of a shared store, how long to remember what was stored or seen there.
         eviction: Eviction order, as in ``ManagerConfig``.
         ahead: Idle blocks of the tier above, or of the device, that are stored here ahead of their
             eviction; None for a sixteenth of them. As many as it has stores all that is idle.
+            Without effect if ``store`` is ``"release"`` or ``"commit"``.
+        store: What is stored, and when. ``"idle"``: idle blocks, ahead of their eviction.
+            ``"second_touch"``: of these, the beginnings of prompts that a request has found, or
+            that were computed twice; fewer writes, for a disk that wears or a tier no larger than
+            the device. ``"release"``: blocks as soon as their last user goes. ``"commit"``: blocks
+            as soon as they are computed.
     """
 
     num_blocks: int | None = None
     slab: Slab | None = None
     eviction: str | PolicyFactory = "lru"
     ahead: int | None = None
+    store: StoreName = field(default="idle", metadata=rule(choices=STORES))
+    shared: SharedStorage | None = None
+    known_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         if self.slab is not None and not isinstance(self.slab, Slab):
             raise TypeError(f"slab must be a Slab or None, got {type(self.slab).__name__}")
+        if self.shared is not None and not isinstance(self.shared, SharedStorage):
+            raise TypeError(
+                f"shared must be a SharedStorage or None, got {type(self.shared).__name__}"
+            )
+        if self.shared is not None and self.slab is not None:
+            raise ValueError("shared must be None with a slab")
+        positive("known_seconds", self.known_seconds)
         if self.slab is None and self.num_blocks is None:
             raise ValueError("num_blocks must be given for a tier without a slab, got None")
         if self.slab is not None and self.num_blocks not in (None, self.slab.num_blocks):
@@ -53,6 +94,14 @@ class TierConfig:
         whole("num_blocks", self.size, 1, 2**31 - 1)
         if self.ahead is not None:
             whole("ahead", self.ahead, 1)
+        check_options(self)
+
+    @property
+    def kind(self) -> Tier:
+        """What events say of where its blocks are."""
+        if self.shared is not None:
+            return Tier.REMOTE
+        return Tier.HOST if self.slab is None else Tier.DISK
 
     @property
     def size(self) -> int:
@@ -64,25 +113,39 @@ class TierBooks:
     """A pool whose blocks are those of the tier, with the serial of the write of each.
 
     It is closed under parent by itself: a block is findable here only if the block that it
-    continues is.
+    continues is. The blocks of other groups of layers continue the block of full attention that has
+    their tokens, beside the next one, and are evicted by themselves.
     """
 
-    def __init__(self, config: TierConfig, manager: ManagerConfig) -> None:
+    def __init__(self, config: TierConfig, manager: ManagerConfig, layout: Layout) -> None:
         size = manager.block_size
-        if config.slab is not None and config.slab.key_bytes != key_bytes(size):
-            raise ValueError(
-                f"slab must have keys of {key_bytes(size)} bytes for blocks of {size} tokens, got "
-                f"{config.slab.key_bytes}"
-            )
+        for name, storage, wanted in (
+            ("slab", config.slab, key_bytes(size)),
+            ("shared", config.shared, shared_key_bytes(size)),
+        ):
+            if storage is not None and storage.key_bytes != wanted:
+                raise ValueError(
+                    f"{name} must have keys of {wanted} bytes for blocks of {size} tokens, got "
+                    f"{storage.key_bytes}"
+                )
         self.slab = config.slab
+        self.kind = config.kind
+        self.config = config
+        self.layout = layout
         self.pool = BlockPool(
             config.size,
             size,
             digest=manager.digest,
             eviction=config.eviction,
             quotas=_scaled(manager, config.size),
+            retention=manager.retention,
+            events=manager.events,
         )
         self.serials = np.zeros(config.size, np.uint64)
+        # By node, its parts, which are there if the serials still are those of their blocks.
+        self._parts = np.full((config.size, layout.num_parts), -1, np.int32)
+        self._parts[:, 0] = np.arange(config.size)
+        self._part_serials = np.zeros(self._parts.shape, np.uint64)
         self.stats = TierStats()
         self.storing: set[tuple[object, ...]] = set()
         """What is being written, by parent, extra key and tokens."""
@@ -90,11 +153,19 @@ class TierBooks:
         if config.slab is not None:
             self._restore(config.slab)
 
-    def find(self, path: Path) -> list[int]:
-        """The blocks that hold the beginning of a path."""
-        extras = path.extras or None
-        found = self.pool.find(path.tokens, namespace=path.namespace, extras=extras)
-        blocks: list[int] = found.tolist()
+    def find(self, path: Path) -> npt.NDArray[np.int32]:
+        """The blocks that hold the beginning of a path: ``int32[n, num_parts]``; -1 for none."""
+        return self.with_parts(path.find_in(self.pool))
+
+    def with_parts(self, nodes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """All parts of some nodes, as in ``find``."""
+        blocks: npt.NDArray[np.int32] = self._parts[nodes]
+        if self.layout.is_grouped:
+            at = np.nonzero(blocks >= 0)
+            parts = blocks[at]
+            is_same = self.serials[parts] == self._part_serials[nodes][at]
+            is_there = self.pool.is_cached(parts) & (is_same | (at[1] == 0))
+            blocks[at] = np.where(is_there, parts, -1)
         return blocks
 
     def room(self, namespace: bytes) -> int:
@@ -109,44 +180,113 @@ class TierBooks:
         first, self._next = self._next, self._next + n
         return first
 
-    def name_of(self, path: Path, i: int, parent: int) -> tuple[object, ...]:
-        """What names block ``i`` of a path among the blocks that are being stored."""
-        return (parent if i else path.namespace, path.extras.get(i, b""), path.block(i))
+    def names_of(self, path: Path, have: Sequence[int], pieces: Pieces) -> set[tuple[object, ...]]:
+        """What names blocks that continue ``have`` among all that is being stored.
 
-    def proofs(self, path: Path, first: int, before: int, serials: Sequence[int]) -> Proofs:
-        """How the blocks of a path from ``first`` on, written under these serials, are proved.
+        The first node names those that continue it, too.
+        """
+        first = len(have)
+        beside = pieces.chosen((pieces.parts > 0) & (pieces.units < first))
+        names: set[tuple[object, ...]] = {(have[unit], part) for unit, part in beside}
+        if pieces.num_nodes:
+            parent = have[-1] if have else path.namespace
+            names.add((parent, path.extras.get(first, b""), path.block(first)))
+        return names
+
+    def proofs(
+        self,
+        path: Path,
+        pieces: Pieces,
+        have: Sequence[int],
+        serials: npt.NDArray[np.uint64],
+    ) -> Proofs:
+        """How blocks of a path are proved.
 
         Args:
             path: The path.
-            first: Logical block of the first of them.
-            before: The block of this tier that it continues; -1 for none.
-            serials: Theirs.
+            pieces: The blocks.
+            have: The blocks of this tier for the nodes before theirs.
+            serials: Those of the blocks.
         """
-        parents = [int(self.serials[before]) if before >= 0 else 0, *serials[:-1]]
-        keys = tuple(key_of(path, first + i, parent) for i, parent in enumerate(parents))
-        return Proofs(np.array(serials, np.uint64), keys)
+        start = np.zeros(1, np.uint64)
+        before = np.concatenate([start, self.serials[list(have)], serials[: pieces.num_nodes]])
+        parents = before[pieces.units + (pieces.parts > 0)].tolist()
+        keys = map(partial(key_of, path), pieces.units.tolist(), parents, pieces.parts.tolist())
+        return Proofs(serials, tuple(keys))
 
     def promote(
-        self, path: Path, have: Sequence[int], blocks: Sequence[int], first_serial: int
+        self,
+        path: Path,
+        have: Sequence[int],
+        pieces: Pieces,
+        blocks: Sequence[int],
+        first_serial: int,
     ) -> int:
-        """Makes blocks findable that continue ``have``, if that is still findable; how many."""
+        """Makes blocks findable that continue ``have``, if that is still findable; how many.
+
+        Args:
+            path: Their path.
+            have: Its first nodes.
+            pieces: What the blocks are; there may be more.
+            blocks: The blocks.
+            first_serial: The serial of the first of them; those of the others follow.
+        """
         if not blocks or (have and not self.pool.is_cached(have[-1])):
             return 0
-        first, size, count = len(have), path.block_size, len(blocks)
-        self.serials[list(blocks)] = first_serial + np.arange(count, dtype=np.uint64)
-        self.pool.promote(
-            blocks,
-            path.tokens[first * size : (first + count) * size],
-            parent=have[-1] if have else -1,
-            namespace=b"" if have else path.namespace,
-            extras=path.extras_between(first, first + count),
-        )
-        return count
+        self.serials[list(blocks)] = first_serial + np.arange(len(blocks), dtype=np.uint64)
+        fresh = blocks[: pieces.num_nodes]
+        path.promote_in(self.pool, have, fresh)
+        nodes = [*have, *fresh]
+        for i in range(len(fresh), len(blocks)):
+            node, part = nodes[pieces.units[i]], int(pieces.parts[i])
+            tokens = self.pool.tokens(node)
+            self.pool.promote(blocks[i], tokens, parent=node, extras=part_name(part))
+            self._set_part(node, part, blocks[i])
+        return len(blocks)
+
+    def retain(self, blocks: Sequence[int], levels: Sequence[int], until: Sequence[float]) -> None:
+        """Gives blocks the retention of their source; nothing, if the manager has none.
+
+        Args:
+            blocks: Cached blocks.
+            levels: For each, its ``Priority``; -1 for none.
+            until: For each, the time of its end.
+        """
+        each = zip(blocks, levels, until, strict=False)  # without retention there are no levels
+        for (level, end), run in groupby(each, key=itemgetter(1, 2)):
+            ttl = end - self.pool.time
+            is_kept = level >= 0 and ttl > 0
+            self.pool.retain(
+                [block for block, _, _ in run],
+                priority=Priority(level) if is_kept else None,
+                ttl=ttl if is_kept and ttl < math.inf else None,
+            )
+
+    def _set_part(self, node: int, part: int, block: int) -> None:
+        self._parts[node, part] = block
+        self._part_serials[node, part] = self.serials[block]
 
     def forget(self, block: int) -> None:
         """Forgets a block, with all that continues it, so that it can be stored again."""
         if self.pool.is_cached(block):
             self.pool.forget_blocks([block])
+
+    def condemn(self, path: Path) -> None:
+        """Forgets the last block of a path, whose bytes turned out to be wrong."""
+        found = self.find(path)
+        if 0 < len(found) == len(path):
+            self.forget(int(found[-1, 0]))
+
+    def take_back(self, store: Ticket) -> bool:
+        """Makes what a store wrote count no longer; False: it counts for this process only."""
+        if self.slab is not None:
+            self.slab.erase(store.targets)
+        return self.slab is not None
+
+    def reset(self) -> None:
+        """Makes no restart find what was written, as for new weights. It can fail."""
+        if self.slab is not None:
+            self.slab.reset(volatile=True)
 
     def forget_all(self) -> None:
         """Forgets every block. Blocks that a transfer uses are free when it ends."""
@@ -165,8 +305,13 @@ class TierBooks:
         """Forgets every block of a namespace."""
         self.pool.forget_blocks(self.pool.children(-1, namespace=namespace))
 
+    def close(self) -> None:
+        """Closes the slab, which keeps the order of uses."""
+        if self.slab is not None:
+            self.slab.close(order=self.pool.idle_blocks())
+
     def _restore(self, slab: Slab) -> None:
-        """Makes what the slab had findable; of equal uses, the oldest write is evicted first.
+        """Makes what the slab had findable, to be evicted in the order of the slab.
 
         A block whose parent is gone, or that is of another share than its namespace has now, is
         left out.
@@ -179,7 +324,8 @@ class TierBooks:
         for block, serial, key in slab.found.tolist():
             said = parts_of_key(bytes(key))
             # A slab has each key once, so no two of its blocks are equal.
-            if said.parent not in at:
+            part = part_of(said.extras)
+            if said.parent not in at or part >= self.layout.num_parts:
                 continue
             parent = at[said.parent]
             try:
@@ -194,8 +340,10 @@ class TierBooks:
                 continue
             at[serial] = block
             self.serials[block] = serial
+            if part:
+                self._set_part(parent, part, block)
         self.stats.restored = len(at) - 1
-        self.pool.release(blocks)
+        self.pool.release(slab.order)
 
 
 def _scaled(manager: ManagerConfig, size: int) -> Mapping[bytes, int]:

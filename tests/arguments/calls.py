@@ -238,6 +238,7 @@ CALLS: Final = (
         "BlockManager.prefix_of",
         block=number(lambda w: w.manager.block_ids(w.running)[0]),
     ),
+    method("manager", "BlockManager.contents_of", blocks=kept),
     method("manager", "BlockManager.ref_count", block=number(lambda w: w.kept[0])),
     method("manager", "BlockManager.block_ids", handle=handle, start=number(1)),
     method(
@@ -422,6 +423,7 @@ CALLS: Final = (
     method("pool", "BlockPool.idle_blocks", most=number(1)),
     method("pool", "BlockPool.idle_front", most=number(1)),
     method("pool", "BlockPool.prefix_of", block=number(lambda w: w.held[1])),
+    method("pool", "BlockPool.contents_of", blocks=held),
     # What blockmgr.kv is built on, and the estimator of a policy.
     method(
         "checker",

@@ -17,6 +17,7 @@ import blockmgr.lab
 from blockmgr import __version__
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.workloads import generate
+from blockmgr.tiers import Slab
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
@@ -245,6 +246,50 @@ def test_doctor_prints_versions_extras_and_device(run: Run) -> None:
     for name in ("blockmgr", "python", "numpy", "xxhash", "extra cli", "extra plot", "device"):
         assert name in result.stdout
     assert __version__ in result.stdout
+
+
+def test_doctor_says_whether_memory_for_a_tier_is_free(run: Run) -> None:
+    result = run("doctor", "--host-tier", "1MiB")
+    assert (result.exit_code, "0.0 GiB wanted" in result.stdout) == (0, True)
+    result = run("doctor", "--host-tier", "4096TiB", "--json")
+    assert result.exit_code == 1
+    assert "4194304.0 GiB wanted" in json.loads(result.stdout)["host tier"]
+
+
+def test_doctor_looks_at_the_file_of_a_tier_and_leaves_it_as_it_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blockmgr.tiers.ground.TRIAL_BYTES", 2**20)
+    path = tmp_path / "kv.slab"
+    found = json.loads(run("doctor", "--disk-tier", str(path), "--json").stdout)
+    assert found["disk tier"] == "no file yet"
+    assert "GiB are free" in found["disk space"]
+    assert "GB/s read, measured with 1 MiB on one thread" in found["disk speed"]
+    assert not list(tmp_path.iterdir())
+    slab = Slab(path, {"model": "tiny"}, num_blocks=4, block_bytes=8, key_bytes=4)
+    held = run("doctor", "--disk-tier", str(path))
+    assert (held.exit_code, "it is open already" in held.stderr) == (3, True)
+    slab.close()
+    before = path.read_bytes()
+    found = json.loads(run("doctor", "--disk-tier", str(path), "--json").stdout)
+    assert "for model tiny, block_bytes 8, num_blocks 4" in found["disk tier"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["kv.slab"]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("letter", "another file, or damaged"), ("none/kv.slab", "there is no folder"), ("", "Is a")],
+)
+def test_doctor_refuses_what_is_no_slab_as_an_engine_would(
+    run: Run, tmp_path: Path, name: str, words: str
+) -> None:
+    (tmp_path / "letter").write_text("not a slab")
+    result = run("doctor", "--disk-tier", str(tmp_path / name))
+    assert (result.exit_code, words in result.stderr) == (3, True)
+    result = run("doctor", "--disk-tier", str(tmp_path / "new"), "--disk-size", "4096TiB")
+    assert (result.exit_code, "it needs" in result.stderr) == (3, True)
+    assert run("doctor", "--disk-size", "1").exit_code == 2
 
 
 @pytest.mark.parametrize(

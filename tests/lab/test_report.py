@@ -15,7 +15,7 @@ from blockmgr.lab.report import (
     Provenance,
     as_json,
     environment,
-    print_environment,
+    print_facts,
     print_study,
     print_table,
 )
@@ -153,7 +153,7 @@ def test_the_environment_says_how_to_get_a_missing_extra(monkeypatch: pytest.Mon
     expected = f"a-package-that-does-not-exist not installed; {hint}"
     file = StringIO()
 
-    print_environment(file)
+    print_facts(environment(), file)
 
     assert dict(environment())["extra plot"] == expected
     # Brackets are markup for rich, and would disappear.
@@ -162,7 +162,7 @@ def test_the_environment_says_how_to_get_a_missing_extra(monkeypatch: pytest.Mon
 
 def test_the_environment_is_printed_one_fact_a_line() -> None:
     file = StringIO()
-    print_environment(file)
+    print_facts(environment(), file)
     assert len(file.getvalue().splitlines()) == len(environment())
 
 

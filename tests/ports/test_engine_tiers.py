@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ports.engine_models import VOCAB, engine_of, greedy_truth, model_of, tokens_of
+from tests.ports.test_engine_groups import GROUPS, WITH_STATES
 
 import torch  # isort: skip  (engine_models skips this file where there is none)
 
-from blockmgr import UnsupportedModelError
 from blockmgr.ports.engine import Engine, Sampling
-from blockmgr.tiers import DiskTier, HostTier, SlabHeldError, SlabMismatchError
+from blockmgr.tiers import DiskTier, HostTier, Slab, SlabHeldError, SlabMismatchError
+from blockmgr.tiers.storages import Storage
 
 NEW = 4
 GREEDY = Sampling(max_new_tokens=NEW)
@@ -31,7 +34,12 @@ def disk(folder: Path, **options: Any) -> DiskTier:
     return DiskTier(path=folder / "kv.slab", bytes_to_use=ROOM, **options)
 
 
-def tiered(*tiers: HostTier | DiskTier, num_blocks: int = 20, **options: Any) -> Engine:
+def host_and(last: Any, *, has_host: bool) -> list[Any]:
+    """Tiers that end in this one."""
+    return [HostTier(bytes_to_use=ROOM), last] if has_host else [last]
+
+
+def tiered(*tiers: Any, num_blocks: int = 20, **options: Any) -> Engine:
     """An engine whose device holds one conversation at a time."""
     return engine_of(num_blocks=num_blocks, block_size=4, tiers=tiers, **options)
 
@@ -109,13 +117,19 @@ def test_a_damaged_slab_costs_hits_and_never_tokens(tmp_path: Path, truth: Any) 
     again.close()
 
 
-def test_all_at_once_gives_the_same_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "num_blocks"),
+    [("Llama", 40), ("Gemma3Text", 60), ("Llama4Text", 40), ("Qwen3Next", 40)],
+)
+def test_all_at_once_gives_the_same_tokens(name: str, num_blocks: int) -> None:
     prompts = first_turns(8)
-    engine = tiered(HostTier(bytes_to_use=ROOM), num_blocks=40)
+    size = None if name in WITH_STATES else 4
+    tiers = [HostTier(bytes_to_use=16 * ROOM)]
+    engine = engine_of(name, num_blocks=num_blocks, block_size=size, tiers=tiers)
     for _ in range(3):
         found = engine.generate(prompts, GREEDY)
         settle(engine)
-        assert tokens_of(found) == greedy_truth("Llama", prompts, max_new_tokens=NEW)
+        assert tokens_of(found) == greedy_truth(name, prompts, max_new_tokens=NEW)
     assert engine.manager.tier_stats()[0].loaded > 0
     engine.manager.check_invariants()
 
@@ -152,21 +166,85 @@ def test_a_slab_of_other_weights_is_refused(tmp_path: Path) -> None:
         Engine(model, num_blocks=20, block_size=4, tiers=[disk(tmp_path)])
 
 
-def test_a_step_that_fails_leaves_no_k_v_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiered(HostTier(bytes_to_use=ROOM))
+@pytest.mark.parametrize("part", ["forward", "copy"])
+def test_a_step_that_fails_leaves_no_k_v_behind_and_tiers_as_they_were(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: Any
+) -> None:
+    engine = tiered(disk(tmp_path))
     talk(engine, turns=1)
 
     def fail(_: Any) -> None:
         raise RuntimeError("stop")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.model, "forward", fail)
+        patch.setattr(engine.model if part == "forward" else engine.model.cache, part, fail)
         with pytest.raises(RuntimeError, match="stop"):
             engine.generate(first_turns(), GREEDY)
+    assert not engine.manager.handles()
+    assert engine.manager.stats().cached_blocks == 0
+    # The slab has nothing of that step, and what it gets from here on stays.
+    answers, cached = talk(engine, turns=1)
+    assert (answers, cached) == (truth[0][:4], [56] * 4)
+    engine.generate([[9] * 21], GREEDY)
+    engine.close()
+    again = tiered(disk(tmp_path))
+    assert again.generate([[9] * 21], GREEDY)[0].num_cached_tokens == 20
+    assert talk(again, turns=1) == (answers, cached)
+    again.close()
+
+
+class Held(Storage):
+    """A storage whose reads wait until they may go on."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.write = storage.write
+        self._storage = storage
+        self.may_read = threading.Event()
+
+    def read(self, *args: Any) -> bytes | None:
+        assert self.may_read.wait(60)
+        return self._storage.read(*args)
+
+
+@pytest.mark.parametrize("num_blocks", [20, 40])
+def test_a_request_computes_what_tiers_do_not_bring_in_time(
+    num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiered(HostTier(bytes_to_use=ROOM), num_blocks=num_blocks, load_timeout=0.01)
+    talk(engine, turns=1)
+    assert engine._tiers is not None
+    held = Held(engine._tiers._mover._storages[0])
+    engine._tiers._mover._storages = (held,)
+    waits, wait = itertools.count(), engine._tiers.wait
+
+    def counted() -> None:
+        if next(waits) == 3:  # in the small pool, nothing else gives back the blocks of the load
+            held.may_read.set()
+        wait()
+
+    monkeypatch.setattr(engine._tiers, "wait", counted)
     prompts = first_turns()
-    found = engine.generate(prompts, GREEDY)
+    found = engine.generate(prompts[:1], GREEDY)
+    assert tokens_of(found) == greedy_truth("Llama", prompts[:1], max_new_tokens=NEW)
+    assert found[0].num_cached_tokens == 0
+    held.may_read.set()
+    settle(engine)
+    assert not engine.manager.handles()
+    assert engine.manager.num_available == num_blocks
+    engine.close()
+
+
+def test_prompts_in_the_queue_are_copied_from_disk_to_memory(tmp_path: Path) -> None:
+    prompts = first_turns()
+    engine = tiered(HostTier(bytes_to_use=ROOM), disk(tmp_path))
+    talk(engine, turns=1)
+    engine.close()
+    again = tiered(HostTier(bytes_to_use=ROOM), disk(tmp_path))
+    found = again.generate(prompts, GREEDY)
     assert tokens_of(found) == greedy_truth("Llama", prompts, max_new_tokens=NEW)
-    assert [each.num_cached_tokens for each in found] == [0] * 4
+    _, slab = again.manager.tier_stats()
+    assert slab.promoted > 0
+    again.close()
 
 
 def test_a_request_that_is_aborted_leaves_an_engine_that_works() -> None:
@@ -188,7 +266,7 @@ def test_a_request_that_is_aborted_leaves_an_engine_that_works() -> None:
 @pytest.mark.parametrize(
     ("tiers", "error", "words"),
     [
-        (["host"], TypeError, "tiers must have HostTier and DiskTier only"),
+        (["host"], TypeError, "tiers must have HostTier, DiskTier and MooncakeTier only"),
         ("host", TypeError, "tiers must be a sequence"),
         ([HostTier(bytes_to_use=8)], ValueError, "bytes_to_use must be at least"),
     ],
@@ -199,7 +277,43 @@ def test_a_wrong_tier_is_named(tiers: Any, error: type[Exception], words: str) -
         tiered(*tiers) if isinstance(tiers, list) else engine_of(tiers=tiers)
 
 
-def test_models_with_windows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="full attention"):
-        engine_of("Gemma3Text", block_size=4, tiers=[disk(tmp_path)])
-    assert not (tmp_path / "kv.slab").exists()
+@pytest.mark.parametrize("name", ["Llama", "Gemma3Text"])
+def test_what_loads_too_long_is_computed(name: str) -> None:
+    num_blocks = {"Llama": 20, "Gemma3Text": 60}[name]
+    tier = HostTier(bytes_to_use=16 * ROOM)
+    engine = engine_of(name, num_blocks=num_blocks, block_size=4, tiers=[tier])
+    tiers = engine._tiers
+    assert tiers is not None
+    late, seen = tiers.late, []
+    tiers.late = lambda: [seen.append(job) or job for job in late()]  # type: ignore[func-returns-value,method-assign]
+    for timeout in (30.0, 1e-9):
+        tiers._mover._timeout = timeout
+        assert not seen
+        for prompt in first_turns(4):
+            found = engine.generate([prompt], GREEDY)
+            settle(engine)
+            assert tokens_of(found) == greedy_truth(name, [prompt], max_new_tokens=NEW)
+    assert seen
+    engine.manager.check_invariants()
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_windows_chunks_and_states_come_from_a_slab(name: str, tmp_path: Path) -> None:
+    size = engine_of(name, block_size=None if name in WITH_STATES else 4).manager.config.block_size
+    prompts = [[*prompt, *prompt] for prompt in first_turns(3)]
+    expected = greedy_truth(name, prompts, max_new_tokens=NEW)
+    tier = DiskTier(path=tmp_path / "kv.slab", bytes_to_use=64 * ROOM)
+    cached = []
+    for damaged in (False, False, True):
+        engine = engine_of(name, block_size=size, num_blocks=400, tiers=[tier])
+        if damaged:
+            slab = engine._tiers._places[0]  # type: ignore[union-attr]
+            assert isinstance(slab, Slab)
+            slab.read_digests = lambda blocks, *_: iter([None] * len(blocks))  # type: ignore[method-assign]
+        found = engine.generate(prompts, GREEDY)
+        assert tokens_of(found) == expected
+        cached.append([each.num_cached_tokens for each in found])
+        engine.manager.check_invariants()
+        engine.close()
+    assert cached[0] == cached[2] == [0] * 3
+    assert min(cached[1]) >= 96

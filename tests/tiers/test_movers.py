@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ pytest.importorskip("torch", reason="movers move tensors")
 
 import torch
 
-from blockmgr.kv import PagedKVCache
+from blockmgr import FullAttention, RecurrentState, SlidingWindow
+from blockmgr.kv import GroupedKVCache, HybridShape, LayerShape, PagedKVCache, StateTensor
 from blockmgr.shapes.model import ModelShape
 from blockmgr.tiers import Slab, TierConfig, TieredManager, key_bytes
-from blockmgr.tiers.movers import BlockBytes, Mover
-from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage
+from blockmgr.tiers.movers import BlockBytes, Mover, _parts_of
+from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage, buffer_of
 from tests.tiers.support import PROMPT, evict, in_tier
 
 BLOCKS = 8
@@ -231,13 +233,64 @@ def test_a_device_that_cannot_be_read_keeps_no_block(monkeypatch: pytest.MonkeyP
     for first in (1, 2):
         device.fill([first] * 3)
     with monkeypatch.context() as patch:
-        patch.setattr(device.blocks, "read", lambda block, into: 1 // 0)
+        patch.setattr(device.blocks, "read", lambda blocks, into: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             device.mover.poll()
     assert device.manager._tickets.open == {}
     device.fill([3] * 3)
     device.settle()
     assert in_tier(device.manager, [3] * 3) == (2,)
+    device.mover.close()
+
+
+@pytest.mark.parametrize("damaged", range(4))
+def test_a_load_that_threads_share_counts_up_to_the_first_damaged_block(
+    damaged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blockmgr.tiers.movers.MOST_RUN", 1)
+    device = Device()
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    host: Any = device.storages[0]
+    host._memory[damaged * device.blocks.size] ^= 1
+    device.manager.admit(PROMPT, load=True)
+    device.mover.poll()
+    assert [len(job.parts) for job in device.mover._running] == [2]
+    device.mover.drain()
+    device.manager.free(device.manager.handles()[0])
+    assert device.loaded(PROMPT) == 2 * damaged
+    assert device.manager.tier_stats()[0].refused == 1
+    device.mover.close()
+
+
+@pytest.mark.parametrize("is_staged", [False, True])
+@pytest.mark.parametrize("layout", [None, "HND"])
+def test_blocks_are_copied_as_one_whether_they_are_neighbours_or_not(
+    layout: str | None, is_staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(layout=layout)
+    if is_staged:  # as on a GPU
+        stream = SimpleNamespace(synchronize=lambda: None)
+        monkeypatch.setattr("torch.cuda.current_stream", lambda _: stream)
+        device.blocks.run = 2
+        device.blocks._staging = device.cache.host_counterpart(2)
+        device.blocks._parts = _parts_of(device.blocks._staging)
+    device.fill(PROMPT)
+    device.fill([50, 51, 52, 53])
+    blocks, size = [3, 4, 5, 1, 0, 7, 6], device.blocks.size
+    together = buffer_of(size * len(blocks))
+    device.blocks.read(blocks, together)
+    for i, block in enumerate(blocks):
+        alone = buffer_of(size)
+        device.blocks.read([block], alone)
+        assert bytes(together[i * size : (i + 1) * size]) == bytes(alone)
+    device.cache.zero(list(range(BLOCKS)))
+    device.blocks.write(blocks, together)
+    again = buffer_of(size * len(blocks))
+    device.blocks.read(blocks, again)
+    assert bytes(again) == bytes(together)
+    assert any(together)
     device.mover.close()
 
 
@@ -297,4 +350,106 @@ def test_wrong_options_are_named(options: Any, error: type[Exception], words: st
         Mover(device.manager, device.blocks, storages, **options)
     with pytest.raises(TypeError, match="cache must be a PagedKVCache"):
         BlockBytes(device.blocks)  # type: ignore[arg-type]
+    device.mover.close()
+
+
+class Hybrid(Device):
+    """The same of a model with layers of full attention, of a window, and with a state."""
+
+    def __init__(self, storages: Any = None, *tiers: TierConfig) -> None:
+        kv = ModelShape(num_layers=1, num_kv_heads=2, head_dim=4, dtype=torch.float32)
+        state = StateTensor((3, 2), torch.float32)
+        shape = HybridShape(
+            [
+                LayerShape(kind=FullAttention(), kv=kv),
+                LayerShape(kind=SlidingWindow(5), kv=kv),
+                LayerShape(kind=RecurrentState(), states=(state,)),
+            ]
+        )
+        self.cache = GroupedKVCache(40, 2, shape)  # type: ignore[assignment]
+        self.blocks = BlockBytes(self.cache)
+        self.groups = shape.groups
+        known = list(tiers) or [TierConfig(num_blocks=32, ahead=99)]
+        self.manager = TieredManager(40, 2, tiers=known, groups=self.groups, null_block=True)
+        self.storages = storages or [HostStorage(32, self.blocks.size)]
+        self.mover = Mover(self.manager, self.blocks, self.storages)
+
+    def fill(self, tokens: list[int]) -> None:
+        """Computes a prompt, with a stop where its state is kept."""
+        manager, handle, start = self.manager, self.manager.admit(tokens), 0
+        row = manager.row(handle)
+        for stop in (*manager.stops(handle), len(tokens)):
+            plan = manager.take_copies()
+            self.cache.copy(plan)
+            keys = torch.tensor(tokens[start:stop]).view(-1, 1, 1).expand(-1, 2, 4).float()
+            for layer in range(2):
+                slots = manager.slot_mapping(handle, start, stop, group=layer)
+                self.cache.write(layer, keys + layer, -keys, slots)
+            block = int(manager.group_table(2)[row, 0])
+            self.cache.states(2)[0][block] = float(sum(tokens[:stop]))  # type: ignore[attr-defined]
+            manager.copies_applied(plan.ticket)
+            manager.commit(handle, stop)
+            start = stop
+        manager.free(handle)
+
+    def lose(self) -> None:
+        self.manager.reset_prefix_cache(tiers=False)
+        self.cache.zero(list(range(40)))
+
+    def loaded(self, tokens: list[int]) -> int:
+        manager, handle = self.manager, self.manager.admit(tokens, load=True)
+        while manager.is_loading(handle):
+            self.mover.poll()
+            self.mover.wait()
+        view, row = manager.sequence(handle), manager.row(handle)
+        count = 0 if view.is_preempted else view.num_computed_tokens
+        for layer, first in enumerate((0, max(0, count - 4)) if count else ()):
+            table = manager.group_table(layer)[row].copy()
+            keys, values = self.cache.gather(layer, table, count)
+            assert values is not None
+            assert keys[first:, 1, 3].tolist() == [token + layer for token in tokens[first:count]]
+            assert values[first:, 0, 0].tolist() == [-token for token in tokens[first:count]]
+        if count:
+            block = int(manager.group_table(2)[row, 0])
+            state = self.cache.states(2)[0][block]  # type: ignore[attr-defined]
+            assert state.unique().tolist() == [sum(tokens[:count])]
+        manager.free(handle)
+        return count
+
+
+def test_windows_and_states_come_back_as_they_left(tmp_path: Path) -> None:
+    device = Hybrid()
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    assert device.loaded(PROMPT) == 8
+    device.mover.close()
+    size = device.blocks.size
+    for restored, tokens in ((0, 0), (7, 8)):
+        slab = slab_at(tmp_path / "kv.slab", size)
+        device = Hybrid([SlabStorage(slab)], TierConfig(slab=slab, ahead=99))
+        assert device.manager.tier_stats()[0].restored == restored
+        assert device.loaded(PROMPT) == tokens
+        if not restored:
+            device.fill(PROMPT)
+            device.settle()
+        device.mover.close()
+        slab.close()
+
+
+@pytest.mark.parametrize("nth", range(7))
+def test_a_load_with_one_flipped_byte_brings_nothing(nth: int) -> None:
+    device = Hybrid()
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    [storage] = device.storages
+    assert isinstance(storage, HostStorage)
+    storage._at(nth)[5] ^= 1
+    assert device.loaded(PROMPT) == 0
+    assert device.manager.tier_stats()[0].refused == 1
+    device.fill(PROMPT)
+    device.settle()
+    device.lose()
+    assert device.loaded(PROMPT) == 8
     device.mover.close()

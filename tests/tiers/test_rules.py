@@ -11,7 +11,6 @@ import pytest
 from blockmgr import (
     BlockManager,
     ForkError,
-    FullAttention,
     ManagerConfig,
     NeverFitsError,
     OutOfBlocksError,
@@ -21,6 +20,7 @@ from blockmgr import (
     TicketError,
 )
 from blockmgr.tiers import DEVICE, Slab, TierConfig, TieredManager, key_bytes
+from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import parts_of_key
 from tests.tiers.support import (
     PROMPT,
@@ -138,9 +138,10 @@ def test_what_both_tiers_have_is_two_loads_that_commit_in_order() -> None:
     # The second tier gets the rest of the path by hand, as if the first had evicted it.
     slow = manager._tiers[1]
     path = manager._loads.match(Prompt(PROMPT), None)[1]
-    have = slow.find(path)
-    blocks = slow.pool.take(4 - len(have)).tolist()
-    slow.promote(path, have, blocks, slow.take_serials(len(blocks)))
+    have = slow.find(path)[:, 0].tolist()
+    rest = Pieces(slow.layout.needed(4, len(have)))
+    blocks = slow.pool.take(len(rest)).tolist()
+    slow.promote(path, have, rest, blocks, slow.take_serials(len(blocks)))
     slow.pool.release(blocks[::-1])
     handle = manager.admit(PROMPT, load=True)
     fast, late = manager.take_loads()
@@ -222,9 +223,10 @@ def test_a_failed_load_leaves_no_part_of_a_later_one_findable() -> None:
     stored(manager, PROMPT)
     path = manager._loads.match(Prompt(PROMPT), None)[1]
     slow = manager._tiers[1]
-    have = slow.find(path)
-    blocks = slow.pool.take(4 - len(have)).tolist()
-    slow.promote(path, have, blocks, slow.take_serials(len(blocks)))
+    have = slow.find(path)[:, 0].tolist()
+    rest = Pieces(slow.layout.needed(4, len(have)))
+    blocks = slow.pool.take(len(rest)).tolist()
+    slow.promote(path, have, rest, blocks, slow.take_serials(len(blocks)))
     slow.pool.release(blocks[::-1])
     handle = manager.admit(PROMPT, load=True)
     fast, late = manager.take_loads()
@@ -487,7 +489,10 @@ def test_a_path_that_is_there_is_touched() -> None:
     compute(manager, [2, 2, 2])
     store(manager)
     compute(manager, [1, 1, 1])  # used again, and idle again
-    manager._stores._done[0].clear()
+    store(manager)
+    manager.admit([1, 1, 1])
+    store(manager)
+    manager.free(manager.handles()[0])
     store(manager)
     compute(manager, [3, 3, 3])
     store(manager)
@@ -527,6 +532,17 @@ def test_a_prefetch_copies_from_a_slower_tier_without_the_device() -> None:
     manager.stores_done(each.ticket, 4)
     assert in_tier(manager) == (8, 8)
     assert manager.tier_stats()[1].promoted == 4
+
+
+def test_a_prefetch_that_has_no_room_yet_goes_on_with_the_next_stores() -> None:
+    manager = managed(tier(4), tier(16), num_blocks=12, max_storing=3)
+    stored(manager)
+    stored(manager, [7] * 9)
+    assert in_tier(manager) == (0, 8)
+    manager.prefetch(PROMPT)
+    counts = [[len(each) for each in store(manager)] for _ in range(3)]
+    assert counts == [[3], [1], []]
+    assert in_tier(manager) == (8, 8)
 
 
 # The whole.
@@ -619,6 +635,7 @@ def test_a_forked_child_refuses_every_call_that_concerns_tiers() -> None:
             manager.reset_prefix_cache,
             lambda: manager.free(handle),
             lambda: manager.prefetch(PROMPT),
+            manager.close,
         ]
         os._exit(0 if all(map(is_refused, calls)) else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -697,6 +714,44 @@ def test_what_was_read_too_late_does_not_come_back_after_a_restart(tmp_path: Pat
     slab.close()
 
 
+def test_a_restart_evicts_in_the_order_of_uses_after_a_clean_end(tmp_path: Path) -> None:
+    for end, last in (("close", 1), ("crash", 3)):
+        folder = tmp_path / end
+        folder.mkdir()
+        slab = slab_at(folder, 3)
+        manager = managed(TierConfig(slab=slab, ahead=99), num_blocks=16)
+        for number in (1, 2, 3):
+            compute(manager, [number] * 3)
+            write(manager, slab)
+        evict(manager)
+        _, load = loading(manager, [1, 1, 1])  # the first one is used again
+        manager.loads_done(load.ticket, 1)
+        manager.close() if end == "close" else slab.close()
+        slab = slab_at(folder, 3)
+        again = managed(TierConfig(slab=slab, ahead=99), num_blocks=16)
+        for number in (4, 5):
+            compute(again, [number] * 3)
+            write(again, slab)
+        found = [i for i in (1, 2, 3) if in_tier(again, [i] * 3)[0]]
+        assert found == [last], end
+        again.close()
+        again.close()
+
+
+def test_a_manager_is_closed_after_its_transfers(tmp_path: Path) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT)
+    [each] = manager.take_stores()
+    with pytest.raises(StepError, match="close must come after the end of all transfers"):
+        manager.close()
+    assert manager.stores_done(each.ticket, 4) == 4
+    manager.close()
+    compute(manager, [9, 9, 9])
+    with pytest.raises(ValueError, match="is closed"):
+        manager.take_stores()
+
+
 def test_a_checksum_goes_along_and_is_not_made_anew(tmp_path: Path) -> None:
     slab = slab_at(tmp_path)
     key, into = bytes(key_bytes(2)), bytearray(8)
@@ -721,7 +776,6 @@ def test_a_checksum_goes_along_and_is_not_made_anew(tmp_path: Path) -> None:
         ({"max_storing": 1.5}, TypeError, "max_storing must be an int"),
         ({"prefix_caching": False}, ValueError, "prefix_caching must be True"),
         ({"early_commit": True}, ValueError, "early_commit must be False"),
-        ({"groups": [FullAttention(), FullAttention()], "null_block": True}, ValueError, "groups"),
     ],
 )
 def test_a_wrong_option_is_named(options: Any, error: type[Exception], words: str) -> None:

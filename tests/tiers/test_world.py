@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.tiers.world import World
+from blockmgr.groups import Group
+from tests.tiers.world import LAYOUTS, World
 
 
 @pytest.mark.parametrize("seed", [*range(60), 5281])
@@ -16,12 +18,25 @@ def test_no_world_reads_what_is_wrong_or_leaks(seed: int, tmp_path: Path) -> Non
     assert world.counts["wrong"] == 0
 
 
-def test_the_worlds_do_what_they_are_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("groups", LAYOUTS)
+def test_no_world_with_groups_reads_what_is_wrong_or_leaks(
+    groups: tuple[Group, ...], seed: int, tmp_path: Path
+) -> None:
+    world = World(seed, tmp_path, groups)
+    world.run(800)
+    assert world.counts["wrong"] == 0
+
+
+@pytest.mark.parametrize("layouts", [[()], LAYOUTS])
+def test_the_worlds_do_what_they_are_for(
+    layouts: Sequence[tuple[Group, ...]], tmp_path: Path
+) -> None:
     counts = World(0, tmp_path).counts
-    for seed in range(40):
+    for seed in range(80):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        world = World(seed, folder)
+        world = World(seed, folder, layouts[seed % len(layouts)])
         world.run(400)
         counts += world.counts
     names = {"aborted", "late", "refused", "stored", "loaded", "failed", "dropped", "promoted"}

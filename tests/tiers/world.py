@@ -1,9 +1,9 @@
 """A random world: an engine, tiers and movers, some of which lie, against memory that knows better.
 
-Each token's K/V is a number for the whole prefix that ends there, so whatever is read in a wrong
-place shows. The store behind the tiers may lie: it says that a block is written and has written
-other bytes, half of them, a flipped bit, another block, or nothing. What proves a block is as in
-real movers: serial, key and checksum.
+Each token's K/V is a number for the whole prefix that ends there and the group of layers, so
+whatever is read in a wrong place shows. The store behind the tiers may lie: it says that a block is
+written and has written other bytes, half of them, a flipped bit, another block, or nothing. What
+proves a block is as in real movers: serial, key and checksum.
 """
 
 from __future__ import annotations
@@ -17,13 +17,43 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from blockmgr import CopyPlan, NeverFitsError, OutOfBlocksError, StaleMatchError
+from blockmgr import (
+    ChunkedAttention,
+    CopyPlan,
+    FullAttention,
+    NeverFitsError,
+    OutOfBlocksError,
+    RecurrentState,
+    SlidingWindow,
+    StaleMatchError,
+    StepError,
+)
+from blockmgr.groups import Group, tokens_per_block
 from blockmgr.tiers import DEVICE, Slab, TierConfig, TieredManager, Transfer, key_bytes
+from blockmgr.tiers.proposals import STORES
 
 SIZE = 4
 SPACES = (b"", b"tenant")
 IMAGE = b"image"
 LIES = ("flip", "half", "elsewhere", "nothing")
+FULL = FullAttention()
+LAYOUTS: tuple[tuple[Group, ...], ...] = (
+    (FULL, SlidingWindow(6)),
+    (SlidingWindow(9), FULL, SlidingWindow(1)),
+    (FULL, ChunkedAttention(8)),
+    (FULL, ChunkedAttention(6, block_size=2), FULL),
+    (FullAttention(2), SlidingWindow(5, block_size=4)),
+    (SlidingWindow(7, block_size=1), FullAttention(2)),
+    (FULL, RecurrentState()),
+    (FULL, SlidingWindow(6, block_size=2), RecurrentState()),
+)
+
+
+def first_read(group: Group, position: int) -> int:
+    """The first position that the query at this one reads."""
+    if isinstance(group, SlidingWindow):
+        return max(0, position - group.width + 1)
+    return position - position % group.width if isinstance(group, ChunkedAttention) else 0
 
 
 def prefixes(
@@ -72,9 +102,9 @@ class File(Memory):
 
 
 class World:
-    """One world, from a seed."""
+    """One world, from a seed, of a model with these groups of layers."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, groups: tuple[Group, ...] = ()) -> None:
         self.random = random.Random(seed)
         self.folder = folder
         self.has_slab = self.random.random() < 0.4
@@ -84,6 +114,7 @@ class World:
         self.talks: list[tuple[list[int], bytes, dict[int, bytes]]] = []
         self.weights = dict.fromkeys(SPACES, 0)
         self.slab: Slab | None = None
+        self.shared: tuple[int, ...] = ()  # tiers whose bytes others see
         draw = self.random.choice
         self.options: dict[str, Any] = {
             "num_blocks": draw([6, 8, 8, 12, 20]),
@@ -94,16 +125,33 @@ class World:
             "max_loading": draw([None, 2]),
             "max_storing": draw([None, 3]),
         }
+        self.kinds = groups or (FULL,)
+        if groups:
+            self.options |= {"groups": groups, "null_block": True}
+            parts = sum(SIZE // tokens_per_block(group, SIZE) for group in groups)
+            self.options["num_blocks"] = 2 + self.options["num_blocks"] * parts * 2 // 3
+            self.options["max_loading"] = draw([None, None, 8])
         self.sizes = [draw([4, 8, 24]), draw([40, 120])][: draw([1, 2, 2])]
-        self.ahead = draw([None, 4, 999, 999])
+        self.writes: dict[str, Any] = {"ahead": draw([None, 4, 999, 999])}
+        self.writes["store"] = random.Random(f"{seed} store").choice(STORES)
+        if groups:
+            self.sizes = [size * parts for size in self.sizes]
         self.start()
 
     def start(self) -> None:
         """Makes the manager, on what the slab has."""
-        tiers = [TierConfig(num_blocks=size, ahead=self.ahead) for size in self.sizes]
+        tiers = [TierConfig(num_blocks=size, **self.writes) for size in self.sizes]
         self.stores = [Memory(size) for size in self.sizes]
+        self.set_up(tiers)
+        self.manager = TieredManager(block_size=SIZE, tiers=tiers, **self.options)
+        self.kv = np.zeros((self.options["num_blocks"], SIZE), np.uint64)
+        self.names: dict[int, tuple[bytes, dict[int, bytes]]] = {}
+        self.jobs.clear()
+
+    def set_up(self, tiers: list[TierConfig]) -> None:
+        """Puts the last tier into a slab, in some worlds."""
         if self.has_slab:
-            layout: dict[str, str | int] = {"model": "numbers"}
+            layout: dict[str, str | int] = {"model": "numbers", "groups": str(self.kinds)}
             path, size = self.folder / "kv.slab", self.sizes[-1]
             self.slab = Slab(
                 path,
@@ -112,16 +160,14 @@ class World:
                 block_bytes=8 * SIZE,
                 key_bytes=key_bytes(SIZE),
             )
-            tiers[-1] = TierConfig(slab=self.slab, ahead=self.ahead)
+            tiers[-1] = TierConfig(slab=self.slab, **self.writes)
             self.stores[-1] = File(self.slab)
-        self.manager = TieredManager(block_size=SIZE, tiers=tiers, **self.options)
-        self.kv = np.zeros((self.options["num_blocks"], SIZE), np.uint64)
-        self.names: dict[int, tuple[bytes, dict[int, bytes]]] = {}
-        self.jobs.clear()
 
     def restart(self) -> None:
         """The process ends, and another one starts; only the slab is left."""
-        if self.slab is not None:
+        if not self.jobs and self.random.random() < 0.5:
+            self.manager.close()
+        elif self.slab is not None:
             self.slab.close()
         self.start()
         self.counts["restored"] += self.manager.tier_stats()[-1].restored
@@ -133,7 +179,10 @@ class World:
         if self.random.random() < 0.05:
             self.manager.abandon(job.ticket)
             return
-        n, refused = self.load(job) if job.target == DEVICE else self.store(job)
+        try:
+            n, refused = self.load(job) if job.target == DEVICE else self.store(job)
+        except OSError:  # a shared store that cannot be reached
+            n, refused = 0, False
         done = self.manager.loads_done if job.target == DEVICE else self.manager.stores_done
         done(job.ticket, n, refused=refused)
 
@@ -162,9 +211,12 @@ class World:
     def store(self, job: Transfer) -> tuple[int, bool]:
         proofs, target = job.target_proofs, self.stores[job.target]
         assert proofs is not None
-        if self.random.random() < 0.3:
-            self.manager.stores_read(job.ticket, len(job))
-        for i, block in enumerate(job.source_blocks):
+        count = len(job)
+        if self.random.random() < 0.3 or job.target in self.shared:
+            count = self.manager.stores_read(job.ticket, len(job))
+        # Others read from a shared store at once, so nothing that was read too late goes there.
+        sources = job.source_blocks[: count if job.target in self.shared else len(job)]
+        for i, block in enumerate(sources):
             if job.source == DEVICE:
                 data = self.kv[block].copy()
                 digest: bytes | None = xxhash.xxh3_128_digest(data.tobytes())
@@ -187,7 +239,7 @@ class World:
                 to = int(self.random.choice(job.target_blocks))
             if how != "nothing":
                 target.write(to, int(proofs.serials[i]), proofs.keys[i], data, digest)
-        return len(job), False
+        return len(sources), False
 
     def take_jobs(self) -> None:
         deadline = self.random.choice([None, 0.0, 9.0])
@@ -237,6 +289,16 @@ class World:
         tokens = self.manager.sequence(handle).tokens.tolist()
         return prefixes(tokens, namespace, extras, self.weights[namespace])
 
+    def cells(self, handle: int, number: int, start: int, stop: int) -> np.ndarray:
+        """Where the K/V of some tokens is in a group; for states, where the state is."""
+        group = self.kinds[number]
+        if isinstance(group, RecurrentState):
+            row = self.manager.sequence(handle).row
+            return self.manager.group_table(number)[row] * SIZE
+        size = tokens_per_block(group, SIZE)
+        slots = self.manager.slot_mapping(handle, start, stop, group=number)
+        return slots // size * SIZE + slots % size
+
     def copy(self) -> CopyPlan:
         """Runs the planned copies."""
         plan = self.manager.take_copies()
@@ -245,27 +307,44 @@ class World:
         return plan
 
     def forward(self, handle: int) -> None:
-        """One step of one sequence, in the order of the step contract."""
+        """Computes one sequence to its end, in the order of the step contract."""
         view = self.manager.sequence(handle)
+        view.commit(view.num_computed_tokens)  # no forward of others has moved its state
         try:
             if self.random.random() < 0.3:
                 view.append([self.random.randrange(3)])
             view.reserve(view.num_tokens)
         except (OutOfBlocksError, NeverFitsError):
             return
-        computed = view.num_computed_tokens
-        plan = self.copy()
-        slots = view.slot_mapping(0, view.num_tokens)
-        flat, want = self.kv.reshape(-1), self.expected(handle)
-        flat[slots[computed:]] = want[computed:]
-        self.counts["wrong"] += int((flat[slots] != want).sum())
-        self.manager.copies_applied(plan.ticket)
-        view.commit(view.num_tokens)
+        for stop in sorted({*view.stops, view.num_tokens}):
+            plan = self.copy()
+            self.compute(handle, stop)
+            self.manager.copies_applied(plan.ticket)
+            view.commit(stop)
+
+    def compute(self, handle: int, stop: int) -> None:
+        """One forward: reads what it needs of each group, and writes the tokens up to ``stop``."""
+        computed = self.manager.sequence(handle).num_computed_tokens
+        flat, want = self.kv.reshape(-1), self.expected(handle)[:stop]
+        for number, group in enumerate(self.kinds):
+            right = want + np.uint64(number)  # each group has K/V of its own
+            if isinstance(group, RecurrentState):
+                [cell] = self.cells(handle, number, 0, stop)
+                self.counts["wrong"] += bool(computed and flat[cell] != right[computed - 1])
+                flat[cell] = right[-1]
+                continue
+            start = min(first_read(group, computed), computed)
+            cells = self.cells(handle, number, start, stop)
+            flat[cells[computed - start :]] = right[computed:]
+            self.counts["wrong"] += int((flat[cells] != right[start:]).sum())
 
     def fork(self, handle: int) -> None:
         if len(self.manager.handles()) < 12:
-            for child in self.manager.fork(handle):
-                self.names[child] = self.names[handle]
+            try:
+                [child] = self.manager.fork(handle)
+            except (OutOfBlocksError, StepError):  # its state is to be copied, or may have moved
+                return
+            self.names[child] = self.names[handle]
 
     def step(self) -> None:
         """One random thing that happens."""
@@ -321,7 +400,7 @@ class World:
             self.weights[namespace] += 1
             self.manager.retire(namespace)
         elif draw < 0.8:
-            self.spoil(self.random.randrange(self.options["num_blocks"]))
+            self.spoil(self.random.randrange(len(self.kinds) > 1, self.options["num_blocks"]))
         elif self.has_slab:
             self.restart()
 

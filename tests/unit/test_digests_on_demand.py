@@ -26,7 +26,7 @@ def cache(manager: BlockManager, prompt: list[int], **identity: object) -> None:
 
 
 def tree_of_prompts(seed: int) -> list[list[int]]:
-    """Prompts that diverge from earlier ones anywhere, some nodes with one child and some with many."""
+    """Prompts that diverge from earlier ones anywhere: blocks with one child, and with many."""
     draw = random.Random(seed)
     prompts: list[list[int]] = [[0]]
     for _ in range(150):

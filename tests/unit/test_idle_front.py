@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from blockmgr import BlockManager, BlockStateError, FullAttention, SlidingWindow
+from blockmgr import (
+    BlockManager,
+    BlockStateError,
+    FullAttention,
+    Priority,
+    RecurrentState,
+    SlidingWindow,
+)
+from blockmgr.groups import Group
 from blockmgr.pool import BlockPool
 
 
@@ -106,7 +118,78 @@ def test_a_pool_has_the_same_calls() -> None:
     assert prefix.contents.tolist()[2:] == front.contents.tolist()
 
 
-def test_wrong_arguments_and_groups_of_layers_are_refused() -> None:
+WINDOW = (FullAttention(), SlidingWindow(5))  # behind n blocks of two tokens, it reads two
+
+
+def grouped(num_blocks: int = 32, groups: Sequence[Group] = WINDOW, **options: Any) -> BlockManager:
+    return BlockManager(num_blocks, 2, null_block=True, groups=groups, **options)
+
+
+def test_a_prefix_has_what_each_group_reads_behind_it() -> None:
+    manager = grouped(groups=[SlidingWindow(5, block_size=1), FullAttention(1)])
+    handle = manager.admit(list(range(9)))
+    manager.commit(handle, 8)
+    tables = [manager.group_table(group)[manager.row(handle)] for group in (0, 1)]
+    prefix = manager.prefix_of(int(tables[1][6]))
+    assert prefix.is_whole
+    assert prefix.block_ids.tolist() == tables[1][0:8:2].tolist()
+    parts = sorted(zip(*(column.tolist() for column in prefix.parts), strict=True))
+    blocks, contents, groups, starts = zip(*parts, strict=True)
+    expected = [(0, start) for start in (4, 5, 6, 7)] + [(1, start) for start in (1, 3, 5, 7)]
+    assert sorted(zip(groups, starts, strict=True)) == expected
+    assert all(tables[g][s] == b for b, g, s in zip(blocks, groups, starts, strict=True))
+    assert manager.contents_of(list(blocks)).tolist() == list(contents)
+    assert manager.prefix_of(blocks[0]).tokens.tolist() == list(range(2 * (starts[0] // 2 + 1)))
+
+
+def test_a_prefix_behind_which_a_group_lacks_something_is_not_whole() -> None:
+    manager = grouped()
+    handle = manager.admit(list(range(9)))
+    manager.commit(handle, 9)
+    blocks = manager.block_ids(handle)
+    assert not manager.idle_front(32).block_ids.size
+    manager.free(manager.admit([99] * (manager.num_available // 2 * 2)))
+    assert manager.prefix_of(blocks[3]).is_whole
+    prefix = manager.prefix_of(blocks[1])  # the window has left it
+    assert (prefix.is_whole, prefix.parts.block_ids.size) == (False, 0)
+    assert prefix.block_ids.tolist() == blocks[:2]
+
+
+def test_the_front_of_several_groups_has_the_places_where_prompts_continue() -> None:
+    manager = grouped(64)
+    first = compute(manager, list(range(9)))
+    second = compute(manager, [0, 1, 2, 3, 20, 21, 22, 23, 24])
+    third = compute(manager, [0, 1, 2, 3, 30, 31, 32, 33, 34])  # stops where they diverge
+    front = manager.idle_front(64).block_ids.tolist()
+    assert front == [first[3], second[3], third[3], first[1]]
+    for block in front:
+        assert manager.prefix_of(block).is_whole
+
+
+def test_of_a_path_that_ends_in_a_tail_the_front_has_the_last_whole_block_first() -> None:
+    manager = grouped(64, min_partial_tokens=1)
+    blocks = compute(manager, list(range(9)))
+    compute(manager, [50, 51, 52, 53])
+    front = manager.idle_front(64).block_ids.tolist()
+    assert front[0] == blocks[3]
+    assert manager.prefix_of(front[0]).is_whole
+    assert len(set(front)) == len(front)
+
+
+def test_a_state_that_is_kept_again_is_another_content() -> None:
+    manager = grouped(4, [FullAttention(), RecurrentState()])  # room for two blocks and a state
+    compute(manager, [1, 2])
+    [end] = manager.idle_front(4).block_ids.tolist()
+    state = manager.prefix_of(end).parts.block_ids
+    before = manager.contents_of(state).tolist()
+    blocks = compute(manager, [1, 2, 3, 4])  # takes the state over, and leaves it at its own end
+    after = manager.prefix_of(blocks[1]).parts
+    assert after.block_ids.tolist() == state.tolist()
+    assert after.contents.tolist() != before
+    assert manager.contents_of(state).tolist() == after.contents.tolist()
+
+
+def test_wrong_arguments_are_refused() -> None:
     manager = BlockManager(8, 2)
     for call in (manager.idle_front, BlockPool(8, 2).idle_front):
         with pytest.raises(ValueError, match="most must be at least 0, got -1"):
@@ -116,8 +199,44 @@ def test_wrong_arguments_and_groups_of_layers_are_refused() -> None:
     for block in (-1, 8):
         with pytest.raises(ValueError, match=r"block must be in \[0, 8\)"):
             manager.prefix_of(block)
-    groups = BlockManager(9, 2, null_block=True, groups=[FullAttention(), SlidingWindow(4)])
-    with pytest.raises(ValueError, match="needs a single group of layers"):
-        groups.idle_front(8)
-    with pytest.raises(ValueError, match="needs a single group of layers"):
-        groups.prefix_of(1)
+        with pytest.raises(ValueError, match="blocks must be in"):
+            manager.contents_of([0, block])
+    assert manager.contents_of([]).tolist() == []
+
+
+@pytest.mark.parametrize("kind", ["manager", "pool"])
+def test_a_prefix_says_what_retain_set_for_its_blocks(kind: str) -> None:
+    if kind == "manager":
+        manager = BlockManager(8, 2, retention=True)
+        manager.set_time(3.0)
+        handle = manager.admit([1, 2, 3, 4, 5, 6, 7])
+        manager.commit(handle, 7)
+        manager.retain(handle, 0, 2, priority=Priority.HIGH)
+        manager.retain(handle, 2, 4, priority=Priority.LOW, ttl=4.0)
+        blocks = manager.block_ids(handle)[:3]
+        manager.free(handle, expect_reuse=True)  # a hint is no retention
+        holder: BlockManager | BlockPool = manager
+    else:
+        pool = BlockPool(8, 2, retention=True)
+        pool.set_time(3.0)
+        blocks = pool.promote(pool.take(3), [1, 2, 3, 4, 5, 6]).tolist()
+        pool.retain(blocks[:1], priority=Priority.HIGH)
+        pool.retain(blocks[1:2], priority=Priority.LOW, ttl=4.0)
+        holder = pool
+    prefix = holder.prefix_of(blocks[2])
+    assert prefix.levels.tolist() == [Priority.HIGH, Priority.LOW, -1]
+    assert prefix.until == [math.inf, 7.0, math.inf]
+    holder.set_time(7.0)
+    assert holder.prefix_of(blocks[2]).levels.tolist() == [Priority.HIGH, -1, -1]
+    plain = BlockPool(8, 2)
+    block = plain.promote(int(plain.take(1)[0]), [1, 2])
+    assert (plain.prefix_of(block).levels.tolist(), plain.prefix_of(block).until) == ([], [])
+
+
+def test_a_block_with_other_content_has_no_retention_of_before() -> None:
+    pool = BlockPool(1, 2, retention=True)
+    block = pool.promote(int(pool.take(1)[0]), [1, 2])
+    pool.retain([block], priority=Priority.HIGH)
+    pool.release([block])
+    block = pool.promote(int(pool.take(1)[0]), [3, 4])
+    assert pool.prefix_of(block).levels.tolist() == [-1]

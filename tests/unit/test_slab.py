@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import stat
@@ -64,6 +65,31 @@ def test_a_block_is_read_as_it_was_written(path: Path, size: int) -> None:
         assert bytes(into) == content(key_of(1), size)
         serial = slab.write(3, key_of(2), into)
         assert slab.read(3, key_of(2), serial, bytearray(size))
+    slab.close()
+
+
+@pytest.mark.parametrize("is_aligned", [True, False])
+@pytest.mark.parametrize("size", [SIZE, 2 * SIZE, 100])
+def test_several_blocks_are_read_at_once_as_they_are_read_alone(
+    path: Path, size: int, is_aligned: bool
+) -> None:
+    serials = dict(enumerate(filled(path, 8, block_bytes=size)))
+    flip(path, offset_of(path, content(key_of(5), size)))
+    slab = open_slab(path, block_bytes=size)
+    serials[6] += 1  # another write
+    blocks = [1, 2, 3, 7, 0, 5, 4, 5, 6, 7]
+    memory = memoryview(mmap.mmap(-1, size * len(blocks) + SIZE))[0 if is_aligned else 8 :]
+    into = [memory[i * size : (i + 1) * size] for i in range(len(blocks))]
+    names = [key_of(block) for block in blocks]
+    found = list(slab.read_digests(blocks, names, [serials[b] for b in blocks], into))
+    for block, digest, data in zip(blocks, found, into, strict=True):
+        if block in {5, 6}:
+            assert digest is None
+        else:
+            assert digest == slab.read_digest(block, key_of(block), serials[block], bytearray(size))
+            assert bytes(data) == content(key_of(block), size)
+    with pytest.raises(ValueError, match="block must be"):
+        next(slab.read_digests([0, 8], names[:2], [1, 2], into[:2]))
     slab.close()
 
 
@@ -281,6 +307,106 @@ def test_a_slab_whose_two_states_are_damaged_is_refused(path: Path) -> None:
         open_slab(path)
 
 
+# ---- the order of uses ------------------------------------------------------------------
+
+
+def test_a_clean_end_keeps_the_order_of_uses(path: Path) -> None:
+    filled(path)
+    slab = open_slab(path)
+    assert slab.order == [0, 1, 2, 3, 4]
+    slab.close(order=[3, 0, 4, 7])  # there is nothing in 7
+    again = open_slab(path)
+    assert again.found["block"].tolist() == [0, 1, 2, 3, 4]
+    assert again.order == [1, 2, 3, 0, 4]  # nobody named 1 and 2
+    again.close(order=np.array([1], np.int32))
+    again.close(order=[0])
+    last = open_slab(path)
+    assert last.order == [0, 2, 3, 4, 1]
+    last.close()
+
+
+def test_a_crash_leaves_the_order_of_writes(path: Path) -> None:
+    """Also where the end before it was clean: its order is not that of what was used since."""
+    filled(path)
+    open_slab(path).close(order=[4, 3, 2, 1, 0])
+    slab = open_slab(path)
+    assert slab.order == [4, 3, 2, 1, 0]
+    slab._close_files()  # as a kill does
+    again = open_slab(path)
+    assert again.order == [0, 1, 2, 3, 4]
+    again.close()
+
+
+def test_an_order_of_which_any_part_is_torn_is_the_order_of_writes(path: Path) -> None:
+    filled(path)
+    slab = open_slab(path)
+    first, size = slab._order, 24 + 4 * 5
+    slab.close(order=[4, 3, 2, 1, 0])
+    whole = path.read_bytes()
+    for place in range(first, first + size):
+        path.write_bytes(whole)
+        flip(path, place)
+        again = open_slab(path)
+        assert again.order == [0, 1, 2, 3, 4], place - first
+        assert judge(again) == ({key_of(i) for i in range(5)}, 0)
+        again.close()
+    for cut in range(first, first + size - 4, 4):  # the rest is as it was before
+        torn = whole[:cut] + bytes(first + size - cut) + whole[first + size :]
+        path.write_bytes(torn)
+        again = open_slab(path)
+        assert again.order == [0, 1, 2, 3, 4], cut - first
+        again.close()
+    path.write_bytes(whole)
+    last = open_slab(path)
+    assert last.order == [4, 3, 2, 1, 0]
+    last.close()
+
+
+def test_an_order_of_another_slab_counts_for_nothing(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for path, revision in ((one, "1"), (two, "2")):
+        filled(path, layout={"revision": revision})
+        slab = open_slab(path, layout={"revision": revision})
+        first = slab._order
+        slab.close(order=[4, 3, 2, 1, 0])
+    data = two.read_bytes()
+    with one.open("r+b") as file:
+        file.seek(first)
+        file.write(data[first : first + SIZE])
+    slab = open_slab(one)
+    assert slab.order == [0, 1, 2, 3, 4]
+    slab.close()
+
+
+def test_what_was_reset_is_in_no_order(path: Path) -> None:
+    filled(path)
+    slab = open_slab(path)
+    slab.reset()
+    assert slab.order == []
+    slab.close(order=[0, 1])
+    again = open_slab(path)
+    assert again.order == []
+    again.close()
+
+
+def test_a_disk_that_fails_at_the_end_leaves_no_file_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(path)
+    slab = open_slab(path)
+
+    def fail(*_: Any) -> int:
+        raise OSError("the disk failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fail)
+        with pytest.raises(OSError, match="the disk failed"):
+            slab.close(order=[1])
+    again = open_slab(path)
+    assert len(again.order) == 5
+    again.close()
+
+
 # ---- who may open it --------------------------------------------------------------------
 
 
@@ -312,10 +438,10 @@ def test_a_slab_for_other_blocks_is_refused_by_name_and_stays_as_it_was(
 
 
 def test_a_slab_of_another_version_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blockmgr.tiers.slab.FORMAT", 2)
+    monkeypatch.setattr("blockmgr.tiers.slab.FORMAT", 3)
     filled(path)
     monkeypatch.undo()
-    with pytest.raises(SlabMismatchError, match="made for format 2, not 1"):
+    with pytest.raises(SlabMismatchError, match="made for format 3, not 2"):
         open_slab(path)
 
 
@@ -425,6 +551,10 @@ def test_what_a_creation_that_was_killed_left_is_made_anew(path: Path) -> None:
         (lambda s: s.read(-1, b"keys", 1, bytearray(SIZE)), ValueError, "block must be"),
         (lambda s: s.read(True, b"keys", 1, bytearray(SIZE)), TypeError, "block must be an int"),
         (lambda s: s.read(0, b"keys", 1, bytearray(1)), ValueError, "memory must have"),
+        (lambda s: s.close(order=[8]), ValueError, r"order must be in \[0, 7\]"),
+        (lambda s: s.close(order=[-1, 0]), ValueError, "order must be in"),
+        (lambda s: s.close(order=[0] * 9), ValueError, "order must have at most 8 blocks, got 9"),
+        (lambda s: s.close(order="ab"), TypeError, "order must be"),
         (lambda s: open_slab(s.path, num_blocks=0), ValueError, "num_blocks must be"),
         (lambda s: open_slab(s.path, block_bytes=0.5), TypeError, "block_bytes must be an int"),
         (lambda s: open_slab(s.path, layout={"x": "y" * 4096}), ValueError, "layout must fit"),

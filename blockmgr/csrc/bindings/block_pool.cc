@@ -275,6 +275,13 @@ nb::object are_idle(PoolCore& self, nb::handle blocks) {
   });
 }
 
+nb::object contents_of(PoolCore& self, nb::handle blocks) {
+  return facts<std::int64_t>(self, blocks, [](const BlockPool& pool, auto id, auto position) {
+    pool.listed(id, position);
+    return content_of(pool, id);
+  });
+}
+
 bool waits_for_copy(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
   return self.read([&](const BlockPool& core) {
@@ -463,8 +470,12 @@ void bind_block_pool(nb::module_& m) {
            any())
       .def("prefix_of", prefix_of<PoolCore>,
            nb::sig("def prefix_of(self, block: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
-               "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes]]"),
+                "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes], " BM_ARRAY("int8")
+                ", list[float], bool, tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") ", "
+                BM_ARRAY("int32") ", " BM_ARRAY("int64") "]]"),
            any())
+      .def("contents_of", contents_of,
+           nb::sig("def contents_of(self, blocks: object, /) -> " BM_ARRAY("int64")), any())
       .def("num_free", num_free)
       .def("num_idle", num_idle)
       .def("num_available", num_available)

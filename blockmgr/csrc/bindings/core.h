@@ -58,6 +58,7 @@ void touch_blocks(Core& self, nb::handle blocks);
 std::int64_t retire_namespace(Core& self, nb::handle name);
 std::int64_t forget_blocks(Core& self, nb::handle blocks);
 bool is_cached(Core& self, nb::handle block);
+nb::object contents_of(Core& self, nb::handle blocks);
 std::int64_t ref_count(Core& self, nb::handle block);
 // The blocks of a sequence from a logical one on, as a list.
 nb::list block_ids_from(Core& self, nb::handle handle, nb::handle start);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bindings/core.h"
+#include "sequences/idle_front.h"
 
 namespace blockmgr {
 namespace {
@@ -45,6 +46,18 @@ std::int64_t forget_blocks(Core& self, nb::handle blocks) {
 
 std::int64_t retire_namespace(Core& self, nb::handle name) {
   return self.core.retire(bytes_argument(name, "namespace", 0));
+}
+
+nb::object contents_of(Core& self, nb::handle blocks) {
+  const Ids ids(self, blocks);
+  const Array<std::int64_t> result(ids.size());
+  self.read([&](const Sequences& core) {
+    for (std::int64_t i = 0; i < ids.size(); ++i) {
+      core.checked_block(ids.data()[i], i);
+      result.numbers[i] = content_of(core, ids.data()[i]);
+    }
+  });
+  return result.array;
 }
 
 bool is_cached(Core& self, nb::handle block) {

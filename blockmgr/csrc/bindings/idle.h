@@ -26,14 +26,23 @@ nb::tuple idle_front(Holder& self, nb::handle most) {
   return nb::make_tuple(numbers_of(front.blocks), numbers_of(front.contents));
 }
 
-// (block ids, a number of the content of each, tokens, namespace, extras by position)
+// (block ids, a number of the content of each, tokens, namespace, extras by position, the level and
+// the end of the retention of each, whether it is whole, (block ids, contents, groups, first tokens)
+// of its parts)
 template <class Holder>
 nb::tuple prefix_of(Holder& self, nb::handle block) {
   const std::int64_t id = int_argument(block, "block");
   const CachedPrefix prefix = self.read([&](const auto& core) { return prefix_of(core, id); });
+  nb::list until;
+  for (const double end : prefix.until) until.append(nb::float_(end));
   return nb::make_tuple(numbers_of(prefix.blocks), numbers_of(prefix.contents),
                         numbers_of(prefix.tokens), bytes_of(prefix.name),
-                        extras_of(prefix.extras));
+                        extras_of(prefix.extras), numbers_of(prefix.levels), until,
+                        prefix.is_whole,
+                        nb::make_tuple(numbers_of(prefix.parts.blocks),
+                                       numbers_of(prefix.parts.contents),
+                                       numbers_of(prefix.parts.groups),
+                                       numbers_of(prefix.parts.starts)));
 }
 
 }  // namespace blockmgr

@@ -544,8 +544,12 @@ NB_MODULE(_core, m) {
            any())
       .def("prefix_of", prefix_of<Core>,
            nb::sig("def prefix_of(self, block: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
-               "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes]]"),
+                "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes], " BM_ARRAY("int8")
+                ", list[float], bool, tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") ", "
+                BM_ARRAY("int32") ", " BM_ARRAY("int64") "]]"),
            any())
+      .def("contents_of", contents_of,
+           nb::sig("def contents_of(self, blocks: object, /) -> " BM_ARRAY("int64")), any())
       .def("is_cached", is_cached, nb::sig("def is_cached(self, block: object, /) -> bool"), any())
       .def("ref_count", ref_count, nb::sig("def ref_count(self, block: object, /) -> int"), any())
       .def("block_ids_from", block_ids_from,

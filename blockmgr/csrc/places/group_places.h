@@ -143,6 +143,7 @@ class GroupPlaces {
     if (is_told(part)) [[unlikely]]
       tell_lost(part);
     num_cached_ -= nodes_[part].keyed();
+    ++nodes_[part].generation;  // it may be kept again with other content, as a state is
     nodes_[part].key_tokens = 0;
   }
   // Writes down for mirrors, if there is a log, that a part can be found, or all parts of some nodes,
@@ -199,6 +200,14 @@ class GroupPlaces {
   void add_boundary(NodeId n, bool passed = false) noexcept;
   // The same of nodes that are none yet, each the parent of the next; as passed ones.
   void add_passed(const NodeId* nodes, std::int64_t count) noexcept;
+  // Visits the passed boundaries of a partition in the order of eviction, as long as it is answered
+  // yes.
+  template <class Visit>
+  void each_passed(int partition, Visit visit) const {
+    const NodeId sentinel = nodes_.count + partition;
+    for (NodeId n = passed_[static_cast<std::size_t>(sentinel)].next; n != sentinel && visit(n);)
+      n = passed_[static_cast<std::size_t>(n)].next;
+  }
   bool is_passed(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kPassed; }
   void clear_passed(NodeId n) noexcept;
   // Prompts continue from this boundary, or diverge there: it is more than passed.

@@ -37,6 +37,8 @@ class Pool {
        const std::vector<int>& apart = {});
   // Groups of layers beside full attention have blocks here as well: see there. Before anything is
   // taken.
+  // nullptr: full attention alone.
+  const GroupPlaces* groups() const { return groups_; }
   void set_groups(GroupPlaces* groups) {
     groups_ = groups;
     plain_ &= !groups;

@@ -85,6 +85,9 @@ class RetainingPolicy final : public Policy {
   // Records what the last user of a cached block states about its next use.
   void hint(NodeId cached, bool reuse) noexcept;
   bool is_expected(NodeId b) const { return at(b).hint == kExpected; }
+  // What a call set for the block, until when: no pin, no hint, and nothing of its children.
+  int retention(NodeId b) const { return is_current(b) ? at(b).retention : kNoLevel; }
+  double until(NodeId b) const { return is_current(b) ? at(b).until : kForever; }
   // The level of the block by itself, whatever continues it and whatever sessions expect.
   Level own_level(NodeId b) const {
     const Kept& k = at(b);

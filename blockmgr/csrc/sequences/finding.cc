@@ -159,7 +159,21 @@ std::int64_t Finding::go_back(const Token* tokens, std::int64_t count, const App
     length = gap < 0 ? length - 1 : gap;
   }
   if (found.partial < 0 || found.num_full < length) cut(found, length, applicant.root);
-  return length;
+  if (applicant.num_loaded <= num_cached(found) || applicant.due_cached >= 0) return length;
+  const std::int64_t kept = kept_before_load(chain, from, applicant.num_loaded);
+  cut(found, kept, applicant.root);
+  return kept;
+}
+
+// The leading blocks of a chain that need not come with a load of so many tokens: every group has
+// what the query behind the load reads of them.
+std::int64_t Finding::kept_before_load(const NodeId* chain, std::int64_t count,
+                                       std::int64_t num_loaded) const {
+  std::int64_t kept = std::min<std::int64_t>(count, block_size().whole(num_loaded - 1));
+  for (const int g : attention())
+    for (std::int64_t unit = groups()->first_unit(g, num_loaded); unit < kept; ++unit)
+      if (groups()->cached(g, chain[unit]) < 0) kept = unit;
+  return kept;
 }
 
 // Of a call that takes less than is cached: where prompts diverge does not depend on that.

@@ -47,6 +47,8 @@ class Finding : public Part<Finding, GroupTables> {
   [[gnu::noinline]] bool is_served(const Found& found, NodeId child, int num_partial) const;
   [[gnu::noinline]] std::int64_t go_back(const Token* tokens, std::int64_t count,
                                          const Applicant& applicant, Found& found) const;
+  std::int64_t kept_before_load(const NodeId* chain, std::int64_t count,
+                                std::int64_t num_loaded) const;
   [[gnu::noinline]] std::int64_t count_shared(const Token* tokens, std::int64_t num_tokens,
                                               const ExtrasIds* extras, Found lead) const;
   int find_partial(const Token* tokens, std::int64_t count, const ExtrasIds* extras,

@@ -86,6 +86,10 @@ class Store {
       total += count(*pool_.partition(i).retention);
     return total;
   }
+  // The retention of the partition of a block; nullptr: there is none.
+  const RetainingPolicy* retention(NodeId b) const {
+    return retains_ ? pool_.partition(pool_.partition_of(b)).retention : nullptr;
+  }
   // The level of a block; kNormal without retention.
   Level level(NodeId b) const {
     return retains_ ? pool_.partition(pool_.partition_of(b)).retention->level(b) : kNormal;

@@ -13,6 +13,7 @@ from blockmgr.lab.page.chapter import Chapter, Rows, Table
 from blockmgr.lab.page.fleet_chapters import fleet_chapters
 from blockmgr.lab.page.group_chapters import group_chapters
 from blockmgr.lab.page.session_chapter import session_chapters
+from blockmgr.lab.page.tier_chapter import tier_chapters
 from blockmgr.lab.page.words import BINS_MS, binned, duration, short_count
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def chapters(report: Report) -> tuple[Chapter, ...]:
     if len(report.policies) > 1 and gains:
         found.append(_policies(report))
     found += session_chapters(report)
+    found += tier_chapters(report)
     found.append(_outcomes(report))
     if report.config.groups:
         found += group_chapters(report)

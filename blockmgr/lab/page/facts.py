@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay import ReplayConfig, ReplayResult
     from blockmgr.lab.study import Capacity
     from blockmgr.lab.sweep import Sweep, SweepRow
+    from blockmgr.lab.tiered import ReplayTier
     from blockmgr.lab.watch import Watched
 
 __all__ = ["Extent", "Outcome", "Report"]
@@ -104,6 +105,7 @@ class Report:
         fleet: The same blocks as fleets behind routers, if requested.
         hinted: LRU at every pool size with what clients say, by the name of the model of hints;
             empty if the trace names no sessions.
+        tiered: LRU at every pool size with the requested tiers; empty without.
         extent: The other requested parts.
         command: The command that repeats the report.
     """
@@ -121,6 +123,7 @@ class Report:
     group_frames: tuple[GroupFrame, ...] = ()
     fleet: tuple[FleetRow, ...] = ()
     hinted: Mapping[HintName, tuple[SweepRow, ...]] = field(default_factory=dict)
+    tiered: tuple[SweepRow, ...] = ()
     extent: Extent = field(default_factory=Extent)
     command: str = ""
 
@@ -174,6 +177,12 @@ class Report:
             missed.append(Outcome(name, MEANINGS[why], tokens, why))
         missed.sort(key=lambda outcome: (outcome.reason is not MissReason.EVICTED, -outcome.tokens))
         return (*found, *missed)
+
+    @property
+    def tiers(self) -> tuple[ReplayTier, ...]:
+        """The requested tiers."""
+        counted = self.tiered[0].result.by_tier if self.tiered else None
+        return () if counted is None else tuple(counts.tier for counts in counted.tiers)
 
     @property
     def policies(self) -> tuple[str, ...]:

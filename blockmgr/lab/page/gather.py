@@ -46,6 +46,7 @@ def num_steps(
     capacities: int,
     hints: object = "none",
     sessions: bool = False,
+    tiered: bool = False,
     fleet_requests: int = 0,
 ) -> int:
     """The number of calls of ``advance`` by ``gather``.
@@ -55,11 +56,13 @@ def num_steps(
         capacities: Pool sizes.
         hints: Hints of the replay.
         sessions: Whether the trace names sessions.
+        tiered: Whether there are tiers.
         fleet_requests: Requests of all fleets together.
     """
     places = capacities + 1
     tasks = num_tasks(policies=policies, capacities=places, block_sizes=1, hints=hints)
-    return tasks + WATCHES + fleet_requests + sessions * places * len(HINT_MODELS)
+    more = tiered + sessions * len(HINT_MODELS)
+    return tasks + WATCHES + fleet_requests + more * places
 
 
 def gather(
@@ -77,7 +80,8 @@ def gather(
 
     Args:
         trace: The requests.
-        config: Config of the replays; ``policies`` replaces its ``eviction``.
+        config: Config of the replays; ``policies`` replaces its ``eviction``. Its tiers have a
+            chapter of their own.
         capacity: The pool to examine in detail.
         policies: Names of eviction policies; LRU is added as the baseline.
         capacities: Pool sizes to compare policies at; empty for those of ``CAPACITIES`` that hold
@@ -94,7 +98,7 @@ def gather(
     """
     step = advance or (lambda: None)
     asked = extent or Extent()
-    alone = replace(config, eviction="lru")
+    alone = replace(config.of_device, eviction="lru")
     curve = _curve(trace, alone, asked)
     step()
     names = tuple(dict.fromkeys(("lru", *policies)))
@@ -109,6 +113,10 @@ def gather(
     outcome = sweep(
         trace, sizes, alone, policies=names, warmup=asked.warmup, jobs=jobs, advance=step
     )
+    hints = _hints(trace, alone)
+    others = [replace(alone, hints=name) for name in hints]
+    others += [replace(config, eviction="lru")] * bool(config.tiers)
+    again = _again(trace, outcome, others, warmup=asked.warmup, jobs=jobs, advance=step)
     blocks = capacity.blocks(working_set)
     watched, frames = _over_time(trace, blocks, alone, asked.warmup)
     step()
@@ -127,7 +135,8 @@ def gather(
         full_attention=_full_attention(trace, alone, asked.warmup),
         group_frames=frames,
         fleet=_fleet(trace, capacity, alone, asked, step),
-        hinted=_hinted(trace, outcome, asked.warmup, jobs, step),
+        hinted=dict(zip(hints, again, strict=False)),
+        tiered=again[-1] if config.tiers else (),
         extent=asked,
     )
 
@@ -187,31 +196,39 @@ def _fleet(
     )
 
 
-def _hinted(
-    trace: Trace, outcome: Sweep, warmup: int, jobs: int, step: Advance
-) -> dict[HintName, tuple[SweepRow, ...]]:
-    """LRU with the hints of each model, if the trace names sessions."""
+def _hints(trace: Trace, config: ReplayConfig) -> tuple[HintName, ...]:
+    """The models of hints to compare, if the trace names sessions."""
     if not trace.names_sessions:
-        return {}
-    rows = [row for row in outcome.rows if row.policy == "lru"]
-    names = [
+        return ()
+    return tuple(
         name
         for name, model in HINT_MODELS.items()
-        if name != "none" and not (model.foretells and outcome.config.groups)
-    ]
-    tasks = [
-        (Replays.replay, row.result.num_blocks, replace(outcome.config, hints=name))
-        for name in names
-        for row in rows
-    ]
+        if name != "none" and not (model.foretells and config.groups)
+    )
+
+
+def _again(
+    trace: Trace,
+    outcome: Sweep,
+    configs: Sequence[ReplayConfig],
+    *,
+    warmup: int,
+    jobs: int,
+    advance: Advance,
+) -> list[tuple[SweepRow, ...]]:
+    """LRU at every pool size of the sweep with other configs."""
+    rows = [row for row in outcome.rows if row.policy == "lru"]
+    if not configs:
+        return []
+    tasks = [(Replays.replay, row.result.num_blocks, config) for config in configs for row in rows]
     with workers_on(trace, jobs, warmup) as workers:
-        results = iter(workers.run(tasks, step))
-    return {
-        name: tuple(
+        results = iter(workers.run(tasks, advance))
+    return [
+        tuple(
             replace(row, result=next(results), baseline=row.baseline or row.result) for row in rows
         )
-        for name in names
-    }
+        for _ in configs
+    ]
 
 
 def _default_capacities(trace: Trace, config: ReplayConfig, working_set: int) -> list[Capacity]:

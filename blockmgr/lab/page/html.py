@@ -21,6 +21,7 @@ from blockmgr.lab.page.chapters import chapters
 from blockmgr.lab.page.group_chapters import groups_data
 from blockmgr.lab.page.paint import Drawing, as_drawing, style_rules
 from blockmgr.lab.page.session_chapter import sessions_data
+from blockmgr.lab.page.tier_chapter import tiers_data
 from blockmgr.lab.page.words import duration
 
 if TYPE_CHECKING:
@@ -163,4 +164,6 @@ def data_of(report: Report) -> dict[str, Any]:
         data["fleet"] = [row.as_plain for row in report.fleet]
     if report.hinted:
         data["sessions"] = sessions_data(report)
+    if report.tiered:
+        data["tiers"] = tiers_data(report)
     return data

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from blockmgr.arguments import integer
+from blockmgr.arguments import integer, positive
 from blockmgr.blocks import Admission
 from blockmgr.config import ManagerConfig, ManagerOptions
 from blockmgr.errors import NeverFitsError
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from blockmgr.manager import BlockManager
     from blockmgr.ports.engine.report import EngineReport
+    from blockmgr.ports.engine.tiers import TierKind
     from blockmgr.ports.transformers.kernels import KernelName
     from blockmgr.ports.transformers.needs import Windows
-    from blockmgr.tiers import DiskTier, HostTier
 
 __all__ = ["Engine"]
 
@@ -66,9 +66,10 @@ class Engine(NotCopied):
         kernel: Attention kernel, as in ``PagedModel``.
         windows: Whether layers with a window or a chunk keep only the tokens they read, in groups
             of layers, as in ``PagedModel.with_cache``.
-        tiers: Where K/V goes before the device evicts it, and comes back from: ``HostTier`` and
-            ``DiskTier`` of ``blockmgr.tiers``, the fastest first. For models in which all layers
-            have full attention.
+        tiers: Where K/V goes before the device evicts it, and comes back from: ``HostTier``,
+            ``DiskTier`` and ``MooncakeTier`` of ``blockmgr.tiers``, the fastest first.
+            ``MooncakeTier`` is for models in which all layers have full attention.
+        load_timeout: Seconds that a request waits for tiers before it computes its prompt.
         **options: Fields of ``ManagerConfig``, by keyword: ``prefix_caching``, ``dedup``,
             ``max_seqs``, ``early_commit``, ``min_partial_tokens``, ``watermark_blocks`` and so on.
             ``groups`` are those of the model. With groups, there is a null block, and some options
@@ -101,7 +102,8 @@ class Engine(NotCopied):
         layout: str | None = None,
         kernel: KernelName = "sdpa",
         windows: Windows | None = None,
-        tiers: Sequence[HostTier | DiskTier] = (),
+        tiers: Sequence[TierKind] = (),
+        load_timeout: float = 30.0,
         **options: Unpack[ManagerOptions],
     ) -> None:
         if "groups" in options:
@@ -128,7 +130,8 @@ class Engine(NotCopied):
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         kinds = listed("tiers", tiers)
-        self._tiers = EngineTiers(self.model, config, kinds) if kinds else None
+        timeout = positive("load_timeout", load_timeout)
+        self._tiers = EngineTiers(self.model, config, kinds, timeout) if kinds else None
         self._scheduler = Scheduler(
             self.model,
             config,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from blockmgr.arguments import MOST, whole
+from blockmgr.prompt import Prompt
 
 if TYPE_CHECKING:
     from blockmgr.manager import BlockManager
@@ -113,6 +114,10 @@ class Track:
     def is_ready(self) -> bool:
         """Whether it has all its K/V, and a sampled token that the manager does not know."""
         return self.written == self.length < len(self.tokens)
+
+    def prompt(self) -> Prompt:
+        """The tokens to compute before it samples, while it waits."""
+        return Prompt(self.tokens if self.handle is None else self.tokens[: self.length])
 
     def live(self) -> int:
         """The handle of a track that has one."""

@@ -32,7 +32,6 @@ from blockmgr.ports.engine.chunks import aim, enter, reserve_some
 from blockmgr.ports.engine.report import Tally
 from blockmgr.ports.engine.room import blocks_held
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, choose_tokens
-from blockmgr.prompt import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from blockmgr.ports.engine.tiers import EngineTiers
     from blockmgr.ports.transformers.attention import PagedBatch
     from blockmgr.ports.transformers.model import PagedModel
+    from blockmgr.prompt import Prompt
 
 __all__ = ["Scheduler"]
 
@@ -163,16 +163,19 @@ class Scheduler:
 
     def _clear(self) -> None:
         """Ends all remaining jobs; there are none unless an exception was raised."""
-        if self._is_mid_step:
-            # The content of the cache is unknown, so forget all of it.
+        # The content of the cache is unknown after such a step, so forget all of it.
+        if self._is_mid_step and self._tiers is None:
             self._forget()
-            self._is_mid_step = False
         for handle in self.manager.handles():
             self.manager.free(handle)
+        if self._is_mid_step and self._tiers is not None:
+            # Tiers have only what was idle, and was read before the step began.
+            self._tiers.manager.reset_prefix_cache(tiers=False)
+        self._is_mid_step = False
         self._waiting.clear()
         self._running.clear()
         if self._tiers is not None:
-            self._tiers.loading.clear()
+            self._tiers.clear()
         self._finished = []
         self._rows = 0
         self._is_stuck = False
@@ -183,7 +186,7 @@ class Scheduler:
         chunks = self._plan()
         aimed = [(j, t) for j in self._running for t in j.tracks if t.target > t.written]
         if not aimed:
-            if self._tiers is not None and self._tiers.loading:
+            if self._tiers is not None and self._tiers.is_busy:
                 self._is_mid_step = False
                 self._tiers.wait()
             else:
@@ -228,6 +231,7 @@ class Scheduler:
         """Continues with the jobs whose loads have ended; those that are late compute instead."""
         if self._tiers is None:
             return
+        self._tiers.ask(self._waiting)
         for job in self._tiers.landed():
             insort(self._running, job, key=attrgetter("order"))
             if job.num_cached_tokens is None:
@@ -257,6 +261,8 @@ class Scheduler:
         if preemptions == self.tally.preemptions:  # otherwise the new job would be preempted next
             budget -= sum(track.target - track.written for track in chunks)
             chunks += self._admit(budget)
+        if self._tiers is not None:
+            self._tiers.prefetch(self._waiting)
         return chunks
 
     def _decode(self) -> list[Track]:
@@ -299,6 +305,8 @@ class Scheduler:
                 break
             if self._waits and self._is_computed(job):
                 continue
+            if self._tiers is not None and self._tiers.is_asking(job):
+                continue
             if self._load(job):
                 continue
             if not self._start(job, budget):
@@ -318,7 +326,7 @@ class Scheduler:
             return False
         if self._rows + job.rows > self.manager.config.max_seqs:
             return False
-        if not self._tiers.enter(job, _prompt(job)):
+        if not self._tiers.enter(job):
             return False
         self._waiting.remove(job)
         self._rows += job.rows
@@ -400,8 +408,12 @@ class Scheduler:
     def _launch(self, batch: PagedBatch) -> torch.Tensor:
         """Runs the copies, then the forward, which may write to their sources."""
         plan = self.manager.take_copies()
-        self._model.cache.copy(plan)
-        logits = self._model.forward(batch)
+        try:
+            self._model.cache.copy(plan)
+            logits = self._model.forward(batch)
+        except BaseException:
+            self.manager.copies_aborted(plan.ticket)
+            raise
         self.manager.copies_applied(plan.ticket)
         self.tally.copies += len(plan)
         self.tally.copied_tokens += int(plan.num_tokens.sum())
@@ -477,5 +489,4 @@ class Scheduler:
 
 def _prompt(job: Job) -> Prompt:
     """The tokens that a waiting job has to compute before it samples."""
-    track = job.tracks[0]
-    return Prompt(track.tokens if track.handle is None else track.tokens[: track.length])
+    return job.tracks[0].prompt()

@@ -136,13 +136,13 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
         )
 
     def _restore(self) -> None:
-        """Makes what the slab had findable, and first evicts what was written first."""
+        """Makes what the slab had findable, and first evicts what was used the longest ago."""
         blocks = self._slab.found["block"].tolist()
         self._pool.take_blocks(blocks)
         for block, serial, key in self._slab.found.tolist():
             self._pool.promote(block, words(key))
             self._serials[block] = serial
-        self._pool.release(blocks)
+        self._pool.release(self._slab.order)
         self.counts["restored"] = len(blocks)
 
     # vLLM's interface.
@@ -212,9 +212,12 @@ class SlabTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not insta
         logger.info("blockmgr emptied %s for a reset of vLLM's caches", self._slab.path)
 
     def shutdown(self) -> None:
-        """Ends all jobs and closes the slab, whose blocks stay."""
+        """Ends all jobs and closes the slab, whose blocks stay, with the order of their uses."""
         self._executor.shutdown(wait=True, cancel_futures=True)
-        self._slab.close()
+        try:
+            self._slab.close(order=self._pool.idle_blocks())
+        except OSError as error:
+            logger.warning("blockmgr could not write to %s: %s", self._slab.path, error)
         self._host.release()  # vLLM unmaps the memory next
 
     @classmethod

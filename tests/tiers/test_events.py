@@ -1,0 +1,175 @@
+"""Events of tiers: a mirror that is fed by nothing else knows what each tier has."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blockmgr.event_columns import Event, EventKind, Events, Tier, joined
+from blockmgr.tiers import Slab, TierConfig, TieredManager, key_bytes
+from tests.tiers.support import PROMPT, compute, evict, in_tier, managed, store, tier
+
+
+class Mirror:
+    """What each tier has, by events alone."""
+
+    def __init__(self) -> None:
+        self.has: dict[Tier, set[bytes]] = {kind: set() for kind in Tier}
+
+    def apply(self, events: Events) -> None:
+        assert not events.num_lost
+        for event in events:
+            own = self.has[event.tier]
+            if event.kind is EventKind.STORED:
+                assert not own & set(event.digests)
+                assert event.parent is None or event.parent in own
+                own |= set(event.digests)
+            elif event.kind is EventKind.REMOVED:
+                assert own >= set(event.digests)
+                own -= set(event.digests)
+            else:
+                own.clear()
+
+
+def with_slab(folder: Path, **options: Any) -> TieredManager:
+    slab = Slab(
+        folder / "kv.slab",
+        {"model": "tiny"},
+        num_blocks=12,
+        block_bytes=8,
+        key_bytes=key_bytes(2),
+    )
+    return managed(tier(5), TierConfig(slab=slab, ahead=99), events=True, **options)
+
+
+def kinds(events: Events) -> list[tuple[Tier, EventKind, int]]:
+    return [(event.tier, event.kind, len(event.digests)) for event in events]
+
+
+def test_events_say_which_tier_has_a_block(tmp_path: Path) -> None:
+    manager = with_slab(tmp_path)
+    compute(manager, PROMPT)
+    [device] = manager.take_events()
+    assert (device.tier, device.kind) == (Tier.DEVICE, EventKind.STORED)
+    store(manager)
+    [host] = manager.take_events()
+    assert (host.tier, host.kind, host.digests) == (Tier.HOST, EventKind.STORED, device.digests)
+    assert host.tokens.tolist() == device.tokens.tolist()
+    store(manager)
+    assert kinds(manager.take_events()) == [(Tier.DISK, EventKind.STORED, 4)]
+    evict(manager)
+    assert kinds(manager.take_events()) == [(Tier.DEVICE, EventKind.REMOVED, 4)]
+    assert len(manager.take_events()) == 0
+    manager.reset_prefix_cache()
+    last = manager.take_events()
+    assert {event.tier for event in last} >= {Tier.HOST, Tier.DISK}
+    manager.close()
+
+
+def test_a_tier_names_what_is_secret_by_its_sha_256(tmp_path: Path) -> None:
+    manager = with_slab(tmp_path)
+    compute(manager, PROMPT, namespace=b"tenant", extras={1: b"image"})
+    device = list(manager.take_events())
+    store(manager)
+    [host] = manager.take_events()
+    assert (len(host.namespace), [len(key) for key in host.extras.values()]) == (32, [32])
+    assert host.extras.keys() == {1}
+    assert device[0].digests != host.digests
+    manager.close()
+
+
+def test_events_of_several_tiers_at_once_have_their_own_extra_keys() -> None:
+    manager = managed(tier(16), events=True, retention=True)
+    for number in (1, 2):
+        compute(manager, [number] * 5, extras={1: bytes([number])})
+    store(manager)
+    compute(manager, [3] * 5, extras={0: b"3"}, session=b"talk")
+    events: list[Event] = [*manager.take_events()]
+    found = [(event.tier, event.tokens.tolist(), [*event.extras]) for event in events]
+    assert found == [
+        (Tier.DEVICE, [[1, 1], [1, 1]], [1]),
+        (Tier.DEVICE, [[2, 2], [2, 2]], [1]),
+        (Tier.DEVICE, [[3, 3], [3, 3]], [0]),
+        (Tier.HOST, [[1, 1], [1, 1]], [1]),
+        (Tier.HOST, [[2, 2], [2, 2]], [1]),
+    ]
+    assert [event.session for event in events] == [b"", b"", b"talk", b"", b""]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mirror_of_events_has_what_the_tiers_have(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    manager, mirror, talks = with_slab(tmp_path, retention=True), Mirror(), list[list[int]]()
+    counts: Counter[Tier] = Counter()
+    for _ in range(200):
+        if not talks or draw.random() < 0.3:
+            talks.append([draw.randrange(3) for _ in range(draw.randrange(2, 6))])
+        talk = draw.choice(talks[-6:])
+        talk += [draw.randrange(3)]
+        compute(manager, talk[:13])
+        for each in manager.take_stores():
+            manager.stores_done(each.ticket, draw.randrange(len(each) + 1))
+        if draw.random() < 0.02:
+            manager.reset_prefix_cache(tiers=draw.random() < 0.5)
+        if draw.random() < 0.1:
+            mirror.apply(manager.take_snapshot())  # which clears it first
+        else:
+            mirror.apply(manager.take_events())
+        fresh = Mirror()
+        fresh.apply(manager.resident_events())
+        assert mirror.has == fresh.has
+        for kind, books in zip((Tier.HOST, Tier.DISK), manager._tiers, strict=True):
+            assert len(mirror.has[kind]) == books.pool.num_cached
+            counts[kind] += books.pool.num_cached
+    assert all(counts.values())
+    manager.close()
+
+
+def test_a_snapshot_after_a_restart_has_what_the_slab_had(tmp_path: Path) -> None:
+    manager = with_slab(tmp_path)
+    compute(manager, PROMPT)
+    for _ in range(2):
+        for each in manager.take_stores():
+            proofs, slab = each.target_proofs, manager._tiers[1].slab
+            assert proofs is not None
+            assert slab is not None
+            for block, serial, key in zip(
+                each.target_blocks, proofs.serials, proofs.keys, strict=True
+            ):
+                if each.target == 1:
+                    slab.write(int(block), key, bytes(8), serial=int(serial))
+            manager.stores_done(each.ticket, len(each))
+    manager.close()
+    again = with_slab(tmp_path)
+    assert kinds(again.take_events()) == [(Tier.DISK, EventKind.STORED, 4)]
+    assert kinds(again.take_snapshot()) == [
+        (Tier.DEVICE, EventKind.CLEARED, 0),
+        (Tier.HOST, EventKind.CLEARED, 0),
+        (Tier.DISK, EventKind.CLEARED, 0),
+        (Tier.DISK, EventKind.STORED, 4),
+    ]
+    assert in_tier(again) == (0, 8)
+    again.close()
+
+
+def test_two_tiers_of_a_kind_have_no_events() -> None:
+    with pytest.raises(ValueError, match="events must be False with two tiers in memory"):
+        managed(tier(4), tier(8), events=True)
+
+
+def test_a_manager_without_events_has_none_of_tiers() -> None:
+    for call in ("take_events", "take_snapshot", "resident_events"):
+        with pytest.raises(ValueError, match=f"{call} needs events=True"):
+            getattr(managed(), call)()
+
+
+def test_what_is_lost_in_a_tier_counts() -> None:
+    device, host = (managed(events=True).take_events() for _ in range(2))
+    lost = Events(**{**{n: getattr(host, n) for n in host.__slots__}, "num_lost": 3})  # type: ignore[arg-type]
+    both = joined({Tier.DEVICE: device, Tier.HOST: lost})
+    assert (len(both), both.num_lost, np.size(both.digests)) == (0, 3, 0)

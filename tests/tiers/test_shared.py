@@ -1,0 +1,502 @@
+"""A store that others share: what it says is a hint, and what it returns is proved."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from blockmgr import TicketError
+from blockmgr.digest import KeyedDigest
+from blockmgr.tiers import (
+    DEVICE,
+    MooncakeTier,
+    SharedStorage,
+    SharedStoreError,
+    TierConfig,
+    TieredManager,
+    Transfer,
+    shared_key_bytes,
+)
+from blockmgr.tiers.mooncake import MooncakeStore
+from tests.tiers.fake_store import FakeStore
+from tests.tiers.shared_world import Worlds
+from tests.tiers.support import PROMPT, compute, evict, in_tier, tier
+
+SIZE = 8
+LAYOUT: dict[str, str | int] = {"model": "tiny"}
+
+
+def storage_on(store: FakeStore, layout: Any = None, **options: Any) -> SharedStorage:
+    options = {"block_bytes": SIZE, "key_bytes": shared_key_bytes(2), "threads": 1, **options}
+    return SharedStorage(store, layout or LAYOUT, **options)
+
+
+class Process:
+    """A manager on a store; the bytes of a block are its key's digest."""
+
+    def __init__(self, store: FakeStore, *above: TierConfig, **options: Any) -> None:
+        self.storage = storage_on(store, **options)
+        last = TierConfig(num_blocks=16, shared=self.storage, ahead=99)
+        self.manager = TieredManager(8, 2, tiers=[*above, last])
+
+    def move(self) -> None:
+        """Makes all transfers to and from the store."""
+        while stores := list(self.manager.take_stores()):
+            for each in stores:
+                n = len(each)
+                if each.source == DEVICE:
+                    n = self.manager.stores_read(each.ticket, n)
+                if self.is_shared(each.target):
+                    n = self.write(each, n)
+                self.manager.stores_done(each.ticket, n)
+        for each in self.manager.take_loads():
+            self.manager.loads_done(each.ticket, self.read(each))
+
+    def is_shared(self, number: int) -> bool:
+        return number == len(self.manager.tier_stats()) - 1
+
+    def write(self, store: Transfer, n: int) -> int:
+        assert store.target_proofs is not None
+        keys = store.target_proofs.keys[:n]
+        data = [xxhash.xxh3_64_digest(key) for key in keys]
+        digests = [xxhash.xxh3_128_digest(each) for each in data]
+        return self.storage.write(keys, [memoryview(each) for each in data], digests)
+
+    def read(self, load: Transfer) -> int:
+        assert load.source_proofs is not None
+        keys = load.source_proofs.keys
+        into = [memoryview(bytearray(SIZE)) for _ in keys]
+        found = self.storage.read(keys, into)
+        good = next((i for i, digest in enumerate(found) if digest is None), len(found))
+        for key, each in zip(keys[:good], into[:good], strict=True):
+            assert bytes(each) == xxhash.xxh3_64_digest(key)
+        return good
+
+    def look_up(self, tokens: list[int] = PROMPT, **how: Any) -> int:
+        """Asks for a prompt; the blocks that are new."""
+        number = self.manager.look_up(tokens, **how)
+        if not number:
+            return 0
+        assert self.manager.is_looking_up(number)
+        [question] = self.manager.take_lookups()
+        new = self.manager.lookups_done(number, self.storage.exist(question.keys))
+        assert not self.manager.is_looking_up(number)
+        return new
+
+    def serve(self, tokens: list[int] = PROMPT, **how: Any) -> int:
+        """Asks for a prompt, loads and computes it; the tokens that were loaded."""
+        self.look_up(tokens, **how)
+        handle = self.manager.admit(tokens, load=True, **how)
+        self.move()
+        loaded = self.manager.sequence(handle).num_computed_tokens
+        self.manager.commit(handle, len(tokens))
+        self.manager.free(handle)
+        self.move()
+        evict(self.manager)
+        return loaded
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.mark.parametrize("seed", range(27))
+def test_no_process_reads_what_is_wrong_from_a_store_that_lies(seed: int, tmp_path: Path) -> None:
+    worlds = Worlds(seed, tmp_path)
+    worlds.run(600)
+    assert worlds.count("wrong") == 0
+
+
+def test_the_worlds_read_from_stores_that_lie(tmp_path: Path) -> None:
+    names = ("found", "loaded", "promoted", "refused", "shared_read", "shared_missing", "late")
+    counts = dict.fromkeys(names, 0)
+    for seed in range(12):
+        worlds = Worlds(seed, tmp_path)
+        worlds.run(1000)
+        counts = {name: counts[name] + worlds.count(name) for name in names}
+    assert all(counts.values()), counts
+
+
+# Two processes.
+
+
+def test_a_second_process_finds_what_the_first_one_stored(store: FakeStore) -> None:
+    first, second = Process(store), Process(store)
+    assert first.serve() == 0
+    assert in_tier(second.manager) == (0,)
+    assert second.serve() == 8
+    assert second.manager.tier_stats()[0].found == 4
+
+
+def test_a_prefetch_asks_first_and_then_copies_to_the_fastest_tier(store: FakeStore) -> None:
+    Process(store).serve()
+    process = Process(store, tier(16))
+    number = process.manager.prefetch(PROMPT)
+    assert list(process.manager.take_stores()) == []
+    [question] = process.manager.take_lookups()
+    process.manager.lookups_done(number, process.storage.exist(question.keys))
+    [fetch] = process.manager.take_stores()
+    assert (fetch.source, fetch.target, len(fetch)) == (1, 0, 4)
+    process.manager.stores_done(fetch.ticket, process.read(fetch))
+    assert in_tier(process.manager) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"namespace": b"a"}, {"namespace": b"b"}),
+        ({"namespace": b"a"}, {}),
+        ({"extras": {0: b"image"}}, {"extras": {0: b"other"}}),
+        ({"extras": {1: b"image"}}, {}),
+    ],
+    ids=str,
+)
+def test_prompts_that_differ_in_names_share_nothing_after_the_difference(
+    one: Any, other: Any, store: FakeStore
+) -> None:
+    first, second = Process(store), Process(store)
+    first.serve(**one)
+    assert second.look_up(**other) == (1 if "extras" in one and not other else 0)
+    assert second.look_up(**one) == (3 if "extras" in one and not other else 4)
+
+
+def test_each_key_has_the_namespace_and_the_digest_of_the_key_before(store: FakeStore) -> None:
+    process = Process(store)
+    keys: list[tuple[bytes, ...]] = []
+    for namespace in (b"tenant", b""):
+        compute(process.manager, PROMPT, namespace=namespace)
+        [each] = process.manager.take_stores()
+        assert each.target_proofs is not None
+        keys.append(each.target_proofs.keys)
+        evict(process.manager)
+    for a, b in zip(*keys, strict=True):
+        assert a[32:64] != b[32:64]
+        assert {a[32:64], b[32:64]} == {keys[0][0][32:64], keys[1][0][32:64]}
+    for chain in keys:
+        for before, after in itertools.pairwise(chain):
+            assert after[:32] == process.storage.digest(before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"layout": {"model": "other"}}, {"keyed": KeyedDigest(b"a secret, 16 bytes")}],
+    ids=["layout", "keyed"],
+)
+def test_other_layouts_and_secrets_have_other_names(options: Any, store: FakeStore) -> None:
+    Process(store).serve()
+    assert Process(store, **options).look_up() == 0
+    Process(store, **options).serve()
+    assert Process(store, **options).look_up() == 4
+
+
+# What a process knows.
+
+
+def test_what_was_stored_long_ago_is_asked_for_again(store: FakeStore) -> None:
+    process = Process(store)
+    process.manager.take_lookups(now=0.0)
+    process.serve()
+    assert process.manager.look_up(PROMPT) == 0  # it is known
+    process.manager.take_lookups(now=30.0)
+    assert in_tier(process.manager) == (8,)
+    process.manager.take_lookups(now=100.0)
+    assert in_tier(process.manager) == (0,)
+    assert process.serve() == 8
+
+
+def test_what_is_known_is_bounded(store: FakeStore) -> None:
+    process = Process(store)
+    for first in range(10):
+        process.serve([first] * 9)
+    assert sum(in_tier(process.manager, [i] * 9)[0] for i in range(10)) <= 32
+    assert process.serve([0] * 9) == 8  # forgotten, and found again
+    process.manager.check_invariants()
+
+
+def test_what_is_gone_is_computed_and_asked_for_no_more(store: FakeStore) -> None:
+    process = Process(store)
+    process.serve()
+    store.objects.clear()
+    assert process.serve() == 0
+    assert process.storage.stats().missing == 4
+    assert process.serve() == 8  # stored again
+
+
+def test_a_damaged_object_is_removed_and_stored_again(store: FakeStore) -> None:
+    first, second = Process(store), Process(store)
+    first.serve()
+    for name, data in store.objects.items():
+        store.objects[name] = data[:-1] + bytes([data[-1] ^ 1])
+    assert second.serve() == 0
+    second.storage.close()
+    assert second.storage.stats().refused == 4
+    assert first.serve() == 8
+
+
+def test_an_object_of_another_key_or_size_or_codec_is_refused(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process(store)
+    process.serve()
+    process.serve([5] * 3)
+    monkeypatch.setattr(store, "remove", lambda names: None)
+    *_, first, second = store.objects
+    good = store.objects[first]
+    records = process.storage._records
+    encoded = bytearray(good)
+    assert records.dtype.fields is not None
+    encoded[records.dtype.fields["codec"][1]] = 1
+    body = bytes(encoded[: records.checked_bytes])
+    check = xxhash.xxh3_64_intdigest(body, records.seed).to_bytes(8, "little")
+    encoded[: records.checked_bytes + 8] = body + check
+    key = bytes(records.parse(good[: records.size])["key"])  # type: ignore[index]
+    for data in (store.objects[second], good[:-1], good[:100], bytes(encoded)):
+        store.objects[first] = data
+        assert process.storage.read([key], [memoryview(bytearray(SIZE))]) == [None]
+        store.objects[first] = good
+    assert process.storage.stats().refused == 4
+
+
+def test_new_weights_find_nothing_and_leave_nothing_to_others(store: FakeStore) -> None:
+    process = Process(store)
+    process.serve()
+    compute(process.manager, PROMPT)
+    [*_, late] = process.manager.take_stores() or [None]
+    process.manager.reset_prefix_cache()
+    assert late is None or process.write(late, len(late)) >= 0
+    before = set(store.objects)
+    assert process.serve() == 0
+    assert len(set(store.objects) - before) == 4  # under names that only this process knows
+    assert process.serve() == 8
+    assert Process(store).look_up() == 4  # the old weights'
+
+
+def test_a_retired_namespace_finds_nothing_of_before(store: FakeStore) -> None:
+    process = Process(store)
+    for namespace in (b"", b"tenant"):
+        process.serve(namespace=namespace)
+    process.manager.retire(b"tenant")
+    assert process.look_up(namespace=b"tenant") == 0
+    assert in_tier(process.manager) == (8,)
+    process.serve(namespace=b"tenant")
+    assert in_tier(process.manager, namespace=b"tenant") == (8,)
+
+
+def test_a_block_that_was_wrong_is_removed_and_not_found_again(store: FakeStore) -> None:
+    process = Process(store)
+    handle = process.manager.admit(PROMPT)
+    process.manager.commit(handle, 9)
+    third = process.manager.block_ids(handle)[2]
+    process.manager.free(handle)
+    process.move()
+    process.manager.forget([third])
+    assert in_tier(process.manager) == (4,)
+    assert process.look_up() == 0
+    process.storage.close()
+    assert Process(store).look_up() == 2
+
+
+def test_a_wrong_block_that_cannot_be_removed_is_not_found_again(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "remove", lambda names: None)
+    process = Process(store)
+    compute(process.manager, PROMPT)
+    process.move()
+    handle = process.manager.admit(PROMPT)
+    process.manager.forget(process.manager.block_ids(handle)[:1])
+    process.manager.free(handle)
+    assert process.look_up() == 0
+    evict(process.manager)
+    assert process.serve() == 0
+    assert process.serve() == 8  # under another name
+
+
+def test_what_was_read_too_late_is_not_found_again(store: FakeStore) -> None:
+    """By a mover that writes before it asks whether it may."""
+    process = Process(store)
+    compute(process.manager, PROMPT)
+    [late] = process.manager.take_stores()
+    evict(process.manager)
+    process.write(late, len(late))
+    assert process.manager.stores_done(late.ticket, len(late)) == 0
+    assert process.look_up() == 0
+
+
+# Failures.
+
+
+def test_a_store_that_is_gone_costs_one_call_and_then_none(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("blockmgr.tiers.shared.time.monotonic", lambda: now[0])
+    storage = storage_on(store, retry=5.0)
+    key = bytes(shared_key_bytes(2))
+    store.is_down = True
+    with pytest.raises(ConnectionError, match="the store is gone"):
+        storage.exist([key])
+    calls = len(store.calls)
+    for call in (
+        lambda: storage.exist([key]),
+        lambda: storage.read([key], [memoryview(bytearray(SIZE))]),
+        lambda: storage.write([key], [memoryview(bytes(SIZE))], [bytes(16)]),
+    ):
+        with pytest.raises(ConnectionError, match="failed shortly before"):
+            call()
+    assert len(store.calls) == calls
+    now[0] += 6
+    store.is_down = False
+    assert storage.exist([key]) == 0
+    assert storage.exist([key]) == 0
+    assert (storage.stats().failed_calls, storage.stats().skipped_calls) == (1, 3)
+
+
+def test_what_cannot_be_read_is_stored_again_elsewhere(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process has ended that has lent the memory."""
+    now = [100.0]
+    monkeypatch.setattr("blockmgr.tiers.shared.time.monotonic", lambda: now[0])
+    first, second = Process(store), Process(store)
+    first.serve()
+    assert second.look_up() == 4
+    store.is_unreadable = True
+    handle = second.manager.admit(PROMPT, load=True)
+    [load] = second.manager.take_loads()
+    assert second.manager.loads_done(load.ticket, second.read(load)) == 0
+    second.manager.free(handle)
+    with pytest.raises(ConnectionError, match="failed shortly before"):
+        second.storage.exist([bytes(shared_key_bytes(2))])
+    store.is_unreadable = False
+    now[0] += 6
+    assert second.serve() == 0
+    assert second.serve() == 8
+
+
+class Hanging(FakeStore):
+    """A store whose reads wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+
+    def get(self, *args: Any) -> list[int]:
+        assert self.may_go_on.wait(60)
+        return super().get(*args)
+
+
+def test_a_call_that_hangs_fails_and_keeps_its_memory_until_it_ends() -> None:
+    store = Hanging()
+    storage = storage_on(store, timeout=1e-3, retry=1e-9)
+    key, into = bytes(shared_key_bytes(2)), memoryview(bytearray(b"as it is"))
+    with pytest.raises(TimeoutError, match="the shared store did not answer"):
+        storage.read([key], [into])
+    with pytest.raises(TimeoutError, match="calls of the shared store hang"):
+        storage.read([key], [into])
+    store.may_go_on.set()
+    storage.close()
+    assert bytes(into) == b"as it is"
+    assert storage._free.qsize() == 1
+    assert store.is_closed
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"block_bytes": 0}, ValueError, "block_bytes must be"),
+        ({"key_bytes": 0}, ValueError, "key_bytes must be"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0"),
+        ({"retry": -1}, ValueError, "retry must be above 0"),
+        ({"threads": 0}, ValueError, "threads must be in"),
+        ({"keyed": b"secret"}, TypeError, "keyed must be a KeyedDigest"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_named(
+    options: Any, error: type[Exception], words: str, store: FakeStore
+) -> None:
+    with pytest.raises(error, match=words):
+        storage_on(store, **options)
+
+
+def test_a_wrong_tier_is_named(store: FakeStore, tmp_path: Path) -> None:
+    shared = storage_on(store)
+    with pytest.raises(TypeError, match="shared must be a SharedStorage"):
+        TierConfig(num_blocks=4, shared=store)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="known_seconds must be above 0"):
+        TierConfig(num_blocks=4, shared=shared, known_seconds=0)
+    with pytest.raises(ValueError, match="num_blocks must be given"):
+        TierConfig(shared=shared)
+    last = TierConfig(num_blocks=4, shared=shared)
+    with pytest.raises(ValueError, match="shared must have keys of 112 bytes for blocks of 4"):
+        TieredManager(8, 4, tiers=[last])
+    with pytest.raises(ValueError, match="tiers must have a shared store as the last one"):
+        TieredManager(8, 2, tiers=[last, tier(4)])
+
+
+def test_a_look_up_is_answered_once(store: FakeStore) -> None:
+    manager = Process(store).manager
+    number = manager.look_up(PROMPT)
+    with pytest.raises(TicketError, match="never taken"):
+        manager.lookups_done(number, 0)
+    manager.take_lookups()
+    with pytest.raises(ValueError, match="n must be in"):
+        manager.lookups_done(number, 5)
+    manager.lookups_done(number, 0)
+    with pytest.raises(TicketError, match="is resolved"):
+        manager.lookups_done(number, 0)
+    assert manager.look_up([1, 2]) == 0  # the last token is computed
+    assert TieredManager(8, 2, tiers=[tier(4)]).look_up(PROMPT) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"master": "nowhere"}, ValueError, "master must be 'host:port'"),
+        ({"master": 5}, TypeError, "master must be a str"),
+        ({"host": b""}, TypeError, "host must be a str"),
+        ({"lent_bytes": -1}, ValueError, "lent_bytes must be"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_of_mooncake_is_named(
+    options: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        MooncakeStore(**{"master": "127.0.0.1:1", **options})
+
+
+def test_without_mooncake_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)
+    with pytest.raises(SharedStoreError, match=r"see blockmgr\[mooncake\]") as refusal:
+        MooncakeStore("127.0.0.1:1")
+    again = pickle.loads(pickle.dumps(refusal.value))
+    assert (again.address, str(again)) == ("127.0.0.1:1", str(refusal.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("master", 5, TypeError),
+        ("revision", None, TypeError),
+        ("lent_bytes", -1, ValueError),
+        ("known_blocks", 0, ValueError),
+        ("known_seconds", 0, ValueError),
+        ("timeout", -1, ValueError),
+    ],
+)
+def test_a_wrong_field_of_a_mooncake_tier_is_named(
+    name: str, value: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=name):
+        MooncakeTier(**{"master": "127.0.0.1:1", name: value})
