@@ -70,7 +70,8 @@ class TieredManager(BlockManager):
     With ``groups``, a tier holds full attention from the beginning, and of windows, chunks and
     states what is read at an end from which prompts can continue. A load brings one such end, from
     one tier, as a whole. If it does not arrive whole, its sequence is preempted: ``resume`` it, and
-    it computes; or ``free`` it and admit the prompt again.
+    it computes; or ``free`` it and admit the prompt again. There are no ``events`` then, and no
+    shared store.
 
     Args:
         num_blocks: Physical blocks of the device.
@@ -661,15 +662,23 @@ class TieredManager(BlockManager):
     def forget(self, blocks: Blocks) -> int:
         """``BlockManager.forget``, and the same content in tiers, which came from these blocks.
 
+        A transfer of it that is under way brings nothing.
+
         Raises:
+            OSError: A slab could not be written; no prompt finds less than before.
             ForkError: The process was forked.
             Exception: As ``BlockManager.forget``.
         """
         with self._turn():
             ids = _core.int_array(blocks, "blocks")
+            self.contents_of(ids)  # refuses what is no block
             paths = [path for block in ids.tolist() if (path := self._path_of(block)) is not None]
+            for books in self._tiers:  # first, because it can fail
+                books.erase(paths)
             count = super().forget(ids)
             for path in paths:
+                for ticket in self._tickets.open.values():
+                    ticket.is_void |= ticket.path.begins_with(path)
                 for books in self._tiers:
                     books.condemn(path)
             return count
@@ -710,9 +719,10 @@ class TieredManager(BlockManager):
 
     def _path_of(self, block: int) -> Path | None:
         try:
-            return Path.of_device(self.prefix_of(block), self.config.block_size)
+            path = Path.of_device(self.prefix_of(block), self.config.block_size)
         except (BlockStateError, ValueError):
             return None
+        return path if len(path) else None
 
     def take_events(self) -> Events:
         """``BlockManager.take_events`` of the device and all tiers; ``Event.tier`` says of which.

@@ -103,6 +103,15 @@ class Path:
         extras = {i: key for i, key in self.extras.items() if i < n}
         return Path(self.tokens[: n * self.block_size], self.namespace, extras, self.block_size)
 
+    def begins_with(self, other: Path) -> bool:
+        """Whether another path is its beginning."""
+        own = self.head(len(other))
+        return (
+            own.namespace == other.namespace
+            and own.extras == other.extras
+            and np.array_equal(own.tokens, other.tokens)
+        )
+
     def find_in(self, pool: BlockPool) -> npt.NDArray[np.int32]:
         """The blocks of a pool that hold its beginning."""
         return pool.find(self.tokens, namespace=self.namespace, extras=self.extras or None)

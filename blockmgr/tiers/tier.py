@@ -271,10 +271,16 @@ class TierBooks:
         if self.pool.is_cached(block):
             self.pool.forget_blocks([block])
 
+    def erase(self, paths: Sequence[Path]) -> None:
+        """Erases the last block of each path on disk, so that no restart finds it."""
+        if self.slab is not None:
+            found = [(path, self.find(path)) for path in paths]
+            self.slab.erase([int(own[-1, 0]) for path, own in found if len(own) == len(path)])
+
     def condemn(self, path: Path) -> None:
         """Forgets the last block of a path, whose bytes turned out to be wrong."""
         found = self.find(path)
-        if 0 < len(found) == len(path):
+        if len(found) == len(path):
             self.forget(int(found[-1, 0]))
 
     def take_back(self, store: Ticket) -> bool:

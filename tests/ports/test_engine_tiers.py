@@ -15,8 +15,9 @@ from tests.ports.test_engine_groups import GROUPS, WITH_STATES
 
 import torch  # isort: skip  (engine_models skips this file where there is none)
 
+from blockmgr.errors import UnsupportedModelError
 from blockmgr.ports.engine import Engine, Sampling
-from blockmgr.tiers import DiskTier, HostTier, Slab, SlabHeldError, SlabMismatchError
+from blockmgr.tiers import DiskTier, HostTier, MooncakeTier, Slab, SlabHeldError, SlabMismatchError
 from blockmgr.tiers.storages import Storage
 
 NEW = 4
@@ -295,6 +296,11 @@ def test_what_loads_too_long_is_computed(name: str) -> None:
             assert tokens_of(found) == greedy_truth(name, [prompt], max_new_tokens=NEW)
     assert seen
     engine.manager.check_invariants()
+
+
+def test_a_shared_store_is_refused_for_models_with_windows() -> None:
+    with pytest.raises(UnsupportedModelError, match="MooncakeTier needs full attention"):
+        engine_of("Gemma3Text", num_blocks=40, tiers=[MooncakeTier(master="127.0.0.1:1")])
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from blockmgr.event_columns import Event, EventKind, Events, Tier, joined
-from blockmgr.tiers import Slab, TierConfig, TieredManager, key_bytes
+from blockmgr.tiers import (
+    SharedStorage,
+    Slab,
+    TierConfig,
+    TieredManager,
+    key_bytes,
+    shared_key_bytes,
+)
+from tests.tiers.fake_store import FakeStore
 from tests.tiers.support import PROMPT, compute, evict, in_tier, managed, store, tier
 
 
@@ -155,6 +163,22 @@ def test_a_snapshot_after_a_restart_has_what_the_slab_had(tmp_path: Path) -> Non
     ]
     assert in_tier(again) == (0, 8)
     again.close()
+
+
+def test_what_a_shared_store_has_is_remote() -> None:
+    shared = SharedStorage(
+        FakeStore(), {"model": "tiny"}, block_bytes=8, key_bytes=shared_key_bytes(2)
+    )
+    last = TierConfig(num_blocks=12, shared=shared, ahead=99)
+    manager = managed(tier(5), last, events=True)
+    compute(manager, PROMPT)
+    store(manager)
+    store(manager)
+    assert [event.tier for event in manager.take_events()] == [Tier.DEVICE, Tier.HOST, Tier.REMOTE]
+    manager.forget(manager.match(PROMPT).block_ids)
+    gone = kinds(manager.take_events())
+    assert gone == [(own, EventKind.REMOVED, 4) for own in (Tier.DEVICE, Tier.HOST, Tier.REMOTE)]
+    shared.close()
 
 
 def test_two_tiers_of_a_kind_have_no_events() -> None:

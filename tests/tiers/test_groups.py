@@ -13,15 +13,25 @@ from blockmgr import (
     FullAttention,
     NeverFitsError,
     OutOfBlocksError,
+    Priority,
     Prompt,
     RecurrentState,
     SlidingWindow,
     StepError,
 )
 from blockmgr.groups import Group
-from blockmgr.tiers import Slab, TierConfig, TieredManager, Transfer, key_bytes
+from blockmgr.tiers import (
+    SharedStorage,
+    Slab,
+    TierConfig,
+    TieredManager,
+    Transfer,
+    key_bytes,
+    shared_key_bytes,
+)
 from blockmgr.tiers.paths import parts_of_key
 from tests.tiers import support
+from tests.tiers.fake_store import FakeStore
 from tests.tiers.support import store, tier
 
 WINDOW = (FullAttention(), SlidingWindow(5))  # behind n blocks of two tokens, it reads two
@@ -409,6 +419,68 @@ def test_a_retired_namespace_is_gone_from_all_groups(tmp_path: Path) -> None:
     manager.retire(b"tenant")
     assert in_tier(manager, namespace=b"tenant") == (0,)
     assert manager._tiers[0].pool.num_cached == 0
+
+
+def test_second_touch_stores_the_end_that_was_found_and_what_is_read_there() -> None:
+    manager = grouped(tier(64, store="second_touch"), num_blocks=64)
+    compute(manager, PROMPT[:9])
+    assert store(manager) == []
+    compute(manager, PROMPT)  # finds four blocks, and adds four
+    assert [len(each) for each in store(manager)] == [6]
+    assert in_tier(manager) == (8,)
+    manager.reset_prefix_cache(tiers=False)
+    compute(manager, PROMPT)
+    assert [len(each) for each in store(manager)] == [6]
+    assert in_tier(manager) == (16,)
+    manager.check_invariants()
+
+
+def test_second_touch_leaves_out_an_end_whose_state_is_gone() -> None:
+    groups = (FullAttention(), RecurrentState())
+    manager = grouped(tier(64, store="second_touch"), groups=groups, num_blocks=64)
+    compute(manager, PROMPT[:9])
+    store(manager)
+    manager.reset_prefix_cache(tiers=False)
+    compute(manager, PROMPT)  # which passes the end of before, and keeps no state there
+    assert manager.match(PROMPT[:9]).num_cached_tokens == 0
+    assert store(manager) == []
+    assert in_tier(manager) == (0,)
+
+
+@pytest.mark.parametrize(("way", "running"), [("commit", [6, 6]), ("release", [])])
+def test_each_way_to_store_takes_what_is_read_at_the_end(way: str, running: list[int]) -> None:
+    manager = grouped(TierConfig(num_blocks=64, store=way))  # type: ignore[arg-type]
+    handle = manager.admit(PROMPT)
+    sizes = []
+    for stop in (9, 17):
+        manager.commit(handle, stop)
+        sizes += [len(each) for each in store(manager)]
+    assert sizes == running
+    manager.free(handle)
+    assert [len(each) for each in store(manager)] == ([] if running else [10])
+    assert in_tier(manager) == (16,)
+
+
+def test_a_level_goes_along_to_the_parts_of_a_prefix() -> None:
+    manager = grouped(retention=True)
+    compute(manager, PROMPT)
+    manager.retain_prefix(PROMPT, priority=Priority.HIGH)
+    [each] = store(manager)
+    last, pool = int(each.target_blocks[-1]), manager._tiers[0].pool  # a part of the last node
+    assert pool.prefix_of(last).levels.tolist() == [Priority.HIGH] * 9
+    manager.retain_prefix(PROMPT, priority=None)
+    assert pool.prefix_of(last).levels.tolist() == [-1] * 9
+
+
+def test_what_tiers_cannot_do_with_groups_is_refused() -> None:
+    with pytest.raises(ValueError, match="events must be False with groups and tiers"):
+        grouped(events=True)
+    shared = SharedStorage(
+        FakeStore(), {"model": "tiny"}, block_bytes=8, key_bytes=shared_key_bytes(2)
+    )
+    with pytest.raises(ValueError, match="tiers must have no shared store with groups"):
+        grouped(tier(64), TierConfig(num_blocks=8, shared=shared))
+    shared.close()
 
 
 def test_a_manager_with_one_group_by_name_has_transfers_with_groups() -> None:

@@ -697,6 +697,61 @@ def test_what_was_reset_or_retired_does_not_come_back(tmp_path: Path, call: str)
     slab.close()
 
 
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_block_that_turned_out_wrong_does_not_come_back(tmp_path: Path, at: int) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT)
+    write(manager, slab)
+    manager.forget([int(manager.match(PROMPT).block_ids[at])])
+    slab.close()
+    slab = slab_at(tmp_path)
+    again = managed(TierConfig(slab=slab, ahead=99))
+    assert in_tier(again) == (2 * at,)
+    slab.close()
+
+
+def test_a_forget_that_a_slab_refuses_changes_nothing(tmp_path: Path) -> None:
+    slab = slab_at(tmp_path)
+    manager = managed(tier(16), TierConfig(slab=slab, ahead=99))
+    compute(manager, PROMPT)
+    store(manager)
+    write(manager, slab)
+    slab.close()
+    first = manager.match(PROMPT).block_ids[:1]
+    with pytest.raises(ValueError, match="closed"):
+        manager.forget(first)
+    assert manager.match(PROMPT).num_cached_tokens == 8
+    assert in_tier(manager) == (8, 8)
+    for wrong in ([8], [-1], [int(first[0]), 99]):
+        with pytest.raises(ValueError, match="blocks must be in"):
+            manager.forget(wrong)
+    assert in_tier(manager) == (8, 8)
+
+
+def test_what_was_read_before_it_turned_out_wrong_is_not_stored() -> None:
+    manager = managed(num_blocks=16)
+    compute(manager, PROMPT)
+    compute(manager, [9, 9, 9])
+    first, other = manager.take_stores()
+    for each in (first, other):
+        assert manager.stores_read(each.ticket, len(each)) == len(each)
+    manager.forget([int(manager.match(PROMPT).block_ids[1])])
+    assert manager.stores_done(first.ticket, len(first)) == 0
+    assert manager.stores_done(other.ticket, len(other)) == 1
+
+
+def test_a_load_of_what_turned_out_wrong_brings_nothing() -> None:
+    manager = managed(num_blocks=16)
+    stored(manager)
+    compute(manager, PROMPT[:3])
+    handle, load = loading(manager)
+    manager.forget(manager.match(PROMPT).block_ids)
+    assert manager.loads_done(load.ticket, len(load)) == 2
+    assert in_tier(manager) == (0,)
+    manager.free(handle)
+
+
 def test_what_was_read_too_late_does_not_come_back_after_a_restart(tmp_path: Path) -> None:
     slab = slab_at(tmp_path)
     manager = managed(TierConfig(slab=slab, ahead=99))
