@@ -135,7 +135,9 @@ def of_the_idle() -> Iterator[object]:
         kept.free(handle)
     front = kept.idle_front(1)
     yield front
-    yield kept.prefix_of(int(front.block_ids[0]))
+    prefix = kept.prefix_of(int(front.block_ids[0]))
+    yield prefix
+    yield prefix.parts
 
 
 def of_groups() -> Iterator[object]:
