@@ -67,8 +67,12 @@ class IdleCalls:
         >>> manager.prefix_of(last).tokens.tolist()
         [1, 2, 3, 4]
         """
-        *prefix, parts = self._core.prefix_of(block)
-        return CachedPrefix._make((*prefix, PrefixParts(*parts)))
+        # By name: CPython leaks a starred list for which there is no memory.
+        ids, contents, tokens, name, extras, levels, until, is_whole, parts = self._core.prefix_of(
+            block
+        )
+        own = PrefixParts(*parts)
+        return CachedPrefix(ids, contents, tokens, name, extras, levels, until, is_whole, own)
 
     def contents_of(self, blocks: Ints) -> npt.NDArray[np.int64]:
         """A number of the content of each block, which no other content ever has.

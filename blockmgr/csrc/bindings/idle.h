@@ -33,16 +33,16 @@ template <class Holder>
 nb::tuple prefix_of(Holder& self, nb::handle block) {
   const std::int64_t id = int_argument(block, "block");
   const CachedPrefix prefix = self.read([&](const auto& core) { return prefix_of(core, id); });
-  nb::list until;
+  nb::list until = made(nb::list());
   for (const double end : prefix.until) until.append(nb::float_(end));
+  const CachedPrefix::Parts& own = prefix.parts;
+  const nb::tuple parts =
+      made(nb::make_tuple(numbers_of(own.blocks), numbers_of(own.contents), numbers_of(own.groups),
+                          numbers_of(own.starts)));
   return nb::make_tuple(numbers_of(prefix.blocks), numbers_of(prefix.contents),
                         numbers_of(prefix.tokens), bytes_of(prefix.name),
                         extras_of(prefix.extras), numbers_of(prefix.levels), until,
-                        prefix.is_whole,
-                        nb::make_tuple(numbers_of(prefix.parts.blocks),
-                                       numbers_of(prefix.parts.contents),
-                                       numbers_of(prefix.parts.groups),
-                                       numbers_of(prefix.parts.starts)));
+                        prefix.is_whole, parts);
 }
 
 }  // namespace blockmgr
