@@ -63,7 +63,7 @@ def table() -> str:
         "prompts of 32,768 tokens;",
         f"{about['processors']} cores of an {about['processor']},",
         f"Python {about['versions']['python']}.",
-        "What a peer takes is a ratio of minima of the same run; vLLM with its fastest hash,",
+        "What a peer takes is a ratio of minima of one run of both; vLLM with its fastest hash,",
         "SGLang with its Rust tree and its allocator, on the CPU.",
         "[Every row and every peer](benchmarks.md).",
     ]

@@ -33,18 +33,18 @@ ONE_NODE = (
     "memory; blockmgr checks the identity of each block and returns its id"
 )
 FIXED = "the fixed cost of a call, which makes an array of block ids and the record of a match"
-UNHASHED = (
-    "a new prompt becomes one node there, without a hash, with its slots as one slice; blockmgr "
-    "hashes each block, so that any prompt finds it, and can evict single blocks"
+ONE_SLICE = (
+    "a new prompt becomes one node there, with its slots as one slice; blockmgr makes a node of "
+    "each block, and can evict single blocks"
 )
 SCATTERED = (
     "a whole prompt is one piece of memory there; blockmgr reads tokens in order, and looks up "
     "which block each node has: [identity apart from place](design/nodes-and-blocks.md)"
 )
 REASONS = {
-    "cold": UNHASHED,
-    "evicting": UNHASHED,
-    "replay/conversation_trace/16": f"most of these are new prompts: {UNHASHED}",
+    "cold": ONE_SLICE,
+    "evicting": ONE_SLICE,
+    "replay/conversation_trace/16": f"most of these are new prompts: {ONE_SLICE}",
     "match/short": f"{FIXED}; {ONE_NODE}",
     "match/usual": ONE_NODE,
     "match/long": ONE_NODE,

@@ -222,7 +222,8 @@ def _engine(document: dict[str, Any] | None) -> list[str]:
     given = document["arguments"]
     text = (
         f"The first {given['requests']:,} requests of {document['trace']} in the scheduler of vLLM "
-        f"{document['vllm']}, {given['seqs']} at once, blocks of 16, {given['blocks']:,} of them, "
+        f"{document['vllm']}, with blockmgr {document['machine']['versions']['blockmgr']}, "
+        f"{given['seqs']} at once, blocks of 16, {given['blocks']:,} of them, "
         f"answers of at most {given['tokens']} tokens; no model runs. CPU time, medians of "
         f"{given['rounds']} rounds; `{document['command']}`.\n"
     )

@@ -171,6 +171,7 @@ def test_the_page_has_every_row_system_and_reason(tmp_path: Path, document: dict
     (tmp_path / "machine-0-memory.json").write_text(json.dumps(memory), encoding="utf-8")
     arguments = {"requests": 3, "seqs": 2, "blocks": 40, "tokens": 8, "rounds": 1}
     engines = {"vllm": "0", "trace": "talks", "arguments": arguments, "command": "c"}
+    engines["machine"] = {"versions": {"blockmgr": "0"}}
     rows = {"vLLM": {"total (ms)": 1234.5}, "blockmgr": {"total (ms)": 67.25}}
     (tmp_path / "machine-0-engines.json").write_text(json.dumps({**engines, "rows": rows}), "utf-8")
     text = page.page(tmp_path)
