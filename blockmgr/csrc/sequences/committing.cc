@@ -31,8 +31,8 @@ std::int64_t Committing::promotable(const Sequence& s, std::int64_t num_computed
 
 // Computes the digests of the blocks to promote, unless they are named on demand. Hashing may fail,
 // so it all happens before anything is promoted; and it is the costly part, so a hinted child with
-// the same tokens lends its digest. written_now: leading tokens that are in memory before this step's forward. Returns
-// how many blocks fewer may be available afterwards.
+// the same tokens lends its digest. written_now: leading tokens that are in memory before this
+// step's forward. Returns how many blocks fewer may be available afterwards.
 std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
                                         std::int64_t written_now, PromotionPlan& plan) {
   if (!digester() || s.outdated) return 0;
