@@ -23,7 +23,7 @@ from blockmgr.lab.sweep import largest_request_blocks
 from blockmgr.lab.tiered import ReplayTier
 from blockmgr.lab.trace import Trace, read_trace
 from blockmgr.lab.workers import workers_on
-from blockmgr.tiers.proposals import STORES
+from blockmgr.tiers.store_names import STORES
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay_result import ReplayResult

@@ -42,6 +42,7 @@ from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
 from blockmgr.lab.replay_manager import Limits, replay_manager
 from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import OUTPUT_TOKEN
+from blockmgr.lab.running import Running
 from blockmgr.lab.tiered import TierSteps
 
 if TYPE_CHECKING:
@@ -112,25 +113,6 @@ class Waiting:
     tokens: Tokens | None = None
 
 
-@dataclass(slots=True)
-class Running:
-    """An admitted request.
-
-    Attributes:
-        number: Its number in the trace, from 1.
-        request: The request.
-        handles: Its sequences.
-        num_cached_tokens: Tokens of its prompt that were found.
-        is_loading: Whether it waits for what tiers have of its prompt, which is not computed yet.
-    """
-
-    number: int
-    request: Request
-    handles: list[int]
-    num_cached_tokens: int
-    is_loading: bool = False
-
-
 class EventLoop:
     """The loop of ``replay``, for callers that stop it and inspect the manager.
 
@@ -167,7 +149,9 @@ class EventLoop:
             self._watch = GroupWatch(self._manager, config, len(trace.requests))
             taken = self._watch.note_free
             self._grouped = GroupedSteps(self._manager, config, self._apply_copies, taken)
-        self._tiers = TierSteps(self._manager, trace, config) if config.tiers else None
+        self._tiers: TierSteps | None = None
+        if config.tiers:
+            self._tiers = TierSteps(self._manager, trace, config.tiers, config.block_size)
         told = getattr(self._policy, "on_request_end", None)
         self._tell_policy: Callable[[Traits], None] | None = told
         self._outlook: Outlook | None = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.request import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
-    from blockmgr.tiers.proposals import StoreName
+    from blockmgr.tiers.store_names import StoreName
 
 __all__ = ["Clock", "Progress", "ReplayConfig", "check_one_group"]
 

@@ -11,9 +11,10 @@ from blockmgr.lab.replay_manager import replay_manager
 
 if TYPE_CHECKING:
     from blockmgr.event_columns import Events
-    from blockmgr.lab.replay import ReplayConfig, Running
+    from blockmgr.lab.replay import ReplayConfig
     from blockmgr.lab.request import Request
     from blockmgr.lab.routing import Arrival
+    from blockmgr.lab.running import Running
     from blockmgr.lab.trace import Trace
 
 __all__ = ["BusyTime", "Replica", "Served", "event_bytes"]

@@ -27,8 +27,7 @@ from blockmgr.tiers import DEVICE, TieredManager, TierStats
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.lab.replay import Running
-    from blockmgr.lab.replay_config import ReplayConfig
+    from blockmgr.lab.running import Running
     from blockmgr.lab.trace import Trace
     from blockmgr.manager import BlockManager
     from blockmgr.tiers import Transfer
@@ -192,14 +191,17 @@ class TierSteps:
     Args:
         manager: The manager of the replay.
         trace: The requests.
-        config: Config of the replay, with tiers.
+        tiers: The tiers, the fastest first.
+        block_size: Tokens per block.
     """
 
-    def __init__(self, manager: BlockManager, trace: Trace, config: ReplayConfig) -> None:
+    def __init__(
+        self, manager: BlockManager, trace: Trace, tiers: tuple[ReplayTier, ...], block_size: int
+    ) -> None:
         assert isinstance(manager, TieredManager)
         self._manager = manager
-        self._config = config
-        self._ms = [tier.ms_per_block for tier in config.tiers]
+        self._tiers, self._size = tiers, block_size
+        self._ms = [tier.ms_per_block for tier in tiers]
         if any(self._ms) and any(request.num_samples > 1 for request in trace.requests):
             # A fork takes its blocks when the prompt is there, and there may be none by then.
             raise ValueError("requests must have one output each with links, got several")
@@ -224,7 +226,7 @@ class TierSteps:
         row[0] = one.num_cached_tokens
         end = float(now)
         for transfer in loads:
-            loaded = len(transfer) * self._config.block_size
+            loaded = len(transfer) * self._size
             row[transfer.source + 1] = loaded
             one.num_cached_tokens += loaded
             end = max(end, self._passed(transfer, now))
@@ -239,7 +241,7 @@ class TierSteps:
             self._manager.loads_done(transfer.ticket, len(transfer))
         if loads:
             blocks = self._manager.block_ids(one.handles[0])
-            self._keep(blocks[one.num_cached_tokens // self._config.block_size - 1])
+            self._keep(blocks[one.num_cached_tokens // self._size - 1])
 
     def store_until(self, now: int) -> None:
         """Store what the manager plans up to ``now``; each link takes what is planned in order."""
@@ -289,7 +291,7 @@ class TierSteps:
         Args:
             evicted_blocks: Blocks that were evicted from the device.
         """
-        manager, tiers = self._manager, self._config.tiers
+        manager, tiers = self._manager, self._tiers
         still_there: set[int] = set()
         for block in manager.idle_front(manager.config.num_blocks).block_ids.tolist():
             still_there.update(manager.prefix_of(block).contents.tolist())

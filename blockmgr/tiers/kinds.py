@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from blockmgr.arguments import positive, text, whole
 from blockmgr.options import check_options, rule
-from blockmgr.tiers.proposals import STORES
+from blockmgr.tiers.store_names import STORES
 
 if TYPE_CHECKING:
     from blockmgr.policy import PolicyFactory
-    from blockmgr.tiers.proposals import StoreName
+    from blockmgr.tiers.store_names import StoreName
 
 __all__ = ["DiskTier", "HostTier", "MooncakeTier"]
 

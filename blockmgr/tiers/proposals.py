@@ -6,7 +6,7 @@ left to do. A proposal counts as dealt with once the whole plan is made.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from blockmgr.tiers.paths import Origin, Path
     from blockmgr.tiers.tier import TierConfig
 
-__all__ = ["STORES", "Proposals", "StoreName", "proposals_for"]
-
-StoreName = Literal["idle", "second_touch", "release", "commit"]
-STORES: tuple[StoreName, ...] = ("idle", "second_touch", "release", "commit")
+__all__ = ["Proposals", "proposals_for"]
 
 PART_AHEAD = 16  # of the blocks above, one in so many is stored ahead of its eviction
 

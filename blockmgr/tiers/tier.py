@@ -28,9 +28,9 @@ from blockmgr.tiers.paths import (
     shared_key_bytes,
 )
 from blockmgr.tiers.plans import Proofs, TierStats
-from blockmgr.tiers.proposals import STORES, StoreName
 from blockmgr.tiers.shared import SharedStorage
 from blockmgr.tiers.slab import Slab
+from blockmgr.tiers.store_names import STORES, StoreName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -367,3 +367,8 @@ void bind_shared_memory(nb::module_& m);
 }  // namespace blockmgr
 
 #define BM_ARRAY(dtype) "numpy.typing.NDArray[numpy." dtype "]"
+// The fields of blocks.CachedPrefix.
+#define BM_PREFIX                                                                               \
+  "tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") ", " BM_ARRAY("uint32")                     \
+  ", bytes, dict[int, bytes], " BM_ARRAY("int8") ", list[float], bool, tuple["                  \
+  BM_ARRAY("int32") ", " BM_ARRAY("int64") ", " BM_ARRAY("int32") ", " BM_ARRAY("int64") "]]"

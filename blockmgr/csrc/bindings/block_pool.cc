@@ -469,11 +469,7 @@ void bind_block_pool(nb::module_& m) {
                "int64") "]"),
            any())
       .def("prefix_of", prefix_of<PoolCore>,
-           nb::sig("def prefix_of(self, block: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
-                "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes], " BM_ARRAY("int8")
-                ", list[float], bool, tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") ", "
-                BM_ARRAY("int32") ", " BM_ARRAY("int64") "]]"),
-           any())
+           nb::sig("def prefix_of(self, block: object, /) -> " BM_PREFIX), any())
       .def("contents_of", contents_of,
            nb::sig("def contents_of(self, blocks: object, /) -> " BM_ARRAY("int64")), any())
       .def("num_free", num_free)

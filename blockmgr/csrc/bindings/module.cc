@@ -543,11 +543,7 @@ NB_MODULE(_core, m) {
                "int64") "]"),
            any())
       .def("prefix_of", prefix_of<Core>,
-           nb::sig("def prefix_of(self, block: object, /) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY(
-                "int64") ", " BM_ARRAY("uint32") ", bytes, dict[int, bytes], " BM_ARRAY("int8")
-                ", list[float], bool, tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") ", "
-                BM_ARRAY("int32") ", " BM_ARRAY("int64") "]]"),
-           any())
+           nb::sig("def prefix_of(self, block: object, /) -> " BM_PREFIX), any())
       .def("contents_of", contents_of,
            nb::sig("def contents_of(self, blocks: object, /) -> " BM_ARRAY("int64")), any())
       .def("is_cached", is_cached, nb::sig("def is_cached(self, block: object, /) -> bool"), any())

@@ -41,8 +41,8 @@ std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
   const bool on_demand = index().names_on_demand();
   const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
   const std::size_t offset = plan.digests.size();
-  const std::int64_t count = on_demand ? 1 : until - s.num_chained;
-  plan.digests.resize(offset + static_cast<std::size_t>(count) * digest_size);
+  // As much room on demand, so that memory does not depend on who reads digests.
+  plan.digests.resize(offset + static_cast<std::size_t>(until - s.num_chained) * digest_size);
   plan.promotions.push_back({&s, rows().row_of(s), until, offset, on_demand ? -1 : s.num_chained});
 
   const std::int32_t* t = rows().table(s);
