@@ -244,14 +244,20 @@ class SharedStorage(NotCopied):
 
         Raises:
             OSError: The store cannot be reached, or was not shortly before.
+            ValueError: There are no ``keys`` or more than ``batch``, or bytes of another length.
         """
         names = self._names(keys)[::-1]
+        whole("keys", len(keys), 1, self.batch)
         self._check(self._writes)
         staging = self._take()
-        places = self._places(staging, len(keys))
-        for place, key, each, digest in zip(places, keys, data, digests, strict=True):
-            place[: self._records.size] = self._records.make(SERIAL, key, digest, self._size)
-            place[self._page :] = each
+        try:
+            places = self._places(staging, len(keys))
+            for place, key, each, digest in zip(places, keys, data, digests, strict=True):
+                place[: self._records.size] = self._records.make(SERIAL, key, digest, self._size)
+                place[self._page :] = each
+        except BaseException:
+            self._free.put(staging)
+            raise
         done = self._call(lambda: self._store.put(names, places[::-1]), staging)[::-1]
         self._free.put(staging)
         with self._lock:
@@ -275,23 +281,29 @@ class SharedStorage(NotCopied):
 
         Raises:
             OSError: The store cannot be reached, or was not shortly before.
+            ValueError: There are no ``keys`` or more than ``batch``, or memory of another length.
         """
         names = self._names(keys)
+        whole("keys", len(keys), 1, self.batch)
         staging = self._take()
         places = self._places(staging, len(keys))
         sizes = self._call(lambda: self._store.get(names, places), staging)
         found: list[bytes | None] = []
         refused = []
-        for place, key, name, target, size in zip(places, keys, names, into, sizes, strict=True):
-            digest = None
-            if size > 0:
-                target[:] = place[self._page :]
-                said = self._records.digest_of(bytes(place[: self._records.size]), SERIAL, key)
-                is_whole = size == len(place) and xxhash.xxh3_128_digest(target) == said
-                digest = said if is_whole else None
-            refused += [name] if size and digest is None else []
-            found.append(digest)
-        self._free.put(staging)
+        try:
+            for place, key, name, target, size in zip(
+                places, keys, names, into, sizes, strict=True
+            ):
+                digest = None
+                if size > 0:
+                    target[:] = place[self._page :]
+                    said = self._records.digest_of(bytes(place[: self._records.size]), SERIAL, key)
+                    is_whole = size == len(place) and xxhash.xxh3_128_digest(target) == said
+                    digest = said if is_whole else None
+                refused += [name] if size and digest is None else []
+                found.append(digest)
+        finally:
+            self._free.put(staging)
         if min(sizes) < 0 and max(sizes) <= 0:  # its owner is gone, which can take long to see
             self._failure(OSError("nothing could be read"))
         good = len(keys) - found.count(None)
@@ -315,9 +327,7 @@ class SharedStorage(NotCopied):
 
     def _places(self, staging: memoryview, count: int) -> list[memoryview]:
         size = self._page + self._size
-        return [
-            staging[i * size : (i + 1) * size] for i in range(whole("keys", count, 1, self.batch))
-        ]
+        return [staging[i * size : (i + 1) * size] for i in range(count)]
 
     def _take(self) -> memoryview:
         """Memory for a transfer."""

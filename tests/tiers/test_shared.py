@@ -500,3 +500,19 @@ def test_a_wrong_field_of_a_mooncake_tier_is_named(
 ) -> None:
     with pytest.raises(error, match=name):
         MooncakeTier(**{"master": "127.0.0.1:1", name: value})
+
+
+def test_wrong_arguments_leave_the_memory_for_transfers_free() -> None:
+    storage = storage_on(FakeStore())  # memory for one transfer
+    key = bytes(storage.key_bytes)
+    data = memoryview(bytes(SIZE))
+    digest = xxhash.xxh3_128_digest(data)
+    for keys, wrong in (([key], data[1:]), ([key] * (storage.batch + 1), data), ([], data)):
+        with pytest.raises(ValueError, match=r"keys must|different"):
+            storage.write(keys, [wrong] * len(keys), [digest] * len(keys))
+    assert storage.write([key], [data], [digest]) == 1
+    for keys, size in (([key], SIZE - 1), ([], SIZE)):
+        with pytest.raises(ValueError, match=r"keys must|different"):
+            storage.read(keys, [memoryview(bytearray(size)) for _ in keys])
+    assert storage.read([key], [memoryview(bytearray(SIZE))]) == [digest]
+    storage.close()
