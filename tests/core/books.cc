@@ -201,10 +201,10 @@ std::vector<Tampering> of_blocks() {
        }},
       {"a digest that the table does not know",
        [](Victim& v) -> Undo {
-         const NodeId b = v.node([](NodeId, const Node& k) { return !k.named; });
+         const NodeId b = v.node([](NodeId, const Node& k) { return !k.digested; });
          if (b < 0) return Undo();
-         v.core.nodes_[b].named = 1;
-         return [&v, b] { v.core.nodes_[b].named = 0; };
+         v.core.nodes_[b].digested = 1;
+         return [&v, b] { v.core.nodes_[b].digested = 0; };
        }},
       {"a fence", to(
                       &Node::fence, [](NodeId, const Node& k) { return !k.fence; }, 1)},

@@ -213,18 +213,18 @@ void BlockAudit::check_index() {
     const Node& record = nodes_[b];
     const bool full = record.key_tokens == size_ && !is_part(b);
     keyed += record.keyed() && !is_part(b);
-    const bool named = index_.is_named(b);
-    BLOCKMGR_EXPECT(indexed.count(b) == named,
-                    name(b) + (named ? " is missing from" : " is stale in") + " the index");
-    BLOCKMGR_EXPECT(full || !(named || index_.is_crowded(b)), name(b) + " lost its content");
+    const bool digested = index_.has_digest(b);
+    BLOCKMGR_EXPECT(indexed.count(b) == digested,
+                    name(b) + (digested ? " is missing from" : " is stale in") + " the index");
+    BLOCKMGR_EXPECT(full || !(digested || index_.is_crowded(b)), name(b) + " lost its content");
     if (!full) continue;
     const Key key{record.parent, record.extras, nodes_.tokens(b)};
     const bool retired = record.parent_generation != index_.generation(record.parent);
-    BLOCKMGR_EXPECT(named || (index_.names_on_demand() && (retired || !index_.is_crowded(key.parent))),
+    BLOCKMGR_EXPECT(digested || (index_.digests_on_demand() && (retired || !index_.is_crowded(key.parent))),
                     name(b) + " has no digest");
-    BLOCKMGR_EXPECT(!named || is_root(key.parent) || index_.is_named(key.parent),
+    BLOCKMGR_EXPECT(!digested || is_root(key.parent) || index_.has_digest(key.parent),
                     name(b) + " has a digest, and its parent has none");
-    const NodeId found = named ? index_.find(key, nodes_.digest(b)) : index_.find_listed(key);
+    const NodeId found = digested ? index_.find(key, nodes_.digest(b)) : index_.find_listed(key);
     BLOCKMGR_EXPECT((found == b) != retired,
                     name(b) + (retired ? " is retired and found" : " cannot be found by its key"));
   }
@@ -275,7 +275,7 @@ void BlockAudit::check_children() {
     check_list(index_.first_child(node), listed);
     BLOCKMGR_EXPECT(listed == expected,
                     "the children of node " + std::to_string(node) + " are wrong");
-    BLOCKMGR_EXPECT(!index_.names_on_demand() || index_.is_crowded(node) ||
+    BLOCKMGR_EXPECT(!index_.digests_on_demand() || index_.is_crowded(node) ||
                         listed.size() <= static_cast<std::size_t>(kFewChildren),
                     "node " + std::to_string(node) + " has many children without digests");
   }

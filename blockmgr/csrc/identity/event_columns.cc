@@ -131,7 +131,7 @@ class Residents {
 
 EventColumns resident_events(const PrefixIndex& index, const Nodes& nodes, std::int64_t step,
                              const PartsTold& parts) {
-  index.name_all();
+  index.add_digests();
   return Residents(index, nodes, step, parts).collect();
 }
 

@@ -68,11 +68,11 @@ NodeId PrefixIndex::find_listed(const Key& key) const {
   return b;
 }
 
-void PrefixIndex::name(NodeId n) const noexcept {
+void PrefixIndex::add_digest(NodeId n) const noexcept {
   // Up to a block or root that has a digest. The way back is left in links that lead to some
   // descendant anyway, and are only ever prefetched.
   NodeId top = n;
-  for (NodeId parent = nodes_[top].parent; !is_root(parent) && !is_named(parent);
+  for (NodeId parent = nodes_[top].parent; !is_root(parent) && !has_digest(parent);
        parent = nodes_[top].parent) {
     nodes_[parent].skip = top;
     top = parent;
@@ -83,17 +83,17 @@ void PrefixIndex::name(NodeId n) const noexcept {
     digest_block_with(*digester_, nodes_.digest_size, digest_of(record.parent),
                       extras_.bytes(record.extras), nodes_.tokens(top), nodes_.block_size, own);
     buckets_.insert(top, own);
-    nodes_[top].named = 1;
+    nodes_[top].digested = 1;
     if (top == n) return;
   }
 }
 
-void PrefixIndex::name_all() const noexcept {
+void PrefixIndex::add_digests() const noexcept {
   if (!on_demand_) return;
   for (NodeId n = 0; n < nodes_.count; ++n)
     // A part of another group of layers has no parent.
-    if (nodes_[n].key_tokens == nodes_.block_size && nodes_[n].parent != kNoNode && !is_named(n))
-      name(n);
+    if (nodes_[n].key_tokens == nodes_.block_size && nodes_[n].parent != kNoNode && !has_digest(n))
+      add_digest(n);
   on_demand_ = false;
 }
 
@@ -108,7 +108,7 @@ void PrefixIndex::crowd_if_many(NodeId parent) noexcept {
     nodes_[parent].crowded = 1;
   }
   for (NodeId b = first_child(parent); b >= 0; b = nodes_[b].next_sibling)
-    if (nodes_[b].key_tokens == nodes_.block_size && !is_named(b)) name(b);
+    if (nodes_[b].key_tokens == nodes_.block_size && !has_digest(b)) add_digest(b);
 }
 
 // No calls here, and no more variables than registers: a block takes two nanoseconds along ids and
@@ -258,9 +258,9 @@ void PrefixIndex::bring_forward(NodeId b) noexcept {
 }
 
 // On demand, of a block that was just linked.
-inline void PrefixIndex::name_if_needed(NodeId b, NodeId parent) noexcept {
+inline void PrefixIndex::digest_if_due(NodeId b, NodeId parent) noexcept {
   if (is_crowded(parent)) {
-    name(b);
+    add_digest(b);
   } else if (nodes_[b].next_sibling >= 0) {
     crowd_if_many(parent);
   }
@@ -270,24 +270,24 @@ void PrefixIndex::insert(NodeId b, const Key& key, const std::uint8_t* digest) n
   link_child(b, key, nodes_.block_size);
   set_hint(key.parent, b);
   if (is_next(b, key.parent, key.extras)) flip_goes_on(key.parent);
-  if (!digest) return name_if_needed(b, key.parent);
+  if (!digest) return digest_if_due(b, key.parent);
   copy_usual<16>(nodes_.digest(b), digest, static_cast<std::size_t>(nodes_.digest_size));
   if (log_) [[unlikely]]
     log_stored(b, key, digest);
   buckets_.insert(b, digest);
-  nodes_[b].named = 1;
+  nodes_[b].digested = 1;
 }
 
 void PrefixIndex::insert_tail(NodeId b, const Key& key, int num_tokens) noexcept {
   link_child(b, key, num_tokens);
-  if (on_demand_ && !is_crowded(key.parent)) name_if_needed(b, key.parent);
+  if (on_demand_ && !is_crowded(key.parent)) digest_if_due(b, key.parent);
 }
 
 void PrefixIndex::erase(NodeId b) noexcept {
   Node& record = nodes_[b];
   if (record.key_tokens == nodes_.block_size) {
-    if (record.named) buckets_.erase(b, nodes_.digest(b));
-    record.named = record.crowded = 0;
+    if (record.digested) buckets_.erase(b, nodes_.digest(b));
+    record.digested = record.crowded = 0;
     if (is_next(b, record.parent, record.extras)) flip_goes_on(record.parent);
     if (log_) [[unlikely]]
       log_removed(b);
@@ -307,15 +307,15 @@ void PrefixIndex::erase(NodeId b) noexcept {
 void PrefixIndex::move(NodeId from, NodeId to) noexcept {
   Node& source = nodes_[from];
   Node& target = nodes_[to];
-  if (is_named(from)) {
+  if (has_digest(from)) {
     const std::uint8_t* digest = nodes_.digest(from);
     buckets_.erase(from, digest);
     std::memcpy(nodes_.digest(to), digest, static_cast<std::size_t>(nodes_.digest_size));
     buckets_.insert(to, digest);
   }
-  target.named = source.named;
+  target.digested = source.digested;
   target.crowded = source.crowded;
-  source.named = source.crowded = 0;
+  source.digested = source.crowded = 0;
 
   const NodeId parent = source.parent;
   if (is_next(from, parent, source.extras)) flip_goes_on(parent);

@@ -73,19 +73,19 @@ class PrefixIndex {
   // the blocks before it as far as these have none.
   const std::uint8_t* digest_of(NodeId node) const noexcept {
     if (is_root(node)) return roots_[root_index(node)].digest.data();
-    if (!is_named(node)) [[unlikely]]
-      name(node);
+    if (!has_digest(node)) [[unlikely]]
+      add_digest(node);
     return nodes_.digest(node);
   }
 
   // From here on, blocks get their digests on demand. Before anything is cached; needs a digester
   // that never fails, no log, and no observer that reads digests.
-  void name_on_demand() noexcept { on_demand_ = true; }
-  bool names_on_demand() const { return on_demand_; }
+  void digest_on_demand() noexcept { on_demand_ = true; }
+  bool digests_on_demand() const { return on_demand_; }
   // Gives every full block its digest; from here on, blocks get theirs at once. Cost: O(blocks), and
   // nothing from the second call on.
-  void name_all() const noexcept;
-  bool is_named(NodeId n) const { return nodes_[n].named; }
+  void add_digests() const noexcept;
+  bool has_digest(NodeId n) const { return nodes_[n].digested; }
   // Whether all full children of this block, or root, are in the table.
   bool is_crowded(NodeId node) const {
     return is_root(node) ? roots_[root_index(node)].is_crowded : nodes_[node].crowded;
@@ -137,10 +137,10 @@ class PrefixIndex {
   void prefetch_bucket(const std::uint8_t* digest) const { buckets_.prefetch(digest); }
   // Likewise for a block that is about to be erased, whose digest prefetch_digest has fetched.
   void prefetch_bucket_of(NodeId n) const {
-    if (is_named(n)) buckets_.prefetch(nodes_.digest(n));
+    if (has_digest(n)) buckets_.prefetch(nodes_.digest(n));
   }
   void prefetch_digest(NodeId n) const {
-    if (is_named(n)) prefetch(nodes_.digest(n));
+    if (has_digest(n)) prefetch(nodes_.digest(n));
   }
 
   // Makes a full block findable. Never allocates. digest: on demand, nullptr.
@@ -282,8 +282,8 @@ class PrefixIndex {
   }
   void link_child(NodeId b, const Key& key, int num_tokens) noexcept;
   // On demand: a full block gets its digest and its place in the table.
-  [[gnu::noinline]] void name(NodeId n) const noexcept;
-  void name_if_needed(NodeId b, NodeId parent) noexcept;
+  [[gnu::noinline]] void add_digest(NodeId n) const noexcept;
+  void digest_if_due(NodeId b, NodeId parent) noexcept;
   // On demand: likewise all children of a parent that now has more than a few.
   [[gnu::noinline]] void crowd_if_many(NodeId parent) noexcept;
   NodeId& head_of(NodeId parent) noexcept;

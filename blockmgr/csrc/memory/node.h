@@ -89,15 +89,15 @@ struct Node {
   std::uint16_t copy_tokens = 0;  // leading tokens of the pending copy
   std::uint8_t fence = 0;         // number of the fence list the node waits in; 0: none
   std::uint8_t in_flight : 1;  // destination of a copy that was taken and not resolved
-  std::uint8_t named : 1;      // has a digest, and stands in the table of the index
-  std::uint8_t crowded : 1;    // all of its full children are named
+  std::uint8_t digested : 1;   // has a digest, and stands in the table of the index
+  std::uint8_t crowded : 1;    // all of its full children are digested
 
   NodeId first_child = kNoNode;
   NodeId prev_sibling = kNoNode;  // keyed: among the children of its parent; owned and with a
   NodeId next_sibling = kNoNode;  // cached twin: among that node's twins
   NodeId copy_source = kNoNode;   // root of the pending copy into this node's block
 
-  Node() : in_flight(0), named(0), crowded(0) {}
+  Node() : in_flight(0), digested(0), crowded(0) {}
   bool keyed() const { return key_tokens != 0; }
 };
 static_assert(sizeof(Node) + sizeof(Uses) + sizeof(Links) == 64, "one cache line a node");

@@ -13,7 +13,10 @@ namespace {
 class KnownDigests final : public Digester {
  public:
   KnownDigests(const std::vector<std::uint8_t>& digests, Digester& origin)
-      : Digester(true, origin.never_fails()), digests_(digests), origin_(origin), size_(origin.size()) {}
+      : Digester(true, origin.never_fails()),
+        digests_(digests),
+        origin_(origin),
+        size_(origin.size()) {}
   int size() const override { return size_; }
   std::uint8_t* message(std::size_t length) override { return origin_.message(length); }
   void digest(std::size_t length, std::uint8_t* out) override { origin_.digest(length, out); }

@@ -29,7 +29,17 @@ std::int64_t Committing::promotable(const Sequence& s, std::int64_t num_computed
   return end;
 }
 
-// Computes the digests of the blocks to promote, unless they are named on demand. Hashing may fail,
+// The cached block with this key, whose digest stays in the plan if it had to be computed in vain.
+inline NodeId Committing::find_on_demand(const Key& key, std::int64_t logical,
+                                         Promotion& promotion, std::uint8_t* digest) {
+  if (key.parent == kNoNode) return kNoNode;
+  if (!index().is_crowded(key.parent)) return index().find_continuing(key, nullptr);
+  const NodeId found = index().find_or_digest(key, index().digest_of(key.parent), digest);
+  if (found < 0) promotion.digested = logical;
+  return found;
+}
+
+// Computes the digests of the blocks to promote, unless these are made on demand. Hashing may fail,
 // so it all happens before anything is promoted; and it is the costly part, so a hinted child with
 // the same tokens lends its digest. written_now: leading tokens that are in memory before this
 // step's forward. Returns how many blocks fewer may be available afterwards.
@@ -38,7 +48,7 @@ std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
   if (!digester() || s.outdated) return 0;
   const std::int64_t until = promotable(s, num_computed);
   if (until <= s.num_chained) return 0;
-  const bool on_demand = index().names_on_demand();
+  const bool on_demand = index().digests_on_demand();
   const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
   const std::size_t offset = plan.digests.size();
   // As much room on demand, so that memory does not depend on who reads digests.
@@ -54,17 +64,9 @@ std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
     const Key key{node, extras_at(s.extras_ids(), i), nodes().tokens(t[i])};
     const bool cached_here = nodes()[t[i]].keyed();
     if (on_demand) {
+      if (node == kNoNode && !s.extras_ids()) break;  // nothing is cached from here on
       if (key.extras) index().make_room_for(key.extras);
-      if (cached_here) {
-        node = t[i];
-      } else if (node != kNoNode && index().is_crowded(node)) {
-        node = index().find_or_digest(key, index().digest_of(node), out);
-        if (node < 0) plan.promotions.back().digested = i;
-      } else if (node != kNoNode) {
-        node = index().find_continuing(key, nullptr);
-      } else if (!s.extras_ids()) {
-        break;  // nothing is cached from here on
-      }
+      node = cached_here ? t[i] : find_on_demand(key, i, plan.promotions.back(), out);
     } else {
       if (cached_here) {
         std::memcpy(out, nodes().digest(t[i]), digest_size);
@@ -131,7 +133,7 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* next) n
   if (log) [[unlikely]]
     log->set_session(rows().session_name(s));
   const auto digest_size = static_cast<std::size_t>(nodes().digest_size);
-  const bool on_demand = index().names_on_demand();
+  const bool on_demand = index().digests_on_demand();
   const std::int32_t* t = rows().table(s);
   NodeId node = rows().chain_node(s, s.num_chained);
   std::int64_t told = s.num_chained;  // what policies know of

@@ -32,6 +32,8 @@ class Committing : public Part<Committing, GroupTables, Keeping, GroupEnds> {
                                        bool is_written) const;
   [[gnu::noinline]] std::int64_t num_lost(const Sequence& s, std::int64_t logical, NodeId cached,
                                           PromotionPlan& plan) const;
+  NodeId find_on_demand(const Key& key, std::int64_t logical, Promotion& promotion,
+                        std::uint8_t* digest);
   void promote(const Promotion& promotion, const std::uint8_t* next) noexcept;
   void deduplicate(const Promotion& promotion, std::int64_t logical, NodeId cached) noexcept;
 

@@ -55,7 +55,7 @@ std::vector<NodeId> Naming::find_named(const BlockNames& names, Depths& depths) 
   const std::uint32_t known = index().find_root(names.name);
   if (known == kUnknownId || !names.count) return found;
   const NodeId root = root_node(known);
-  index().name_all();
+  index().add_digests();
   found.assign(static_cast<std::size_t>(names.count), kNoNode);
   if (names.size == nodes().digest_size || names.leading) {
     for (std::int64_t i = 0; i < names.count; ++i)

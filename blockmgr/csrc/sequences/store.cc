@@ -33,7 +33,7 @@ Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, cons
   // Pools, logs, ghosts and policies of other kinds know blocks by their digests.
   if (digester_ && digester_->never_fails() && config.eviction == "lru" && !make &&
       !config.ghost_blocks && !config.event_blocks && !config.evicts_on_demand)
-    index_.name_on_demand();
+    index_.digest_on_demand();
   name_partitions(config);
   observe(config, make);
 }
