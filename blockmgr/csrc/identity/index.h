@@ -118,7 +118,8 @@ class PrefixIndex {
   }
   // The digest of this key, and the full block that has it or kNoNode. A hinted block lends its
   // digest; all others are hashed, given the parent's. parent kNoNode: it is not cached.
-  NodeId find_or_digest(const Key& key, const std::uint8_t* parent, std::uint8_t* out) {
+  [[gnu::always_inline]] NodeId find_or_digest(const Key& key, const std::uint8_t* parent,
+                                               std::uint8_t* out) {
     const bool continued = key.parent != kNoNode && first_child(key.parent) >= 0;
     const NodeId hinted = continued ? find_hinted(key) : kNoNode;
     if (hinted >= 0) {

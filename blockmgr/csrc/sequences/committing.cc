@@ -14,6 +14,11 @@ std::size_t remap_limit(const Config& config) {
   return static_cast<std::size_t>(std::clamp(config.num_blocks / 32, 256, 16384));
 }
 
+// One copy for the rare paths: inline, it would slow down the others.
+[[gnu::noinline]] NodeId find_or_digest(PrefixIndex& index, const Key& key, std::uint8_t* out) {
+  return index.find_or_digest(key, index.digest_of(key.parent), out);
+}
+
 }  // namespace
 
 Committing::Committing() : max_remaps_(remap_limit(config())) {
@@ -34,7 +39,7 @@ inline NodeId Committing::find_on_demand(const Key& key, std::int64_t logical,
                                          Promotion& promotion, std::uint8_t* digest) {
   if (key.parent == kNoNode) return kNoNode;
   if (!index().is_crowded(key.parent)) return index().find_continuing(key, nullptr);
-  const NodeId found = index().find_or_digest(key, index().digest_of(key.parent), digest);
+  const NodeId found = find_or_digest(index(), key, digest);
   if (found < 0) promotion.digested = logical;
   return found;
 }
