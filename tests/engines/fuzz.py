@@ -35,6 +35,7 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "windows, uncached": ("window", {"debug": 1}),
     "windows, eagle": ("window", {"debug": 1}),
     "sizes, eagle": ("window", {"debug": 1}),
+    "windows, partial, eagle": ("window", {"min_partial_tokens": 1, "debug": 1}),
     "windows, quotas": ("window", {"quotas": {"tenant": 6}, "debug": 1}),
     "states": ("state", {"debug": 1, "min_partial_tokens": 0}),
     "states, partial": (
@@ -55,6 +56,8 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
 }
 
 
+# Requests find other numbers of tokens than with vLLM's own manager, so steps are others.
+FINDS_MORE = ("sizes, eagle", "windows, partial, eagle")
 # Behind what was loaded, the managers find other prefixes, and vLLM's own reads wrong K/V.
 APART = ("windows, connector", "chunks, connector", "sizes, connector")
 
@@ -101,12 +104,13 @@ def decided_alike(one: Tally, other: Tally) -> bool:
 def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool) -> int:
     """Runs an arm with several groups; the number of runs with wrong reads or schedules."""
     kind, options = GROUPED[arm]
+    finds_more = kind == "state" or arm in FINDS_MORE  # with states, chunks end elsewhere
     total, wrong, differ, stock_tokens, stock_wrong = Tally(), [], [], 0, 0
     roomy = stock_roomy = 0
 
     def run(seed: int, options: Any, *, roomy: bool) -> Tally:
         stream: dict[str, Any] = {"lossless": True, "kind": kind, "roomy": roomy}
-        stream["calm"] = roomy and kind == "state"  # the same requests, though schedules differ
+        stream["calm"] = roomy and finds_more  # the same requests, though schedules differ
         stream["sized"] = arm.startswith("sizes")
         stream["remote"] = arm.endswith("connector")
         stream["caching"] = not arm.endswith("uncached")
@@ -121,8 +125,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         stock_wrong += bool(stock.wrong)
         if tally.wrong:
             wrong.append((seed, tally.wrong[0]))
-        if kind == "state" and "quotas" not in options:
-            # Chunks end elsewhere, so schedules differ.
+        if finds_more and "quotas" not in options:
             ours, theirs = run(seed, options, roomy=True), run(seed, None, roomy=True)
             if ours.wrong:
                 wrong.append((seed, ours.wrong[0]))
@@ -143,10 +146,9 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         f"{roomy} tokens cached there, {stock_roomy} with vLLM's own",
         flush=True,
     )
-    # With states, chunks end elsewhere, so requests come and go at other steps, and only the large
-    # pool has the same ones; likewise with loads that a request waits for. Sessions differ a little
-    # everywhere.
-    is_alike = kind != "state" and "quotas" not in options and not arm.endswith("connector")
+    # Where steps are others, requests come and go at other ones, and only the large pool has the
+    # same; likewise with loads that a request waits for. Sessions differ a little everywhere.
+    is_alike = not finds_more and "quotas" not in options and not arm.endswith("connector")
     is_less = is_alike and total.cached < 0.95 * stock_tokens
     return len(wrong) + len(differ) + int(is_less) + int(roomy < 0.95 * stock_roomy)
 

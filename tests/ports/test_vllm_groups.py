@@ -210,6 +210,19 @@ def test_the_head_of_eagle_computes_the_last_block_with_what_its_window_reads(
     manager.manager.check_invariants()
 
 
+@pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW), (FULL, LARGE)])
+def test_the_head_of_eagle_finds_one_token_less_where_parts_of_blocks_are_found(
+    vllm: None, specs: tuple[Any, ...]
+) -> None:
+    manager = make(*specs, use_eagle=True, min_partial_tokens=1)
+    serve(manager, TOKENS)
+    whole = manager.manager.config.block_size
+    for same, found in ((18, 17), (17, 16), (whole, whole - 1), (3, 2), (1, 0)):
+        prompt = [*TOKENS[:same], *range(90, 99)]
+        assert manager.get_computed_blocks(request("a", prompt))[1] == found
+    assert manager.get_computed_blocks(request("a", TOKENS), 15)[1] == {4: 8, 8: 0}[whole]
+
+
 def test_a_part_of_a_block_is_copied_in_every_group(vllm: None) -> None:
     manager = make(FULL, WINDOW, min_partial_tokens=1)
     serve(manager, TOKENS)

@@ -296,6 +296,6 @@ def test_states_count_once_where_blocks_are_counted(vllm: None) -> None:
 def test_parts_of_blocks_are_reused_by_default_where_there_are_states(
     given: dict[str, int], has_states: bool, expected: int
 ) -> None:
-    options = Options.read(given).for_model(32, has_states=has_states)
+    options = Options.read(given).for_model([32], has_states=has_states)
     assert options.min_partial_tokens == expected
-    assert Options.read(given).for_model(8, has_states=has_states).min_partial_tokens <= 8
+    assert Options.read(given).for_model([8], has_states=has_states).min_partial_tokens <= 8

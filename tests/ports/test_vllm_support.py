@@ -31,14 +31,23 @@ def test_parts_of_blocks_are_reused_by_default_with_states_only(vllm: None) -> N
     assert options_and_reasons(spec(), WINDOW)[0].min_partial_tokens == 0
 
 
+def test_with_eagle_parts_are_as_large_as_the_smallest_block_where_blocks_differ(
+    vllm: None,
+) -> None:
+    window = spec(KINDS.SLIDING_WINDOW, 8, sliding_window=128)
+    for full, least in ((spec(block_size=24), 8), (spec(block_size=8), 0)):
+        chosen, reasons = options_and_reasons(full, window, use_eagle=True)
+        assert (chosen.min_partial_tokens, reasons) == (least, [])
+    assert options_and_reasons(spec(block_size=24), window)[0].min_partial_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("full", "change"),
     [
         (spec(block_size=544, tokens_per_state=4), {}),
         (spec(block_size=544), {"enable_caching": False}),
-        (spec(block_size=544), {"use_eagle": True}),
     ],
-    ids=["layers that compress", "no prefix caching", "EAGLE"],
+    ids=["layers that compress", "no prefix caching"],
 )
 def test_a_default_is_never_the_reason_to_refuse(
     vllm: None, full: Any, change: dict[str, Any]

@@ -126,7 +126,7 @@ def make(
     config = layout(*specs, num_blocks=num_blocks)
     config.needs_kv_cache_zeroing = zeroes
     return module.KVCacheManager(
-        Options.read(options).for_model(SIZE, has_states=has_states),
+        Options.read(options).for_model([SIZE], has_states=has_states),
         16,
         kv_cache_config=config,
         max_model_len=64,

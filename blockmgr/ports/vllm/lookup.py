@@ -19,7 +19,8 @@ class Lookup:
     Args:
         manager: The manager.
         prompts: The converted tokens of waiting requests.
-        use_eagle: Whether a draft head recomputes the hidden states of the last block.
+        use_eagle: Whether a draft head computes each token's K/V from the token after it. It finds
+            one token less, or one block less if whole blocks are all that is found.
 
     Attributes:
         whole_only: Requests that found no room for the copy of a part of a block.
@@ -49,9 +50,10 @@ class Lookup:
         found = self._find(prompt, len(prompt) - 1, partly)
         if limit is not None and limit < found.num_cached_tokens:
             found = self._find(prompt, limit - limit % self._block_size, partly)
-        whole = found.num_cached_tokens - found.num_partial_tokens
-        if self._use_eagle and whole:
-            found = self._match(prompt, self._num_slots, whole - self._block_size)
+            partly = False
+        if self._use_eagle and found.num_cached_tokens:
+            less = 1 if self._least else self._block_size
+            found = self._find(prompt, found.num_cached_tokens - less, partly)
         self.stops = request.request_id, found.stops
         return found
 

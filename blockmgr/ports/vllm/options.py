@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -144,17 +145,23 @@ class Options:
         if not holds:
             raise OptionError(f"blockmgr.{name} must be {what}, got {getattr(self, name)!r}")
 
-    def for_model(self, block_size: int, *, has_states: bool) -> Options:
+    def for_model(
+        self, block_sizes: Sequence[int], *, has_states: bool, has_head: bool = False
+    ) -> Options:
         """The same, with the defaults that depend on the model's layers.
 
         Args:
-            block_size: Tokens per block.
+            block_sizes: Tokens per block, by group of layers.
             has_states: Whether some layers have a recurrent state. Then a block holds hundreds of
                 tokens, and prompts seldom diverge where one ends.
+            has_head: Whether a draft head finds less than other layers (EAGLE). With whole blocks
+                only, that would be one of the manager's, each of which holds several small ones.
         """
         if self.min_partial_tokens is not None:
             return self
-        least = min(STATE_PARTIAL_TOKENS, block_size) if has_states else 0
+        least = min(STATE_PARTIAL_TOKENS, math.lcm(*block_sizes)) if has_states else 0
+        if has_head and len(set(block_sizes)) > 1:
+            least = min(block_sizes)
         return replace(self, min_partial_tokens=least)
 
     def config(self, **decided: Any) -> ManagerConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
@@ -47,8 +46,11 @@ def options_for(options: Options, vllm_config: Any, arguments: Mapping[str, Any]
     works = arguments.get("enable_caching", True) and not any(
         _of_partial_tokens(vllm_config, arguments)
     )
-    size = math.lcm(*(spec.block_size for spec in specs))
-    return options.for_model(size, has_states=works and any(map(has_states, specs)))
+    sizes = [spec.block_size for spec in specs]
+    has_head = arguments.get("use_eagle") or arguments.get("num_hash_lookahead_tokens")
+    return options.for_model(
+        sizes, has_states=works and any(map(has_states, specs)), has_head=works and bool(has_head)
+    )
 
 
 def reasons_against(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> list[str]:
@@ -177,5 +179,3 @@ def _of_partial_tokens(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterat
         yield "min_partial_tokens does not go together with blocks that workers zero"
     if any(tokens_per_entry(group.kv_cache_spec) > 1 for group in layout.kv_cache_groups):
         yield "min_partial_tokens does not go together with layers that compress tokens"
-    if arguments.get("use_eagle") or arguments.get("num_hash_lookahead_tokens"):
-        yield "min_partial_tokens does not go together with EAGLE"
