@@ -49,6 +49,7 @@ ROWS = (
     Row("the same, of a list that grows", 5, "ns/block", lambda: cases.MatchOfTurn(TURN_TOKENS)),
     Row("cold admit + commit", 35, "ns/block", cases.ColdAdmit),
     Row("the same, each block evicts", 40, "ns/block", lambda: cases.ColdAdmit(evicting=True)),
+    Row("all digests of 1 M tokens", None, "ns/block", lambda: cases.DigestsDue(1_000_000)),
     Row("free", 1, "ns/block", cases.Free),
     Row("decode of 1,024", 20, "µs", cases.DecodeStep),
     Row("the same, each block evicts", 40, "µs", lambda: cases.DecodeStep(evicting=True)),

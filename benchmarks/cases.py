@@ -24,6 +24,7 @@ __all__ = [
     "Case",
     "ColdAdmit",
     "DecodeStep",
+    "DigestsDue",
     "Fork",
     "Free",
     "Match",
@@ -191,6 +192,38 @@ class Admit(_Warm):
         assert self.handle is not None
         assert self.manager.sequence(self.handle).num_cached_tokens == len(self.prompt) - 1
         self._free()
+
+
+class DigestsDue:
+    """The commit of the third prompt that parts at the end of a long one.
+
+    None of the long prompt's blocks has a digest before, and all have one afterwards: no call
+    computes more of them for a prompt.
+    """
+
+    def __init__(self, num_tokens: int, block_size: int = 16) -> None:
+        self.count = num_tokens // block_size
+        blocks = self.count + 8
+        self.manager = BlockManager(blocks, block_size, max_seqs=2, max_blocks_per_seq=blocks)
+        self._prompts = [Prompts().draw(self.count * block_size) for _ in range(3)]
+        for number, prompt in enumerate(self._prompts):
+            prompt[-1] = number
+        self._handle = 0
+
+    def prepare(self) -> None:
+        self.manager.reset_prefix_cache()
+        for prompt in self._prompts[:2]:
+            cache(self.manager, prompt)
+        self._handle = self.manager.admit(self._prompts[2])
+
+    def run(self) -> None:
+        self.manager.commit(self._handle, len(self._prompts[2]))
+        self.manager.free(self._handle)
+
+    def check(self) -> None:
+        for prompt in self._prompts:
+            found = self.manager.match(np.append(prompt, np.uint32(0))).num_cached_tokens
+            assert found == len(prompt)
 
 
 class Free(_Warm):
