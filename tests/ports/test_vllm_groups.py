@@ -90,8 +90,9 @@ def test_windows_chunks_and_states_beside_full_attention_are_supported(
         ),
         (
             (FULL, spec(KINDS.SLIDING_WINDOW_MLA, sliding_window=6, prefix_cacheable=False)),
-            "cannot be shared by prefix",
+            "computed again, not cached",
         ),
+        ((spec(prefix_cacheable=False),), "cannot be shared by prefix"),
     ],
 )
 def test_groups_that_are_not_supported_are_refused_by_name(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
-from blockmgr import FullAttention
+from blockmgr import FullAttention, SlidingWindow
 from blockmgr.ports.vllm.layers import group_of, has_states, tokens_per_entry
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
             name = f"layers of vLLM's {type(group.kv_cache_spec).__name__} are not supported"
             yield LAYERS.get(kind.value, name)  # vLLM has no name for some kinds
         elif not getattr(group.kv_cache_spec, "prefix_cacheable", True):
-            yield "the model's KV cache cannot be shared by prefix"
+            if isinstance(layers, SlidingWindow):
+                yield "sliding windows that are computed again, not cached, are not supported"
+            else:
+                yield "the model's KV cache cannot be shared by prefix"
     if not groups:
         yield "the model has no KV cache"
     elif not any(isinstance(layers, FullAttention) for layers in found):
