@@ -34,6 +34,7 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "chunks, partial": ("chunk", {"min_partial_tokens": 1, "debug": 1}),
     "windows, uncached": ("window", {"debug": 1}),
     "windows, eagle": ("window", {"debug": 1}),
+    "windows, whole, eagle": ("window", {"debug": 1, "min_partial_tokens": 0}),
     "sizes, eagle": ("window", {"debug": 1}),
     "windows, partial, eagle": ("window", {"min_partial_tokens": 1, "debug": 1}),
     "windows, quotas": ("window", {"quotas": {"tenant": 6}, "debug": 1}),
@@ -57,7 +58,7 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
 
 
 # Requests find other numbers of tokens than with vLLM's own manager, so steps are others.
-FINDS_MORE = ("sizes, eagle", "windows, partial, eagle")
+FINDS_MORE = ("windows, eagle", "sizes, eagle", "windows, partial, eagle")
 # Behind what was loaded, the managers find other prefixes, and vLLM's own reads wrong K/V.
 APART = ("windows, connector", "chunks, connector", "sizes, connector")
 
@@ -131,7 +132,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
                 wrong.append((seed, ours.wrong[0]))
             roomy += ours.cached
             stock_roomy += theirs.cached
-        elif arm not in APART and options.keys().isdisjoint({"min_partial_tokens", "quotas"}):
+        elif arm not in APART and "quotas" not in options and not options.get("min_partial_tokens"):
             ours, theirs = run(seed, options, roomy=True), run(seed, None, roomy=True)
             if not decided_alike(ours, theirs):
                 differ.append((seed, theirs.cached, ours.cached))
@@ -158,7 +159,7 @@ def campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool
     total, wrong, differ = Tally(), [], []
     otherwise = our_tokens = stock_tokens = 0
     drafts = arm if arm in DRAFTS else ""
-    options = ARMS["plain" if drafts else arm]
+    options = {**ARMS["plain"], "min_partial_tokens": 0} if drafts else ARMS[arm]
     for seed in range(args.first, args.first + args.seeds):
         drawn = draw(seed, args.model, policy, asynchronous, options, drafts=drafts)
         tally = World(drawn).run()

@@ -224,6 +224,18 @@ def test_the_head_of_eagle_finds_one_token_less_where_parts_of_blocks_are_found(
     assert manager.get_computed_blocks(request("a", TOKENS), 15)[1] == {4: 8, 8: 0}[whole]
 
 
+@pytest.mark.parametrize("specs", [(FULL,), (FULL, WINDOW)])
+def test_the_head_of_eagle_keeps_a_whole_block_if_the_token_after_it_is_cached(
+    vllm: None, specs: tuple[Any, ...]
+) -> None:
+    manager = make(*specs, use_eagle=True, min_partial_tokens=4)
+    serve(manager, TOKENS)
+    for same, found in ((18, 16), (17, 16), (16, 12), (5, 4), (4, 0)):
+        prompt = [*TOKENS[:same], *range(90, 99)]
+        blocks, num_tokens, _ = manager.get_computed_blocks(request("a", prompt))
+        assert (num_tokens, len(blocks.get_block_ids()[0])) == (found, found // SIZE)
+
+
 def test_a_part_of_a_block_is_copied_in_every_group(vllm: None) -> None:
     manager = make(FULL, WINDOW, min_partial_tokens=1)
     serve(manager, TOKENS)

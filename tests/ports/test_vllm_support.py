@@ -31,14 +31,12 @@ def test_parts_of_blocks_are_reused_by_default_with_states_only(vllm: None) -> N
     assert options_and_reasons(spec(), WINDOW)[0].min_partial_tokens == 0
 
 
-def test_with_eagle_parts_are_as_large_as_the_smallest_block_where_blocks_differ(
-    vllm: None,
-) -> None:
+def test_with_eagle_half_of_the_smallest_block_is_worth_a_copy(vllm: None) -> None:
     window = spec(KINDS.SLIDING_WINDOW, 8, sliding_window=128)
-    for full, least in ((spec(block_size=24), 8), (spec(block_size=8), 0)):
-        chosen, reasons = options_and_reasons(full, window, use_eagle=True)
-        assert (chosen.min_partial_tokens, reasons) == (least, [])
-    assert options_and_reasons(spec(block_size=24), window)[0].min_partial_tokens == 0
+    for full in (8, 24):
+        chosen, reasons = options_and_reasons(spec(block_size=full), window, use_eagle=True)
+        assert (chosen.min_partial_tokens, reasons) == (4, [])
+        assert options_and_reasons(spec(block_size=full), window)[0].min_partial_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -19,21 +19,26 @@ class Lookup:
     Args:
         manager: The manager.
         prompts: The converted tokens of waiting requests.
-        use_eagle: Whether a draft head computes each token's K/V from the token after it. It finds
-            one token less, or one block less if whole blocks are all that is found.
+        least: The fewest tokens to reuse from a part of a block; 0 for never.
+        use_eagle: Whether a draft head computes each token's K/V from the token after it. A request
+            then finds one token less than is cached, or one block less if only whole blocks are
+            looked for.
 
     Attributes:
         whole_only: Requests that found no room for the copy of a part of a block.
         stops: The last request looked up, and where its forwards should end.
     """
 
-    def __init__(self, manager: BlockManager, prompts: Prompts, *, use_eagle: bool) -> None:
+    def __init__(
+        self, manager: BlockManager, prompts: Prompts, *, least: int, use_eagle: bool
+    ) -> None:
         config = manager.config
         self._manager = manager
         self._prompts = prompts
-        self._use_eagle = use_eagle
         self._block_size = config.block_size
         self._least = config.min_partial_tokens
+        self._least_copied = least or config.block_size
+        self._behind = (1 if self._least else config.block_size) if use_eagle else 0
         # Slots for all of a long prompt would be that many blocks of a window.
         self._num_slots = 1 if len(config.groups) > 1 else None
         self.whole_only: set[str] = set()
@@ -47,26 +52,25 @@ class Lookup:
             limit: Most tokens to find; if this limits the hit, only whole blocks are found.
         """
         prompt, partly = self._prompts.of(request), request.request_id not in self.whole_only
-        found = self._find(prompt, len(prompt) - 1, partly)
+        found = self._find(prompt, len(prompt) - 1)
         if limit is not None and limit < found.num_cached_tokens:
-            found = self._find(prompt, limit - limit % self._block_size, partly)
-            partly = False
-        if self._use_eagle and found.num_cached_tokens:
-            less = 1 if self._least else self._block_size
-            found = self._find(prompt, found.num_cached_tokens - less, partly)
+            found = self._find(prompt, limit - limit % self._block_size)
+            partly = partly and not self._behind
+        if self._behind and found.num_cached_tokens:
+            found = self._find(prompt, found.num_cached_tokens - self._behind)
+        partial = found.num_partial_tokens
+        if partial and not (partly and partial >= self._least_copied):
+            found = self._match(prompt, self._num_slots, found.num_cached_tokens - partial)
         self.stops = request.request_id, found.stops
         return found
 
-    def _find(self, prompt: Prompt, most: int, partly: bool) -> Match:
-        """The best match of at most this many tokens, with a part of a block or without."""
+    def _find(self, prompt: Prompt, most: int) -> Match:
+        """The best match of at most this many tokens."""
         slots = self._num_slots
         found = self._match(prompt, slots, most)
-        partial = found.num_partial_tokens
-        whole = found.num_cached_tokens - partial
-        if partial and not partly:
-            return self._match(prompt, slots, whole)
-        if slots and self._least and partly and not partial and whole + self._least <= most:
-            return self._match(prompt, min(len(prompt), whole + self._block_size), most)
+        count = found.num_cached_tokens
+        if slots and self._least and not found.num_partial_tokens and count + self._least <= most:
+            return self._match(prompt, min(len(prompt), count + self._block_size), most)
         return found
 
     def num_idle_blocks(self, prompt: Prompt, num_found: int) -> int:

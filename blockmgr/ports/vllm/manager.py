@@ -96,7 +96,7 @@ class KVCacheManager:
         self.kv_cache_config = kv_cache_config
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
-        # vLLM 0.33 keeps the last block, because its hashes cover the tokens behind. Ours do not.
+        # vLLM 0.33 may keep the last block, because its hashes cover the tokens behind.
         self.use_eagle = use_eagle or num_hash_lookahead_tokens > 0
         self.log_stats = log_stats
         self.metrics_collector = metrics_collector
@@ -122,7 +122,8 @@ class KVCacheManager:
         self._leaving: list[int] = []  # handles that could not be freed within the step
         self._new_block_ids: list[int] = []
         self.prompts = Prompts(self.block_size, options.retention)
-        self._lookup = Lookup(self.manager, self.prompts, use_eagle=self.use_eagle)
+        least = options.min_partial_tokens or 0
+        self._lookup = Lookup(self.manager, self.prompts, least=least, use_eagle=self.use_eagle)
         self._fits = Fits(self.manager, self.layers, self._lookup)
         self._tables = Tables(self.manager, self.layers)
         self.commits = self._new_commits()
@@ -144,6 +145,8 @@ class KVCacheManager:
         caching: dict[str, Any] = {"prefix_caching": self.enable_caching}
         if len(self.layers) > 1:
             caching = {"groups": tuple(each.group for each in self.layers)}
+        if self.use_eagle and self.options.min_partial_tokens:
+            caching["min_partial_tokens"] = 1  # whether the token after a block is cached, too
         config = self.options.config(
             num_blocks=num_blocks,
             block_size=self.block_size,

@@ -154,14 +154,15 @@ class Options:
             block_sizes: Tokens per block, by group of layers.
             has_states: Whether some layers have a recurrent state. Then a block holds hundreds of
                 tokens, and prompts seldom diverge where one ends.
-            has_head: Whether a draft head finds less than other layers (EAGLE). With whole blocks
-                only, that would be one of the manager's, each of which holds several small ones.
+            has_head: Whether a draft head finds one token less than other layers (EAGLE). Then the
+                manager looks into blocks, and half of the smallest block is worth a copy: of a
+                block that ends with what is cached, all but the last token is found.
         """
         if self.min_partial_tokens is not None:
             return self
         least = min(STATE_PARTIAL_TOKENS, math.lcm(*block_sizes)) if has_states else 0
-        if has_head and len(set(block_sizes)) > 1:
-            least = min(block_sizes)
+        if has_head and not has_states:
+            least = max(1, min(block_sizes) // 2)
         return replace(self, min_partial_tokens=least)
 
     def config(self, **decided: Any) -> ManagerConfig:
