@@ -12,15 +12,11 @@ Source: nano-vllm, ``nanovllm/engine/block_manager.py``, since chunked prefill.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-import numpy as np
-import xxhash
-
 import blockmgr
-from blockmgr.arguments import integer, whole
-from blockmgr.blocks import Admission, BlockState
+from blockmgr.arguments import integer
+from blockmgr.blocks import Admission
 from blockmgr.errors import NeverFitsError, SequenceStateError
 from blockmgr.ports.locking import exclusive, new_mutex
 
@@ -98,26 +94,6 @@ class BlockManager:
         self._holders: dict[int, _Holder] = {}  # by identity of the sequence
         self._asked: tuple[NanoSequence, blockmgr.Prompt] | None = None
         self._mutex = new_mutex()
-
-    @staticmethod
-    def compute_hash(token_ids: list[int], prefix: int = -1) -> int:
-        """The chained 64-bit hash by which nano-vllm names a full block; not used for matching.
-
-        Args:
-            token_ids: The tokens of the block.
-            prefix: The hash of the block before, in ``[0, 2**64)``; -1 for the first.
-
-        Raises:
-            ValueError: ``prefix`` or a token out of its bounds.
-            TypeError: Values of the wrong type.
-
-        >>> BlockManager.compute_hash(list(range(1, 17)))
-        12258205949268247123
-        """
-        prefix = whole("prefix", prefix, -1, 2**64 - 1)
-        before = b"" if prefix == -1 else prefix.to_bytes(8, "little")
-        tokens = [whole("token_ids", token, 0, 2**63 - 1) for token in token_ids]
-        return xxhash.xxh64_intdigest(before + np.array(tokens, "<i8").tobytes())
 
     @exclusive
     def can_allocate(self, seq: NanoSequence) -> int:
@@ -253,25 +229,6 @@ class BlockManager:
         seq.block_table.clear()
         seq.num_cached_tokens = 0
 
-    @property
-    def used_block_ids(self) -> set[int]:
-        """The blocks that cannot be handed out: named by a block table, or pinned; a snapshot.
-
-        Cost: O(blocks + entries of all block tables).
-        """
-        state = self.manager.blocks().state
-        used = (state == BlockState.OWNED) | (state == BlockState.CACHED)
-        return set(np.flatnonzero(used).tolist())
-
-    @property
-    def free_block_ids(self) -> deque[int]:
-        """The other blocks in the order of use, empty ones before cached ones; a snapshot.
-
-        Cost: O(blocks + entries of all block tables). ``manager.num_available`` is its length.
-        """
-        blocks = self.manager.blocks()
-        return deque([*blocks.ids(BlockState.FREE).tolist(), *blocks.eviction_order.tolist()])
-
     def _handle(self, seq: NanoSequence) -> int:
         holder = self._holders.get(id(seq))
         if holder is None:
@@ -314,11 +271,7 @@ class BlockManager:
 
 
 def _check_has(seq: object, *names: str) -> None:
-    """Refuses objects that are not sequences of nano-vllm.
-
-    Raises:
-        TypeError: ``seq`` lacks one of the attributes ``names``.
-    """
+    """Refuses objects that are not sequences of nano-vllm."""
     for name in names:
         if not hasattr(seq, name):
             raise TypeError(f"seq must have {name}, got {type(seq).__name__}")

@@ -43,9 +43,9 @@ def refused(allocator: Any, error: type[Exception], match: str | None = None) ->
         ids = sorted(allocator.all_block_ids)
         return (
             fingerprint(allocator.pool),
-            [allocator.refcounter.get(i) for i in ids],
-            [allocator.is_computed(allocator.pool_block(i)) for i in ids],
-            (allocator.hits.num_queries, allocator.hits.num_hits),
+            [allocator.pool.ref_count(allocator.get_physical_block_id(i)) for i in ids],
+            [allocator.is_computed(allocator.get_physical_block_id(i)) for i in ids],
+            (allocator.num_queries, allocator.num_hits),
         )
 
     before = facts()

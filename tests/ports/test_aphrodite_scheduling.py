@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from blockmgr import SequenceStateError
 from blockmgr.ports.aphrodite import (
     AllocStatus,
     BlockSpaceManager,
-    ComputedBlocksTracker,
     EncoderDecoderError,
-    PrefixCachingBlock,
 )
 
 
@@ -179,15 +176,12 @@ def test_every_sequence_of_a_group_keeps_its_adapter() -> None:
 def test_a_group_with_an_encoder_is_refused_and_changes_nothing() -> None:
     manager = space(enable_caching=False)
     group = Group([Seq(0, [1])], has_encoder=True)
-    for call in (manager.can_allocate, manager.allocate, manager.get_cross_block_table):
+    for call in (manager.can_allocate, manager.allocate):
         with pytest.raises(EncoderDecoderError, match="must have no encoder"):
             call(group)
         with pytest.raises(NotImplementedError):
             call(group)
-    manager.free_cross(group)
     assert manager.get_num_free_gpu_blocks() == 8
-    with pytest.raises(SequenceStateError, match="no encoder"):
-        manager.get_cross_block_table(Group([Seq(0, [1])]))
 
 
 def test_a_reset_forgets_the_hit_rate() -> None:
@@ -227,18 +221,6 @@ def test_an_engine_s_own_enumerations_are_understood() -> None:
         manager.get_prefix_cache_hit_rate("gpu")  # type: ignore[arg-type]
 
 
-def test_what_is_computed_is_found_by_the_hashes_of_its_blocks() -> None:
-    manager = space()
-    serve(manager, 0, list(range(10)), 10)
-    hashes = [PrefixCachingBlock.hash_block_tokens(True, None, range(4))]
-    hashes.append(PrefixCachingBlock.hash_block_tokens(False, hashes[0], range(4, 8)))
-    pools = manager.block_allocator
-    assert pools.find_cached_blocks_prefix([*hashes, 5]) == hashes
-    assert pools.find_cached_blocks_prefix(hashes[1:]) == []
-    with pytest.raises(TypeError, match="block_hashes must be an int"):
-        pools.find_cached_blocks_prefix(["1"])  # type: ignore[list-item]
-
-
 WRONG = {
     "a chunk below 0": (
         lambda m, g: m.mark_blocks_as_computed(g, -1),
@@ -257,21 +239,10 @@ WRONG = {
         "seq_id",
     ),
     "free no sequence": (lambda m, g: m.free(1), TypeError, "seq_id"),
-    "free_cross of no group": (lambda m, g: m.free_cross(1), TypeError, "seq_group"),
     "an adapter of text": (
         lambda m, g: m.allocate(Group([Seq(9, [1], adapter="lora")])),  # type: ignore[arg-type]
         TypeError,
         "extra_hash",
-    ),
-    "a tracker of another size": (
-        lambda m, g: ComputedBlocksTracker(m.block_allocator, 3, True),
-        ValueError,
-        "block_size",
-    ),
-    "a tracker of nothing": (
-        lambda m, g: ComputedBlocksTracker(None, 4, True),  # type: ignore[arg-type]
-        TypeError,
-        "allocator",
     ),
     "append on the host": (
         lambda m, g: (m.swap_out(g), m.append_slots(g.seqs[0])),

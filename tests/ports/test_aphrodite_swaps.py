@@ -82,7 +82,6 @@ def test_extra_hashes_move_along() -> None:
 def test_a_swap_that_finds_no_room_changes_nothing(make_pools: MakePools) -> None:
     allocator = make_pools(gpu=8, cpu=2)
     table = table_of(allocator, list(range(10)))
-    assert allocator.get_num_full_blocks_touched(table.blocks, Device.CPU) == 3
     with refused_tables(allocator, NoFreeBlocksError, tables=[table]) as caught:
         allocator.swap(table.blocks, Device.GPU, Device.CPU)
     assert (caught.value.needed, caught.value.available) == (3, 2)
@@ -468,9 +467,6 @@ for _name, _call in {
     "append_slots": lambda m, n: m.append_slots(KNOWN.seqs[0], n),
     "can_swap_in": lambda m, n: m.can_swap_in(KNOWN, n),
     "get_num_required_blocks": lambda m, n: BlockTable.get_num_required_blocks([1], 4, n),
-    "get_num_blocks_touched_by_append_slots": lambda m, n: m.block_tables[
-        0
-    ].get_num_blocks_touched_by_append_slots([1], n),
 }.items():
     WRONG[f"{_name} of -1 slots"] = (
         partial(lambda c, m: c(m, -1), _call),
@@ -517,7 +513,6 @@ def test_blocks_of_another_allocator_are_not_freed_or_forked() -> None:
         lambda: ours.free(table.blocks[-1]),
         lambda: ours.fork(table.blocks[-1]),
         lambda: ours.swap(table.blocks, Device.GPU, Device.CPU),
-        lambda: ours.get_num_full_blocks_touched(table.blocks, Device.CPU),
     ]
     for call in calls:
         with refused_tables(ours, ValueError, "block belongs to another allocator"):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.ports.radix.arrays import ToDevice
+from blockmgr.ports.radix.pages import checked_device, to_device
 
 __all__ = ["create_page_table", "get_mha_cache_per_page", "get_num_pages_for_kv_cache"]
 
@@ -82,4 +82,4 @@ def create_page_table(max_running_req: int, max_seq_len: int, device: object = N
         TypeError: A number that is not an int.
     """
     shape = whole("max_running_req", max_running_req, 1), whole("max_seq_len", max_seq_len, 1)
-    return ToDevice(device)(np.zeros(shape, np.int32))
+    return to_device(np.zeros(shape, np.int32), checked_device(device))

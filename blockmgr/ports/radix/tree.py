@@ -1,7 +1,4 @@
-"""The radix cache: prefixes as chains of pages, with look-ups, locks and eviction.
-
-Its look-ups have two interfaces, the earlier and the later one.
-"""
+"""The radix cache: prefixes as chains of pages, with two interfaces for look-ups."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.locking import exclusive, new_mutex
-from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host
-from blockmgr.ports.radix.records import (
+from blockmgr.ports.radix.base import (
     InsertResult,
     MatchResult,
     PrefixMatch,
@@ -22,12 +18,13 @@ from blockmgr.ports.radix.records import (
     RadixNode,
     SizeInfo,
 )
+from blockmgr.ports.radix.pages import PageSlots, checked_device, on_host, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.radix.arrays import Ids, Pages
+    from blockmgr.ports.radix.pages import Ids, Pages
 
 __all__ = ["RadixCacheManager", "RadixPrefixCache", "RadixTree", "new_pool"]
 
@@ -57,7 +54,7 @@ class RadixTree:
         "_locks",
         "_mutex",
         "_page_slots",
-        "_to_device",
+        "device",
         "page_size",
         "pool",
         "root_node",
@@ -68,6 +65,9 @@ class RadixTree:
 
     page_size: int
     """Token slots per page."""
+
+    device: Any
+    """Device of results; None for NumPy arrays on the host."""
 
     root_node: RadixNode
     """The end of the empty prefix: ``RadixCacheHandle(0, root_node)`` matches nothing."""
@@ -97,15 +97,10 @@ class RadixTree:
         self.pool = pool
         self.page_size = pool.block_size
         self.root_node = RadixNode(-1, 0, self)
-        self._to_device = ToDevice(device)
+        self.device = checked_device(device)
         self._page_slots = PageSlots(pool.num_blocks, pool.block_size)
         self._locks: dict[RadixCacheHandle, int] = {}
         self._mutex = new_mutex()
-
-    @property
-    def device(self) -> Any:
-        """Device of results; None for NumPy arrays on the host."""
-        return self._to_device.device
 
     @property
     @exclusive
@@ -287,8 +282,7 @@ class RadixTree:
         return self._slots(handle._pages.copy())
 
     def _slots(self, pages: Pages) -> Any:
-        slots = self._page_slots.slots(pages)
-        return slots if self._to_device.device is None else self._to_device(slots)
+        return to_device(self._page_slots.slots(pages), self.device)
 
 
 class RadixCacheManager(RadixTree):
