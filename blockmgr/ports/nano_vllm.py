@@ -51,6 +51,9 @@ class _Holder(NamedTuple):
 class BlockManager:
     """Block tables of nano-vllm's sequences. Calls of several threads wait for one another.
 
+    A sequence that lacks an attribute, or a value of the wrong type, raises ``TypeError``; no
+    tokens, or a token out of ``[0, 2**32)``, ``ValueError``.
+
     Args:
         num_blocks: Physical blocks in the pool.
         block_size: Tokens per block.
@@ -101,8 +104,6 @@ class BlockManager:
 
         Raises:
             NeverFitsError: The sequence needs more blocks than there are; it would wait forever.
-            ValueError: No tokens, or a token out of bounds.
-            TypeError: Tokens of the wrong type.
         """
         _check_has(seq, "token_ids")
         prompt = self._prompt(seq)
@@ -131,8 +132,6 @@ class BlockManager:
             SequenceStateError: The sequence holds blocks already.
             ValueError: ``num_cached_blocks`` is not what the cache holds, no tokens, or a token
                 out of bounds.
-            TypeError: Tokens of the wrong type, ``block_table`` is not a list, or
-                ``num_cached_blocks`` is not an int.
         """
         _check_has(seq, "token_ids", "block_table")
         if not isinstance(seq.block_table, list):
@@ -177,8 +176,6 @@ class BlockManager:
             OutOfBlocksError: No block is available; ``can_append`` would have returned False.
             NeverFitsError: The sequence needs more blocks than there are.
             SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
-            ValueError: A token out of bounds.
-            TypeError: A token that is not an int.
         """
         handle = self._handle(seq)
         if sampled := self._sampled(handle, seq):
@@ -195,7 +192,6 @@ class BlockManager:
             SequenceStateError: The sequence holds no blocks.
             ValueError: The sum of ``num_cached_tokens`` and ``num_scheduled_tokens`` is less than
                 the computed tokens, or more than all tokens.
-            TypeError: One of them is not an int.
         """
         handle = self._handle(seq)
         _check_has(seq, "num_scheduled_tokens")

@@ -211,7 +211,6 @@ class Block:
             NoFreeBlocksError: The block is shared, and none is free to copy it to.
             BlockStateError: The block was freed.
             ValueError: No tokens, too many, or one out of ``[0, 2**32)``.
-            TypeError: A token that is not an int.
         """
         tokens, empty = whole_tokens(token_ids), self.num_empty_slots
         if not 0 < len(tokens) <= empty:
@@ -355,7 +354,6 @@ class PrefixCachingBlock(Block):
         Raises:
             ValueError: A previous hash for a first block, or none for a later one; a token out of
                 bounds.
-            TypeError: A token, a hash or an extra hash that is not an int.
         """
         if (prev_block_hash is None) is not is_first_block:
             raise ValueError(
@@ -398,7 +396,8 @@ class BlockView(Sequence[Block]):
 class BlockAllocator:
     """Hands out blocks of one pool and takes them back; the base of both allocators.
 
-    A block of another kind raises ``TypeError``, and one of another allocator ``ValueError``.
+    A block of another kind, or a value of the wrong type, raises ``TypeError``; a block of another
+    allocator, or a value out of its bounds, ``ValueError``.
     Without prefix caching no block is ever cached, so nothing is found or computed.
 
     A full block is cached immediately, unless it waits for a copy or follows a block that waits:
@@ -475,7 +474,6 @@ class BlockAllocator:
         Raises:
             NoFreeBlocksError: Too few are available; nothing is allocated.
             BlockStateError: ``prev_block`` is not full.
-            TypeError: A token that is not an int.
             ValueError: Blocks without the right number of tokens, or a token out of ``[0, 2**32)``.
         """
         last = len(block_token_ids) - 1
@@ -565,12 +563,7 @@ class BlockAllocator:
     def cached_prefix(
         self, tokens: tuple[int, ...], parent: int | None, extra: int | None
     ) -> list[int]:
-        """The leading blocks among these tokens that are cached after ``parent``, if it is.
-
-        Raises:
-            ValueError: A token out of bounds.
-            TypeError: A token that is not an int.
-        """
+        """The leading blocks among these tokens that are cached after ``parent``, if it is."""
         # The look-up checks the tokens, so it is made even if it cannot find any block.
         found: list[int] = self.pool.find(
             tokens,
@@ -666,9 +659,6 @@ class BlockAllocator:
         Args:
             block_ids: Physical blocks; None for all cached ones. Blocks that are not cached are
                 skipped.
-
-        Raises:
-            ValueError: Not a block of this allocator.
         """
         if block_ids is None:
             self._uncomputed.clear()
@@ -700,9 +690,6 @@ class BlockAllocator:
 
         Args:
             seq_block_ids: The physical blocks of each sequence, in order.
-
-        Raises:
-            ValueError: Not a block of this allocator.
         """
         sequences = [[self.get_physical_block_id(each) for each in ids] for ids in seq_block_ids]
         computed = [list(takewhile(self.is_computed, blocks[:-1])) for blocks in sequences]
@@ -714,7 +701,6 @@ class BlockAllocator:
 
         Raises:
             BlockStateError: A block is not in use, and it is not cached.
-            ValueError: Not a block of this allocator.
         """
         self.pool.touch([self.get_physical_block_id(each) for each in block_ids])
 
@@ -777,12 +763,7 @@ class BlockAllocator:
         return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
 
     def get_physical_block_id(self, block_id: int) -> int:
-        """The index in the pool of the block with this id.
-
-        Raises:
-            ValueError: Not a block of this allocator.
-            TypeError: Not an int.
-        """
+        """The index in the pool of the block with this id."""
         block = self._blocks.get(integer("block_id", block_id))
         if block is None:
             raise ValueError(f"block_id {block_id} is no block of this allocator")

@@ -263,7 +263,6 @@ class BlockSpaceManager:
 
         Raises:
             ValueError: A token out of ``[0, 2**32)``.
-            TypeError: Not a sequence, or a token that is not an int.
         """
         return self._computed.get_num_cached_tokens(seq)
 

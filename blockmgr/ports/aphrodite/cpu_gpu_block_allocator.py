@@ -86,10 +86,6 @@ class CpuGpuBlockAllocator:
             num_cpu_blocks: Blocks of the host; 0 for none.
             block_size: Tokens per block.
             eviction: As in ``ManagerConfig``, for pools that cache prefixes.
-
-        Raises:
-            ValueError: A value is out of its bounds.
-            TypeError: A value is of the wrong type.
         """
         num_cpu_blocks = whole("num_cpu_blocks", num_cpu_blocks, 0)
         if allocator_type not in {"naive", "prefix_caching"}:

@@ -202,7 +202,6 @@ class CacheManager(PageKeeper):
 
         Raises:
             ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
-            TypeError: Tokens that are not integers, or an ``extra_key`` that is not str or bytes.
         """
         tokens, namespace = self._prompt_of(req)
         return self.manager.match_prefix(tokens, namespace=namespace)
@@ -216,8 +215,6 @@ class CacheManager(PageKeeper):
 
         Raises:
             OutOfBlocksError: Fewer pages are available; nothing has been evicted.
-            ValueError: ``needed_len`` below 0.
-            TypeError: ``needed_len`` is not an int.
 
         Cost: O(needed_len).
         """
@@ -243,7 +240,6 @@ class CacheManager(PageKeeper):
         Raises:
             BlockStateError: A page is free already, given twice, or in the tree.
             ValueError: Other slots.
-            TypeError: Slots that are not integers.
         """
         pages = self.manager._page_slots.pages(indices)
         in_tree = self._pool.is_cached(pages)
@@ -274,7 +270,6 @@ class CacheManager(PageKeeper):
             BlockStateError: The handle is not locked, or a page is free or in the tree.
             ValueError: The handle is of another prompt or cache, not as many slots as tokens,
                 slots that are not whole pages in order, or a value out of bounds.
-            TypeError: Values of the wrong type.
 
         Cost: O(tokens), one digest for each page that goes to the tree.
         """
@@ -401,7 +396,6 @@ class PagedCacheManager(PageKeeper):
             OutOfBlocksError: Too few pages are available for all of them; none is allocated.
             ValueError: A row or a length is outside the page table, a row is repeated, or a
                 ``device_len`` is below ``cached_len``.
-            TypeError: A length or a row that is not an int.
         """
         size, (rows, columns) = self.page_size, self.page_table.shape
         at: list[tuple[int, int, int]] = []
@@ -444,7 +438,6 @@ class PagedCacheManager(PageKeeper):
             SequenceStateError: The handle's request has ended already, or has a later handle.
             BlockStateError: The handle is not locked, or a page is free or in the tree.
             ValueError: The handle is of another prompt or cache, or a value out of bounds.
-            TypeError: A value of the wrong type.
         """
         if not isinstance(finished, bool):
             raise TypeError(f"finished must be a bool, got {finished!r}")

@@ -47,7 +47,10 @@ def new_pool(
 
 
 class RadixTree:
-    """The base of both interfaces. Calls of several threads wait for one another."""
+    """The base of both interfaces. Calls of several threads wait for one another.
+
+    Values of the wrong type raise ``TypeError``, and values out of their bounds ``ValueError``.
+    """
 
     __slots__ = (
         "_caller_keeps_pages",
@@ -111,19 +114,14 @@ class RadixTree:
 
     @exclusive
     def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
-        """Locks the pages of a matched prefix against eviction, or unlocks them.
+        """Locks the pages of a matched prefix against eviction, or removes one such lock.
 
         Locks of a handle are counted. The root needs none: locking or unlocking it does nothing.
-
-        Args:
-            handle: A handle from ``match_prefix``.
-            unlock: Whether to remove one lock instead of adding one.
 
         Raises:
             BlockStateError: A page to lock was evicted after the match, or a handle to unlock is
                 not locked.
             ValueError: The handle belongs to another cache.
-            TypeError: Not a handle, or ``unlock`` is not a bool.
 
         Cost: O(pages of the prefix).
         """
@@ -144,16 +142,11 @@ class RadixTree:
     def evict(self, size: int) -> Any:
         """Removes pages from the tree in eviction order; they then belong to the caller.
 
-        Args:
-            size: Number of slots, rounded up to whole pages; 0 does nothing.
-
         Returns:
-            ``int32[at least size]``: the slots, page by page.
+            ``int32[at least size]``: the slots of whole pages, page by page.
 
         Raises:
             OutOfBlocksError: Fewer slots are evictable.
-            ValueError: ``size`` below 0, or of more than 63 bits.
-            TypeError: ``size`` is not an int.
 
         Cost: O(size).
         """
@@ -314,6 +307,8 @@ class RadixCacheManager(RadixTree):
     Source: RadixAttention, Zheng et al., "SGLang: Efficient Execution of Structured Language Model
     Programs", NeurIPS 2024, section 3; the interface is that of mini-sglang's
     ``minisgl/kvcache/radix_manager.py`` at commit af2d0de.
+
+    Values of the wrong type raise ``TypeError``, and values out of their bounds ``ValueError``.
     """
 
     __slots__ = ()
@@ -322,16 +317,10 @@ class RadixCacheManager(RadixTree):
     def match_prefix(self, input_ids: Ids, *, namespace: bytes = b"") -> MatchResult:
         """Finds the longest prefix in the tree, in whole pages; changes nothing, not even recency.
 
-        Args:
-            input_ids: ``[n]``, tokens; none are a prefix too.
-            namespace: Namespace, up to 1024 bytes; different ones share nothing.
+        Different namespaces, of up to 1024 bytes, share nothing.
 
         Returns:
             A handle, and ``int32[cached_len]`` slots. They may be evicted until it is locked.
-
-        Raises:
-            ValueError: A token out of bounds, or not one dimension.
-            TypeError: Tokens that are not integers.
 
         Cost: O(tokens), comparing them.
         """
@@ -347,7 +336,7 @@ class RadixCacheManager(RadixTree):
         Args:
             input_ids: ``[n]``, tokens.
             indices: ``[n]``, the slot of each. Those of tokens that the tree has are not read.
-            namespace: The namespace.
+            namespace: Namespace of the prefix.
 
         Returns:
             How many leading tokens the tree had already. Slots given for them, if they are not the
@@ -357,7 +346,6 @@ class RadixCacheManager(RadixTree):
             BlockStateError: A page to insert is in the tree already.
             ValueError: Not as many slots as tokens, slots that are not whole pages in order, or
                 a value out of bounds.
-            TypeError: Values that are not integers.
 
         Cost: O(tokens), one digest for each page inserted.
         """
@@ -366,6 +354,8 @@ class RadixCacheManager(RadixTree):
 
 class RadixPrefixCache(RadixTree):
     """The later interface of the same tree: a match is a handle, and so is an insertion.
+
+    Args and errors are those of ``RadixCacheManager``.
 
     >>> cache = RadixPrefixCache(None, num_pages=16)
     >>> cached_len, handle = cache.insert_prefix([1, 3, 6, 7], [0, 1, 2, 3])
