@@ -177,7 +177,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         "tests/ports/test_radix_model.py tests/conformance/test_ports.py",
     ),
     "ports/slots.py": (
-        "tests/ports/test_slots.py tests/ports/test_slots_defects.py",
+        "tests/ports/test_slots.py",
         "tests/ports/test_slots_random.py tests/conformance/test_ports.py",
     ),
     "ports/tgi.py": (
