@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -12,41 +12,12 @@ from blockmgr.ports.aphrodite import (
     BlockSpaceManager,
     EncoderDecoderError,
 )
+from tests.ports import aphrodite_support as support
+from tests.ports.aphrodite_support import Group, Seq
 
 
-@dataclass
-class Seq:
-    seq_id: int
-    tokens: list[int]
-    adapter: int | None = None
-    in_prompt: bool = False
-
-    def get_token_ids(self) -> list[int]:
-        return self.tokens
-
-    def extra_hash(self) -> int | None:
-        return self.adapter
-
-    def is_prefill(self) -> bool:
-        return self.in_prompt
-
-
-@dataclass
-class Group:
-    seqs: list[Seq]
-    has_encoder: bool = False
-    request_id: str = field(default="0")
-
-    def get_seqs(self) -> list[Seq]:
-        return self.seqs
-
-    def is_encoder_decoder(self) -> bool:
-        return self.has_encoder
-
-
-def space(blocks: int = 8, size: int = 4, **options: object) -> BlockSpaceManager:
-    options = {"watermark": 0, "enable_caching": True} | options
-    return BlockSpaceManager(size, blocks, 8, **options)  # type: ignore[arg-type]
+def space(blocks: int = 8, size: int = 4, **options: Any) -> BlockSpaceManager:
+    return support.space(blocks, 8, size, **{"enable_caching": True, **options})
 
 
 def serve(manager: BlockSpaceManager, name: int, tokens: list[int], chunk: int | None) -> Seq:
@@ -219,45 +190,3 @@ def test_an_engine_s_own_enumerations_are_understood() -> None:
     assert manager.get_prefix_cache_hit_rate(Theirs.Device.GPU) == 0  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device must be a Device"):
         manager.get_prefix_cache_hit_rate("gpu")  # type: ignore[arg-type]
-
-
-WRONG = {
-    "a chunk below 0": (
-        lambda m, g: m.mark_blocks_as_computed(g, -1),
-        ValueError,
-        "token_chunk_size",
-    ),
-    "a chunk of text": (
-        lambda m, g: m.mark_blocks_as_computed(g, "1"),
-        TypeError,
-        "token_chunk_size",
-    ),
-    "count without a sequence": (lambda m, g: m.get_num_cached_tokens(1), TypeError, "seq_id"),
-    "forget no sequence": (
-        lambda m, g: m.remove_seq_from_computed_blocks_tracker(1),
-        TypeError,
-        "seq_id",
-    ),
-    "free no sequence": (lambda m, g: m.free(1), TypeError, "seq_id"),
-    "an adapter of text": (
-        lambda m, g: m.allocate(Group([Seq(9, [1], adapter="lora")])),  # type: ignore[arg-type]
-        TypeError,
-        "extra_hash",
-    ),
-    "append on the host": (
-        lambda m, g: (m.swap_out(g), m.append_slots(g.seqs[0])),
-        ValueError,
-        "on the host",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_calls_are_refused_by_name(name: str) -> None:
-    call, error, match = WRONG[name]
-    manager = space()
-    seq = serve(manager, 0, [1, 2, 3, 4, 5], 5)
-    free = manager.get_num_free_gpu_blocks() + manager.get_num_free_cpu_blocks()
-    with pytest.raises(error, match=match):
-        call(manager, Group([seq]))  # type: ignore[no-untyped-call]
-    assert manager.get_num_free_gpu_blocks() + manager.get_num_free_cpu_blocks() == free

@@ -264,7 +264,7 @@ WRONG: dict[str, Wrong] = {
     },
     # The scheduler sizes its step by that count; with another count it reads out of bounds.
     **{
-        f"{count!r} cached blocks": Wrong("allocate", error, "num_cached_blocks must", more=(count,))
+        f"{count!r} cached blocks": Wrong("allocate", error, "num_cached_blocks", more=(count,))
         for count, error in ((-1, ValueError), (1, ValueError), (None, TypeError))
     },
     **{
