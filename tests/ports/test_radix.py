@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from blockmgr import OutOfBlocksError
-from blockmgr.pool import BlockPool
 from blockmgr.ports.radix import (
     CacheManager,
     RadixCacheHandle,
@@ -178,16 +177,6 @@ def test_reset_empties_the_tree() -> None:
     assert cache.match_prefix([1, 2]).handle.cached_len == 0
     assert cache.insert_prefix([1, 2], [0, 1]) == 0
     cache.check_integrity()
-
-
-def test_a_cache_can_stand_on_a_pool_of_the_callers() -> None:
-    pool = BlockPool(4, 2)
-    cache = RadixCacheManager.on_pool(pool)
-    page = int(pool.take(1)[0])
-    assert cache.insert_prefix([1, 2], [2 * page, 2 * page + 1]) == 0
-    assert (cache.page_size, cache.size_info.total_size, pool.num_idle) == (2, 2, 1)
-    cache.reset()
-    assert pool.num_free == 4
 
 
 # Slots for requests.

@@ -435,11 +435,6 @@ class BlockAllocator:
         # Of those, blocks that no forward has reached yet, by generation.
         self._unwritten: dict[int, int] = {}
 
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__}: {self.get_num_free_blocks()} of {self.pool.num_blocks} free>"
-        )
-
     # Allocation.
 
     def allocate_mutable_block(

@@ -125,9 +125,6 @@ class BlockTable:
         self._dropped = 0  # leading blocks freed for the window
         self.num_computed_slots = 0
 
-    def __repr__(self) -> str:
-        return f"<BlockTable: {self.physical_block_ids if self._blocks else 'not allocated'}>"
-
     @staticmethod
     def get_num_required_blocks(
         token_ids: Sequence[int], block_size: int, num_lookahead_slots: int = 0

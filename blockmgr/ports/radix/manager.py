@@ -12,13 +12,12 @@ from blockmgr.errors import BlockStateError, SequenceStateError
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.base import MatchResult, RadixCacheHandle, Request
 from blockmgr.ports.radix.pages import on_host
-from blockmgr.ports.radix.tree import MAX_SLOTS, RadixCacheManager, RadixPrefixCache, new_pool
+from blockmgr.ports.radix.tree import MAX_SLOTS, RadixCacheManager, RadixPrefixCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from blockmgr.policy import PolicyFactory
-    from blockmgr.pool import BlockPool
     from blockmgr.ports.radix.base import PrefixMatch
     from blockmgr.ports.radix.pages import Ids, Pages
     from blockmgr.ports.radix.tree import RadixTree
@@ -50,8 +49,9 @@ class PageKeeper:
     page_size: int
     """Token slots per page."""
 
-    def __init__(self, pool: BlockPool, tree: RadixTree) -> None:
-        self._pool = pool
+    def __init__(self, tree: RadixTree) -> None:
+        tree._free_pages()
+        self._pool = pool = tree.pool
         self._tree = tree
         self._lazy: list[list[Pages]] = []  # pages freed in open regions of ``PagedCacheManager``
         self._mutex = tree._mutex
@@ -189,9 +189,10 @@ class CacheManager(PageKeeper):
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        pool = new_pool(num_pages, page_size, digest, eviction)
-        self.manager = RadixCacheManager.on_pool(pool, device)
-        super().__init__(pool, self.manager)
+        self.manager = RadixCacheManager(
+            device, num_pages, page_size, digest=digest, eviction=eviction
+        )
+        super().__init__(self.manager)
 
     @exclusive
     def match_req(self, req: Request) -> MatchResult:
@@ -372,11 +373,12 @@ class PagedCacheManager(PageKeeper):
             raise ValueError(f"type must be 'radix', got {type!r}")
         if getattr(page_table, "ndim", None) != 2 or not str(page_table.dtype).endswith("int32"):
             raise ValueError("page_table must be an int32 array or tensor of two dimensions")
-        pool = new_pool(num_pages, page_size, digest, eviction)
         device = page_table.device if hasattr(page_table, "detach") else None
-        self.prefix_cache = RadixPrefixCache.on_pool(pool, device)
+        self.prefix_cache = RadixPrefixCache(
+            device, num_pages, page_size, digest=digest, eviction=eviction
+        )
         self.page_table = page_table
-        super().__init__(pool, self.prefix_cache)
+        super().__init__(self.prefix_cache)
 
     @exclusive
     def match_req(self, req: Any) -> PrefixMatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,24 +26,9 @@ if TYPE_CHECKING:
     from blockmgr.policy import PolicyFactory
     from blockmgr.ports.radix.pages import Ids, Pages
 
-__all__ = ["RadixCacheManager", "RadixPrefixCache", "RadixTree", "new_pool"]
+__all__ = ["RadixCacheManager", "RadixPrefixCache", "RadixTree"]
 
 MAX_SLOTS = 2**63 - 1
-
-
-def new_pool(
-    num_pages: int,
-    page_size: int,
-    digest: str | Callable[[bytes], bytes],
-    eviction: str | PolicyFactory = "lru",
-) -> BlockPool:
-    """A pool whose slots are all int32."""
-    most = 2**31 // whole("page_size", page_size, 1)
-    if whole("num_pages", num_pages, 1) > most:
-        raise ValueError(
-            f"num_pages must be at most {most} with pages of {page_size}, got {num_pages}"
-        )
-    return BlockPool(num_pages, page_size, digest=digest, eviction=eviction)
 
 
 class RadixTree:
@@ -84,26 +69,25 @@ class RadixTree:
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        self._set_up(new_pool(num_pages, page_size, digest, eviction), device)
-        self._caller_keeps_pages = True
-        self.pool.take(self.pool.num_blocks)
-
-    @classmethod
-    def on_pool(cls, pool: BlockPool, device: object = None) -> Self:
-        """A cache on a pool from which the caller takes pages itself."""
-        cache = cls.__new__(cls)
-        cache._set_up(pool, device)
-        cache._caller_keeps_pages = False
-        return cache
-
-    def _set_up(self, pool: BlockPool, device: object) -> None:
-        self.pool = pool
-        self.page_size = pool.block_size
-        self.root_node = RadixNode(-1, 0, self)
+        most = 2**31 // whole("page_size", page_size, 1)  # slots are int32
+        if whole("num_pages", num_pages, 1) > most:
+            raise ValueError(
+                f"num_pages must be at most {most} with pages of {page_size}, got {num_pages}"
+            )
         self.device = checked_device(device)
-        self._page_slots = PageSlots(pool.num_blocks, pool.block_size)
+        self.pool = BlockPool(num_pages, page_size, digest=digest, eviction=eviction)
+        self.page_size = page_size
+        self.root_node = RadixNode(-1, 0, self)
+        self._page_slots = PageSlots(num_pages, page_size)
         self._locks: dict[RadixCacheHandle, int] = {}
         self._mutex = new_mutex()
+        self._caller_keeps_pages = True
+        self.pool.take(num_pages)
+
+    def _free_pages(self) -> None:
+        """Takes all pages from the caller, for a manager that hands them out itself."""
+        self.pool.release(np.arange(self.pool.num_blocks)[::-1])
+        self._caller_keeps_pages = False
 
     @property
     @exclusive
