@@ -103,6 +103,7 @@ def test_only_what_the_tree_has_not_is_inserted() -> None:
 def test_an_unfinished_page_stays_the_callers() -> None:
     cache = RadixCacheManager(None, num_pages=8, page_size=4)
     assert cache.insert_prefix([1, 2, 3, 4, 5], [4, 5, 6, 7, 0]) == 0
+    assert cache.insert_prefix([1, 2, 3, 4, 5], [4, 5, 6, 7, 0]) == 4
     assert cache.size_info.total_size == 4
     cache.insert_prefix([9, 9, 9, 9], [0, 1, 2, 3])  # page 0 is still available
     assert cache.size_info.total_size == 8

@@ -422,6 +422,9 @@ def test_without_room_an_insertion_says_so() -> None:
     with refused(slots, cache, OutOfBlocksError, "need 1 blocks, 0 available"):
         cache.insert((7, 8), slot, 1)  # its own prefix must not be evicted for it
     cache.insert((1, 2, 9), slot, 1)
+    whole = PrefixCacheManager(max_capacity=3)
+    whole.insert((1, 2, 3), 0, 1)
+    assert whole.find([1, 2, 3]) == (3, 0, 1)
 
 
 # Defects of the original.
@@ -462,3 +465,13 @@ cache.insert((1, 2), slots.alloc(), 1)
 assert cache.find([1, 2, 3]) == (2, 0, 1)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_slot_does_not_inherit_what_it_has_lost() -> None:
+    slots, cache = joined(max_slots=2)
+    first, second = serve(slots, cache, 1, 2, 3), serve(slots, cache, 1, 2, 3)
+    for slot in (first, second):
+        finish(slots, cache, slot, 1, 2, 3)
+    slots.occupy(first, prefix_len=1)
+    assert slots.alloc() == second
+    assert cache.find([1, 2, 3]) == (1, first, 1)
