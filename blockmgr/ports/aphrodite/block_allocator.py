@@ -471,14 +471,7 @@ class BlockAllocator:
             BlockStateError: ``prev_block`` is not full.
             ValueError: Blocks without the right number of tokens, or a token out of ``[0, 2**32)``.
         """
-        last = len(block_token_ids) - 1
-        for i, chunk in enumerate(block_token_ids):
-            least = 1 if i == last and not self.caches else self.block_size
-            if not least <= len(chunk) <= self.block_size:
-                raise ValueError(
-                    f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
-                    f"{len(chunk)} in block {i}"
-                )
+        self._check_sizes(block_token_ids)
         blocks = self._list_after(prev_block)
         start = len(blocks.blocks)
         blocks.extend(tuple(chain.from_iterable(block_token_ids)), extra_hash)
@@ -488,11 +481,26 @@ class BlockAllocator:
         self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
     ) -> Block:
         """``allocate_immutable_blocks`` for one block."""
-        return self.allocate_immutable_blocks(prev_block, (tuple(token_ids),), extra_hash)[0]
+        tokens = tuple(token_ids)
+        self._check_sizes((tokens,))
+        blocks = self._list_after(prev_block)
+        blocks.extend(tokens, extra_hash)
+        return blocks.view(len(blocks.blocks) - 1)
 
     # Their earlier names.
     allocate_mutable = allocate_mutable_block
     allocate_immutable = allocate_immutable_block
+
+    def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
+        """Refuses blocks that are not full, except for the last one without caching."""
+        last = len(block_token_ids) - 1
+        for i, chunk in enumerate(block_token_ids):
+            least = 1 if i == last and not self.caches else self.block_size
+            if not least <= len(chunk) <= self.block_size:
+                raise ValueError(
+                    f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
+                    f"{len(chunk)} in block {i}"
+                )
 
     def _list_after(self, prev_block: Block | None) -> BlockList:
         """The list to add blocks to: that of ``prev_block`` if it ends there, else a new one."""
