@@ -358,16 +358,6 @@ def test_a_waiting_block_that_is_freed_waits_no_more() -> None:
     assert allocator.pool.num_cached == 0
 
 
-def test_a_copy_is_dropped_with_its_destination(make_allocator: Make) -> None:
-    allocator = make_allocator()
-    [block] = chain(allocator, [1, 2])
-    fork = allocator.fork(block)[0]
-    fork.append_token_ids([3])
-    allocator.free(fork)
-    assert allocator.clear_copy_on_writes() == {}
-    assert allocator.get_num_free_blocks() == 7
-
-
 # ---- what is computed -------------------------------------------------------------------
 
 

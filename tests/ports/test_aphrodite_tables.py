@@ -13,7 +13,7 @@ from blockmgr.ports.aphrodite import (
     Device,
     NoFreeBlocksError,
 )
-from tests.ports.aphrodite_support import Kind, MakePools, check, refused_tables, table_of
+from tests.ports.aphrodite_support import MakePools, check, refused_tables, table_of
 
 # ---- block tables -----------------------------------------------------------------------
 
@@ -75,18 +75,6 @@ def test_shared_look_ahead_is_not_written_by_two(make_pools: MakePools) -> None:
     parent.append_token_ids([6])
     assert parent.physical_block_ids[1] != child.physical_block_ids[1]
     assert allocator.clear_copy_on_writes() == []  # nothing was in it
-
-
-def test_a_table_of_ten_thousand_blocks_is_forked_and_freed(kind: Kind) -> None:
-    allocator = CpuGpuBlockAllocator.create(kind, 10_001, 0, 1)
-    parent = table_of(allocator, [i % 251 for i in range(10_000)])
-    child = parent.fork()
-    child.append_token_ids([7])
-    assert len(child.physical_block_ids) == 10_001
-    parent.free()
-    assert allocator.get_num_free_blocks(Device.GPU) == 0
-    child.free()
-    assert allocator.get_num_free_blocks(Device.GPU) == 10_001
 
 
 def test_prompts_of_tables_share_what_is_cached() -> None:
