@@ -162,7 +162,6 @@ class BlockAllocation:
         Raises:
             UnknownSequenceError: The allocation is closed.
         """
-        self._manager()
         if self.is_ready:
             self.commit()
         self.discard()
