@@ -12,15 +12,11 @@ Source: nano-vllm, ``nanovllm/engine/block_manager.py``, since chunked prefill.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-import numpy as np
-import xxhash
-
 import blockmgr
-from blockmgr.arguments import integer, whole
-from blockmgr.blocks import Admission, BlockState
+from blockmgr.arguments import integer
+from blockmgr.blocks import Admission
 from blockmgr.errors import NeverFitsError, SequenceStateError
 from blockmgr.ports.locking import exclusive, new_mutex
 
@@ -54,6 +50,9 @@ class _Holder(NamedTuple):
 
 class BlockManager:
     """Block tables of nano-vllm's sequences. Calls of several threads wait for one another.
+
+    A sequence that lacks an attribute, or a value of the wrong type, raises ``TypeError``; no
+    tokens, or a token out of ``[0, 2**32)``, ``ValueError``.
 
     Args:
         num_blocks: Physical blocks in the pool.
@@ -99,34 +98,12 @@ class BlockManager:
         self._asked: tuple[NanoSequence, blockmgr.Prompt] | None = None
         self._mutex = new_mutex()
 
-    @staticmethod
-    def compute_hash(token_ids: list[int], prefix: int = -1) -> int:
-        """The chained 64-bit hash by which nano-vllm names a full block; not used for matching.
-
-        Args:
-            token_ids: The tokens of the block.
-            prefix: The hash of the block before, in ``[0, 2**64)``; -1 for the first.
-
-        Raises:
-            ValueError: ``prefix`` or a token out of its bounds.
-            TypeError: Values of the wrong type.
-
-        >>> BlockManager.compute_hash(list(range(1, 17)))
-        12258205949268247123
-        """
-        prefix = whole("prefix", prefix, -1, 2**64 - 1)
-        before = b"" if prefix == -1 else prefix.to_bytes(8, "little")
-        tokens = [whole("token_ids", token, 0, 2**63 - 1) for token in token_ids]
-        return xxhash.xxh64_intdigest(before + np.array(tokens, "<i8").tobytes())
-
     @exclusive
     def can_allocate(self, seq: NanoSequence) -> int:
         """The number of cached blocks that ``allocate`` would find, or -1 if it would not succeed.
 
         Raises:
             NeverFitsError: The sequence needs more blocks than there are; it would wait forever.
-            ValueError: No tokens, or a token out of bounds.
-            TypeError: Tokens of the wrong type.
         """
         _check_has(seq, "token_ids")
         prompt = self._prompt(seq)
@@ -155,8 +132,6 @@ class BlockManager:
             SequenceStateError: The sequence holds blocks already.
             ValueError: ``num_cached_blocks`` is not what the cache holds, no tokens, or a token
                 out of bounds.
-            TypeError: Tokens of the wrong type, ``block_table`` is not a list, or
-                ``num_cached_blocks`` is not an int.
         """
         _check_has(seq, "token_ids", "block_table")
         if not isinstance(seq.block_table, list):
@@ -201,8 +176,6 @@ class BlockManager:
             OutOfBlocksError: No block is available; ``can_append`` would have returned False.
             NeverFitsError: The sequence needs more blocks than there are.
             SequenceStateError: The sequence holds no blocks, or has lost tokens it had.
-            ValueError: A token out of bounds.
-            TypeError: A token that is not an int.
         """
         handle = self._handle(seq)
         if sampled := self._sampled(handle, seq):
@@ -219,7 +192,6 @@ class BlockManager:
             SequenceStateError: The sequence holds no blocks.
             ValueError: The sum of ``num_cached_tokens`` and ``num_scheduled_tokens`` is less than
                 the computed tokens, or more than all tokens.
-            TypeError: One of them is not an int.
         """
         handle = self._handle(seq)
         _check_has(seq, "num_scheduled_tokens")
@@ -252,25 +224,6 @@ class BlockManager:
         del self._holders[id(seq)]
         seq.block_table.clear()
         seq.num_cached_tokens = 0
-
-    @property
-    def used_block_ids(self) -> set[int]:
-        """The blocks that cannot be handed out: named by a block table, or pinned; a snapshot.
-
-        Cost: O(blocks + entries of all block tables).
-        """
-        state = self.manager.blocks().state
-        used = (state == BlockState.OWNED) | (state == BlockState.CACHED)
-        return set(np.flatnonzero(used).tolist())
-
-    @property
-    def free_block_ids(self) -> deque[int]:
-        """The other blocks in the order of use, empty ones before cached ones; a snapshot.
-
-        Cost: O(blocks + entries of all block tables). ``manager.num_available`` is its length.
-        """
-        blocks = self.manager.blocks()
-        return deque([*blocks.ids(BlockState.FREE).tolist(), *blocks.eviction_order.tolist()])
 
     def _handle(self, seq: NanoSequence) -> int:
         holder = self._holders.get(id(seq))
@@ -314,11 +267,7 @@ class BlockManager:
 
 
 def _check_has(seq: object, *names: str) -> None:
-    """Refuses objects that are not sequences of nano-vllm.
-
-    Raises:
-        TypeError: ``seq`` lacks one of the attributes ``names``.
-    """
+    """Refuses objects that are not sequences of nano-vllm."""
     for name in names:
         if not hasattr(seq, name):
             raise TypeError(f"seq must have {name}, got {type(seq).__name__}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
 
 from blockmgr.ports.aphrodite import (
     Block,
+    BlockSpaceManager,
     BlockTable,
     CpuGpuBlockAllocator,
     Device,
@@ -43,9 +45,9 @@ def refused(allocator: Any, error: type[Exception], match: str | None = None) ->
         ids = sorted(allocator.all_block_ids)
         return (
             fingerprint(allocator.pool),
-            [allocator.refcounter.get(i) for i in ids],
-            [allocator.is_computed(allocator.pool_block(i)) for i in ids],
-            (allocator.hits.num_queries, allocator.hits.num_hits),
+            [allocator.pool.ref_count(allocator.get_physical_block_id(i)) for i in ids],
+            [allocator.is_computed(allocator.get_physical_block_id(i)) for i in ids],
+            (allocator.num_queries, allocator.num_hits),
         )
 
     before = facts()
@@ -112,3 +114,42 @@ def table_of(allocator: CpuGpuBlockAllocator, tokens: Sequence[int], **options: 
     table = BlockTable(allocator.block_size, allocator, **options)
     table.allocate(tokens)
     return table
+
+
+@dataclass
+class Seq:
+    """A sequence of an engine of this lineage."""
+
+    seq_id: int
+    tokens: list[int] = field(default_factory=list)
+    adapter: int | None = None
+    in_prompt: bool = False
+
+    def get_token_ids(self) -> list[int]:
+        return self.tokens
+
+    def extra_hash(self) -> int | None:
+        return self.adapter
+
+    def is_prefill(self) -> bool:
+        return self.in_prompt
+
+
+@dataclass
+class Group:
+    seqs: list[Seq]
+    has_encoder: bool = False
+
+    def get_seqs(self) -> list[Seq]:
+        return self.seqs
+
+    def is_encoder_decoder(self) -> bool:
+        return self.has_encoder
+
+
+def group(*prompts: Sequence[int], first: int = 0) -> Group:
+    return Group([Seq(first + i, list(p)) for i, p in enumerate(prompts)])
+
+
+def space(gpu: int = 8, cpu: int = 8, size: int = 4, **options: Any) -> BlockSpaceManager:
+    return BlockSpaceManager(size, gpu, cpu, **{"watermark": 0, **options})

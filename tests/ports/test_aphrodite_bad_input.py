@@ -65,19 +65,9 @@ BAD: dict[str, tuple[Callable[[Any, Any], object], type[Exception], str]] = {
         "another allocator",
     ),
     "count an unknown block": (
-        lambda a, b: a.refcounter.get(99),
+        lambda a, b: a.get_physical_block_id(99),
         ValueError,
         "block_id 99 is no block of this allocator",
-    ),
-    "acquire a free block": (
-        lambda a, b: a.refcounter.incr(7),
-        BlockStateError,
-        "it is not held",
-    ),
-    "release a free block": (
-        lambda a, b: a.refcounter.decr(7),
-        BlockStateError,
-        "released more often",
     ),
     "mark an unknown block": (lambda a, b: a.mark_blocks_as_computed([0, 99]), ValueError, "99"),
     "ask for unknown blocks": (
@@ -91,15 +81,9 @@ BAD: dict[str, tuple[Callable[[Any, Any], object], type[Exception], str]] = {
 
 for _name, _block in (("a half", 0.5), ("a bool", True), ("text", "0"), ("None", None)):
     BAD[f"count {_name}"] = (
-        lambda a, b, block=_block: a.refcounter.get(block),
+        lambda a, b, block=_block: a.get_physical_block_id(block),
         TypeError,
         "block_id must be an int",
-    )
-for _block in (-1, 8, 2**64):
-    BAD[f"name block {_block} of the pool"] = (
-        lambda a, b, block=_block: a.physical_id(block),
-        ValueError,
-        r"block must be in \[0, 7\]",
     )
 BAD["append a bool"] = (
     lambda a, b: b[2].append_token_ids([True]),

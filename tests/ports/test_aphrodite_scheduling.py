@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from blockmgr import SequenceStateError
 from blockmgr.ports.aphrodite import (
     AllocStatus,
     BlockSpaceManager,
-    ComputedBlocksTracker,
     EncoderDecoderError,
-    PrefixCachingBlock,
 )
+from tests.ports import aphrodite_support as support
+from tests.ports.aphrodite_support import Group, Seq
 
 
-@dataclass
-class Seq:
-    seq_id: int
-    tokens: list[int]
-    adapter: int | None = None
-    in_prompt: bool = False
-
-    def get_token_ids(self) -> list[int]:
-        return self.tokens
-
-    def extra_hash(self) -> int | None:
-        return self.adapter
-
-    def is_prefill(self) -> bool:
-        return self.in_prompt
-
-
-@dataclass
-class Group:
-    seqs: list[Seq]
-    has_encoder: bool = False
-    request_id: str = field(default="0")
-
-    def get_seqs(self) -> list[Seq]:
-        return self.seqs
-
-    def is_encoder_decoder(self) -> bool:
-        return self.has_encoder
-
-
-def space(blocks: int = 8, size: int = 4, **options: object) -> BlockSpaceManager:
-    options = {"watermark": 0, "enable_caching": True} | options
-    return BlockSpaceManager(size, blocks, 8, **options)  # type: ignore[arg-type]
+def space(blocks: int = 8, size: int = 4, **options: Any) -> BlockSpaceManager:
+    return support.space(blocks, 8, size, **{"enable_caching": True, **options})
 
 
 def serve(manager: BlockSpaceManager, name: int, tokens: list[int], chunk: int | None) -> Seq:
@@ -179,15 +147,12 @@ def test_every_sequence_of_a_group_keeps_its_adapter() -> None:
 def test_a_group_with_an_encoder_is_refused_and_changes_nothing() -> None:
     manager = space(enable_caching=False)
     group = Group([Seq(0, [1])], has_encoder=True)
-    for call in (manager.can_allocate, manager.allocate, manager.get_cross_block_table):
+    for call in (manager.can_allocate, manager.allocate):
         with pytest.raises(EncoderDecoderError, match="must have no encoder"):
             call(group)
         with pytest.raises(NotImplementedError):
             call(group)
-    manager.free_cross(group)
     assert manager.get_num_free_gpu_blocks() == 8
-    with pytest.raises(SequenceStateError, match="no encoder"):
-        manager.get_cross_block_table(Group([Seq(0, [1])]))
 
 
 def test_a_reset_forgets_the_hit_rate() -> None:
@@ -225,68 +190,3 @@ def test_an_engine_s_own_enumerations_are_understood() -> None:
     assert manager.get_prefix_cache_hit_rate(Theirs.Device.GPU) == 0  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="device must be a Device"):
         manager.get_prefix_cache_hit_rate("gpu")  # type: ignore[arg-type]
-
-
-def test_what_is_computed_is_found_by_the_hashes_of_its_blocks() -> None:
-    manager = space()
-    serve(manager, 0, list(range(10)), 10)
-    hashes = [PrefixCachingBlock.hash_block_tokens(True, None, range(4))]
-    hashes.append(PrefixCachingBlock.hash_block_tokens(False, hashes[0], range(4, 8)))
-    pools = manager.block_allocator
-    assert pools.find_cached_blocks_prefix([*hashes, 5]) == hashes
-    assert pools.find_cached_blocks_prefix(hashes[1:]) == []
-    with pytest.raises(TypeError, match="block_hashes must be an int"):
-        pools.find_cached_blocks_prefix(["1"])  # type: ignore[list-item]
-
-
-WRONG = {
-    "a chunk below 0": (
-        lambda m, g: m.mark_blocks_as_computed(g, -1),
-        ValueError,
-        "token_chunk_size",
-    ),
-    "a chunk of text": (
-        lambda m, g: m.mark_blocks_as_computed(g, "1"),
-        TypeError,
-        "token_chunk_size",
-    ),
-    "count without a sequence": (lambda m, g: m.get_num_cached_tokens(1), TypeError, "seq_id"),
-    "forget no sequence": (
-        lambda m, g: m.remove_seq_from_computed_blocks_tracker(1),
-        TypeError,
-        "seq_id",
-    ),
-    "free no sequence": (lambda m, g: m.free(1), TypeError, "seq_id"),
-    "free_cross of no group": (lambda m, g: m.free_cross(1), TypeError, "seq_group"),
-    "an adapter of text": (
-        lambda m, g: m.allocate(Group([Seq(9, [1], adapter="lora")])),  # type: ignore[arg-type]
-        TypeError,
-        "extra_hash",
-    ),
-    "a tracker of another size": (
-        lambda m, g: ComputedBlocksTracker(m.block_allocator, 3, True),
-        ValueError,
-        "block_size",
-    ),
-    "a tracker of nothing": (
-        lambda m, g: ComputedBlocksTracker(None, 4, True),  # type: ignore[arg-type]
-        TypeError,
-        "allocator",
-    ),
-    "append on the host": (
-        lambda m, g: (m.swap_out(g), m.append_slots(g.seqs[0])),
-        ValueError,
-        "on the host",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_calls_are_refused_by_name(name: str) -> None:
-    call, error, match = WRONG[name]
-    manager = space()
-    seq = serve(manager, 0, [1, 2, 3, 4, 5], 5)
-    free = manager.get_num_free_gpu_blocks() + manager.get_num_free_cpu_blocks()
-    with pytest.raises(error, match=match):
-        call(manager, Group([seq]))  # type: ignore[no-untyped-call]
-    assert manager.get_num_free_gpu_blocks() + manager.get_num_free_cpu_blocks() == free

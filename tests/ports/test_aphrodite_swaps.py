@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,16 @@ from blockmgr.ports.aphrodite import (
     NoFreeBlocksError,
     PrefixCachingBlockAllocator,
 )
-from tests.ports.aphrodite_support import MakePools, check, refused_tables, table_of
+from tests.ports.aphrodite_support import (
+    Group,
+    MakePools,
+    Seq,
+    check,
+    group,
+    refused_tables,
+    space,
+    table_of,
+)
 
 # ---- swaps ------------------------------------------------------------------------------
 
@@ -82,7 +90,6 @@ def test_extra_hashes_move_along() -> None:
 def test_a_swap_that_finds_no_room_changes_nothing(make_pools: MakePools) -> None:
     allocator = make_pools(gpu=8, cpu=2)
     table = table_of(allocator, list(range(10)))
-    assert allocator.get_num_full_blocks_touched(table.blocks, Device.CPU) == 3
     with refused_tables(allocator, NoFreeBlocksError, tables=[table]) as caught:
         allocator.swap(table.blocks, Device.GPU, Device.CPU)
     assert (caught.value.needed, caught.value.available) == (3, 2)
@@ -159,31 +166,6 @@ def test_pools_that_do_not_go_together_are_refused() -> None:
 # ---- the manager of all tables ----------------------------------------------------------
 
 
-@dataclass
-class Seq:
-    seq_id: int
-    tokens: list[int] = field(default_factory=list)
-
-    def get_token_ids(self) -> list[int]:
-        return self.tokens
-
-
-@dataclass
-class Group:
-    seqs: list[Seq]
-
-    def get_seqs(self) -> list[Seq]:
-        return self.seqs
-
-
-def group(*prompts: Sequence[int], first: int = 0) -> Group:
-    return Group([Seq(first + i, list(p)) for i, p in enumerate(prompts)])
-
-
-def space(gpu: int = 8, cpu: int = 8, **options: Any) -> BlockSpaceManager:
-    return BlockSpaceManager(4, gpu, cpu, **{"watermark": 0, **options})
-
-
 @pytest.mark.parametrize("enable_caching", [False, True])
 def test_a_group_lives_from_its_prompt_to_its_end(enable_caching: bool) -> None:
     manager = space(enable_caching=enable_caching)
@@ -210,6 +192,8 @@ def test_a_group_lives_from_its_prompt_to_its_end(enable_caching: bool) -> None:
     for seq in (one, two, three):
         manager.free(seq)
     assert manager.get_num_free_gpu_blocks() == 8
+    assert manager.get_prefix_cache_hit_rate() == 0
+    assert manager.reset_prefix_cache()
     check(manager.block_allocator)
 
 
@@ -261,6 +245,14 @@ def test_a_group_is_swapped_out_and_in() -> None:
     assert len(manager.swap_out(pair)) == 4  # without a prefix cache, sharing ends there
     assert (manager.get_num_free_gpu_blocks(), manager.get_num_free_cpu_blocks()) == (8, 4)
     assert manager.can_swap_in(pair) is AllocStatus.OK
+    calls: list[Callable[[], object]] = [
+        lambda: manager.append_slots(pair.seqs[0]),
+        lambda: manager.can_append_slots(pair),
+        lambda: manager.mark_blocks_as_computed(pair),
+    ]
+    for call in calls:
+        with unchanged(manager, ValueError, "on the host"):
+            call()
     copies = manager.swap_in(pair)
     assert all(0 <= block < 8 for copy in copies for block in copy)
     assert manager.get_num_free_cpu_blocks() == 8
@@ -327,33 +319,6 @@ def test_a_sliding_window_bounds_what_a_sequence_holds() -> None:
     assert manager.get_num_free_gpu_blocks() == 5
 
 
-def test_wrong_calls_of_the_manager_are_refused() -> None:
-    manager = space()
-    known, unknown = Seq(0, [1]), Seq(1, [1])
-    manager.allocate(Group([known]))
-    calls: list[Callable[[], object]] = [
-        lambda: manager.append_slots(unknown),
-        lambda: manager.fork(unknown, Seq(2)),
-        lambda: manager.get_block_table(unknown),
-        lambda: manager.get_common_computed_block_ids([known, unknown]),
-        lambda: manager.access_all_blocks_in_seq(unknown),
-    ]
-    for call in calls:
-        with refused_tables(manager.block_allocator, UnknownSequenceError):
-            call()
-    with refused_tables(manager.block_allocator, SequenceStateError, "has blocks already"):
-        manager.fork(known, known)
-    with refused_tables(manager.block_allocator, SequenceStateError, "has blocks already"):
-        manager.allocate(Group([known]))
-    assert manager.get_prefix_cache_hit_rate() == 0
-    assert not manager.reset_prefix_cache()
-    for options in ({"watermark": 1}, {"watermark": -0.1}, {"sliding_window": 0}):
-        with pytest.raises(ValueError, match="must be"):
-            space(**options)
-    with pytest.raises(ValueError, match="without enable_caching"):
-        space(sliding_window=8, enable_caching=True)
-
-
 def test_a_group_that_names_a_sequence_twice_is_refused() -> None:
     manager, twice = space(), group([1, 2, 3])
     twice.seqs *= 2
@@ -388,6 +353,13 @@ UNKNOWN: dict[str, Callable[[BlockSpaceManager], object]] = {
     "swap_out": lambda m: m.swap_out(OTHER),
     "can_swap_in": lambda m: m.can_swap_in(OTHER),
     "swap_in": lambda m: m.swap_in(OTHER),
+    "append_slots": lambda m: m.append_slots(OTHER.seqs[0]),
+    "fork": lambda m: m.fork(OTHER.seqs[0], Seq(2)),
+    "get_block_table": lambda m: m.get_block_table(OTHER.seqs[0]),
+    "get_common_computed_block_ids": lambda m: m.get_common_computed_block_ids(
+        [KNOWN.seqs[0], OTHER.seqs[0]]
+    ),
+    "access_all_blocks_in_seq": lambda m: m.access_all_blocks_in_seq(OTHER.seqs[0]),
 }
 
 
@@ -440,6 +412,33 @@ WRONG: dict[str, tuple[Callable[[BlockSpaceManager], object], type[Exception], s
         SequenceStateError,
         "the sequence has 4 tokens",
     ),
+    "fork to itself": (
+        lambda m: m.fork(KNOWN.seqs[0], KNOWN.seqs[0]),
+        SequenceStateError,
+        "has blocks already",
+    ),
+    "allocate twice": (lambda m: m.allocate(KNOWN), SequenceStateError, "has blocks already"),
+    "a chunk below 0": (
+        lambda m: m.mark_blocks_as_computed(KNOWN, -1),
+        ValueError,
+        "token_chunk_size",
+    ),
+    "a chunk of text": (
+        lambda m: m.mark_blocks_as_computed(KNOWN, "1"),  # type: ignore[arg-type]
+        TypeError,
+        "token_chunk_size",
+    ),
+    "count without a sequence": (lambda m: m.get_num_cached_tokens(1), TypeError, "seq_id"),  # type: ignore[arg-type]
+    "forget no sequence": (
+        lambda m: m.remove_seq_from_computed_blocks_tracker(1),  # type: ignore[arg-type]
+        TypeError,
+        "seq_id",
+    ),
+    "an adapter of text": (
+        lambda m: m.allocate(Group([Seq(9, [1], adapter="lora")])),  # type: ignore[arg-type]
+        TypeError,
+        "extra_hash",
+    ),
     "no device": (lambda m: m.get_prefix_cache_hit_rate("gpu"), TypeError, "must be a Device"),  # type: ignore[arg-type]
     "another block": (
         lambda m: m.block_allocator.get_physical_block_id(Device.GPU, 99),
@@ -468,9 +467,6 @@ for _name, _call in {
     "append_slots": lambda m, n: m.append_slots(KNOWN.seqs[0], n),
     "can_swap_in": lambda m, n: m.can_swap_in(KNOWN, n),
     "get_num_required_blocks": lambda m, n: BlockTable.get_num_required_blocks([1], 4, n),
-    "get_num_blocks_touched_by_append_slots": lambda m, n: m.block_tables[
-        0
-    ].get_num_blocks_touched_by_append_slots([1], n),
 }.items():
     WRONG[f"{_name} of -1 slots"] = (
         partial(lambda c, m: c(m, -1), _call),
@@ -499,6 +495,9 @@ def test_sizes_that_make_no_sense_are_refused_by_name() -> None:
         ({"sliding_window": 1.5}, TypeError, "sliding_window must be an int, got 1.5"),
         ({"sliding_window": True}, TypeError, "sliding_window must be an int, got True"),
         ({"sliding_window": 0}, ValueError, "sliding_window must be at least 1, got 0"),
+        ({"sliding_window": 8, "enable_caching": True}, ValueError, "without enable_caching"),
+        ({"watermark": 1}, ValueError, "watermark must be"),
+        ({"watermark": -0.1}, ValueError, "watermark must be"),
         ({"watermark": "0.1"}, TypeError, "watermark must be a number"),
         ({"watermark": float("nan")}, ValueError, r"watermark must be in \[0, 1\)"),
         ({"cpu": None}, TypeError, "num_cpu_blocks must be an int"),
@@ -517,7 +516,6 @@ def test_blocks_of_another_allocator_are_not_freed_or_forked() -> None:
         lambda: ours.free(table.blocks[-1]),
         lambda: ours.fork(table.blocks[-1]),
         lambda: ours.swap(table.blocks, Device.GPU, Device.CPU),
-        lambda: ours.get_num_full_blocks_touched(table.blocks, Device.CPU),
     ]
     for call in calls:
         with refused_tables(ours, ValueError, "block belongs to another allocator"):

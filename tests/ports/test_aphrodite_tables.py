@@ -13,7 +13,7 @@ from blockmgr.ports.aphrodite import (
     Device,
     NoFreeBlocksError,
 )
-from tests.ports.aphrodite_support import Kind, MakePools, check, refused_tables, table_of
+from tests.ports.aphrodite_support import MakePools, check, refused_tables, table_of
 
 # ---- block tables -----------------------------------------------------------------------
 
@@ -62,24 +62,8 @@ def test_look_ahead_slots_are_used_by_the_tokens_that_come(make_pools: MakePools
     table.append_token_ids([3, 4, 5, 6, 7, 8])
     assert table.physical_block_ids == names
     assert table.num_full_slots == 9
-    assert table.get_num_blocks_touched_by_append_slots([1], num_lookahead_slots=2) == 1
-    assert table.get_num_blocks_touched_by_append_slots([1, 2, 3, 4]) == 2
     table.ensure_num_empty_slots(4)
     assert len(table.physical_block_ids) == 4
-
-
-def test_a_forked_table_shares_and_then_parts(make_pools: MakePools) -> None:
-    allocator = make_pools()
-    parent = table_of(allocator, list(range(6)))
-    child = parent.fork()
-    assert child.physical_block_ids == parent.physical_block_ids
-    child.append_token_ids([9])
-    assert child.physical_block_ids[0] == parent.physical_block_ids[0]
-    [(source, destination)] = allocator.clear_copy_on_writes()
-    assert (source, destination) == (parent.physical_block_ids[1], child.physical_block_ids[1])
-    parent.free()
-    child.free()
-    assert allocator.get_num_free_blocks(Device.GPU) == 8
 
 
 def test_shared_look_ahead_is_not_written_by_two(make_pools: MakePools) -> None:
@@ -91,18 +75,6 @@ def test_shared_look_ahead_is_not_written_by_two(make_pools: MakePools) -> None:
     parent.append_token_ids([6])
     assert parent.physical_block_ids[1] != child.physical_block_ids[1]
     assert allocator.clear_copy_on_writes() == []  # nothing was in it
-
-
-def test_a_table_of_ten_thousand_blocks_is_forked_and_freed(kind: Kind) -> None:
-    allocator = CpuGpuBlockAllocator.create(kind, 10_001, 0, 1)
-    parent = table_of(allocator, [i % 251 for i in range(10_000)])
-    child = parent.fork()
-    child.append_token_ids([7])
-    assert len(child.physical_block_ids) == 10_001
-    parent.free()
-    assert allocator.get_num_free_blocks(Device.GPU) == 0
-    child.free()
-    assert allocator.get_num_free_blocks(Device.GPU) == 10_001
 
 
 def test_prompts_of_tables_share_what_is_cached() -> None:
@@ -134,13 +106,6 @@ def test_a_table_that_cannot_grow_stays_as_it_was(make_pools: MakePools, shared:
     with refused_tables(allocator, NoFreeBlocksError, tables=tables):
         table.ensure_num_empty_slots(7)
     table.append_token_ids([1, 2])
-
-
-def test_a_prompt_that_does_not_fit_takes_nothing(make_pools: MakePools) -> None:
-    allocator = make_pools(gpu=3)
-    kept = table_of(allocator, [1] * 5)
-    with refused_tables(allocator, NoFreeBlocksError, tables=[kept]):
-        BlockTable(4, allocator).allocate(list(range(7)))
 
 
 @pytest.mark.parametrize("num_tokens", [5, 8])

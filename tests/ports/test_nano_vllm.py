@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
@@ -104,23 +104,6 @@ def test_a_thousand_requests_with_sharing_preemption_and_chunks(
 # One rule each.
 
 
-def test_allocate_gives_a_block_for_every_started_block_of_tokens() -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, *range(9))
-    assert len(set(held.block_table)) == 3
-    assert held.num_cached_tokens == 0
-    assert blocks.used_block_ids == set(held.block_table)
-    assert set(blocks.free_block_ids) == set(range(8)) - set(held.block_table)
-
-
-def test_a_computed_prefix_is_found_in_the_very_blocks() -> None:
-    blocks = BlockManager(8, 4)
-    table = cache(blocks, 1, 2, 3, 4, 5, 6, 7, 8, 9)
-    held = start(blocks, 1, 2, 3, 4, 5, 6, 7, 8, 10)
-    assert held.block_table[:2] == table[:2]
-    assert held.num_cached_tokens == 8
-
-
 def test_nothing_is_found_before_it_is_computed() -> None:
     """The first generation caches a prompt when it is allocated.
 
@@ -133,37 +116,6 @@ def test_nothing_is_found_before_it_is_computed() -> None:
     assert not set(first.block_table) & set(second.block_table)
     blocks.deallocate(first)
     assert start(blocks, *range(8), 3).num_cached_tokens == 0
-
-
-def test_one_token_of_a_cached_prompt_is_left_to_compute() -> None:
-    """The original schedules a prompt of exactly one cached block with zero tokens."""
-    blocks = BlockManager(8, 4)
-    cache(blocks, 1, 2, 3, 4, 5)
-    assert start(blocks, 1, 2, 3, 4).num_cached_tokens == 0
-
-
-def test_a_block_is_added_only_when_the_last_one_is_full() -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, 1, 2, 3)
-    for length, num_blocks in ((4, 1), (5, 2), (8, 2), (9, 3)):
-        while len(held) < length:
-            forward(blocks, held)
-            blocks.may_append(held)
-        assert len(held.block_table) == num_blocks
-    assert held.block_table == blocks.manager.sequence(*blocks.manager.handles()).block_ids.tolist()
-
-
-def test_blocks_of_one_token_grow_with_every_token() -> None:
-    """The original allocates if length modulo block size is 1, which never holds."""
-    blocks = BlockManager(3, 1)
-    held = start(blocks, 1)
-    forward(blocks, held)
-    assert blocks.can_append(held)
-    blocks.may_append(held)
-    assert len(held.block_table) == 2
-    start(blocks, 7)
-    forward(blocks, held)
-    assert not blocks.can_append(held)
 
 
 def test_may_append_without_a_sampled_token_adds_nothing() -> None:
@@ -199,13 +151,6 @@ def test_a_preempted_sequence_finds_itself_again() -> None:
     assert held.block_table[:2] == table[:2]
 
 
-def test_cached_blocks_make_room_when_nothing_is_free() -> None:
-    blocks = BlockManager(3, 4)
-    cache(blocks, *range(12))
-    assert len(blocks.free_block_ids) == 3
-    assert len(start(blocks, *[7] * 12).block_table) == 3
-
-
 def test_equal_blocks_filled_side_by_side_become_one() -> None:
     """The original keeps both and forgets one of them."""
     blocks = BlockManager(8, 4)
@@ -215,7 +160,7 @@ def test_equal_blocks_filled_side_by_side_become_one() -> None:
     for held in pair:
         blocks.may_append(held)
     assert pair[0].block_table[0] == pair[1].block_table[0]
-    assert len(blocks.used_block_ids) == 3
+    assert blocks.manager.num_available == 5
 
 
 def test_append_only_tables_never_change() -> None:
@@ -226,16 +171,6 @@ def test_append_only_tables_never_change() -> None:
         forward(blocks, held)
         blocks.may_append(held)
     assert [held.block_table for held in pair] == tables
-
-
-def test_free_blocks_stand_in_the_order_they_are_handed_out() -> None:
-    """Empty blocks come first, then cached ones, the end of a finished prompt first."""
-    blocks = BlockManager(4, 4)
-    table = cache(blocks, *range(12))
-    free = blocks.free_block_ids
-    assert list(free)[2:] == table[1::-1]
-    start(blocks, *[7] * 12)
-    assert blocks.free_block_ids == free.__class__([table[0]])
 
 
 def test_without_prefix_caching_nothing_is_found() -> None:
@@ -249,35 +184,8 @@ def test_sequences_are_told_apart_by_identity() -> None:
     blocks = BlockManager(8, 4)
     pair = [start(blocks, 1, 2), start(blocks, 1, 2)]
     blocks.deallocate(pair[0])
-    assert blocks.used_block_ids == set(pair[1].block_table)
-
-
-def test_hashes_are_nano_vllms() -> None:
-    """Computed from the formula: XXH64 of the parent's eight bytes and the tokens as int64."""
-    first = BlockManager.compute_hash(list(range(1, 17)))
-    assert first == 12258205949268247123
-    second = BlockManager.compute_hash(list(range(17, 33)), first)
-    assert second == 17485596207235398450
-
-
-def test_can_allocate_counts_the_cached_blocks() -> None:
-    blocks = BlockManager(8, 4)
-    assert blocks.can_allocate(seq(*range(9))) == 0
-    cache(blocks, *range(9))
-    assert blocks.can_allocate(seq(*range(9))) == 2
-    assert blocks.can_allocate(seq(*range(8))) == 1
-
-
-def test_can_allocate_counts_blocks_in_use_as_room_and_idle_ones_not() -> None:
-    blocks = BlockManager(4, 4)
-    first = start(blocks, *range(9))
-    forward(blocks, first)
-    assert blocks.can_allocate(seq(*range(9))) == 2  # two shared, one fresh
-    assert blocks.can_allocate(seq(*range(13), 9)) == -1  # two shared, two fresh
-    blocks.deallocate(first)
-    other = start(blocks, 7, 7, 7, 7, 7)
-    assert blocks.can_allocate(seq(*range(9))) == -1  # two are idle, and no others are available
-    blocks.deallocate(other)
+    assert blocks.manager.num_available == 7
+    assert len(pair[1].block_table) == 1
 
 
 def test_can_allocate_changes_nothing() -> None:
@@ -298,33 +206,6 @@ def test_hash_blocks_publishes_chunk_by_chunk() -> None:
         assert blocks.can_allocate(seq(*range(12), 12)) == found
 
 
-@pytest.mark.parametrize("num_cached_blocks", [-1, 0, 2])
-def test_a_stale_count_of_cached_blocks_is_refused(num_cached_blocks: Any) -> None:
-    """The scheduler sizes its step by that count; with another count it reads out of bounds."""
-    blocks = BlockManager(8, 4)
-    cache(blocks, *range(5))
-    held = seq(*range(9))
-    with refused(blocks, held, ValueError, "num_cached_blocks must be 1"):
-        blocks.allocate(held, num_cached_blocks)
-
-
-def test_more_cannot_be_computed_than_there_is() -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, *range(5))
-    held.num_scheduled_tokens = 6
-    with refused(blocks, held, ValueError, r"must be in \[0, 5\], got 6"):
-        blocks.hash_blocks(held)
-
-
-def test_less_cannot_be_computed_than_before() -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, *range(5))
-    forward(blocks, held)
-    held.num_cached_tokens, held.num_scheduled_tokens = 1, 1
-    with refused(blocks, held, ValueError, r"must be in \[5, 5\], got 2"):
-        blocks.hash_blocks(held)
-
-
 def test_can_allocate_waits_for_a_row() -> None:
     blocks = BlockManager(8, 4, max_seqs=1)
     held = start(blocks, 1)
@@ -339,166 +220,115 @@ def test_can_allocate_waits_for_a_row() -> None:
 # Wrong calls.
 
 
-def test_deallocating_twice_is_refused() -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, 1)
-    blocks.deallocate(held)
-    with refused(blocks, held, SequenceStateError, "holds no blocks"):
-        blocks.deallocate(held)
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (-1, 4), (4, 0), (4, -2)])
+def test_a_pool_of_no_or_negative_size_is_refused(num_blocks: int, block_size: int) -> None:
+    with pytest.raises(ValueError, match="must be in"):
+        BlockManager(num_blocks, block_size)
 
 
-@pytest.mark.parametrize("call", ["can_append", "may_append", "deallocate"])
-def test_a_sequence_without_blocks_is_refused(call: str) -> None:
-    blocks = BlockManager(8, 4)
-    start(blocks, 1)
-    held = seq(1)
-    with refused(blocks, held, SequenceStateError, "holds no blocks"):
-        getattr(blocks, call)(held)
+class Wrong(NamedTuple):
+    """A wrong call about a sequence, in a pool of two blocks of four tokens.
+
+    The sequence is fresh, or it holds blocks and its tokens are computed (``held``).
+    """
+
+    call: str
+    error: type[Exception]
+    match: str
+    tokens: Sequence[int] = (1,)
+    held: bool = False
+    fields: dict[str, Any] = {}  # noqa: RUF012  # read only
+    sampled: Sequence[Any] = ()
+    others: Sequence[int] = ()
+    more: tuple[Any, ...] = ()
 
 
-def test_hashing_a_sequence_without_blocks_is_refused() -> None:
-    blocks = BlockManager(8, 4)
-    held = seq(1)
-    with refused(blocks, held, SequenceStateError, "holds no blocks"):
-        blocks.hash_blocks(held)
+NOT_HELD, LOST = "holds no blocks", "had 3 tokens and has 1"
+NEVER = "9 tokens need 3 blocks of 4, there are 2"
+WRONG: dict[str, Wrong] = {
+    **{
+        f"{call} without blocks": Wrong(call, SequenceStateError, NOT_HELD)
+        for call in ("can_append", "may_append", "deallocate", "hash_blocks")
+    },
+    "allocate twice": Wrong("allocate", SequenceStateError, "blocks already", held=True, more=(0,)),
+    "a table of somebody else": Wrong(
+        "allocate", SequenceStateError, "blocks already", fields={"block_table": [3]}, more=(0,)
+    ),
+    "a tuple as a table": Wrong(
+        "allocate", TypeError, "must be a list", fields={"block_table": ()}, more=(0,)
+    ),
+    # The original lets it wait forever, or preempts all others in vain.
+    "a prompt larger than the pool": Wrong("can_allocate", NeverFitsError, NEVER, range(9)),
+    "asked to outgrow the pool": Wrong("can_append", NeverFitsError, NEVER, range(8), True),
+    "outgrows the pool": Wrong("may_append", NeverFitsError, "blocks", range(8), True),
+    "append without room": Wrong(
+        "may_append", OutOfBlocksError, "need 1 blocks, 0 available", range(4), True, others=[7]
+    ),
+    "allocate without room": Wrong(
+        "allocate", OutOfBlocksError, "need 1 blocks, 0 available", others=range(5), more=(0,)
+    ),
+    **{
+        f"{call} with lost tokens": Wrong(
+            call, SequenceStateError, LOST, (1, 2), True, {"token_ids": [1]}
+        )
+        for call in ("can_append", "may_append")
+    },
+    # The scheduler sizes its step by that count; with another count it reads out of bounds.
+    **{
+        f"{count!r} cached blocks": Wrong("allocate", error, "num_cached_blocks", more=(count,))
+        for count, error in ((-1, ValueError), (1, ValueError), (None, TypeError))
+    },
+    **{
+        f"{done} tokens more than {cached}": Wrong(
+            "hash_blocks", ValueError, f"must be in {bounds}, got {cached + done}", range(3), True,
+            {"num_cached_tokens": cached, "num_scheduled_tokens": done},
+        )
+        for cached, done, bounds in ((3, 2, r"\[3, 4\]"), (1, 1, r"\[3, 4\]"))
+    },
+    **{
+        f"schedule {count!r}": Wrong(
+            "hash_blocks", TypeError, "num_scheduled_tokens must be an int", held=True,
+            fields={"num_scheduled_tokens": count},
+        )
+        for count in (1.5, True, None, "1")
+    },
+    "ask for no tokens": Wrong("can_allocate", ValueError, "tokens", ()),
+    "no tokens": Wrong("allocate", ValueError, "tokens", (), more=(0,)),
+    **{
+        f"sample {token!r}": Wrong("may_append", error, "tokens", held=True, sampled=[token])
+        for token, error in ((-1, ValueError), (2**32, ValueError), ("a", TypeError))
+    },
+}  # fmt: skip
 
 
-def test_allocating_twice_is_refused() -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, 1)
-    with refused(blocks, held, SequenceStateError, "holds blocks already"):
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_refused_and_changes_nothing(name: str) -> None:
+    wrong = WRONG[name]
+    blocks = BlockManager(2, 4)
+    other = start(blocks, *wrong.others) if wrong.others else None
+    held = seq(*wrong.tokens)
+    if wrong.held:
         allocate(blocks, held)
-
-
-def test_a_foreign_block_table_is_refused() -> None:
-    blocks = BlockManager(8, 4)
-    held = seq(1)
-    held.block_table = [3]
-    with refused(blocks, held, SequenceStateError, "holds blocks already"):
-        allocate(blocks, held)
-
-
-def test_a_prompt_larger_than_the_pool_is_refused_at_once() -> None:
-    """The original lets it wait forever."""
-    blocks = BlockManager(2, 4)
-    held = seq(*range(9))
-    with refused(blocks, held, NeverFitsError, "9 tokens need 3 blocks of 4, there are 2"):
-        blocks.can_allocate(held)
-
-
-def test_a_sequence_that_outgrows_the_pool_is_refused() -> None:
-    """The original preempts all others in vain."""
-    blocks = BlockManager(2, 4)
-    held = start(blocks, *range(8))
-    forward(blocks, held)
-    with refused(blocks, held, NeverFitsError, "9 tokens need 3 blocks of 4, there are 2"):
-        blocks.can_append(held)
-    with refused(blocks, held, NeverFitsError, "blocks"):
-        blocks.may_append(held)
-
-
-def test_appending_without_room_is_refused() -> None:
-    blocks = BlockManager(2, 4)
-    held, _ = start(blocks, *range(4)), start(blocks, 7)
-    forward(blocks, held)
-    with refused(blocks, held, OutOfBlocksError, "need 1 blocks, 0 available"):
-        blocks.may_append(held)
-
-
-def test_allocating_without_room_is_refused() -> None:
-    blocks = BlockManager(2, 4)
-    start(blocks, *range(5))
-    held = seq(9)
-    with refused(blocks, held, OutOfBlocksError, "need 1 blocks, 0 available"):
-        blocks.allocate(held, 0)
-
-
-def test_a_sequence_that_lost_tokens_is_refused() -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, 1, 2, 3)
-    del held.token_ids[1:]
-    with refused(blocks, held, SequenceStateError, "had 3 tokens and has 1"):
-        blocks.may_append(held)
-
-
-def test_a_sequence_that_lost_tokens_cannot_be_asked_about() -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, 1, 2, 3)
-    del held.token_ids[1:]
-    with refused(blocks, held, SequenceStateError, "had 3 tokens and has 1"):
-        blocks.can_append(held)
+        forward(blocks, held)
+        if wrong.fields or wrong.call == "hash_blocks":
+            blocks.may_append(held)
+    vars(held).update(wrong.fields)
+    held.token_ids += wrong.sampled
+    with refused(blocks, held, wrong.error, wrong.match):
+        getattr(blocks, wrong.call)(held, *wrong.more)
+    assert other is None or len(other.block_table)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, [1, 2], "x"])
 def test_what_is_no_sequence_is_refused_by_name(wrong: Any) -> None:
     blocks = BlockManager(8, 4)
     held = start(blocks, 1, 2, 3)
-    with refused(blocks, held, TypeError, "seq must have token_ids, got "):
-        blocks.can_allocate(wrong)
-    with refused(blocks, held, TypeError, "seq must have token_ids, got "):
-        allocate(blocks, wrong)
-    for call in (blocks.can_append, blocks.may_append, blocks.deallocate):
-        with refused(blocks, held, SequenceStateError, "holds no blocks"):
-            call(wrong)
-
-
-@pytest.mark.parametrize("scheduled", [1.5, True, None, "1"])
-def test_a_schedule_that_is_no_int_is_refused(scheduled: Any) -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, 1, 2, 3)
-    held.num_scheduled_tokens = scheduled
-    with refused(blocks, held, TypeError, "num_scheduled_tokens must be an int"):
-        blocks.hash_blocks(held)
+    for call, *more in ((blocks.can_allocate,), (blocks.allocate, 0)):
+        with refused(blocks, held, TypeError, "seq must have token_ids, got "):
+            call(wrong, *more)  # type: ignore[operator]
+    for lost in (blocks.can_append, blocks.may_append, blocks.deallocate, blocks.hash_blocks):
+        with refused(blocks, held, SequenceStateError, NOT_HELD):
+            lost(wrong)
     del held.num_scheduled_tokens
     with refused(blocks, held, TypeError, "seq must have num_scheduled_tokens"):
         blocks.hash_blocks(held)
-
-
-def test_no_tokens_are_refused() -> None:
-    blocks = BlockManager(8, 4)
-    held = seq()
-    with refused(blocks, held, ValueError, "tokens"):
-        blocks.can_allocate(held)
-    with refused(blocks, held, ValueError, "tokens"):
-        allocate(blocks, held)
-
-
-@pytest.mark.parametrize(
-    ("token", "error"), [(-1, ValueError), (2**32, ValueError), ("a", TypeError)]
-)
-def test_a_bad_token_is_refused(token: Any, error: type[Exception]) -> None:
-    blocks = BlockManager(8, 4)
-    held = start(blocks, 1)
-    held.token_ids.append(token)
-    with refused(blocks, held, error, "tokens"):
-        blocks.may_append(held)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "prefix", "error", "match"),
-    [
-        ([1.5], -1, TypeError, "token_ids must be an int, got 1.5"),
-        ([True], -1, TypeError, "token_ids must be an int, got True"),
-        ([-1], -1, ValueError, "token_ids must be in"),
-        ([2**63], -1, ValueError, "token_ids must be in"),
-        ([1], 1.5, TypeError, "prefix must be an int, got 1.5"),
-        ([1], True, TypeError, "prefix must be an int, got True"),
-    ],
-)
-def test_a_hash_of_what_are_no_tokens_is_refused(
-    tokens: Any, prefix: Any, error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        BlockManager.compute_hash(tokens, prefix)
-
-
-@pytest.mark.parametrize("prefix", [-2, 2**64])
-def test_a_hash_prefix_out_of_bounds_is_refused(prefix: int) -> None:
-    with pytest.raises(ValueError, match="prefix must be"):
-        BlockManager.compute_hash([1], prefix)
-
-
-@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (-1, 4), (4, 0), (4, -2)])
-def test_a_pool_of_no_or_negative_size_is_refused(num_blocks: int, block_size: int) -> None:
-    with pytest.raises(ValueError, match="must be in"):
-        BlockManager(num_blocks, block_size)

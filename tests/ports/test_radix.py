@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from blockmgr import OutOfBlocksError
-from blockmgr.pool import BlockPool
 from blockmgr.ports.radix import (
     CacheManager,
     RadixCacheHandle,
@@ -81,12 +80,6 @@ def test_the_longest_prefix_is_found_with_its_slots() -> None:
     cache.check_integrity()
 
 
-def test_a_whole_sequence_may_match() -> None:
-    cache = RadixCacheManager(None, num_pages=4)
-    cache.insert_prefix([1, 2], [3, 1])
-    assert cache.match_prefix([1, 2]).indices.tolist() == [3, 1]
-
-
 @pytest.mark.parametrize("tokens", [[], [9], [2, 1]])
 def test_nothing_found_ends_at_the_root(tokens: list[int]) -> None:
     cache = RadixCacheManager(None, num_pages=4)
@@ -107,29 +100,10 @@ def test_only_what_the_tree_has_not_is_inserted() -> None:
     assert cache.size_info == SizeInfo(8, 0)
 
 
-def test_sizes_count_slots_in_whole_pages() -> None:
-    cache = RadixCacheManager(None, num_pages=8, page_size=4)
-    cache.insert_prefix(list(range(10)), slots_of([5, 2, 3], 4)[:10])
-    assert cache.size_info == SizeInfo(evictable_size=8, protected_size=0)
-    handle, _ = cache.match_prefix(list(range(6)))
-    cache.lock_handle(handle)
-    assert cache.size_info == SizeInfo(evictable_size=4, protected_size=4)
-    assert cache.size_info.total_size == 8
-
-
-@pytest.mark.parametrize("page_size", [2, 3, 16])
-def test_matches_and_slots_come_in_whole_pages(page_size: int) -> None:
-    cache = RadixCacheManager(None, num_pages=8, page_size=page_size)
-    tokens = list(range(3 * page_size))
-    cache.insert_prefix(tokens, slots_of([7, 0, 4], page_size))
-    handle, indices = cache.match_prefix(tokens[: 3 * page_size - 1])
-    assert handle.cached_len == 2 * page_size
-    assert indices.tolist() == slots_of([7, 0], page_size)
-
-
 def test_an_unfinished_page_stays_the_callers() -> None:
     cache = RadixCacheManager(None, num_pages=8, page_size=4)
     assert cache.insert_prefix([1, 2, 3, 4, 5], [4, 5, 6, 7, 0]) == 0
+    assert cache.insert_prefix([1, 2, 3, 4, 5], [4, 5, 6, 7, 0]) == 4
     assert cache.size_info.total_size == 4
     cache.insert_prefix([9, 9, 9, 9], [0, 1, 2, 3])  # page 0 is still available
     assert cache.size_info.total_size == 8
@@ -158,18 +132,6 @@ def test_locks_of_a_handle_add_up() -> None:
     assert cache.size_info == SizeInfo(0, 1)
     cache.lock_handle(handle, unlock=True)
     assert cache.size_info == SizeInfo(1, 0)
-
-
-def test_locks_of_two_handles_on_one_prefix_are_two() -> None:
-    cache = RadixCacheManager(None, num_pages=4)
-    cache.insert_prefix([1, 2], [0, 1])
-    short, long = (cache.match_prefix([1, 2][:n]).handle for n in (1, 2))
-    cache.lock_handle(short)
-    cache.lock_handle(long)
-    cache.lock_handle(short, unlock=True)
-    assert cache.size_info == SizeInfo(0, 2)
-    cache.lock_handle(long, unlock=True)
-    assert cache.size_info == SizeInfo(2, 0)
 
 
 def test_the_root_needs_no_lock() -> None:
@@ -208,11 +170,6 @@ def test_evicted_slots_are_the_callers_again() -> None:
     assert cache.insert_prefix([3, 3], slots[:2]) == 0
 
 
-def test_evicting_nothing_does_nothing() -> None:
-    cache = RadixCacheManager(None, num_pages=4)
-    assert cache.evict(0).tolist() == []
-
-
 def test_reset_empties_the_tree() -> None:
     cache = RadixCacheManager(None, num_pages=4)
     cache.insert_prefix([1, 2], [0, 1])
@@ -223,44 +180,7 @@ def test_reset_empties_the_tree() -> None:
     cache.check_integrity()
 
 
-def test_a_cache_can_stand_on_a_pool_of_the_callers() -> None:
-    pool = BlockPool(4, 2)
-    cache = RadixCacheManager.on_pool(pool)
-    page = int(pool.take(1)[0])
-    assert cache.insert_prefix([1, 2], [2 * page, 2 * page + 1]) == 0
-    assert (cache.page_size, cache.size_info.total_size, pool.num_idle) == (2, 2, 1)
-    cache.reset()
-    assert pool.num_free == 4
-
-
 # Slots for requests.
-
-
-def test_a_request_finds_what_another_has_finished() -> None:
-    cache = CacheManager(None, num_pages=250)
-    assert cache.available_size == 250
-    first = cache.allocate(6)
-    assert (len(set(first.tolist())), cache.available_size) == (6, 244)
-    cache.free_and_cache_finished_req(root(cache), [1, 3, 6, 7, 9, 77], first)
-    assert cache.available_size == 250
-
-    handle, indices = cache.match_req(request(1, 3, 6, 7, 87, 66))
-    assert indices.tolist() == first[:4].tolist()
-    cache.lock(handle)
-    fresh = cache.allocate(2)
-    assert not set(fresh.tolist()) & set(first.tolist())
-    assert cache.available_size == 244
-    cache.free_and_cache_finished_req(handle, [1, 3, 6, 7, 87, 66], [*indices, *fresh])
-    assert cache.available_size == 250
-    assert cache.manager.size_info == SizeInfo(8, 0)
-    cache.check_integrity()
-
-
-def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
-    cache = CacheManager(None, num_pages=8)
-    serve(cache, 1, 2, 3)
-    assert cache.match_req(request(1, 2, 3)).handle.cached_len == 2
-    assert cache.match_req(request(1)).handle.cached_len == 0
 
 
 def test_allocation_takes_free_pages_before_cached_ones() -> None:
@@ -279,109 +199,6 @@ def test_slots_are_handed_out_in_whole_pages(needed: int, given: int) -> None:
     slots = cache.allocate(needed)
     assert (slots.dtype, len(slots), cache.available_size) == (np.int32, given, 12 - given)
     assert all(slots[at] == slots[0] + at for at in range(min(given, 4)))
-
-
-def test_allocating_more_than_available_evicts_nothing() -> None:
-    cache = CacheManager(None, num_pages=4)
-    serve(cache, 1, 2)
-    cache.allocate(1)
-    with refused(cache, OutOfBlocksError, "need 4 blocks, 3 available"):
-        cache.allocate(4)
-
-
-def test_what_two_requests_computed_is_kept_once() -> None:
-    cache = CacheManager(None, num_pages=8)
-    first, second = cache.allocate(3), cache.allocate(3)
-    cache.free_and_cache_finished_req(root(cache), [1, 2, 3], first)
-    cache.free_and_cache_finished_req(root(cache), [1, 2, 4], second)
-    assert cache.manager.size_info == SizeInfo(4, 0)
-    assert cache.available_size == 8
-    found = cache.match_req(request(1, 2, 4, 0)).indices.tolist()
-    assert found == [first[0], first[1], second[2]]
-
-
-def test_the_unfinished_page_of_a_finished_request_is_free() -> None:
-    cache = CacheManager(None, num_pages=4, page_size=4)
-    slots = cache.allocate(6)[:6]
-    cache.free_and_cache_finished_req(root(cache), [1, 2, 3, 4, 5, 6], slots)
-    assert cache.manager.size_info == SizeInfo(4, 0)
-    assert cache.available_size == 16
-
-
-def test_a_finished_request_unlocks_its_prefix() -> None:
-    cache = CacheManager(None, num_pages=8)
-    serve(cache, 1, 2, 3)
-    handle, indices = cache.match_req(request(1, 2, 9))
-    cache.lock(handle)
-    assert cache.manager.size_info == SizeInfo(1, 2)
-    cache.free_and_cache_finished_req(handle, [1, 2], indices)
-    assert cache.manager.size_info == SizeInfo(3, 0)
-
-
-def test_an_unfinished_request_shares_what_it_has_computed() -> None:
-    """Without it, concurrent requests never share."""
-    cache = CacheManager(None, num_pages=8, page_size=2)
-    slots = cache.allocate(5)[:5].tolist()
-    handle, shared = cache.cache_unfinished_req(root(cache), [1, 2, 3, 4, 5], slots)
-    assert shared.tolist() == slots[:4]
-    assert cache.manager.size_info == SizeInfo(0, 4)
-    other = cache.match_req(request(1, 2, 3, 4, 9))
-    assert other.indices.tolist() == slots[:4]
-    cache.free_and_cache_finished_req(handle, [1, 2, 3, 4, 5], slots)
-    assert cache.manager.size_info == SizeInfo(4, 0)
-    assert cache.available_size == 16
-
-
-def test_an_unfinished_request_goes_over_to_what_others_computed_first() -> None:
-    cache = CacheManager(None, num_pages=8)
-    first, second = cache.allocate(2).tolist(), cache.allocate(3).tolist()
-    handles = [
-        cache.cache_unfinished_req(root(cache), [1, 2], first).handle,
-        (other := cache.cache_unfinished_req(root(cache), [1, 2, 3], second)).handle,
-    ]
-    assert other.indices.tolist() == [*first, second[2]]
-    assert cache.available_size == 8 - 3
-    cache.free_and_cache_finished_req(handles[0], [1, 2], first)
-    assert cache.manager.size_info == SizeInfo(0, 3)
-    cache.free_and_cache_finished_req(handles[1], [1, 2, 3], other.indices)
-    assert cache.manager.size_info == SizeInfo(3, 0)
-
-
-def test_what_others_computed_after_a_chunk_was_shared_is_kept_once() -> None:
-    cache = CacheManager(None, num_pages=8)
-    first, second = cache.allocate(3).tolist(), cache.allocate(2).tolist()
-    chunk = cache.cache_unfinished_req(root(cache), [1], first[:1]).handle
-    cache.free_and_cache_finished_req(root(cache), [1, 2], second)
-    cache.free_and_cache_finished_req(chunk, [1, 2, 3], first)
-    assert cache.manager.size_info == SizeInfo(3, 0)
-    assert cache.match_req(request(1, 2, 3, 4)).indices.tolist() == [first[0], second[1], first[2]]
-    assert cache.available_size == 8
-
-
-def test_less_than_a_page_is_not_shared_yet() -> None:
-    cache = CacheManager(None, num_pages=4, page_size=4)
-    slots = cache.allocate(3)[:3]
-    handle, shared = cache.cache_unfinished_req(root(cache), [1, 2, 3], slots)
-    assert (handle.node.is_root(), len(shared)) == (True, 0)
-    cache.free_and_cache_finished_req(handle, [1, 2, 3], slots)
-    assert cache.available_size == 16
-
-
-def test_an_aborted_request_gives_its_slots_back() -> None:
-    cache = CacheManager(None, num_pages=4, page_size=2)
-    slots = cache.allocate(3)
-    cache.free(slots[:3])
-    assert cache.available_size == 8
-    cache.free([])
-
-
-def test_resetting_leaves_allocated_slots_alone() -> None:
-    cache = CacheManager(None, num_pages=8)
-    serve(cache, 1, 2)
-    cache.allocate(3)
-    cache.reset()
-    assert cache.manager.size_info == SizeInfo(0, 0)
-    assert cache.available_size == 5
 
 
 # Sizes, tables, printing.

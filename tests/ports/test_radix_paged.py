@@ -81,6 +81,22 @@ def test_what_is_freed_in_a_region_is_handed_out_after_it() -> None:
     assert cache.available_size == 12
 
 
+def test_what_was_freed_in_a_region_belongs_to_nobody() -> None:
+    cache = paged(num_pages=6, page_size=2)
+    req = request(cache, 0, 1, 2, 3)
+    with cache.lazy_free_region():
+        cache.cache_req(req, finished=True)
+        req.input_ids, req.cache_handle = (
+            [7, 7, 7],
+            RadixCacheHandle(0, cache.prefix_cache.root_node),
+        )
+        cache.page_table[0, :2] = cache.page_table[0, 2] + np.arange(2)
+        req.cached_len = 1  # the unfinished page again
+        with pytest.raises(BlockStateError, match="freed in this region"):
+            cache.cache_req(req, finished=True)
+    assert cache.available_size == 12
+
+
 def test_a_batch_gets_all_its_pages_or_none() -> None:
     cache = paged(num_pages=4)
     reqs = [

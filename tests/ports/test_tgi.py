@@ -46,10 +46,6 @@ def test_block_0_is_never_handed_out(block_size: int, prefix_caching: bool) -> N
     assert allocator.num_available == 0
 
 
-def test_tokens_that_fill_no_block_are_of_no_use() -> None:
-    assert BlockAllocator(4 * 8 + 3, 4).num_available == 7
-
-
 # allocate, with either kind
 
 
@@ -89,15 +85,6 @@ def test_what_could_never_fit_is_refused_instead_of_waiting_for_ever(prefix_cach
     assert engine.allocate(8) is not None
 
 
-def test_without_a_prompt_nothing_is_shared() -> None:
-    engine = Engine(8, 2)
-    first, second = engine.reserve(4), engine.reserve(4)
-    first.commit()
-    assert set(first.blocks.tolist()).isdisjoint(second.blocks.tolist())
-    first.close()
-    assert (second.prefix_len, engine.allocator.manager.stats().idle_blocks) == (0, 0)
-
-
 def test_many_more_allocations_than_there_could_be_at_once() -> None:
     engine = Engine(300, 1)
     held = [engine.reserve(1, [token]) for token in range(300)]
@@ -106,21 +93,6 @@ def test_many_more_allocations_than_there_could_be_at_once() -> None:
 
 
 # Prefixes: RadixAllocator.allocate and free, RadixTrie.find and insert
-
-
-@SIZES
-def test_a_prompt_that_was_served_is_found_again_but_for_its_last_token(block_size: int) -> None:
-    engine = Engine(12, block_size)
-    assert engine.cache([0, 1, 2, 3]) == 0
-    again = engine.compute(8, [0, 1, 2, 3])
-    assert again.prefix_len == 3
-
-
-@SIZES
-def test_without_prefix_caching_nothing_is_found_again(block_size: int) -> None:
-    engine = Engine(12, block_size, prefix_caching=False)
-    engine.cache([0, 1, 2, 3])
-    assert engine.compute(8, [0, 1, 2, 3]).prefix_len == 0
 
 
 @SIZES
@@ -133,94 +105,7 @@ def test_prefixes_are_found_token_by_token_at_any_block_size(block_size: int, sh
     assert branch.prefix_len == shared
 
 
-@SIZES
-def test_shared_blocks_are_shared_and_the_rest_is_not(block_size: int) -> None:
-    engine = Engine(60, block_size)
-    prompt = list(range(20))
-    engine.compute(20, prompt).commit()
-    gc.collect()
-    first, second = (engine.compute(30, [*prompt, last]) for last in (98, 99))
-    whole = first.prefix_len // block_size
-    assert first.blocks[:whole].tolist() == second.blocks[:whole].tolist()
-    assert set(first.blocks[whole:].tolist()).isdisjoint(second.blocks[whole:].tolist())
-
-
-def test_prompts_that_were_computed_twice_are_kept_once() -> None:
-    engine = Engine(9, 1)
-    one, two = (engine.reserve(4, [0, 1, 2, 3]) for _ in range(2))
-    now(engine.forward((one, [0, 1, 2, 3]), (two, [0, 1, 2, 3])))
-    two.close()
-    one.close()
-    stats = engine.allocator.manager.stats()
-    assert (stats.idle_blocks, stats.free_blocks) == (4, 5)
-    assert engine.compute(4, [0, 1, 2, 3]).prefix_len == 3
-
-
-def test_prompts_that_overlap_in_part_keep_the_overlap_once() -> None:
-    engine = Engine(19, 1)
-    engine.cache([0, 1])
-    left, right = [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6, 7]
-    one, two = engine.compute(8, left), engine.compute(8, right)
-    assert (one.prefix_len, two.prefix_len) == (2, 2)
-    two.close()
-    one.close()
-    stats = engine.allocator.manager.stats()
-    assert (stats.idle_blocks, stats.free_blocks) == (8, 11)
-    assert engine.compute(6, left).prefix_len == engine.compute(6, right).prefix_len == 5
-
-
-def test_only_the_prompt_is_kept_not_what_was_generated() -> None:
-    engine = Engine(8, 2)
-    engine.compute(10, [1, 2, 3]).close()
-    assert engine.allocator.manager.stats().idle_blocks == 2
-
-
 # RadixTrie.evict, incref, decref
-
-
-def test_older_prefixes_make_room_first() -> None:
-    engine = Engine(6, 1)
-    older, newer = engine.compute(4, [0, 1, 2, 3]), engine.compute(2, [4, 5])
-    older.close()
-    newer.close()
-    engine.compute(4, [6, 7, 8, 9])
-    assert (engine.found([0, 1, 2, 3, 99]), engine.found([4, 5, 99])) == (0, 2)
-
-
-def test_a_prefix_that_was_found_counts_as_used() -> None:
-    engine = Engine(7, 1)
-    engine.cache([0, 1, 2])
-    engine.cache([4, 5, 6])
-    engine.reserve(4, [0, 1, 2, 99]).discard()
-    held = engine.reserve(3, [8, 9])
-    assert held.prefix_len == 0
-    assert (engine.found([0, 1, 2, 99]), engine.found([4, 5, 6, 99])) == (3, 1)
-
-
-def test_no_more_is_evicted_than_is_needed_and_the_end_of_a_prompt_goes_first() -> None:
-    engine = Engine(8, 1)
-    engine.cache([0, 1, 2, 5, 6, 7])
-    engine.reserve(3, [9])
-    assert engine.found([0, 1, 2, 5, 6, 7, 8]) == 5
-    assert engine.allocator.manager.stats().evicted_blocks == 1
-
-
-def test_a_prefix_in_use_is_not_evicted() -> None:
-    engine = Engine(8, 1)
-    engine.cache([0, 1, 2, 3])
-    held = engine.reserve(5, [0, 1, 2, 3, 4])
-    assert engine.allocate(4) is None
-    assert engine.reserve(3).prefix_len == 0
-    now(engine.forward((held, [0, 1, 2, 3, 4])))  # reads what it found
-    held.close()
-    assert engine.found([0, 1, 2, 3, 4]) == 4
-
-
-def test_what_no_longer_is_in_use_can_be_evicted() -> None:
-    engine = Engine(4, 1)
-    engine.cache([0, 1, 2, 3])
-    assert engine.allocate(4, [9]) is not None
-    assert engine.found([0, 1]) == 0
 
 
 # Windows: SimpleAllocator
@@ -260,19 +145,6 @@ def test_a_prefix_is_not_wrapped_whatever_the_window() -> None:
 
 
 # commit
-
-
-def test_what_is_committed_is_found_while_the_request_runs() -> None:
-    engine = Engine(12, 2)
-    prompt = [1, 2, 3, 4, 5]
-    running = engine.compute(8, prompt)
-    assert engine.found([*prompt, 6]) == 0
-    running.commit(3)
-    assert engine.found([*prompt, 6]) == 2  # whole blocks while it runs
-    running.commit()
-    other = engine.compute(8, [*prompt, 6])
-    assert other.prefix_len == 4
-    assert other.blocks[:2].tolist() == running.blocks[:2].tolist()
 
 
 def test_blocks_and_slots_stay_as_they_are_when_a_twin_is_found() -> None:
@@ -321,14 +193,6 @@ def test_a_prefix_that_ends_within_a_block_is_copied_before_the_forward() -> Non
     assert branch.is_ready
 
 
-def test_whole_blocks_and_nothing_at_all_are_ready_at_once() -> None:
-    engine = Engine(12, 2)
-    engine.cache([1, 2, 3, 4, 5])
-    assert engine.reserve(8, [1, 2, 3, 4, 9, 9]).prefix_len == 4
-    assert engine.reserve(8, [7]).is_ready
-    assert engine.reserve(8, [1, 2, 3, 4, 9, 9]).is_ready
-
-
 def test_a_commit_before_the_copies_is_refused() -> None:
     engine = Engine(12, 4)
     engine.cache(list(range(8)))
@@ -345,22 +209,6 @@ def test_a_commit_before_the_copies_is_refused() -> None:
     branch.commit()
 
 
-def test_copies_that_failed_are_due_again() -> None:
-    engine = Engine(12, 4)
-    engine.cache(list(range(8)))
-    branch = engine.reserve(8, [0, 1, 9])
-
-    async def fails() -> None:
-        async with engine.allocator.copies() as plan:
-            assert len(plan) == 1
-            raise OSError("no device")
-
-    with pytest.raises(OSError, match="no device"):
-        now(fails())
-    assert not branch.is_ready
-    assert len(now(engine.forward((branch, [0, 1, 9])))) == 1
-
-
 def test_an_allocation_made_while_a_plan_is_open_waits_for_the_next() -> None:
     engine = Engine(12, 4)
     engine.cache(list(range(8)))
@@ -375,18 +223,6 @@ def test_an_allocation_made_while_a_plan_is_open_waits_for_the_next() -> None:
 
     late = now(main())
     now(engine.forward((late, [0, 1, 9])))
-
-
-def test_a_source_may_end_before_it_is_copied_from() -> None:
-    engine = Engine(4, 4)
-    source = engine.compute(4, [1, 2, 3, 4])
-    source.commit()
-    branch = engine.reserve(4, [1, 2, 9])
-    source.discard()
-    others = [engine.allocate(4, [5]) for _ in range(4)]
-    assert sum(other is not None for other in others) == 2  # the source is not available
-    now(engine.forward((branch, [1, 2, 9])))
-    assert engine.allocate(4, [5]) is not None
 
 
 def test_a_plan_is_open_in_one_task_at_a_time() -> None:
@@ -429,16 +265,6 @@ def test_an_allocation_in_a_cycle_frees_itself_when_the_cycle_goes() -> None:
     assert engine.is_empty()
 
 
-def test_close_keeps_the_prompt_and_discard_only_what_was_committed() -> None:
-    engine = Engine(12, 2)
-    engine.compute(5, [1, 2, 3, 4, 5]).close()
-    partly = engine.compute(5, [6, 7, 8, 9, 10])
-    partly.commit(3)
-    partly.discard()
-    assert engine.found([1, 2, 3, 4, 5, 0]) == 5
-    assert engine.found([6, 7, 8, 9, 10, 0]) == 3
-
-
 def test_async_with_closes_at_a_regular_end_and_discards_at_any_other() -> None:
     engine = Engine(12, 2)
 
@@ -468,35 +294,6 @@ def test_async_with_leaves_a_closed_allocation_alone() -> None:
 
     now(main())
     assert engine.is_empty()
-
-
-def test_an_allocation_whose_prefix_waits_for_a_copy_vouches_for_nothing() -> None:
-    engine = Engine(12, 4)
-    engine.cache(list(range(8)))
-    engine.reserve(8, [0, 1, 9, 9]).close()  # no forward can have run
-    assert engine.found([0, 1, 9, 9, 9]) == 2
-    assert engine.is_empty()
-
-
-def test_nor_does_one_that_took_a_tail_over_and_was_not_launched() -> None:
-    engine = Engine(12, 4)
-    engine.cache([1, 2, 3])
-    engine.reserve(8, [1, 2, 3, 4, 5, 6]).close()
-    assert engine.found([1, 2, 3, 4, 5, 6, 7]) == 3
-
-
-def test_what_is_dropped_is_back_while_a_plan_is_open() -> None:
-    engine = Engine(3, 4)
-    engine.cache([1, 2, 3, 4])
-    held = [engine.reserve(4, [1, 2, 9]), engine.reserve(4)]
-
-    async def main() -> None:
-        async with engine.allocator.copies() as plan:
-            assert len(plan) == 1
-            del held[1]
-            assert engine.allocator.num_available == 1
-
-    now(main())
 
 
 def test_what_was_dropped_first_is_evicted_first() -> None:

@@ -16,65 +16,9 @@ from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager, UnknownSequenceError
+from blockmgr import BlockManager
 from blockmgr.ports.tgi import BlockAllocation
-from tests.fingerprints import fingerprint
-from tests.ports.tgi_engine import Engine, now, refused
-
-SIZES = pytest.mark.parametrize("block_size", [1, 2, 4])
-
-
-@SIZES
-def test_a_prefix_that_was_matched_in_full_is_protected(block_size: int) -> None:
-    """The original returns the parent of the last matched node, which is then not protected."""
-    prompt = list(range(4 * block_size))
-    engine = Engine(6, block_size)
-    engine.cache(prompt)
-    held = engine.reserve(len(prompt) + 1, [*prompt, 99])
-    assert held.prefix_len == len(prompt)
-    others = [engine.allocate(block_size, [50 + n]) for n in range(6)]
-    assert sum(other is not None for other in others) == 1
-    now(engine.forward((held, [*prompt, 99])))  # reads every token it found
-
-
-@SIZES
-def test_a_match_that_ends_within_a_node_takes_no_blocks_from_below_it(block_size: int) -> None:
-    """The original descends below a partly matched node and returns blocks of other tokens."""
-    engine = Engine(40, block_size)
-    engine.cache([1, 2, 3, 4, 5])
-    engine.cache([1, 2, 3, 4, 5, 6, 7, 8])  # below the first
-    for prompt in ([1, 2, 6, 7, 8, 9], [1, 2, 3, 6, 7, 9], [1, 6, 7, 8]):
-        longest = next(n for n, token in enumerate(prompt) if token == 6)
-        allocation = engine.compute(10, prompt)  # checks what it reads
-        assert allocation.prefix_len <= longest
-        allocation.close()
-
-
-@SIZES
-def test_an_allocation_that_fails_evicts_nothing(block_size: int) -> None:
-    """The original evicts what it can, then fails, and has thrown the cache away."""
-    prompt = list(range(3 * block_size))
-    engine = Engine(6, block_size)
-    engine.cache(prompt)
-    held = engine.reserve(2 * block_size)
-    before = fingerprint(engine.allocator.manager)
-    assert engine.allocate(5 * block_size, [99]) is None
-    assert fingerprint(engine.allocator.manager) == before
-    assert engine.allocator.manager.stats().evicted_blocks == 0
-    assert engine.found([*prompt, 99]) == len(prompt)
-    held.close()
-
-
-@SIZES
-def test_requests_that_run_at_the_same_time_share(block_size: int) -> None:
-    """The original caches a prompt only when its request ends."""
-    prompt = list(range(4 * block_size))
-    engine = Engine(40, block_size)
-    running = engine.compute(len(prompt) + 8, prompt)
-    running.commit()
-    other = engine.compute(len(prompt) + 8, [*prompt, 99])
-    assert other.prefix_len == len(prompt)
-    assert other.blocks[:4].tolist() == running.blocks[:4].tolist()
+from tests.ports.tgi_engine import Engine, refused
 
 
 def test_a_prompt_that_was_never_computed_is_never_found() -> None:
@@ -122,33 +66,6 @@ def test_a_request_that_is_cancelled_while_it_waits_harms_nobody() -> None:
     assert engine.is_empty()
 
 
-def test_freeing_what_is_unknown_or_freed_is_an_error_and_the_allocator_lives_on() -> None:
-    """In the original this is "unreachable" and kills the background task."""
-    engine = Engine(8, 2)
-    allocation = engine.reserve(8)
-    blocks, name = allocation.blocks.copy(), allocation.allocation_id
-    with refused(engine.allocator, UnknownSequenceError):
-        engine.allocator.free(blocks, name + 1)
-    engine.allocator.free(blocks, name)
-    with refused(engine.allocator, UnknownSequenceError):
-        engine.allocator.free(blocks, name)
-    assert engine.reserve(8).prefix_len == 0
-
-
-def test_no_block_gets_two_owners_by_being_freed_twice() -> None:
-    """The original allocates blocks twice that were freed twice or under another name."""
-    engine = Engine(8, 2, prefix_caching=False)
-    one, two = engine.reserve(4), engine.reserve(4)
-    with refused(engine.allocator, ValueError, "blocks must be"):
-        engine.allocator.free([*one.blocks, *two.blocks], one.allocation_id)
-    one.close()
-    with refused(engine.allocator, UnknownSequenceError):
-        one.close()
-    held = [engine.reserve(4) for _ in range(3)]
-    blocks = [block for allocation in [*held, two] for block in allocation.blocks.tolist()]
-    assert len(set(blocks)) == len(blocks) == 8
-
-
 @pytest.mark.parametrize(
     "clone", [copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))]
 )
@@ -159,14 +76,6 @@ def test_an_allocation_has_no_clones(clone: Any) -> None:
     with refused(engine.allocator, TypeError, "cannot be copied"):
         clone(allocation)
     assert not allocation.is_closed
-
-
-def test_without_prefix_caching_nothing_is_kept() -> None:
-    """The original still stores prompts in the trie, where they are never found and take room."""
-    engine = Engine(8, 1, prefix_caching=False)
-    engine.cache([1, 2, 3, 4])
-    stats = engine.allocator.manager.stats()
-    assert (stats.free_blocks, stats.idle_blocks) == (8, 0)
 
 
 def test_an_allocation_is_dropped_in_the_middle_of_a_call_of_the_manager() -> None:

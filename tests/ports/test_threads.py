@@ -310,9 +310,6 @@ DOCUMENTED = ("one thread at a time", "belong to the loop's thread")
 
 # Calls that make one locked call, or that keep no books.
 WITHOUT_MUTEX = {
-    "compute_hash",
-    "free_cross",
-    "get_cross_block_table",
     "get_num_free_cpu_blocks",
     "get_num_free_gpu_blocks",
     "lock",

@@ -93,7 +93,7 @@ def refused(
     """The call inside raises exactly this error and leaves the allocator unchanged."""
 
     def books() -> tuple[Any, ...]:
-        return set(allocator._links), set(allocator._waiting), set(allocator._in_flight)
+        return set(allocator._open), set(allocator._waiting), set(allocator._in_flight)
 
     manager = allocator.manager
     before = books()

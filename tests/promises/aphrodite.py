@@ -14,7 +14,6 @@ from blockmgr.ports.aphrodite import (
     AllocStatus,
     BlockSpaceManager,
     BlockTable,
-    ComputedBlocksTracker,
     Device,
     NoFreeBlocksError,
 )
@@ -237,10 +236,6 @@ def get_num_cached_tokens(seed: int) -> Iterator[str]:
         seq = world.groups[at].seqs[0]
         manager = world.manager
         answer = manager.get_num_cached_tokens(seq)
-        tracker = ComputedBlocksTracker(manager.block_allocator, world.size, world.caches)
-        by_tokens = tracker.get_num_cached_tokens(seq)
-        if group.state == "waiting" and by_tokens != answer:
-            yield f"group {at} of world {seed}: {by_tokens} by its tokens, {answer} by the manager"
         if group.state == "waiting" and not happens(
             world, partial(manager.allocate, world.groups[at])
         ):
@@ -281,37 +276,6 @@ def get_num_free_cpu_blocks(seed: int) -> Iterator[str]:
             yield f"world {seed}: {free} free blocks of the host, wrong by one"
 
 
-def get_num_full_blocks_touched(seed: int) -> Iterator[str]:
-    for at in places(seed, "running"):
-        world = World(seed)
-        pools = world.manager.block_allocator
-        if not (before := pools.get_num_free_blocks(Device.CPU)):
-            continue
-        table = world.manager.block_tables[world.groups[at].seqs[0].seq_id]
-        answer = pools.get_num_full_blocks_touched(table.blocks, Device.CPU)
-        done = happens(world, partial(pools.swap, table.blocks, Device.GPU, Device.CPU))
-        taken = before - pools.get_num_free_blocks(Device.CPU)
-        if done is not (answer <= before) or (done and taken != answer):
-            yield f"group {at} of world {seed}: {answer} touched, done={done}, {taken} taken"
-
-
-def get_num_blocks_touched_by_append_slots(seed: int) -> Iterator[str]:
-    """An upper bound on the blocks taken."""
-    for at in places(seed, "running"):
-        world = World(seed)
-        seq = world.groups[at].seqs[0]
-        table = world.manager.block_tables[seq.seq_id]
-        unseen = table.get_unseen_token_ids(seq.tokens)
-        answer = table.get_num_blocks_touched_by_append_slots(unseen, world.lookahead)
-        before = world.manager.get_num_free_gpu_blocks()
-        if happens(world, partial(world.manager.append_slots, seq, world.lookahead)):
-            taken = before - world.manager.get_num_free_gpu_blocks()
-            if taken > answer:
-                yield f"group {at} of world {seed}: {answer} touched at most, {taken} taken"
-        elif answer <= before:
-            yield f"group {at} of world {seed}: {answer} touched, {before} free, refused"
-
-
 def get_num_required_blocks(seed: int) -> Iterator[str]:
     world = World(seed)
     group = world.groups[-1]
@@ -325,35 +289,6 @@ def get_num_required_blocks(seed: int) -> Iterator[str]:
         yield f"world {seed}: {answer} required, done={done}, {taken} taken"
 
 
-def find_cached_blocks_prefix(seed: int) -> Iterator[str]:
-    """The number of blocks that would count as computed after an allocation."""
-    world = World(seed)
-    pools = world.manager.block_allocator
-    tokens = world.groups[-1].seqs[0].tokens
-    whole = [tokens[i : i + world.size] for i in range(0, len(tokens), world.size)]
-    whole = [chunk for chunk in whole if len(chunk) == world.size]
-    hashes: list[int] = []
-    kind = pools.pool_of(Device.GPU).block_class
-    for chunk in whole if world.caches else []:
-        before = hashes[-1] if hashes else None
-        hashes.append(kind.hash_block_tokens(not hashes, before, chunk))  # type: ignore[attr-defined]
-    answer = pools.find_cached_blocks_prefix(hashes)
-    if answer != hashes[: len(answer)]:
-        yield f"world {seed}: not the first of them"
-    if hashes and happens(
-        world, lambda: pools.allocate_immutable_blocks(None, [*whole, [9] * world.size], Device.GPU)
-    ):
-        again = World(seed).manager.block_allocator
-        try:
-            blocks = again.allocate_immutable_blocks(None, whole, Device.GPU)
-        except NoFreeBlocksError:
-            return
-        computed = [block.computed for block in blocks]
-        count = computed.index(False) if False in computed else len(computed)
-        if count != len(answer):
-            yield f"world {seed}: {len(answer)} found, {count} computed"
-
-
 def is_appendable(seed: int) -> Iterator[str]:
     for at in places(seed, "running"):
         world = World(seed)
@@ -363,8 +298,6 @@ def is_appendable(seed: int) -> Iterator[str]:
                 continue
             pool = world.manager.block_allocator.pool_of(Device.GPU)
             answer, before = pool.is_appendable(block), block.block_id
-            if answer is not pool.cow_tracker.is_appendable(block):
-                yield f"group {at} of world {seed}: two answers"
             if answer and block.num_empty_slots > 1:
                 block.append_token_ids([9])
                 if block.block_id != before:
@@ -377,20 +310,12 @@ PROMISES: dict[tuple[str, str], Callable[[int], Iterator[str]]] = {
     ("BlockSpaceManager", "can_swap_in"): can_swap_in,
     ("BlockSpaceManager", "can_swap_out"): can_swap_out,
     ("BlockSpaceManager", "get_num_cached_tokens"): get_num_cached_tokens,
-    ("ComputedBlocksTracker", "get_num_cached_tokens"): get_num_cached_tokens,
     ("BlockSpaceManager", "get_num_free_gpu_blocks"): get_num_free_blocks,
     ("BlockSpaceManager", "get_num_free_cpu_blocks"): get_num_free_cpu_blocks,
     ("CpuGpuBlockAllocator", "get_num_free_blocks"): get_num_free_blocks,
     ("NaiveBlockAllocator", "get_num_free_blocks"): get_num_free_blocks,
     ("PrefixCachingBlockAllocator", "get_num_free_blocks"): get_num_free_blocks,
-    ("CpuGpuBlockAllocator", "get_num_full_blocks_touched"): get_num_full_blocks_touched,
-    ("BlockTable", "get_num_blocks_touched_by_append_slots"):
-        get_num_blocks_touched_by_append_slots,
     ("BlockTable", "get_num_required_blocks"): get_num_required_blocks,
-    ("CpuGpuBlockAllocator", "find_cached_blocks_prefix"): find_cached_blocks_prefix,
-    ("NaiveBlockAllocator", "find_cached_blocks_prefix"): find_cached_blocks_prefix,
-    ("PrefixCachingBlockAllocator", "find_cached_blocks_prefix"): find_cached_blocks_prefix,
     ("NaiveBlockAllocator", "is_appendable"): is_appendable,
     ("PrefixCachingBlockAllocator", "is_appendable"): is_appendable,
-    ("CopyOnWriteTracker", "is_appendable"): is_appendable,
-}  # fmt: skip
+}

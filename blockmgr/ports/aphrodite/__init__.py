@@ -6,17 +6,16 @@ sequence, and ``BlockSpaceManager`` those of all. Blocks are shared only after a
 tokens, and cached blocks are evicted in the order of the core.
 """
 
-from blockmgr.ports.aphrodite.block import Block, NaiveBlock, NullBlock, PrefixCachingBlock
 from blockmgr.ports.aphrodite.block_allocator import (
+    Block,
     BlockAllocator,
-    CopyOnWriteTracker,
-    HitCounter,
+    NaiveBlock,
     NaiveBlockAllocator,
+    NullBlock,
+    PrefixCachingBlock,
     PrefixCachingBlockAllocator,
-    ReadOnlyRefCounter,
-    RefCounter,
 )
-from blockmgr.ports.aphrodite.block_manager import BlockSpaceManager, ComputedBlocksTracker
+from blockmgr.ports.aphrodite.block_manager import BlockSpaceManager
 from blockmgr.ports.aphrodite.block_table import BlockTable
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import (
@@ -32,18 +31,13 @@ __all__ = [
     "BlockAllocator",
     "BlockSpaceManager",
     "BlockTable",
-    "ComputedBlocksTracker",
-    "CopyOnWriteTracker",
     "CpuGpuBlockAllocator",
     "Device",
     "EncoderDecoderError",
-    "HitCounter",
     "NaiveBlock",
     "NaiveBlockAllocator",
     "NoFreeBlocksError",
     "NullBlock",
     "PrefixCachingBlock",
     "PrefixCachingBlockAllocator",
-    "ReadOnlyRefCounter",
-    "RefCounter",
 ]

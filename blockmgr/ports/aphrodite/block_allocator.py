@@ -1,65 +1,403 @@
-"""The allocators of one pool: of blocks that only forks share, and of blocks found by prefix."""
+"""The blocks of sequences, and the allocators of one pool that hand them out.
+
+A ``BlockList`` keeps the blocks of a sequence as columns; callers see positions in it. So a fork of
+ten thousand blocks copies columns instead of creating ten thousand objects, and chains of blocks
+need no recursion.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, overload
 
-from blockmgr.arguments import integer
-from blockmgr.errors import BlockStateError
+import numpy as np
+import xxhash
+
+from blockmgr.arguments import integer, whole
+from blockmgr.errors import BlockStateError, OutOfBlocksError
 from blockmgr.pool import BlockPool
-from blockmgr.ports.aphrodite.block import (
-    CACHED,
-    FREED,
-    WAITING,
-    Block,
-    BlockList,
-    BlockView,
-    NaiveBlock,
-    PrefixCachingBlock,
+from blockmgr.ports.aphrodite.interfaces import (
+    NoFreeBlocksError,
+    checked_extra,
+    extra_bytes,
+    whole_tokens,
 )
-from blockmgr.ports.aphrodite.interfaces import NoFreeBlocksError, extra_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from blockmgr.policy import PolicyFactory
 
 __all__ = [
+    "CACHED",
+    "FREED",
+    "Block",
     "BlockAllocator",
-    "CopyOnWriteTracker",
-    "HitCounter",
+    "BlockList",
+    "BlockView",
+    "NaiveBlock",
     "NaiveBlockAllocator",
+    "NullBlock",
+    "PrefixCachingBlock",
     "PrefixCachingBlockAllocator",
-    "ReadOnlyRefCounter",
-    "RefCounter",
 ]
 
+FREED = -1
+"""The entry of a list in place of a freed block."""
 
-class HitCounter:
-    """Counts full blocks looked up, and those of them that were cached."""
+CACHED, WAITING = 1, 2
+"""States of a block: found by its prefix; full, and not cached yet."""
 
-    __slots__ = ("num_hits", "num_queries")
+_DIGEST_BYTES = 16
 
-    num_queries: int
-    """Full blocks looked up."""
 
-    num_hits: int
-    """Number of those that were cached."""
+class BlockList:
+    """Consecutive blocks of one sequence.
 
-    def __init__(self) -> None:
-        self.num_queries = self.num_hits = 0
+    Attributes:
+        allocator: Allocator of the blocks.
+        prev_block: The block before the first one.
+        blocks: Blocks of the pool; ``FREED`` in place of freed ones.
+        tokens: The tokens of each block.
+        states: ``CACHED``, ``WAITING`` or 0 for each block that is not freed.
+        extras: The extra keys, by index; few blocks have one.
+    """
+
+    __slots__ = (
+        "_views", "allocator", "blocks", "extras", "prev_block", "states", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, allocator: BlockAllocator, prev_block: Block | None = None) -> None:
+        self.allocator = allocator
+        self.prev_block = prev_block
+        self.blocks: list[int] = []
+        self.tokens: list[tuple[int, ...]] = []
+        self.states = bytearray()
+        self.extras: dict[int, int] = {}
+        self._views: dict[int, weakref.ref[Block]] = {}
+
+    def before(self, index: int) -> tuple[BlockList, int] | None:
+        """The position of the previous block; None at the start of a sequence."""
+        if index:
+            return self, index - 1
+        return None if self.prev_block is None else self.prev_block.position
+
+    def parent(self, index: int) -> int | None:
+        """The cached block before a position; -1 at the start; None if it is not cached."""
+        if (position := self.before(index)) is None:
+            return -1
+        blocks, at = position
+        block = blocks.blocks[at]
+        return block if blocks.states[at] == CACHED and block != FREED else None
+
+    def view(self, index: int) -> Block:
+        """The block at this position."""
+        block = self._views[index]() if index in self._views else None
+        if block is None:
+            block = self.allocator.block_class(self, index)
+            self._views[index] = weakref.ref(block)
+        return block
+
+    def extend(self, tokens: tuple[int, ...], extra_hash: int | None) -> None:
+        """Adds blocks with these tokens at the end; full ones that are cached are shared."""
+        checked_extra(extra_hash)
+        allocator, size, start = self.allocator, self.allocator.block_size, len(self.blocks)
+        parent = self.parent(start)
+        if parent is None and tokens and (position := self.before(start)):
+            blocks, at = position
+            if num_empty := size - len(blocks.tokens[at]):
+                raise BlockStateError(blocks.blocks[at], f"prev_block has {num_empty} empty slots")
+        found = allocator.cached_prefix(tokens, parent, extra_hash)
+        chunks = [tokens]
+        if len(tokens) != size:
+            chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        pool, num_fresh = allocator.pool, len(chunks) - len(found)
+        # All counting before any change: idle blocks that are found are no longer available.
+        if num_fresh and len(chunks) > pool.num_available:
+            needed = num_fresh + int(pool.is_idle(found).sum())
+            if needed > pool.num_available:
+                raise NoFreeBlocksError(needed, pool.num_available)
+        pool.acquire(found)  # first, so that no found block is evicted to make room
+        self._add(found + pool.take(num_fresh).tolist() if num_fresh else found, chunks, extra_hash)
+        if allocator.caches and len(tokens) >= size:
+            allocator.cache_prompt(self, start, parent, tokens, len(found))
+
+    def add_empty(self, n: int, extra_hash: int | None) -> None:
+        """Adds empty blocks at the end."""
+        checked_extra(extra_hash)
+        try:
+            fresh = self.allocator.pool.take(n).tolist()
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
+        self._add(fresh, [()] * n, extra_hash)
+
+    def _add(self, blocks: list[int], tokens: list[tuple[int, ...]], extra: int | None) -> None:
+        start = len(self.blocks)
+        self.blocks += blocks
+        self.tokens += tokens
+        self.states += bytes(len(blocks))
+        if extra is not None:
+            self.extras.update(dict.fromkeys(range(start, start + len(blocks)), extra))
+
+    def fill(self, index: int, tokens: tuple[int, ...]) -> None:
+        """Puts tokens into the next empty slots of a block, which has that many."""
+        self.make_writable(index)
+        self.tokens[index] += tokens
+        if self.allocator.caches and len(self.tokens[index]) == self.allocator.block_size:
+            self.allocator.promote(self, index)
+
+    def make_writable(self, index: int) -> None:
+        """Moves a block to a copy of its own if it is shared."""
+        pool, block = self.allocator.pool, self.blocks[index]
+        try:
+            self.blocks[index] = pool.make_writable(block, len(self.tokens[index]))
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
+
+    @staticmethod
+    def fork(parts: list[tuple[BlockList, int]]) -> BlockList:
+        """A list that shares the first blocks of each part; freed blocks stay freed."""
+        allocator = parts[0][0].allocator
+        copy = BlockList(allocator)
+        for part, count in parts:
+            start = len(copy.blocks)
+            copy.blocks += part.blocks[:count]
+            copy.tokens += part.tokens[:count]
+            copy.states += part.states[:count]
+            copy.extras.update((start + i, x) for i, x in part.extras.items() if i < count)
+        allocator.pool.acquire(not_freed(copy.blocks), found=False)
+        if WAITING in copy.states:
+            allocator.waiting[copy] = None
+        return copy
+
+    def free(self, start: int, stop: int) -> None:
+        """Frees the blocks of a part that are not freed yet, the last first."""
+        part = self.blocks[start:stop]
+        # Forgotten first: a release that was interrupted must not be repeated, because other
+        # sequences may share the blocks.
+        self.blocks[start:stop] = [FREED] * len(part)
+        self.allocator.pool.release(not_freed(part)[::-1])
+
+
+def not_freed(blocks: list[int]) -> list[int]:
+    """The blocks of a list that are not freed."""
+    return [block for block in blocks if block != FREED] if FREED in blocks else blocks
+
+
+class Block:
+    """One block of a sequence, and the tokens in it. Only allocators make blocks.
+
+    It is created when a caller reads it, and stays the same object while a caller keeps it.
+    """
+
+    __slots__ = ("__weakref__", "_blocks", "_index")
+
+    def __init__(self, blocks: BlockList, index: int) -> None:
+        self._blocks = blocks
+        self._index = index
+
+    def __repr__(self) -> str:
+        tokens = f"{len(self._tokens)} of {self.block_size} tokens"
+        return f"<{type(self).__name__} {self.block_id}: {tokens}>"
+
+    def append_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Puts tokens into the next empty slots: at least one, at most ``num_empty_slots``.
+
+        A shared block is moved to a copy first, for ``clear_copy_on_writes``. When a block of a
+        prefix caching allocator becomes full, it becomes findable, and its ``block_id`` may change
+        to that of an equal cached block.
+
+        Raises:
+            NoFreeBlocksError: The block is shared, and none is free to copy it to.
+            BlockStateError: The block was freed.
+            ValueError: No tokens, too many, or one out of ``[0, 2**32)``.
+        """
+        tokens, empty = whole_tokens(token_ids), self.num_empty_slots
+        if not 0 < len(tokens) <= empty:
+            raise ValueError(f"token_ids must have 1 to {empty} tokens, got {len(tokens)}")
+        self.in_pool()  # raises if the block was freed
+        self._blocks.fill(self._index, tokens)
 
     @property
-    def hit_rate(self) -> float:
-        """Hits over queries, in ``0 … 1``; 0 without queries."""
-        return self.num_hits / self.num_queries if self.num_queries else 0.0
+    def block_id(self) -> int | None:
+        """The physical block; None once freed."""
+        block = self._blocks.blocks[self._index]
+        return None if block == FREED else self._blocks.allocator.physical_ids([block])[0]
+
+    @property
+    def _tokens(self) -> tuple[int, ...]:
+        return self._blocks.tokens[self._index]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens in the block, a copy."""
+        return list(self._tokens)
+
+    @property
+    def num_tokens_total(self) -> int:
+        """Tokens in the block and in all before it."""
+        return sum(len(t) for blocks, count in self.parts() for t in blocks.tokens[:count])
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return self._blocks.allocator.block_size
+
+    @property
+    def num_empty_slots(self) -> int:
+        """Slots without a token."""
+        return self.block_size - len(self._tokens)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every slot has a token."""
+        return self.num_empty_slots == 0
+
+    @property
+    def prev_block(self) -> Block | None:
+        """The block before this one in its sequence."""
+        return self._blocks.view(self._index - 1) if self._index else self._blocks.prev_block
+
+    @property
+    def extra_hash(self) -> int | None:
+        """Extra key of the block, besides its tokens: an adapter, an image."""
+        return self._blocks.extras.get(self._index)
+
+    @property
+    def content_hash(self) -> int | None:
+        """A name for the whole prefix that ends with this block; None if it has none."""
+        return None
+
+    @property
+    def computed(self) -> bool:
+        """Whether the block is cached and its K/V was marked as computed."""
+        block = self._blocks.blocks[self._index]
+        return block != FREED and self._blocks.allocator.is_computed(block)
+
+    @property
+    def position(self) -> tuple[BlockList, int]:
+        """The list and the index in it."""
+        return self._blocks, self._index
+
+    def in_pool(self) -> int:
+        """The pool's block; raises if the block was freed."""
+        block = self._blocks.blocks[self._index]
+        if block == FREED:
+            raise BlockStateError(FREED, "the block was freed, and holds nothing")
+        return block
+
+    def parts(self) -> list[tuple[BlockList, int]]:
+        """The lists of the sequence up to this block, with the number of blocks of each."""
+        found: list[tuple[BlockList, int]] = []
+        block: Block | None = self
+        while block is not None:
+            found.append((block._blocks, block._index + 1))
+            block = block._blocks.prev_block
+        return found[::-1]
+
+
+class NaiveBlock(Block):
+    """A block that is not shared by content; its ``content_hash`` is None."""
+
+    __slots__ = ()
+
+
+class NullBlock(NaiveBlock):
+    """Replaces a block that is outside the window; never written or freed, so it stays empty."""
+
+    __slots__ = ()
+
+    def append_token_ids(self, token_ids: Sequence[int]) -> None:
+        """Always raises: the null block is never written."""
+        raise BlockStateError(self.in_pool(), "the null block is never written")
+
+
+class PrefixCachingBlock(Block):
+    """A block that can be found by its prefix once it is full."""
+
+    __slots__ = ()
+
+    @property
+    def content_hash(self) -> int | None:
+        """A name for the whole prefix that ends with this block; None before it is full.
+
+        It does not decide sharing: all tokens are compared first.
+
+        Cost: O(blocks of the prefix), with one digest for each.
+        """
+        before: int | None = None
+        for blocks, count in self.parts():
+            for i, tokens in enumerate(blocks.tokens[:count]):
+                if len(tokens) < self.block_size:
+                    return None
+                extra = blocks.extras.get(i)
+                before = self.hash_block_tokens(before is None, before, tokens, extra)
+        return before
+
+    @staticmethod
+    def hash_block_tokens(
+        is_first_block: bool,
+        prev_block_hash: int | None,
+        cur_block_token_ids: Sequence[int],
+        extra_hash: int | None = None,
+    ) -> int:
+        """The ``content_hash`` of a block: xxh3_128 in the layout of ``blockmgr.digest``.
+
+        The same in every process and on every machine.
+
+        Args:
+            is_first_block: Whether the block begins a sequence.
+            prev_block_hash: ``content_hash`` of the previous block; None only for the first block.
+            cur_block_token_ids: The tokens of the block, each in ``[0, 2**32)``.
+            extra_hash: Extra key of the block.
+
+        Raises:
+            ValueError: A previous hash for a first block, or none for a later one; a token out of
+                bounds.
+        """
+        if (prev_block_hash is None) is not is_first_block:
+            raise ValueError(
+                "prev_block_hash must be None for a first block and for no other, got "
+                f"{prev_block_hash} with is_first_block={is_first_block}"
+            )
+        key = extra_bytes(checked_extra(extra_hash))
+        tokens = np.array(whole_tokens(cur_block_token_ids), "<u4").tobytes()
+        before = 0
+        if prev_block_hash is not None:
+            before = whole("prev_block_hash", prev_block_hash, 0, 2 ** (8 * _DIGEST_BYTES) - 1)
+        message = before.to_bytes(_DIGEST_BYTES, "little") + key + tokens
+        return int.from_bytes(xxhash.xxh3_128_digest(message), "little")
+
+
+class BlockView(Sequence[Block]):
+    """Consecutive blocks of one sequence, made as they are read; otherwise like a tuple."""
+
+    __slots__ = ("_blocks", "_range")
+
+    def __init__(self, blocks: BlockList, start: int = 0) -> None:
+        self._blocks = blocks
+        self._range = range(start, len(blocks.blocks))
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, index: int) -> Block: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Block]: ...
+    def __getitem__(self, index: int | slice) -> Block | list[Block]:
+        at = self._range[index]
+        return [*map(self._blocks.view, at)] if isinstance(at, range) else self._blocks.view(at)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} blocks: {[block.block_id for block in self]}>"
 
 
 class BlockAllocator:
     """Hands out blocks of one pool and takes them back; the base of both allocators.
 
-    A block of another kind raises ``TypeError``, and one of another allocator ``ValueError``.
+    A block of another kind, or a value of the wrong type, raises ``TypeError``; a block of another
+    allocator, or a value out of its bounds, ``ValueError``.
     Without prefix caching no block is ever cached, so nothing is found or computed.
 
     A full block is cached immediately, unless it waits for a copy or follows a block that waits:
@@ -70,9 +408,8 @@ class BlockAllocator:
         caches: Whether blocks can be found by their prefix.
         block_size: Tokens per block.
         pool: The core, whose own block ids begin at 0.
-        refcounter: References to each physical block.
-        cow_tracker: The copies to run before the next forward.
-        hits: Full blocks looked up and found by ``allocate_immutable_*``.
+        num_queries: Full blocks looked up by ``allocate_immutable_*``.
+        num_hits: Those of them that were found.
         waiting: Lists with full blocks that wait to be cached, as the keys.
     """
 
@@ -92,18 +429,11 @@ class BlockAllocator:
         self.block_size = self.pool.block_size
         self._ids = _checked_ids(block_ids, self.pool.num_blocks)
         self._blocks = {block_id: block for block, block_id in enumerate(self._ids)}
-        self.refcounter = RefCounter(self)
-        self.cow_tracker = CopyOnWriteTracker(self)
-        self.hits = HitCounter()
+        self.num_queries = self.num_hits = 0
         self.waiting: dict[BlockList, None] = {}
         self._uncomputed: set[int] = set()  # cached blocks whose K/V was not marked computed
         # Of those, blocks that no forward has reached yet, by generation.
         self._unwritten: dict[int, int] = {}
-
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__}: {self.get_num_free_blocks()} of {self.pool.num_blocks} free>"
-        )
 
     # Allocation.
 
@@ -139,7 +469,6 @@ class BlockAllocator:
         Raises:
             NoFreeBlocksError: Too few are available; nothing is allocated.
             BlockStateError: ``prev_block`` is not full.
-            TypeError: A token that is not an int.
             ValueError: Blocks without the right number of tokens, or a token out of ``[0, 2**32)``.
         """
         self._check_sizes(block_token_ids)
@@ -165,8 +494,6 @@ class BlockAllocator:
     def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
         """Refuses blocks that are not full, except for the last one without caching."""
         last = len(block_token_ids) - 1
-        if last == 0 and len(block_token_ids[0]) == self.block_size:
-            return  # the most frequent request
         for i, chunk in enumerate(block_token_ids):
             least = 1 if i == last and not self.caches else self.block_size
             if not least <= len(chunk) <= self.block_size:
@@ -223,14 +550,10 @@ class BlockAllocator:
             Destinations by source, physical blocks. Safe in any order.
         """
         plan = self.pool.take_copies()
-        try:
-            copies: dict[int, list[int]] = {}
-            for source, destination, _ in plan:
-                copies.setdefault(self._ids[source], []).append(self._ids[destination])
-        except BaseException:  # so that the next call returns them
-            self.pool.copies_aborted(plan.ticket)
-            raise
         self.pool.copies_applied(plan.ticket)
+        copies: dict[int, list[int]] = {}
+        for source, destination, _ in plan:
+            copies.setdefault(self._ids[source], []).append(self._ids[destination])
         waiting, self.waiting = self.waiting, {}
         for blocks in waiting:
             for index, block in enumerate(blocks.blocks):
@@ -243,12 +566,7 @@ class BlockAllocator:
     def cached_prefix(
         self, tokens: tuple[int, ...], parent: int | None, extra: int | None
     ) -> list[int]:
-        """The leading blocks among these tokens that are cached after ``parent``, if it is.
-
-        Raises:
-            ValueError: A token out of bounds.
-            TypeError: A token that is not an int.
-        """
+        """The leading blocks among these tokens that are cached after ``parent``, if it is."""
         # The look-up checks the tokens, so it is made even if it cannot find any block.
         found: list[int] = self.pool.find(
             tokens,
@@ -270,9 +588,9 @@ class BlockAllocator:
 
         The first ``found`` are cached already. If the parent is not cached, all wait.
         """
-        size, num_full, hits = self.block_size, len(tokens) // self.block_size, self.hits
-        hits.num_queries += num_full
-        hits.num_hits += found
+        size, num_full = self.block_size, len(tokens) // self.block_size
+        self.num_queries += num_full
+        self.num_hits += found
         state = b"%c" % (WAITING if parent is None else CACHED)
         if parent is None:
             self.waiting[blocks] = None
@@ -344,21 +662,18 @@ class BlockAllocator:
         Args:
             block_ids: Physical blocks; None for all cached ones. Blocks that are not cached are
                 skipped.
-
-        Raises:
-            ValueError: Not a block of this allocator.
         """
         if block_ids is None:
             self._uncomputed.clear()
         else:
-            self._mark_computed([self.pool_block(each) for each in block_ids])
+            self._mark_computed([self.get_physical_block_id(each) for each in block_ids])
 
     def _mark_computed(self, blocks: list[int]) -> None:
         self._uncomputed.difference_update([b for b in blocks if self.pool.is_cached(b)])
 
     def progress(self, done: list[int], rest: list[int]) -> None:
         """Records that the next forward writes the first blocks and not the rest."""
-        self._mark_computed([block for block in done if block != FREED])
+        self._mark_computed(not_freed(done))
         late = [b for b in rest if b in self._uncomputed and self.pool.is_cached(b)]
         if late:
             self._unwritten.update((block, self.pool.generation(block)) for block in late)
@@ -378,11 +693,8 @@ class BlockAllocator:
 
         Args:
             seq_block_ids: The physical blocks of each sequence, in order.
-
-        Raises:
-            ValueError: Not a block of this allocator.
         """
-        sequences = [[self.pool_block(each) for each in ids] for ids in seq_block_ids]
+        sequences = [[self.get_physical_block_id(each) for each in ids] for ids in seq_block_ids]
         computed = [list(takewhile(self.is_computed, blocks[:-1])) for blocks in sequences]
         same = takewhile(lambda column: len(set(column)) == 1, zip(*computed, strict=False))
         return [self._ids[column[0]] for column in same]
@@ -392,40 +704,12 @@ class BlockAllocator:
 
         Raises:
             BlockStateError: A block is not in use, and it is not cached.
-            ValueError: Not a block of this allocator.
         """
-        self.pool.touch([self.pool_block(each) for each in block_ids])
-
-    def find_cached_blocks_prefix(self, block_hashes: Sequence[int]) -> list[int]:
-        """The leading hashes of which each names a computed block after the previous one.
-
-        Args:
-            block_hashes: ``content_hash`` of each block of a sequence. Blocks with an extra hash
-                cannot be found this way; ``ComputedBlocksTracker`` uses tokens, and finds them.
-
-        Raises:
-            TypeError: A hash that is not an int.
-
-        Cost: O(blocks that continue the ones found), with one digest for each.
-        """
-        hashes = [integer("block_hashes", each) for each in block_hashes]
-        parent, before = -1, None
-        for at, wanted in enumerate(hashes):
-            for child in self.pool.children(parent).tolist():
-                tokens = self.pool.tokens(child)
-                name = PrefixCachingBlock.hash_block_tokens(not at, before, tokens.tolist())
-                # Also found by its tokens, so it has no extra key, and the hash is no collision.
-                found = name == wanted and self.pool.find(tokens, parent=parent).tolist()
-                if found == [child] and self.is_computed(child):
-                    parent, before = child, name
-                    break
-            else:
-                return hashes[:at]
-        return hashes
+        self.pool.touch([self.get_physical_block_id(each) for each in block_ids])
 
     def get_prefix_cache_hit_rate(self) -> float:
-        """Full blocks found over full blocks looked up, in ``0 … 1``."""
-        return self.hits.hit_rate
+        """Full blocks found over full blocks looked up, in ``0 … 1``; 0 without any."""
+        return self.num_hits / self.num_queries if self.num_queries else 0.0
 
     def reset_prefix_cache(self) -> bool:
         """Forgets cached blocks and the hit rate if no block is in use; returns whether it did."""
@@ -434,7 +718,7 @@ class BlockAllocator:
         self.pool.reset()
         for known in (self._uncomputed, self._unwritten, self.waiting):
             known.clear()
-        self.hits = HitCounter()
+        self.num_queries = self.num_hits = 0
         return True
 
     # Sharing and release.
@@ -476,34 +760,17 @@ class BlockAllocator:
         """The ids of all blocks of the pool."""
         return frozenset(self._ids)
 
-    def physical_id(self, block: int) -> int:
-        """The caller's id of a block of the pool.
-
-        Raises:
-            ValueError: The pool has no such block.
-        """
-        if not 0 <= block < len(self._ids):
-            raise ValueError(f"block must be in [0, {len(self._ids) - 1}], got {block}")
-        return self._ids[block]
-
     def physical_ids(self, blocks: list[int]) -> list[int]:
         """The callers' ids of blocks of the pool, as a new list."""
         ids = self._ids
         return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
 
-    def pool_block(self, block_id: int) -> int:
-        """The block of the pool with this id; also ``get_physical_block_id``.
-
-        Raises:
-            ValueError: Not a block of this allocator.
-            TypeError: Not an int.
-        """
+    def get_physical_block_id(self, block_id: int) -> int:
+        """The index in the pool of the block with this id."""
         block = self._blocks.get(integer("block_id", block_id))
         if block is None:
             raise ValueError(f"block_id {block_id} is no block of this allocator")
         return block
-
-    get_physical_block_id = pool_block
 
 
 def _extras(num_blocks: int, extra: int | None) -> dict[int, bytes] | None:
@@ -553,17 +820,8 @@ class NaiveBlockAllocator(BlockAllocator):
 class PrefixCachingBlockAllocator(BlockAllocator):
     """An allocator of blocks that can be found by their prefix as soon as they are full.
 
-    For one thread at a time.
-
-    Args:
-        num_blocks: Blocks of the pool.
-        block_size: Tokens per block.
-        block_ids: As in ``NaiveBlockAllocator``.
-        eviction: As in ``ManagerConfig``.
-
-    Raises:
-        ValueError: A value is out of its bounds.
-        TypeError: A value is of the wrong type.
+    For one thread at a time. Args and errors are those of ``NaiveBlockAllocator``, without
+    ``create_block``, and ``eviction`` as in ``ManagerConfig``.
 
     >>> allocator = PrefixCachingBlockAllocator(num_blocks=4, block_size=2)
     >>> first = allocator.allocate_immutable(None, [1, 2])
@@ -576,69 +834,3 @@ class PrefixCachingBlockAllocator(BlockAllocator):
 
     block_class = PrefixCachingBlock
     caches: ClassVar[bool] = True
-
-
-class ReadOnlyRefCounter:
-    """The number of references to each physical block."""
-
-    __slots__ = ("_allocator",)
-
-    def __init__(self, allocator: BlockAllocator) -> None:
-        self._allocator = allocator
-
-    def get(self, block_id: int) -> int:
-        """References to a physical block.
-
-        Raises:
-            ValueError: Not a block of this allocator.
-        """
-        return self._allocator.pool.ref_count(self._allocator.pool_block(block_id))
-
-    def incr(self, block_id: int) -> int:
-        """Always raises: this counter is read-only."""
-        raise TypeError(f"cannot add a reference to block {block_id}: this counter is read-only")
-
-    def decr(self, block_id: int) -> int:
-        """Always raises: this counter is read-only."""
-        raise TypeError(f"cannot drop a reference to block {block_id}: this counter is read-only")
-
-
-class RefCounter(ReadOnlyRefCounter):
-    """A writable counter, for callers that use blocks without ``Block`` objects."""
-
-    __slots__ = ()
-
-    def incr(self, block_id: int) -> int:
-        """Adds a reference to a used or cached block; returns the count.
-
-        Raises:
-            BlockStateError: The block is not in use, and it is not cached.
-            ValueError: Not a block of this allocator.
-        """
-        self._allocator.pool.acquire([self._allocator.pool_block(block_id)], found=False)
-        return self.get(block_id)
-
-    def decr(self, block_id: int) -> int:
-        """Drops a reference; returns the remaining count.
-
-        Raises:
-            BlockStateError: The block is not in use.
-            ValueError: Not a block of this allocator.
-        """
-        self._allocator.pool.release([self._allocator.pool_block(block_id)])
-        return self.get(block_id)
-
-    def as_readonly(self) -> ReadOnlyRefCounter:
-        """A read-only view of the counts."""
-        return ReadOnlyRefCounter(self._allocator)
-
-
-class CopyOnWriteTracker:
-    """The copies to run before the next forward, by the calls of the same name of the allocator."""
-
-    __slots__ = ("clear_cows", "cow_block_if_not_appendable", "is_appendable")
-
-    def __init__(self, allocator: BlockAllocator) -> None:
-        self.is_appendable = allocator.is_appendable
-        self.cow_block_if_not_appendable = allocator.cow_block_if_not_appendable
-        self.clear_cows = allocator.clear_copy_on_writes

@@ -33,66 +33,29 @@ if TYPE_CHECKING:
 
     _Running = tuple[SequenceLike, BlockTable]
 
-__all__ = ["BlockSpaceManager", "ComputedBlocksTracker"]
+__all__ = ["BlockSpaceManager"]
 
 
 class ComputedBlocksTracker:
     """Counts the leading tokens of a sequence that need no computation.
 
-    For one thread at a time, as its allocator is.
-
-    Args:
-        allocator: Allocator of the blocks.
-        block_size: Tokens per block.
-        enable_caching: If False, every answer is 0.
-
-    Raises:
-        ValueError: ``block_size`` is not the allocator's.
-        TypeError: A value of the wrong type.
-
     While its ``is_prefill()`` is true, a sequence gets the same answer until ``remove_seq``,
     because the scheduler plans the rest of a prompt by the first answer.
     """
 
-    __slots__ = ("_allocator", "_enable_caching", "_known", "_tables")
+    __slots__ = ("_allocator", "_known", "_tables")
 
     def __init__(
-        self, allocator: CpuGpuBlockAllocator, block_size: int, enable_caching: bool
+        self, allocator: CpuGpuBlockAllocator, block_tables: Mapping[int, BlockTable]
     ) -> None:
-        if not isinstance(allocator, CpuGpuBlockAllocator):
-            kind = type(allocator).__name__
-            raise TypeError(f"allocator must be a CpuGpuBlockAllocator, got {kind}")
-        if not isinstance(enable_caching, bool):
-            raise TypeError(f"enable_caching must be a bool, got {enable_caching!r}")
-        size = allocator.block_size
-        whole("block_size", block_size, size, size)
         self._allocator = allocator
-        self._enable_caching = enable_caching and allocator.caches
         self._known: dict[int, int] = {}
-        self._tables: Mapping[int, BlockTable] = {}
-
-    @classmethod
-    def with_tables(
-        cls, allocator: CpuGpuBlockAllocator, tables: Mapping[int, BlockTable]
-    ) -> ComputedBlocksTracker:
-        """A tracker that uses the block tables of sequences that have one."""
-        tracker = cls(allocator, allocator.block_size, allocator.caches)
-        tracker._tables = tables
-        return tracker
+        self._tables = block_tables
 
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """Tokens in the leading cached, computed blocks; a multiple of the block size.
-
-        The block of the last token counts, too: the schedulers of this lineage leave one token to
-        compute of a prompt that is cached whole. ``get_common_computed_block_ids`` leaves that
-        block out, because a forward must not write to a block that others read.
-
-        Raises:
-            ValueError: A token out of ``[0, 2**32)``.
-            TypeError: Not a sequence, or a token that is not an int.
-        """
+        """``BlockSpaceManager.get_num_cached_tokens``."""
         name, tokens, extra = id_of(seq), tokens_of(seq), extra_hash_of(seq)
-        if not self._enable_caching:
+        if not self._allocator.caches:
             return 0
         if getattr(seq, "is_prefill", bool)() and name in self._known:
             return self._known[name]
@@ -184,7 +147,7 @@ class BlockSpaceManager:
             # Allocated here, so that later counts of free blocks are right.
             pools.allocate_or_get_null_block()
         self.block_tables = {}
-        self._computed = ComputedBlocksTracker.with_tables(pools, self.block_tables)
+        self._computed = ComputedBlocksTracker(pools, self.block_tables)
         self._mutex = new_mutex()
 
     # Allocation.
@@ -276,16 +239,6 @@ class BlockSpaceManager:
         if table := self.block_tables.pop(name, None):
             table.free()
 
-    def free_cross(self, seq_group: GroupLike) -> None:
-        """Does nothing: a group with an encoder never gets blocks here."""
-        distinct_sequences(seq_group)
-
-    def get_cross_block_table(self, seq_group: GroupLike) -> list[int]:
-        """Always raises: no group has blocks for cross-attention here."""
-        distinct_sequences(seq_group)
-        refuse_encoder(seq_group)
-        raise SequenceStateError("the group has no encoder, so no block table of one")
-
     @exclusive
     def get_block_table(self, seq: SequenceLike) -> list[int]:
         """The physical blocks of a sequence."""
@@ -301,9 +254,15 @@ class BlockSpaceManager:
 
     @exclusive
     def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """``ComputedBlocksTracker.get_num_cached_tokens`` of a sequence, scheduled or not.
+        """Tokens in the leading cached, computed blocks of a sequence, scheduled or not.
 
-        ``free`` forgets the answer, too.
+        The block of the last token counts, too: the schedulers of this lineage leave one token to
+        compute of a prompt that is cached whole. ``get_common_computed_block_ids`` leaves that
+        block out, because a forward must not write to a block that others read. During a prefill
+        the first answer stays until ``free`` or ``remove_seq_from_computed_blocks_tracker``.
+
+        Raises:
+            ValueError: A token out of ``[0, 2**32)``.
         """
         return self._computed.get_num_cached_tokens(seq)
 
@@ -411,7 +370,8 @@ class BlockSpaceManager:
 
         For work that ``spares_idle``, the watermark holds nothing back if no block is in use.
         """
-        usable = self.block_allocator.get_num_usable_blocks(Device.GPU)
+        usable = self.block_allocator.get_num_total_blocks(Device.GPU)
+        usable -= self._window is not None  # the null block
         free = self.block_allocator.get_num_free_blocks(Device.GPU)
         if num_used > usable - (0 if spares_idle else self.watermark_blocks):
             return AllocStatus.NEVER

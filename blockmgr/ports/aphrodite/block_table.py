@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
-from blockmgr.ports.aphrodite.block import FREED, Block, BlockList, BlockView
+from blockmgr.ports.aphrodite.block_allocator import FREED, Block, BlockList, BlockView
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import (
     Device,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.block import Allocator
+    from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
 
 __all__ = ["BlockTable", "Growth", "blocks_needed", "blocks_needed_unshared"]
 
@@ -125,9 +125,6 @@ class BlockTable:
         self._dropped = 0  # leading blocks freed for the window
         self.num_computed_slots = 0
 
-    def __repr__(self) -> str:
-        return f"<BlockTable: {self.physical_block_ids if self._blocks else 'not allocated'}>"
-
     @staticmethod
     def get_num_required_blocks(
         token_ids: Sequence[int], block_size: int, num_lookahead_slots: int = 0
@@ -228,15 +225,6 @@ class BlockTable:
             stale=blocks[self._dropped : max(window_start, self._dropped)],
         )
 
-    def get_num_blocks_touched_by_append_slots(
-        self, token_ids: Sequence[int], num_lookahead_slots: int = 0
-    ) -> int:
-        """An upper bound of the blocks that an append touches: those written and those added."""
-        slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
-        start = self.num_full_slots
-        last = -(-(start + len(token_ids) + slots) // self.block_size)
-        return max(last - start // self.block_size, 0)
-
     def mark_computed(self, start: int, stop: int, num_full: int) -> None:
         """Records that the next forward computes these slots, of ``num_full`` with tokens."""
         blocks, size = self._allocated(), self.block_size
@@ -305,7 +293,7 @@ class BlockTable:
         """The device of the blocks."""
         return self._allocator.device_of(self._allocated().allocator)
 
-    def pool_blocks(self) -> tuple[Allocator, list[int]]:
+    def pool_blocks(self) -> tuple[BlockAllocator, list[int]]:
         """The allocator of the blocks, and the blocks of its pool."""
         blocks = self._allocated()
         return blocks.allocator, blocks.blocks

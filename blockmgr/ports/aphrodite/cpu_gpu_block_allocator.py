@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
-from blockmgr.ports.aphrodite.block import (
+from blockmgr.ports.aphrodite.block_allocator import (
     CACHED,
     FREED,
     Block,
+    BlockAllocator,
     BlockList,
     BlockView,
     NaiveBlock,
-    NullBlock,
-)
-from blockmgr.ports.aphrodite.block_allocator import (
-    BlockAllocator,
     NaiveBlockAllocator,
+    NullBlock,
     PrefixCachingBlockAllocator,
+    not_freed,
 )
 from blockmgr.ports.aphrodite.interfaces import Device, NoFreeBlocksError, extra_bytes, the_same
 
 if TYPE_CHECKING:
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.aphrodite.block import Allocator
 
 __all__ = ["CpuGpuBlockAllocator", "Swap"]
 
@@ -88,10 +86,6 @@ class CpuGpuBlockAllocator:
             num_cpu_blocks: Blocks of the host; 0 for none.
             block_size: Tokens per block.
             eviction: As in ``ManagerConfig``, for pools that cache prefixes.
-
-        Raises:
-            ValueError: A value is out of its bounds.
-            TypeError: A value is of the wrong type.
         """
         num_cpu_blocks = whole("num_cpu_blocks", num_cpu_blocks, 0)
         if allocator_type not in {"naive", "prefix_caching"}:
@@ -119,7 +113,7 @@ class CpuGpuBlockAllocator:
     def _known(self, device: Device) -> BlockAllocator | None:
         return self._allocators.get(the_same(Device, "device", device))
 
-    def device_of(self, allocator: Allocator) -> Device:
+    def device_of(self, allocator: BlockAllocator) -> Device:
         """The device of one of the two allocators."""
         for device, known in self._allocators.items():
             if known is allocator:
@@ -153,12 +147,6 @@ class CpuGpuBlockAllocator:
         allocator = self.pool_of(device)
         return allocator.allocate_immutable_blocks(prev_block, block_token_ids, extra_hash)
 
-    def find_cached_blocks_prefix(
-        self, block_hashes: Sequence[int], device: Device = Device.GPU
-    ) -> list[int]:
-        """``BlockAllocator.find_cached_blocks_prefix`` of that device."""
-        return self.pool_of(device).find_cached_blocks_prefix(block_hashes)
-
     def get_num_free_blocks(self, device: Device) -> int:
         """Blocks that can be handed out; 0 on a device without blocks."""
         known = self._known(device)
@@ -169,18 +157,13 @@ class CpuGpuBlockAllocator:
         known = self._known(device)
         return 0 if known is None else known.get_num_total_blocks()
 
-    def get_num_usable_blocks(self, device: Device) -> int:
-        """All blocks of a device except the null block."""
-        has_null = device is Device.GPU and self._null is not None
-        return self.get_num_total_blocks(device) - has_null
-
     def get_prefix_cache_hit_rate(self, device: Device) -> float:
         """Full blocks found over full blocks looked up, in ``0 … 1``."""
         return self.pool_of(device).get_prefix_cache_hit_rate()
 
     def get_physical_block_id(self, device: Device, absolute_id: int) -> int:
         """The index of a block within the pool of its device."""
-        return self.pool_of(device).pool_block(absolute_id)
+        return self.pool_of(device).get_physical_block_id(absolute_id)
 
     # Blocks of either pool.
 
@@ -242,7 +225,9 @@ class CpuGpuBlockAllocator:
     @property
     def null_block_id(self) -> int:
         """The physical block of the null block."""
-        return self.pool_of(Device.GPU).physical_id(self.allocate_or_get_null_block().in_pool())
+        return self.pool_of(Device.GPU).physical_ids([self.allocate_or_get_null_block().in_pool()])[
+            0
+        ]
 
     # Swaps.
 
@@ -266,7 +251,8 @@ class CpuGpuBlockAllocator:
         """
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         copies = self.plan_swap([blocks], src_device, dst_device).carry_out()
-        return {source.physical_id(a): destination.physical_id(b) for a, b in copies}
+        olds, news = [a for a, _ in copies], [b for _, b in copies]
+        return dict(zip(source.physical_ids(olds), destination.physical_ids(news), strict=True))
 
     def plan_swap(
         self, sequences: Iterable[Sequence[Block]], src_device: Device, dst_device: Device
@@ -276,12 +262,6 @@ class CpuGpuBlockAllocator:
         if source is destination:
             raise ValueError(f"dst_device must be another device than {src_device}")
         return Swap(source, destination, [self._whole(blocks, source) for blocks in sequences])
-
-    def get_num_full_blocks_touched(self, blocks: Sequence[Block], device: Device) -> int:
-        """The number of blocks that moving a sequence to a device would take from its pool."""
-        destination = self.pool_of(device)
-        source = next((a for a in self._allocators.values() if a is not destination), destination)
-        return Swap(source, destination, [self._whole(blocks, source)]).num_taken
 
     def _whole(self, blocks: Sequence[Block], source: BlockAllocator) -> list[BlockList]:
         if not isinstance(blocks, Sequence):
@@ -385,7 +365,7 @@ class Swap:
             blocks.allocator = destination
             blocks.blocks, news = news[:count], news[count:]
             blocks.states, states = bytearray(states[:count]), states[count:]
-        source.pool.release([old for old in reversed(seq.olds) if old != FREED])
+        source.pool.release(not_freed(seq.olds)[::-1])
         return copies
 
 

@@ -11,23 +11,7 @@ from blockmgr.errors import BlockMgrError, OutOfBlocksError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "AllocStatus",
-    "Device",
-    "EncoderDecoderError",
-    "GroupLike",
-    "NoFreeBlocksError",
-    "SequenceLike",
-    "checked_extra",
-    "distinct_sequences",
-    "extra_bytes",
-    "extra_hash_of",
-    "id_of",
-    "refuse_encoder",
-    "the_same",
-    "tokens_of",
-    "whole_tokens",
-]
+__all__ = ["AllocStatus", "Device", "EncoderDecoderError", "NoFreeBlocksError"]
 
 
 class NoFreeBlocksError(OutOfBlocksError, ValueError):
@@ -70,7 +54,6 @@ class Device(_Shared):
 
     GPU = "gpu"
     """The device that computes."""
-
     CPU = "cpu"
     """The host, to which blocks are swapped."""
 
@@ -80,10 +63,8 @@ class AllocStatus(_Shared):
 
     OK = "ok"
     """They can be allocated immediately."""
-
     LATER = "later"
     """They can be allocated after others are freed."""
-
     NEVER = "never"
     """They are more than the pool can ever hold."""
 

@@ -16,17 +16,17 @@ these points:
 - wrong calls raise, whether or not Python runs with ``-O``, and change nothing.
 """
 
-from blockmgr.ports.radix.manager import CacheManager, Request
-from blockmgr.ports.radix.paged import PagedCacheManager, PagedRequest
-from blockmgr.ports.radix.printing import format_tree, print_tree
-from blockmgr.ports.radix.records import (
+from blockmgr.ports.radix.base import (
     InsertResult,
     MatchResult,
     PrefixMatch,
     RadixCacheHandle,
     RadixNode,
+    Request,
     SizeInfo,
 )
+from blockmgr.ports.radix.manager import CacheManager, PagedCacheManager, PagedRequest
+from blockmgr.ports.radix.printing import format_tree, print_tree
 from blockmgr.ports.radix.sizing import (
     create_page_table,
     get_mha_cache_per_page,

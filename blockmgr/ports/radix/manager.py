@@ -2,74 +2,168 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.errors import BlockStateError
+from blockmgr.errors import BlockStateError, SequenceStateError
 from blockmgr.ports.locking import exclusive
-from blockmgr.ports.radix.keeper import PageKeeper
-from blockmgr.ports.radix.records import MatchResult, RadixCacheHandle
-from blockmgr.ports.radix.tree import MAX_SLOTS, RadixCacheManager, new_pool
+from blockmgr.ports.radix.base import MatchResult, RadixCacheHandle, Request
+from blockmgr.ports.radix.pages import on_host
+from blockmgr.ports.radix.tree import MAX_SLOTS, RadixCacheManager, RadixPrefixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.radix.arrays import Ids
+    from blockmgr.ports.radix.base import PrefixMatch
+    from blockmgr.ports.radix.pages import Ids, Pages
+    from blockmgr.ports.radix.tree import RadixTree
 
-__all__ = ["CacheManager", "Request"]
+__all__ = ["CacheManager", "PageKeeper", "PagedCacheManager", "PagedRequest"]
+
+MAX_KEY = 1024  # bytes
 
 
-@dataclass(eq=False)
-class Request:
-    """A request of the scheduler; the port reads only ``input_ids`` and ``extra_key``.
+class _HandOver(NamedTuple):
+    """What became of the pages of a request whose whole pages are in the tree now."""
 
-    Attributes:
-        uid: Id of the request.
-        input_ids: ``[input_len]``, the prompt.
-        table_idx: Row of the page table.
-        cached_len: Leading tokens whose K/V is written.
-        output_len: Tokens to generate.
-        cache_handle: The locked prefix.
-        max_tokens: Its maximum length.
-        extra_key: Extra key besides its tokens: a tenant, an adapter.
-    """
+    chain: Pages
+    """All its pages in the tree."""
+    done: Pages
+    """Its own pages to release: computed twice, or passed to the tree."""
+    unfinished: Pages
+    """Its unfinished page, if any."""
 
-    uid: int
-    input_ids: Ids
-    table_idx: int
-    cached_len: int
-    output_len: int
-    cache_handle: RadixCacheHandle | None = None
-    max_tokens: int = 1024
-    extra_key: str | bytes | None = None
+
+class PageKeeper:
+    """The free pages of a cache, and its tree. Calls of several threads wait for one another."""
+
+    __slots__ = ("_lazy", "_mutex", "_pool", "_tree", "num_pages", "page_size")
+
+    num_pages: int
+    """Pages of the KV cache."""
+
+    page_size: int
+    """Token slots per page."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        tree._free_pages()
+        self._pool = pool = tree.pool
+        self._tree = tree
+        self._lazy: list[list[Pages]] = []  # pages freed in open regions of ``PagedCacheManager``
+        self._mutex = tree._mutex
+        self.num_pages = pool.num_blocks
+        self.page_size = pool.block_size
 
     @property
-    def input_len(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.input_ids)
+    def available_size(self) -> int:
+        """Slots that can be handed out: free or evictable."""
+        return self._pool.num_available * self.page_size
+
+    @property
+    def device(self) -> Any:
+        """Device of results; None for NumPy arrays on the host."""
+        return self._tree.device
+
+    def lock(self, handle: RadixCacheHandle) -> None:
+        """``lock_handle`` of the tree."""
+        self._tree.lock_handle(handle)
+
+    def unlock(self, handle: RadixCacheHandle) -> None:
+        """``lock_handle`` of the tree with ``unlock``."""
+        self._tree.lock_handle(handle, unlock=True)
+
+    @exclusive
+    def reset(self) -> None:
+        """Empties the tree, which frees its pages. Allocated slots stay allocated.
+
+        Raises:
+            BlockStateError: A handle is locked.
+        """
+        self._tree.reset()
+
+    @exclusive
+    def check_integrity(self) -> None:
+        """Recomputes and checks the state of pages, tree and locks.
+
+        Raises:
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
+        """
+        self._tree.check_integrity()
+
+    def _prompt_of(self, req: Any) -> tuple[Ids, bytes]:
+        """The tokens of a request to look up, all but the last, and its namespace."""
+        if not hasattr(req, "input_ids"):
+            raise TypeError(f"req must have input_ids, got {type(req).__name__}")
+        try:
+            count, tokens = len(req.input_ids), req.input_ids[:-1]
+        except (TypeError, LookupError):
+            kind = type(req.input_ids).__name__
+            raise TypeError(f"input_ids must be a list or array of ints, got {kind}") from None
+        if not count:
+            raise ValueError("input_ids must hold at least 1 token, got 0")
+        return tokens, _namespace_of(getattr(req, "extra_key", None))
+
+    def _hand_over(self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids) -> _HandOver:
+        """Checks everything, and puts the whole pages of a request into the tree."""
+        tree, size = self._tree, self.page_size
+        if getattr(old_handle, "_has_ended", False):
+            raise SequenceStateError("the request of old_handle has ended, or has a later handle")
+        tree._check_handle(old_handle)
+        matched, page = old_handle.cached_len // size, old_handle.node.page
+        if matched and old_handle not in tree._locks:
+            raise BlockStateError(page, "not locked by this handle")
+        tokens = on_host(input_ids)
+        found = self._pool.find(tokens, namespace=old_handle.namespace)
+        if matched and (matched > len(found) or int(found[matched - 1]) != page):
+            raise ValueError(f"old_handle must be of a prefix of input_ids, got {old_handle!r}")
+        own = tree._pages_beyond(found[:matched], tokens, indices)
+        twice, whole_pages = len(found) - matched, len(tokens) // size - matched
+        mine = own[twice:whole_pages]
+        # The insertion checks the pages that go to the tree before any change.
+        self._check_owned(np.concatenate([own[:twice], own[whole_pages:]]), apart_from=mine)
+        tree._promote(found, mine, tokens, old_handle.namespace)
+        return _HandOver(np.concatenate([found, mine]), own[:whole_pages], own[whole_pages:])
+
+    def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
+        """Refuses pages that do not belong to the caller, or appear twice."""
+        if not len(pages):
+            return
+        if len(np.unique(pages)) != len(pages) or np.isin(pages, apart_from).any():
+            raise ValueError(f"indices must name a page once, got pages {pages.tolist()} again")
+        not_owned = (self._pool.ref_count(pages) != 1) | self._pool.is_cached(pages)
+        if not_owned.any():
+            page = int(pages[np.argmax(not_owned)])
+            state = "in the tree" if self._pool.is_cached(page) else "free already"
+            raise BlockStateError(page, f"not the caller's: {state}")
+        for freed in (pages_ for region in self._lazy for pages_ in region):
+            if len(again := pages[np.isin(pages, freed)]):
+                raise BlockStateError(int(again[0]), "not the caller's: freed in this region")
+
+    def _continue(self, pages: _HandOver, old_handle: RadixCacheHandle) -> RadixCacheHandle:
+        """A locked handle for the pages in the tree of a request that continues."""
+        handle = self._tree._handle(pages.chain, old_handle.namespace)
+        if not handle.node.is_root():
+            self._tree._lock(handle)
+        return handle
+
+    def _end(self, handle: RadixCacheHandle) -> None:
+        # A request without a match holds no lock. The root, passed instead of a match, may stand
+        # for any number of requests.
+        if not handle.node.is_root():
+            self._tree._unlock(handle)
+        if handle.node is not self._tree.root_node:
+            object.__setattr__(handle, "_has_ended", True)
 
 
 class CacheManager(PageKeeper):
     """Hands out token slots, evicts cached ones if necessary, and caches finished requests.
 
     The calls for a request: ``match_req``, ``lock`` the match, ``allocate`` slots for the rest,
-    compute, ``free_and_cache_finished_req``.
-
-    Args:
-        device: Device of results, as torch tensors; None for NumPy arrays on the host.
-        num_pages: Pages of the KV cache.
-        page_size: Token slots a page.
-        digest: As in ``ManagerConfig``.
-        eviction: As in ``ManagerConfig``.
-
-    Raises:
-        MissingExtraError: A device, and torch is not installed.
-        ValueError: A size out of its bounds.
-        TypeError: A size of the wrong type.
+    compute, ``free_and_cache_finished_req``. Args and errors are those of ``RadixCacheManager``.
 
     >>> slots = CacheManager(None, num_pages=16)
     >>> indices = slots.allocate(4)
@@ -95,9 +189,10 @@ class CacheManager(PageKeeper):
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        pool = new_pool(num_pages, page_size, digest, eviction)
-        self.manager = RadixCacheManager.on_pool(pool, device)
-        super().__init__(pool, self.manager)
+        self.manager = RadixCacheManager(
+            device, num_pages, page_size, digest=digest, eviction=eviction
+        )
+        super().__init__(self.manager)
 
     @exclusive
     def match_req(self, req: Request) -> MatchResult:
@@ -108,7 +203,6 @@ class CacheManager(PageKeeper):
 
         Raises:
             ValueError: No tokens, a token out of bounds, or an ``extra_key`` too long.
-            TypeError: Tokens that are not integers, or an ``extra_key`` that is not str or bytes.
         """
         tokens, namespace = self._prompt_of(req)
         return self.manager.match_prefix(tokens, namespace=namespace)
@@ -117,16 +211,11 @@ class CacheManager(PageKeeper):
     def allocate(self, needed_len: int) -> Any:
         """Hands out slots of free pages first, then of cached pages in eviction order.
 
-        Args:
-            needed_len: Number of slots, rounded up to whole pages; 0 for none.
-
         Returns:
-            ``int32[at least needed_len]``: the slots, page by page; they belong to the caller.
+            ``int32[at least needed_len]``: the slots of whole pages; they belong to the caller.
 
         Raises:
             OutOfBlocksError: Fewer pages are available; nothing has been evicted.
-            ValueError: ``needed_len`` below 0.
-            TypeError: ``needed_len`` is not an int.
 
         Cost: O(needed_len).
         """
@@ -152,7 +241,6 @@ class CacheManager(PageKeeper):
         Raises:
             BlockStateError: A page is free already, given twice, or in the tree.
             ValueError: Other slots.
-            TypeError: Slots that are not integers.
         """
         pages = self.manager._page_slots.pages(indices)
         in_tree = self._pool.is_cached(pages)
@@ -183,7 +271,6 @@ class CacheManager(PageKeeper):
             BlockStateError: The handle is not locked, or a page is free or in the tree.
             ValueError: The handle is of another prompt or cache, not as many slots as tokens,
                 slots that are not whole pages in order, or a value out of bounds.
-            TypeError: Values of the wrong type.
 
         Cost: O(tokens), one digest for each page that goes to the tree.
         """
@@ -198,21 +285,219 @@ class CacheManager(PageKeeper):
         """Shares the computed pages of a running request, as after a chunk of its prompt.
 
         Its whole pages go to the tree and stay locked; an unfinished page stays with the request.
-
-        Args:
-            old_handle: The locked handle from ``match_req`` or the last call, or the root.
-            input_ids: ``[n]``, its tokens with K/V.
-            indices: ``[n]``, the slot of each.
+        Args and errors are those of ``free_and_cache_finished_req``.
 
         Returns:
             A new handle, locked instead of the old one, to end the request with; and
             ``int32[cached_len]``, the slots to use for its leading tokens, which may belong to
             equal pages cached before.
-
-        Raises the errors of ``free_and_cache_finished_req``.
         """
         pages = self._hand_over(old_handle, input_ids, indices)
         handle = self._continue(pages, old_handle)
         self._pool.release(pages.done)
         self._end(old_handle)
         return MatchResult(handle, self.manager._slots(pages.chain))
+
+
+class PagedRequest(Protocol):
+    """The attributes of a request that the port reads and writes; ``extra_key`` is optional."""
+
+    input_ids: Ids
+    """``[n]``, its tokens, at least ``cached_len``."""
+    table_idx: int
+    """Its row of the page table."""
+    cached_len: int
+    """Leading tokens whose K/V is written."""
+    device_len: int
+    """Leading tokens with K/V after the next forward."""
+    cache_handle: RadixCacheHandle
+    """The locked prefix; ``cache_req`` replaces it."""
+
+
+class PagedCacheManager(PageKeeper):
+    """Writes token slots into a page table, and caches computed pages.
+
+    The calls for a request: ``match_req``, ``lock`` the handle, copy its ``get_matched_indices()``
+    to the request's row, then ``allocate_paged`` before each forward and ``cache_req`` after
+    it.
+
+    Args:
+        num_pages: Pages of the KV cache.
+        page_size: Token slots a page.
+        page_table: ``int32[rows, columns]``, the slot of each token of each request: a NumPy array,
+            or a torch tensor on any device. It belongs to the caller, and is written in place.
+        type: ``"radix"``; there is no other kind here.
+        digest: As in ``ManagerConfig``.
+        eviction: As in ``ManagerConfig``.
+
+    Raises:
+        ValueError: A value out of its bounds, or a page table of another shape or type.
+        TypeError: A value of the wrong type.
+
+    >>> import numpy as np
+    >>> from types import SimpleNamespace
+    >>> cache = PagedCacheManager(16, 1, np.zeros((2, 8), np.int32))
+    >>> request = SimpleNamespace(
+    ...     input_ids=[1, 3, 6, 7], table_idx=0, cached_len=0, device_len=4, input_len=4
+    ... )
+    >>> request.cache_handle = cache.match_req(request).cuda_handle
+    >>> cache.allocate_paged([request])
+    >>> request.cached_len = 4  # the forward has run
+    >>> cache.cache_req(request, finished=True)
+    >>> cache.match_req(request).cuda_handle.cached_len
+    3
+
+    Source: mini-sglang, ``minisgl/scheduler/cache.py`` at commit 0467802, without its second memory
+    level.
+    """
+
+    __slots__ = ("page_table", "prefix_cache")
+
+    prefix_cache: RadixPrefixCache
+    """The radix cache."""
+
+    page_table: Any
+    """``int32[rows, columns]``, the caller's object."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        page_table: Any,
+        type: str = "radix",
+        *,
+        digest: str | Callable[[bytes], bytes] = "xxh3_128",
+        eviction: str | PolicyFactory = "lru",
+    ) -> None:
+        if type != "radix":
+            raise ValueError(f"type must be 'radix', got {type!r}")
+        if getattr(page_table, "ndim", None) != 2 or not str(page_table.dtype).endswith("int32"):
+            raise ValueError("page_table must be an int32 array or tensor of two dimensions")
+        device = page_table.device if hasattr(page_table, "detach") else None
+        self.prefix_cache = RadixPrefixCache(
+            device, num_pages, page_size, digest=digest, eviction=eviction
+        )
+        self.page_table = page_table
+        super().__init__(self.prefix_cache)
+
+    @exclusive
+    def match_req(self, req: Any) -> PrefixMatch:
+        """As ``CacheManager.match_req``, without the slots: the handle has them."""
+        tokens, namespace = self._prompt_of(req)
+        return self.prefix_cache.match_prefix(tokens, namespace=namespace)
+
+    @exclusive
+    def allocate_paged(self, reqs: Sequence[PagedRequest]) -> None:
+        """Allocates the pages that the next forward writes, and enters them in the page table.
+
+        Args:
+            reqs: The requests of a batch. Each gets the pages after ``cached_len``, up to that of
+                ``device_len``.
+
+        Raises:
+            OutOfBlocksError: Too few pages are available for all of them; none is allocated.
+            ValueError: A row or a length is outside the page table, a row is repeated, or a
+                ``device_len`` is below ``cached_len``.
+        """
+        size, (rows, columns) = self.page_size, self.page_table.shape
+        at: list[tuple[int, int, int]] = []
+        for req in reqs:
+            row = whole("table_idx", req.table_idx, 0, rows - 1)
+            cached = whole("cached_len", req.cached_len, 0, columns)
+            end = whole("device_len", req.device_len, cached, columns)
+            first, last = -(-cached // size) * size, -(-end // size) * size
+            if last > columns:
+                raise ValueError(
+                    f"device_len must leave whole pages in {columns} columns, got {end}"
+                )
+            at.append((row, first, last))
+        if len({row for row, _, _ in at}) < len(at):
+            raise ValueError("reqs must have rows of their own")
+        num_slots = sum(last - first for _, first, last in at)
+        if not num_slots:
+            return
+        where = np.repeat([row for row, _, _ in at], [last - first for _, first, last in at])
+        columns_ = np.concatenate([np.arange(first, last) for _, first, last in at])
+        pages = self._pool.take(num_slots // size)
+        try:
+            self._write(where, columns_, self._tree._page_slots.slots(pages))
+        except Exception:  # out of device memory, say
+            self._pool.release(pages)
+            raise
+
+    @exclusive
+    def cache_req(self, req: PagedRequest, *, finished: bool) -> None:
+        """Puts the computed pages of a request into the tree, and ends it if it is finished.
+
+        Its whole pages go to the tree. If the request continues, its new handle keeps them locked;
+        where equal pages were cached before, its row of the page table gets their slots.
+
+        Args:
+            req: A request whose ``cache_handle`` is locked, or matched nothing.
+            finished: Whether it ends, which frees its unfinished page.
+
+        Raises:
+            SequenceStateError: The handle's request has ended already, or has a later handle.
+            BlockStateError: The handle is not locked, or a page is free or in the tree.
+            ValueError: The handle is of another prompt or cache, or a value out of bounds.
+        """
+        if not isinstance(finished, bool):
+            raise TypeError(f"finished must be a bool, got {finished!r}")
+        rows, columns = self.page_table.shape
+        row = whole("table_idx", req.table_idx, 0, rows - 1)
+        count = whole("cached_len", req.cached_len, 0, min(columns, len(req.input_ids)))
+        old = req.cache_handle
+        indices = on_host(self.page_table[row, :count])
+        pages = self._hand_over(old, req.input_ids[:count], indices)
+        if not finished:
+            req.cache_handle = self._continue(pages, old)
+            shared = self._tree._page_slots.slots(pages.chain)
+            where = np.flatnonzero(shared != indices[: len(shared)])
+            self._write(np.full(len(where), row), where, shared[where])
+        going = np.concatenate([pages.done, pages.unfinished]) if finished else pages.done
+        # Pages handed to the tree are released directly: the tree owns them.
+        mine = np.isin(going, pages.chain)
+        self._pool.release(going[mine])
+        if self._lazy:
+            self._lazy[-1].append(going[~mine])
+        else:
+            self._pool.release(going[~mine])
+        self._end(old)
+
+    @contextmanager
+    def lazy_free_region(self) -> Iterator[None]:
+        """A context in which pages that ``cache_req`` frees are not handed out.
+
+        They become free at its end, also after an exception. Nested regions end independently.
+        """
+        mine: list[Pages] = []
+        with self._mutex:
+            self._lazy.append(mine)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._pool.release(np.concatenate([np.empty(0, np.int32), *mine]))
+                self._lazy.remove(mine)
+
+    def _write(self, rows: Any, columns: Any, slots: Any) -> None:
+        if self.device is not None:
+            import torch  # noqa: PLC0415  # torch is installed: the page table is a tensor
+
+            at = [torch.as_tensor(each, device=self.device) for each in (rows, columns, slots)]
+            rows, columns, slots = at
+        self.page_table[rows, columns] = slots
+
+
+def _namespace_of(extra_key: object) -> bytes:
+    """The namespace for a request's ``extra_key``."""
+    if extra_key is None:
+        return b""
+    if isinstance(extra_key, str):
+        # JSON can hold half of a surrogate pair, which UTF-8 has no bytes for.
+        extra_key = extra_key.encode(errors="surrogatepass")
+    if not isinstance(extra_key, bytes):
+        raise TypeError(f"extra_key must be a str, bytes or None, got {type(extra_key).__name__}")
+    if len(extra_key) > MAX_KEY:
+        raise ValueError(f"extra_key must be at most {MAX_KEY} bytes long, got {len(extra_key)}")
+    return extra_key

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from blockmgr.arguments import whole
-from blockmgr.ports.radix.keeper import PageKeeper
+from blockmgr.ports.radix.manager import PageKeeper
 from blockmgr.ports.radix.tree import RadixTree
 
 if TYPE_CHECKING:
@@ -57,7 +55,7 @@ def format_tree(
     with tree._mutex:
         size = tree.size_info
         lines = [f"root: {size.evictable_size} evictable, {size.protected_size} protected"]
-        lines += _lines(_Runs.of(tree.pool, namespace), tree.page_size, max_depth)
+        lines += _lines(_Runs(tree.pool, namespace), tree.page_size, max_depth)
     return "\n".join(lines)
 
 
@@ -68,48 +66,35 @@ def print_tree(
     namespace: bytes = b"",
     file: TextIO | None = None,
 ) -> None:
-    """Prints ``format_tree`` to a file, by default to standard output.
-
-    Raises:
-        ValueError: ``max_depth`` below 0.
-        TypeError: ``max_depth`` is not an int, or ``cache`` no radix cache.
-    """
-    print(format_tree(cache, max_depth=max_depth, namespace=namespace), file=file or sys.stdout)
+    """Prints ``format_tree`` to a file, by default to standard output."""
+    print(format_tree(cache, max_depth=max_depth, namespace=namespace), file=file)
 
 
-@dataclass(slots=True)
 class _Runs:
     """The nodes of the tree, runs of pages without a branch, by first page; -1 is the root."""
 
-    pool: BlockPool
-    namespace: bytes
-    pages: dict[int, list[int]]
-    children: dict[int, list[int]]
-    locks: dict[int, int]
-
-    @classmethod
-    def of(cls, pool: BlockPool, namespace: bytes) -> _Runs:
-        runs = cls(pool, namespace, {}, {}, {})
+    def __init__(self, pool: BlockPool, namespace: bytes) -> None:
+        self.pool = pool
+        self.pages: dict[int, list[int]] = {}
+        self.children: dict[int, list[int]] = {}
+        self.locks: dict[int, int] = {}
         order = [-1]
         for head in order:  # grows during the loop, so that long chains need no recursion
-            order += runs.add(head)
+            self._follow(head, namespace if head < 0 else b"")
+            order += self.children[head]
         for head in reversed(order):
-            own = pool.ref_count(runs.pages[head][-1]) if runs.pages[head] else 0
-            runs.locks[head] = own + sum(runs.locks[child] for child in runs.children[head])
-        return runs
+            own = pool.ref_count(self.pages[head][-1]) if self.pages[head] else 0
+            self.locks[head] = own + sum(self.locks[child] for child in self.children[head])
 
-    def add(self, head: int) -> list[int]:
-        """Follows a run to where it branches, ends or is locked; returns the heads below it."""
-        page, pages = head, [head] if head >= 0 else []
-        whose = self.namespace if page < 0 else b""
-        below = self.pool.children(page, namespace=whose).tolist()
-        while pages and len(below) == 1 and not self.pool.ref_count(page):
-            page = below[0]
-            pages.append(page)
-            below = self.pool.children(page).tolist()
+    def _follow(self, head: int, namespace: bytes) -> None:
+        """Follows a run to where it branches, ends or is locked."""
+        pool, pages = self.pool, [head] if head >= 0 else []
+        below = pool.children(head, namespace=namespace).tolist()
+        while pages and len(below) == 1 and not pool.ref_count(pages[-1]):
+            pages += below
+            below = pool.children(pages[-1]).tolist()
         self.pages[head] = pages
-        self.children[head] = sorted(below, key=lambda child: self.pool.tokens(child).tolist())
-        return self.children[head]
+        self.children[head] = sorted(below, key=lambda child: pool.tokens(child).tolist())
 
     def num_below(self, head: int) -> int:
         below = list(self.children[head])
@@ -128,31 +113,23 @@ def _lines(runs: _Runs, page_size: int, max_depth: int) -> Iterator[str]:
         if below and depth == max_depth:
             yield f"{indent}└── {runs.num_below(head)} more below"
             continue
-        branches = [("├── ", "│   ")] * (len(below) - 1) + [("└── ", "    ")]
-        stack += reversed(
-            [
-                (child, indent + branch, indent + space, depth + 1)
-                for child, (branch, space) in zip(below, branches, strict=False)
-            ]
-        )
+        for child in reversed(below):
+            branch, space = ("└── ", "    ") if child == below[-1] else ("├── ", "│   ")
+            stack.append((child, indent + branch, indent + space, depth + 1))
 
 
 def _describe(runs: _Runs, head: int, page_size: int) -> str:
-    pages = runs.pages[head]
+    pages, locks = runs.pages[head], runs.locks[head]
     shown = pages[: -(-MOST_SHOWN // page_size) + 1]
     tokens = [token for page in shown for token in runs.pool.tokens(page).tolist()]
     slots = [page * page_size + offset for page in shown for offset in range(page_size)]
     total = len(pages) * page_size
-    locks = runs.locks[head]
-    parts = [
-        f"tokens {_some(tokens, total)}",
-        f"slots {_some(slots, total)}",
-        f"{locks or 'no'} lock{'s' * (locks != 1)}",
-    ]
-    return ", ".join(parts if runs.children[head] else [*parts, "leaf"])
+    return (
+        f"tokens {_some(tokens, total)}, slots {_some(slots, total)}, "
+        f"{locks or 'no'} lock{'s' * (locks != 1)}{'' if runs.children[head] else ', leaf'}"
+    )
 
 
 def _some(numbers: list[int], total: int) -> str:
-    if total <= MOST_SHOWN:
-        return " ".join(map(str, numbers))
-    return f"{' '.join(map(str, numbers[:MOST_SHOWN]))} … ({total})"
+    text = " ".join(map(str, numbers[:MOST_SHOWN]))
+    return text if total <= MOST_SHOWN else f"{text} … ({total})"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from blockmgr.arguments import whole
-from blockmgr.ports.radix.arrays import ToDevice
+from blockmgr.ports.radix.pages import checked_device, to_device
 
 __all__ = ["create_page_table", "get_mha_cache_per_page", "get_num_pages_for_kv_cache"]
 
@@ -20,15 +20,9 @@ def get_mha_cache_per_page(  # noqa: PLR0917  # the original's order
     tp_size: int = 1,
     dtype_size: int = 2,
 ) -> int:
-    """Bytes of K and V per page, for all layers, on one device.
+    """Bytes of K and V per page, for all layers, on one of ``tp_size`` devices.
 
-    Args:
-        head_dim: Elements of one head of K, and of V.
-        num_kv_heads: K/V heads per layer, on all devices together.
-        num_layers: Layers that keep K/V.
-        page_size: Token slots a page.
-        tp_size: Devices that share the heads.
-        dtype_size: Bytes per element: 4 for float32, 2 for float16 and bfloat16, 1 for fp8.
+    ``num_kv_heads`` are those of all devices together, ``dtype_size`` is bytes per element.
 
     Raises:
         ValueError: A number below 1, or heads that do not divide evenly.
@@ -47,39 +41,29 @@ def get_mha_cache_per_page(  # noqa: PLR0917  # the original's order
 
 
 def get_num_pages_for_kv_cache(available_memory: int, cache_per_page: int) -> int:
-    """The number of whole pages that fit.
-
-    Args:
-        available_memory: Bytes; 0 or more.
-        cache_per_page: Bytes per page, from ``get_mha_cache_per_page``.
+    """The number of whole pages of ``cache_per_page`` bytes that fit in so many bytes.
 
     Raises:
-        ValueError: A number out of its bounds.
+        ValueError: ``available_memory`` below 0, or ``cache_per_page`` below 1.
         TypeError: A number that is not an int.
 
     >>> get_num_pages_for_kv_cache(4 * 1024**3, 8192)
     524288
     """
-    return whole("available_memory", available_memory, 0) // whole(
-        "cache_per_page", cache_per_page, 1
-    )
+    memory = whole("available_memory", available_memory, 0)
+    return memory // whole("cache_per_page", cache_per_page, 1)
 
 
 def create_page_table(max_running_req: int, max_seq_len: int, device: object = None) -> Any:
-    """A page table for the slot of each token of each running request, filled with 0.
+    """``int32[max_running_req, max_seq_len]`` zeros: the slot of each token of each request.
 
-    Args:
-        max_running_req: Rows.
-        max_seq_len: Columns.
-        device: Device of a torch tensor; None for a NumPy array on the host.
-
-    Returns:
-        ``int32[max_running_req, max_seq_len]``, owned by the caller.
+    A NumPy array on the host, or, with a ``device``, a torch tensor on it; it belongs to the
+    caller.
 
     Raises:
         MissingExtraError: A device, and torch is not installed.
-        ValueError: A number below 1.
+        ValueError: A number below 1, or no such device.
         TypeError: A number that is not an int.
     """
     shape = whole("max_running_req", max_running_req, 1), whole("max_seq_len", max_seq_len, 1)
-    return ToDevice(device)(np.zeros(shape, np.int32))
+    return to_device(np.zeros(shape, np.int32), checked_device(device))

@@ -1,11 +1,8 @@
-"""The radix cache: prefixes as chains of pages, with look-ups, locks and eviction.
-
-Its look-ups have two interfaces, the earlier and the later one.
-"""
+"""The radix cache: prefixes as chains of pages, with two interfaces for look-ups."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +10,7 @@ from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, InvariantError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.locking import exclusive, new_mutex
-from blockmgr.ports.radix.arrays import PageSlots, ToDevice, on_host
-from blockmgr.ports.radix.records import (
+from blockmgr.ports.radix.base import (
     InsertResult,
     MatchResult,
     PrefixMatch,
@@ -22,42 +18,31 @@ from blockmgr.ports.radix.records import (
     RadixNode,
     SizeInfo,
 )
+from blockmgr.ports.radix.pages import PageSlots, checked_device, on_host, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blockmgr.policy import PolicyFactory
-    from blockmgr.ports.radix.arrays import Ids, Pages
+    from blockmgr.ports.radix.pages import Ids, Pages
 
-__all__ = ["RadixCacheManager", "RadixPrefixCache", "RadixTree", "new_pool"]
+__all__ = ["RadixCacheManager", "RadixPrefixCache", "RadixTree"]
 
 MAX_SLOTS = 2**63 - 1
 
 
-def new_pool(
-    num_pages: int,
-    page_size: int,
-    digest: str | Callable[[bytes], bytes],
-    eviction: str | PolicyFactory = "lru",
-) -> BlockPool:
-    """A pool whose slots are all int32."""
-    most = 2**31 // whole("page_size", page_size, 1)
-    if whole("num_pages", num_pages, 1) > most:
-        raise ValueError(
-            f"num_pages must be at most {most} with pages of {page_size}, got {num_pages}"
-        )
-    return BlockPool(num_pages, page_size, digest=digest, eviction=eviction)
-
-
 class RadixTree:
-    """The base of both interfaces. Calls of several threads wait for one another."""
+    """The base of both interfaces. Calls of several threads wait for one another.
+
+    Values of the wrong type raise ``TypeError``, and values out of their bounds ``ValueError``.
+    """
 
     __slots__ = (
         "_caller_keeps_pages",
         "_locks",
         "_mutex",
         "_page_slots",
-        "_to_device",
+        "device",
         "page_size",
         "pool",
         "root_node",
@@ -68,6 +53,9 @@ class RadixTree:
 
     page_size: int
     """Token slots per page."""
+
+    device: Any
+    """Device of results; None for NumPy arrays on the host."""
 
     root_node: RadixNode
     """The end of the empty prefix: ``RadixCacheHandle(0, root_node)`` matches nothing."""
@@ -81,31 +69,25 @@ class RadixTree:
         digest: str | Callable[[bytes], bytes] = "xxh3_128",
         eviction: str | PolicyFactory = "lru",
     ) -> None:
-        self._set_up(new_pool(num_pages, page_size, digest, eviction), device)
-        self._caller_keeps_pages = True
-        self.pool.take(self.pool.num_blocks)
-
-    @classmethod
-    def on_pool(cls, pool: BlockPool, device: object = None) -> Self:
-        """A cache on a pool from which the caller takes pages itself."""
-        cache = cls.__new__(cls)
-        cache._set_up(pool, device)
-        cache._caller_keeps_pages = False
-        return cache
-
-    def _set_up(self, pool: BlockPool, device: object) -> None:
-        self.pool = pool
-        self.page_size = pool.block_size
+        most = 2**31 // whole("page_size", page_size, 1)  # slots are int32
+        if whole("num_pages", num_pages, 1) > most:
+            raise ValueError(
+                f"num_pages must be at most {most} with pages of {page_size}, got {num_pages}"
+            )
+        self.device = checked_device(device)
+        self.pool = BlockPool(num_pages, page_size, digest=digest, eviction=eviction)
+        self.page_size = page_size
         self.root_node = RadixNode(-1, 0, self)
-        self._to_device = ToDevice(device)
-        self._page_slots = PageSlots(pool.num_blocks, pool.block_size)
+        self._page_slots = PageSlots(num_pages, page_size)
         self._locks: dict[RadixCacheHandle, int] = {}
         self._mutex = new_mutex()
+        self._caller_keeps_pages = True
+        self.pool.take(num_pages)
 
-    @property
-    def device(self) -> Any:
-        """Device of results; None for NumPy arrays on the host."""
-        return self._to_device.device
+    def _free_pages(self) -> None:
+        """Takes all pages from the caller, for a manager that hands them out itself."""
+        self.pool.release(np.arange(self.pool.num_blocks)[::-1])
+        self._caller_keeps_pages = False
 
     @property
     @exclusive
@@ -116,19 +98,14 @@ class RadixTree:
 
     @exclusive
     def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
-        """Locks the pages of a matched prefix against eviction, or unlocks them.
+        """Locks the pages of a matched prefix against eviction, or removes one such lock.
 
         Locks of a handle are counted. The root needs none: locking or unlocking it does nothing.
-
-        Args:
-            handle: A handle from ``match_prefix``.
-            unlock: Whether to remove one lock instead of adding one.
 
         Raises:
             BlockStateError: A page to lock was evicted after the match, or a handle to unlock is
                 not locked.
             ValueError: The handle belongs to another cache.
-            TypeError: Not a handle, or ``unlock`` is not a bool.
 
         Cost: O(pages of the prefix).
         """
@@ -149,16 +126,11 @@ class RadixTree:
     def evict(self, size: int) -> Any:
         """Removes pages from the tree in eviction order; they then belong to the caller.
 
-        Args:
-            size: Number of slots, rounded up to whole pages; 0 does nothing.
-
         Returns:
-            ``int32[at least size]``: the slots, page by page.
+            ``int32[at least size]``: the slots of whole pages, page by page.
 
         Raises:
             OutOfBlocksError: Fewer slots are evictable.
-            ValueError: ``size`` below 0, or of more than 63 bits.
-            TypeError: ``size`` is not an int.
 
         Cost: O(size).
         """
@@ -287,8 +259,7 @@ class RadixTree:
         return self._slots(handle._pages.copy())
 
     def _slots(self, pages: Pages) -> Any:
-        slots = self._page_slots.slots(pages)
-        return slots if self._to_device.device is None else self._to_device(slots)
+        return to_device(self._page_slots.slots(pages), self.device)
 
 
 class RadixCacheManager(RadixTree):
@@ -320,6 +291,8 @@ class RadixCacheManager(RadixTree):
     Source: RadixAttention, Zheng et al., "SGLang: Efficient Execution of Structured Language Model
     Programs", NeurIPS 2024, section 3; the interface is that of mini-sglang's
     ``minisgl/kvcache/radix_manager.py`` at commit af2d0de.
+
+    Values of the wrong type raise ``TypeError``, and values out of their bounds ``ValueError``.
     """
 
     __slots__ = ()
@@ -328,16 +301,10 @@ class RadixCacheManager(RadixTree):
     def match_prefix(self, input_ids: Ids, *, namespace: bytes = b"") -> MatchResult:
         """Finds the longest prefix in the tree, in whole pages; changes nothing, not even recency.
 
-        Args:
-            input_ids: ``[n]``, tokens; none are a prefix too.
-            namespace: Namespace, up to 1024 bytes; different ones share nothing.
+        Different namespaces, of up to 1024 bytes, share nothing.
 
         Returns:
             A handle, and ``int32[cached_len]`` slots. They may be evicted until it is locked.
-
-        Raises:
-            ValueError: A token out of bounds, or not one dimension.
-            TypeError: Tokens that are not integers.
 
         Cost: O(tokens), comparing them.
         """
@@ -353,7 +320,7 @@ class RadixCacheManager(RadixTree):
         Args:
             input_ids: ``[n]``, tokens.
             indices: ``[n]``, the slot of each. Those of tokens that the tree has are not read.
-            namespace: The namespace.
+            namespace: Namespace of the prefix.
 
         Returns:
             How many leading tokens the tree had already. Slots given for them, if they are not the
@@ -363,7 +330,6 @@ class RadixCacheManager(RadixTree):
             BlockStateError: A page to insert is in the tree already.
             ValueError: Not as many slots as tokens, slots that are not whole pages in order, or
                 a value out of bounds.
-            TypeError: Values that are not integers.
 
         Cost: O(tokens), one digest for each page inserted.
         """
@@ -372,6 +338,8 @@ class RadixCacheManager(RadixTree):
 
 class RadixPrefixCache(RadixTree):
     """The later interface of the same tree: a match is a handle, and so is an insertion.
+
+    Args and errors are those of ``RadixCacheManager``.
 
     >>> cache = RadixPrefixCache(None, num_pages=16)
     >>> cached_len, handle = cache.insert_prefix([1, 3, 6, 7], [0, 1, 2, 3])

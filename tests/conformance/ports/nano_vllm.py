@@ -57,7 +57,7 @@ class Present:
         return []
 
     def num_available(self) -> int:
-        return len(self.blocks.free_block_ids)
+        return self.blocks.manager.num_available
 
     def check(self) -> None:
         self.blocks.manager.check_invariants()

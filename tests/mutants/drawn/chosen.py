@@ -163,7 +163,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     ),
     "ports/aphrodite/*": (
         "tests/ports/test_aphrodite.py tests/ports/test_aphrodite_bad_input.py"
-        " tests/ports/test_aphrodite_defects.py tests/ports/test_aphrodite_swaps.py"
+        " tests/ports/test_aphrodite_swaps.py"
         " tests/ports/test_aphrodite_tables.py tests/ports/test_aphrodite_scheduling.py",
         "tests/conformance/test_ports.py",
     ),
@@ -176,11 +176,11 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         " tests/ports/test_radix_defects.py tests/ports/test_threads.py",
         "tests/ports/test_radix_model.py tests/conformance/test_ports.py",
     ),
-    "ports/slots/*": (
-        "tests/ports/test_slots.py tests/ports/test_slots_defects.py",
+    "ports/slots.py": (
+        "tests/ports/test_slots.py",
         "tests/ports/test_slots_random.py tests/conformance/test_ports.py",
     ),
-    "ports/tgi/*": (
+    "ports/tgi.py": (
         "tests/ports/test_tgi.py tests/ports/test_tgi_defects.py tests/ports/test_tgi_tasks.py",
         "tests/ports/test_tgi_random.py tests/conformance/test_ports.py",
     ),

@@ -1,8 +1,25 @@
-"""Finds slots by the tokens they begin with."""
+"""Whole-sequence slots, and a cache of the prefixes that they hold.
+
+For engines that keep each sequence's K/V in one run of memory, the *slot* of that sequence (in the
+rest of the library a slot holds one token). ``SlotAllocator`` hands slots out; the version of a
+slot counts how often, so that stale references can be detected. ``PrefixCacheManager`` knows which
+slot begins with which tokens. It works without a ``SlotAllocator``; with one (``slots``), it
+returns only current content, and pinned prefixes stay in their slots. The port corrects these
+faults of the original:
+
+- eviction cannot loop forever: an insertion that does not fit raises;
+- a pin keeps the whole prefix and its slot;
+- the lost content of a slot that is handed out or overwritten from the middle is not found there;
+  if another slot holds it as well, it is found in that one;
+- slots are handed out in the order in which they were freed, not by lowest number;
+- wrong calls raise and change nothing: freeing twice, occupying an occupied slot (which freed it),
+  and any slot, prefix or pin that does not exist.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +30,135 @@ from blockmgr.config import MAX_BLOCKS
 from blockmgr.errors import BlockStateError, NeverFitsError, OutOfBlocksError, SequenceStateError
 from blockmgr.pool import BlockPool
 from blockmgr.ports.locking import exclusive, new_mutex
-from blockmgr.ports.slots.allocator import SlotAllocator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from blockmgr.kv import KVBlocks
     from blockmgr.manager import Tokens
 
-__all__ = ["Copies", "PrefixCacheManager"]
+__all__ = ["Copies", "PrefixCacheManager", "SlotAllocator"]
 
 MAX_VERSION = 2**63 - 1
 _NO_TOKENS = np.empty(0, np.uint32)
+
+
+class SlotAllocator:
+    """Hands out slots, each for one whole sequence. Calls of several threads wait for one another.
+
+    A slot that does not exist raises ``ValueError``, and one that is not an int ``TypeError``.
+
+    Args:
+        max_slots: Number of slots, at least 1.
+
+    Raises:
+        ValueError: ``max_slots`` out of its bounds.
+        TypeError: ``max_slots`` is not an int.
+
+    >>> slots = SlotAllocator(max_slots=2)
+    >>> slots.alloc(), slots.alloc(), slots.alloc()
+    (0, 1, -1)
+    >>> slots.free(0)
+    >>> slots.alloc(), slots.version(0)
+    (0, 2)
+    """
+
+    __slots__ = ("_caches", "_mutex", "_occupied", "_pool", "_versions")
+
+    def __init__(self, max_slots: int) -> None:
+        count = whole("max_slots", max_slots, 1, MAX_BLOCKS)
+        # A slot is a block, cached under its own number: so an unused slot keeps its content until
+        # it is the next in the eviction order, and can be taken by its number.
+        self._pool = BlockPool(count, 1)
+        everything = self._pool.take(count)
+        everything.sort()
+        for slot in everything.tolist():
+            self._pool.promote(slot, [slot])
+        self._pool.release(everything)
+        self._occupied: set[int] = set()
+        self._versions = [0] * count
+        self._caches: WeakSet[PrefixCacheManager] = WeakSet()
+        self._mutex = new_mutex()
+
+    @exclusive
+    def alloc(self) -> int:
+        """Takes the slot that was freed the longest ago; its version grows by one.
+
+        Returns:
+            The slot; -1 if all are occupied or pinned.
+        """
+        # Every available slot is idle, and keeps the number that it is cached under.
+        first = self._pool.idle_blocks(1).tolist()
+        if not first:
+            return -1
+        slot: int = first[0]
+        self._occupy(slot, 0)
+        self._versions[slot] += 1
+        return slot
+
+    @exclusive
+    def free(self, idx: int) -> None:
+        """Frees a slot. Its content can be found until the slot is handed out again.
+
+        Raises:
+            BlockStateError: The slot is not occupied.
+        """
+        slot = self._checked("idx", idx)
+        if slot not in self._occupied:
+            raise BlockStateError(slot, "is not occupied; it was freed, or never allocated")
+        self._pool.release([slot])
+        self._occupied.remove(slot)
+
+    @exclusive
+    def occupy(self, idx: int, prefix_len: int = 0) -> None:
+        """Takes this free slot for a sequence with the same prefix; keeps its version.
+
+        Args:
+            idx: A free slot.
+            prefix_len: Leading tokens that will not be overwritten; caches attached to these slots
+                still find them, but nothing beyond.
+
+        Raises:
+            BlockStateError: The slot is occupied, or pinned.
+        """
+        slot = self._checked("idx", idx)
+        keep = whole("prefix_len", prefix_len, 0, MAX_BLOCKS)
+        if not self.is_free(slot):
+            raise BlockStateError(slot, "is not free; it is occupied, or pinned by a cache")
+        self._occupy(slot, keep)
+
+    @exclusive
+    def is_free(self, idx: int) -> bool:
+        """Whether the slot is neither occupied nor pinned."""
+        return self._pool.ref_count(self._checked("idx", idx)) == 0
+
+    @exclusive
+    def version(self, idx: int) -> int:
+        """How often ``alloc`` has handed out the slot."""
+        return self._versions[self._checked("idx", idx)]
+
+    @property
+    def free_count(self) -> int:
+        """Number of slots that are neither occupied nor pinned."""
+        return self._pool.num_available
+
+    @exclusive
+    def check_invariants(self) -> None:
+        """Recomputes and checks the state of the core.
+
+        Raises:
+            InvariantError: An invariant is violated, which is a bug in blockmgr.
+        """
+        self._pool.check_invariants()
+
+    def _occupy(self, slot: int, keep: int) -> None:
+        """Takes an idle slot, and keeps this many leading tokens of its content."""
+        for cache in self._caches:
+            cache._shrink(slot, keep)
+        self._pool.acquire([slot])
+        self._occupied.add(slot)
+
+    def _checked(self, name: str, slot: int) -> int:
+        return whole(name, slot, 0, len(self._versions) - 1)
 
 
 class Copies(Protocol):
@@ -39,7 +173,8 @@ class PrefixCacheManager:
 
     A slot has one token sequence at a time: the longest one inserted for it, as long as each
     insertion continues the previous one. Calls of several threads wait for one another, and for
-    calls of the slots' allocator.
+    calls of the slots' allocator. Values of the wrong type raise ``TypeError``, and values out of
+    their bounds ``ValueError``.
 
     Args:
         max_capacity: Most tokens of all prefixes together, with shared prefixes counted once; above
@@ -66,7 +201,6 @@ class PrefixCacheManager:
         "_pool",
         "_slot_of",
         "_slots",
-        "_tensors",
         "_versions",
     )
 
@@ -82,19 +216,11 @@ class PrefixCacheManager:
         self._contents: dict[int, npt.NDArray[np.uint32]] = {}
         self._versions: dict[int, int] = {}
         self._slots = slots
-        self._tensors: tuple[Tensor, Tensor, int, KVBlocks] | None = None
         # Both change common state, so they share one mutex.
         self._mutex = new_mutex() if slots is None else slots._mutex
         if slots is not None:
             with self._mutex:
                 slots._caches.add(self)
-
-    def __repr__(self) -> str:
-        pool = self._pool
-        return (
-            f"<PrefixCacheManager: {len(self._contents)} slots known, {pool.num_cached} of "
-            f"{pool.num_blocks} tokens kept>"
-        )
 
     @exclusive
     def insert(self, token_ids: Tokens, slot: int, slot_ver: int) -> None:
@@ -109,12 +235,8 @@ class PrefixCacheManager:
             OutOfBlocksError: Too many other tokens are pinned.
             NeverFitsError: More tokens than ``max_capacity``.
             SequenceStateError: The slot holds other tokens, which are pinned.
-            ValueError: A value out of its bounds, or an old version.
-            TypeError: A value of the wrong type.
         """
-        token_ids = _own(token_ids)
-        path = self._path(token_ids)
-        tokens = np.asarray(token_ids, np.uint32)
+        tokens, path = self._read(token_ids)
         if not len(tokens):
             raise ValueError("token_ids must not be empty")
         slot, version = self._checked(slot, slot_ver)
@@ -123,10 +245,23 @@ class PrefixCacheManager:
         differs = same and keep < min(len(tokens), len(self._contents[slot]))
         if differs and self._pins(slot, keep):
             raise SequenceStateError(f"slot {slot} holds other tokens, which are pinned")
-        self._check_room(len(tokens), path)
+        if len(tokens) > self._pool.num_blocks:
+            raise NeverFitsError(
+                f"{len(tokens)} tokens do not fit a cache of {self._pool.num_blocks} tokens"
+            )
+        needed = len(tokens) - len(path)
+        room = self._pool.num_available - int(np.count_nonzero(self._pool.is_idle(path)))
+        if needed > room:
+            raise OutOfBlocksError(needed, room)
         if differs or not same:
             self._shrink(slot, keep)
-        fresh = self._add(tokens, path)
+        self._pool.acquire(path[-1:])
+        fresh = self._pool.take(needed)
+        if len(fresh):  # the last block of the chain is held, and holds the others
+            parent = int(path[-1]) if len(path) else -1
+            self._pool.promote(fresh, tokens[len(path) :], parent=parent)
+            self._pool.release(fresh[:-1])
+            self._pool.release(path[-1:])
         # This slot becomes the owner of tokens without one and of the added ones.
         self._slot_of[path[self._slot_of[path] < 0]] = slot
         self._slot_of[fresh] = slot
@@ -142,10 +277,6 @@ class PrefixCacheManager:
         Returns:
             The number of tokens, the slot, and its version at the insertion; ``(0, -1, 0)`` if
             there is none.
-
-        Raises:
-            ValueError: A token out of its bounds.
-            TypeError: Tokens of the wrong type.
 
         Cost: O(tokens).
         """
@@ -164,9 +295,8 @@ class PrefixCacheManager:
 
         Raises:
             ValueError: No slot holds these tokens.
-            TypeError: Tokens of the wrong type.
         """
-        node, _ = self._held(_own(token_ids))
+        node, _ = self._held(token_ids)
         self._pool.acquire([node])
         self._hold_slot(int(self._slot_of[node]))
 
@@ -176,11 +306,9 @@ class PrefixCacheManager:
 
         Raises:
             ValueError: The tokens are not pinned.
-            TypeError: Tokens of the wrong type.
         """
-        token_ids = _own(token_ids)
-        path = self._path(token_ids)
-        if not len(path) or len(path) < len(token_ids) or not self._pool.ref_count(path[-1]):  # type: ignore[arg-type]
+        tokens, path = self._read(token_ids)
+        if not len(path) or len(path) < len(tokens) or not self._pool.ref_count(path[-1]):
             raise ValueError("token_ids must be pinned, they are not")
         self._pool.release(path[-1:])
         if self._slots is not None:
@@ -213,8 +341,7 @@ class PrefixCacheManager:
             CopyError: The KV cache has no such slot, or its slots have fewer tokens.
             ValueError: No slot holds these tokens, or a value out of its bounds.
         """
-        token_ids = _own(token_ids)
-        node, length = self._held(token_ids)
+        node, tokens = self._held(token_ids)
         source = int(self._slot_of[node])
         target = self._checked_slot("target_slot", target_slot)
         if self._slots is not None and target not in self._slots._occupied:
@@ -222,11 +349,11 @@ class PrefixCacheManager:
         if source == target:
             return
         content = self._contents.get(target, _NO_TOKENS)
-        keep = _common(content, np.asarray(token_ids, np.uint32))
+        keep = _common(content, tokens)
         if keep < len(content) and self._pins(target, keep):
             raise SequenceStateError(f"slot {target} holds other tokens, which are pinned")
-        kv = self._registered(kv_cache, n_layers)
-        columns = (np.array([number], np.int32) for number in (source, target, length))
+        kv = _registered(kv_cache, n_layers)
+        columns = (np.array([number], np.int32) for number in (source, target, len(tokens)))
         plan = CopyPlan(0, *columns)
         # Forgotten first, so that lost content is never found, even if the copy is interrupted.
         path, version = self._path(content), self._versions.get(target, 0)
@@ -258,39 +385,25 @@ class PrefixCacheManager:
         except (TypeError, ValueError) as error:
             raise type(error)(f"token_ids: {error}") from None
 
-    def _held(self, token_ids: Tokens) -> tuple[int, int]:
-        """The last block of a prefix that a slot holds, and its length."""
+    def _read(self, token_ids: Tokens) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32]]:
+        """The tokens, and their blocks as far as they are known."""
+        # A subclass of list or tuple may give other tokens at each look.
+        if isinstance(token_ids, list):
+            token_ids = list.copy(token_ids)
+        elif isinstance(token_ids, tuple):
+            token_ids = tuple.__getitem__(token_ids, slice(None))
         path = self._path(token_ids)
-        wanted = len(token_ids)  # type: ignore[arg-type]
+        return np.asarray(token_ids, np.uint32), path
+
+    def _held(self, token_ids: Tokens) -> tuple[int, npt.NDArray[np.uint32]]:
+        """The last block of a prefix that a slot holds, and its tokens."""
+        tokens, path = self._read(token_ids)
         found = int(np.count_nonzero(self._slot_of[path] >= 0))
-        if found < wanted or not wanted:
+        if found < len(tokens) or not len(tokens):
             raise ValueError(
-                f"token_ids must be tokens that a slot holds, it holds {found} of {wanted}"
+                f"token_ids must be tokens that a slot holds, it holds {found} of {len(tokens)}"
             )
-        return int(path[-1]), wanted
-
-    def _check_room(self, num_tokens: int, path: npt.NDArray[np.int32]) -> None:
-        if num_tokens > self._pool.num_blocks:
-            raise NeverFitsError(
-                f"{num_tokens} tokens do not fit a cache of {self._pool.num_blocks} tokens"
-            )
-        needed = num_tokens - len(path)
-        room = self._pool.num_available - int(np.count_nonzero(self._pool.is_idle(path)))
-        if needed > room:
-            raise OutOfBlocksError(needed, room)
-
-    def _add(
-        self, tokens: npt.NDArray[np.uint32], path: npt.NDArray[np.int32]
-    ) -> npt.NDArray[np.int32]:
-        """Makes the whole chain findable, and holds its last block; returns the added blocks."""
-        self._pool.acquire(path[-1:])
-        fresh = self._pool.take(len(tokens) - len(path))
-        if len(fresh):
-            parent = int(path[-1]) if len(path) else -1
-            self._pool.promote(fresh, tokens[len(path) :], parent=parent)
-            self._pool.release(fresh[:-1])
-            self._pool.release(path[-1:])
-        return fresh
+        return int(path[-1]), tokens
 
     # Slots.
 
@@ -338,36 +451,26 @@ class PrefixCacheManager:
         else:
             del self._contents[slot], self._versions[slot]
 
-    def _registered(self, kv_cache: Copies | tuple[Tensor, Tensor], n_layers: int | None) -> Copies:
-        if not isinstance(kv_cache, tuple):
-            if n_layers is not None:
-                raise ValueError(f"n_layers is for tensors, got {n_layers} and a KV cache")
-            return kv_cache
-        from blockmgr.kv import KVBlocks, segments_from  # noqa: PLC0415  # needs torch
-
-        keys, values = kv_cache
-        most = keys.shape[2]
-        layers = most if n_layers is None else whole("n_layers", n_layers, 1, most)
-        known = self._tensors
-        if known and known[0] is keys and known[1] is values and known[2] == layers:
-            return known[3]
-        rest = " ".join(f"axis{axis}" for axis in range(3, keys.ndim))
-        pair = [(keys[:, :, :layers], values[:, :, :layers])]
-        segments = segments_from(pair, layout=f"block token layer {rest}")
-        kv = KVBlocks(segments, block_size=keys.shape[1])
-        self._tensors = keys, values, layers, kv
-        return kv
-
-
-def _own(token_ids: Tokens) -> Tokens:
-    """Tokens that are the same at each look; a subclass of list may give others each time."""
-    if isinstance(token_ids, list):
-        return list.copy(token_ids)
-    return tuple.__getitem__(token_ids, slice(None)) if isinstance(token_ids, tuple) else token_ids
-
 
 def _common(left: npt.NDArray[np.uint32], right: npt.NDArray[np.uint32]) -> int:
     """The length of the common prefix of two sequences."""
     length = min(len(left), len(right))
     differs = np.flatnonzero(left[:length] != right[:length])
     return int(differs[0]) if len(differs) else length
+
+
+def _registered(kv_cache: Copies | tuple[Tensor, Tensor], n_layers: int | None) -> Copies:
+    """The KV cache itself, or one of the leading layers of tensors."""
+    if not isinstance(kv_cache, tuple):
+        if n_layers is not None:
+            raise ValueError(f"n_layers is for tensors, got {n_layers} and a KV cache")
+        return kv_cache
+    from blockmgr.kv import KVBlocks, segments_from  # noqa: PLC0415  # needs torch
+
+    keys, values = kv_cache
+    most = keys.shape[2]
+    layers = most if n_layers is None else whole("n_layers", n_layers, 1, most)
+    rest = " ".join(f"axis{axis}" for axis in range(3, keys.ndim))
+    pair = [(keys[:, :, :layers], values[:, :, :layers])]
+    segments = segments_from(pair, layout=f"block token layer {rest}")
+    return KVBlocks(segments, block_size=keys.shape[1])

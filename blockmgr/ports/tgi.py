@@ -1,4 +1,17 @@
-"""The block allocator for the requests of many tasks, and the blocks of one request."""
+"""Text Generation Inference's ``BlockAllocator``, for many asyncio tasks.
+
+``allocate`` reserves all slots of a request at once and returns a ``BlockAllocation``, which
+releases its blocks when it is closed, when its ``async with`` ends, or when it is no longer
+referenced. The port corrects these faults of the original:
+
+- prefixes are found token by token at any block size, not only 1; a prefix that ends inside a block
+  needs a copy, which ``copies`` passes to the engine;
+- only computed K/V can be found: after ``commit``, even while the request runs, or after a regular
+  end. Dropping an allocation does not publish anything;
+- blocks in use are never evicted, and an allocation that fails evicts nothing;
+- one token of a prompt is always left to compute, so no request writes to a slot that others read;
+- wrong calls raise and change nothing; in the original they killed the background task.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +60,8 @@ class BlockAllocation:
     """The blocks of one request, from ``allocate``. Frees itself when it is dropped.
 
     ``async with`` closes it at the end, or discards it after an exception, including a
-    cancellation. It cannot be copied, because two owners would free it twice.
+    cancellation. It cannot be copied, because two owners would free it twice. Values of the wrong
+    type raise ``TypeError``, and values out of their bounds ``ValueError``.
     """
 
     __slots__ = (
@@ -106,7 +120,7 @@ class BlockAllocation:
     @property
     def is_closed(self) -> bool:
         """Whether its blocks have been released."""
-        return self.allocation_id not in self._allocator._links
+        return self.allocation_id not in self._allocator._open
 
     @property
     def is_ready(self) -> bool:
@@ -114,7 +128,8 @@ class BlockAllocation:
 
         False at first if part of a block was found, until the next plan of copies is applied.
         """
-        return self._allocator._is_ready(self.allocation_id)
+        waiting, in_flight = self._allocator._waiting, self._allocator._in_flight
+        return self.allocation_id not in waiting and self.allocation_id not in in_flight
 
     def commit(self, num_computed_tokens: int | None = None) -> None:
         """Declares the K/V of leading prompt tokens written, so that other requests find them.
@@ -126,10 +141,17 @@ class BlockAllocation:
         Raises:
             StepError: The prefix waits for a copy, so the forward cannot have run.
             UnknownSequenceError: The allocation is closed.
-            ValueError: ``num_computed_tokens`` out of that range.
-            TypeError: ``num_computed_tokens`` is not an int.
         """
-        self._allocator._commit(self, num_computed_tokens)
+        manager, most = self._manager(), self._num_prompt_tokens
+        wanted = most if num_computed_tokens is None else num_computed_tokens
+        wanted = whole("num_computed_tokens", wanted, 0, most)
+        if not self.is_ready:
+            raise StepError(
+                f"allocation {self.allocation_id} waits for a copy of its prefix; run the copies "
+                "before the forward, and commit after it"
+            )
+        if most and manager.config.prefix_caching:
+            manager.commit(self.allocation_id, wanted)
 
     def close(self) -> None:
         """Ends the request regularly: its prompt is computed and stays findable.
@@ -140,7 +162,9 @@ class BlockAllocation:
         Raises:
             UnknownSequenceError: The allocation is closed.
         """
-        self._allocator._end(self.allocation_id, self)
+        if self.is_ready:
+            self.commit()
+        self.discard()
 
     def discard(self) -> None:
         """Ends the request otherwise, as dropping it does: only committed tokens stay findable.
@@ -148,15 +172,14 @@ class BlockAllocation:
         Raises:
             UnknownSequenceError: The allocation is closed.
         """
-        self._allocator._end(self.allocation_id)
+        self._manager()
+        self._allocator._release(self.allocation_id)
 
-
-class Link(ref[BlockAllocation]):
-    """Outlives a dropped allocation, to identify it."""
-
-    __slots__ = ("allocation_id",)
-
-    allocation_id: int
+    def _manager(self) -> BlockManager:
+        """The manager that has its blocks."""
+        if self.is_closed:
+            raise UnknownSequenceError(self.allocation_id)
+        return self._allocator.manager
 
 
 class BlockAllocator:
@@ -164,7 +187,8 @@ class BlockAllocator:
 
     No call waits for another one, so each is atomic among tasks, and a cancellation loses none. An
     allocation may be dropped in any thread: its blocks are released by the next call. All other
-    calls belong to the loop's thread.
+    calls belong to the loop's thread. Values of the wrong type raise ``TypeError``, and values out
+    of their bounds ``ValueError``.
 
     Args:
         max_batch_total_tokens: Tokens in the KV cache, including those of the reserved block 0; at
@@ -225,33 +249,29 @@ class BlockAllocator:
             eviction=eviction,
         )
         self.block_size = size
-        self._caching = prefix_caching
         self._window_size = MAX_TOKENS if prefix_caching else window
-        self._links: dict[int, Link] = {}
+        self._open: dict[int, ref[BlockAllocation]] = {}
         # Allocations may be dropped in other threads, and by the garbage collector inside a call of
-        # the manager. A drop only appends to this list.
-        self._dropped: deque[ref[BlockAllocation]] = deque()
+        # the manager. A drop only appends its id to this list.
+        self._dropped: deque[int] = deque()
         # Allocations whose prefix may wait for a copy: of the next plan, and of the open plan.
         self._waiting: set[int] = set()
         self._in_flight: set[int] = set()
-        self._open: list[CopyPlan] = []
-        self._closed = asyncio.Event()
+        self._plan = asyncio.Lock()
 
     def __repr__(self) -> str:
         available = self.num_available
         return (
-            f"<BlockAllocator: {len(self._links)} allocations, {available} blocks of "
+            f"<BlockAllocator: {len(self._open)} allocations, {available} blocks of "
             f"{self.block_size} tokens available>"
         )
 
     @property
     def manager(self) -> BlockManager:
         """The underlying manager, for its statistics. Its sequences belong to the port."""
-        dropped = self._dropped
-        while dropped:
-            # An allocation that was never returned is unknown, and may have no id.
-            allocation_id = getattr(dropped.popleft(), "allocation_id", -1)
-            if allocation_id in self._links:
+        while self._dropped:
+            allocation_id = self._dropped.popleft()
+            if allocation_id in self._open:
                 self._release(allocation_id)
         return self._manager
 
@@ -271,30 +291,30 @@ class BlockAllocator:
                 tokens. ``None`` for no sharing.
 
         Returns:
-            The allocation; ``None`` if there is no room for it at the moment.
+            The allocation; ``None`` if there is no room for it at the moment. If part of a block is
+            found, a copy waits for the next plan (``is_ready``).
 
         Raises:
             NeverFitsError: It does not fit even if it is alone.
-            ValueError: A value out of its bounds.
-            TypeError: A value of the wrong type.
-
-        Leaves:
-            A copy for the next plan, if part of a block is found (``is_ready``).
         """
         num_tokens = whole("tokens", tokens, 1, MAX_TOKENS)
         prompt, num_prompt_tokens = _NO_PROMPT, 0
         if prefill_tokens is not None:
             num_prompt_tokens = _prompt_length(prefill_tokens, num_tokens)
-            if self._caching:
+            if self._manager.config.prefix_caching:
                 prompt = prefill_tokens
-        handle = self._admit(prompt, min(num_tokens, self._window_size))
-        if handle is None:
+        try:
+            handle = self.manager.admit(prompt, num_slots=min(num_tokens, self._window_size))
+        except (OutOfBlocksError, OutOfSequencesError):
             return None
+        except NeverFitsError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"prefill_tokens: {error}") from None
         view = self._manager.sequence(handle)
         allocation = BlockAllocation(self, view, num_tokens, num_prompt_tokens)
-        link = Link(allocation, self._dropped.append)
-        link.allocation_id = handle
-        self._links[handle] = link
+        drop = self._dropped.append
+        self._open[handle] = ref(allocation, lambda _: drop(handle))
         if allocation.prefix_len % self.block_size:
             self._waiting.add(handle)
         return allocation
@@ -305,10 +325,9 @@ class BlockAllocator:
         Raises:
             UnknownSequenceError: No such allocation is open.
             ValueError: ``blocks`` are not its blocks.
-            TypeError: ``allocation_id`` is not an int.
         """
         allocation_id = integer("allocation_id", allocation_id)
-        link = self._links.get(allocation_id)
+        link = self._open.get(allocation_id)
         allocation = link() if link else None
         if allocation is None:
             raise UnknownSequenceError(allocation_id)
@@ -326,65 +345,23 @@ class BlockAllocator:
         Run them inside the context, all at once or in any order. After an exception they are
         pending again. If another task has an open plan, this waits for it; ``allocate`` does not.
         """
-        while self._open:
-            await self._closed.wait()
-        plan = self.manager.take_copies()
-        self._open.append(plan)
-        self._closed.clear()
-        self._in_flight, self._waiting = self._waiting, set()
-        try:
-            yield plan
-        except BaseException:
-            self._manager.copies_aborted(plan.ticket)
-            self._waiting |= self._in_flight
-            raise
-        else:
-            self._manager.copies_applied(plan.ticket)
-        finally:
-            self._in_flight = set()
-            self._open.clear()
-            self._closed.set()
-
-    def _admit(self, prompt: Tokens, num_slots: int) -> int | None:
-        """The handle; None if there is no room."""
-        try:
-            return self.manager.admit(prompt, num_slots=num_slots)
-        except (OutOfBlocksError, OutOfSequencesError):
-            return None
-        except NeverFitsError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"prefill_tokens: {error}") from None
-
-    def _is_ready(self, allocation_id: int) -> bool:
-        return allocation_id not in self._waiting and allocation_id not in self._in_flight
-
-    def _commit(self, allocation: BlockAllocation, num_computed_tokens: int | None) -> None:
-        handle, most = allocation.allocation_id, allocation._num_prompt_tokens
-        if handle not in self._links:
-            raise UnknownSequenceError(handle)
-        wanted = most if num_computed_tokens is None else num_computed_tokens
-        wanted = whole("num_computed_tokens", wanted, 0, most)
-        if not self._is_ready(handle):
-            raise StepError(
-                f"allocation {handle} waits for a copy of its prefix; run the copies before the "
-                "forward, and commit after it"
-            )
-        if most and self._caching:
-            self.manager.commit(handle, wanted)
-
-    def _end(self, allocation_id: int, computed: BlockAllocation | None = None) -> None:
-        if allocation_id not in self._links:
-            raise UnknownSequenceError(allocation_id)
-        manager = self.manager  # first releases what was dropped before
-        most = computed._num_prompt_tokens if computed is not None and self._caching else 0
-        if most and self._is_ready(allocation_id):
-            manager.commit(allocation_id, most)
-        self._release(allocation_id)
+        async with self._plan:
+            plan = self.manager.take_copies()
+            self._in_flight, self._waiting = self._waiting, set()
+            try:
+                yield plan
+            except BaseException:
+                self._manager.copies_aborted(plan.ticket)
+                self._waiting |= self._in_flight
+                raise
+            else:
+                self._manager.copies_applied(plan.ticket)
+            finally:
+                self._in_flight = set()
 
     def _release(self, allocation_id: int) -> None:
         self._manager.free(allocation_id)
-        del self._links[allocation_id]
+        del self._open[allocation_id]
         self._waiting.discard(allocation_id)
         self._in_flight.discard(allocation_id)
 

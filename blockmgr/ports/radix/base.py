@@ -1,4 +1,4 @@
-"""The results of the radix cache: sizes, nodes, handles, matches."""
+"""The records of the radix cache: sizes, nodes, handles, matches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from blockmgr.ports.radix.arrays import Pages
+    from blockmgr.ports.radix.pages import Ids, Pages
 
 __all__ = [
     "InsertResult",
@@ -16,27 +16,12 @@ __all__ = [
     "PrefixMatch",
     "RadixCacheHandle",
     "RadixNode",
+    "Request",
     "SizeInfo",
-    "namespace_of",
 ]
 
-MAX_KEY = 1024  # bytes
 _NO_PAGES: Pages = np.empty(0, np.int32)
 _NO_PAGES.setflags(write=False)
-
-
-def namespace_of(extra_key: object) -> bytes:
-    """The namespace for a request's ``extra_key``."""
-    if extra_key is None:
-        return b""
-    if isinstance(extra_key, str):
-        # JSON can hold half of a surrogate pair, which UTF-8 has no bytes for.
-        extra_key = extra_key.encode(errors="surrogatepass")
-    if not isinstance(extra_key, bytes):
-        raise TypeError(f"extra_key must be a str, bytes or None, got {type(extra_key).__name__}")
-    if len(extra_key) > MAX_KEY:
-        raise ValueError(f"extra_key must be at most {MAX_KEY} bytes long, got {len(extra_key)}")
-    return extra_key
 
 
 class SizeInfo(NamedTuple):
@@ -59,8 +44,7 @@ class RadixNode:
 
     Attributes:
         page: The page; -1 for the root.
-        generation: Generation of the page's content. The node is gone once the page has another
-            one.
+        generation: Generation of the page's content; with another one, the node is gone.
     """
 
     page: int
@@ -99,7 +83,7 @@ class RadixCacheHandle:
 
 
 class MatchResult(NamedTuple):
-    """The result of ``match_prefix``."""
+    """The result of ``RadixCacheManager.match_prefix``."""
 
     handle: RadixCacheHandle
     """Lock it before using the indices."""
@@ -123,3 +107,33 @@ class InsertResult(NamedTuple):
     """Leading tokens that the tree had already; the caller frees the slots given for them."""
     handle: RadixCacheHandle
     """The whole prefix in the tree, not locked."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A request of the scheduler; the port reads only ``input_ids`` and ``extra_key``.
+
+    Attributes:
+        uid: Id of the request.
+        input_ids: ``[input_len]``, the prompt.
+        table_idx: Row of the page table.
+        cached_len: Leading tokens whose K/V is written.
+        output_len: Tokens to generate.
+        cache_handle: The locked prefix.
+        max_tokens: Its maximum length.
+        extra_key: Extra key besides its tokens: a tenant, an adapter.
+    """
+
+    uid: int
+    input_ids: Ids
+    table_idx: int
+    cached_len: int
+    output_len: int
+    cache_handle: RadixCacheHandle | None = None
+    max_tokens: int = 1024
+    extra_key: str | bytes | None = None
+
+    @property
+    def input_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.input_ids)
