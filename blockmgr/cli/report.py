@@ -35,7 +35,7 @@ __all__ = ["report"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "policies", "block_size", "seed"})
 # Without its paths and the number of processes: the same report gives the same bytes.
-NOT_SHOWN: Final = frozenset({"png", "svg", "jobs", "json_wanted"})
+NOT_SHOWN: Final = frozenset({"jobs", "json_wanted"})
 ANY_PAGE: Final = "report.html"
 """The page in the command that the page itself shows."""
 
@@ -46,21 +46,16 @@ def _replica_counts(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(whole_numbers("replicas", text)))
 
 
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
-
-
 @click.command(short_help="Write a web page on the hit rate.")
 @source_options
 @click.option(
     "--output",
     "-o",
-    type=FILE,
+    type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     metavar="FILE",
     help="The page: a .html that needs no other file.",
 )
-@click.option("--png", type=FILE, metavar="FILE", help="Draw the charts into a .png as well.")
-@click.option("--svg", type=FILE, metavar="FILE", help="Draw the charts into a .svg as well.")
 @capacity_option("The pool to look at in detail: blocks, or a percentage of the working set.")
 @click.option(
     "--capacities",
@@ -113,8 +108,6 @@ def report(
     run: Given,
     *,
     output: Path,
-    png: Path | None,
-    svg: Path | None,
     capacity: Capacity,
     capacities: tuple[Capacity, ...],
     policies: tuple[str, ...],
@@ -128,9 +121,7 @@ def report(
     """
     from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
-    pictures = {path: (end,) for path, end in ((png, ".png"), (svg, ".svg")) if path is not None}
-    for path, suffixes in ((output, page.PAGES), *pictures.items()):
-        check_output(path, suffixes=suffixes, inputs=run.source.files)
+    check_output(output, suffixes=page.PAGES, inputs=run.source.files)
     asked = page.Extent(
         warmup=warmup_requests(run.trace, extent.pop("warmup")),
         sampling_rate=float(extent.pop("sample")),
@@ -166,6 +157,3 @@ def report(
     click.echo(run.provenance(ALWAYS_REPEATED, leave_out={"jobs"}).line, err=True)
     with telling(output):
         page.save_report(gathered, output)
-    for path in pictures:
-        with telling(path):
-            page.save_picture(gathered, path)

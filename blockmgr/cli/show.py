@@ -20,7 +20,6 @@ from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import capacity_option, debug_option, parsed, source_options
 from blockmgr.files import check_output
 from blockmgr.inspect import LETTERS, pieces
-from blockmgr.lab.block_map import SUFFIXES, block_map, save_block_map
 from blockmgr.lab.moment import Moment, replay_until
 from blockmgr.lab.replay import replay
 from blockmgr.lab.report import json_text
@@ -87,6 +86,8 @@ def show(
     if output is not None and run.json_wanted:
         raise click.UsageError("--output and --json exclude each other", run.ctx)
     if output is not None:
+        from blockmgr.lab.block_map import SUFFIXES  # noqa: PLC0415  (matplotlib only when drawing)
+
         check_output(output, suffixes=SUFFIXES, inputs=run.source.files)
     blocks = capacity.blocks(working_set_blocks(run.trace, run.config))
     if step is None:
@@ -130,6 +131,8 @@ def _print_or_draw(
         _print(title, facts, moment, sys.stdout)
         click.echo(provenance.line, err=True)
         return
+    from blockmgr.lab.block_map import block_map, save_block_map  # noqa: PLC0415
+
     # Without the path of the file: the same moment gives the same bytes.
     of_moment = run.provenance(ALWAYS_REPEATED, chosen, leave_out={"output"})
     facts.append(("seen with", of_moment.command))

@@ -15,11 +15,10 @@
 * ``fleet``, ``fleets`` and ``routers``: several replicas behind a router.
 * ``hints``: the hints that a replay gives the manager at the end of a request.
 * ``planning``: the number of blocks and the memory for a hit rate.
-* ``watch``: a replay that records when each block was filled, found and evicted.
 * ``mooncake``: any trace in Mooncake's format.
 * ``page``: all results on one web page.
 * ``report`` and ``plot``: results as a table, as JSON and as a picture.
 
-The last two need the extras ``cli`` and ``plot``, ``page`` needs ``plot``, and nothing else here
-imports them.
+``report`` needs the extra ``cli``; ``plot``, ``page`` and ``block_map`` need ``plot``. Nothing else
+here imports them.
 """

@@ -155,21 +155,18 @@ def test_report_covers_the_groups_of_a_model(run: Run, tmp_path: Path) -> None:
     assert "--block-size 544" in result.stderr
 
 
-def test_report_writes_a_page_and_pictures(run: Run, tmp_path: Path) -> None:
+def test_report_writes_a_page(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     target = tmp_path / "page.html"
-    pictures = (tmp_path / "page.png", tmp_path / "page.svg")
 
-    result = run(*REPORT, "-o", target, "--png", pictures[0], "--svg", pictures[1])
+    result = run(*REPORT, "-o", target)
 
     assert result.exit_code == 0
     assert result.stdout.startswith("A pool of ")
     text = target.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert result.stdout.strip() in text
-    for path in (target, *pictures):
-        assert f"wrote {path}" in result.stderr
-        assert path.stat().st_size > 1000
+    assert f"wrote {target}" in result.stderr
     # The page does not depend on its path.
     run(*REPORT, "-o", tmp_path / "other.html")
     assert (tmp_path / "other.html").read_bytes() == target.read_bytes()
