@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 import click
@@ -15,17 +14,26 @@ from rich.text import Text
 from blockmgr.block_words import further_tables, group_blocks
 from blockmgr.blocks import BlockState
 from blockmgr.cli.common import percent, progress_bar, telling
-from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import engine_options
-from blockmgr.cli.options import capacity_option, debug_option, parsed, source_options
+from blockmgr.cli.options import (
+    Given,
+    capacity_option,
+    debug_option,
+    engine_options,
+    file_option,
+    given,
+    json_option,
+    read_option,
+    source_options,
+)
 from blockmgr.files import check_output
 from blockmgr.inspect import LETTERS, pieces
-from blockmgr.lab.moment import Moment, replay_until
-from blockmgr.lab.replay import replay
+from blockmgr.lab.replay import Moment, replay, replay_until
 from blockmgr.lab.report import json_text
 from blockmgr.lab.study import parse_share, working_set_blocks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from blockmgr.lab.study import Capacity
 
 __all__ = ["show"]
@@ -52,20 +60,11 @@ STYLES: Final = {
     type=click.IntRange(min=1),
     help="Show the pool after this step: an instant at which requests were admitted or ended.",
 )
-@click.option(
-    "--at",
-    callback=parsed(parse_share),
-    metavar="SHARE",
-    help="Show the pool after this share of the steps.  [default: 50%]",
+@read_option(
+    "--at", parse_share, "SHARE", "Show the pool after this share of the steps.  [default: 50%]"
 )
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Draw a map into a .html or .svg instead of printing text.",
-)
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
+@file_option("--output -o", "Draw a map into a .html or .svg instead of printing text.")
+@json_option("Print JSON instead of text.")
 @debug_option
 @given
 def show(

@@ -18,8 +18,7 @@ from blockmgr import BlockState, __version__
 from blockmgr.cli import cli
 from blockmgr.inspect import describe
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.moment import Moment, replay_until
-from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.replay import Moment, ReplayConfig, replay, replay_until
 from blockmgr.lab.workloads import generate
 
 if TYPE_CHECKING:

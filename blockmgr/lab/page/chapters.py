@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from blockmgr.explain import MissReason
-from blockmgr.lab.hint_models import HINT_MODELS
 from blockmgr.lab.html import Part, Table
 from blockmgr.lab.plot import draw_bars, draw_curve, draw_fleets, draw_lines, draw_stacks, drawn
 from blockmgr.lab.plot import legend_below as legend
+from blockmgr.lab.replay_config import HINT_MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

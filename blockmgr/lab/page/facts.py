@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.curve import Curve
     from blockmgr.lab.fleets import FleetRow
-    from blockmgr.lab.hint_models import HintName
     from blockmgr.lab.misses import MissTable
     from blockmgr.lab.models import Model
     from blockmgr.lab.replay import ReplayConfig, ReplayResult
+    from blockmgr.lab.replay_config import HintName
     from blockmgr.lab.study import Capacity
     from blockmgr.lab.sweep import Sweep, SweepRow
     from blockmgr.lab.tiered import ReplayTier

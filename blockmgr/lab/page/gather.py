@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
 from blockmgr.lab.fleet import FleetOptions
 from blockmgr.lab.fleets import FleetRow, fleets
-from blockmgr.lab.hint_models import HINT_MODELS
 from blockmgr.lab.misses import misses
 from blockmgr.lab.page.facts import Extent, Report
+from blockmgr.lab.replay_config import HINT_MODELS
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.study import Capacity, full_attention, parse_capacities, working_set_blocks
 from blockmgr.lab.sweep import check_pool, largest_request_blocks, num_tasks, sweep
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockmgr.lab.attainable import Attainable
-    from blockmgr.lab.hint_models import HintName
     from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.replay_config import HintName
     from blockmgr.lab.sweep import Advance, Sweep, SweepRow
     from blockmgr.lab.trace import Trace
 
