@@ -48,13 +48,6 @@ def test_sweep_in_json_says_what_replays_count(run: Run) -> None:
         assert entry["hit_rate"] <= entry["optimum_hit_rate"] <= entry["attainable_hit_rate"]
 
 
-def test_sweep_with_two_processes_prints_the_same_bytes(run: Run) -> None:
-    one = run(*SWEEP, "--json", "--policies", "lru")
-    two = run(*SWEEP[:-1], 2, "--json", "--policies", "lru")
-    assert one.exit_code == 0
-    assert two.stdout_bytes == one.stdout_bytes
-
-
 def test_plan_says_how_many_blocks_and_gib(run: Run) -> None:
     document = json.loads(run(*PLAN, *SHAPE, "--json").stdout)
 

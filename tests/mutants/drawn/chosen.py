@@ -52,7 +52,7 @@ ENGINE = (
     " tests/ports/test_engine_models.py",
 )
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
-LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
+LAB = "tests/lab"
 REST = (CORE, INPUT)
 CONFORMANCE = "tests/conformance/test_manager.py"
 # Under sanitizers: tests that read arguments and write arrays.
