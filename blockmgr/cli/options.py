@@ -40,10 +40,6 @@ __all__ = [
     "Source",
     "block_sizes_option",
     "capacity_option",
-    "chosen_block_sizes",
-    "chosen_jobs",
-    "chosen_model",
-    "chosen_source",
     "debug_option",
     "dtype_option",
     "engine_options",
@@ -127,8 +123,8 @@ def json_option(instead: str = "Print JSON instead of a table.") -> Callable[[F]
     return click.option("--json", "json_wanted", is_flag=True, help=instead)
 
 
-def trace_options(command: F) -> F:
-    """``--trace`` and ``--workload``, as ``trace_path`` and ``workload``; how a trace is read.
+def source_options(command: F) -> F:
+    """``[SOURCE]``, ``--trace`` and ``--workload``, for ``chosen_source``; how a trace is read.
 
     The options for reading are kept in the context, for ``Source.trace``.
     """
@@ -171,13 +167,7 @@ def trace_options(command: F) -> F:
         ),
     ):
         command = option(command)
-    return command
-
-
-def source_options(command: F) -> F:
-    """``[SOURCE]``, a trace or a workload, as ``source``; and ``trace_options``."""
-    argument = click.argument("source", required=False)
-    return argument(trace_options(command))
+    return click.argument("source", required=False)(command)
 
 
 def how_options_without(*names: str) -> Callable[[F], F]:
@@ -227,7 +217,7 @@ def tier_options(command: F) -> F:
 
 
 def jobs_options(command: F) -> F:
-    """``--jobs`` and ``--ray``, for ``chosen_jobs``."""
+    """``--jobs`` and ``--ray``, for ``Given.jobs``."""
     for option in (
         click.option(
             "--ray",
@@ -244,22 +234,6 @@ def jobs_options(command: F) -> F:
     ):
         command = option(command)
     return command
-
-
-def chosen_jobs(jobs: int | None, ray_address: str | None, most: int) -> int | RayCluster:
-    """The workers that ``jobs_options`` selects.
-
-    Args:
-        jobs: The value of ``--jobs``.
-        ray_address: The value of ``--ray``.
-        most: Number of tasks; more processes than that would have no work.
-
-    Raises:
-        ValueError: The address is invalid, or ``jobs`` cannot be combined with it.
-    """
-    if ray_address is not None:
-        return RayCluster(address=ray_address, num_cpus=jobs)
-    return min(jobs or len(os.sched_getaffinity(0)), most)
 
 
 def capacity_option(text: str, default: str = "10%") -> Callable[[F], F]:
@@ -500,29 +474,6 @@ def _of_config(path: Path, dtype: str | None) -> Model:
         return model
 
 
-def chosen_block_sizes(
-    ctx: click.Context, parameter: str, sizes: tuple[int, ...], model: Model | None
-) -> tuple[int, ...]:
-    """The given block sizes, or the model's own.
-
-    Args:
-        ctx: Context of the command.
-        parameter: Name of the option with the block sizes.
-        sizes: Its value.
-        model: The model of ``--model``.
-
-    Raises:
-        ValueError: A block of such a size cannot hold a state of the model.
-    """
-    if model is None or model.block_size is None:
-        return sizes
-    if ctx.get_parameter_source(parameter) is ParameterSource.DEFAULT:
-        return (model.block_size,)
-    for size in sizes:
-        model.check_block_size(size)
-    return sizes
-
-
 DEFAULT: Final = ParameterSource.DEFAULT
 
 
@@ -564,7 +515,13 @@ class Given:
         """The block sizes, or the model's own."""
         value = self.options[self.sizes]
         sizes = value if isinstance(value, tuple) else (value,)
-        return chosen_block_sizes(self.ctx, self.sizes, sizes, self.model)
+        if self.model is None or self.model.block_size is None:
+            return sizes
+        if self.ctx.get_parameter_source(self.sizes) is DEFAULT:
+            return (self.model.block_size,)
+        for size in sizes:
+            self.model.check_block_size(size)
+        return sizes
 
     @cached_property
     def config(self) -> ReplayConfig:
@@ -621,8 +578,15 @@ class Given:
         return self.source.trace(self.seed)
 
     def jobs(self, most: int) -> int | RayCluster:
-        """The workers for so many tasks."""
-        return chosen_jobs(self.options["jobs"], self.options.get("ray_address"), most)
+        """The workers for so many tasks; more processes than that would have no work.
+
+        Raises:
+            ValueError: The address of ``--ray`` is invalid, or ``--jobs`` does not go with it.
+        """
+        jobs, address = self.options["jobs"], self.options.get("ray_address")
+        if address is not None:
+            return RayCluster(address=address, num_cpus=jobs)
+        return min(jobs or len(os.sched_getaffinity(0)), most)
 
     @property
     def repeated(self) -> dict[str, object]:

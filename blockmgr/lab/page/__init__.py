@@ -79,10 +79,12 @@ def _under(report: Report) -> str:
         f"{report.attainable.query_tokens:,} prompt tokens",
         f"blocks of {report.config.block_size} tokens",
     ]
-    if report.model is not None:
-        facts.append(f"model {report.model.name}")
-    if report.warmup:
-        facts.append(f"the first {report.warmup:,} requests fill the pool and are not counted")
+    if report.extent.model is not None:
+        facts.append(f"model {report.extent.model.name}")
+    if report.extent.warmup:
+        facts.append(
+            f"the first {report.extent.warmup:,} requests fill the pool and are not counted"
+        )
     return ", ".join(facts)
 
 
@@ -119,8 +121,8 @@ def data_of(report: Report) -> dict[str, Any]:
         ],
         "outcomes": {outcome.name: outcome.tokens for outcome in report.outcomes},
     }
-    if report.warmup:
-        data["warmup_requests"] = report.warmup
+    if report.extent.warmup:
+        data["warmup_requests"] = report.extent.warmup
     if report.curve is not None and report.curve.hit_rate_errors is not None:
         data["curve_sampling_rate"] = report.curve.sampling_rate
     if report.config.groups:
@@ -147,7 +149,7 @@ def data_of(report: Report) -> dict[str, Any]:
 
 
 def _groups_data(report: Report) -> dict[str, Any]:
-    model, size = report.model, report.config.block_size
+    model, size = report.extent.model, report.config.block_size
     rows = []
     for capacity in report.capacities:
         counted = report.row("lru", capacity).result.by_group

@@ -351,7 +351,7 @@ def _tiers(report: Report) -> Part:
 
 def _groups(report: Report) -> Part:
     size = report.config.block_size
-    sized = None if report.model is None else report.model.bytes_per_block(size)
+    sized = None if report.extent.model is None else report.extent.model.bytes_per_block(size)
     headings = ["capacity", "group", "in use", "cached", "unfilled"]
     headings += ["MiB"] if sized is not None else []
     headings += ["refused tokens", "of prompts"]
@@ -404,7 +404,7 @@ def _fleet(report: Report) -> Part:
             " The dashed line is what one pool of all these blocks could find with knowledge of "
             "the future: no routing finds more."
         )
-    if report.warmup:
+    if report.extent.warmup:
         text += " All requests are counted here."
     if len(counted) < len(report.fleet):
         text += " Where a replica does not hold the largest request, there is no point."
@@ -429,7 +429,7 @@ def _fleet(report: Report) -> Part:
 
 def _fleet_rows(report: Report) -> list[tuple[str, ...]]:
     rows = []
-    model, size = report.model, report.config.block_size
+    model, size = report.extent.model, report.config.block_size
     for row in report.fleet:
         found, bound = row.result, row.best_hit_rate
         gib = 0 if model is None else row.num_blocks * model.bytes_per_block(size) / 2**30

@@ -137,16 +137,6 @@ class Report:
         return (self.full_attention or self.attainable).hit_rate
 
     @property
-    def warmup(self) -> int:
-        """Requests at the start that are not counted."""
-        return self.extent.warmup
-
-    @property
-    def model(self) -> Model | None:
-        """The model with these groups of layers, if known."""
-        return self.extent.model
-
-    @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes of all prompt tokens in the pool in detail.
 
