@@ -239,15 +239,12 @@ def _draw_sequences(axes: Any, shown: BlockMap, looks: npt.NDArray[np.int64]) ->
     visible = shown.rows[:MOST_ROWS]
     width = max(1, *(len(row.block_ids) for row in visible))
     image = np.full((len(visible), width, 3), 255, dtype=np.uint8)
-    lines: list[tuple[int, int, int]] = []
     for number, row in enumerate(visible):
         image[number, : len(row.block_ids)] = _colours(looks[row.block_ids])
-        edges = np.flatnonzero(np.diff(row.same, prepend=True, append=True)).tolist()
-        lines += ((number, *edge) for edge in zip(edges[::2], edges[1::2], strict=True))
     axes.imshow(image, aspect="auto", interpolation="none", extent=(0, width, len(visible), 0))
-    if lines:
-        at, begin, end = zip(*lines, strict=True)
-        axes.hlines(at, begin, end, color="white", linewidth=1.5)
+    for number, row in enumerate(visible):
+        for begin, end in separators(row):
+            axes.hlines(number, begin, end, color="white", linewidth=1.5)
     if width <= MOST_WITH_IDS:
         axes.vlines(range(1, width), 0, len(visible), color="white", linewidth=0.3)
     labels = map(_row_label, visible, shown.details)
@@ -256,6 +253,12 @@ def _draw_sequences(axes: Any, shown: BlockMap, looks: npt.NDArray[np.int64]) ->
     title = f"Who holds what: {count(len(shown.rows), 'sequence')}"
     axes.set_title(title + (f", {hidden:,} not drawn" if hidden else ""), loc="left")
     axes.set_xlabel("place in the block table")
+
+
+def separators(row: Row) -> list[tuple[int, int]]:
+    """Where a row is separated from that above: from each first column to that after the last."""
+    edges = np.flatnonzero(np.diff(row.same, prepend=True, append=True)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _row_label(row: Row, details: tuple[int, int, bool]) -> str:

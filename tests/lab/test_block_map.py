@@ -21,7 +21,7 @@ maps = pytest.importorskip(
     "blockmgr.lab.block_map", reason="needs matplotlib", exc_type=ImportError
 )
 # These import matplotlib as well.
-from blockmgr.lab.block_map import LOOKS, BlockMap, as_html, as_svg, block_map  # noqa: E402
+from blockmgr.lab.block_map import LOOKS, BlockMap, as_html, as_svg, block_map, separators  # noqa: E402
 
 
 def table(shown: BlockMap, caption: str) -> list[list[str]]:
@@ -133,6 +133,18 @@ def test_the_picture_has_a_place_for_each_block_in_the_colour_of_its_look(
     shades = idle.reshape(-1, 3)[: len(order)]
     same = np.all(shades[1:] == shades[:-1], axis=1)
     assert np.array_equal(same, shown.blocks.parent[order[:-1]] == order[1:])
+
+
+def test_a_line_separates_blocks_from_others_above(busy: BlockMap, large: BlockMap) -> None:
+    for shown in (busy, large):
+        above: list[int] = []
+        for row in shown.rows:
+            ids = row.block_ids.tolist()
+            cut = {column for begin, end in separators(row) for column in range(begin, end)}
+            assert cut == {n for n, block in enumerate(ids) if above[n : n + 1] != [block]}
+            above = ids
+    lines = re.findall(r"stroke: #ffffff; stroke-width: 1.5", as_svg(busy))
+    assert len(lines) == sum(len(separators(row)) for row in busy.rows)
 
 
 def test_the_words_of_the_picture_say_names_counts_and_sharing(busy: BlockMap) -> None:

@@ -213,3 +213,14 @@ def test_a_fleet_with_groups_has_no_bound_and_does_not_speak_of_one(trace: Trace
         assert only.hit_tokens == report.result.hit_tokens
         assert (row.best_hit_rate is not None) is bounded
         assert ("no routing finds more" in page.as_html(report)) is bounded
+
+
+def test_a_page_on_windows_with_a_fleet_after_a_warm_up_says_what_each_part_counts(
+    trace: Trace,
+) -> None:
+    extent = page.Extent(warmup=10, replicas=(1,), routers=("session",))
+    config = replace(GROUPED, groups=GROUPS[:2])
+    options = {"capacity": THIRD, "capacities": (THIRD,), "extent": extent}
+    text = page.as_html(page.gather(trace, config, policies=("lru",), **options))
+    assert "The dashed line is what a pool without bounds would find." in text
+    assert "All requests are counted here." in text
