@@ -25,7 +25,6 @@ from blockmgr.lab.formats import (
     bodies,
     chat,
     event_batch,
-    event_blocks,
     fields,
     ids,
     kv_events,
@@ -47,7 +46,7 @@ from tests.stress import shrink
 CORPUS = Path(__file__).parent / "fuzz_corpus"
 READERS = (
     *(formats, bodies, chat, fields, ids, opened, own, reading, record, times, tracelab),
-    *(kv_events, event_batch, event_blocks, recorded_engine, log_lines, sglang_log, vllm_log),
+    *(kv_events, event_batch, recorded_engine, log_lines, sglang_log, vllm_log),
 )
 SHAPES = (config, config_fields, elements, hybrid, model)
 PARSERS = {module.__file__ for module in (trace, shrink, *READERS, *SHAPES)}

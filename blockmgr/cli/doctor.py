@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blockmgr.cli.common import WrongInput
-from blockmgr.cli.options import json_option, parsed
+from blockmgr.cli.options import json_option, read_option
 from blockmgr.cli.replay import RESULT_SAYS_NO
 from blockmgr.lab.choices import parse_gib
 from blockmgr.lab.report import environment, print_facts
@@ -23,11 +23,11 @@ GIB = 2**30
 
 
 @click.command(short_help="Print versions and devices for a bug report, and look at tiers.")
-@click.option(
+@read_option(
     "--host-tier",
-    callback=parsed(parse_gib),
-    metavar="GIB",
-    help="GiB for a tier in memory, or a size such as 20GiB: adds whether so much is free.",
+    parse_gib,
+    "GIB",
+    "GiB for a tier in memory, or a size such as 20GiB: adds whether so much is free.",
 )
 @click.option(
     "--disk-tier",
@@ -35,13 +35,13 @@ GIB = 2**30
     metavar="FILE",
     help="The file of a tier on disk: adds what is there, and how fast its file system is.",
 )
-@click.option(
+@read_option(
     "--disk-size",
-    callback=parsed(parse_gib),
-    metavar="GIB",
-    help="GiB for --disk-tier, if it is to be made: refused if so much is not free.",
+    parse_gib,
+    "GIB",
+    "GiB for --disk-tier, if it is to be made: refused if so much is not free.",
 )
-@json_option
+@json_option()
 @click.pass_context
 def doctor(
     ctx: click.Context,

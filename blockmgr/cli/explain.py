@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from blockmgr.cli.common import progress_bar, tell_rejected
-from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
+    Given,
     capacity_option,
     debug_option,
+    engine_options,
+    given,
     json_option,
     source_options,
 )
@@ -46,7 +47,7 @@ SHARES: Final = (0.25, 0.5, 0.75, 1.0)
     metavar="N",
     help="Explain only the N-th request of the trace, at its admission.",
 )
-@json_option
+@json_option()
 @debug_option
 @given
 def explain(run: Given, *, capacity: Capacity, request: int | None) -> None:

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from blockmgr.cli.common import progress_bar, telling
-from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
     EVERY_ROUTER,
+    Given,
     capacity_option,
     debug_option,
+    engine_options,
+    file_option,
+    given,
     jobs_options,
     json_option,
-    parsed,
+    read_option,
     router_names,
     source_options,
 )
 from blockmgr.lab.choices import pick, whole_numbers
-from blockmgr.lab.delivery import REPAIRS, deliveries
-from blockmgr.lab.fleet import FleetOptions
-from blockmgr.lab.fleets import FleetRow, Size, Split, fleets
-from blockmgr.lab.pools_apart import ApartResult
-from blockmgr.lab.prefill import USUAL_PREFILL, PrefillModel
+from blockmgr.lab.fleet import USUAL_PREFILL, FleetOptions, PrefillModel
+from blockmgr.lab.fleets import ApartResult, FleetRow, Size, Split, fleets
 from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
+from blockmgr.lab.routing import REPAIRS, deliveries
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from rich.table import Table
 
@@ -131,53 +131,45 @@ def _not_negative(flag: str, default: float, help_: str, *names: str) -> Callabl
 
 @click.command(short_help="Replay on several replicas behind a router.")
 @source_options
-@click.option(
+@read_option(
     "--replicas",
-    callback=parsed(_replicas),
+    _replicas,
+    "COUNTS",
+    "Numbers of replicas, separated by commas; 6+2 are 6 that prefill and 2 that decode.",
     default="1,2,4,8",
-    show_default=True,
-    metavar="COUNTS",
-    help="Numbers of replicas, separated by commas; 6+2 are 6 that prefill and 2 that decode.",
 )
-@click.option(
-    "--routers",
-    "--router",
-    "routers",
-    callback=parsed(router_names, none=SEEING),
-    metavar="NAMES",
-    help=f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY_ROUTER}.  "
+@read_option(
+    "--routers --router routers",
+    router_names,
+    "NAMES",
+    f"Routers that send requests to replicas: {', '.join(ROUTERS)}; or {EVERY_ROUTER}.  "
     f"[default: {EVERY_ROUTER} but {BY_EVENTS}, which needs the extra events]",
+    none=SEEING,
 )
 @capacity_option(
     "Blocks of the whole fleet, or a percentage of the working set; split evenly.", "20%"
 )
 @_not_negative("--load-weight", 0.25, "Weight of the load in prefix-minus-load and events.")
-@click.option(
-    "--event-delay-ms",
-    "delays_ms",
-    callback=parsed(_delays),
+@read_option(
+    "--event-delay-ms delays_ms",
+    _delays,
+    "TIMES",
+    "How late events reach the router events; several, separated by commas.",
     default="0",
-    show_default=True,
-    metavar="TIMES",
-    help="How late events reach the router events; several, separated by commas.",
 )
-@click.option(
-    "--event-loss",
-    "losses",
-    callback=parsed(_losses),
+@read_option(
+    "--event-loss losses",
+    _losses,
+    "SHARES",
+    "Shares of the batches of events that never arrive.",
     default="0",
-    show_default=True,
-    metavar="SHARES",
-    help="Shares of the batches of events that never arrive.",
 )
-@click.option(
-    "--event-repair",
-    "repairs",
-    callback=parsed(_repairs),
+@read_option(
+    "--event-repair repairs",
+    _repairs,
+    "NAMES",
+    f"What a reader does about lost events: {', '.join(REPAIRS)}.",
     default=REPAIRS[0],
-    show_default=True,
-    metavar="NAMES",
-    help=f"What a reader does about lost events: {', '.join(REPAIRS)}.",
 )
 @click.option(
     "--decode-router",
@@ -219,13 +211,10 @@ def _not_negative(flag: str, default: float, help_: str, *names: str) -> Callabl
 )
 @engine_options()
 @jobs_options
-@json_option
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Draw hit rate and imbalance over replicas into a .png or .svg, the data beside it.",
+@json_option()
+@file_option(
+    "--plot plot_path",
+    "Draw hit rate and imbalance over replicas into a .png or .svg, the data beside it.",
 )
 @debug_option
 @given

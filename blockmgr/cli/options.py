@@ -1,49 +1,62 @@
-"""Options that several commands take: which requests to replay, and how."""
+"""Options that several commands take: which requests to replay, how, and on which model."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from blockmgr.cli.common import READING
+from blockmgr.cli.common import READING, one_line_errors, repeat_command
 from blockmgr.files import printable
 from blockmgr.lab.choices import different, hint, pick, pick_policy, whole_numbers
 from blockmgr.lab.formats.opened import STDIN, parts
+from blockmgr.lab.models import NAMED, Model, named
 from blockmgr.lab.replay_config import ReplayConfig
+from blockmgr.lab.report import Provenance
 from blockmgr.lab.routers import ROUTERS
-from blockmgr.lab.study import Capacity, parse_capacities, parse_share
-from blockmgr.lab.tasks import RayCluster
+from blockmgr.lab.study import Capacity, parse_capacities, parse_share, working_set_blocks
 from blockmgr.lab.tier_sizes import AskedLinks, AskedTiers
 from blockmgr.lab.trace import Trace, read_trace
+from blockmgr.lab.workers import RayCluster
 from blockmgr.lab.workloads import NAMES, generate
+from blockmgr.shapes import ELEMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
     from dataclasses import Field
+
+    from blockmgr.lab.tiered import ReplayTier
+    from blockmgr.lab.trace import Trace
 
 __all__ = [
     "DEFAULT_WORKLOAD",
     "EVERY_ROUTER",
+    "Given",
     "Source",
     "block_sizes_option",
     "capacity_option",
-    "chosen_jobs",
-    "chosen_source",
     "debug_option",
+    "dtype_option",
+    "engine_options",
+    "file_option",
+    "forward_options",
+    "given",
     "how_options_of",
     "how_options_without",
     "jobs_options",
     "json_option",
+    "model_option",
     "parsed",
+    "read_option",
     "router_names",
     "seed_option",
     "source_options",
     "tier_options",
-    "trace_options",
     "warmup_option",
 ]
 
@@ -53,8 +66,65 @@ EVERY_ROUTER: Final = "all"
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def trace_options(command: F) -> F:
-    """``--trace`` and ``--workload``, as ``trace_path`` and ``workload``; how a trace is read.
+def parsed(parse: Callable[[Any], Any], *, none: Any = None) -> Callable[..., Any]:
+    """The callback of an option whose value ``parse`` reads; its ``ValueError`` is the message.
+
+    Args:
+        parse: Reads the value.
+        none: The value of an option that is not given and has no default.
+    """
+
+    def read(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+        try:
+            return none if value is None else parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
+
+
+def read_option(
+    flags: str,
+    parse: Callable[[Any], Any],
+    metavar: str,
+    help_: str,
+    *,
+    default: str | None = None,
+    none: Any = None,
+) -> Callable[[F], F]:
+    """An option whose text ``parse`` reads.
+
+    Args:
+        flags: Its flags, and the name of its parameter if that differs, separated by spaces.
+        parse: Reads the value; its ``ValueError`` is the message.
+        metavar: What stands for the value in the help.
+        help_: The help.
+        default: The default, as text.
+        none: The value if the option is not given and has no default.
+    """
+    return click.option(
+        *flags.split(),
+        callback=parsed(parse, none=none),
+        default=default,
+        show_default=default is not None,
+        metavar=metavar,
+        help=help_,
+    )
+
+
+def file_option(flags: str, help_: str, *, required: bool = False) -> Callable[[F], F]:
+    """An option with a file to write; ``flags`` as in ``read_option``."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option(*flags.split(), type=kind, required=required, metavar="FILE", help=help_)
+
+
+def json_option(instead: str = "Print JSON instead of a table.") -> Callable[[F], F]:
+    """``--json``, as ``json_wanted``."""
+    return click.option("--json", "json_wanted", is_flag=True, help=instead)
+
+
+def source_options(command: F) -> F:
+    """``[SOURCE]``, ``--trace`` and ``--workload``, for ``chosen_source``; how a trace is read.
 
     The options for reading are kept in the context, for ``Source.trace``.
     """
@@ -97,13 +167,7 @@ def trace_options(command: F) -> F:
         ),
     ):
         command = option(command)
-    return command
-
-
-def source_options(command: F) -> F:
-    """``[SOURCE]``, a trace or a workload, as ``source``; and ``trace_options``."""
-    argument = click.argument("source", required=False)
-    return argument(trace_options(command))
+    return click.argument("source", required=False)(command)
 
 
 def how_options_without(*names: str) -> Callable[[F], F]:
@@ -122,32 +186,30 @@ def how_options_of(*names: str) -> Callable[[F], F]:
     return add
 
 
-def warmup_option(command: F) -> F:
-    """``--warmup``, as a share of the requests."""
-    return click.option(
-        "--warmup",
-        callback=parsed(parse_share),
-        default="0%",
-        show_default=True,
-        metavar="SHARE",
-        help="Requests at the start that fill the pool and are not counted.",
-    )(command)
+warmup_option = read_option(
+    "--warmup",
+    parse_share,
+    "SHARE",
+    "Requests at the start that fill the pool and are not counted.",
+    default="0%",
+)
+"""``--warmup``, as a share of the requests."""
 
 
 def tier_options(command: F) -> F:
     """``--tiers``, ``--store`` and ``--links``, for ``Given.tiers``."""
-    links = click.option(
+    links = read_option(
         "--links",
-        callback=parsed(AskedLinks.parse),
-        metavar="RATES",
-        help="What moves between the device and each tier, such as 25GB/s,2GB/s: loads then take "
+        AskedLinks.parse,
+        "RATES",
+        "What moves between the device and each tier, such as 25GB/s,2GB/s: loads then take "
         "time, at the arrivals of the trace. Needs --model.  [default: everything moves at once]",
     )
-    tiers = click.option(
+    tiers = read_option(
         "--tiers",
-        callback=parsed(AskedTiers.parse),
-        metavar="SIZES",
-        help="Slower memory for evicted blocks, the fastest first, such as host=50GiB,disk=1TiB: "
+        AskedTiers.parse,
+        "SIZES",
+        "Slower memory for evicted blocks, the fastest first, such as host=50GiB,disk=1TiB: "
         "in blocks, percentages of the working set, or bytes with --model. Without --links, one "
         "request runs at a time.",
     )
@@ -155,7 +217,7 @@ def tier_options(command: F) -> F:
 
 
 def jobs_options(command: F) -> F:
-    """``--jobs`` and ``--ray``, for ``chosen_jobs``."""
+    """``--jobs`` and ``--ray``, for ``Given.jobs``."""
     for option in (
         click.option(
             "--ray",
@@ -174,32 +236,9 @@ def jobs_options(command: F) -> F:
     return command
 
 
-def chosen_jobs(jobs: int | None, ray_address: str | None, most: int) -> int | RayCluster:
-    """The workers that ``jobs_options`` selects.
-
-    Args:
-        jobs: The value of ``--jobs``.
-        ray_address: The value of ``--ray``.
-        most: Number of tasks; more processes than that would have no work.
-
-    Raises:
-        ValueError: The address is invalid, or ``jobs`` cannot be combined with it.
-    """
-    if ray_address is not None:
-        return RayCluster(address=ray_address, num_cpus=jobs)
-    return min(jobs or len(os.sched_getaffinity(0)), most)
-
-
 def capacity_option(text: str, default: str = "10%") -> Callable[[F], F]:
     """``--capacity``, one size, with this help."""
-    return click.option(
-        "--capacity",
-        callback=parsed(_one_capacity),
-        default=default,
-        show_default=True,
-        metavar="SIZE",
-        help=text,
-    )
+    return read_option("--capacity", _one_capacity, "SIZE", text, default=default)
 
 
 def block_sizes_option(text: str, *flags: str) -> Callable[[F], F]:
@@ -215,50 +254,24 @@ def block_sizes_option(text: str, *flags: str) -> Callable[[F], F]:
     )
 
 
-def json_option(command: F) -> F:
-    """``--json``, as ``json_wanted``, in place of a table."""
-    return click.option(
-        "--json", "json_wanted", is_flag=True, help="Print JSON instead of a table."
-    )(command)
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the workload.",
+)
+"""``--seed``."""
 
 
-def seed_option(command: F) -> F:
-    """``--seed``."""
-    return click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Seed of the workload.",
-    )(command)
-
-
-def debug_option(command: F) -> F:
-    """``--debug``."""
-    return click.option("--debug", is_flag=True, help="Show the traceback of an error.")(command)
+debug_option = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+"""``--debug``."""
 
 
 def _reading(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     if value is not None:
         ctx.meta.setdefault(READING, {})[param.name] = value
     return value
-
-
-def parsed(parse: Callable[[Any], Any], *, none: Any = None) -> Callable[..., Any]:
-    """The callback of an option whose value ``parse`` reads; its ``ValueError`` is the message.
-
-    Args:
-        parse: Reads the value.
-        none: The value of an option that is not given and has no default.
-    """
-
-    def read(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-        try:
-            return none if value is None else parse(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return read
 
 
 def _one_capacity(text: str) -> Capacity:
@@ -375,3 +388,250 @@ _HOW: Final = {
     "seed": seed_option,
     **{name: row for name, row in _ROWS.items() if name != "store"},
 }
+
+
+def _model(text: str) -> str:
+    if text in NAMED or Path(text).exists():
+        return text
+    raise ValueError(
+        f"model must be a config.json, its folder, or one of {', '.join(NAMED)}, "
+        f"got {text!r}{hint(text, NAMED)}"
+    )
+
+
+def _dtype(name: str) -> str:
+    return pick("dtype", name, ELEMENTS)
+
+
+model_option = read_option(
+    "--model",
+    _model,
+    "MODEL",
+    f"A Hugging Face config.json, its folder, or one of {', '.join(NAMED)}: decides the "
+    "groups of layers and the bytes of a block.",
+)
+"""``--model``, as the text given."""
+
+
+dtype_option = read_option(
+    "--dtype", _dtype, "NAME", f"Element type of the cache: {', '.join(ELEMENTS)}."
+)
+"""``--dtype``."""
+
+
+def forward_options(command: F) -> F:
+    """``--forward-tokens`` and ``--prompt-end-stop``."""
+    tokens = click.option(
+        "--forward-tokens",
+        type=click.IntRange(min=1),
+        default=8192,
+        show_default=True,
+        help="Most tokens of a prompt that one forward computes, for models with several groups.",
+    )
+    stop = click.option(
+        "--prompt-end-stop",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Also cache a state this many tokens before the end of each prompt, for models with "
+        "recurrent states; needs --min-partial-tokens.",
+    )
+    return tokens(stop(command))
+
+
+def engine_options(*without: str) -> Callable[[F], F]:
+    """``--model``, ``--dtype``, ``how_options_without``, and ``forward_options``."""
+
+    def add(command: F) -> F:
+        how = how_options_without(*without)
+        return model_option(dtype_option(how(forward_options(command))))
+
+    return add
+
+
+def chosen_model(text: str | None, dtype: str | None) -> Model | None:
+    """The model that ``--model`` and ``--dtype`` describe; None without them.
+
+    Raises:
+        ValueError: The config describes no model, or a named model was given a dtype.
+        OSError: The file cannot be read.
+    """
+    if text is None:
+        return None
+    if text in NAMED:
+        if dtype is not None:
+            raise ValueError(f"dtype must not be given for {text}, whose sizes are known")
+        return named(text)
+    return _of_config(Path(text), dtype)
+
+
+def _of_config(path: Path, dtype: str | None) -> Model:
+    try:
+        return Model.from_config(str(path), path, dtype)
+    except ValueError as error:
+        # Raises if the config is wrong for a reason unrelated to groups.
+        model = Model.as_one_group(str(path), path, dtype)
+        click.echo(f"taken as one group of full attention: {error}", err=True)
+        return model
+
+
+DEFAULT: Final = ParameterSource.DEFAULT
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The shared options of a command. What they name is read once, when it is first asked for.
+
+    Its properties raise ``ValueError`` and ``OSError``, which ``given`` prints.
+
+    Attributes:
+        ctx: Context of the command.
+        source: The input.
+        options: The values of the shared options.
+        sizes: Name of the option with block sizes.
+    """
+
+    ctx: click.Context
+    source: Source
+    options: Mapping[str, Any]
+    sizes: str
+
+    @property
+    def seed(self) -> int:
+        """Seed of the workload."""
+        return int(self.options["seed"])
+
+    @property
+    def json_wanted(self) -> bool:
+        """Whether to print JSON."""
+        return bool(self.options["json_wanted"])
+
+    @cached_property
+    def model(self) -> Model | None:
+        """The model of ``--model``."""
+        return chosen_model(self.options["model"], self.options["dtype"])
+
+    @cached_property
+    def block_sizes(self) -> tuple[int, ...]:
+        """The block sizes, or the model's own."""
+        value = self.options[self.sizes]
+        sizes = value if isinstance(value, tuple) else (value,)
+        if self.model is None or self.model.block_size is None:
+            return sizes
+        if self.ctx.get_parameter_source(self.sizes) is DEFAULT:
+            return (self.model.block_size,)
+        for size in sizes:
+            self.model.check_block_size(size)
+        return sizes
+
+    @cached_property
+    def config(self) -> ReplayConfig:
+        """The config of the replays, with the first block size."""
+        groups = () if self.model is None else self.model.groups
+        settings = {
+            item.name: self.options[item.name]
+            for item in fields(ReplayConfig)
+            if item.name in self.options and item.name not in ("block_size", "tiers")
+        }
+        config = ReplayConfig(block_size=self.block_sizes[0], groups=groups, **settings)
+        if self.options.get("tiers") is None or self.options["links"]:
+            return config
+        # Everything moves at once, so the service times are 0, too, unless they were given.
+        times = (
+            0 if self.ctx.get_parameter_source(name) is DEFAULT else self.options[name]
+            for name in ("min_service_ms", "service_ms_per_token")
+        )
+        return replace(config, min_service_ms=next(times), service_ms_per_token=next(times))
+
+    @cached_property
+    def tiers(self) -> list[tuple[ReplayTier, ...]]:
+        """The tiers of ``--tiers``, for each combination of sizes; none without it."""
+        asked = self.options.get("tiers")
+        if asked is None:
+            for name in ("store", "links"):
+                if self.ctx.get_parameter_source(name) is not DEFAULT:
+                    raise click.UsageError(f"--{name} needs --tiers", self.ctx)
+            return []
+        if len(self.block_sizes) > 1:
+            raise click.UsageError("--tiers needs one block size", self.ctx)
+        size = self.block_sizes[0]
+        block_bytes = None if self.model is None else self.model.bytes_per_block(size)
+        found: list[tuple[ReplayTier, ...]] = asked.tiers(
+            lambda: working_set_blocks(self.trace, self.config),
+            block_bytes,
+            () if self.options["links"] is None else self.options["links"].rates,
+        )
+        return found
+
+    @property
+    def tiered(self) -> ReplayConfig:
+        """The config with the tiers of ``--tiers``, which must have one size each."""
+        if not self.tiers:
+            return self.config
+        [tiers, *more] = self.tiers
+        if more:
+            raise click.UsageError("--tiers takes one size for each tier here", self.ctx)
+        return replace(self.config, tiers=tiers)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The requests."""
+        return self.source.trace(self.seed)
+
+    def jobs(self, most: int) -> int | RayCluster:
+        """The workers for so many tasks; more processes than that would have no work.
+
+        Raises:
+            ValueError: The address of ``--ray`` is invalid, or ``--jobs`` does not go with it.
+        """
+        jobs, address = self.options["jobs"], self.options.get("ray_address")
+        if address is not None:
+            return RayCluster(address=address, num_cpus=jobs)
+        return min(jobs or len(os.sched_getaffinity(0)), most)
+
+    @property
+    def repeated(self) -> dict[str, object]:
+        """The source and the block sizes, for the command that repeats a run."""
+        several = self.sizes == "block_sizes"
+        size = self.block_sizes if several else self.block_sizes[0]
+        return {**self.source.repeated, self.sizes: size}
+
+    @property
+    def repeated_as_workload(self) -> dict[str, object]:
+        """The same for commands that print a default workload as an option."""
+        named = self.ctx.params["source"] is not None or self.source.trace_path is not None
+        workload = None if named else self.source.workload or DEFAULT_WORKLOAD
+        return {"workload": workload, self.sizes: self.block_sizes[0]}
+
+    def provenance(
+        self,
+        always: Collection[str],
+        repeated: Mapping[str, object] | None = None,
+        *,
+        leave_out: Collection[str] = (),
+    ) -> Provenance:
+        """The origin of a result; see ``repeat_command``."""
+        chosen = self.repeated if repeated is None else repeated
+        command = repeat_command(self.ctx, always, chosen, leave_out=leave_out)
+        return Provenance(command=command, seed=self.seed, read=self.trace.read)
+
+
+SHARED = frozenset(
+    {"seed", "json_wanted", "model", "dtype", "jobs", "ray_address", "block_size", "block_sizes"}
+    | {"tiers", "links"}
+).union(item.name for item in fields(ReplayConfig))
+
+
+def given(command: Callable[..., None]) -> Callable[..., None]:
+    """Pass the shared options as one ``Given``, and the others by name; print errors of the lab."""
+
+    @click.pass_context
+    @wraps(command)
+    def run(ctx: click.Context, /, **options: Any) -> None:
+        names = (options.pop(name) for name in ("source", "trace_path", "workload"))
+        source = chosen_source(ctx, *names)
+        shared = {name: options.pop(name) for name in SHARED & options.keys()}
+        sizes = "block_sizes" if "block_sizes" in shared else "block_size"
+        with one_line_errors(ctx, show_traceback=options.pop("debug")):
+            command(Given(ctx, source, shared, sizes), **options)
+
+    return run

@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from blockmgr.cli.common import percent, progress_bar
-from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import dtype_option, forward_options, model_option
 from blockmgr.cli.options import (
+    Given,
     block_sizes_option,
     debug_option,
+    dtype_option,
+    forward_options,
+    given,
     how_options_without,
     json_option,
+    model_option,
     parsed,
+    read_option,
     source_options,
     tier_options,
 )
 from blockmgr.lab.choices import different, parse_gib
-from blockmgr.lab.group_plan import LARGE_STEP
-from blockmgr.lab.planning import Plan, PlanRow, kv_bytes_per_token
+from blockmgr.lab.planning import LARGE_STEP, Plan, PlanRow, kv_bytes_per_token
 from blockmgr.lab.planning import plan as run_plan
 from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.study import parse_share
@@ -81,16 +84,16 @@ def _model_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="GPUS",
     help="GPUs that divide the K/V heads of --model: GiB are those of each.",
 )
-@click.option(
+@read_option(
     "--gpu-memory",
-    callback=parsed(parse_gib),
-    metavar="GIB",
-    help="GiB for K/V on each GPU, or a size such as 20GiB: adds whether the blocks fit.",
+    parse_gib,
+    "GIB",
+    "GiB for K/V on each GPU, or a size such as 20GiB: adds whether the blocks fit.",
 )
 @tier_options
 @how_options_without("block_size", "eviction", "dedup")
 @forward_options
-@json_option
+@json_option()
 @debug_option
 @given
 def plan(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from blockmgr.cli.common import progress_bar, tell_rejected, telling
-from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
+    Given,
     debug_option,
+    engine_options,
+    file_option,
+    given,
     json_option,
-    parsed,
+    read_option,
     source_options,
     tier_options,
 )
@@ -23,6 +24,7 @@ from blockmgr.lab.study import parse_capacities, parse_share, study
 
 if TYPE_CHECKING:
     from fractions import Fraction
+    from pathlib import Path
 
     from blockmgr.lab.study import Capacity
 
@@ -35,23 +37,20 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
 
 @click.command(short_help="Replay requests and print the hit rate.")
 @source_options
-@click.option(
-    "--capacity",
-    "--capacities",
-    "capacities",
-    callback=parsed(parse_capacities),
+@read_option(
+    "--capacity --capacities capacities",
+    parse_capacities,
+    "SIZES",
+    "Pool sizes: blocks, or percentages of the working set, separated by commas.",
     default="5%,10%,20%,50%,100%",
-    show_default=True,
-    metavar="SIZES",
-    help="Pool sizes: blocks, or percentages of the working set, separated by commas.",
 )
 @tier_options
 @engine_options()
-@click.option(
+@read_option(
     "--min-hit-rate",
-    callback=parsed(parse_share),
-    metavar="SHARE",
-    help="Exit with 1 if the rate of a capacity is below this, such as 30%.",
+    parse_share,
+    "SHARE",
+    "Exit with 1 if the rate of a capacity is below this, such as 30%.",
 )
 @click.option(
     "--no-attainable",
@@ -61,13 +60,9 @@ ALWAYS_REPEATED: Final = frozenset({"workload", "capacities", "block_size", "see
     flag_value=False,
     help="Leave out the unbounded pool, which takes memory for every distinct prefix.",
 )
-@json_option
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Draw the curve into a .png or .svg, and write its data into a .csv.",
+@json_option()
+@file_option(
+    "--plot plot_path", "Draw the curve into a .png or .svg, and write its data into a .csv."
 )
 @debug_option
 @given

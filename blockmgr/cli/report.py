@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from blockmgr.cli.common import progress_bar, telling
-from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
+    Given,
     capacity_option,
     debug_option,
-    parsed,
+    engine_options,
+    file_option,
+    given,
+    json_option,
+    read_option,
     router_names,
     source_options,
     tier_options,
@@ -29,13 +31,15 @@ from blockmgr.lab.study import parse_capacities, parse_share
 from blockmgr.lab.warmup import warmup_requests
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from blockmgr.lab.study import Capacity
 
 __all__ = ["report"]
 
 ALWAYS_REPEATED: Final = frozenset({"source", "capacity", "policies", "block_size", "seed"})
 # Without its paths and the number of processes: the same report gives the same bytes.
-NOT_SHOWN: Final = frozenset({"png", "svg", "jobs", "json_wanted"})
+NOT_SHOWN: Final = frozenset({"jobs", "json_wanted"})
 ANY_PAGE: Final = "report.html"
 """The page in the command that the page itself shows."""
 
@@ -46,58 +50,45 @@ def _replica_counts(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(whole_numbers("replicas", text)))
 
 
-FILE: Final = click.Path(dir_okay=False, path_type=Path)
-
-
 @click.command(short_help="Write a web page on the hit rate.")
 @source_options
-@click.option(
-    "--output",
-    "-o",
-    type=FILE,
-    required=True,
-    metavar="FILE",
-    help="The page: a .html that needs no other file.",
-)
-@click.option("--png", type=FILE, metavar="FILE", help="Draw the charts into a .png as well.")
-@click.option("--svg", type=FILE, metavar="FILE", help="Draw the charts into a .svg as well.")
+@file_option("--output -o", "The page: a .html that needs no other file.", required=True)
 @capacity_option("The pool to look at in detail: blocks, or a percentage of the working set.")
-@click.option(
+@read_option(
     "--capacities",
-    callback=parsed(parse_capacities, none=()),
-    metavar="SIZES",
-    help="Pool sizes to compare policies at.  [default: those of 1%,2%,5%,10%,20%,50% that fit]",
+    parse_capacities,
+    "SIZES",
+    "Pool sizes to compare policies at.  [default: those of 1%,2%,5%,10%,20%,50% that fit]",
+    none=(),
 )
-@click.option(
+@read_option(
     "--policies",
-    callback=parsed(parse_policies),
+    parse_policies,
+    "NAMES",
+    "Eviction policies to compare with LRU, separated by commas.",
     default="all",
-    show_default=True,
-    metavar="NAMES",
-    help="Eviction policies to compare with LRU, separated by commas.",
 )
 @warmup_option
-@click.option(
+@read_option(
     "--sample",
-    callback=parsed(parse_share),
+    parse_share,
+    "SHARE",
+    "Blocks that the curve looks at; with fewer than all, the page shows its error.",
     default="100%",
-    show_default=True,
-    metavar="SHARE",
-    help="Blocks that the curve looks at; with fewer than all, the page shows its error.",
 )
-@click.option(
+@read_option(
     "--replicas",
-    callback=parsed(_replica_counts, none=()),
-    metavar="COUNTS",
-    help="Add a chapter on the same blocks split over so many replicas, such as 1,2,4,8.",
+    _replica_counts,
+    "COUNTS",
+    "Add a chapter on the same blocks split over so many replicas, such as 1,2,4,8.",
+    none=(),
 )
-@click.option(
+@read_option(
     "--routers",
-    callback=parsed(router_names),
+    router_names,
+    "NAMES",
+    f"Routers of these replicas: {', '.join(ROUTERS)}.",
     default="all",
-    show_default=True,
-    metavar="NAMES",
-    help=f"Routers of these replicas: {', '.join(ROUTERS)}.",
 )
 @tier_options
 @engine_options("eviction", "dedup")
@@ -106,15 +97,13 @@ FILE: Final = click.Path(dir_okay=False, path_type=Path)
     type=click.IntRange(min=1),
     help="Number of processes.  [default: one a CPU]",
 )
-@click.option("--json", "json_wanted", is_flag=True, help="Print the numbers of the page as JSON.")
+@json_option("Print the numbers of the page as JSON.")
 @debug_option
 @given
 def report(
     run: Given,
     *,
     output: Path,
-    png: Path | None,
-    svg: Path | None,
     capacity: Capacity,
     capacities: tuple[Capacity, ...],
     policies: tuple[str, ...],
@@ -128,9 +117,7 @@ def report(
     """
     from blockmgr.lab import page  # noqa: PLC0415  (matplotlib only when drawing)
 
-    pictures = {path: (end,) for path, end in ((png, ".png"), (svg, ".svg")) if path is not None}
-    for path, suffixes in ((output, page.PAGES), *pictures.items()):
-        check_output(path, suffixes=suffixes, inputs=run.source.files)
+    check_output(output, suffixes=page.PAGES, inputs=run.source.files)
     asked = page.Extent(
         warmup=warmup_requests(run.trace, extent.pop("warmup")),
         sampling_rate=float(extent.pop("sample")),
@@ -166,6 +153,3 @@ def report(
     click.echo(run.provenance(ALWAYS_REPEATED, leave_out={"jobs"}).line, err=True)
     with telling(output):
         page.save_report(gathered, output)
-    for path in pictures:
-        with telling(path):
-            page.save_picture(gathered, path)

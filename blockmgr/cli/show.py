@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 import click
@@ -15,18 +14,26 @@ from rich.text import Text
 from blockmgr.block_words import further_tables, group_blocks
 from blockmgr.blocks import BlockState
 from blockmgr.cli.common import percent, progress_bar, telling
-from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import engine_options
-from blockmgr.cli.options import capacity_option, debug_option, parsed, source_options
+from blockmgr.cli.options import (
+    Given,
+    capacity_option,
+    debug_option,
+    engine_options,
+    file_option,
+    given,
+    json_option,
+    read_option,
+    source_options,
+)
 from blockmgr.files import check_output
 from blockmgr.inspect import LETTERS, pieces
-from blockmgr.lab.block_map import SUFFIXES, block_map, save_block_map
-from blockmgr.lab.moment import Moment, replay_until
-from blockmgr.lab.replay import replay
+from blockmgr.lab.replay import Moment, replay, replay_until
 from blockmgr.lab.report import json_text
 from blockmgr.lab.study import parse_share, working_set_blocks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from blockmgr.lab.study import Capacity
 
 __all__ = ["show"]
@@ -53,20 +60,11 @@ STYLES: Final = {
     type=click.IntRange(min=1),
     help="Show the pool after this step: an instant at which requests were admitted or ended.",
 )
-@click.option(
-    "--at",
-    callback=parsed(parse_share),
-    metavar="SHARE",
-    help="Show the pool after this share of the steps.  [default: 50%]",
+@read_option(
+    "--at", parse_share, "SHARE", "Show the pool after this share of the steps.  [default: 50%]"
 )
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Draw a map into a .html or .svg instead of printing text.",
-)
-@click.option("--json", "json_wanted", is_flag=True, help="Print JSON instead of text.")
+@file_option("--output -o", "Draw a map into a .html or .svg instead of printing text.")
+@json_option("Print JSON instead of text.")
 @debug_option
 @given
 def show(
@@ -87,6 +85,8 @@ def show(
     if output is not None and run.json_wanted:
         raise click.UsageError("--output and --json exclude each other", run.ctx)
     if output is not None:
+        from blockmgr.lab.block_map import SUFFIXES  # noqa: PLC0415  (matplotlib only when drawing)
+
         check_output(output, suffixes=SUFFIXES, inputs=run.source.files)
     blocks = capacity.blocks(working_set_blocks(run.trace, run.config))
     if step is None:
@@ -130,6 +130,8 @@ def _print_or_draw(
         _print(title, facts, moment, sys.stdout)
         click.echo(provenance.line, err=True)
         return
+    from blockmgr.lab.block_map import block_map, save_block_map  # noqa: PLC0415
+
     # Without the path of the file: the same moment gives the same bytes.
     of_moment = run.provenance(ALWAYS_REPEATED, chosen, leave_out={"output"})
     facts.append(("seen with", of_moment.command))

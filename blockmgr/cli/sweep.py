@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from blockmgr.cli.common import progress_bar
-from blockmgr.cli.given import Given, given
-from blockmgr.cli.models import engine_options
 from blockmgr.cli.options import (
+    Given,
     block_sizes_option,
     debug_option,
+    engine_options,
+    given,
     jobs_options,
     json_option,
-    parsed,
+    read_option,
     source_options,
     tier_options,
     warmup_option,
@@ -61,32 +62,26 @@ TIER_HEADINGS: Final = ("tiers", "of\ndevice", "one LRU\npool", "stored")
 
 @click.command(short_help="Compare policies, pool sizes and block sizes.")
 @source_options
-@click.option(
-    "--policies",
-    "--eviction",
-    "policies",
-    callback=parsed(parse_policies),
+@read_option(
+    "--policies --eviction policies",
+    parse_policies,
+    "NAMES",
+    "Eviction policies, separated by commas.",
     default="all",
-    show_default=True,
-    metavar="NAMES",
-    help="Eviction policies, separated by commas.",
 )
-@click.option(
-    "--capacities",
-    "--capacity",
-    "capacities",
-    callback=parsed(parse_capacities),
+@read_option(
+    "--capacities --capacity capacities",
+    parse_capacities,
+    "SIZES",
+    "Pool sizes: blocks, or percentages of the working set, separated by commas.",
     default="1%,2%,5%,10%,20%,50%",
-    show_default=True,
-    metavar="SIZES",
-    help="Pool sizes: blocks, or percentages of the working set, separated by commas.",
 )
 @block_sizes_option("Tokens per block, separated by commas.", "--block-sizes", "--block-size")
 @warmup_option
 @tier_options
 @engine_options("block_size", "eviction")
 @jobs_options
-@json_option
+@json_option()
 @debug_option
 @given
 def sweep(

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.table import Table
 
 from blockmgr.cli.common import one_line_errors, repeat_command, telling
-from blockmgr.cli.options import debug_option, json_option, seed_option
+from blockmgr.cli.options import debug_option, file_option, json_option, seed_option
 from blockmgr.files import check_output
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.choices import hint
-from blockmgr.lab.mooncake import write_mooncake
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.report import Provenance, json_text, print_table
-from blockmgr.lab.trace import write_trace
+from blockmgr.lab.trace import write_mooncake, write_trace
 from blockmgr.lab.workloads import NAMES, VARIANTS, WORKLOADS, generate
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from blockmgr.lab.trace import Trace
 
 __all__ = ["workload"]
@@ -45,12 +45,7 @@ def _name(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
 @click.command(short_help="Describe a generated workload, or export it.")
 @click.argument("name", callback=_name)
 @seed_option
-@click.option(
-    "--export",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the requests into a .jsonl.",
-)
+@file_option("--export", "Write the requests into a .jsonl.")
 @click.option(
     "--format",
     "format_",
@@ -59,7 +54,7 @@ def _name(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
     show_default=True,
     help="Mooncake's ids of 512 tokens, or blockmgr's own with tokens in full.",
 )
-@json_option
+@json_option()
 @debug_option
 @click.pass_context
 def workload(

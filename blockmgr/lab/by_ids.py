@@ -27,16 +27,14 @@ import numpy.typing as npt
 from blockmgr import _core
 from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
-from blockmgr.lab.forest import cut, made_up_blocks, prompt_blocks
 from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import ID_BITS, OUTPUT_TOKEN, HashedPrompt
-from blockmgr.lab.runs import COLUMNS
+from blockmgr.lab.runs import COLUMNS, cut, made_up_blocks, prompt_blocks
 from blockmgr.lab.stored import StoredRequests
 
 if TYPE_CHECKING:
-    from blockmgr.lab.forest import Rule
     from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
-    from blockmgr.lab.runs import References
+    from blockmgr.lab.runs import References, Rule
     from blockmgr.lab.trace import Trace
 
 __all__ = ["IdColumns", "IdReplays", "id_columns", "id_replays"]

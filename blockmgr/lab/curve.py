@@ -20,6 +20,19 @@ pool of at least ``d`` blocks, so the hits at a capacity are the look-ups with d
 
 Source: Mattson et al., "Evaluation techniques for storage hierarchies", IBM Systems Journal 9(2),
 1970.
+
+If no request waits for blocks, all events of a replay are known in advance: requests are admitted
+at their arrival, and end after their service time. So the core finds all distances in one pass
+through an unbounded pool.
+
+The error of a curve from a sample of blocks has two sources. First, the selected blocks determine
+how many misses are counted: blocks are selected independently, so the variance of the scaled count
+follows from the misses of each (Horvitz and Thompson). Second, a distance is the scaled number of
+distinct sample blocks in between, so the result is that of a slightly larger or smaller pool; the
+error is then the slope of the curve times the error in size.
+
+Sources: Horvitz and Thompson, "A generalization of sampling without replacement from a finite
+universe", Journal of the American Statistical Association 47, 1952.
 """
 
 from __future__ import annotations
@@ -30,19 +43,154 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from blockmgr.lab.distances import StackPass
 from blockmgr.lab.optimum import check_full_blocks_only
 from blockmgr.lab.references import Rule, references
 from blockmgr.lab.replay_config import check_one_group
-from blockmgr.lab.spread import Counts, Floats, half_width
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.runs import References
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Curve", "hit_rate_curve", "sampled_curve"]
+__all__ = ["Counts", "Curve", "hit_rate_curve", "sampled_curve"]
+
+Counts = npt.NDArray[np.int64]
+"""One number per capacity: ``int64[n]`` on the host."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LookUps:
+    """Look-ups of a sample: ranges of blocks, each further from the root than the last one.
+
+    Attributes:
+        first: Number of the first block of each range.
+        length: Number of its blocks.
+        distance: Stack distance of its last block, 2**62 if it was not cached before.
+    """
+
+    first: Counts
+    length: Counts
+    distance: Counts
+
+    def miss_deviation(self, capacities: Counts, rate: float, unit_blocks: int) -> Floats:
+        """Standard deviation of the estimated misses, at pool sizes in blocks of the sample.
+
+        Args:
+            capacities: Pool sizes in blocks of the sample, ascending: ``int64[n]`` on the host.
+            rate: Share of the blocks in the sample.
+            unit_blocks: Blocks that are in the sample together or not at all.
+
+        Returns:
+            ``float64[n]`` on the host, in blocks of the trace.
+        """
+        length = self.length
+        if not length.sum():
+            return np.full(len(capacities), np.inf)
+        within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+        units = np.repeat(self.first, length)
+        units += within // unit_blocks * unit_blocks
+        distances = np.repeat(self.distance - length + 1, length) + within
+        # The k-th largest distance of a unit is its k-th miss: k squared less (k - 1) squared more.
+        order = np.lexsort((-distances, units))
+        begins = np.flatnonzero(np.diff(units[order], prepend=-1))
+        counts = np.diff(np.append(begins, len(order)))
+        rank = np.arange(len(order)) - np.repeat(begins, counts) + 1
+        by_distance = np.argsort(distances[order], kind="stable")
+        at = np.searchsorted(distances[order][by_distance], capacities, side="right")
+        squares = (2 * rank - 1).astype(np.float64)[by_distance]
+        beyond = np.concatenate((np.cumsum(squares[::-1])[::-1], [0.0]))[at]
+        # Adds one more typical unit, because a few units may have no misses at all.
+        usual = len(order) / len(begins)
+        deviation: Floats = np.sqrt((1 - rate) * (beyond + usual**2)) / rate
+        return deviation
+
+
+def half_width(
+    sizes: Counts, rates: Floats, deviation: Floats, *, rate: float, unit_blocks: int
+) -> Floats:
+    """Two standard deviations of the hit rates of a sampled curve.
+
+    Args:
+        sizes: Pool sizes, ascending: ``int64[n]`` on the host.
+        rates: Hit rate at each size: ``float64[n]``.
+        deviation: Deviation of the rates due to the selection of blocks: ``float64[n]``.
+        rate: Share of the blocks in the sample.
+        unit_blocks: Blocks that are in the sample together or not at all.
+
+    Returns:
+        ``float64[n]`` on the host, each at most 1.
+    """
+    # The number of sample units in a pool varies like a random draw, and is rounded to one.
+    away = np.sqrt((1 - rate) * sizes * unit_blocks / rate) + (1 - rate) * unit_blocks / rate
+    lower, upper = (np.interp(sizes + sign * away, sizes, rates) for sign in (-1, 1))
+    steep = np.maximum(upper - rates, rates - lower)
+    width: Floats = np.minimum(1.0, 2 * np.sqrt(deviation**2 + steep**2))
+    return width
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hits:
+    """Look-ups by stack distance, as ranges of consecutive distances with one weight each.
+
+    Attributes:
+        first: First distance of each range: ``int64[n]``, like the others.
+        last: Last distance of each range.
+        blocks: Blocks that each distance of a range counts.
+        tokens: Tokens that each distance of a range counts.
+    """
+
+    first: Counts
+    last: Counts
+    blocks: Counts
+    tokens: Counts
+
+    def points(self, lowest: int) -> tuple[Counts, Counts, Counts]:
+        """Capacities from ``lowest`` on at which the slope changes, and the hits there."""
+        at = np.concatenate((self.first, self.last + 1, [lowest + 1]))
+        order = np.argsort(at, kind="stable")
+        at = at[order]
+        totals = []
+        for weight in (self.blocks, self.tokens):
+            slope = np.cumsum(np.concatenate((weight, -weight, [0]))[order])
+            growth = slope[:-1] * np.diff(at)
+            totals.append(np.concatenate((np.zeros(1, np.int64), np.cumsum(growth))))
+        # Distances [at[i], at[i + 1]) have one slope, so the hits are known at each at[i] - 1.
+        keep = (at > lowest) & np.append(at[1:] != at[:-1], True)
+        return at[keep] - 1, totals[0][keep], totals[1][keep]
+
+
+class StackPass:
+    """A replay through an unbounded pool that stores the order of all releases.
+
+    Args:
+        columns: The references of the requests.
+        max_seqs: Most sequences that run at a time.
+        rate: Fraction of the blocks that the runs contain.
+
+    Attributes:
+        hits: Look-ups by stack distance.
+        look_ups: Look-ups of a sample, by block; empty without sampling.
+        longest: Blocks of the longest admitted request, at least 1.
+        peak: Most blocks that were in use or requested at a time.
+
+    Cost: O((runs + releases crossed) * sqrt(requests)).
+    """
+
+    def __init__(self, columns: References, max_seqs: int, rate: float = 1.0) -> None:
+        rows = min(max_seqs, len(columns.ends))
+        held = columns.column("held_blocks")[columns.column("num_samples") <= rows]
+        self.longest = int(held.max(initial=0)) if len(held) else 1
+        found = columns.paths().stack_pass(max_seqs, rate)
+        self.peak: int = found["peak"]
+        self.hits = Hits(found["first"], found["last"], found["blocks"], found["tokens"])
+        first_node = np.cumsum(columns.length) - columns.length
+        runs = found["runs"]
+        self.look_ups = LookUps(first_node[runs], columns.length[runs], found["distances"])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from blockmgr.event_columns import Event, Events
-    from blockmgr.lab.delivery import Delivery
-    from blockmgr.lab.routing import Arrival, Setting, View
+    from blockmgr.lab.routing import Arrival, Delivery, Setting, View
 
 __all__ = ["EventRouter"]
 

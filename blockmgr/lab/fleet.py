@@ -5,47 +5,211 @@ of them at its arrival. Replicas share only the clock. A fleet of one replica gi
 as ``replay``; the memory for events is not counted.
 
 Time to first token comes from a model, ``PrefillModel`` by default, which can be replaced, and a
-queue of prefills at each replica (``blockmgr.lab.prefill``). It is computed afterwards and does not
-affect the time in a replica.
+queue of prefills at each replica, in the order of admission. Only the time that depends on computed
+tokens occupies a replica: the fixed part of a request passes beside other prefills. The times are
+computed from an ended replay, so they do not change which blocks a replica holds, or for how long.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from blockmgr.lab.delivery import AT_ONCE, Delivery
+from blockmgr.lab.demand import replay_manager
 from blockmgr.lab.optimum import optimum
-from blockmgr.lab.prefill import USUAL_PREFILL, FirstToken, PrefillModel, prefills
-from blockmgr.lab.replay import Limits
-from blockmgr.lab.replica import BusyTime, Replica, Served, event_bytes
+from blockmgr.lab.replay import EventLoop, Limits
 from blockmgr.lab.routers import router_of
-from blockmgr.lab.routing import Arrival, Listener, Setting
+from blockmgr.lab.routing import AT_ONCE, Arrival, Delivery, Listener, Setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
+    from blockmgr.event_columns import Events
     from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult
+    from blockmgr.lab.request import Request, Running
     from blockmgr.lab.routing import RouterFactory
     from blockmgr.lab.trace import Trace
 
 __all__ = [
-    "FirstToken",
+    "USUAL_PREFILL",
     "FleetCounts",
     "FleetOptions",
     "FleetResult",
     "PrefillModel",
+    "Prefills",
+    "Served",
     "best_hit_rate",
     "fleet",
     "name_of",
     "over_mean",
+    "prefills",
     "serve",
     "setting_of",
 ]
+
+BusyTime = Callable[["Request", int], int]
+"""Milliseconds for which a request holds its blocks, from the request and its computed tokens."""
+
+
+class Served(NamedTuple):
+    """An admitted request, when everything is there that it does not compute."""
+
+    number: int
+    """Its number in the trace, from 1."""
+    now_ms: int
+    """Time in simulated milliseconds."""
+    wait_ms: int
+    """Time that it waited."""
+    num_computed_tokens: int
+    """Tokens of its prompt that were not cached."""
+    replica: int
+    """Index of the replica."""
+
+
+class Replica(EventLoop):
+    """An ``EventLoop`` that a router can query.
+
+    Args:
+        trace: All requests of the fleet.
+        num_blocks: Blocks in its pool.
+        config: Config of the replay.
+        replica: Index of the replica.
+        limits: Limits of the trace; with events if ``told`` is given.
+        served: Called for each admitted request.
+        busy_ms: Time for which a request holds its blocks; None for that of ``config``.
+        told: Called with the time and the events of each step with events; None for no calls.
+        options: As in ``EventLoop``.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        num_blocks: int,
+        config: ReplayConfig,
+        *,
+        replica: int,
+        limits: Limits,
+        served: Callable[[Served], None],
+        busy_ms: BusyTime | None = None,
+        told: Callable[[int, Events], None] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(trace, num_blocks, config, limits=limits, **options)
+        self._replica = replica
+        self._served = served
+        self._told = told
+        self._busy = busy_ms
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests that run or wait here."""
+        return len(self._running) + self.num_waiting
+
+    def cached_tokens(self, arrival: Arrival) -> int:
+        """Leading tokens of a prompt that are cached here."""
+        return self.manager.match(
+            arrival.tokens, namespace=arrival.request.namespace
+        ).num_cached_tokens
+
+    def block_digests(self, arrival: Arrival) -> list[bytes]:
+        """Digests of the whole blocks of a prompt."""
+        return self.manager.block_digests(arrival.tokens, namespace=arrival.request.namespace)
+
+    def _begin(self, order: int, now: int) -> None:
+        super()._begin(order, now)
+        one = self._running[order]
+        computed = one.request.num_prompt_tokens - one.num_cached_tokens
+        wait = now - one.request.arrival_ms
+        self._served(Served(one.number, now, wait, computed, self._replica))
+
+    def _busy_ms(self, one: Running) -> int:
+        if self._busy is None:
+            return super()._busy_ms(one)
+        return self._busy(one.request, one.request.num_prompt_tokens - one.num_cached_tokens)
+
+    def _count_step(self, now: int) -> None:
+        super()._count_step(now)
+        if self._told is None:
+            return
+        events = self.manager.take_events()
+        lost = events.num_lost
+        if len(events):
+            self._told(now, events)
+        if lost:
+            self._told(now, self.manager.take_snapshot())
+
+
+def event_bytes(num_blocks: int, config: ReplayConfig, limits: Limits) -> int:
+    """Memory of the manager of a replica for its events, which results leave out."""
+    plain, telling = (
+        replay_manager(num_blocks, config, replace(limits, events=events), "lru").memory_usage()
+        for events in (False, limits.events)
+    )
+    return telling - plain
+
+
+FirstToken = Callable[[float, int], float]
+"""Milliseconds to the first token, from the time that a request waited for blocks and for the
+prefills before it, and from its computed tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillModel:
+    """A model of prefill: a constant time per token.
+
+    Attributes:
+        ms_per_token: Time per computed prompt token.
+        overhead_ms: Time of a request without computed tokens.
+    """
+
+    ms_per_token: float = 0.1
+    overhead_ms: float = 20.0
+
+    def __call__(self, wait_ms: float, num_computed_tokens: int) -> float:
+        """Milliseconds from arrival to the first token."""
+        return wait_ms + self.overhead_ms + self.ms_per_token * num_computed_tokens
+
+
+USUAL_PREFILL: Final = PrefillModel()
+
+
+@dataclass(frozen=True, slots=True)
+class Prefills:
+    """Times of the prefills of a fleet.
+
+    Attributes:
+        first_token_ms: Time to first token of each request, in the order of admission:
+            ``float64[n]`` on the host.
+        loads: Prefill of each replica over the time in which the trace arrives. Above 1, more is
+            asked of a replica than it can compute: its queue grows to the end of the trace, and
+            times to first token say how long the trace is. Empty if all requests arrive at once.
+    """
+
+    first_token_ms: npt.NDArray[np.float64]
+    loads: tuple[float, ...]
+
+
+def prefills(
+    trace: Trace, served: Sequence[Served], num_replicas: int, model: FirstToken
+) -> Prefills:
+    """The prefills of ``served``, all admitted requests of ``trace`` in the order of admission."""
+    idle_at, busy_ms = [0.0] * num_replicas, [0.0] * num_replicas
+    times = np.empty(len(served), dtype=np.float64)
+    for i, one in enumerate(served):
+        start = max(float(one.now_ms), idle_at[one.replica])
+        work = model(0, one.num_computed_tokens) - model(0, 0)
+        idle_at[one.replica] = start + work
+        busy_ms[one.replica] += work
+        times[i] = model(one.wait_ms + start - one.now_ms, one.num_computed_tokens)
+    span = trace.requests[-1].arrival_ms - trace.requests[0].arrival_ms
+    return Prefills(times, tuple(busy / span for busy in busy_ms) if span > 0 else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +252,7 @@ class FleetCounts:
         router: Name of the router of prompts, or of its factory.
         first_token_ms: Time to first token of each request, in the order of admission:
             ``float64[n]`` on the host.
-        prefill_loads: Prefill load of each replica that prefills, as in ``blockmgr.lab.prefill``.
+        prefill_loads: Prefill load of each replica that prefills, as in ``blockmgr.lab.fleet``.
     """
 
     router: str

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from blockmgr.lab.hint_models import HintModel
 from blockmgr.lab.references import columns_of
-from blockmgr.lab.replay_config import ReplayConfig
+from blockmgr.lab.replay_config import HintModel, ReplayConfig
 from blockmgr.lab.request import Hints, Request, Traits
 from blockmgr.lab.runs import NO_RUN
 

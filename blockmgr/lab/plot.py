@@ -1,9 +1,9 @@
-"""Draws the hit-rate curve of a study, and writes its data to a file beside it."""
+"""The charts of the lab, drawn by matplotlib; saved pictures have their data beside them."""
 
 from __future__ import annotations
 
 import csv
-from io import StringIO
+from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,10 +14,11 @@ from blockmgr.errors import MissingExtraError
 from blockmgr.files import check_output, replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
     from blockmgr.lab.fleets import FleetRow
     from blockmgr.lab.replay import ReplayResult
@@ -34,6 +35,7 @@ __all__ = ["check_path", "save_fleet_plot", "save_plot"]
 
 # Okabe and Ito's palette: distinct for any colour vision, and in grey.
 MEASURED: Final = "#0072B2"
+BOUND: Final = "#009E73"
 CEILING: Final = "#D55E00"
 INK: Final = "#333333"
 FAINT: Final = "#DDDDDD"
@@ -41,15 +43,25 @@ FAINT: Final = "#DDDDDD"
 # As a fraction of the axis: about the width of a tick label such as "1,234,567".
 MIN_LABEL_DISTANCE: Final = 0.09
 
-# Of the same palette, one per router, each with its own marker; the seventh is the first, dashed.
+# Of the same palette, each with its own marker; the seventh is the first, dashed.
 LINES: Final = (
     *(("#0072B2", "o"), ("#56B4E9", "s"), ("#999999", "^")),
     *(("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P")),
 )
 
 STROKES: Final = ("-", "--", ":")
+DASHED: Final = (0, (6, 4))
 
 SUFFIXES: Final = (".png", ".svg")
+
+# A fixed salt, so that the same results give the same file; letters stay letters.
+STYLE: Final[Any] = {
+    "font.size": 9.5,
+    "svg.hashsalt": "blockmgr",
+    "svg.fonttype": "none",
+    # The name of a file, such as one with a dollar sign, is no formula.
+    "text.parse_math": False,
+}
 
 COLUMNS: Final = (
     "capacity",
@@ -99,24 +111,10 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
         ValueError: As ``check_path`` does.
         OSError: A file cannot be written; an old file is unchanged.
     """
-    picture = _saved(path, (7.2, 4.3), lambda figure: _draw(figure.add_subplot(), study))
+    picture = _saved(path, (7.2, 4.3), lambda canvas: _draw_study(canvas, study))
     data = picture.with_suffix(".csv")
     _write_csv(data, COLUMNS, _numbers(study))
     return picture, data
-
-
-def _saved(path: str | Path, size: tuple[float, float], draw: Callable[[Figure], None]) -> Path:
-    """Saves a drawing of this size in inches."""
-    picture = check_path(path)
-    # A fixed salt and no date, so that the same study gives the same file.
-    with mpl.rc_context({"font.size": 9.5, "svg.hashsalt": "blockmgr", "svg.fonttype": "none"}):
-        figure = Figure(figsize=size, dpi=160, layout="constrained")
-        draw(figure)
-        kind = picture.suffix.lower().lstrip(".")
-        stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
-        with replacing(picture) as file:
-            figure.savefig(file, format=kind, metadata=stamp)
-    return picture
 
 
 def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, Path]:
@@ -133,88 +131,206 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
         ValueError: As ``check_path`` does.
         OSError: A file cannot be written; an old file is unchanged.
     """
-    picture = _saved(path, (9.0, 4.7), lambda figure: _draw_fleets(figure, rows))
+    picture = _saved(path, (9.0, 4.7), lambda canvas: draw_fleets(canvas, rows))
     data = picture.with_suffix(".csv")
     shown = [row for row in rows if row.result is not None]
     _write_csv(data, FLEET_COLUMNS, map(_fleet_numbers, shown))
     return picture, data
 
 
-def _draw_fleets(figure: Figure, rows: Sequence[FleetRow]) -> None:
-    rates, balance = figure.subplots(1, 2)
-    drawn = [(row, row.result) for row in rows if row.result is not None]
+def drawn(size: tuple[float, float], draw: Callable[[Canvas], None], kind: str = "svg") -> bytes:
+    """A picture of this size in inches; the same drawing gives the same bytes.
+
+    Args:
+        size: Width and height.
+        draw: Draws on an empty figure.
+        kind: ``"png"`` or ``"svg"``.
+    """
+    with mpl.rc_context(STYLE):
+        canvas = Figure(figsize=size, dpi=160, layout="constrained")
+        draw(canvas)
+        # The last digits of a layout differ from run to run, and ids in an SVG depend on them.
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")
+        for axes in canvas.axes:
+            left, bottom, width, height = np.round(axes.get_position().bounds, 4).tolist()
+            axes.set_position((left, bottom, width, height))
+        stamp = {"Date": None} if kind == "svg" else {"Software": f"blockmgr {__version__}"}
+        file = BytesIO()
+        canvas.savefig(file, format=kind, metadata=stamp)
+    return file.getvalue()
+
+
+def _saved(path: str | Path, size: tuple[float, float], draw: Callable[[Canvas], None]) -> Path:
+    picture = check_path(path)
+    content = drawn(size, draw, picture.suffix.lower().lstrip("."))
+    with replacing(picture) as file:
+        file.write(content)
+    return picture
+
+
+def draw_curve(
+    axes: Axes,
+    blocks: Sequence[int],
+    rates: Sequence[float],
+    *,
+    ticks: Sequence[str],
+    ceiling: tuple[str, float] | None = None,
+    optimum: Sequence[float] = (),
+    line: tuple[Any, Any, Any] | None = None,
+) -> None:
+    """Hit rate over pool size, on a logarithmic axis.
+
+    Args:
+        axes: Where to draw.
+        blocks: Pool sizes that were replayed, ascending.
+        rates: Their hit rates, as fractions.
+        ticks: Their names.
+        ceiling: Name and hit rate of an unbounded pool.
+        optimum: The most that any order of eviction finds at these sizes; empty if unknown.
+        line: Sizes, hit rates and errors of a curve through all sizes; None to join the replays.
+    """
+    sizes, percents = np.array(blocks), 100 * np.array(rates)
+    labelled = _spaced(sizes)
+    highest = float(percents.max())
+    if ceiling is not None:
+        highest = max(highest, 100 * ceiling[1])
+        at = 100 * ceiling[1]
+        axes.axhline(at, color=CEILING, linestyle=DASHED, linewidth=1.4)
+        _label(axes, f"{ceiling[0]}: {at:.1f} %", (float(sizes[0]), at), CEILING)
+    if line is None:
+        axes.plot(sizes, percents, color=MEASURED, linewidth=1.8)
+    else:
+        along, middle, error = line
+        low, high = 100 * np.maximum(0, middle - error), 100 * np.minimum(1, middle + error)
+        axes.fill_between(along, low, high, color=MEASURED, alpha=0.25, linewidth=0)
+        axes.plot(along, 100 * middle, color=MEASURED, linewidth=1.8)
+    axes.plot(sizes, percents, color=MEASURED, marker="o", markersize=5, linestyle="")
+    for number in labelled:
+        point = (float(sizes[number]), float(percents[number]))
+        _label(axes, f"{percents[number]:.1f} %", point, MEASURED)
+    if len(optimum):
+        style: dict[str, Any] = {"marker": "D", "markersize": 4.5, "linewidth": 1.2}
+        axes.plot(sizes, [100 * rate for rate in optimum], color=BOUND, label="optimum", **style)
+        axes.legend(loc="lower right", frameon=False)
+    axes.set_xscale("log")
+    spread = max(1.2, float(sizes[-1] / sizes[0]) ** 0.09)
+    axes.set_xlim(sizes[0] / spread**0.5, sizes[-1] * spread)
+    axes.set_ylim(0, min(109.0, max(1.0, highest) * 1.15))
+    axes.xaxis.set_major_locator(FixedLocator([float(sizes[number]) for number in labelled]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([ticks[number] for number in labelled])
+    axes.set_ylabel("token hit rate")
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    dress(axes)
+
+
+def draw_lines(
+    axes: Axes, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], ticks: Sequence[int]
+) -> None:
+    """Lines by name over sizes on a logarithmic axis, each in its colour and with its marker."""
+    for place, (name, (along, values)) in enumerate(lines.items()):
+        color, marker = LINES[place % len(LINES)]
+        stroke = STROKES[place // len(LINES) % len(STROKES)]
+        style: dict[str, Any] = {"color": color, "marker": marker, "linestyle": stroke}
+        axes.plot(along, values, label=name, markersize=5, linewidth=1.6, **style)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(list(ticks)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticklabels([f"{size:,}" for size in ticks])
+    dress(axes)
+
+
+def draw_bars(
+    axes: Axes,
+    ticks: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    bound: tuple[str, Sequence[float]],
+) -> None:
+    """Bars by name beside each other at each tick, and a bound of all of them."""
+    places = np.arange(len(ticks))
+    width = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        left = places - 0.4 + width * (number + 0.5)
+        axes.bar(left, values, width, color=LINES[number % len(LINES)][0], label=name)
+    name, values = bound
+    axes.hlines(values, places - 0.4, places + 0.4, color=CEILING, linestyle="--", label=name)
+    axes.axhline(0, color=INK, linewidth=1)
+    axes.set_xticks(places, ticks)
+    dress(axes)
+
+
+def draw_stacks(axes: Axes, ticks: Sequence[str], parts: Mapping[str, Sequence[float]]) -> None:
+    """A bar for each tick, of shares by name from the bottom up."""
+    base = np.zeros(len(ticks))
+    for place, (name, shares) in enumerate(parts.items()):
+        color = LINES[place % len(LINES)][0]
+        hatch = (None, "//", "..")[place // len(LINES) % 3]
+        heights = 100 * np.array(shares)
+        axes.bar(ticks, heights, 0.6, base, color=color, label=name, hatch=hatch, edgecolor="white")
+        base += heights
+    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
+    dress(axes)
+
+
+def draw_fleets(canvas: Any, rows: Sequence[FleetRow]) -> None:
+    """Hit rate and imbalance over replicas, side by side, with one line per router."""
+    rates, balance = canvas.subplots(1, 2)
+    counted = [(row, row.result) for row in rows if row.result is not None]
     best: dict[int, float] = {}  # with separate replicas, the prefill line is lower
-    for row, _ in drawn:
+    for row, _ in counted:
         if row.best_hit_rate is not None:
             best[row.replicas] = max(best.get(row.replicas, 0.0), row.best_hit_rate)
     if best:
         ceilings = [100 * rate for rate in best.values()]
-        rates.plot(
-            list(best), ceilings, color=CEILING, linestyle=(0, (6, 4)), label="best possible"
-        )
-    for place, router in enumerate(dict.fromkeys(row.line for row, _ in drawn)):
-        own = [(row.replicas, result) for row, result in drawn if row.line == router]
-        sizes = [size for size, _ in own]
-        color, marker = LINES[place % len(LINES)]
-        stroke = STROKES[place // len(LINES) % len(STROKES)]
-        style: dict[str, Any] = {"color": color, "marker": marker, "linestyle": stroke}
-        style |= {"markersize": 5, "linewidth": 1.6}
-        rates.plot(sizes, [100 * result.hit_rate for _, result in own], label=router, **style)
-        balance.plot(sizes, [result.imbalance for _, result in own], label=router, **style)
-    for axes, title in ((rates, "token hit rate"), (balance, "busiest replica over the mean")):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(sorted({row.replicas for row, _ in drawn})))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticklabels([str(size) for size in sorted({row.replicas for row, _ in drawn})])
+        rates.plot(list(best), ceilings, color=CEILING, linestyle=DASHED, label="best possible")
+    ticks = sorted({row.replicas for row, _ in counted})
+    titles = ("token hit rate", "busiest replica over the mean")
+    for place, axes in enumerate((rates, balance)):
+        lines: dict[str, tuple[list[float], list[float]]] = {}
+        for row, found in counted:
+            along, values = lines.setdefault(row.line, ([], []))
+            along.append(row.replicas)
+            values.append((100 * found.hit_rate, found.imbalance)[place])
+        draw_lines(axes, lines, ticks)
         axes.set_xlabel("replicas")
-        axes.set_title(title, color=INK)
-        axes.grid(visible=True, color=FAINT, linewidth=0.7)
+        axes.set_title(titles[place], color=INK)
         axes.set_ylim(bottom=0)
     rates.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    figure.legend(
-        *rates.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
-    )
+    legend_below(canvas, rates)
 
 
-def _draw(axes: Axes, study: Study) -> None:
-    runs = sorted(
-        zip(study.results, study.capacities, strict=True), key=lambda run: run[0].num_blocks
-    )
-    blocks = np.array([result.num_blocks for result, _ in runs])
-    rates = np.array([100 * result.hit_rate for result, _ in runs])
-    labelled = _spaced(blocks)
+def legend_below(canvas: Any, axes: Axes) -> None:
+    """The names of the lines or bars of ``axes``, below all axes."""
+    named = axes.get_legend_handles_labels()
+    canvas.legend(*named, loc="outside lower center", ncols=3, fontsize=8)
 
-    ceiling = 0.0
-    if study.attainable is not None:
-        ceiling = 100 * study.attainable.hit_rate
-        axes.axhline(ceiling, color=CEILING, linestyle=(0, (6, 4)), linewidth=1.4)
-        text = f"attainable, unbounded pool: {ceiling:.1f} %"
-        _label(axes, text, (blocks[0], ceiling), CEILING)
-    axes.plot(blocks, rates, color=MEASURED, marker="o", markersize=5, linewidth=1.8)
-    for number in labelled:
-        point = (blocks[number], rates[number])
-        _label(axes, f"{rates[number]:.1f} %", point, MEASURED)
 
-    axes.set_xscale("log")
-    spread = max(1.2, float(blocks[-1] / blocks[0]) ** 0.09)
-    axes.set_xlim(blocks[0] / spread**0.5, blocks[-1] * spread)
-    axes.set_ylim(0, min(109.0, max(1.0, ceiling, *rates) * 1.15))
-    axes.xaxis.set_major_locator(FixedLocator([float(blocks[number]) for number in labelled]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticklabels([_tick(*runs[number]) for number in labelled])
-    axes.yaxis.set_major_formatter(PercentFormatter(decimals=0))
-    axes.set_xlabel(
-        f"pool size (blocks of {study.config.block_size} tokens, share of the working set)"
-    )
-    axes.set_ylabel("token hit rate")
-    title = f"{study.trace}: hit rate over pool size"
-    # Prevents a dollar sign in a file name from starting a formula.
-    axes.set_title(title, loc="left", color=INK, pad=10, parse_math=False)
+def dress(axes: Axes) -> None:
+    """The grid, and the colours of lines around the drawing."""
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=INK, length=3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
+
+
+def _draw_study(canvas: Canvas, study: Study) -> None:
+    runs = sorted(
+        zip(study.results, study.capacities, strict=True), key=lambda run: run[0].num_blocks
+    )
+    axes = canvas.add_subplot()
+    best = study.attainable
+    draw_curve(
+        axes,
+        [result.num_blocks for result, _ in runs],
+        [result.hit_rate for result, _ in runs],
+        ticks=[tick(*run) for run in runs],
+        ceiling=None if best is None else ("attainable, unbounded pool", best.hit_rate),
+    )
+    size = study.config.block_size
+    axes.set_xlabel(f"pool size (blocks of {size} tokens, share of the working set)")
+    axes.set_title(f"{study.trace}: hit rate over pool size", loc="left", color=INK, pad=10)
 
 
 def _label(axes: Axes, text: str, point: tuple[float, float], color: str) -> None:
@@ -247,7 +363,7 @@ def _spaced(blocks: npt.NDArray[np.int64]) -> list[int]:
     return kept if last == 0 else [*kept, last]
 
 
-def _tick(result: ReplayResult, capacity: Capacity) -> str:
+def tick(result: ReplayResult, capacity: Capacity) -> str:
     """A pool size in blocks, with the requested share below it."""
     share = f"\n{capacity.text}" if capacity.text.endswith("%") else ""
     return f"{result.num_blocks:,}{share}"

@@ -42,10 +42,17 @@ import numpy as np
 
 from blockmgr.lab.by_ids import id_replays
 from blockmgr.lab.demand import held_blocks
-from blockmgr.lab.forest import Paths, Rule, made_up_blocks, prompt_blocks
 from blockmgr.lab.replay_config import check_one_group
 from blockmgr.lab.request import HashedPrompt
-from blockmgr.lab.runs import COLUMNS, NO_RUN, References
+from blockmgr.lab.runs import (
+    COLUMNS,
+    NO_RUN,
+    Paths,
+    References,
+    Rule,
+    made_up_blocks,
+    prompt_blocks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +60,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.trace import Request, Tokens, Trace
 
-__all__ = ["NO_RUN", "References", "Rule", "Sample", "columns_of", "references"]
+__all__ = ["NO_RUN", "References", "Rule", "columns_of", "references"]
 
 
 def references(

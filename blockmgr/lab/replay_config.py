@@ -1,10 +1,15 @@
-"""The config of a replay."""
+"""The config of a replay, and what clients know and say in it.
+
+A replay knows the future of its trace, so it can give a client any knowledge. ``HINT_MODELS``
+states which, by the name that ``--hints`` takes; ``blockmgr.lab.hints.Clients`` carries it out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from blockmgr.config import EVICTION_POLICIES, ManagerConfig
 from blockmgr.groups import (
@@ -14,18 +19,69 @@ from blockmgr.groups import (
     checked_groups,
     refuse_block_sizes,
 )
-from blockmgr.lab.hint_models import HINT_MODELS, HintModel, HintName
 from blockmgr.lab.tiered import ReplayTier
 from blockmgr.options import check_options, rule, same_option
 from blockmgr.tiers import TierConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blockmgr.lab.request import Hints
     from blockmgr.lab.trace import Request
     from blockmgr.policy import PolicyFactory
     from blockmgr.tiers.store_names import StoreName
 
-__all__ = ["Clock", "Progress", "ReplayConfig", "check_one_group"]
+__all__ = [
+    "HINT_MODELS",
+    "Clock",
+    "HintModel",
+    "HintName",
+    "Progress",
+    "ReplayConfig",
+    "check_one_group",
+]
+
+HintName = Literal["none", "session", "tool", "ended_session", "truth"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintModel:
+    """What clients say with their requests, and after them.
+
+    Attributes:
+        text: The same in a few words.
+        foretells: At the end of each request, whether its conversation continues.
+        names: The session of each request.
+        waits: After an answer that calls a tool, that the session waits for it, and about how long.
+        ends: After the last request of a session, that it has ended.
+    """
+
+    text: str
+    foretells: bool = False
+    names: bool = False
+    waits: bool = False
+    ends: bool = False
+
+
+HINT_MODELS: Final[Mapping[HintName, HintModel]] = MappingProxyType(
+    {
+        "none": HintModel(text="nothing"),
+        "session": HintModel(text="the session of each request", names=True),
+        "tool": HintModel(
+            text="that, and after an answer that calls a tool, about how long the tool takes",
+            names=True,
+            waits=True,
+        ),
+        "ended_session": HintModel(
+            text="the session of each request, and its end", names=True, ends=True
+        ),
+        "truth": HintModel(
+            text="at the end of each request, whether its conversation continues", foretells=True
+        ),
+    }
+)
+"""The models by name."""
+
 
 Clock = Callable[[], float]
 """A clock in seconds that never goes back, such as ``time.thread_time``."""
@@ -51,7 +107,7 @@ class ReplayConfig:
             method ``on_request_end``, it gets the ``Traits`` of each ending request before the
             ``on_idle`` of its blocks.
         hints: What clients tell the manager, by the name of a model
-            (``blockmgr.lab.hint_models``): nothing (``"none"``); the ``"session"`` of each request
+            in ``HINT_MODELS``: nothing (``"none"``); the ``"session"`` of each request
             (``blockmgr.lab.hints.sessions_of``); that, and about how long it waits for a
             ``"tool"``; the session of each request, and its end (``"ended_session"``); or, at the
             end of each request, the ``"truth"`` about whether its conversation continues. Or a

@@ -23,6 +23,7 @@ __all__ = [
     "HashedPrompt",
     "Hints",
     "Request",
+    "Running",
     "Tokens",
     "Traits",
     "words_of",
@@ -164,3 +165,22 @@ class Traits:
 
 Hints = Callable[[Traits], bool | None]
 """Predicts whether the conversation of an ending request will continue; None for no hint."""
+
+
+@dataclass(slots=True)
+class Running:
+    """An admitted request.
+
+    Attributes:
+        number: Its number in the trace, from 1.
+        request: The request.
+        handles: Its sequences.
+        num_cached_tokens: Tokens of its prompt that were found.
+        is_loading: Whether it waits for what tiers have of its prompt, which is not computed yet.
+    """
+
+    number: int
+    request: Request
+    handles: list[int]
+    num_cached_tokens: int
+    is_loading: bool = False

@@ -1,17 +1,35 @@
-"""The result of ``references``: a forest of runs, and the paths of requests, as columns."""
+"""The prefixes of a trace as a forest of runs, and the paths of requests in it, as columns.
+
+A segment is the blocks that one id stands for, below one prefix, so it stands for the whole prefix
+that ends with it. A path begins at a root. The core numbers the segments of all paths and cuts
+their forest into runs (``_core.IdTrace``).
+"""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from blockmgr import _core
 
-__all__ = ["COLUMNS", "NO_RUN", "References"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "COLUMNS",
+    "NO_RUN",
+    "Forest",
+    "Paths",
+    "References",
+    "Rule",
+    "cut",
+    "made_up_blocks",
+    "prompt_blocks",
+]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -95,32 +113,6 @@ class References:
         limit = self.column("limit")
         return int(self.end[limit[limit != NO_RUN]].sum())
 
-    @cached_property
-    def _first_end(self) -> Numbers:
-        return np.concatenate(([0], np.cumsum(self.column("num_samples"))))
-
-    def ends_of(self, request: int) -> list[int]:
-        """The ends of the samples of a request, by its index."""
-        first, last = self._first_end[request : request + 2]
-        ends: list[int] = self.ends[first:last].tolist()
-        return ends
-
-    def nodes(self, run: int) -> Numbers:
-        """The blocks from a root to the end of ``run``: equal numbers are equal prefixes.
-
-        Cost: O(blocks).
-        """
-        parts = []
-        while run != NO_RUN:
-            last = int(self._last_node[run])
-            parts.append(np.arange(last + 1 - self.length[run], last + 1))
-            run = int(self.parent[run])
-        return np.concatenate(parts[::-1]) if parts else np.zeros(0, dtype=np.int64)
-
-    @cached_property
-    def _last_node(self) -> Numbers:
-        return np.cumsum(self.length) - 1
-
     def counted_after(self, number: int) -> References:
         """The same references, without counting the first requests.
 
@@ -142,3 +134,102 @@ class References:
             self.requests.tobytes(),
             self.ends.tobytes(),
         )
+
+
+Count = TypeVar("Count", int, Numbers)
+
+Rule = Literal["manager", "served", "ids"]
+"""Rule for the blocks of a prompt; see the table of ``blockmgr.lab.references``."""
+
+
+def prompt_blocks(rule: Rule, num_tokens: Count, block_size: int) -> tuple[Count, Count]:
+    """Blocks of a prompt that may hit, and that are cached when it is admitted."""
+    if rule == "ids":
+        whole = -(-num_tokens // block_size)
+        return whole, whole
+    served = (num_tokens - 1) // block_size
+    return served, served if rule == "served" else num_tokens // block_size
+
+
+def made_up_blocks(rule: Rule, num_tokens: Count, output: Count, block_size: int) -> Count:
+    """Whole blocks of an output of which only the length is known; no other path has them."""
+    if rule == "ids":
+        return 0 * output
+    cached = prompt_blocks(rule, num_tokens, block_size)[1]
+    blocks = (num_tokens + output - 1) // block_size - cached
+    return blocks * (blocks > 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """The runs of a forest, as in ``References``."""
+
+    parent: Numbers
+    length: Numbers
+    end: Numbers
+
+    def with_own(self, above: Numbers, own: Numbers) -> tuple[Forest, Numbers]:
+        """The same with a run of ``own`` blocks after each run ``above``; and the last runs."""
+        longer = own > 0
+        parent = above[longer]
+        before = np.zeros_like(parent)
+        before[parent >= 0] = self.end[parent[parent >= 0]]
+        ends = above.copy()
+        ends[longer] = len(self.parent) + np.arange(len(parent))
+        more = (parent, own[longer], own[longer] + before)
+        columns = (self.parent, self.length, self.end)
+        return Forest(*map(np.concatenate, zip(columns, more, strict=True))), ends
+
+    def columns(self, block_size: int, requests: Numbers, ends: Numbers) -> References:
+        """The references of requests to these runs."""
+        return References(
+            block_size=block_size,
+            parent=self.parent,
+            length=self.length,
+            end=self.end,
+            requests=requests,
+            ends=ends,
+        )
+
+
+def cut(named: _core.IdTrace, limits: Numbers) -> tuple[Forest, Numbers]:
+    """The runs of a forest; and for each path, those that end with its limit and with the path."""
+    *columns, ends = named.runs(limits.tobytes())
+    return Forest(*columns), ends.reshape(-1, 2)
+
+
+class Paths:
+    """Collects paths one by one.
+
+    Args:
+        segment_blocks: Blocks of a segment.
+    """
+
+    def __init__(self, segment_blocks: int) -> None:
+        self._segment_blocks = segment_blocks
+        self._spaces: dict[bytes, int] = {}
+        self._rows = array("q")
+        self._limits = array("q")
+        self._ids = array("Q")
+
+    def add(self, namespace: bytes, ids: Sequence[int], limit: int, blocks: int) -> int:
+        """Add the path of so many blocks that ``ids`` stand for; returns its number.
+
+        Args:
+            namespace: Its root.
+            ids: The ids of its segments; of the last one, the path may have leading blocks only.
+            limit: Leading blocks after which to cut it, besides its end.
+            blocks: Blocks of the path.
+        """
+        space = self._spaces.setdefault(namespace, len(self._spaces))
+        # A path is to the core a prompt with blocks of one token, of which it has at least one.
+        self._rows.extend((0, 0, max(1, blocks), 0, blocks, space))
+        self._ids.extend(ids[: -(-blocks // self._segment_blocks)] if blocks else (0,))
+        self._limits.append(limit)
+        return len(self._limits) - 1
+
+    def cut(self) -> tuple[Forest, Numbers]:
+        """``cut`` of all paths."""
+        rows, ids = self._rows.tobytes(), self._ids.tobytes()
+        named = _core.IdTrace(1, self._segment_blocks, 1, list(self._spaces), rows, ids)
+        return cut(named, np.array(self._limits, dtype=np.int64))

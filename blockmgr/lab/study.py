@@ -1,4 +1,10 @@
-"""One trace at several capacities, compared with an unbounded pool."""
+"""One trace at several capacities, compared with an unbounded pool.
+
+With groups of layers, an unbounded pool evicts no boundary. Windows and chunks are then cached
+wherever full attention is, so it finds what full attention alone would find, with that many blocks
+per group. A state exists only where a forward ended, so with states, a manager with a large enough
+pool is replayed.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +14,25 @@ from fractions import Fraction
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
+from blockmgr.groups import RecurrentState
 from blockmgr.lab.attainable import Attainable, unbounded
 from blockmgr.lab.choices import different
-from blockmgr.lab.grouped_bound import as_alone, by_ample_pool
+from blockmgr.lab.demand import row_blocks
 from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.trace import Trace
 
 __all__ = [
     "Capacity",
     "Study",
+    "ample_blocks",
+    "as_alone",
     "attainable",
+    "by_ample_pool",
     "full_attention",
     "parse_capacities",
     "parse_capacity",
@@ -101,7 +112,7 @@ def attainable(trace: Trace, config: ReplayConfig) -> Attainable:
 
     With ``config.min_partial_tokens`` the hits are those of a replay through a pool so large that
     it never evicts; otherwise they are counted without a pool. With groups of layers they are those
-    of a manager that keeps every boundary (``blockmgr.lab.grouped_bound``).
+    of a manager that keeps every boundary (``blockmgr.lab.study``).
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
@@ -222,3 +233,50 @@ def parse_capacity(text: str) -> Capacity:
     if value <= 0:
         raise ValueError(f"capacity must be a percentage such as 10%, or blocks, got {text!r}")
     return Capacity(text, value)
+
+
+def as_alone(alone: Attainable, config: ReplayConfig) -> Attainable:
+    """The counts with windows and chunks, from those of full attention alone."""
+    groups = len(config.groups)
+    return replace(
+        alone,
+        full_blocks=alone.full_blocks * groups,
+        peak_private_blocks=alone.peak_private_blocks * groups,
+    )
+
+
+def ample_blocks(trace: Trace, config: ReplayConfig) -> int:
+    """The size of a pool in which a replay never evicts.
+
+    A sequence leaves its attention blocks, and one more for a branch inside a block. It keeps
+    states at three stops and at its end, besides the current one.
+    """
+    states = sum(isinstance(group, RecurrentState) for group in config.groups)
+    attention = len(config.groups) - states
+    total = 0
+    for request in trace.requests:
+        lengths = config.output_lengths(request)
+        blocks = row_blocks(request.num_prompt_tokens, lengths, config.block_size) + 1
+        total += len(lengths) * (blocks * attention + 5 * states)
+    return total
+
+
+def by_ample_pool(trace: Trace, config: ReplayConfig) -> Attainable:
+    """The counts from a replay without evictions and waits.
+
+    Raises:
+        ValueError: The trace cannot be cut into blocks of ``config.block_size``.
+    """
+    sequences = sum(request.num_samples for request in trace.requests)
+    ample = replay(trace, ample_blocks(trace, config), replace(config, max_seqs=sequences))
+    assert ample.by_group is not None
+    assert not ample.evictions
+    kept = ample.by_group.cached_blocks_at_end
+    # The peak is measured before each forward; a state kept after it takes a block immediately.
+    states = sum(isinstance(group, RecurrentState) for group in config.groups)
+    return Attainable(
+        query_tokens=ample.query_tokens,
+        hit_tokens=ample.hit_tokens,
+        full_blocks=kept,
+        peak_private_blocks=ample.by_group.peak_blocks + states - kept,
+    )

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from blockmgr.lab.demand import held_blocks
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.stored import StoredRequests
-from blockmgr.lab.tasks import Advance
-from blockmgr.lab.workers import workers_on
+from blockmgr.lab.workers import Advance, workers_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.replay_result import ReplayResult
     from blockmgr.lab.study import Capacity
-    from blockmgr.lab.tasks import RayCluster
     from blockmgr.lab.tiered import ReplayTier
     from blockmgr.lab.trace import Trace
+    from blockmgr.lab.workers import RayCluster
 
 __all__ = [
     "Advance",

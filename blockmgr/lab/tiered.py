@@ -8,7 +8,7 @@ A tier whose ``ms_per_block`` is 0 moves everything at once. Otherwise it has on
 * Loads and stores pass it one after another, in the order in which the manager plans them, for
   ``ms_per_block`` each block. What passes from tier to tier takes the link of the slower one.
 * A request holds its blocks while it loads. Its prompt is computed when everything is there, which
-  delays its end, and in a fleet its first token (``blockmgr.lab.prefill``).
+  delays its end, and in a fleet its first token (``blockmgr.lab.fleet``).
 * A block that is evicted before its store has ended is not stored.
 """
 
@@ -27,7 +27,7 @@ from blockmgr.tiers import DEVICE, TieredManager, TierStats
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.lab.running import Running
+    from blockmgr.lab.request import Running
     from blockmgr.lab.trace import Trace
     from blockmgr.manager import BlockManager
     from blockmgr.tiers import Transfer

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.by_group import ByGroup
-    from blockmgr.lab.curve import Curve
+    from blockmgr.lab.curve import Counts, Curve
     from blockmgr.lab.replay_result import ReplayResult
-    from blockmgr.lab.spread import Counts
     from blockmgr.lab.trace import Trace
 
 __all__ = [

@@ -42,17 +42,6 @@ def test_replay_without_arguments_prints_a_table(run: Run) -> None:
     assert "unbounded" in result.stdout.splitlines()[-1]
 
 
-def test_json_twice_gives_the_same_bytes(run: Run) -> None:
-    one, other = run(*SMALL, "--json"), run(*SMALL, "--json")
-
-    assert one.stdout_bytes == other.stdout_bytes
-    assert one.stderr == ""
-    document = json.loads(one.stdout)
-    assert document["version"] == __version__
-    assert document["seed"] == 0
-    assert [entry["capacity"] for entry in document["results"]] == ["10%", "300"]
-
-
 def test_another_seed_gives_another_result(run: Run) -> None:
     one, other = (json.loads(run(*SMALL, "--json", "--seed", s).stdout) for s in (1, 2))
     assert one["attainable"]["query_tokens"] != other["attainable"]["query_tokens"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from blockmgr.lab.fleets import best_apart_hit_rate
 from blockmgr.lab.models import named
-from blockmgr.lab.pools_apart import best_apart_hit_rate
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.trace import read_trace, write_trace

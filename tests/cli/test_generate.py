@@ -19,7 +19,7 @@ pytest.importorskip("transformers", reason="generate runs a transformers model")
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MambaConfig
 
-from blockmgr.cli.demo_words import WORDS as DEMO_WORDS
+from blockmgr.cli.generate import WORDS as DEMO_WORDS
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run

@@ -48,13 +48,6 @@ def test_sweep_in_json_says_what_replays_count(run: Run) -> None:
         assert entry["hit_rate"] <= entry["optimum_hit_rate"] <= entry["attainable_hit_rate"]
 
 
-def test_sweep_with_two_processes_prints_the_same_bytes(run: Run) -> None:
-    one = run(*SWEEP, "--json", "--policies", "lru")
-    two = run(*SWEEP[:-1], 2, "--json", "--policies", "lru")
-    assert one.exit_code == 0
-    assert two.stdout_bytes == one.stdout_bytes
-
-
 def test_plan_says_how_many_blocks_and_gib(run: Run) -> None:
     document = json.loads(run(*PLAN, *SHAPE, "--json").stdout)
 
@@ -155,21 +148,18 @@ def test_report_covers_the_groups_of_a_model(run: Run, tmp_path: Path) -> None:
     assert "--block-size 544" in result.stderr
 
 
-def test_report_writes_a_page_and_pictures(run: Run, tmp_path: Path) -> None:
+def test_report_writes_a_page(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     target = tmp_path / "page.html"
-    pictures = (tmp_path / "page.png", tmp_path / "page.svg")
 
-    result = run(*REPORT, "-o", target, "--png", pictures[0], "--svg", pictures[1])
+    result = run(*REPORT, "-o", target)
 
     assert result.exit_code == 0
     assert result.stdout.startswith("A pool of ")
     text = target.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert result.stdout.strip() in text
-    for path in (target, *pictures):
-        assert f"wrote {path}" in result.stderr
-        assert path.stat().st_size > 1000
+    assert f"wrote {target}" in result.stderr
     # The page does not depend on its path.
     run(*REPORT, "-o", tmp_path / "other.html")
     assert (tmp_path / "other.html").read_bytes() == target.read_bytes()

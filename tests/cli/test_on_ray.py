@@ -23,13 +23,13 @@ import pytest
 from click.testing import Result
 
 from blockmgr import ClusterLostError, MissingExtraError
-from blockmgr.lab import on_ray
+from blockmgr.lab import workers
 from blockmgr.lab.fleets import fleets
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import Sweep, sweep
-from blockmgr.lab.tasks import RayCluster
 from blockmgr.lab.trace import Trace
+from blockmgr.lab.workers import RayCluster
 from blockmgr.lab.workloads import generate
 
 CONFIG = ReplayConfig(min_service_ms=0, service_ms_per_token=0)
@@ -210,7 +210,7 @@ def test_a_cluster_that_dies_in_the_middle_is_a_typed_error(cluster: Cluster, tr
 def test_a_cluster_that_is_not_there_is_a_typed_error_at_once(
     run: Callable[..., Result], trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda _: True)  # the command does not use Ray
+    monkeypatch.setattr(workers, "find_spec", lambda _: True)  # the command does not use Ray
     nowhere = RayCluster(address="127.0.0.1:1")
     with pytest.raises(ClusterLostError, match=r"the cluster at 127\.0\.0\.1:1 is lost: does not"):
         fleets(trace, [1], parse_capacities("50%")[0], CONFIG, routers=["random"], jobs=nowhere)
@@ -220,14 +220,14 @@ def test_a_cluster_that_is_not_there_is_a_typed_error_at_once(
 
 
 def test_without_ray_the_extra_is_named(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda _: None)
+    monkeypatch.setattr(workers, "find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"pip install '\.\[ray\]'"):
         swept(trace, RayCluster())
 
 
 def test_machines_of_another_version_are_refused() -> None:
     with pytest.raises(ValueError, match=r"version must be 0\.0 on each machine of the cluster"):
-        on_ray.run_there([None], "0.0", print)
+        workers.run_there([None], "0.0", print)
 
 
 @pytest.mark.parametrize(

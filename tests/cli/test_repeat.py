@@ -53,7 +53,7 @@ def test_the_command_in_the_json_repeats_the_run(run: Run, name: str) -> None:
     assert json.loads(again.stdout) == first
 
 
-@pytest.mark.parametrize("more", [(), ("--json",), ("--svg", "picture.svg")])
+@pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_report_is_repeated_into_the_same_page(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[Any, ...]
 ) -> None:
@@ -85,7 +85,7 @@ def test_the_report_on_sessions_is_repeated(
     first = run("report", "named.jsonl", *options, "--capacity", "30%", "-o", "page.html")
     assert first.exit_code == 0, first.stderr
     written = (tmp_path / "page.html").read_bytes()
-    assert b"sessions-heading" in written
+    assert b'id="sessions"' in written
     again = run(*shlex.split(json.loads(first.stdout)["command"])[1:])
     assert again.exit_code == 0, again.stderr
     assert (tmp_path / "report.html").read_bytes() == written

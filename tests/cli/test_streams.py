@@ -169,7 +169,6 @@ def test_a_symbolic_link_is_refused_before_any_work(
     ("words", "output"),
     [
         (("report", "-o"), "t.html"),
-        (("report", "-o", "page.html", "--svg"), "t.svg"),
         (("show", "-o"), "t.html"),
         (("show", "-o"), "t.svg"),
         (("replay", "--plot"), "t.png"),
@@ -182,7 +181,6 @@ def test_the_trace_that_is_read_is_never_replaced(
     trace = folder / output
     trace.write_text(GOOD * 3, encoding="utf-8")
     command, *options = words
-    options = [str(folder / each) if each == "page.html" else each for each in options]
     for name in (trace, folder / ".." / folder.name / output):
         result = run(command, trace, "--capacity", "100", *options, name)
         assert result.exit_code == 2

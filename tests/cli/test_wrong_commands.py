@@ -51,7 +51,6 @@ WRONG = (
     ("report chat", "Missing option '--output'"),
     ("report chat -o page.pdf", "output must end in .html"),
     ("report chat -o no/page.html", "folder that exists, got 'no'"),
-    ("report chat -o a.html --png b.svg", "output must end in .png"),
     ("report chat -o a.html --capacity 1,2", "capacity must be one pool"),
     ("report chat -o a.html --replicas 0", "replicas must be whole numbers"),
     ("report chat -o a.html --routers sesion", "did you mean 'session'"),

@@ -16,7 +16,6 @@ from blockmgr import (
 )
 from blockmgr.errors import NeverFitsError, OutOfBlocksError
 from blockmgr.inspect import describe
-from blockmgr.lab.block_map import block_map
 from tests.groups.random_runs import play
 
 LAYOUTS = {
@@ -294,6 +293,3 @@ def test_descriptions_count_in_the_block_size_of_each_group() -> None:
     assert "evicted next: " in text
     assert "tail" not in text
     assert "[12, 16)  11      owned; 1 token" in describe(manager.sequence(handle))
-    shown = block_map(manager)
-    window = table(manager, handle, 1)
-    assert [shown.size_of(block) for block in (manager.block_ids(handle)[0], window[6])] == [4, 2]

@@ -21,6 +21,7 @@ from blockmgr.lab.request import words_of
 from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import largest_request_blocks, sweep
 from blockmgr.lab.trace import HashedPrompt, Request, Trace, read_trace
+from tests.lab.worlds import nodes
 
 TRACES = Path(__file__).parent / "traces"
 WIDE = 1 << 40
@@ -337,4 +338,4 @@ def test_outputs_of_prompts_that_fill_no_block_have_blocks_of_their_own() -> Non
         references(trace, config, sample=everything),
         references(as_tokens(trace), config),
     ):
-        assert [stream.nodes(end).tolist() for end in stream.ends.tolist()] == [[0, 1], [2, 3]]
+        assert [nodes(stream, end) for end in stream.ends.tolist()] == [[0, 1], [2, 3]]

@@ -13,12 +13,11 @@ import pytest
 from blockmgr import BlockManager
 from blockmgr.event_columns import EventKind, Events
 from blockmgr.groups import ChunkedAttention, FullAttention, Group, RecurrentState, SlidingWindow
-from blockmgr.lab import replay_manager
-from blockmgr.lab.delivery import REPAIRS, Delivery
+from blockmgr.lab import demand
 from blockmgr.lab.event_router import EventRouter
 from blockmgr.lab.fleet import FleetOptions, fleet
 from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.routing import Arrival, Setting, View
+from blockmgr.lab.routing import REPAIRS, Arrival, Delivery, Setting, View
 from blockmgr.lab.trace import Trace
 from blockmgr.lab.workloads import generate
 from tests.lab import worlds
@@ -262,7 +261,7 @@ def test_events_that_a_full_log_lost_come_as_a_snapshot(monkeypatch: pytest.Monk
             lost.append(events.num_lost)
             super().listen(place, now_ms, events)
 
-    monkeypatch.setattr(replay_manager, "BlockManager", crowded)
+    monkeypatch.setattr(demand, "BlockManager", crowded)
     for seed in range(20):
         routed(Counting, worlds.conversations(Random(seed), 20))
     assert any(lost)

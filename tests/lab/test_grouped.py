@@ -22,14 +22,12 @@ from blockmgr.blocks import BlockState
 from blockmgr.groups import Group
 from blockmgr.lab.by_group import ByGroup, GroupCounts, GroupWatch
 from blockmgr.lab.curve import hit_rate_curve, sampled_curve
-from blockmgr.lab.group_plan import PoolSearch
-from blockmgr.lab.grouped_bound import ample_blocks
 from blockmgr.lab.optimum import optimum
-from blockmgr.lab.planning import plan
+from blockmgr.lab.planning import PoolSearch, plan
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import EventLoop, ReplayConfig, ReplayResult, held_blocks, replay
 from blockmgr.lab.request import HashedPrompt
-from blockmgr.lab.study import attainable, full_attention, parse_capacities, study
+from blockmgr.lab.study import ample_blocks, attainable, full_attention, parse_capacities, study
 from blockmgr.lab.sweep import largest_request_blocks, sweep
 from blockmgr.lab.trace import Request, Tokens, Trace
 from blockmgr.lab.workloads import generate

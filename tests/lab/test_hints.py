@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from blockmgr.lab.hint_models import HINT_MODELS
 from blockmgr.lab.hints import Clients, Outlook, Traits, sessions_of, tool_waits
 from blockmgr.lab.replay import ReplayConfig, replay
+from blockmgr.lab.replay_config import HINT_MODELS
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from blockmgr.lab.workloads import generate
 

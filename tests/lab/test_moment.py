@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from blockmgr.lab.moment import replay_until
-from blockmgr.lab.replay import EventLoop, ReplayConfig, replay
+from blockmgr.lab.replay import EventLoop, ReplayConfig, replay, replay_until
 from blockmgr.lab.trace import Request, Trace
 from blockmgr.lab.workloads import generate
 

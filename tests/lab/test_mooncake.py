@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from blockmgr.lab.mooncake import write_mooncake
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable
-from blockmgr.lab.trace import Request, Trace, read_trace, write_trace
+from blockmgr.lab.trace import Request, Trace, read_trace, write_mooncake, write_trace
 from blockmgr.lab.workloads import WORKLOADS, generate
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def test_equal_tokens_under_another_namespace_or_after_another_prefix_get_other_
 
 
 def test_too_many_ids_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blockmgr.lab.mooncake.MOST_IDS", 3)
+    monkeypatch.setattr("blockmgr.lab.trace.MOST_IDS", 3)
     with pytest.raises(ValueError, match="at most 3 distinct runs"):
         write_mooncake(generate("chat", 5, conversations=2), tmp_path / "out.jsonl")
     assert not list(tmp_path.iterdir())

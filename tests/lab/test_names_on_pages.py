@@ -11,15 +11,17 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from blockmgr import BlockManager
-from blockmgr.lab.block_map import as_html as map_as_html
-from blockmgr.lab.block_map import as_svg, block_map, save_block_map
-from blockmgr.lab.block_map.shapes import script_data
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.study import parse_capacities, study
 from blockmgr.lab.trace import read_trace
 from blockmgr.lab.workloads import generate
 
 page = pytest.importorskip("blockmgr.lab.page", reason="needs matplotlib", exc_type=ImportError)
+# These import matplotlib as well.
+from blockmgr.lab import plot  # noqa: E402
+from blockmgr.lab.block_map import as_html as map_as_html  # noqa: E402
+from blockmgr.lab.block_map import as_svg, block_map, save_block_map  # noqa: E402
+from blockmgr.lab.html import script_data  # noqa: E402
 
 FORMULA = "$\\frac$_{x}^$"
 NAMES = (
@@ -50,7 +52,7 @@ def test_a_report_keeps_its_script_whatever_the_trace_is_called(
 
     # A browser ends a script at "</script", unless "<!--" and "<script" came before, so a name must
     # not produce any of the three.
-    assert len(re.findall("<script", text)) == len(re.findall("</script", text)) == 2
+    assert len(re.findall("<script", text)) == len(re.findall("</script", text)) == 1
     assert "<!--" not in text
     [data] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     assert not set(data) & set("<>&\u2028\u2029")
@@ -62,15 +64,9 @@ def test_a_report_keeps_its_script_whatever_the_trace_is_called(
 @pytest.mark.parametrize(
     ("suffix", "name"), [*((".svg", name) for name in NAMES), (".png", FORMULA)]
 )
-def test_pictures_show_a_name_as_letters(
-    report: page.Report, tmp_path: Path, name: str, suffix: str
-) -> None:
-    from blockmgr.lab import plot
-    from blockmgr.lab.page import save_picture
-
+def test_pictures_show_a_name_as_letters(tmp_path: Path, name: str, suffix: str) -> None:
     shown = name.encode("ascii", "backslashreplace").decode().replace("\x00", "")
     shown = "".join(char for char in shown if char.isprintable())
-    save_picture(replace(report, trace=shown), tmp_path / f"report{suffix}")
     trace = replace(generate("chat", 1, conversations=8), name=shown)
     plot.save_plot(study(trace, parse_capacities("20%"), ReplayConfig()), tmp_path / f"p{suffix}")
 
@@ -83,8 +79,7 @@ def test_a_block_map_is_a_document_whatever_it_shows_is_called(tmp_path: Path, n
 
     ET.fromstring(as_svg(shown))
     text = map_as_html(shown)
-    assert len(re.findall("<script", text)) == len(re.findall("</script", text)) == 1
-    assert "<!--" not in text
+    assert not re.findall("</?script|<!--", text)
     for suffix in (".html", ".svg"):
         save_block_map(shown, tmp_path / f"map{suffix}")
 

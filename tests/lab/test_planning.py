@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from blockmgr import FullAttention, SlidingWindow
-from blockmgr.lab.group_plan import LARGE_STEP
-from blockmgr.lab.planning import Plan, kv_bytes_per_token, plan
+from blockmgr.lab.planning import LARGE_STEP, Plan, kv_bytes_per_token, plan
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable
 from blockmgr.lab.trace import Request, Trace

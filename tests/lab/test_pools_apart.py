@@ -12,7 +12,7 @@ import pytest
 
 from blockmgr.groups import FullAttention, SlidingWindow
 from blockmgr.lab.fleet import FleetOptions, PrefillModel
-from blockmgr.lab.pools_apart import Split, best_apart_hit_rate, fleet_apart
+from blockmgr.lab.fleets import Split, best_apart_hit_rate, fleet_apart
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.routers import ROUTERS
 from blockmgr.lab.trace import Request, Trace

@@ -12,9 +12,9 @@ import pytest
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.attainable import unbounded
-from blockmgr.lab.formats import event_blocks, recorded_engine
 from blockmgr.lab.formats import kv_events as reader
-from blockmgr.lab.formats.event_blocks import UNKNOWN
+from blockmgr.lab.formats import recorded_engine
+from blockmgr.lab.formats.recorded_engine import UNKNOWN
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.trace import Request, Trace, read_trace
 
@@ -388,7 +388,7 @@ def test_blocks_whose_keys_are_not_recorded_are_told_apart_by_their_names(
 def test_names_are_compared_while_there_is_room(
     write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_blocks, "KEPT_NAMES", 1)
+    monkeypatch.setattr(recorded_engine, "KEPT_NAMES", 1)
     lines = batches([block("a", None, [1])], *PAUSE, [block("b", None, [2])], *PAUSE)
     trace = read_trace(write_lines(*lines, json.dumps([9, [block("c", None, [1])]])))
     assert prompts(trace) == [[1], [2], [1]]
@@ -538,7 +538,7 @@ def test_damaged_recordings_are_refused_or_give_no_more_hits_than_there_were() -
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(recorded_engine.RecordedEngine, "is_repeated"), (event_blocks.Names, "are_apart")],
+    [(recorded_engine.RecordedEngine, "is_repeated"), (recorded_engine.Names, "are_apart")],
 )
 def test_a_reader_that_finds_too_much_is_found_out(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str

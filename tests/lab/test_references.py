@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from random import Random
 
 import numpy as np
@@ -13,7 +14,7 @@ from blockmgr.lab.references import NO_RUN, References, references
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.runs import COLUMNS
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
-from tests.lab.worlds import conversations, prompts
+from tests.lab.worlds import conversations, nodes, prompts
 
 MakeRequest = Callable[..., Request]
 MakeTrace = Callable[..., Trace]
@@ -38,9 +39,11 @@ def expanded(trace: Trace) -> Trace:
 def node_paths(stream: References) -> list[list[list[int]]]:
     """The blocks of each request: looked up, in the prompt, and in each sample at its end."""
     columns = (stream.column(name).tolist() for name in ("limit", "prompt"))
+    ends = iter(stream.ends.tolist())
+    samples = (list(islice(ends, count)) for count in stream.column("num_samples").tolist())
     return [
-        [stream.nodes(run).tolist() for run in (*runs, *stream.ends_of(request))]
-        for request, runs in enumerate(zip(*columns, strict=True))
+        [nodes(stream, run) for run in (limit, prompt, *last)]
+        for limit, prompt, last in zip(*columns, samples, strict=True)
     ]
 
 
@@ -170,7 +173,6 @@ def test_an_empty_prefix_is_no_run(make_trace: MakeTrace) -> None:
     stream = references(make_trace([1], [2]), ReplayConfig(block_size=4))
     assert (len(stream.length), stream.num_nodes) == (0, 0)
     assert stream.column("limit").tolist() == [NO_RUN, NO_RUN]
-    assert not len(stream.nodes(NO_RUN))
 
 
 def test_an_unknown_rule_and_a_block_size_ids_cannot_be_cut_into_are_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from blockmgr.errors import TraceFormatError
-from blockmgr.lab.formats import log_lines, logged, sglang_log, vllm_log
+from blockmgr.lab.formats import log_lines, sglang_log, vllm_log
 from blockmgr.lab.trace import Request, Trace, read_trace
 from tests.server_logs import (
     FRAMES,
@@ -104,7 +104,7 @@ def test_a_line_without_its_end_does_not_lose_the_adapter(write_lines: WriteLine
 def test_a_request_whose_answer_was_not_logged_waits_for_it_only_so_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(logged, "UNANSWERED", 1)
+    monkeypatch.setattr(log_lines, "UNANSWERED", 1)
     trace = read_trace(TRACES / "vllm.log")
     assert [request.num_output_tokens for request in trace.requests] == [0, 2, 0]
 
@@ -340,7 +340,7 @@ def test_a_request_of_sglang_is_remembered_only_so_long(
     """So a log of any length takes little memory: repeats far apart are requests of their own."""
     again = [sglang(6 + n, f"Receive: obj={asked(name, [n])}") for n, name in enumerate("ac")]
     assert len(prompts(read_trace(write_lines(*SGLANG, *again)))) == 3
-    monkeypatch.setattr(logged, "UNANSWERED", 2)
+    monkeypatch.setattr(log_lines, "UNANSWERED", 2)
     assert prompts(read_trace(write_lines(*SGLANG, *again))) == [[5, 6, 7], [5, 6], [4], [0]]
 
 

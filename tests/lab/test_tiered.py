@@ -23,6 +23,7 @@ from blockmgr.lab.workloads import generate
 from blockmgr.tiers.store_names import STORES, StoreName
 from tests.lab import worlds
 from tests.lab.conftest import MakeRequest, MakeTrace
+from tests.lab.worlds import nodes
 
 CONFIG = ReplayConfig(block_size=2, min_service_ms=0, service_ms_per_token=0)
 HOST = ReplayTier(name="host", num_blocks=16)
@@ -120,7 +121,7 @@ def exclusive(trace: Trace, config: ReplayConfig, device: int, host: int) -> int
     hits = 0
     for number, request in enumerate(trace.requests):
         asked, cached = (
-            stream.nodes(int(stream.column(name)[number])).tolist() for name in ("limit", "prompt")
+            nodes(stream, int(stream.column(name)[number])) for name in ("limit", "prompt")
         )
         found = [node in near or node in far for node in asked]
         count = found.index(False) if False in found else len(found)

@@ -20,7 +20,6 @@ from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import sweep
 from blockmgr.lab.trace import Trace
 from blockmgr.lab.warmup import curve_after, first_requests, warmup_requests
-from blockmgr.lab.watch import watch
 from blockmgr.lab.workloads import generate
 from tests.lab.brute_force import most_hits, uses
 from tests.lab.worlds import conversations, prompts
@@ -133,18 +132,6 @@ def test_a_sampled_curve_after_a_warm_up_says_an_error_of_both() -> None:
     for blocks in (900, 1500):
         tokens = sum(part.error_at(blocks) * part.query_tokens for part in parts)
         assert curve.error_at(blocks) == pytest.approx(tokens / curve.query_tokens, rel=0.05)
-
-
-def test_a_watched_pool_notes_the_gaps_of_later_requests_only() -> None:
-    trace = generate("chat", 3, conversations=20)
-    warm = len(trace.requests) // 2
-    whole = watch(trace, 400, ONE_AT_A_TIME)
-    later = watch(trace, 400, ONE_AT_A_TIME, warmup=warm)
-    before = watch(first_requests(trace, warm), 400, ONE_AT_A_TIME)
-    assert later.result == whole.result
-    for name in ("asked_gaps_ms", "reuse_gaps_ms", "lifetimes_ms", "idle_ms", "uses"):
-        parts = (getattr(before, name), getattr(later, name))
-        assert np.concatenate(parts).tolist() == getattr(whole, name).tolist()
 
 
 def test_a_sweep_after_a_warm_up_compares_like_with_like() -> None:

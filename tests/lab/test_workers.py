@@ -15,9 +15,8 @@ from blockmgr.cli import cli
 from blockmgr.lab import workers
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.request import Request
-from blockmgr.lab.tasks import Task
 from blockmgr.lab.trace import Trace
-from blockmgr.lab.workers import LOSSES, workers_on
+from blockmgr.lab.workers import LOSSES, Task, workers_on
 
 PROMPT = np.arange(3, dtype=np.uint32)
 TRACE = Trace("small", (Request(arrival_ms=0, prompt=PROMPT, num_output_tokens=0),))

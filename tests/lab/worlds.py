@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 
+from blockmgr.lab.runs import NO_RUN, References
 from blockmgr.lab.trace import Request, Tokens, Trace
 
 
@@ -45,3 +46,13 @@ def conversations(random: Random, most_requests: int) -> Trace:
             )
         )
     return Trace("conversations", tuple(requests))
+
+
+def nodes(stream: References, run: int) -> list[int]:
+    """The blocks from a root to the end of ``run``: equal numbers are equal prefixes."""
+    last = np.cumsum(stream.length)
+    found: list[int] = []
+    while run != NO_RUN:
+        found[:0] = range(int(last[run] - stream.length[run]), int(last[run]))
+        run = int(stream.parent[run])
+    return found

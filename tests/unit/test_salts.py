@@ -17,7 +17,6 @@ import blockmgr
 from blockmgr import BlockManager, BlockMgrError, KeyedDigest, ManagerConfig, namespace_key
 from blockmgr.config import Quotas
 from blockmgr.inspect import describe
-from blockmgr.lab.block_map import block_map, save_block_map
 from blockmgr.lab.trace import Request, Trace, read_trace, write_trace
 from blockmgr.pool import BlockPool
 from tests.fingerprints import fingerprint
@@ -290,6 +289,9 @@ def test_nothing_is_logged_or_written(
 def test_pictures_and_descriptions_of_the_blocks_show_no_namespace(
     manager: BlockManager, tmp_path: Path
 ) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    from blockmgr.lab.block_map import block_map, save_block_map
+
     for kind in (".html", ".svg"):
         path = tmp_path / f"map{kind}"
         save_block_map(block_map(manager), path)

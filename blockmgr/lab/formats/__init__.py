@@ -14,7 +14,7 @@ vLLM's log                tokens                                 ``vllm_log``
 SGLang's log              tokens                                 ``sglang_log``
 OpenAI-style chat logs    text, with a tokenizer; or tokens      ``chat``, ``bodies``
 ShareGPT                  text, with a tokenizer                 ``chat``
-Azure, BurstGPT           lengths alone: refused                 ``lengths``
+Azure, BurstGPT           lengths alone: refused                 ``__init__``
 ========================= ====================================== ====================
 
 Each format declares the fields that it knows; ``fields`` has the rule for all others.
@@ -22,6 +22,7 @@ Each format declares the fields that it knows; ``fields`` has the rule for all o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Final
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats import chat, ids, kv_events, own, sglang_log, tracelab, vllm_log
 from blockmgr.lab.formats.fields import AsRead, Known
-from blockmgr.lab.formats.lengths import refuse_lengths
 from blockmgr.lab.formats.log_lines import head_of_log
 from blockmgr.lab.formats.reading import LogReader, Reading, RowReader
 from blockmgr.lab.formats.record import Record, is_json, kind_of, records, shown
@@ -41,7 +41,44 @@ if TYPE_CHECKING:
     from blockmgr.lab.formats.opened import Opened
     from blockmgr.lab.stored import Row
 
-__all__ = ["FORMATS", "FROM_ZERO", "AsRead", "Format", "Reading", "read_rows"]
+__all__ = ["FORMATS", "FROM_ZERO", "AsRead", "Format", "Reading", "read_rows", "refuse_lengths"]
+
+SOURCES: Final = {
+    "ContextTokens": "Azure's LLM inference traces",
+    "Request tokens": "BurstGPT",
+    "num_prefill_tokens": "Vidur",
+    **dict.fromkeys(
+        (
+            *("input_tokens", "prompt_tokens", "num_prompt_tokens", "input_length"),
+            *("prompt_length", "input_len", "prompt_len"),
+        ),
+        "a table of requests",
+    ),
+}
+"""Columns with the length of a prompt, and where they come from."""
+
+SEPARATORS: Final = re.compile(r"[,;\t]")
+WAY_ON: Final = (
+    "ids, tokens or text of the prompts: the common prefixes of prompts are unknown, so no hit "
+    "rate follows from them; vLLM logs tokens with --enable-log-requests and "
+    "VLLM_LOGGING_LEVEL=DEBUG, SGLang with --log-requests --log-requests-level 3"
+)
+
+
+def refuse_lengths(path: str, head: str) -> None:
+    """Refuse a file that begins like a table of lengths.
+
+    Raises:
+        TraceFormatError: It does; the message says why it gives no hit rate.
+    """
+    first = head.partition("\n")[0].rstrip("\r")
+    columns = [name.strip().strip("\"'").lower() for name in SEPARATORS.split(first)]
+    for header, source in SOURCES.items():
+        if len(columns) > 1 and header.lower() in columns:
+            at = first.lower().index(header.lower()) + 1
+            found = f"column {header}, the lengths of {source}"
+            raise TraceFormatError(path, 1, at, found, WAY_ON)
+
 
 VLLM_LOG: Final = "vLLM's log"
 CHAT_LOG: Final = "OpenAI-style chat log"

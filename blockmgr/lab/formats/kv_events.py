@@ -35,18 +35,23 @@ from blockmgr.lab.formats.event_batch import (
     hashes_of,
     stored_of,
 )
-from blockmgr.lab.formats.event_blocks import KeyTokens, Names
 from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.record import shown
-from blockmgr.lab.formats.recorded_engine import PAUSE_MS, RecordedEngine, StoredRun
+from blockmgr.lab.formats.recorded_engine import (
+    PAUSE_MS,
+    KeyTokens,
+    Names,
+    RecordedEngine,
+    StoredRun,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from blockmgr.errors import TraceFormatError
-    from blockmgr.lab.formats.event_blocks import KnownBlock
     from blockmgr.lab.formats.reading import Reading
     from blockmgr.lab.formats.record import Record
+    from blockmgr.lab.formats.recorded_engine import KnownBlock
     from blockmgr.lab.stored import Row
 
 __all__ = ["kv_events"]

@@ -16,8 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.formats.fields import Known
-from blockmgr.lab.formats.log_lines import STRING, LogLine, log_lines, without_strings
-from blockmgr.lab.formats.logged import REPEATED, UNASKED, Asked, LoggedRequests
+from blockmgr.lab.formats.log_lines import (
+    REPEATED,
+    STRING,
+    UNASKED,
+    Asked,
+    LoggedRequests,
+    LogLine,
+    log_lines,
+    without_strings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

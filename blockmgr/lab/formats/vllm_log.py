@@ -13,8 +13,15 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from blockmgr.lab.formats.log_lines import SHORT, log_lines, without_strings
-from blockmgr.lab.formats.logged import REPEATED, UNASKED, Asked, LoggedRequests
+from blockmgr.lab.formats.log_lines import (
+    REPEATED,
+    SHORT,
+    UNASKED,
+    Asked,
+    LoggedRequests,
+    log_lines,
+    without_strings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,81 +7,107 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from blockmgr.explain import MissReason
-from blockmgr.lab.page import charts
-from blockmgr.lab.page.bands import pool_frames, pool_table
-from blockmgr.lab.page.chapter import Chapter, Rows, Table
-from blockmgr.lab.page.fleet_chapters import fleet_chapters
-from blockmgr.lab.page.group_chapters import group_chapters
-from blockmgr.lab.page.session_chapter import session_chapters
-from blockmgr.lab.page.tier_chapter import tier_chapters
-from blockmgr.lab.page.words import BINS_MS, binned, duration, short_count
+from blockmgr.lab.html import Part, Table
+from blockmgr.lab.plot import draw_bars, draw_curve, draw_fleets, draw_lines, draw_stacks, drawn
+from blockmgr.lab.plot import legend_below as legend
+from blockmgr.lab.replay_config import HINT_MODELS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from blockmgr.lab.page.facts import Report
+    from blockmgr.lab.study import Capacity
+    from blockmgr.lab.sweep import SweepRow
 
 __all__ = ["chapters"]
 
+CURVE_POINTS: Final = 240
 # The smallest share of tokens that counts as a possible gain.
 LEAST_GAP: Final = 0.0001
 # The table shows how many more blocks would keep these shares of the evicted tokens.
 SAVED_SHARES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+NOTHING: Final = "\N{EN DASH}"
+MIB: Final = 1 << 20
+PERCENTILE: Final = 0.99
+WIDE: Final = (9.0, 4.4)  # inches
+
+FLEET_HEADINGS: Final = (
+    *("replicas", "router", "blocks each", "GiB each", "hit rate", "no more than", "imbalance"),
+    *("prefill load", "first token, mean", "first token, 99%", "waited"),
+)
 
 
-def chapters(report: Report) -> tuple[Chapter, ...]:
+def chapters(report: Report) -> Iterator[Part]:
     """All chapters, in order; policies only if there are several and a possible gain."""
-    found = [_curve(report)]
-    gains = [size for size in report.capacities if charts.gap(report, size) >= LEAST_GAP]
-    if len(report.policies) > 1 and gains:
-        found.append(_policies(report))
-    found += session_chapters(report)
-    found += tier_chapters(report)
-    found.append(_outcomes(report))
+    yield _curve(report)
+    if len(report.policies) > 1 and _sizes_to_gain(report):
+        yield _policies(report)
+    if report.hinted:
+        yield _sessions(report)
+    if report.tiered:
+        yield _tiers(report)
+    yield _outcomes(report)
     if report.config.groups:
-        found += group_chapters(report)
-    else:
-        found += [_gaps(report), _lifetimes(report), _pool(report)]
-    return (*found, *fleet_chapters(report))
+        yield _groups(report)
+    if report.fleet:
+        yield _fleet(report)
 
 
-def _curve(report: Report) -> Chapter:
-    curve = report.curve
+def _drawn(draw: Callable[[Any], None], size: tuple[float, float] = WIDE) -> str:
+    return drawn(size, draw).decode()
+
+
+def _curve(report: Report) -> Part:
+    curve, found = report.curve, [report.row("lru", size) for size in report.capacities]
+    blocks = [row.result.num_blocks for row in found]
     columns = [
         ("capacity", [size.text for size in report.capacities]),
-        ("blocks", [f"{report.row('lru', s).result.num_blocks:,}" for s in report.capacities]),
-        ("LRU", [_percent(report.row("lru", s).result.hit_rate) for s in report.capacities]),
+        ("blocks", [f"{number:,}" for number in blocks]),
+        ("LRU", [_percent(row.result.hit_rate) for row in found]),
     ]
-    blocks = [report.row("lru", size).result.num_blocks for size in report.capacities]
+    line: tuple[Any, Any, Any] | None = None
+    optimum = [row.optimum.hit_rate for row in found if row.optimum is not None]
     if curve is not None:
         columns.append(("LRU, from the curve", [_percent(curve.hit_rate_at(n)) for n in blocks]))
         if curve.hit_rate_errors is not None:
             errors = [f"±{100 * curve.error_at(number):.2f} points" for number in blocks]
             columns.append(("error of the curve", errors))
-        bests = [_percent(report.bound(size)) for size in report.capacities]
-        columns.append(("optimum", bests))
+        columns.append(("optimum", [_percent(report.bound(size)) for size in report.capacities]))
+        most = max(blocks[-1], report.attainable.working_set_blocks)
+        along = np.geomspace(curve.longest_request_blocks, most, CURVE_POINTS).astype(int)
+        every = np.unique(along).tolist()
+        rates, errors_ = zip(
+            *((curve.hit_rate_at(n), curve.error_at(n)) for n in every), strict=True
+        )
+        line = np.array(every), np.array(rates), np.array(errors_)
     columns.append(("unbounded", [_percent(report.attainable.hit_rate)] * len(blocks)))
     if report.full_attention is not None:
         alone = [_percent(report.full_attention.hit_rate)] * len(blocks)
         columns.append(("full attention", alone))
+    pool = "unbounded pool" if report.full_attention is None else "full attention, unbounded"
+
+    def draw(canvas: Any) -> None:
+        axes = canvas.add_subplot()
+        draw_curve(
+            axes,
+            blocks,
+            [row.result.hit_rate for row in found],
+            ticks=[f"{number:,}" for number in blocks],
+            ceiling=(pool, report.bound_of_all),
+            optimum=optimum,
+            line=line,
+        )
+        axes.set_xlabel(f"blocks of {report.config.block_size} tokens in the pool")
+
     headings = tuple(heading for heading, _ in columns)
     rows = tuple(zip(*(cells for _, cells in columns), strict=True))
-    first, last = rows[0], rows[-1]
-    return Chapter(
+    return Part(
         name="curve",
         heading="Hit rate over pool size",
         text=_curve_text(report),
-        description=(
-            "Token hit rate over blocks in the pool, on a logarithmic axis. "
-            f"LRU rises from {first[2]} at {first[1]} blocks to {last[2]} at {last[1]}; "
-            + "; ".join(
-                f"{heading} from {first[place]} to {last[place]}"
-                for place, heading in enumerate(headings)
-                if heading in ("optimum", "unbounded", "full attention")
-            )
-            + "."
-        ),
-        height=430,
-        tall=330,
-        draw=charts.draw_curve,
+        description=f"LRU rises from {rows[0][2]} at {rows[0][1]} blocks to {rows[-1][2]} at "
+        f"{rows[-1][1]}.",
+        picture=_drawn(draw),
         tables=(Table("Hit rate by pool size", headings, rows),),
     )
 
@@ -118,49 +144,65 @@ def _curve_text(report: Report) -> str:
     return text
 
 
-def _policies(report: Report) -> Chapter:
-    rows = tuple(
-        (
-            policy,
-            *(_percent(report.row(policy, size).result.hit_rate) for size in report.capacities),
-        )
+def _policies(report: Report) -> Part:
+    rates = {
+        policy: [report.row(policy, size).result.hit_rate for size in report.capacities]
         for policy in report.policies
-    )
+    }
+    sizes = _sizes_to_gain(report)
+
+    def draw(canvas: Any) -> None:
+        axes = canvas.add_subplot()
+        gains = {
+            name: [
+                100 * (report.row(name, size).result.hit_rate - _lru(report, size))
+                for size in sizes
+            ]
+            for name in report.policies
+            if name != "lru"
+        }
+        room = [100 * (report.bound(size) - _lru(report, size)) for size in sizes]
+        draw_bars(axes, [size.text for size in sizes], gains, ("at most", room))
+        axes.set_ylabel("points of hit rate beside LRU")
+        legend(canvas, axes)
+
+    rows = [(name, *map(_percent, found)) for name, found in rates.items()]
     bound = "no more than" if report.config.groups else "optimum"
-    best = (bound, *(_percent(report.bound(size)) for size in report.capacities))
-    lines = sum(1 for name in report.policies if name != "lru")
-    sizes = len(report.capacities)
-    return Chapter(
+    rows.append((bound, *(_percent(report.bound(size)) for size in report.capacities)))
+    headings = ("policy", *(size.text for size in report.capacities))
+    return Part(
         name="policies",
         heading="Policies side by side",
-        text=(
-            "Points of hit rate that each order of eviction gains or loses beside LRU, at each "
-            "pool size. Above each stands the most that any order could gain; a pool size at "
-            "which LRU has nothing left to gain is left out."
-        ),
-        description=(
-            "For each pool size, the hit rate of each policy less that of LRU, in percentage "
-            "points; below zero it does worse than LRU."
-        ),
-        height=20 + (60 + 27 * lines) * -(-sizes // charts.COLUMNS),
-        tall=20 + (60 + 27 * lines) * -(-sizes // charts.COLUMNS_NARROW),
-        draw=charts.draw_policies,
-        tables=(
-            Table(
-                "Hit rate by policy and pool size",
-                ("policy", *(size.text for size in report.capacities)),
-                (*rows, best),
-            ),
-        ),
+        text="Points of hit rate that each order of eviction gains or loses beside LRU, at each "
+        "pool size, and the most that any order could gain; a pool size at which LRU has nothing "
+        "left to gain is left out.",
+        description="Below zero a policy does worse than LRU.",
+        picture=_drawn(draw),
+        tables=(Table("Hit rate by policy and pool size", headings, rows),),
     )
 
 
-def _outcomes(report: Report) -> Chapter:
+def _lru(report: Report, capacity: Capacity) -> float:
+    """The baseline hit rate: that of LRU without hints."""
+    return _baseline(report.row("lru", capacity))
+
+
+def _baseline(row: SweepRow) -> float:
+    return (row.baseline or row.result).hit_rate
+
+
+def _sizes_to_gain(report: Report) -> list[Capacity]:
+    """The pool sizes at which another order could find more than LRU without hints."""
+    sizes = report.capacities
+    return [size for size in sizes if report.bound(size) - _lru(report, size) >= LEAST_GAP]
+
+
+def _outcomes(report: Report) -> Part:
     total = sum(outcome.tokens for outcome in report.outcomes)
-    rows = tuple(
+    rows = [
         (outcome.name, outcome.meaning, f"{outcome.tokens:,}", _percent(outcome.tokens / total))
         for outcome in report.outcomes
-    )
+    ]
     text = (
         f"Found and missed, by reason, in a pool of {report.result.num_blocks:,} "
         "blocks under LRU. Only what was evicted can be won back by more blocks or a better "
@@ -171,18 +213,28 @@ def _outcomes(report: Report) -> Chapter:
             " What a group of layers refused is cached in full attention, and that group lacks the "
             "window or the state there."
         )
-    tables = [Table("Prompt tokens by outcome", ("outcome", "meaning", "tokens", "share"), rows)]
+    headings = ("outcome", "meaning", "tokens", "share")
+    tables = [Table("Prompt tokens by outcome", headings, rows)]
     if len(report.misses.more_blocks):
         text += f" {_saved(report)}."
         tables.append(_more_blocks(report))
-    return Chapter(
+
+    def draw(canvas: Any) -> None:
+        axes = canvas.add_subplot()
+        shares = [100 * outcome.tokens / total for outcome in report.outcomes]
+        bars = axes.barh([outcome.name for outcome in report.outcomes], shares, color="#0072B2")
+        axes.bar_label(bars, [row[3] for row in rows], padding=4)
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.set_xlabel("per cent of all prompt tokens")
+        axes.spines[["top", "right"]].set_visible(False)
+
+    return Part(
         name="misses",
         heading="What became of the prompt tokens",
         text=text,
         description="; ".join(f"{row[0]} {row[3]}" for row in rows) + ".",
-        height=70 + 58 * len(rows),
-        tall=70 + 58 * len(rows),
-        draw=charts.draw_outcomes,
+        picture=_drawn(draw, (WIDE[0], 0.8 + 0.35 * len(rows))),
         tables=tuple(tables),
     )
 
@@ -191,11 +243,11 @@ def _saved(report: Report) -> str:
     """Text on the additional blocks that would save half or all of the evicted tokens."""
     found = report.misses
     half, every = (found.more_blocks_for(share) for share in (0.5, 1.0))
-    tokens = short_count(found.saved(every))
+    tokens = f"{found.saved(every):,}"
     if half == every:
         return f"{every:,} more blocks would have saved all of it ({tokens} tokens)"
     return (
-        f"{half:,} more blocks would have saved half of it ({short_count(found.saved(half))} "
+        f"{half:,} more blocks would have saved half of it ({found.saved(half):,} "
         f"tokens), {every:,} all of it ({tokens})"
     )
 
@@ -203,7 +255,7 @@ def _saved(report: Report) -> str:
 def _more_blocks(report: Report) -> Table:
     found = report.misses
     sizes = [found.more_blocks_for(share) for share in SAVED_SHARES]
-    rows = tuple(
+    rows = [
         (
             f"{more:,}",
             f"{found.num_blocks + more:,}",
@@ -211,102 +263,190 @@ def _more_blocks(report: Report) -> Table:
             _percent((found.hit_tokens + found.saved(more)) / found.query_tokens),
         )
         for more in dict.fromkeys(sizes)
-    )
+    ]
     headings = ("more blocks", "blocks then", "tokens saved", "hit rate then")
     return Table("Tokens that more blocks would have saved", headings, rows)
 
 
-def _gaps(report: Report) -> Chapter:
-    wanted, found = report.seen.asked_gaps_ms, report.seen.reuse_gaps_ms
-    columns = (binned(wanted), binned(found))
-    text = (
-        "Every time a prompt asks for a block that was computed before, by how long ago it was "
-        "last used. The grey is all of it, the blue what this pool finds: what is only grey came "
-        "too late."
-    )
-    description = "No block was requested twice."
-    if len(wanted):
-        middle = duration(int(np.median(wanted)))
-        description = f"Half of the reuse gaps are shorter than {middle}."
-        text += f" Half of all gaps are shorter than {middle}."
-    return Chapter(
-        name="gaps",
-        heading="Reuse gaps",
-        text=text,
-        description=description,
-        height=310,
-        tall=280,
-        draw=charts.draw_gaps,
-        tables=(
-            Table("Reuse gaps", ("time since last use", "asked for", "found"), _by_bin(*columns)),
-        ),
-    )
+def _sessions(report: Report) -> Part:
+    said = "; ".join(f"{name}: {HINT_MODELS[name].text}" for name in report.hinted)
+    text = f"What LRU gains, in points, if clients say more than their prompts ({said})."
+    if not report.config.groups:
+        text += " The table has the share of the gap to the optimum that this closes, in brackets."
+    [at_first, *_] = report.hinted.values()
+    blocks = [row.result.num_blocks for row in at_first]
+    lines = {
+        name: [row.result.hit_rate - _baseline(row) for row in found]
+        for name, found in report.hinted.items()
+    }
+    bests = [row.optimum.hit_rate - _baseline(row) for row in at_first if row.optimum is not None]
+    best = max(lines, key=lambda name: max(lines[name]))
 
+    def draw(canvas: Any) -> None:
+        axes = canvas.add_subplot()
+        every = lines | ({"optimum": bests} if bests else {})
+        points = {name: (blocks, [100 * gain for gain in gains]) for name, gains in every.items()}
+        draw_lines(axes, points, blocks)
+        axes.axhline(0, color="#333333", linewidth=1)
+        axes.set_xlabel(f"blocks of {report.config.block_size} tokens in the pool")
+        axes.set_ylabel("points above LRU")
+        legend(canvas, axes)
 
-def _lifetimes(report: Report) -> Chapter:
-    watched = report.seen
-    unused = watched.uses == 0
-    columns = (binned(watched.lifetimes_ms), binned(watched.lifetimes_ms[unused]))
-    text = (
-        "How long evicted blocks had been in the pool. Orange ones were never found by any "
-        "prompt: they took room for nothing."
-    )
-    description = "Nothing was evicted."
-    if len(unused):
-        middle = duration(int(np.median(watched.lifetimes_ms)))
-        idle = duration(int(np.median(watched.idle_ms)))
-        description = (
-            f"Half of the evicted blocks lived less than {middle}; {unused.mean():.0%} of them "
-            "were never found."
-        )
-        text += f" At their eviction, half of them had not been used for {idle}."
-    return Chapter(
-        name="lifetimes",
-        heading="Block lifetimes",
-        text=text,
-        description=description,
-        height=310,
-        tall=280,
-        draw=charts.draw_lifetimes,
-        tables=(
-            Table("Block lifetimes", ("lifetime", "evicted", "never found"), _by_bin(*columns)),
-        ),
-    )
-
-
-def _pool(report: Report) -> Chapter:
-    total = report.result.num_blocks
-    busy = int(pool_frames(report)[1].max()) / total
-    return Chapter(
-        name="pool",
-        heading="The pool over time",
-        text=(
-            "What the blocks of the pool were doing. Idle blocks are in no use and can still be "
-            "found; the paler they are, the longer ago they were used, and the nearer they are to "
-            "being evicted under LRU."
-        ),
-        description=(
-            f"Shares of {total:,} blocks over simulated time; at most {busy:.0%} were in use at "
-            "one time."
-        ),
-        height=360,
-        tall=430,
-        draw=charts.draw_pool,
-        tables=(pool_table(report),),
-    )
-
-
-def _by_bin(*columns: Any) -> Rows:
-    """One row for each bin that is not empty."""
+    headings = ("capacity", "blocks", "LRU", *report.hinted, "optimum")
     rows = []
-    last = len(BINS_MS) - 2
-    for number in range(len(BINS_MS) - 1):
-        counts = [int(column[number]) for column in columns]
-        if any(counts):
-            low, high = duration(BINS_MS[number]), duration(BINS_MS[number + 1])
-            span = f"{low} and more" if number == last else f"{low} to {high}"
-            rows.append((span, *(f"{count:,}" for count in counts)))
-    return tuple(rows)
+    for at_size in zip(*report.hinted.values(), strict=True):
+        [first, *_] = at_size
+        bound = NOTHING if first.optimum is None else f"{first.optimum.hit_rate:.2%}"
+        cells = [first.capacity.text, f"{first.result.num_blocks:,}", f"{_baseline(first):.2%}"]
+        rows.append((*cells, *map(_hinted_cell, at_size), bound))
+    return Part(
+        name="sessions",
+        heading="What the ends of sessions are worth",
+        text=text,
+        description=f"The largest gain is {100 * max(lines[best]):.2f} points, with {best}.",
+        picture=_drawn(draw),
+        tables=(Table("Hit rate by what clients say", headings, rows),),
+    )
+
+
+def _hinted_cell(row: SweepRow) -> str:
+    gap = row.gap_closed
+    return f"{row.result.hit_rate:.2%}" + ("" if gap is None else f" ({gap:.0%})")
+
+
+def _tiers(report: Report) -> Part:
+    sizes = ", ".join(f"{tier.name} {tier.num_blocks:,} blocks" for tier in report.tiers)
+    names = ["device", *(tier.name for tier in report.tiers)]
+    shares, rows = [], []
+    for row in report.tiered:
+        found = row.result.by_tier
+        assert found is not None
+        tokens = (found.device_tokens, *(counts.hit_tokens for counts in found.tiers))
+        shares.append([found.share(number) for number in tokens])
+        cells = [*shares[-1], row.result.hit_rate, found.share(found.one_pool_hit_tokens)]
+        cells.append(report.row("lru", row.capacity).result.hit_rate)
+        rows.append((row.capacity.text, f"{row.result.num_blocks:,}", *map(_percent, cells)))
+
+    def draw(canvas: Any) -> None:
+        axes = canvas.add_subplot()
+        parts = dict(zip(names, zip(*shares, strict=True), strict=True))
+        draw_stacks(axes, [row[0] for row in rows], parts)
+        axes.set_xlabel("blocks on the device")
+        legend(canvas, axes)
+
+    headings = ("capacity", "blocks", *names, "found", "one LRU pool", "without tiers")
+    first, last = report.tiered[0], report.tiered[-1]
+    return Part(
+        name="tiers",
+        heading="What slower memory adds",
+        text=f"The same pools with tiers ({sizes}; LRU). Each token counts once, in the memory "
+        "that it came from. One LRU pool of all blocks is what tiers would find that hold "
+        "nothing twice.",
+        description=f"With tiers the hit rate is {first.result.hit_rate:.1%} at "
+        f"{first.capacity.text} and {last.result.hit_rate:.1%} at {last.capacity.text}.",
+        picture=_drawn(draw),
+        tables=(Table("Hit rate by memory", headings, rows),),
+    )
+
+
+def _groups(report: Report) -> Part:
+    size = report.config.block_size
+    sized = None if report.extent.model is None else report.extent.model.bytes_per_block(size)
+    headings = ["capacity", "group", "in use", "cached", "unfilled"]
+    headings += ["MiB"] if sized is not None else []
+    headings += ["refused tokens", "of prompts"]
+    rows: list[tuple[str, ...]] = []
+    shares: list[list[float]] = []
+    counts = report.result.by_group
+    assert counts is not None
+    for capacity in report.capacities:
+        result = report.row("lru", capacity).result
+        counted = result.by_group
+        assert counted is not None
+        shares.append([])
+        lines = counted.cells(result.num_blocks, result.query_tokens)
+        for group, cells in zip(counted.groups, lines, strict=True):
+            shares[-1] += [group.used_blocks, group.cached_blocks]
+            if sized is not None:
+                held = group.used_blocks + group.cached_blocks
+                cells.insert(4, f"{held * sized / MIB:,.0f}")
+            rows.append((capacity.text, *cells))
+        shares[-1] = [blocks / result.num_blocks for blocks in shares[-1]]
+    kinds = [f"{group.num_groups} x {group.group}" for group in counts.groups]
+    names = [f"{kind}, {state}" for kind in kinds for state in ("in use", "cached")]
+
+    def draw(canvas: Any) -> None:
+        axes = canvas.add_subplot()
+        parts = dict(zip(names, zip(*shares, strict=True), strict=True))
+        draw_stacks(axes, [capacity.text for capacity in report.capacities], parts)
+        axes.set_ylabel("share of the pool")
+        legend(canvas, axes)
+
+    return Part(
+        name="groups",
+        heading="What each group of layers holds",
+        text=f"The groups are {', '.join(kinds)}; all take blocks of the same size from one pool. "
+        "Cached blocks are in no use, and a prompt finds them.",
+        description="Shares of the pool, as means over moments of each replay.",
+        picture=_drawn(draw),
+        tables=(Table("Groups by pool size, shares of the pool", tuple(headings), rows),),
+    )
+
+
+def _fleet(report: Report) -> Part:
+    counted = [(row, row.result) for row in report.fleet if row.result is not None]
+    text = (
+        f"The same {report.result.num_blocks:,} blocks, split evenly over replicas; a router sends "
+        "each request to one of them."
+    )
+    if any(row.best_hit_rate is not None for row, _ in counted):
+        text += (
+            " The dashed line is what one pool of all these blocks could find with knowledge of "
+            "the future: no routing finds more."
+        )
+    if report.extent.warmup:
+        text += " All requests are counted here."
+    if len(counted) < len(report.fleet):
+        text += " Where a replica does not hold the largest request, there is no point."
+    text += (
+        " Imbalance is what the busiest replica computes over the mean of all; 1 is even. "
+        "Time to first token is a model: the wait for blocks and for earlier prefills, a fixed "
+        "part, and a part for each prompt token that is computed. Prefill load is what is asked of "
+        "the busiest replica over the time in which the trace arrives: above 1, its queue grows to "
+        "the end of the trace."
+    )
+    best, found = max(counted, key=lambda pair: pair[1].hit_rate)
+    return Part(
+        name="fleet",
+        heading="A fleet: hit rate and balance by router",
+        text=text,
+        description=f"The highest hit rate is {found.hit_rate:.1%}, with {best.router} and "
+        f"{best.replicas} replicas.",
+        picture=_drawn(lambda canvas: draw_fleets(canvas, report.fleet)),
+        tables=(Table("Fleets by router", FLEET_HEADINGS, _fleet_rows(report)),),
+    )
+
+
+def _fleet_rows(report: Report) -> list[tuple[str, ...]]:
+    rows = []
+    model, size = report.extent.model, report.config.block_size
+    for row in report.fleet:
+        found, bound = row.result, row.best_hit_rate
+        gib = 0 if model is None else row.num_blocks * model.bytes_per_block(size) / 2**30
+        cells = [str(row.replicas), row.router, f"{row.num_blocks:,}"]
+        cells.append(NOTHING if model is None else f"{gib:,.2f}")
+        cells.append(NOTHING if found is None else f"{found.hit_rate:.2%}")
+        cells.append(NOTHING if bound is None else f"{bound:.2%}")
+        if found is not None:
+            cells += [
+                f"{found.imbalance:.2f}",
+                NOTHING if found.prefill_load is None else f"{found.prefill_load:.2f}",
+                f"{found.first_token_mean_ms:,.0f} ms",
+                f"{found.first_token_quantile(PERCENTILE):,.0f} ms",
+                f"{found.waited:,}",
+            ]
+        rows.append((*cells, *[NOTHING] * (len(FLEET_HEADINGS) - len(cells))))
+    return rows
 
 
 def _percent(share: float) -> str:

@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.curve import Curve
     from blockmgr.lab.fleets import FleetRow
-    from blockmgr.lab.group_frames import GroupFrame
-    from blockmgr.lab.hint_models import HintName
     from blockmgr.lab.misses import MissTable
     from blockmgr.lab.models import Model
     from blockmgr.lab.replay import ReplayConfig, ReplayResult
+    from blockmgr.lab.replay_config import HintName
     from blockmgr.lab.study import Capacity
     from blockmgr.lab.sweep import Sweep, SweepRow
     from blockmgr.lab.tiered import ReplayTier
-    from blockmgr.lab.watch import Watched
 
 __all__ = ["Extent", "Outcome", "Report"]
 
@@ -99,9 +97,7 @@ class Report:
         sweep: Every policy at every pool size.
         misses: Missed prompt tokens of the pool in detail, by reason.
         curve: Hit rate of LRU at every pool size; None with groups of layers.
-        watched: The pool in detail, under LRU; None with groups of layers.
         full_attention: With states, the counts for full attention alone.
-        group_frames: With groups of layers, the pool in detail over time.
         fleet: The same blocks as fleets behind routers, if requested.
         hinted: LRU at every pool size with what clients say, by the name of the model of hints;
             empty if the trace names no sessions.
@@ -118,9 +114,7 @@ class Report:
     sweep: Sweep
     misses: MissTable
     curve: Curve | None = None
-    watched: Watched | None = None
     full_attention: Attainable | None = None
-    group_frames: tuple[GroupFrame, ...] = ()
     fleet: tuple[FleetRow, ...] = ()
     hinted: Mapping[HintName, tuple[SweepRow, ...]] = field(default_factory=dict)
     tiered: tuple[SweepRow, ...] = ()
@@ -138,30 +132,9 @@ class Report:
         return self.row("lru", self.capacity).result
 
     @property
-    def seen(self) -> Watched:
-        """The pool in detail over time, with one group of layers.
-
-        Raises:
-            ValueError: The replay had groups of layers.
-        """
-        if self.watched is None:
-            raise ValueError("a pool is watched block by block without groups of layers only")
-        return self.watched
-
-    @property
     def bound_of_all(self) -> float:
         """The hit rate that no pool of any size exceeds."""
         return (self.full_attention or self.attainable).hit_rate
-
-    @property
-    def warmup(self) -> int:
-        """Requests at the start that are not counted."""
-        return self.extent.warmup
-
-    @property
-    def model(self) -> Model | None:
-        """The model with these groups of layers, if known."""
-        return self.extent.model
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -242,9 +215,6 @@ class Report:
                 f"Twice the blocks would find {curve.hit_rate_at(twice):.1%}, "
                 f"half of them {curve.hit_rate_at(half):.1%}."
             )
-        if self.watched is not None and len(self.watched.uses):
-            unused = float((self.watched.uses == 0).mean())
-            said.append(f"Of the blocks that were evicted, {unused:.0%} had never been found.")
         refused = self.misses.missed_tokens.get(MissReason.GROUP, 0)
         if refused:
             said.append(

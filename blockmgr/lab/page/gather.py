@@ -8,36 +8,29 @@ from typing import TYPE_CHECKING, Final
 from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
 from blockmgr.lab.fleet import FleetOptions
 from blockmgr.lab.fleets import FleetRow, fleets
-from blockmgr.lab.group_frames import GroupFrame, group_frames
-from blockmgr.lab.hint_models import HINT_MODELS
 from blockmgr.lab.misses import misses
 from blockmgr.lab.page.facts import Extent, Report
+from blockmgr.lab.replay_config import HINT_MODELS
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.study import Capacity, full_attention, parse_capacities, working_set_blocks
 from blockmgr.lab.sweep import check_pool, largest_request_blocks, num_tasks, sweep
 from blockmgr.lab.warmup import attainable_after, curve_after, first_requests
-from blockmgr.lab.watch import Watched, watch
 from blockmgr.lab.workers import workers_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockmgr.lab.attainable import Attainable
-    from blockmgr.lab.hint_models import HintName
     from blockmgr.lab.replay import ReplayConfig
+    from blockmgr.lab.replay_config import HintName
     from blockmgr.lab.sweep import Advance, Sweep, SweepRow
     from blockmgr.lab.trace import Trace
 
 __all__ = ["CAPACITIES", "gather", "num_steps"]
 
 CAPACITIES: Final = "1%,2%,5%,10%,20%,50%"
-FRAMES: Final = 120
-# Steps that take all requests: the curve, the watched pool, the explained pool.
-WATCHES: Final = 3
-# Round ages for counting idle blocks.
-DURATIONS_S: Final = (1, 2, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900)
-LONG_DURATIONS_S: Final = (1200, 1800, 2700, 3600, 5400, 7200, 10_800, 21_600, 43_200, 86_400)
-AGES_MS: Final = tuple(1000 * seconds for seconds in DURATIONS_S + LONG_DURATIONS_S)
+# Steps that take all requests: the curve, and the explained pool.
+PASSES: Final = 2
 
 
 def num_steps(
@@ -62,7 +55,7 @@ def num_steps(
     places = capacities + 1
     tasks = num_tasks(policies=policies, capacities=places, block_sizes=1, hints=hints)
     more = tiered + sessions * len(HINT_MODELS)
-    return tasks + WATCHES + fleet_requests + more * places
+    return tasks + PASSES + fleet_requests + more * places
 
 
 def gather(
@@ -118,8 +111,6 @@ def gather(
     others += [replace(config, eviction="lru")] * bool(config.tiers)
     again = _again(trace, outcome, others, warmup=asked.warmup, jobs=jobs, advance=step)
     blocks = capacity.blocks(working_set)
-    watched, frames = _over_time(trace, blocks, alone, asked.warmup)
-    step()
     missed = misses(trace, blocks, alone, warmup=asked.warmup)
     step()
     return Report(
@@ -130,10 +121,8 @@ def gather(
         capacity=capacity,
         curve=curve,
         sweep=outcome,
-        watched=watched,
         misses=missed,
         full_attention=_full_attention(trace, alone, asked.warmup),
-        group_frames=frames,
         fleet=_fleet(trace, capacity, alone, asked, step),
         hinted=dict(zip(hints, again, strict=False)),
         tiered=again[-1] if config.tiers else (),
@@ -160,15 +149,6 @@ def _curve(trace: Trace, config: ReplayConfig, extent: Extent) -> Curve | None:
     if not extent.warmup:
         return of(trace)
     return curve_after(of(trace), of(first_requests(trace, extent.warmup)))
-
-
-def _over_time(
-    trace: Trace, blocks: int, config: ReplayConfig, warmup: int
-) -> tuple[Watched | None, tuple[GroupFrame, ...]]:
-    if config.groups:
-        return None, group_frames(trace, blocks, config, FRAMES)
-    seen = watch(trace, blocks, config, frames=FRAMES, age_bounds_ms=AGES_MS, warmup=warmup)
-    return seen, ()
 
 
 def _full_attention(trace: Trace, config: ReplayConfig, warmup: int) -> Attainable | None:

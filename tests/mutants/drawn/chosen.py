@@ -52,7 +52,7 @@ ENGINE = (
     " tests/ports/test_engine_models.py",
 )
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
-LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
+LAB = "tests/lab"
 REST = (CORE, INPUT)
 CONFORMANCE = "tests/conformance/test_manager.py"
 # Under sanitizers: tests that read arguments and write arrays.
@@ -136,7 +136,6 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "__main__.py": ("tests/cli/test_cli.py",),
     "cli/*": (CLI,),
     "lab/references.py": ("tests/lab/test_references.py tests/lab/test_optimum.py", LAB),
-    "lab/watch.py": ("tests/lab/test_watch.py tests/lab/test_block_map.py", LAB),
     "lab/report.py": ("tests/lab/test_report.py tests/cli/test_lab_commands.py", LAB, CLI),
     "lab/formats/*": ("tests/lab/test_formats.py tests/lab/test_trace.py", LAB, CLI),
     "lab/*": ("tests/lab/test_{stem}.py", LAB, CLI),

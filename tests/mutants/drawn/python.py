@@ -25,7 +25,7 @@ LEFT_OUT = (
     "kv/copy_kernels.py",
     "kv/write_triton.py",
     "lab/page/",
-    "lab/block_map/",
+    "lab/block_map.py",
     "lab/plot.py",
 )
 # Ports whose tests need the engine, except for these modules.
