@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import Medium, OffloadingCounterMetadata, RequestOffloadingContext
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from blockmgr.arguments import whole
+from blockmgr.ports.outages import Outages
 from blockmgr.ports.vllm_tiers.interface import check_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-T = TypeVar("T")
 
 __all__ = ["JobTier", "Move", "from_the_end", "logger"]
 
@@ -56,7 +55,7 @@ class JobTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not instal
     def __init__(self, *passed: Any, backpressure_detector: Any, threads: int, where: str) -> None:
         check_installed()
         super().__init__(*passed, backpressure_detector)
-        self._where, self._is_reached = where, True
+        self._outages = Outages(logger, where)
         whole("threads", threads, 1, 255)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-tier")
         self._host: memoryview = passed[1].cast("B")
@@ -119,21 +118,9 @@ class JobTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not instal
         size: int = self.block_size_bytes
         return self._host[chunk * size : (chunk + 1) * size]
 
-    def _tried(self, call: Callable[..., T], *args: Any) -> T | None:
-        """What a call returns; None if it fails, with a line in the log for each outage."""
-        try:
-            result = call(*args)
-        except OSError as error:
-            if self._is_reached:
-                logger.warning("blockmgr could not use %s: %s", self._where, error)
-            self._is_reached = False
-            return None
-        self._is_reached = True
-        return result
-
     def _begin(
         self,
-        number: int,
+        job: Any,
         moves: list[Move],
         run: Callable[[list[Move]], list[Any]],
         most: int,
@@ -144,7 +131,7 @@ class JobTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not instal
         """Runs parts of ``most`` moves on the threads; a result for each move."""
         parts = [moves[i : i + most] for i in range(0, len(moves), most)]
         tasks = [self._executor.submit(run, part) for part in parts]
-        self._jobs.append(_Job(number, is_store, moves, tasks, is_whole))
+        self._jobs.append(_Job(job.job_id, is_store, moves, tasks, is_whole))
 
     def _ended(self, job: _Job) -> JobResult:
         results = [result for task in job.tasks for result in task.result()]

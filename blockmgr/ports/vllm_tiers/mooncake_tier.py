@@ -36,13 +36,10 @@ class _LookUps(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not install
 class MooncakeStoreTier(JobTier):
     """A tier of vLLM whose chunks are objects in Mooncake Store, which engines share.
 
-    A ``SharedStorage`` proves each chunk, and its names have the layout and vLLM's key, which is a
-    SHA-256 of the whole prefix with its salt. What the store says to have is a hint: a chunk that
-    cannot be read counts as not found from then on for the requests that asked. If the store does
-    not answer in time, it counts as empty for some seconds.
-
-    A reset of vLLM's caches with its connector, as for new weights or sleep, ends the sharing: what
-    is stored after it is found by this process alone.
+    A ``SharedStorage`` proves each chunk, whose name has the layout and vLLM's key: a SHA-256 of the
+    whole prefix with its salt. If the store does not answer in time, it counts as empty for some
+    seconds. After a reset of vLLM's caches with its connector, as for new weights or sleep, what is
+    stored is found by this process alone.
 
     Args:
         offloading_spec: As vLLM passes it.
@@ -126,13 +123,13 @@ class MooncakeStoreTier(JobTier):
         """Begins to store the chunks of a job."""
         moves = from_the_end(job_metadata)
         most = self._storage.batch
-        self._begin(job_metadata.job_id, moves, self._write, most, is_store=True)
+        self._begin(job_metadata, moves, self._write, most, is_store=True)
 
     def submit_load(self, job_metadata: Any) -> None:
         """Begins to read the chunks of a job."""
         moves = from_the_end(job_metadata)[::-1]
         most = self._storage.batch
-        self._begin(job_metadata.job_id, moves, self._read, most, is_store=False)
+        self._begin(job_metadata, moves, self._read, most, is_store=False)
 
     def drain_jobs(self) -> None:
         """Ends all jobs, then shares no more: vLLM calls this to reset its caches."""
@@ -150,7 +147,7 @@ class MooncakeStoreTier(JobTier):
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
         """For each key, whether the store says to have its chunk; no, if it does not answer."""
-        return self._tried(self._storage.has, self._names(keys)) or [False] * len(keys)
+        return self._outages.tried(self._storage.has, self._names(keys)) or [False] * len(keys)
 
     def _write(self, part: list[Move]) -> list[bool]:
         """Whether each chunk is in the store now."""
@@ -158,14 +155,14 @@ class MooncakeStoreTier(JobTier):
         data = [self._chunk(move.chunk) for move in part]
         digests = [xxhash.xxh3_128_digest(each) for each in data]
         names = self._names([move.key for move in part])
-        n = self._tried(self._storage.write, names, data, digests) or 0
+        n = self._outages.tried(self._storage.write, names, data, digests) or 0
         return [i < n for i in reversed(range(len(part)))]
 
     def _read(self, part: list[Move]) -> list[bool]:
         """Whether each chunk is read and proved."""
         into = [self._chunk(move.chunk) for move in part]
         names = self._names([move.key for move in part])
-        found = self._tried(self._storage.read, names, into) or [None] * len(part)
+        found = self._outages.tried(self._storage.read, names, into) or [None] * len(part)
         return [digest is not None for digest in found]
 
     def _names(self, keys: Sequence[bytes]) -> list[bytes]:

@@ -152,7 +152,7 @@ class SlabTier(JobTier):
         self._storing.update(move.key for move in kept)
         moves = [move._replace(block=block) for move, block in zip(kept, blocks, strict=True)]
         self._begin(
-            job_metadata.job_id,
+            job_metadata,
             moves,
             self._write,
             BLOCKS_A_TASK,
@@ -167,7 +167,7 @@ class SlabTier(JobTier):
         moves = [Move(key, chunk, block) for block, key, chunk in found if block is not None]
         self._pool.acquire([move.block for move in moves])
         self._begin(
-            job_metadata.job_id,
+            job_metadata,
             moves,
             self._read,
             BLOCKS_A_TASK,
@@ -199,13 +199,15 @@ class SlabTier(JobTier):
     def _write(self, part: list[Move]) -> list[int | None]:
         """The serial of each chunk that was written; None: the disk failed."""
         write = self._slab.write
-        return [self._tried(write, block, key, self._chunk(chunk)) for key, chunk, block in part]
+        return [
+            self._outages.tried(write, block, key, self._chunk(chunk)) for key, chunk, block in part
+        ]
 
     def _read(self, part: list[Move]) -> list[bool | None]:
         """Whether each chunk is proved; None: the disk failed."""
         read, serials = self._slab.read, self._serials
         return [
-            self._tried(read, block, key, int(serials[block]), self._chunk(chunk))
+            self._outages.tried(read, block, key, int(serials[block]), self._chunk(chunk))
             for key, chunk, block in part
         ]
 
