@@ -36,10 +36,10 @@ class _LookUps(AsyncLookupManager):  # type: ignore[misc]  # vLLM is not install
 class MooncakeStoreTier(JobTier):
     """A tier of vLLM whose chunks are objects in Mooncake Store, which engines share.
 
-    A ``SharedStorage`` proves each chunk, whose name has the layout and vLLM's key: a SHA-256 of the
-    whole prefix with its salt. If the store does not answer in time, it counts as empty for some
-    seconds. After a reset of vLLM's caches with its connector, as for new weights or sleep, what is
-    stored is found by this process alone.
+    A ``SharedStorage`` proves each chunk, whose name has the layout and vLLM's key: a SHA-256 of
+    the whole prefix with its salt. If the store does not answer in time, it counts as empty for
+    some seconds. After a reset of vLLM's caches with its connector, as for new weights or sleep,
+    what is stored is found by this process alone.
 
     Args:
         offloading_spec: As vLLM passes it.
