@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 from blockmgr.arguments import positive, text, whole
 from blockmgr.tiers.errors import SharedStoreError
 from blockmgr.tiers.records import up
+from blockmgr.tiers.shared import SharedStorage
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["MooncakeStore"]
+    from blockmgr.tiers.kinds import MooncakeTier
+
+__all__ = ["MooncakeStore", "connected"]
 
 NO_MASTER = -900  # its call to the master failed
 NOT_THERE = -704
@@ -127,6 +130,27 @@ class MooncakeStore(NotCopied):
 
     def _unreachable(self, code: int) -> ConnectionError:
         return ConnectionError(f"Mooncake's master {self._master} cannot be reached: {code}")
+
+
+def connected(tier: MooncakeTier, layout: Mapping[str, str | int], **options: Any) -> SharedStorage:
+    """A ``SharedStorage`` with these ``options`` on the store of a tier; raises as both do.
+
+    If there is no memory for transfers, that is a ``SharedStoreError``, too.
+    """
+    store = MooncakeStore(
+        tier.master,
+        host=tier.host,
+        lent_bytes=tier.lent_bytes,
+        protocol=tier.protocol,
+        devices=tier.devices,
+    )
+    try:
+        return SharedStorage(store, layout, timeout=tier.timeout, **options)
+    except BaseException as error:
+        store.close()
+        if isinstance(error, OSError):
+            raise SharedStoreError(tier.master, str(error)) from None
+        raise
 
 
 def _address(part: memoryview) -> int:

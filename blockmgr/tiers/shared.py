@@ -99,7 +99,7 @@ class SharedStats:
 
     Attributes:
         asked: Blocks that were asked for in look-ups.
-        found: Blocks that it said to have, without a gap before them.
+        found: Blocks that it said to have.
         written: Blocks that it took.
         read: Blocks that were read and proved.
         missing: Blocks that were to be read and were not there.
@@ -226,11 +226,18 @@ class SharedStorage(NotCopied):
         Raises:
             OSError: It cannot be reached, or was not shortly before.
         """
+        return _leading(self.has(keys))
+
+    def has(self, keys: Sequence[bytes]) -> list[bool]:
+        """For each of these keys, whether the store says to have its block.
+
+        Raises:
+            OSError: It cannot be reached, or was not shortly before.
+        """
         names = self._names(keys)[::-1]  # so that beginnings are the last that it touches
         said = self._call(lambda: self._store.exist(names))[::-1]
-        count = _leading(said)
-        self._count(asked=len(keys), found=count)
-        return count
+        self._count(asked=len(keys), found=sum(said))
+        return said
 
     def write(
         self, keys: Sequence[bytes], data: Sequence[memoryview], digests: Sequence[bytes]

@@ -3,7 +3,8 @@
 Without kernels, so that it also runs where vLLM has none for this machine. Chunks go through a host
 memory of eight, into the slab, and come back: byte for byte, after a restart too; a chunk with a
 flipped bit, and all of them after a reset, are not found. A random play does the same with each of
-our eviction policies for the host memory. Exit code 1 if something is wrong.
+our eviction policies for the host memory. Then two managers share a real Mooncake Store, where it
+is installed. Exit code 1 if something is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 )
 
 from blockmgr.tiers import SlabMismatchError
-from tests.engines.tiers import flip
+from tests.engines.tiers import flip, has_mooncake
 
 SIZE, HOST, BLOCKS = 16_384, 8, 64
 MODULE = "blockmgr.ports.vllm_tiers"
@@ -61,9 +62,9 @@ def content(key: Any) -> Any:
 
 
 class World:
-    """vLLM's manager with host memory and a slab."""
+    """vLLM's manager with host memory and a slab, or the Mooncake Store of a master."""
 
-    def __init__(self, path: Path, policy: str = "lru", **options: Any) -> None:
+    def __init__(self, path: Path | str, policy: str = "lru", **options: Any) -> None:
         region = SharedOffloadRegion(
             engine_id=f"blockmgr_{os.getpid()}_{time.monotonic_ns()}",
             num_chunks=HOST,
@@ -75,8 +76,10 @@ class World:
         primary = CPUPrimaryTierOffloadingManager(
             num_chunks=HOST, mmap_region=region, cache_policy=policy, **module
         )
-        config = {"type": "SlabTier", "module_path": MODULE, "path": str(path)}
-        config |= {"bytes_to_use": BLOCKS * SIZE, "revision": "1", **options.pop("tier", {})}
+        config = {"type": "MooncakeStoreTier", "master": path, "timeout": 10.0}
+        if isinstance(path, Path):
+            config = {"type": "SlabTier", "path": str(path), "bytes_to_use": BLOCKS * SIZE}
+        config |= {"module_path": MODULE, "revision": "1", **options.pop("tier", {})}
         view = primary.get_kv_memoryview()
         try:
             self.tier: Any = SecondaryTierFactory.create_secondary_tier(
@@ -136,13 +139,14 @@ class World:
         return [numbers[i] for i in hits]
 
     def close(self) -> None:
-        self.tier._pool.check_invariants()
+        if hasattr(self.tier, "_pool"):
+            self.tier._pool.check_invariants()
         self.host = None
         self.manager.shutdown()
 
 
 @contextmanager
-def world(path: Path, **options: Any) -> Iterator[World]:
+def world(path: Path | str, **options: Any) -> Iterator[World]:
     opened = World(path, **options)
     try:
         with opened.manager.lock if hasattr(opened.manager, "lock") else tempfile.TemporaryFile():
@@ -187,6 +191,38 @@ def stories(folder: Path) -> None:
         assert w.tier.counts["restored"] == 0, "came back after a reset"
 
 
+def shared_stories() -> None:
+    from blockmgr.tiers import SharedStoreError
+    from blockmgr.tiers.mooncake import MooncakeStore
+    from tests.engines.mooncake import master
+
+    with master() as (address, process):
+        lender = MooncakeStore(address, lent_bytes=64 << 20)
+        with world(address) as w:
+            for first in range(0, 24, 4):
+                w.store(list(range(first, first + 4)))
+                w.settle()
+            assert w.load([0, 1, 2, 3]) == [0, 1, 2, 3], "evicted from the host, not promoted"
+            assert w.tier.counts["written"] == 24
+            with world(address) as other:
+                assert other.load([4, 5, 90, 6]) == [4, 5, 6], "not found by another process"
+            with world(address, kv_cache_layout="HND") as other:
+                assert other.load([4]) == [], "found with another layout"
+            w.manager.reset_cache()
+            if hasattr(w.manager, "on_reset_flushed"):
+                w.manager.on_reset_flushed()
+            assert w.load([8, 9]) == [], "found after a reset"
+        with world(address, tier={"timeout": 1.0}) as w:
+            assert w.load([12]) == [12]
+            process.kill()
+            process.wait()
+            assert w.load([16, 17]) == [], "found in a store that is gone"
+            assert w.tier.counts["failed_calls"] == 1
+        lender.close()
+    with pytest.raises(SharedStoreError, match="nothing answers there"):
+        World(address)
+
+
 def play(folder: Path, policy: str, seed: int) -> int:
     """Random stores, loads and resets; how many chunks were loaded from the slab."""
     rng = random.Random(seed)
@@ -215,6 +251,9 @@ def main() -> int:
         stories(Path(folder))
         for policy in ("lru", "S3FifoPolicy", "ArcPolicy", "LfudaPolicy"):
             print(f"{policy}: {play(Path(folder), policy, seed=1)} chunks loaded, all right")
+    if has_mooncake():
+        shared_stories()
+        print("Mooncake Store: stored, shared, reset and killed, all right")
     return 0
 
 

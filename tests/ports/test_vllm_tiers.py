@@ -6,167 +6,47 @@ a real engine.
 
 from __future__ import annotations
 
-import enum
-import hashlib
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 
 from blockmgr.ports.unsupported import UnsupportedConfigError
 from blockmgr.ports.vllm import plugin
-from blockmgr.ports.vllm_tiers import interface, layout
+from blockmgr.ports.vllm_tiers import layout
 from blockmgr.tiers import SlabMismatchError
-
-SIZE, CHUNKS, BLOCKS = 4096, 8, 6
-
-
-class LookupResult(enum.Enum):
-    MISS, HIT = 1, 2
-
-
-class JobResult(NamedTuple):
-    job_id: int
-    success: bool
-    successful_keys: Any = None
-    transfer_time: float | None = None
-    transfer_bytes: int | None = None
-
-
-class SecondaryTierManager:
-    def __init__(self, spec: Any, view: memoryview, kind: str, detector: Any) -> None:
-        assert view.strides is not None
-        self.block_size_bytes = view.strides[0]
-
-
-class CachePolicy:
-    def __init__(self, cache_capacity: int) -> None:
-        self.cache_capacity = cache_capacity
-
-
-class Stats(dict[str, int]):
-    def increase_counter(self, name: str, count: int) -> None:
-        self[name] = count
-
-
-TIERING = "vllm.v1.kv_offload.tiering"
-MODULES: dict[str, dict[str, Any]] = {
-    "vllm": {"__version__": "0.33.0"},
-    "vllm.platforms": {
-        "current_platform": SimpleNamespace(device_type="x", get_device_name=lambda: "card")
-    },
-    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics": {
-        "OffloadingConnectorStats": Stats
-    },
-    "vllm.v1.kv_offload.base": {
-        "LookupResult": LookupResult,
-        "Medium": SimpleNamespace(STORAGE="storage"),
-        "OffloadingCounterMetadata": str,
-        "RequestOffloadingContext": object,
-    },
-    f"{TIERING}.base": {"JobResult": JobResult, "SecondaryTierManager": SecondaryTierManager},
-    "vllm.v1.kv_offload.cpu.policies.base": {"CachePolicy": CachePolicy},
-}
-OURS = [f"blockmgr.ports.vllm_tiers.{name}" for name in ("slab_tier", "policies")]
+from tests.ports.vllm_tier_support import (
+    BLOCKS,
+    SIZE,
+    TierWorld,
+    config_of,
+    content,
+    job,
+    key_of,
+    stand_ins,
+)
 
 
 @pytest.fixture(autouse=True)
 def vllm_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, names in MODULES.items():
-        module = ModuleType(name)
-        vars(module).update(names)
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(interface, "check_installed", lambda: None)
-    for name in OURS:
-        sys.modules.pop(name, None)
-    yield
-    for name in OURS:
-        sys.modules.pop(name, None)
+    yield from stand_ins(monkeypatch)
 
 
-def key_of(number: int) -> bytes:
-    return hashlib.sha256(b"%d" % number).digest() + bytes(4)
-
-
-def config_of(**changes: Any) -> Any:
-    parallel = {"rank": 0, "tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
-    parallel |= {"data_parallel_index": 0, "data_parallel_size": 1, **changes.pop("parallel", {})}
-    named = {"kv_cache_layout": "NHD", "canonical_layout": False, "replicated_layout": False}
-    group = SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=("a", "b"))
-    parts = {
-        "groups": [group],
-        "model": SimpleNamespace(name="tiny", dtype="float32"),
-        "cache": SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=1),
-        "parallel": SimpleNamespace(**parallel),
-    }
-    return SimpleNamespace(**{**parts, **named, **changes})
-
-
-def job(number: int, keys: list[int], chunks: list[int], positions: dict[int, int]) -> Any:
-    known = {key_of(k): position for k, position in positions.items()}
-    context = SimpleNamespace(get_offload_key_position=known.get)
-    return SimpleNamespace(
-        job_id=number,
-        keys=[key_of(k) for k in keys],
-        chunk_ids=np.array(chunks),
-        req_context=context,
-    )
-
-
-class World:
-    """A tier over eight chunks of host memory; a chunk holds the bytes of its key."""
-
+class World(TierWorld):
     def __init__(self, folder: Path, **options: Any) -> None:
         slab_tier = importlib.import_module("blockmgr.ports.vllm_tiers.slab_tier")
-        self.host = np.zeros((CHUNKS, SIZE), np.uint8)
+        super().__init__()
         spec = SimpleNamespace(config=options.pop("config", config_of()))
         named = {"path": str(folder / "kv.slab"), "bytes_to_use": BLOCKS * SIZE, "revision": "1"}
         self.tier = slab_tier.SlabTier(spec, memoryview(self.host), "SlabTier", **named | options)
-        self.jobs = 0
-
-    def settle(self) -> list[Any]:
-        for running in self.tier._jobs:
-            for task in running.tasks:
-                task.result(timeout=60)
-        return list(self.tier.get_finished_jobs())
-
-    def store(self, keys: list[int], positions: dict[int, int] | None = None) -> Any:
-        for chunk, key in enumerate(keys):
-            self.host[chunk] = content(key)
-        self.jobs += 1
-        self.tier.submit_store(job(self.jobs, keys, list(range(len(keys))), positions or {}))
-        return self.settle()[0]
-
-    def load(self, keys: list[int]) -> list[int]:
-        """The keys that are loaded, each with its bytes."""
-        self.host[:] = 0
-        self.jobs += 1
-        self.tier.submit_load(job(self.jobs, keys, list(range(len(keys))), {}))
-        [result] = self.settle()
-        whole = [key_of(key) for key in keys]
-        good = whole if result.success else list(result.successful_keys or ())
-        found = [key for key, known in zip(keys, whole, strict=True) if known in good]
-        for key in found:
-            assert (self.host[keys.index(key)] == content(key)).all(), "wrong bytes"
-        return found
-
-    def found(self, keys: range) -> list[int]:
-        look = self.tier.lookup
-        return [key for key in keys if look(key_of(key), None) is LookupResult.HIT]
 
     def close(self) -> None:
         self.tier._pool.check_invariants()
         assert not self.tier._pool.num_used
         self.tier.shutdown()
-
-
-def content(key: int) -> Any:
-    return np.frombuffer(hashlib.sha256(b"bytes %d" % key).digest() * (SIZE // 32), np.uint8)
 
 
 def flip(world: World, key: int) -> None:

@@ -307,6 +307,7 @@ ROOMS_THAT_LOG = (
     "ports/vllm_tiers/",
     "ports/sglang/",
     "ports/hinted.py",
+    "ports/outages.py",
 )
 
 

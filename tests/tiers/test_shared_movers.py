@@ -176,7 +176,7 @@ def test_a_store_with_a_bug_leaves_no_look_up_open() -> None:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     store = FakeStore()
-    monkeypatch.setattr("blockmgr.ports.engine.tiers.MooncakeStore", lambda *_, **__: store)
+    monkeypatch.setattr("blockmgr.tiers.mooncake.MooncakeStore", lambda *_, **__: store)
     return store
 
 

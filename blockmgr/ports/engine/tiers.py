@@ -22,7 +22,7 @@ from blockmgr.tiers import (
     key_bytes,
     shared_key_bytes,
 )
-from blockmgr.tiers.mooncake import MooncakeStore
+from blockmgr.tiers.mooncake import connected
 from blockmgr.tiers.movers import BlockBytes, Mover
 from blockmgr.tiers.storages import HostStorage, SlabStorage, Storage
 
@@ -109,20 +109,12 @@ class EngineTiers:
         )
 
     def _connected(self, kind: MooncakeTier, layout: dict[str, str | int]) -> SharedStorage:
-        store = MooncakeStore(
-            kind.master,
-            host=kind.host,
-            lent_bytes=kind.lent_bytes,
-            protocol=kind.protocol,
-            devices=kind.devices,
-        )
         digest = self._config.digest
-        return SharedStorage(
-            store,
+        return connected(
+            kind,
             layout,
             block_bytes=self._blocks.size,
             key_bytes=shared_key_bytes(self._config.block_size),
-            timeout=kind.timeout,
             keyed=digest if isinstance(digest, KeyedDigest) else None,
         )
 

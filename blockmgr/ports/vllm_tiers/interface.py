@@ -18,6 +18,7 @@ logger = logging.getLogger("vllm.blockmgr")
 TIER = "vllm.v1.kv_offload.tiering.base:SecondaryTierManager"
 POLICY = "vllm.v1.kv_offload.cpu.policies.base:CachePolicy"
 REQUEST = "vllm.v1.kv_offload.base:ReqContext"
+LOOKUPS = "vllm.v1.kv_offload.tiering.async_lookup:AsyncLookupManager"
 STATS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics:OffloadingConnectorStats"
 CONFIG = "vllm.v1.kv_offload.config"
 
@@ -37,9 +38,18 @@ INTERFACE = Interface(
         f"{TIER}.touch": ("keys", "req_context"),
         f"{TIER}.on_new_request": ("req_context",),
         f"{TIER}.drain_jobs": (),
+        f"{TIER}.on_request_finished": ("req_context",),
+        f"{TIER}.on_schedule_end": ("context",),
         f"{TIER}.shutdown": (),
         f"{TIER}.build_metric_definitions": ("extra_config",),
         f"{TIER}.get_stats": (),
+        f"{LOOKUPS}.__init__": ("tier_type",),
+        f"{LOOKUPS}.batch_lookup": ("keys", "req_context"),
+        f"{LOOKUPS}.lookup": ("key", "req_context"),
+        f"{LOOKUPS}.flush": (),
+        f"{LOOKUPS}.mark_miss": ("keys",),
+        f"{LOOKUPS}.cleanup": ("req_id",),
+        f"{LOOKUPS}.shutdown": (),
         f"{POLICY}.__init__": ("cache_capacity",),
         f"{POLICY}.get": ("key",),
         f"{POLICY}.insert": ("key", "chunk"),
@@ -78,7 +88,7 @@ INTERFACE = Interface(
             "data_parallel_size",
         ),
         TIER: ("block_size_bytes", "medium"),
-        "vllm.v1.kv_offload.base:LookupResult": ("MISS", "HIT"),
+        "vllm.v1.kv_offload.base:LookupResult": ("MISS", "HIT", "RETRY"),
         "vllm.v1.kv_offload.base:Medium": ("STORAGE",),
     },
     places=(
