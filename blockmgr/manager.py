@@ -374,7 +374,8 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             OutOfBlocksError: Too few blocks for the batch at the moment.
             NeverFitsError: A sequence fills the pool, or its block table row.
             UnknownSequenceError: A handle is not live.
-            SequenceStateError: A sequence is preempted, or lacks slots for its tokens.
+            SequenceStateError: A sequence is preempted, or lacks slots for its tokens; or, with
+                ``strict_decode``, has more than one token to compute.
             StepError: Some tokens cannot be in memory before this step's forward: a sequence was
                 committed ahead of it, or shares a block that it writes, or a block that waits for a
                 copy of fewer tokens. Or, with ``early_commit``, a copy plan is not resolved.

@@ -129,7 +129,7 @@ void wrong_options() {
   flag("retention", &blockmgr_options::retention);
   flag("events", &blockmgr_options::events);
   flag("debug", &blockmgr_options::debug);
-  flag("reserved", &blockmgr_options::reserved);
+  flag("strict_decode", &blockmgr_options::strict_decode);
   refused_options("eviction", [](auto& wrong) { wrong.eviction = nullptr; });
   refused_options("eviction policy", [](auto& wrong) { wrong.eviction = "newest"; });
   refused_options("quotas", [](auto& wrong) { wrong.num_quotas = 1; });

@@ -140,7 +140,7 @@ typedef struct blockmgr_options {
   int32_t retention;           /* for retain, pin, set_time and free_expecting */
   int32_t events;              /* records what becomes findable, and what stops being so */
   int32_t debug;               /* 0, 1 or 2: what each call checks afterwards */
-  int32_t reserved;            /* 0 */
+  int32_t strict_decode;       /* decode refuses more than one token to compute a sequence */
   const char* eviction;        /* "lru" (the default), "lfuda", "s3fifo" or "arc" */
   const blockmgr_quota* quotas;
   size_t num_quotas;
