@@ -336,7 +336,7 @@ void Resuming::settle(std::vector<Member>& members, bool read_cache) {
       join(m, members[static_cast<std::size_t>(m.donor)]);
     }
   }
-  // Now that nobody looks at the tokens of another.
+  // Only now, because members read the tokens of others.
   for (Member& m : members) use<Admitting>().settle_resumed(*m.sequence, read_cache);
 }
 
