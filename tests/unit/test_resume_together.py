@@ -15,7 +15,7 @@ from blockmgr import (
     UnknownSequenceError,
 )
 from tests.conftest import MakeManager
-from tests.unit.engine import step
+from tests.unit.engine import cache, step
 from tests.unit.snapshot import refused
 
 PROMPT = [1, 2, 3, 4, 5, 6]
@@ -99,6 +99,14 @@ def test_slots_behind_tokens_are_not_shared(make_manager: MakeManager) -> None:
     preempt(manager, handles)
     manager.resume_together(handles, num_slots=7)
     first, second = tables(manager, handles)
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+    long = manager.admit(list(range(1, 10)))
+    [short] = manager.fork(long)
+    manager.truncate(short, 5)
+    preempt(manager, [*handles, short, long])
+    manager.resume_together([short, long], num_slots=7)  # look-ahead of the shorter one alone
+    first, second = tables(manager, [short, long])
     assert first[0] == second[0]
     assert first[1] != second[1]
 
@@ -250,6 +258,20 @@ def test_several_that_continue_one_end_share_or_copy_it(make_manager: MakeManage
     manager.resume_together(handles)
     assert [manager.sequence(h).num_cached_tokens for h in handles] == [6, 6]
     assert [copy.num_tokens for copy in manager.take_copies()] == [2, 2]
+
+
+def test_what_one_finds_is_kept_before_another_takes_blocks(make_manager: MakeManager) -> None:
+    manager = make_manager(5, 2)
+    finds, first = manager.admit([5, 5, 6]), manager.admit([1] * 4)
+    preempt(manager, [finds, first])
+    second = manager.admit([2, 2])
+    preempt(manager, [second])
+    for token in (5, 8, 9):
+        cache(manager, [token, token, 0])  # the block that is found would be evicted first
+    manager.resume_together([first, second, finds])
+    assert manager.sequence(finds).num_cached_tokens == 2
+    assert manager.sequence(finds).tokens.tolist() == [5, 5, 6]
+    assert manager.match([5, 5, 0]).num_cached_tokens == 2
 
 
 def test_states_are_each_sequences_own(make_manager: MakeManager) -> None:
