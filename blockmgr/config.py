@@ -163,6 +163,7 @@ class ManagerOptions(PoolOptions, total=False):
     watermark_blocks: int
     steps_in_flight: int
     early_commit: bool
+    strict_decode: bool
     hit_rate_window: int
     debug: int
 
@@ -241,6 +242,9 @@ class ManagerConfig:
         steps_in_flight: Most launched steps that may be incomplete at a time. Above 0, blocks freed
             while a step runs are handed out only after ``complete`` of that step.
         early_commit: ``commit`` comes before the forward that writes the tokens.
+        strict_decode: ``decode`` refuses a sequence with more than one token to compute. It takes
+            all tokens as computed, so without this an engine that forgot a chunk of a prompt
+            caches K/V that no forward wrote.
         null_block: Reserve block 0 as a target for padded writes.
         ghost_blocks: Evicted blocks to remember, by digest and time of last use. ``hit_rate_curve``
             needs them, and ``explain`` gives more reasons with them. 0 costs nothing. The sum with
@@ -290,6 +294,7 @@ class ManagerConfig:
     watermark_blocks: int = field(default=0, metadata=rule(0, "capacity"))
     steps_in_flight: int = field(default=0, metadata=rule(0, MAX_STEPS_IN_FLIGHT))
     early_commit: bool = False
+    strict_decode: bool = False
     null_block: bool = False
     ghost_blocks: int = field(default=0, metadata=rule(0, "most_ghosts"))
     hit_rate_window: int = field(default=1000, metadata=rule(0, MAX_WINDOW))

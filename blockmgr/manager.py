@@ -374,7 +374,8 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             OutOfBlocksError: Too few blocks for the batch at the moment.
             NeverFitsError: A sequence fills the pool, or its block table row.
             UnknownSequenceError: A handle is not live.
-            SequenceStateError: A sequence is preempted, or lacks slots for its tokens.
+            SequenceStateError: A sequence is preempted, or lacks slots for its tokens; or, with
+                ``strict_decode``, has more than one token to compute.
             StepError: Some tokens cannot be in memory before this step's forward: a sequence was
                 committed ahead of it, or shares a block that it writes, or a block that waits for a
                 copy of fewer tokens. Or, with ``early_commit``, a copy plan is not resolved.
@@ -523,6 +524,60 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             A planned copy, if part of a cached block is reused (``min_partial_tokens``).
         """
         self._core.resume(handle, num_slots, read_cache)
+
+    def resume_together(
+        self,
+        handles: IntSequence[int] | npt.NDArray[np.int64],
+        *,
+        num_slots: int | None = None,
+        read_cache: bool = True,
+    ) -> None:
+        """Resumes preempted sequences, which share again what they have in common; all or none.
+
+        Samples of one prompt and beams share blocks that are not cached: the last block of the
+        prompt, a chunk that is not committed. Resumed one by one, each takes such blocks for
+        itself, so that they may not fit where they were. In one call, they share blocks as forks
+        do: those in which their tokens, namespace and extra keys are equal up to there, and the
+        last block of a sequence whose tokens others continue. Such sequences have the same
+        ``num_computed_tokens``, and each computes what follows.
+
+        Sequences that share blocks with no others are resumed too. If the blocks do not suffice,
+        some sequences find less than is cached, so that they can share more. With full attention
+        alone, sequences that were preempted with all their forks therefore fit into the blocks that
+        they held, unless ``num_slots`` asks for more, others took those blocks, or the watermark
+        holds them back. Windows may need more: a prompt that is computed again holds blocks that
+        its windows had passed, so ask for a chunk of it with ``num_slots``.
+
+        Args:
+            handles: ``int64[sequences]``, distinct and preempted.
+            num_slots: As in ``resume``, for each sequence. Blocks with slots behind the tokens of a
+                sequence are not shared.
+            read_cache: As in ``resume``.
+
+        Raises:
+            OutOfBlocksError: Too few blocks for all of them at the moment, the watermark counted.
+                With ``quotas``, it has the numbers of one namespace that lacks blocks.
+            NeverFitsError: ``num_slots`` is more than the pool or a block table row holds, or the
+                sequences take more blocks than there are.
+            UnknownSequenceError: A handle is not live.
+            SequenceStateError: A sequence is not preempted.
+            ValueError: Handles repeated, or ``num_slots`` below 1.
+
+        Leaves:
+            Planned copies, as ``resume`` does, and of states.
+
+        Cost: That of ``resume`` for each, and a sort of the sequences by their tokens.
+
+        >>> manager = BlockManager(num_blocks=4, block_size=4)
+        >>> first = manager.admit([1, 2, 3, 4, 5, 6])
+        >>> handles = [first, *manager.fork(first, 3)]
+        >>> for handle in handles:
+        ...     manager.preempt(handle)
+        >>> manager.resume_together(handles)
+        >>> manager.stats().used_blocks
+        2
+        """
+        self._core.resume_together(handles, num_slots, read_cache)
 
     # A step.
 

@@ -63,6 +63,11 @@ class TracedManager:
             self._manager.resume(handle, **key)
             self._tell(span, handle)
 
+    def resume_together(self, handles: Any, **key: Any) -> None:
+        """As ``BlockManager.resume_together``, in a span ``blockmgr.resume_together``."""
+        with self.span("resume_together", num_sequences=len(handles)):
+            self._manager.resume_together(handles, **key)
+
     @contextmanager
     def span(self, name: str, **attributes: str | int | float | bool) -> Iterator[trace.Span]:
         """A span for the caller's own work, such as a load of K/V from another tier.

@@ -829,6 +829,17 @@ class TieredManager(BlockManager):
         with self._turn():
             super().resume(handle, num_slots=num_slots, read_cache=read_cache)
 
+    def resume_together(
+        self,
+        handles: IntSequence[int] | npt.NDArray[np.int64],
+        *,
+        num_slots: int | None = None,
+        read_cache: bool = True,
+    ) -> None:
+        """``BlockManager.resume_together``, which loads nothing."""
+        with self._turn():
+            super().resume_together(handles, num_slots=num_slots, read_cache=read_cache)
+
     def free(
         self, handle: int, *, expect_reuse: bool | None = None, withdraw: bool = False
     ) -> None:

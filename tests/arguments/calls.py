@@ -250,6 +250,13 @@ CALLS: Final = (
     ),
     method(
         "manager",
+        "BlockManager.resume_together",
+        handles=ints(lambda w: [w.preempted]),
+        num_slots=number(5),
+        read_cache=other(True),
+    ),
+    method(
+        "manager",
         "BlockManager.retain",
         handle=handle,
         start=number(1),

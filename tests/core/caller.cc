@@ -214,6 +214,12 @@ void Caller::resume(Handle handle, std::int64_t num_slots, bool read_cache) {
   expect_ok(blockmgr_resume(c_, handle, num_slots, read_cache ? kNone : kSkip));
 }
 
+void Caller::resume_together(const Handle* handles, std::int64_t count, std::int64_t num_slots,
+                             bool read_cache) {
+  if (!c_) return core_->resume_together(handles, count, num_slots, read_cache);
+  expect_ok(blockmgr_resume_together(c_, handles, count, num_slots, read_cache ? kNone : kSkip));
+}
+
 void Caller::reserve(Handle handle, std::int64_t num_slots) {
   if (!c_) return core_->reserve(handle, num_slots);
   expect_ok(blockmgr_reserve(c_, handle, num_slots));

@@ -35,6 +35,8 @@ class Caller {
   Admission can_admit(const Prompt& prompt);
   Handle admit(const Prompt& prompt);
   void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
+  void resume_together(const Handle* handles, std::int64_t count, std::int64_t num_slots,
+                       bool read_cache);
   void reserve(Handle handle, std::int64_t num_slots);
   void append(Handle handle, const Token* tokens, std::int64_t count);
   void commit(Handle handle, std::int64_t num_computed);

@@ -129,7 +129,7 @@ void wrong_options() {
   flag("retention", &blockmgr_options::retention);
   flag("events", &blockmgr_options::events);
   flag("debug", &blockmgr_options::debug);
-  flag("reserved", &blockmgr_options::reserved);
+  flag("strict_decode", &blockmgr_options::strict_decode);
   refused_options("eviction", [](auto& wrong) { wrong.eviction = nullptr; });
   refused_options("eviction policy", [](auto& wrong) { wrong.eviction = "newest"; });
   refused_options("quotas", [](auto& wrong) { wrong.num_quotas = 1; });
@@ -257,6 +257,7 @@ void wrong_handles(blockmgr_handle own, blockmgr_handle gone) {
     REFUSED(due, "handle", blockmgr_free_expecting(manager, h, 1, 0));
     REFUSED(due, "handle", blockmgr_preempt(manager, h, 0));
     REFUSED(due, "handle", blockmgr_resume(manager, h, 0, 0));
+    REFUSED(due, "handle", blockmgr_resume_together(manager, &h, 1, 0, 0));
     REFUSED(due, "handle", blockmgr_retain(manager, h, 0, 1, BLOCKMGR_PRIORITY_HIGH, 1, &number));
     REFUSED(due, "handle", blockmgr_view(manager, h, &view));
     REFUSED(due, "handle", blockmgr_tokens(manager, h, nullptr, 0, &number));
@@ -279,6 +280,7 @@ void wrong_numbers(blockmgr_handle own) {
     REFUSED(BLOCKMGR_BAD_VALUE, "n must", blockmgr_fork(manager, own, n, children));
     REFUSED(BLOCKMGR_BAD_VALUE, "count", blockmgr_decode(manager, &own, kTokens, n, slots));
     REFUSED(BLOCKMGR_BAD_VALUE, "count", blockmgr_reparent(manager, &own, slots, n));
+    REFUSED(BLOCKMGR_BAD_VALUE, "count", blockmgr_resume_together(manager, &own, n, 0, 0));
     REFUSED(BLOCKMGR_BAD_VALUE, "count", blockmgr_acquire(manager, slots, n));
     REFUSED(BLOCKMGR_BAD_VALUE, "room", blockmgr_tokens(manager, own, nullptr, n, &number));
     REFUSED(BLOCKMGR_BAD_VALUE, "room", blockmgr_handles(manager, nullptr, n, &number));
@@ -288,6 +290,7 @@ void wrong_numbers(blockmgr_handle own) {
     REFUSED(BLOCKMGR_BAD_VALUE, "start", blockmgr_slot_mapping(manager, own, 0, n, 1, slots));
     REFUSED(BLOCKMGR_BAD_VALUE, "start", blockmgr_slot_mapping(manager, own, 0, 0, n, slots));
     REFUSED(BLOCKMGR_BAD_VALUE, "num_slots", blockmgr_resume(manager, own, n, 0));
+    REFUSED(BLOCKMGR_BAD_VALUE, "num_slots", blockmgr_resume_together(manager, &own, 1, n, 0));
   }
   REFUSED(BLOCKMGR_NEVER_FITS, "blocks", blockmgr_reserve(manager, own, kMost));
   REFUSED(BLOCKMGR_NEVER_FITS, "blocks", blockmgr_append(manager, own, kTokens, kMost));
@@ -301,6 +304,7 @@ void wrong_numbers(blockmgr_handle own) {
   REFUSED(BLOCKMGR_BAD_VALUE, "flags", blockmgr_free(manager, own, 2));
   REFUSED(BLOCKMGR_BAD_VALUE, "flags", blockmgr_preempt(manager, own, UINT32_MAX));
   REFUSED(BLOCKMGR_BAD_VALUE, "flags", blockmgr_resume(manager, own, 0, 2));
+  REFUSED(BLOCKMGR_BAD_VALUE, "flags", blockmgr_resume_together(manager, &own, 1, 0, 2));
   REFUSED(BLOCKMGR_BAD_VALUE, "expect_reuse", blockmgr_free_expecting(manager, own, 2, 0));
   REFUSED(BLOCKMGR_BAD_VALUE, "reset_hit_rate", blockmgr_reset_prefix_cache(manager, -1, nullptr));
   REFUSED(BLOCKMGR_BAD_VALUE, "level", blockmgr_retain(manager, own, 0, 1, 9, 1, nullptr));

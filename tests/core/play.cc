@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kBalanced[kNumMoves] = {14, 4, 16, 16, 22, 3, 3, 1, 2, 4, 3, 3, 6, 3, 2,
                                       10, 3, 5,  1,  1,  1, 1, 8, 4, 3, 4, 4, 8, 0, 0, 1,
-                                      2,  4, 1,  1};
+                                      2,  4, 1,  1,  0};
 
 }  // namespace
 
@@ -144,9 +144,30 @@ const std::vector<Profile>& profiles() {
   return all;
 }
 
+const Profile& families() {
+  static const Profile one = {"families",
+                              3,
+                              24,
+                              {1, 2, 3, 4, 8},
+                              4,
+                              12,
+                              24,
+                              {2, 2, 3},
+                              2,
+                              0,
+                              {{kMoveFork, 16},
+                               {kMoveBranch, 10},
+                               {kMoveReparent, 6},
+                               {kMoveAppend, 24},
+                               {kMoveDecode, 20},
+                               {kMovePreempt, 8},
+                               {kMoveTogether, 20}}};
+  return one;
+}
+
 Play::Play(Bytes& bytes, int profile, Counts* counts, Trial* trial, bool through_c)
     : bytes_(bytes),
-      profile_(profiles()[static_cast<std::size_t>(profile)]),
+      profile_(profile < 0 ? families() : profiles()[static_cast<std::size_t>(profile)]),
       settings_(draw(bytes, profile_, trial, through_c)),
       world_(settings_, counts),
       vocabulary_(profile_.vocabulary[static_cast<std::size_t>(
@@ -238,7 +259,7 @@ void Play::weigh() {
       weights[move] = 0;
   double total = 0;
   for (double& weight : weights) {
-    if (profile_.swarm) weight *= std::exp2(bytes_.between(-profile_.swarm, profile_.swarm));
+    if (profile_.swarm && &weight != weights + kMoveTogether) weight *= std::exp2(bytes_.between(-profile_.swarm, profile_.swarm));
     total += weight;
   }
   double sum = 0;
@@ -347,6 +368,8 @@ void Play::move_once() {
       return reparent();
     case kMoveResume:
       return resume();
+    case kMoveTogether:
+      return bytes_.one_in(2) ? regroup() : resume_together();
     case kMoveUnpin:
       if (settings_.core.retention) world_.unpin(bytes_.next());
       return;
@@ -606,6 +629,33 @@ void Play::resume() {
   static constexpr int kSlots[] = {0, 0, 1, 9};
   const int slots = kSlots[bytes_.below(4)];
   world_.resume(*entry, slots, !bytes_.one_in(8));
+}
+
+void Play::resume_together() {
+  std::vector<EntryPtr> chosen;
+  for (const EntryPtr& entry : world_.entries())
+    if ((!entry->running && !bytes_.one_in(4)) || bytes_.one_in(64)) chosen.push_back(entry);
+  if (!chosen.empty() && bytes_.one_in(64)) chosen.push_back(chosen.front());
+  static constexpr int kSlots[] = {0, 0, 1, 9};
+  const int slots = kSlots[bytes_.below(4)];
+  world_.resume_together(chosen, slots, !bytes_.one_in(8));
+}
+
+// All sequences are preempted: with full attention alone, they fit where they were.
+void Play::regroup() {
+  if (!bytes_.one_in(4)) {
+    world_.step();
+    world_.complete(world_.steps().size());
+  }
+  const bool must_fit = world_.may_regroup();
+  std::vector<EntryPtr> family;
+  for (const EntryPtr& entry : std::vector<EntryPtr>(world_.entries())) {
+    if (!entry->running) continue;
+    world_.preempt(*entry, true);
+    if (entry->running) return;
+    family.push_back(entry);
+  }
+  world_.resume_together(family, 0, true, must_fit);
 }
 
 void Play::retain(const EntryPtr& entry) {

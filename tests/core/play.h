@@ -46,6 +46,7 @@ enum Move {
   kMoveLetGo,
   kMoveTouchBlocks,
   kMoveForget,
+  kMoveTogether,  // the last one: it takes no byte when weights are drawn
   kNumMoves
 };
 
@@ -70,10 +71,13 @@ struct Profile {
   bool plain = false;  // always the settings of most managers
 };
 const std::vector<Profile>& profiles();
+// One that is not among them, so that the numbers of the others stay: forks that are preempted and
+// resumed together.
+const Profile& families();
 
 class Play {
  public:
-  // Draws a configuration and weights from the stream.
+  // Draws a configuration and weights from the stream. profile: its number; -1 for families().
   Play(Bytes& bytes, int profile, Counts* counts = nullptr, Trial* trial = nullptr,
        bool through_c = false);
   // One move; false when the stream is at its end.
@@ -106,6 +110,8 @@ class Play {
   void pause();
   void reparent();
   void resume();
+  void resume_together();
+  void regroup();
   void nonsense();
   void retain(const EntryPtr& entry);
   void twins(const EntryPtr& entry);

@@ -14,12 +14,14 @@ namespace blockmgr::testing {
 // layers, and smaller ones a manager with the profile of that number.
 inline constexpr int kPoolKind = 192;
 inline constexpr int kGroupKind = 128;
+// The last two: the profile of families, directly and through C.
+inline constexpr int kFamilyKind = 254;
 // Managers of these kinds are called through the C interface: half of those of each sort.
 inline bool is_through_c(std::uint8_t kind) {
   return kind < kPoolKind && kind % kGroupKind >= (kind < kGroupKind ? 64 : 32);
 }
 
-// The kinds by name: every profile, and "pool". A further kind is called "groups".
+// The kinds by name: every profile, and "pool". Further kinds are called "groups" and "families".
 std::vector<std::string> kind_names();
 // Those of managers that are called through the C interface: "c:" and the name of the profile, or
 // "c:groups".

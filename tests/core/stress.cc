@@ -1,6 +1,7 @@
 // Runs a given number of random operations: stress --seed 1 --ops 100000000 --profile all.
 // The profile "groups" drives managers with groups of layers, and the profile "c" managers of all
-// profiles through the C interface.
+// profiles through the C interface; "families" and "c:families" preempt forks and resume them
+// together.
 //
 // Each run of some hundred moves draws a configuration from the stream of its seed. On a violation,
 // the program writes the bytes of the run to a file, which --replay and the fuzz target can run
@@ -32,7 +33,7 @@ struct Arguments {
 
 [[noreturn]] void usage(const std::string& wrong) {
   std::fprintf(stderr,
-               "%s\nusage: stress [--seed N] [--ops N] [--profile NAME|groups|c|all] [--moves N] "
+               "%s\nusage: stress [--seed N] [--ops N] [--profile NAME|groups|families|c|all] [--moves N] "
                "[--minutes M] [--out FILE] [--replay FILE]\n",
                wrong.c_str());
   std::exit(2);
@@ -64,7 +65,8 @@ Arguments parse(int argc, char** argv) {
         a.kinds = known;
         continue;
       }
-      if (std::strcmp(value, "groups") && !std::count(a.kinds.begin(), a.kinds.end(), value) &&
+      const std::string name = value;
+      if (name != "groups" && name != "families" && name != "c:families" && !std::count(a.kinds.begin(), a.kinds.end(), value) &&
           !std::count(known.begin(), known.end(), value))
         usage(std::string("unknown profile ") + value);
       a.kinds = {value};

@@ -63,7 +63,7 @@ const char* name_of(Op op) {
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
       "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
       "reset",  "retire",        "acquire", "release",  "touch_blocks", "forget",
-      "cache_state"};
+      "cache_state", "resume_together"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }
@@ -462,6 +462,54 @@ void World::resume(Entry& entry, std::int64_t num_slots, bool read_cache) {
     hand(entry);
     note_found(entry, match, hits_before);
     expect_private(entry, entry.start);
+  }
+  settle();
+}
+
+bool World::may_regroup() const {
+  return steps_.empty() && holds_.empty() && !config_.watermark_blocks &&
+         std::all_of(entries_.begin(), entries_.end(), [&](const EntryPtr& entry) {
+           return !entry->running || slots_of(*entry) >= static_cast<std::int64_t>(entry->tokens.size());
+         });
+}
+
+// How much it finds depends on the room, so the world computes only what each must have.
+void World::resume_together(const std::vector<EntryPtr>& entries, std::int64_t num_slots,
+                            bool read_cache, bool must_fit) {
+  std::vector<Handle> handles;
+  Outcomes due = bit(kDone) | (must_fit ? 0 : bit(kOutOfBlocks) | bit(kNeverFits));
+  for (const EntryPtr& entry : entries) {
+    const bool again = std::find(handles.begin(), handles.end(), entry->handle) != handles.end();
+    handles.push_back(entry->handle);
+    touching(entry->name);
+    if (due & bit(kDone) && (entry->running || again))
+      due = bit(entry->running ? kWrongState : kBadValue);
+  }
+  for (const EntryPtr& entry : entries) {
+    const auto length = static_cast<std::int64_t>(entry->tokens.size());
+    if (due & bit(kDone) && blocks_for(std::max(length, num_slots)) > longest(*entry))
+      due = bit(kNeverFits);
+  }
+  const auto count = static_cast<std::int64_t>(handles.size());
+  if (caller_.refuses_batch(count)) due = bit(kBadValue);
+  const auto run = [&] {
+    caller_.resume_together(handles.data(), count, num_slots, read_cache);
+  };
+  if (call(kResumeTogether, due, run) == kDone) {
+    for (const EntryPtr& entry : entries) {
+      const auto length = static_cast<std::int64_t>(entry->tokens.size());
+      entry->running = true;
+      entry->start = entry->left_off = view(*entry).num_cached;
+      EXPECT(entry->start < length, "no token is left to compute");
+      EXPECT(slots_of(*entry) >= (num_slots ? num_slots : length), "too few slots");
+      EXPECT(read_cache || !entry->start, "the cache was read");
+      MatchResult match;
+      match.blocks = blocks_of(*entry);
+      match.blocks.resize(static_cast<std::size_t>(entry->start / config_.block_size));
+      note_kept(*entry, match);
+      hand(*entry);
+      if (config_.retention) levels_.found(owners(match.blocks));
+    }
   }
   settle();
 }

@@ -59,6 +59,7 @@ enum Op {
   kTouchBlocks,
   kForget,
   kCacheState,
+  kResumeTogether,
   kNumOps
 };
 enum Outcome {
@@ -170,6 +171,11 @@ class World {
   EntryPtr admit(std::vector<Token> tokens, int name, int extras, std::int64_t num_slots,
                  const Asked& terms = {});
   void resume(Entry& entry, std::int64_t num_slots, bool read_cache = true);
+  // must_fit: it is not refused.
+  void resume_together(const std::vector<EntryPtr>& entries, std::int64_t num_slots, bool read_cache,
+                       bool must_fit = false);
+  // Whether all running sequences, preempted now, would fit where they are.
+  bool may_regroup() const;
   void reset(bool reset_hit_rate);
   void retire(int name);
   void reserve(Entry& entry, std::int64_t num_slots);

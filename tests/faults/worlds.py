@@ -54,6 +54,22 @@ def managed(**options: Any) -> World:
     )
 
 
+def family() -> World:
+    """Preempted forks that continue what is cached, and a prompt of which ghosts are known."""
+    manager = managed(ghost_blocks=12).subject
+    for prompt in ([*range(40, 52)], [*range(60, 92)]):
+        old = manager.admit(prompt)
+        manager.commit(old, len(prompt))
+        manager.free(old)
+    first = manager.admit([*PROMPT, 300], namespace=b"tenant")
+    handles = [first, *manager.fork(first, 2)]
+    manager.append(handles[1], [301])
+    handles.append(manager.admit([*range(40, 52), 52], num_slots=1, read_cache=False))
+    for handle in handles:
+        manager.preempt(handle)
+    return World(manager, {"family": handles})
+
+
 def with_copies() -> World:
     """A pending copy, after many tickets."""
     world = managed()

@@ -166,6 +166,14 @@ class Draw:
         slots = self.rng.choice([None, None, 1, 9])
         return {"num_slots": slots, "read_cache": self.rng.random() < 0.9}
 
+    def resume_together(self) -> Record:
+        """A batch, in any order."""
+        return {"batch": self.batch(0.7), **self.resume()}
+
+    def regroup(self) -> Record:
+        """Mostly while no step is in flight."""
+        return {"steps": self.rng.random() < 0.7}
+
     def hold(self) -> Record:
         """A few blocks, sometimes twice."""
         return {"count": self.rng.randint(0, 3), "twice": self.rng.random() < 0.2}

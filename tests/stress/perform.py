@@ -127,6 +127,19 @@ def _resume(world: World, record: Record) -> None:
         world.resume(entry, record["num_slots"], record.get("read_cache", True))
 
 
+def _resume_together(world: World, record: Record) -> None:
+    waiting = [entry for entry in world.entries if not entry.running]
+    chosen = [waiting[i] for i in record["batch"] if i < len(waiting)]
+    world.resume_together(chosen, num_slots=record["num_slots"], read_cache=record["read_cache"])
+
+
+def _regroup(world: World, record: Record) -> None:
+    if record["steps"]:
+        world.step()
+        world.complete(len(world.steps))
+    world.regroup()
+
+
 def _reset(world: World, record: Record) -> None:
     world.reset(reset_hit_rate=record["reset_hit_rate"])
 
@@ -281,6 +294,8 @@ OPERATIONS: dict[str, Callable[[World, Record], None]] = {
     "complete": _complete,
     "take_remaps": _take_remaps,
     "resume": _resume,
+    "resume_together": _resume_together,
+    "regroup": _regroup,
     "reset": _reset,
     "hold": _hold,
     "let_go": _let_go,

@@ -78,6 +78,8 @@ class Profile:
         quotas: Whether some of the namespaces have quotas.
         swarm: Largest exponent of 2 by which a weight is multiplied, drawn for each run.
         sessions: Whether prompts have sessions.
+        together: Whether preempted sequences are resumed together, which the model cannot do. Such
+            a profile is in no run of all profiles, whose seeds would stand for others.
         layouts: Whether a run has any groups of layers, or only full attention.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
@@ -95,7 +97,11 @@ class Profile:
     layouts: bool = False
     sizes_by_group: bool = False
     sessions: bool = False
+    together: bool = False
 
+
+FAMILIES = {"fork": 16, "branch": 10, "reparent": 6, "append": 24, "decode": 20, "preempt": 8,
+            "resume_together": 12, "regroup": 8, "hold": 0.1}  # fmt: skip
 
 PROFILES = {
     "balanced": Profile(),
@@ -148,11 +154,18 @@ PROFILES = {
         sizes_by_group=True,
         weights={"turn": 6, "cache": 1, "begin": 12, "finish": 6, "complete": 6, "abort": 3},
     ),
+    "families": Profile(blocks=(3, 24), quotas=True, together=True, weights=FAMILIES),
+    "families_in_groups": Profile(
+        sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, together=True,
+        weights={**FAMILIES, "turn": 4, "cache": 1},
+    ),
 }  # fmt: skip
 """The kinds of run, by name."""
 
-OF_THE_MANAGER = tuple(name for name, profile in PROFILES.items() if not profile.sizes_by_group)
-ONE_GROUP = tuple(name for name, profile in PROFILES.items() if not profile.layouts)
+OF_THE_MANAGER = tuple(
+    name for name, each in PROFILES.items() if not (each.sizes_by_group or each.together)
+)
+ONE_GROUP = tuple(name for name, each in PROFILES.items() if not (each.layouts or each.together))
 
 GROUPS = {
     "full": layers.FullAttention,

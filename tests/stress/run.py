@@ -164,7 +164,10 @@ class Run:
 
     def __init__(self, plan: Plan, profile: str, seed: int) -> None:
         rng = random.Random(f"{profile}:{seed}")
-        self.profile, self.seed, self.detectors = profile, seed, plan.detectors
+        detectors = (
+            plan.detectors.replace("D", "") if PROFILES[profile].together else plan.detectors
+        )
+        self.profile, self.seed, self.detectors = profile, seed, detectors
         self.config = draw_config(rng, PROFILES[profile], default=plan.default, layout=plan.layout)
         drawn = draw_chunking(rng) if "layout" in self.config else draw_habits(rng)
         self.config |= plan.options
@@ -172,7 +175,7 @@ class Run:
         self.draw = Draw(rng, profile)
         self.records: list[Record] = []
         self.compared = 0
-        self.world = build_world(self.config, seed, plan.detectors, plan.manager)
+        self.world = build_world(self.config, seed, detectors, plan.manager)
 
     def one(self) -> None:
         """One operation."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.blocks import Admission, Priority
+from tests.specification.layers import RecurrentState
 from tests.stress.holding import HoldingEngine
 from tests.stress.lockstep import DivergenceError, Entry, Launched
 from tests.stress.memory import Work, extend_prefixes, prefixes_of
@@ -91,6 +92,34 @@ class World(HoldingEngine):
             entry.running = True
             self.begin_entry(entry)
         self.settle()
+
+    def resume_together(self, entries: list[Entry], **key: Any) -> bool:
+        """Without a model; returns whether the sequences run."""
+        handles = [entry.handle for entry in entries]
+        done = self.both("resume_together", [handles], [handles], **key) is not None
+        for entry in entries if done else ():
+            entry.running = True
+            self.begin_entry(entry)
+        self.settle()
+        return done
+
+    def regroup(self) -> None:
+        """Preempts all running sequences, which must then fit where they were."""
+        config, family = self.manager.config, [entry for entry in self.entries if entry.running]
+        views = [self.manager.sequence(entry.handle) for entry in family]
+        must_fit = not (self.steps or self.holds or config.watermark_blocks)
+        must_fit &= all(view.num_slots >= view.num_tokens for view in views)
+        must_fit &= all(kind.first_read(10**6) == 0 for kind in self.attention())
+        for entry in family:
+            self.preempt(entry, withdraw=True)
+        waiting = [entry for entry in family if not entry.running]
+        must_fit &= len(waiting) == len(family)
+        if not self.resume_together(waiting) and must_fit:
+            raise DivergenceError(f"{len(family)} sequences do not fit where they were")
+
+    def attention(self) -> list[Any]:
+        """The groups whose blocks hold tokens."""
+        return [kind for kind in self.kinds if not isinstance(kind, RecurrentState)]
 
     def cache_state(self, entry: Entry) -> None:
         raise NotImplementedError("of groups with states")

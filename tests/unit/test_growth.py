@@ -21,6 +21,26 @@ def test_append_takes_a_block_only_when_the_last_one_is_full(make_manager: MakeM
     assert seq.tokens.tolist() == [1, 2, 3]
 
 
+def test_a_strict_decode_refuses_a_chunk_that_no_forward_computed(
+    make_manager: MakeManager,
+) -> None:
+    manager = make_manager(8, 2, strict_decode=True)
+    whole = serve(manager, [1] * 3)
+    parts = manager.sequence(manager.admit([2] * 5, num_slots=2))
+    step(manager, parts.handle)
+    parts.reserve(5)
+    with refused(manager, SequenceStateError, "3 tokens to compute"):
+        manager.decode([whole.handle, parts.handle], [7, 8])
+    parts.commit(4)  # one is left, as after a decode
+    manager.decode([whole.handle, parts.handle], [7, 8])
+    assert (whole.num_computed_tokens, parts.num_computed_tokens) == (3, 5)
+    manager.decode([whole.handle, parts.handle], [7, 8])
+    lax = make_manager(8, 2)
+    handle = lax.admit([2] * 5)
+    lax.decode([handle], [8])  # takes them all as computed
+    assert lax.sequence(handle).num_computed_tokens == 5
+
+
 def test_append_gives_slots_to_pending_tokens_too(make_manager: MakeManager) -> None:
     manager = make_manager(8, 2)
     seq = manager.sequence(manager.admit([1] * 7, num_slots=2))

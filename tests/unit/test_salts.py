@@ -213,6 +213,7 @@ WRONG: list[Callable[[BlockManager], object]] = [
     lambda m: m.reserve(m.handles()[0], 100),
     lambda m: m.free(SALT),  # type: ignore[arg-type]
     lambda m: m.resume(m.handles()[0]),
+    lambda m: m.resume_together(m.handles()),
     lambda m: m.truncate(m.handles()[0], 0),
     lambda m: m.fork(m.handles()[0], 1000),
     lambda m: m.copies_applied(99),

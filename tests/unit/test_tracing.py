@@ -40,6 +40,11 @@ def test_an_admission_says_how_much_it_found() -> None:
     recorded.traced.preempt(handle)
     recorded.traced.resume(handle)
     assert [span.name for span in recorded.spans()] == ["blockmgr.admit", "blockmgr.resume"]
+    recorded.traced.preempt(handle)
+    recorded.traced.resume_together([handle])
+    span = recorded.spans()[-1]
+    assert span.name == "blockmgr.resume_together"
+    assert dict(span.attributes or {}) == {"blockmgr.num_sequences": 1}
 
 
 def test_a_refusal_is_told_by_its_kind_and_nothing_of_the_prompt() -> None:

@@ -301,6 +301,18 @@ ROWS: list[tuple[str, Wrong, type[BaseException], str]] = [
     ("preempt: freed", lambda w: w.manager.preempt(w.freed), UnknownSequenceError, "handle"),
     ("resume: running", lambda w: w.manager.resume(w.running), SequenceStateError, "running"),
     ("resume: freed", lambda w: w.manager.resume(w.freed), UnknownSequenceError, "handle"),
+    (
+        "resume_together: running",
+        lambda w: w.manager.resume_together([w.preempted, w.running]),
+        SequenceStateError,
+        "running",
+    ),
+    (
+        "resume_together: twice",
+        lambda w: w.manager.resume_together([w.preempted, w.preempted]),
+        ValueError,
+        "handles",
+    ),
     # Retention.
     ("free: hint of 1", lambda w: w.manager.free(w.running, expect_reuse=1), TypeError, "expect"),
     (

@@ -368,6 +368,14 @@ nb::object decode(Core& self, nb::handle handles, nb::handle tokens) {
   return slots.array;
 }
 
+void resume_together(Core& self, nb::handle handles, nb::handle num_slots, nb::handle read_cache) {
+  const std::int64_t slots = slots_argument(num_slots);
+  const bool reads = bool_argument(read_cache, "read_cache");
+  HandleArray rows = batch_argument(self, handles, "handles", self.handles);
+  read_handles(self, rows);
+  self.core.resume_together(rows.data(), rows.size(), slots, reads);
+}
+
 void reparent(Core& self, nb::handle handles, nb::handle parents) {
   HandleArray rows = batch_argument(self, handles, "handles", self.handles);
   read_handles(self, rows);
@@ -591,6 +599,10 @@ NB_MODULE(_core, m) {
       .def("resume", checked<resume>,
            nb::sig("def resume(self, handle: object, num_slots: object, read_cache: object, /) "
                    "-> None"),
+           any(), any(), any())
+      .def("resume_together", checked<resume_together>,
+           nb::sig("def resume_together(self, handles: object, num_slots: object, "
+                   "read_cache: object, /) -> None"),
            any(), any(), any())
       .def("reset_prefix_cache", checked<reset_prefix_cache>,
            nb::sig("def reset_prefix_cache(self, reset_hit_rate: object, /) -> int"), any())

@@ -140,7 +140,7 @@ typedef struct blockmgr_options {
   int32_t retention;           /* for retain, pin, set_time and free_expecting */
   int32_t events;              /* records what becomes findable, and what stops being so */
   int32_t debug;               /* 0, 1 or 2: what each call checks afterwards */
-  int32_t reserved;            /* 0 */
+  int32_t strict_decode;       /* decode refuses more than one token to compute a sequence */
   const char* eviction;        /* "lru" (the default), "lfuda", "s3fifo" or "arc" */
   const blockmgr_quota* quotas;
   size_t num_quotas;
@@ -268,6 +268,11 @@ BLOCKMGR_API blockmgr_status blockmgr_preempt(blockmgr_manager* manager, blockmg
  * BLOCKMGR_SKIP_CACHE. */
 BLOCKMGR_API blockmgr_status blockmgr_resume(blockmgr_manager* manager, blockmgr_handle handle,
                                              int64_t num_slots, uint32_t flags);
+/* The same for several, all or none: what they have in common they share again, as forks do. The
+ * handles must be distinct. */
+BLOCKMGR_API blockmgr_status blockmgr_resume_together(blockmgr_manager* manager,
+                                                      const blockmgr_handle* handles, int64_t count,
+                                                      int64_t num_slots, uint32_t flags);
 /* Caches the states of a sequence now. cached, or NULL: whether they are (0 or 1). */
 BLOCKMGR_API blockmgr_status blockmgr_cache_state(blockmgr_manager* manager, blockmgr_handle handle,
                                                   int32_t* cached);

@@ -167,6 +167,9 @@ class Manager {
   void resume(Handle handle, std::int64_t num_slots = 0) {
     check(blockmgr_resume(get(), handle, num_slots, 0));
   }
+  void resume_together(std::span<const Handle> handles, std::int64_t num_slots = 0) {
+    check(blockmgr_resume_together(get(), handles.data(), size_of(handles), num_slots, 0));
+  }
 
   SequenceView view(Handle handle) const {
     SequenceView view{};

@@ -71,6 +71,7 @@ struct ReadOption {
         {"min_partial_tokens", given.min_partial_tokens},
         {"watermark_blocks", given.watermark_blocks},
         {"early_commit", given.early_commit},
+        {"strict_decode", given.strict_decode},
         {"hit_rate_window", given.hit_rate_window},
         {"max_rollback_tokens", given.max_rollback_tokens},
         {"halfway_stop_tokens", given.halfway_stop_tokens},
@@ -113,7 +114,6 @@ void add_quotas(const blockmgr_options& given, Config& config) {
 }
 
 Config config_of(const blockmgr_options& given) {
-  check_bounds("reserved", given.reserved, 0, 0);
   check_bounds("append_only", given.append_only, 0, 1);
   check_bounds("events", given.events, 0, 1);
   check_bounds("debug", given.debug, 0, 2);

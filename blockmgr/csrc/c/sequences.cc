@@ -116,6 +116,17 @@ blockmgr_status blockmgr_resume(blockmgr_manager* manager, blockmgr_handle handl
   });
 }
 
+blockmgr_status blockmgr_resume_together(blockmgr_manager* manager, const blockmgr_handle* handles,
+                                         int64_t count, int64_t num_slots, uint32_t flags) {
+  return change(manager, [&](Sequences& core) {
+    elements(handles, "handles", count, "count");
+    blockmgr::check_batch(count, core.config().max_seqs);
+    blockmgr::check_at_least("num_slots", num_slots, 0);
+    check_flags(flags, BLOCKMGR_SKIP_CACHE);
+    core.resume_together(handles, count, num_slots, !(flags & BLOCKMGR_SKIP_CACHE));
+  });
+}
+
 blockmgr_status blockmgr_cache_state(blockmgr_manager* manager, blockmgr_handle handle,
                                      int32_t* cached) {
   return change(manager, [&](Sequences& core) {

@@ -92,10 +92,9 @@ AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t cou
   return plan;
 }
 
-// Everything found is kept before anything is taken.
-void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept {
+[[gnu::always_inline]] inline void Admitting::keep_found(Sequence& s,
+                                                         const AdmissionPlan& plan) noexcept {
   const Found& found = plan.found;
-  const std::int64_t num_blocks = plan.demand.num_blocks;
   std::int32_t* t = rows().table(s);
   // Before anything is taken into use, which may drop a ghost.
   for (std::int64_t i = 0; i < found.num_ghosts; ++i)
@@ -110,13 +109,22 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
     index().set_hint(parent, t[i]);
     parent = t[i];
   }
-  std::int64_t i = found.num_full;
   if (found.partial >= 0) pool().hit(found.partial);
   if (found.partial >= 0 && found.take_over) {
     pool().take_over(found.partial);
-    t[i++] = found.partial;
+    t[found.num_full] = found.partial;
   } else if (found.partial >= 0) {
     pool().pin(found.partial);  // before anything is taken: it may be the next victim
+  }
+}
+
+[[gnu::always_inline]] inline void Admitting::take_rest(Sequence& s, const Token* tokens,
+                                                        const AdmissionPlan& plan) noexcept {
+  const Found& found = plan.found;
+  const std::int64_t num_blocks = plan.demand.num_blocks;
+  std::int32_t* t = rows().table(s);
+  std::int64_t i = found.num_full + (found.partial >= 0 && found.take_over);
+  if (found.partial >= 0 && !found.take_over) {
     const NodeId fresh = pool().take(s.partition, i ? t[i - 1] : kNoNode);
     copies().plan(found.partial, fresh, found.num_partial);
     pool().unpin(found.partial);
@@ -143,6 +151,12 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   rows().store_tokens(s, from, tokens + from, std::min(s.num_tokens, rows().token_room(s)) - from);
   rows().show_length(s);
   rows().note_computing(s);
+}
+
+// Everything found is kept before anything is taken.
+void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept {
+  keep_found(s, plan);
+  take_rest(s, tokens, plan);
 }
 
 // Inlined twice, so that a prompt without a session pays nothing for those that have one.
@@ -202,34 +216,59 @@ Handle Admitting::admit(const Prompt& prompt, const std::function<void(Handle)>&
   return admit_of(prompt, announce, &session);
 }
 
-void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_cache) {
-  Call call(rows());
+Sequence& Admitting::preempted(Handle handle) {
   Sequence& s = rows().live(handle);
   if (s.state != Sequence::kPreempted)
     throw Error(ErrorKind::kSequenceState,
                 "sequence " + std::to_string(handle) + " is running; only a preempted one resumes");
-  const std::int64_t slots =
-      use<Needs>().checked_slots(s.num_tokens, num_slots_wanted, s.partition, 0);
-  std::int64_t held_back = rows().watermark(s.partition);
-  if (held_back) {
-    // A sequence that grew past the watermark must be able to come back to an empty pool.
-    const std::int64_t all = std::max(use<Needs>().first_blocks(Found(), slots),
-                                      use<Needs>().later_blocks(s.num_tokens, slots));
-    held_back =
-        std::clamp<std::int64_t>(pool().partition(s.partition).capacity - all, 0, held_back);
-  }
-  const AdmissionPlan plan =
-      settled_admission(s.waiting.data(), s.num_tokens, slots,
-                        {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
-  occupy(s, s.waiting.data(), plan);
+  return s;
+}
+
+// What grew past the watermark must be able to come back to an empty pool.
+std::int64_t Admitting::held_back_from(int partition, std::int64_t most) const {
+  return std::clamp<std::int64_t>(pool().partition(partition).capacity - most, 0,
+                                  rows().watermark(partition));
+}
+
+void Admitting::settle_resumed(Sequence& s, bool read_cache) noexcept {
   if (rows().token_room(s) < s.num_tokens) {
     s.waiting_start = static_cast<std::uint32_t>(rows().token_room(s));
   } else {
     std::vector<Token>().swap(s.waiting);
+    s.waiting_start = 0;
   }
   if (!read_cache) return;
   rows().counters.resumed_query_tokens += s.num_tokens;
   rows().counters.resumed_hit_tokens += s.num_cached;
+}
+
+void Admitting::begin_resumed(Sequence& s, const AdmissionPlan& plan,
+                              std::vector<NodeId>& sources) noexcept {
+  keep_found(s, plan);
+  std::copy(sources_room_.begin(), sources_room_.end(), sources.begin());
+}
+
+void Admitting::end_resumed(Sequence& s, const AdmissionPlan& plan,
+                            std::vector<NodeId>& sources) noexcept {
+  std::copy(sources.begin(), sources.end(), sources_room_.begin());
+  take_rest(s, s.waiting.data(), plan);
+}
+
+void Admitting::resume(Handle handle, std::int64_t num_slots_wanted, bool read_cache) {
+  Call call(rows());
+  Sequence& s = preempted(handle);
+  const std::int64_t slots =
+      use<Needs>().checked_slots(s.num_tokens, num_slots_wanted, s.partition, 0);
+  std::int64_t held_back = rows().watermark(s.partition);
+  if (held_back)
+    held_back =
+        held_back_from(s.partition, std::max(use<Needs>().first_blocks(Found(), slots),
+                                             use<Needs>().later_blocks(s.num_tokens, slots)));
+  const AdmissionPlan plan =
+      settled_admission(s.waiting.data(), s.num_tokens, slots,
+                        {root_node(s.root), s.extras_ids(), s.partition, held_back, read_cache});
+  occupy(s, s.waiting.data(), plan);
+  settle_resumed(s, read_cache);
 }
 
 // The plan that admission would make for this prompt, with nothing acquired for it: its namespace

@@ -28,7 +28,20 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
   Admission can_admit(const Prompt& prompt);
   void resume(Handle handle, std::int64_t num_slots, bool read_cache = true);
 
+  // The two halves of resuming a sequence, for a call that resumes several: what any of them finds
+  // is kept before blocks are taken for one of them. sources: what one half leaves for the other,
+  // with as many elements as there are groups.
+  void begin_resumed(Sequence& s, const AdmissionPlan& plan, std::vector<NodeId>& sources) noexcept;
+  void end_resumed(Sequence& s, const AdmissionPlan& plan, std::vector<NodeId>& sources) noexcept;
+  Sequence& preempted(Handle handle);
+  // Blocks of its partition that a preempted sequence may not take, if this many would do for it.
+  std::int64_t held_back_from(int partition, std::int64_t most) const;
+  // Once it runs: its tokens lie in its blocks, as far as there are any.
+  void settle_resumed(Sequence& s, bool read_cache) noexcept;
+
  private:
+  void keep_found(Sequence& s, const AdmissionPlan& plan) noexcept;
+  void take_rest(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   // session: nullptr for none.
   Handle admit_of(const Prompt& prompt, const std::function<void(Handle)>& announce,
                   SessionTable::Claim* session);

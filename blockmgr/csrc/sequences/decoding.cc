@@ -44,6 +44,19 @@ void Decoding::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
                                     "block is pending; take and apply the step's copies first");
 }
 
+// All tokens of a sequence count as computed afterwards: by the forward before, of the one token that
+// was left to it.
+void Decoding::refuse_uncomputed(const Handle* handles, std::int64_t count) const {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Sequence& s = rows().running(handles[i]);
+    if (s.num_tokens - s.num_computed <= 1) continue;
+    throw Error(ErrorKind::kSequenceState,
+                "sequence " + std::to_string(handles[i]) + " has " +
+                    std::to_string(s.num_tokens - s.num_computed) +
+                    " tokens to compute, and strict_decode allows 1; commit what forwards computed");
+  }
+}
+
 // What a step looks at first of a sequence of the batch that comes later.
 inline void Decoding::prefetch_last(Handle handle) const {
   const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handle))];
@@ -57,6 +70,8 @@ inline void Decoding::prefetch_last(Handle handle) const {
 // moves away may leave the last one alone, which then writes in place. What becomes findable before
 // the blocks are taken may leave fewer: it moves to cached blocks, and a pin keeps what it leaves.
 void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan) {
+  if (config().strict_decode) [[unlikely]]
+    refuse_uncomputed(handles, count);
   const bool by_partition = !plan.needed_by.empty();
   if (by_partition) std::fill(plan.needed_by.begin(), plan.needed_by.end(), 0);
   plan.promotions.clear();

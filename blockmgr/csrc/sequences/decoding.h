@@ -27,6 +27,7 @@ class Decoding
 
  private:
   void prefetch_last(Handle handle) const;
+  [[gnu::noinline]] void refuse_uncomputed(const Handle* handles, std::int64_t count) const;
   void refuse_uncopied(const Sequence& s, std::int64_t logical) const;
   void plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan);
   void note_decoded(Sequence& s) noexcept;

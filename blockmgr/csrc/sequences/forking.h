@@ -22,12 +22,13 @@ class Forking : public Part<Forking, Slices, GroupTables, GroupEnds, Ending> {
   void next_handles(std::int64_t count, Handle* out) const;
   void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
   void check_fork(const Sequence& parent, std::int64_t count) const;
+  // Gives sequences that have a parent's nodes its parts, and states of their own.
+  [[gnu::noinline]] void fork_groups(const Sequence& parent, const Handle* children,
+                                     std::int64_t count) noexcept;
 
  private:
   void limit_blocks(Sequence& s) const;
   [[gnu::noinline]] void check_states(const Sequence& parent, std::int64_t count) const;
-  [[gnu::noinline]] void fork_groups(const Sequence& parent, const Handle* children,
-                                     std::int64_t count) noexcept;
   void take_successor(const Sequence& model, const std::vector<NodeId>& table,
                       GroupRow& row) noexcept;
 };

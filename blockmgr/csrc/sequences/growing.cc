@@ -103,6 +103,11 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
     use<GroupTables>().take_parts(s, had_slots, slots);
 }
 
+void Growing::extend(Sequence& s, std::int64_t slots) noexcept {
+  const std::int64_t fresh = rows().blocks_for(slots) - s.num_blocks;
+  grow(s, slots, {std::max<std::int64_t>(fresh, 0), -1});
+}
+
 void Growing::reserve(Handle handle, std::int64_t num_slots) {
   Call call(rows());
   Sequence& s = rows().running(handle);

@@ -15,6 +15,8 @@ class Growing : public Part<Growing, GroupTables, Needs> {
   void append(Handle handle, const Token* tokens, std::int64_t count);
   void refuse_unwritten(const Sequence& s, std::int64_t logical, const char* call) const;
   void make_private(Sequence& s, std::int64_t logical, std::int64_t num_valid) noexcept;
+  // Takes the nodes and parts that a sequence lacks for so many slots, in blocks behind its own.
+  void extend(Sequence& s, std::int64_t slots) noexcept;
 
  private:
   bool must_copy(const Sequence& s, std::int64_t logical) const;

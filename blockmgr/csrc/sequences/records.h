@@ -22,6 +22,7 @@ struct Config : StoreConfig {
   int min_partial_tokens = 0;
   int watermark_blocks = 0;
   bool early_commit = false;
+  bool strict_decode = false;  // refuses sequences with more than one token to compute
   int hit_rate_window = 0;               // requests that recent_hits looks back on
   std::int64_t max_rollback = 0;         // computed tokens that truncate may take back: drafts
   std::int64_t halfway_stop_tokens = 0;  // of a prompt that stops halfway, at least; 0: none does
@@ -39,6 +40,7 @@ struct Config : StoreConfig {
     visit("min_partial_tokens", min_partial_tokens);
     visit("watermark_blocks", watermark_blocks);
     visit("early_commit", early_commit);
+    visit("strict_decode", strict_decode);
     visit("hit_rate_window", hit_rate_window);
     visit("max_rollback_tokens", max_rollback);
     visit("halfway_stop_tokens", halfway_stop_tokens);

@@ -24,6 +24,7 @@
 #include "sequences/naming.h"
 #include "sequences/prefixes.h"
 #include "sequences/reading.h"
+#include "sequences/resuming.h"
 #include "sequences/retaining.h"
 #include "sequences/sessions.h"
 
@@ -47,6 +48,7 @@ class Sequences : public Rows,
                   public Forgetting,
                   public Ending,
                   public Forking,
+                  public Resuming,
                   public Retaining,
                   public Naming,
                   public Prefixes,

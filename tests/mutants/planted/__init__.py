@@ -54,7 +54,9 @@ def register(*names: str, **usual: Any) -> tuple[Mutant, ...]:
     return tuple(found)
 
 
-CORE = register("nodes", "cache", "copies", "identity", "lifetimes", "policies", "interface")
+CORE = register(
+    "nodes", "cache", "copies", "identity", "lifetimes", "policies", "interface", "families"
+)
 EXTENSION = register("extension")
 PYTHON = register("python", python=True)
 GROUPS = register(
