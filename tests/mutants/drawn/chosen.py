@@ -32,7 +32,6 @@ INPUT = (
     f" {UNIT}/test_errors.py {UNIT}/test_digest.py {UNIT}/test_package.py"
 )
 ARGUMENTS = "tests/arguments"
-MACHINE = "tests/stateful/test_machine.py"
 STRESS = "tests/stateful/test_stress.py"
 POLICIES = (
     f"tests/golden/test_policies.py {UNIT}/test_policies.py tests/property/test_policies.py"
@@ -53,7 +52,7 @@ ENGINE = (
 )
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab --ignore=tests/lab/test_page_in_browser.py"
-REST = (CORE, INPUT)
+REST = (CORE, STRESS, INPUT)
 CONFORMANCE = "tests/conformance/test_manager.py"
 # Under sanitizers: tests that read arguments and write arrays.
 MISREAD = (ARGUMENTS, f"{INPUT} {UNIT}/test_cache_calls.py tests/kv/test_copy_checker.py")
@@ -110,7 +109,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         INPUT,
         CONFORMANCE,
         f"{UNIT}/test_threads.py {UNIT}/test_isolation.py",
-        MACHINE,
+        STRESS,
     ),
     "pool.py": (POOL, INPUT, f"{UNIT}/test_shares.py"),
     "explain.py": (
