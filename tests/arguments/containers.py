@@ -359,6 +359,7 @@ def none_at_all() -> Iterator[Kind]:
         "int": lambda n: n[0],
         "float": float,
         "str": lambda n: "1" * len(n),
+        "bytes": lambda n: b"x" * len(n),
         "object": lambda n: object(),
         "set": set,
         "frozenset": frozenset,
@@ -412,6 +413,7 @@ def numbers() -> Iterator[Kind]:
         "list": lambda n: n,
         "array": lambda n: np.array([n[0], n[0]]),
         "object": lambda n: object(),
+        "None": lambda n: None,
     }
     for name, make in wrong.items():
         yield Kind(name, make, REFUSED)
