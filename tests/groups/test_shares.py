@@ -17,22 +17,6 @@ from tests.specification.boundaries import ModelBoundaries
 from tests.specification.layers import Kind, SlidingWindow
 
 
-def test_a_quota_is_neither_lent_nor_exceeded() -> None:
-    world = World(12, 4, FULL, STATE, quotas={b"q": 4})
-    manager = world.manager
-    assert (manager.available(b"q"), manager.available()) == (4, 8)
-    handle = manager.admit([1] * 12, b"q")  # three units and a state
-    with pytest.raises(OutOfBlocksError):
-        manager.admit([1], b"q")
-    with pytest.raises(NeverFitsError):
-        manager.admit([1] * 13, b"q")
-    with pytest.raises(OutOfBlocksError):
-        manager.fork(handle)
-    manager.admit([1] * 28)  # seven units and a state
-    with pytest.raises(OutOfBlocksError):
-        manager.admit([1])
-
-
 def test_a_boundary_makes_room_in_its_own_share() -> None:
     world = World(12, 4, FULL, SlidingWindow(4), quotas={b"q": 6})
     manager = world.manager
@@ -268,14 +252,3 @@ def test_a_window_that_is_computed_again_where_prompts_diverge_is_kept() -> None
     world.serve(other)
     manager.free(manager.admit([8] * 40))
     assert manager.match(other[:41]) == 40
-
-
-def test_what_is_computed_after_a_truncation_is_found() -> None:
-    world = World(13, 4, FULL)
-    manager = world.manager
-    handle = manager.admit([1] * 9)
-    world.compute(handle, 9)
-    manager.truncate(handle, 4)
-    manager.append(handle, [2] * 5)
-    world.compute(handle, 9)
-    assert manager.match([1, 1, 1, 1, 2, 2, 2, 2, 3]) == 8
