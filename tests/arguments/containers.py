@@ -224,6 +224,9 @@ def buffers() -> Iterator[Kind]:
     yield Kind("numpy, no dimension", lambda n: np.array(5), REFUSED)
     yield Kind("numpy, backwards", lambda n: np.array(n[::-1])[::-1], SAME)
     yield Kind("numpy, strided", strided, SAME)
+    yield Kind(
+        "numpy, a field of records", lambda n: np.array([(0, i) for i in n], "i1,i8")["f1"], SAME
+    )
     yield Kind("numpy, a column", lambda n: np.stack([n, n], axis=1)[:, 1], SAME)
     yield Kind("numpy, unaligned", unaligned, SAME)
     yield Kind("numpy, read-only", read_only, SAME)

@@ -254,12 +254,3 @@ def test_a_quota_adds_no_more_under_a_policy_than_it_says(eviction: str) -> None
     assert added(40_000) == added(20_000), "a quota counts only its own blocks"
     assert added(20_000) < 1_000
     assert added(20_000, 1_024) < 3_000
-
-
-@pytest.mark.parametrize("namespace", ["text", None, 5, bytearray(b"x")])
-def test_the_usage_of_no_namespace_is_refused(make_manager: MakeManager, namespace: Any) -> None:
-    manager = make_manager(8, 2, quotas={A: 4})
-    with refused(manager, TypeError, "namespace must be bytes"):
-        manager.quota_usage(namespace)
-    with refused(manager, ValueError, "namespace must be 0 to 1024 bytes"):
-        manager.quota_usage(bytes(1025))

@@ -75,7 +75,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         "tests/property/test_policies.py",
         CORE,
     ),
-    "csrc/bindings/input.cc": (INPUT, "tests/property/test_laws.py", CORE),
+    "csrc/bindings/input.cc": (INPUT, ARGUMENTS, CORE),
     "csrc/bindings/*": (
         CORE,
         f"{INPUT} {UNIT}/test_cache_calls.py",
