@@ -217,6 +217,19 @@ def test_the_hit_rate_looks_back_on_the_last_requests(make_manager: MakeManager)
     assert manager.recent_hits().hit_rate == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_reset_begins_the_hit_rate_anew_unless_told_otherwise(
+    make_manager: MakeManager, keep: bool
+) -> None:
+    manager = make_manager(16, 2)
+    cache(manager, PROMPT)
+    manager.reset_prefix_cache(reset_hit_rate=not keep)
+    assert manager.recent_hits().requests == keep
+    manager.reset_hit_rate()
+    assert manager.recent_hits().requests == 0
+    assert manager.stats().query_tokens == 7
+
+
 # Prompts too long to be admitted.
 
 
