@@ -26,6 +26,14 @@ def test_a_match_does_not_stream_into_the_node_after_a_remapped_one() -> None:
     manager.check_invariants()
 
 
+def test_a_match_does_not_stream_into_a_block_that_is_not_committed() -> None:
+    manager = BlockManager(8, SIZE)
+    handle = manager.admit([1, 1, 2, 2, 3, 3, 9])
+    for computed in (2, 4, 6):
+        manager.commit(handle, computed)
+        assert manager.match([1, 1, 2, 2, 3, 3, 9]).num_cached_tokens == computed
+
+
 def test_a_match_does_not_stream_over_a_node_that_was_evicted() -> None:
     """Its id goes to another prompt's node; its descendants were evicted earlier."""
     manager = BlockManager(4, SIZE)
@@ -72,6 +80,31 @@ def churned() -> BlockManager:
         manager.append(handle, [int(rng.integers(0, 3))])
         manager.free(handle)
     return manager
+
+
+def test_every_answer_names_blocks() -> None:
+    manager = churned()
+    handle = manager.admit([1, 2, 1, 2, 0, 0, 1])
+    sequence = manager.sequence(handle)
+    table = sequence.block_ids.tolist()
+    assert manager.block_tables[handle & 0xFFFF_FFFF, : len(table)].tolist() == table
+    slots = manager.slot_mapping(handle, 0, 7).tolist()
+    assert slots == [table[i // SIZE] * SIZE + i % SIZE for i in range(7)]
+    manager.commit(handle, 7)
+    [child] = manager.fork(handle)
+    assert manager.sequence(child).block_ids.tolist() == table
+    [slot] = manager.decode([child], [2]).tolist()
+    own = manager.sequence(child).block_ids.tolist()
+    assert slot == own[-1] * SIZE + 1
+    plan = manager.take_copies()
+    assert (plan.sources.tolist(), plan.destinations.tolist()) == ([table[-1]], [own[-1]])
+    assert own[:-1] == table[:-1]
+    assert own[-1] != table[-1]
+    snapshot = manager.blocks()
+    assert snapshot.ref_count[table[0]] == 2
+    assert snapshot.parent[table[1]] == table[0]
+    manager.copies_applied(plan.ticket)
+    manager.check_invariants()
 
 
 def test_the_order_of_free_blocks_after_a_reset_is_that_of_blocks() -> None:
