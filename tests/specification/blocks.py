@@ -64,6 +64,7 @@ class Block:
     twinned: int = 0  # when it got that twin
     stamp: int | None = None  # when it became unused; None: in use
     fence: int = 0  # the ticket that must complete before it is handed out
+    writer: Seq | None = None  # the one that wrote it, or writes what is free in it
     retention: tuple[int, float] | None = None  # a level, and the time it ends
     hint: int = Priority.NORMAL  # the hint of its last user
 
@@ -206,6 +207,11 @@ class ModelBlocks:
     def units(self, num_tokens: int) -> int:
         return -(-num_tokens // self.size)
 
+    def num_entries(self, group: int, num_tokens: int) -> int:
+        """The length of a group's table for so many tokens."""
+        del group
+        return self.units(num_tokens)
+
     def first_unit(self, kind: Attention, position: int) -> int:
         """The first unit that the query at this position, or a later one, reads or writes."""
         return kind.first_read(position) // self.size
@@ -236,9 +242,7 @@ class ModelBlocks:
 
     def settle(self) -> None:
         """Drops copies without a reader, and stamps the blocks that became unused."""
-        kept = [
-            c for c in self.pending if c.destination in self.held or self.references(c.destination)
-        ]
+        kept = [copy for copy in self.pending if self.is_awaited(copy)]
         self.count["cancelled_copies"] += len(self.pending) - len(kept)
         self.pending = kept
         self.part_twins()
@@ -251,6 +255,10 @@ class ModelBlocks:
             block.stamp, block.fence = next(self.clock), self.last_fence()
             if block.content is None:
                 self.lose(block)
+
+    def is_awaited(self, copy: Copy) -> bool:
+        """Whether the destination of a copy is still of use."""
+        return copy.destination in self.held or self.references(copy.destination) > 0
 
     def depth(self, block: Block) -> int:
         """The number of units up to its end."""

@@ -82,13 +82,16 @@ class ModelBoundaries(Specification):
         self.passed = {p: None for p in self.passed if p in self.stamps}
         for notes in (self.continued, self.shared, self.observed):
             notes.intersection_update(self.stamps)
-        needed = {content for prefix in self.stamps for content in self.needs(prefix)}
-        for block in self.idle_blocks():
-            if block.content not in needed:
-                self.lose(block)
+        for block in self.useless():
+            self.lose(block)
         known = self.cached_prefixes()
         self.levels = {p: level for p, level in self.levels.items() if p in known}
         self.give_levels(known)
+
+    def useless(self) -> list[Block]:
+        """The idle blocks that no boundary needs."""
+        needed = {content for prefix in self.stamps for content in self.needs(prefix)}
+        return [block for block in self.idle_blocks() if block.content not in needed]
 
     def let_go(self, blocks: list[Block]) -> None:
         """The order of release does not matter, only that of boundaries."""
@@ -117,8 +120,12 @@ class ModelBoundaries(Specification):
             in_use, stamp = self.runs_along(prefix), self.stamps[prefix]
             return self.level(prefix), in_use, -stamp if in_use else stamp
 
+        return min(self.candidates(share), key=order)
+
+    def candidates(self, share: bytes | None) -> list[Prefix]:
+        """The boundaries that keep a block which nobody uses."""
         idle = {block.content for block in self.idle_of(share)}
-        return min((p for p in self.stamps if idle.intersection(self.needs(p))), key=order)
+        return [p for p in self.stamps if idle.intersection(self.needs(p))]
 
     def runs_along(self, boundary: Prefix) -> bool:
         """Whether a running sequence has this prefix computed."""
@@ -248,8 +255,10 @@ class ModelBoundaries(Specification):
     def enter(self, seq: Seq) -> None:
         # Units before the last one may be promised, but only the last one is ever copied.
         seq.written = seq.settled
-        found = seq.prefix(seq.cached)
-        self.passed.pop(found, None)  # a prompt continues from it
+        self.continue_from(seq.prefix(seq.cached))
+
+    def continue_from(self, found: Prefix) -> None:
+        self.passed.pop(found, None)
         if found in self.continued:
             self.shared.add(found)
         self.continued.add(found)

@@ -149,14 +149,18 @@ class Specification(ModelKeeping):
             if shared:
                 self.check_written(seq)
             moving += shared.values()
-            tables = ((group, seq.tables[group]) for group, _ in self.attention())
-            more = {group: max(0, self.units(num_slots) - len(t)) for group, t in tables}
+            tables = ((group, seq.tables[group]) for group in self.growing())
+            more = {g: max(0, self.num_entries(g, num_slots) - len(t)) for g, t in tables}
             wanted.append((shared, more))
         shares = [self.share(seq.namespace) for seq in seqs]
         given_back = [self.num_left(seq) if left else 0 for seq in seqs]
         pairs = zip(wanted, given_back, strict=True)
         self.check_room(shares, [num_blocks(growth) - back for growth, back in pairs])
         return wanted
+
+    def growing(self) -> list[int]:
+        """The groups whose tables grow with the slots."""
+        return [group for group, _ in self.attention()]
 
     def num_left(self, seq: Seq) -> int:
         """The blocks that windows give back once all tokens of a sequence are computed."""
@@ -301,7 +305,7 @@ class Specification(ModelKeeping):
         self.check_not_promised(parent)
         handles = self.new_rows(whole("n", n, 1, 2**31))
         self.check_parent(parent)
-        share, count = self.share(parent.namespace), len(self.recurrent())
+        share, count = self.share(parent.namespace), self.num_forked(parent)
         self.check_room([share], [n * count])
         with self.call():
             fresh = iter(self.take(n * count, share))
@@ -334,10 +338,10 @@ class Specification(ModelKeeping):
         for i in changed:
             self.check_parent(seqs[order[i]])
         shares = [self.share(seqs[order[i]].namespace) for i in changed]
-        count = len(self.recurrent())  # a fork takes a state of its own in each such group (rule 9)
-        self.check_room(shares, [count] * len(changed))
+        needed = [self.num_forked(seqs[order[i]]) for i in changed]
+        self.check_room(shares, needed)
         with self.call():
-            fresh = [self.take(count, share) for share in shares]
+            fresh = [self.take(n, share) for n, share in zip(needed, shares, strict=True)]
             before = [self.new_seq() for _ in seqs]
             for old, seq in zip(before, seqs, strict=True):
                 self.become_fork(old, seq)
@@ -349,6 +353,11 @@ class Specification(ModelKeeping):
             for i, blocks in zip(changed, fresh, strict=True):
                 self.become_fork(seqs[i], before[order[i]], iter(blocks))
             self.let_go(left)
+
+    def num_forked(self, parent: Seq) -> int:
+        """The blocks that a fork takes: a state of its own in each such group (rule 9)."""
+        del parent
+        return len(self.recurrent())
 
     def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
         """Takes over everything; in look-ahead slots, nothing is written yet.
@@ -381,11 +390,11 @@ class Specification(ModelKeeping):
         if n < seq.computed:
             self.check_not_promised(seq)
         with self.call():
-            before = seq.computed
+            before = self.reach(seq)
             self.leave(seq)
             del seq.tokens[n:]
-            for group, _ in self.attention():
-                self.shorten(seq.tables[group], self.units(n))
+            for group in self.growing():
+                self.shorten(seq.tables[group], self.num_entries(group, n))
             if self.promises(seq):
                 return before
             most = min(before, n)
@@ -393,6 +402,10 @@ class Specification(ModelKeeping):
             self.fall_to(seq, length, before)
             seq.promoted = min(seq.promoted, length // self.size)
             seq.cached = min(seq.cached, seq.computed)
+        return seq.computed
+
+    def reach(self, seq: Seq) -> int:
+        """The end of what it has."""
         return seq.computed
 
     def shorten(self, table: list[Block | None], units: int) -> None:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.stress.profiles import PROFILES
+from tests.stress.profiles import OF_THE_MANAGER, PROFILES
 from tests.stress.run import Failure, Outcome, Plan, stress, violation_of
 from tests.stress.shrink import read_case, shrink, write_case
 
@@ -42,7 +42,7 @@ def plan_of(
     return Plan(
         ops=ops,
         seed=seed,
-        profiles=tuple(PROFILES) if profile == "all" else (profile,),
+        profiles=OF_THE_MANAGER if profile == "all" else (profile,),
         detectors=detectors,
         default=config == "default",
         minutes=minutes,

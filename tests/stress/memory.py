@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.specification.layers import FullAttention, RecurrentState
+from tests.specification.layers import FullAttention, RecurrentState, Ring
 
 if TYPE_CHECKING:
     import random
@@ -75,7 +75,8 @@ def stride_of(kinds: Sequence[Kind], block_size: int) -> int:
     sizes = (
         kind.block_size or block_size for kind in kinds if not isinstance(kind, RecurrentState)
     )
-    return max([block_size, *sizes])
+    widths = (kind.width for kind in kinds if isinstance(kind, Ring))
+    return max(block_size, *sizes, *widths, 0)
 
 
 @dataclass
@@ -88,6 +89,10 @@ class Work:
         prefixes: Names of the prefixes that end at each position before ``stop``.
         start: The first position to write.
         handed: Slots to write in the first group, if the engine does not ask; None: those it reads.
+        first: By group, the first position to write, if it is not ``start``.
+        low: By group, the first position that may be read.
+        hit: Before it, only groups that are not cached are computed, again.
+        states: By group, the slots of the state to read, and by position those to write.
     """
 
     name: str
@@ -95,6 +100,10 @@ class Work:
     prefixes: Array
     start: int
     handed: Array | None = None
+    first: Mapping[int, int] = field(default_factory=dict)
+    low: Mapping[int, int] = field(default_factory=dict)
+    hit: int = 0
+    states: Mapping[int, tuple[Array, Mapping[int, Array]]] = field(default_factory=dict)
 
     stop = property(lambda self: len(self.prefixes))
 
@@ -126,6 +135,7 @@ class Step:
     copies: list[tuple[int, int, int]]
     work: list[Work] = field(default_factory=list)
     plan: Any = None  # as the manager gave it
+    zeroed: Sequence[int] = ()  # blocks that begin empty
 
 
 class Device:
@@ -146,6 +156,7 @@ class Device:
         self.cells = np.zeros(num_blocks * self.stride, np.int64)
         self.rng, self.check = rng, check
         self.first_slot = self.stride if null_block else 0
+        self.one_writer = False
         self.queue: list[Step] = []
         self.num_reads = 0
 
@@ -166,17 +177,24 @@ class Device:
 
     def forward(self, step: Step) -> None:
         """Runs the copies, then, group by group, all writes and then all reads."""
+        for block in step.zeroed:
+            self.cells[block * self.stride : (block + 1) * self.stride] = 0
         self._copy(step)
         for group, kind in enumerate(self.kinds):
             for work in step.work:
                 if isinstance(kind, RecurrentState):
                     self._advance(group, work)
+                elif isinstance(kind, Ring):
+                    self._turn(group, kind, work)
                 else:
                     self._write(group, work)
-            if isinstance(kind, RecurrentState) or not self.check:
+            if isinstance(kind, RecurrentState | Ring) or not self.check:
                 continue
+            if self.one_writer:
+                self._check_writers(group, step)
             for work in step.work:
-                self._read(group, work, kind.first_read(work.start))
+                first = kind.first_read(work.first.get(group, work.start))
+                self._read(group, work, max(first, work.low.get(group, 0)))
 
     def _copy(self, step: Step) -> None:
         """Copies word by word in random order, because any order must be right for a plan."""
@@ -193,13 +211,14 @@ class Device:
             self.cells[destination] = self.cells[source]
 
     def _names(self, group: int, work: Work) -> Array:
-        """What is due at each position."""
-        return work.prefixes ^ (group << 40)
+        """What is due at each position; it depends on the tokens ahead, where a group looks so."""
+        return work.prefixes[self.kinds[group].look_ahead :] ^ (group << 40)
 
     def _written(self, group: int, work: Work) -> tuple[Array, Array]:
         """The slots that a forward writes, and what."""
+        names, first = self._names(group, work), work.first.get(group, work.start)
         slots = work.slots[group] if group or work.handed is None else work.handed
-        return slots[work.start :], self._names(group, work)[work.start :]
+        return slots[first : len(names)], names[first:]
 
     def _write(self, group: int, work: Work) -> None:
         slots, names = self._written(group, work)
@@ -207,11 +226,42 @@ class Device:
             raise WrongReadError(f"{work.name} has no block in group {group} to write")
         self.cells[slots] = names
 
+    def _check_writers(self, group: int, step: Step) -> None:
+        """Two forwards of a step write into no common block, whatever they write."""
+        seen: set[int] = set()
+        for work in step.work:
+            blocks = set((self._written(group, work)[0] // self.stride).tolist())
+            if seen & blocks:
+                raise WrongReadError(f"block {seen & blocks} of group {group} has two writers")
+            seen |= blocks
+
+    def _turn(self, group: int, ring: Ring, work: Work) -> None:
+        """Writes and reads position by position; at its first position, it must be empty."""
+        if work.start == work.stop:
+            return
+        slots, names = work.slots[group], self._names(group, work)
+        base = int(slots[0] // self.stride) * self.stride
+        if base < self.first_slot:
+            raise WrongReadError(f"{work.name} has no ring of group {group}")
+        low = work.low.get(group, 0)
+        if work.start == low and self.cells[base : base + ring.width].any():
+            raise WrongReadError(
+                f"{work.name} begins with a ring of group {group} that is not empty"
+            )
+        for position in range(work.start, work.stop):
+            self.cells[slots[position]] = names[position]
+            since = low if position < work.hit else 0
+            read = np.arange(max(since, ring.first_read(position)), position + 1)
+            if self.check and (self.cells[slots[read]] != names[read]).any():
+                raise WrongReadError(f"{work.name} reads a foreign ring at {position}")
+        self.num_reads += work.stop - work.start
+
     def _read(self, group: int, work: Work, first: int) -> None:
         """Reads what the queries do: from the first position that the first one reads."""
-        slots = work.slots[group][first:]
+        names = self._names(group, work)
+        slots = work.slots[group][first : len(names)]
         self.num_reads += len(slots)
-        is_wrong = self.cells[slots] != self._names(group, work)[first:]
+        is_wrong = self.cells[slots] != names[first:]
         wrong = np.flatnonzero(is_wrong | (slots < self.first_slot))
         if len(wrong):
             raise WrongReadError(
@@ -223,7 +273,8 @@ class Device:
         """A forward that starts at the first token starts with an empty state."""
         if work.start == work.stop:
             return
-        slots, names = work.slots[group], self._names(group, work)
+        names, usual = self._names(group, work), {work.stop: work.slots[group]}
+        slots, written = work.states.get(group, (work.slots[group], usual))
         marks = np.arange(1, self.block_size + 1) << 20
         self.num_reads += 1
         if slots[0] < self.first_slot:
@@ -233,4 +284,7 @@ class Device:
             raise WrongReadError(
                 f"{work.name} continues from {work.start} with a wrong state of group {group}"
             )
-        self.cells[slots] = names[-1] ^ marks
+        for end, written_slots in written.items():
+            if (written_slots < self.first_slot).any():
+                raise WrongReadError(f"{work.name} has no slot for the state of group {group}")
+            self.cells[written_slots] = names[end - 1] ^ marks

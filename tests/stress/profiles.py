@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr import groups as layers
 from blockmgr.config import EVICTION_POLICIES
+from tests.specification import layers as kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,8 @@ class Profile:
         swarm: Largest exponent of 2 by which a weight is multiplied, drawn for each run.
         sessions: Whether prompts have sessions.
         layouts: Whether a run has any groups of layers, or only full attention.
+        sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
+            manager until it has them.
     """
 
     blocks: tuple[int, int] = (4, 48)
@@ -90,6 +93,7 @@ class Profile:
     quotas: bool = False
     swarm: float = 0.5
     layouts: bool = False
+    sizes_by_group: bool = False
     sessions: bool = False
 
 
@@ -134,9 +138,20 @@ PROFILES = {
         weights={"turn": 4, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
                  "abort": 3},
     ),
+    "sizes": Profile(
+        sizes=(1, 2, 3, 4, 5, 8, 16),
+        prompt=36,
+        vocabulary=(2, 2, 3),
+        quotas=True,
+        swarm=1.0,
+        layouts=True,
+        sizes_by_group=True,
+        weights={"turn": 6, "cache": 1, "begin": 12, "finish": 6, "complete": 6, "abort": 3},
+    ),
 }  # fmt: skip
 """The kinds of run, by name."""
 
+OF_THE_MANAGER = tuple(name for name, profile in PROFILES.items() if not profile.sizes_by_group)
 ONE_GROUP = tuple(name for name, profile in PROFILES.items() if not profile.layouts)
 
 GROUPS = {
@@ -221,6 +236,82 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
     }
 
 
+LAYERS = {
+    "full": kinds.FullAttention,
+    "window": kinds.SlidingWindow,
+    "chunk": kinds.ChunkedAttention,
+    "state": kinds.RecurrentState,
+    "ring": kinds.Ring,
+}
+
+
+def layers_named(layout: Sequence[str]) -> list[kinds.Kind]:
+    """The groups of a layout, such as ``["full block_size=8", "window 5 look_ahead=1"]``."""
+    return [made(LAYERS, text) for text in layout]
+
+
+def draw_sizes(rng: random.Random, node: int) -> list[str]:
+    """Any groups, in blocks of 1 to 16 tokens beside nodes of as many."""
+
+    def size() -> str:
+        fitting = [n for n in range(1, 17) if n % node == 0 or node % n == 0]
+        return f" block_size={rng.choice(fitting)}"
+
+    def width() -> int:
+        return rng.randint(1, 20)
+
+    shape = rng.choice(
+        ["windows", "windows", "states", "states", "drafts", "ring", "replay", "ahead"]
+    )
+    layout = ["full" + size()] if rng.random() < 0.85 else []
+    ahead = f" look_ahead={rng.randint(1, 3)}" if shape == "ahead" else ""
+    count = rng.randint(0, 2) or (not layout)
+    layout += [f"{rng.choice(['window', 'chunk'])} {width()}{size()}" for _ in range(count)]
+    if shape == "states":
+        moves = f" moves=1 block_size={rng.randint(1, 16)}" if rng.random() < 0.4 else ""
+        layout += ["state" + moves] * rng.randint(1, 2)
+    elif shape == "drafts":
+        layout += [f"state extra_blocks={rng.randint(1, 4)}" for _ in range(rng.randint(1, 2))]
+    elif shape == "ring":
+        restart = rng.choice([1, 2, 4])
+        layout.append(f"ring {restart * rng.randint(1, 3)} restart={restart}")
+    elif shape == "replay":
+        size_of = rng.randint(1, 16)
+        layout.append(f"window {width()} cached=0 replay={rng.randint(1, 8)} block_size={size_of}")
+        if rng.random() < 0.5:
+            restart = rng.choice([2, 4])
+            layout.append(f"ring {restart * 2} restart={restart}")
+    elif ahead:
+        layout.append(f"window {width()}{size()}{ahead}")
+    rng.shuffle(layout)
+    return layout
+
+
+def draw_layers(rng: random.Random, profile: Profile, layout: Sequence[str]) -> dict[str, Any]:
+    """Options of ``ModelLayouts``, with the layout by name."""
+    node = rng.choice(profile.sizes)
+    layout = list(layout) or draw_sizes(rng, node)
+    sizes = [kind.block_size or node for kind in layers_named(layout)]
+    room = sum(48 // size + 3 for size in sizes) * rng.choice([1, 1, 2, 4])
+    fixed = any(name.startswith(("state", "ring")) or "cached=0" in name for name in layout)
+    in_flight = rng.choice([0, 0, 1, 2, 8])
+    return {
+        "layout": layout,
+        "num_blocks": room + 1,
+        "block_size": node,
+        "max_seqs": rng.randint(*profile.max_seqs),
+        "null_block": True,
+        "digest": "xxh3_128",
+        "min_partial_tokens": min(node, rng.choice([0, 1, 2])),
+        "halfway_stop_tokens": rng.choice([0, 1, 16]),
+        "stop_tokens": rng.choice([None, node, 8]),
+        "quotas": draw_quotas(rng, profile, room // 2),
+        "steps_in_flight": in_flight,
+        "early_commit": rng.random() < 0.3,
+        "max_rollback_tokens": 0 if fixed else rng.choice([0, 0, 2, 12]),
+    }
+
+
 def draw_quotas(rng: random.Random, profile: Profile, capacity: int) -> dict[str, int]:
     """Quotas for some of the namespaces, as text; sometimes they take all blocks."""
     quotas = {}
@@ -242,6 +333,8 @@ def draw_config(
         default: Draw sizes only; every other option has its default.
         layout: Groups of a profile with layouts; none: draw them.
     """
+    if profile.sizes_by_group:
+        return draw_layers(rng, profile, layout)
     if profile.layouts:
         return draw_groups(rng, profile, layout or draw_layout(rng))
     null_block = rng.random() < 0.2

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from blockmgr.errors import InvariantError
 from blockmgr.manager import BlockManager
 from tests.specification.boundaries import ModelBoundaries
+from tests.specification.layouts import ModelLayouts
 from tests.specification.sessions import ModelSessions
 from tests.stress.draw import Draw, Record
 from tests.stress.habits import Habits, draw_chunking, draw_habits
@@ -20,11 +21,14 @@ from tests.stress.layouts import LayoutWorld
 from tests.stress.perform import finish_up, perform
 from tests.stress.profiles import (
     DIGESTS,
+    OF_THE_MANAGER,
     PROFILES,
     draw_config,
     groups_named,
+    layers_named,
 )
 from tests.stress.shrink import Case
+from tests.stress.sizes import SizesWorld
 from tests.stress.world import World
 
 if TYPE_CHECKING:
@@ -56,7 +60,7 @@ class Plan:
 
     ops: int
     seed: int = 0
-    profiles: Sequence[str] = tuple(PROFILES)
+    profiles: Sequence[str] = OF_THE_MANAGER
     detectors: str = "IKD"
     default: bool = False
     minutes: float = 0.0
@@ -116,6 +120,10 @@ class CountedLayout(Counted, LayoutWorld):
     """The same with groups."""
 
 
+class CountedSizes(Counted, SizesWorld):
+    """The same with all fields of groups."""
+
+
 def build_world(
     config: dict[str, Any], seed: int, detectors: str, manager: Callable[..., Any]
 ) -> Counted:
@@ -127,14 +135,18 @@ def build_world(
     modelled = config["num_blocks"] <= MOST_MODELLED_BLOCKS and specified
     quotas = {name.encode(): blocks for name, blocks in config.get("quotas", {}).items()}
     habits = Habits(**config.get("habits", {}))
-    if manager is not BlockManager:
+    sizes = "stop_tokens" in config
+    if not sizes and manager is not BlockManager:
         layout = [name.split(" block_size")[0] for name in layout]
     config = {name: value for name, value in config.items() if name not in {"habits", "layout"}}
     if layout:
-        config["groups"] = groups_named(layout)
+        config["groups"] = layers_named(layout) if sizes else groups_named(layout)
+    if sizes and manager is BlockManager:
+        manager, detectors = ModelLayouts, detectors.replace("D", "")
     if not modelled:
         detectors = detectors.replace("D", "")
-    world = (CountedLayout if layout else Counted)(
+    kind = CountedSizes if sizes else CountedLayout if layout else Counted
+    world = kind(
         {**config, "digest": DIGESTS[config["digest"]], "quotas": quotas},
         manager=manager,
         model=ModelBoundaries if layout else ModelSessions,

@@ -287,6 +287,7 @@ class World(HoldingEngine):
         plan, expected = answer
         self.compare_plan(plan, expected)
         launched = Launched(self.device.launch(plan), [], set())
+        launched.step.zeroed = self.blocks_to_zero()
         for index, entry in enumerate(self.entries):
             view = self.manager.sequence(entry.handle)
             launched.blocks.update(self.blocks_of(entry))
@@ -305,6 +306,10 @@ class World(HoldingEngine):
             self.resolve("copies_applied")
         self.settle()
         return launched
+
+    def blocks_to_zero(self) -> list[int]:
+        """Blocks that begin empty in this step."""
+        return []
 
     def blocks_of(self, entry: Entry) -> set[int]:
         return set(self.manager.sequence(entry.handle).block_ids.tolist())
