@@ -224,6 +224,9 @@ def buffers() -> Iterator[Kind]:
     yield Kind("numpy, no dimension", lambda n: np.array(5), REFUSED)
     yield Kind("numpy, backwards", lambda n: np.array(n[::-1])[::-1], SAME)
     yield Kind("numpy, strided", strided, SAME)
+    yield Kind(
+        "numpy, a field of records", lambda n: np.array([(0, i) for i in n], "i1,i8")["f1"], SAME
+    )
     yield Kind("numpy, a column", lambda n: np.stack([n, n], axis=1)[:, 1], SAME)
     yield Kind("numpy, unaligned", unaligned, SAME)
     yield Kind("numpy, read-only", read_only, SAME)
@@ -359,6 +362,7 @@ def none_at_all() -> Iterator[Kind]:
         "int": lambda n: n[0],
         "float": float,
         "str": lambda n: "1" * len(n),
+        "bytes": lambda n: b"x" * len(n),
         "object": lambda n: object(),
         "set": set,
         "frozenset": frozenset,
@@ -412,6 +416,7 @@ def numbers() -> Iterator[Kind]:
         "list": lambda n: n,
         "array": lambda n: np.array([n[0], n[0]]),
         "object": lambda n: object(),
+        "None": lambda n: None,
     }
     for name, make in wrong.items():
         yield Kind(name, make, REFUSED)

@@ -38,6 +38,13 @@ ANY = SAME | REFUSED | OTHER
 TYPED = (TypeError, ValueError, BlockMgrError)
 
 
+def names(parameter: str, message: str) -> bool:
+    """Whether a message names the argument, or is the interpreter's own about a container."""
+    # Whether ``promote`` takes one block or several decides what its extras must be.
+    words = [parameter.removesuffix("s"), "__len__()", "iter()"]
+    return any(word in message for word in [*words, *["extras"] * (parameter == "blocks")])
+
+
 def outcome(call: Call, parameter: str, kind: Kind | None) -> tuple[Due, Any]:
     """What the call did in its own world, and its result."""
     world = World()
@@ -48,6 +55,8 @@ def outcome(call: Call, parameter: str, kind: Kind | None) -> tuple[Due, Any]:
         result = call(world, **{parameter: given})
     except TYPED as error:
         done, result = REFUSED, str(error) or pytest.fail(f"{error!r} says nothing")
+        if type(error) in (TypeError, ValueError):
+            assert names(parameter, result), f"{result!r} does not name {parameter}"
     except (Stop, LookupError) as error:
         done, result = RAISED, repr(error)
     else:
@@ -167,7 +176,13 @@ def mappings() -> Iterator[Kind]:
     for name, value in {"None": None, "str": "x", "bytearray": bytearray(b"x"), "b''": b""}.items():
         yield kind(f"dict with {name} for a key", lambda d, value=value: {0: value}, REFUSED)
     yield kind("dict with 1025 bytes for a key", lambda d: {0: bytes(1025)}, REFUSED)
-    for name, wrong in {"list": [(0, b"x")], "int": 5, "str": "0", "bytes": b"0"}.items():
+    for name, wrong in {
+        "list": [(0, b"x")],
+        "empty list": [],
+        "int": 5,
+        "str": "0",
+        "bytes": b"0",
+    }.items():
         yield kind(name, lambda d, wrong=wrong: wrong, REFUSED)
 
 

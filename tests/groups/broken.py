@@ -222,45 +222,6 @@ class GoesWithoutWritingWhatItPromised(ModelBoundaries):
         return False
 
 
-class TakesTheLevelOfEachBoundaryAlone(ModelBoundaries):
-    """Rule 3: a prefix would be evicted before its continuation."""
-
-    def level(self, boundary: Prefix) -> int:
-        return self.levels.get(boundary, 0)
-
-
-class EvictsWithoutALevel(ModelBoundaries):
-    """Retained blocks are evicted like all others."""
-
-    def level(self, boundary: Prefix) -> int:
-        return 0
-
-
-class KeepsALevelThatNobodyHolds(ModelBoundaries):
-    """A level ends with its boundary: a boundary that returns later has the normal level."""
-
-    def settle(self) -> None:
-        before = dict(self.levels)
-        super().settle()
-        self.levels = before | self.levels
-
-
-class RetainsBlocksWithoutABoundary(ModelBoundaries):
-    """The window at the end of a retained prefix is evicted like that of a passed boundary."""
-
-    def keep_boundary(self, boundary: Prefix) -> None:
-        pass
-
-
-LEVELS: tuple[Callable[..., ModelBoundaries], ...] = (
-    TakesTheLevelOfEachBoundaryAlone,
-    EvictsWithoutALevel,
-    KeepsALevelThatNobodyHolds,
-    RetainsBlocksWithoutABoundary,
-)
-"""These serve correct K/V but evict in another order: ``test_shares`` notices them."""
-
-
 class TakesAStateToStandAfterAnAbortedStep(ModelBoundaries):
     """Rule 10: the previous step is in flight and has advanced the state."""
 

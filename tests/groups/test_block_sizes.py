@@ -130,15 +130,6 @@ def test_decode_takes_its_blocks_before_a_commit_uses_others() -> None:
     assert held(manager, other) == [1, 2]
 
 
-def test_windows_of_small_blocks_give_back_what_they_have_passed() -> None:
-    manager = manager_of(FullAttention(), SlidingWindow(3, 2))
-    handle = manager.admit(list(range(7)))
-    manager.commit(handle, 7)
-    assert [b > 0 for b in table(manager, handle, 1)[:4]] == [False, False, True, True]
-    with pytest.raises(ValueError, match="start must be at least 4"):
-        manager.slot_mapping(handle, 3, 5, group=1)
-
-
 def test_a_shortage_counts_the_blocks_of_all_groups() -> None:
     manager = manager_of(FullAttention(4), SlidingWindow(99), num_blocks=8)
     with pytest.raises(NeverFitsError, match="takes 9 blocks in 2 groups"):
@@ -163,36 +154,6 @@ def test_a_prompt_parts_inside_a_block_of_the_manager() -> None:
     assert manager.sequence(second).num_cached_tokens == 14
     copies = list(manager.take_copies())
     assert sorted(copy.num_tokens for copy in copies) == [2, 4, 6]  # 4 + 2 of full, 6 of 8
-
-
-def test_forks_that_wait_for_slots_get_blocks_of_their_own() -> None:
-    manager = manager_of(FullAttention(2), SlidingWindow(9, 4))
-    parent = manager.admit(list(range(7)), num_slots=3)
-    assert held(manager, parent) == [2, 1]
-    [child] = manager.fork(parent)
-    for handle in (parent, child):
-        manager.reserve(handle, 7)
-        assert held(manager, handle) == [4, 2]
-    assert set(table(manager, parent, 1)[:2]).isdisjoint(table(manager, child, 1)[:2])
-    manager.free(parent)
-    manager.free(child)
-    assert manager.stats().used_blocks == 0
-
-
-def test_a_forked_sequence_shares_the_blocks_of_all_slices() -> None:
-    manager = manager_of(FullAttention(2), SlidingWindow(9, 4))
-    parent = manager.admit(list(range(11)))
-    manager.commit(parent, 11)
-    [child] = manager.fork(parent)
-    assert table(manager, parent, 0) == table(manager, child, 0)
-    manager.append(child, [1])
-    assert table(manager, parent, 0)[:4] == table(manager, child, 0)[:4]
-    plan = manager.take_copies()
-    assert len(list(plan)) == 3  # two of full attention, one of the window
-    manager.copies_applied(plan.ticket)
-    manager.free(parent)
-    manager.free(child)
-    assert manager.stats().used_blocks == 0
 
 
 def test_events_tell_once_of_each_block_of_the_manager() -> None:

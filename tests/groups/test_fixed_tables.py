@@ -128,18 +128,6 @@ def test_a_state_is_kept_by_a_copy_of_it() -> None:
     assert manager.num_available == manager.config.capacity
 
 
-def test_a_copy_that_is_aborted_is_made_in_the_next_step() -> None:
-    manager = manager_of(STATE)
-    handle = manager.admit(PROMPT)
-    manager.commit(handle, 16)
-    plan = manager.take_copies()
-    manager.copies_aborted(plan.ticket)
-    assert found(manager) == 0
-    assert len(launch(manager)) == 1
-    assert found(manager) == 16
-    manager.free(handle)
-
-
 @pytest.mark.parametrize("end", [16, 15])
 def test_what_ends_where_a_copy_was_to_be_kept_is_kept_itself(end: int) -> None:
     manager = manager_of(STATE, min_partial_tokens=1, prompt_end_stop=2)

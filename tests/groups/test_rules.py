@@ -50,27 +50,6 @@ def test_without_a_block_for_the_copy_the_boundary_is_not_kept() -> None:
     assert world.manager.match([1] * 7) == 0
 
 
-@pytest.mark.parametrize("computed", [0, 5])
-def test_forks_have_states_of_their_own(computed: int) -> None:
-    world = World(12, 4, FULL, STATE)
-    parent = world.manager.admit([1, 2, 3, 4, 5, 6])
-    if computed:
-        world.compute(parent, computed)
-    children = world.manager.fork(parent, 2)
-    states = [world.manager.tables(handle)[1] for handle in (parent, *children)]
-    assert len(set(states)) == 3
-    for handle in (parent, *children):
-        world.compute(handle, 6)
-
-
-def test_a_fork_without_a_block_for_its_state_changes_nothing() -> None:
-    world = World(3, 4, FULL, STATE)
-    parent = world.manager.admit([1, 2, 3, 4, 5])
-    with pytest.raises(OutOfBlocksError):
-        world.manager.fork(parent)
-    assert list(world.manager.seqs) == [parent]
-
-
 def test_sequences_that_exchange_their_places_exchange_states_without_a_hazard() -> None:
     world = World(20, 4, FULL, STATE)
     handles = [world.manager.admit([number] * 6) for number in (1, 2)]
@@ -128,14 +107,6 @@ def test_the_last_boundary_of_a_prompt_can_be_reached_again() -> None:
     assert world.manager.match([*prompt, 7]) == 64
 
 
-def test_there_is_no_state_where_no_forward_stopped() -> None:
-    world = World(40, 16, FULL, STATE)
-    assert world.serve(range(70)) == 0
-    assert world.manager.match(list(range(70))) == 0
-    world.serve(range(70), 64)
-    assert world.manager.match(list(range(70))) == 64
-
-
 def test_a_long_prompt_stops_halfway_so_that_half_of_it_outlives_its_end() -> None:
     world = World(34, 4, FULL, STATE, halfway_stop_tokens=64)
     prompt = list(range(69))
@@ -166,12 +137,6 @@ def test_no_prompt_that_is_too_short_stops_halfway(least: int) -> None:
     world = World(60, 4, FULL, STATE, halfway_stop_tokens=least)
     handle = world.manager.admit(list(range(65)))
     assert world.manager.seqs[handle].stops == {64}
-
-
-def test_windows_alone_stop_nowhere() -> None:
-    world = World(90, 4, FULL, SlidingWindow(8), halfway_stop_tokens=4)
-    handle = world.manager.admit(list(range(65)))
-    assert world.manager.seqs[handle].stops == set()
 
 
 def test_half_of_a_prompt_that_is_retained_is_a_stop_once() -> None:
@@ -228,13 +193,6 @@ def test_prompts_are_asked_to_stop_where_they_diverge_within_a_unit(
     assert world.serve([*range(shared), 33]) == shared
 
 
-def test_nobody_stops_within_a_unit_for_less_than_what_counts_as_a_part() -> None:
-    world = World(60, 8, FULL, STATE, min_partial_tokens=6)
-    world.serve([*range(5), *[30] * 20], 24)
-    handle = world.manager.admit([*range(5), *[31] * 20])
-    assert world.manager.seqs[handle].stops == {24}
-
-
 def test_a_branch_within_a_unit_takes_no_block_that_is_not_there() -> None:
     """Its tail and state would need two blocks more than the rest of the prompt."""
     world = World(11, 8, FULL, STATE, min_partial_tokens=1)
@@ -289,16 +247,6 @@ def test_a_truncation_never_fails() -> None:
     world.compute(handle, 41)
 
 
-def test_drafts_are_taken_back_without_a_loss() -> None:
-    world = World(20, 4, FULL, SlidingWindow(4))
-    world.manager.lookahead = 3
-    handle = world.manager.admit([1] * 8)
-    world.compute(handle, 8)
-    world.manager.append(handle, [2, 3, 4])
-    world.compute(handle, 11)
-    assert world.manager.truncate(handle, 8) == 8
-
-
 def test_a_state_goes_back_to_one_that_was_kept_or_to_none() -> None:
     world = World(20, 4, FULL, STATE)
     handle = world.manager.admit([1] * 10)
@@ -319,16 +267,6 @@ def test_a_fork_goes_back_to_a_kept_state_before_its_own_has_arrived() -> None:
         world.manager.append(one, [2 + number])
     world.compute(handle, 10)
     world.compute(child, 9)
-
-
-def test_a_preempted_sequence_finds_its_state_and_its_tail_again() -> None:
-    world = World(20, 4, FULL, SlidingWindow(4), STATE, min_partial_tokens=1)
-    handle = world.manager.admit([1] * 7)
-    world.compute(handle, 6)
-    world.manager.preempt(handle)
-    world.manager.resume(handle)
-    assert world.manager.seqs[handle].cached == 6
-    world.compute(handle, 7)
 
 
 # Rule 13
@@ -396,26 +334,6 @@ def can_go_on(manager: ModelBoundaries, tokens: tuple[int, ...], length: int) ->
 
 
 # Rule 14
-
-
-@pytest.mark.specification_alone
-def test_a_window_takes_blocks_for_the_whole_chunk() -> None:
-    world = World(20, 16, SlidingWindow(32))
-    handle = world.manager.admit(list(range(160)))
-    assert sum(map(bool, world.manager.tables(handle)[0])) == 10
-    world.compute(handle, 160)
-    assert sum(map(bool, world.manager.tables(handle)[0])) == 2
-
-
-@pytest.mark.specification_alone
-def test_what_can_never_be_admitted_is_judged_by_the_peak() -> None:
-    world = World(9, 16, SlidingWindow(32))
-    with pytest.raises(NeverFitsError):
-        world.manager.admit(list(range(160)))
-    handle = world.manager.admit(list(range(144)), num_slots=64)
-    for stop in (64, 128, 144):
-        world.manager.reserve(handle, stop)
-        world.compute(handle, stop)
 
 
 @pytest.mark.parametrize(("num_blocks", "fits"), [(13, True), (12, False)])
@@ -532,14 +450,6 @@ def test_a_path_that_a_sequence_leaves_goes_from_its_end() -> None:
 
 
 # Rule 17, and what has not changed
-
-
-def test_a_state_is_copied_whole() -> None:
-    world = World(20, 4, FULL, STATE)
-    handle = world.manager.admit([1, 2, 3, 4, 5])
-    world.compute(handle, 1)
-    world.manager.fork(handle)
-    assert {(copy.group, copy.num_tokens) for copy in world.manager.pending} == {(1, 4)}
 
 
 @pytest.mark.specification_alone

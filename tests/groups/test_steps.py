@@ -21,47 +21,6 @@ def test_prompts_of_one_step_find_the_same_state() -> None:
         world.compute(handle, 9)
 
 
-def test_a_kept_state_is_found_once_its_copy_is_applied() -> None:
-    world = World(30, 4, FULL, STATE)
-    handle = world.manager.admit([1] * 9)
-    world.compute(handle, 8)
-    assert world.manager.match([1] * 9) == 0
-    world.manager.take_copies()
-    assert world.manager.match([1] * 9) == 0
-    world.manager.copies_applied()
-    assert world.manager.match([1] * 9) == 8
-
-
-def test_a_copy_of_a_copy_that_was_aborted_is_one_of_its_source() -> None:
-    """Copies planned while a step is closed may run in one plan with its own."""
-    world = World(30, 4, FULL)
-    manager = world.manager
-    first = manager.admit([1] * 6)
-    world.compute(first, 5)
-    [second] = manager.fork(first)
-    manager.append(second, [2])
-    manager.take_copies()
-    [third] = manager.fork(second)
-    manager.append(third, [3])
-    manager.copies_aborted()
-    assert not manager.violations()
-    for handle in (first, second, third):
-        world.compute(handle, 6)
-
-
-def test_a_copy_that_nobody_waits_for_is_dropped() -> None:
-    world = World(30, 4, FULL)
-    manager = world.manager
-    first = manager.admit([1] * 6)
-    world.compute(first, 5)
-    [second] = manager.fork(first)
-    manager.append(second, [2])
-    assert len(manager.pending) == 1
-    manager.free(second)
-    assert not manager.pending
-    assert manager.available() == 28
-
-
 def test_an_aborted_step_says_nothing_of_the_one_before() -> None:
     """The first step advanced the state to 4 without a commit, so no fork may start at 0."""
     world = World(30, 4, FULL, STATE)
@@ -76,21 +35,6 @@ def test_an_aborted_step_says_nothing_of_the_one_before() -> None:
 
 
 # Fences
-
-
-def test_a_block_of_a_launched_step_is_not_handed_out() -> None:
-    world = World(3, 4, FULL, SlidingWindow(4))
-    manager = world.manager
-    manager.steps_in_flight = 8
-    handle = manager.admit([1] * 4)
-    world.forward(handle, 4)
-    manager.free(handle)
-    assert manager.available() == 1
-    with pytest.raises(OutOfBlocksError):
-        manager.admit([2] * 4)
-    manager.complete()
-    assert manager.available() == 3
-    manager.admit([2] * 4)
 
 
 def test_a_fenced_state_is_found_and_not_taken_over() -> None:
@@ -108,20 +52,6 @@ def test_a_fenced_state_is_found_and_not_taken_over() -> None:
         manager.admit([1] * 5)
     manager.complete()
     assert manager.match([1] * 5) == 4
-
-
-def test_an_aborted_step_fences_nothing() -> None:
-    world = World(3, 4, FULL)
-    manager = world.manager
-    manager.steps_in_flight = 8
-    handle = manager.admit([1] * 9)
-    world.forward(handle, 4)
-    manager.take_copies()
-    manager.free(handle)
-    manager.copies_aborted()
-    assert manager.available() == 0  # the previous step is in flight
-    manager.complete()
-    assert manager.available() == 3
 
 
 def test_a_state_is_kept_before_its_step_is_complete() -> None:
@@ -146,18 +76,6 @@ def early(num_blocks: int, block_size: int, *kinds: Kind, min_partial_tokens: in
     world = World(num_blocks, block_size, *kinds, min_partial_tokens=min_partial_tokens)
     world.manager.early = True
     return world
-
-
-def test_prompts_of_one_step_share_what_one_of_them_is_going_to_write() -> None:
-    world = early(30, 4, FULL, SlidingWindow(5))
-    manager = world.manager
-    first = manager.admit([1] * 9)
-    manager.commit(first, 9)
-    second = manager.admit([1] * 9)
-    assert manager.seqs[second].cached == 8
-    manager.commit(second, 9)
-    world.step()
-    assert manager.tables(first)[0][:2] == manager.tables(second)[0][:2]
 
 
 def test_an_early_commit_makes_no_state_findable() -> None:
@@ -214,42 +132,6 @@ def test_what_is_promised_is_written_first() -> None:
         assert manager.fingerprint() == before
     world.step()
     manager.free(handle)
-
-
-def test_what_a_writer_promised_it_takes_back_for_a_copy() -> None:
-    world = early(30, 4, FULL)
-    manager = world.manager
-    first = manager.admit([1] * 7)
-    manager.commit(first, 5)
-    world.step()
-    [second] = manager.fork(first)
-    manager.commit(second, 7)
-    manager.append(second, [2])
-    assert manager.seqs[second].computed == 5
-    assert [copy.num_tokens for copy in manager.pending] == [1]
-    manager.commit(first, 7)
-    manager.commit(second, 8)
-    world.step()
-
-
-def test_nothing_is_committed_while_a_step_is_closed() -> None:
-    world = early(30, 4, FULL)
-    handle = world.manager.admit([1] * 7)
-    world.manager.take_copies()
-    with pytest.raises(StepError):
-        world.manager.commit(handle, 4)
-    world.manager.copies_aborted()
-    world.manager.commit(handle, 4)
-
-
-def test_part_of_a_unit_that_is_promised_is_not_copied() -> None:
-    world = early(30, 4, FULL, min_partial_tokens=1)
-    manager = world.manager
-    handle = manager.admit([1] * 9)
-    manager.commit(handle, 8)
-    assert manager.match([1] * 7) == 4
-    world.step()
-    assert manager.match([1] * 7) == 6
 
 
 def test_a_copy_of_what_another_one_promises_has_to_wait() -> None:

@@ -10,11 +10,8 @@ import random
 
 import pytest
 import torch
-from hypothesis import settings
 
-from blockmgr import BlockManager
 from blockmgr.kv import KVBlocks, segments_from
-from tests.stateful.machine import ManagerMachine
 from tests.stress.memory import Device, Step, WrongReadError
 from tests.stress.perform import finish_up
 from tests.stress.run import Plan, Run
@@ -85,22 +82,3 @@ def test_the_oracle_sees_a_copy_that_is_one_token_short() -> None:
 
     with pytest.raises(WrongReadError):
         play_on()
-
-
-class TensorMachine(ManagerMachine):
-    """Runs the manager's state machine on tensors."""
-
-    manager = BlockManager
-
-    @property
-    def world(self) -> World:
-        return self.__dict__["world"]
-
-    @world.setter
-    def world(self, world: World) -> None:
-        on_tensors(world, "torch")
-        self.__dict__["world"] = world
-
-
-TestTensorMachine = TensorMachine.TestCase
-TestTensorMachine.settings = settings(max_examples=40, stateful_step_count=25)

@@ -235,7 +235,10 @@ def _stagger(world: World, entry: Entry, record: Record) -> None:
 
 
 def _free(world: World, entry: Entry, record: Record) -> None:
-    world.free(entry, withdraw=record.get("withdraw", False))
+    config = world.manager.config
+    hinted = config.retention and not config.groups
+    hint = (None, None, True, False)[record["entry"] % 4] if hinted else None
+    world.free(entry, hint, withdraw=record.get("withdraw", False))
     if world.habits.refills and entry not in world.entries:  # a manager gives out its row next
         world.admit(entry.tokens[: 1 + record["entry"] % len(entry.tokens)])
 

@@ -65,8 +65,16 @@ class Tenant:
                 view.num_computed_tokens,
                 view.num_cached_tokens,
                 view.is_preempted,
-                view.block_ids.tolist(),
+                view.stops,
+                self.tables(handle),
             )
+
+    def tables(self, handle: int) -> list[list[int]]:
+        """The blocks of a sequence in each group of layers."""
+        row, groups = self.manager.row(handle), range(len(self.manager.config.groups))
+        if not groups:
+            return [self.manager.sequence(handle).block_ids.tolist()]
+        return [self.manager.group_table(group)[row].tolist() for group in groups]
 
     def tokens(self, most: int) -> list[int]:
         """Few values, so that prompts have common prefixes."""
@@ -150,7 +158,7 @@ class Tenant:
 
     def see_step(self, copies: list[tuple[int, int, int]], remaps: list[Any]) -> None:
         """Records the copies into its own blocks and the remaps of its own sequences."""
-        held = {int(b) for h in self.live for b in self.manager.sequence(h).block_ids}
+        held = {b for h in self.live for table in self.tables(h) for b in table}
         mine = sorted(copy for copy in copies if copy[1] in held)
         moved = [
             (self.names[r.handle], r.index, r.old, r.new) for r in remaps if r.handle in self.names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from blockmgr import (
     UnknownSequenceError,
 )
 from tests.conftest import MakeManager
-from tests.fingerprints import fingerprint
 from tests.unit.snapshot import refused
 
 CONFIGS: list[tuple[str, Any, type[Exception]]] = [
@@ -89,27 +87,10 @@ BAD_TOKENS: list[tuple[str, Any, type[Exception]]] = [
     ("negative", [1, -1], ValueError),
     ("too large", [1, 2**32], ValueError),
     ("huge", [2**80], ValueError),
-    ("float", [1.0], TypeError),
-    ("bool", [True], TypeError),
-    ("string item", ["1"], TypeError),
-    ("none item", [None], TypeError),
-    ("nested", [[1]], TypeError),
-    ("string", "12", TypeError),
-    ("none", None, TypeError),
-    ("int", 5, TypeError),
-    ("set", {1, 2}, TypeError),
-    ("generator", (t for t in [1]), TypeError),
     ("empty tuple", (), ValueError),
-    ("bool in a tuple", (1, True), TypeError),
     ("empty range", range(0), ValueError),
     ("negative range", range(-1, 2), ValueError),
     ("empty array", np.zeros(0, np.int64), ValueError),
-    ("float array", np.ones(2), TypeError),
-    ("bool array", np.ones(2, bool), TypeError),
-    ("object array", np.array([1, 2], object), TypeError),
-    ("two dimensions", np.ones((2, 2), np.int64), ValueError),
-    ("no dimension", np.array(5), ValueError),
-    ("bytes", b"abc", TypeError),
     ("bytearray", bytearray(b"abc"), TypeError),
     ("negative in a column", np.array([[1, 2], [-1, 3]])[:, 0], ValueError),
     ("negative in an array", np.array([1, -1]), ValueError),
@@ -118,8 +99,6 @@ BAD_TOKENS: list[tuple[str, Any, type[Exception]]] = [
     ("int32 that is all negative", np.full(5, -(2**31), np.int32), ValueError),
     ("too large in an array", np.array([2**32]), ValueError),
     ("too large uint64", np.array([2**63], np.uint64), ValueError),
-    ("foreign byte order", np.array([1], ">i4"), TypeError),
-    ("float array.array", array.array("d", [1.0]), TypeError),
 ]
 
 
@@ -137,49 +116,13 @@ def test_wrong_tokens_are_refused(
         getattr(manager, call)(*args)
 
 
-BAD_KEYS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("namespace str", {"namespace": "tenant"}, TypeError, "namespace"),
-    ("namespace none", {"namespace": None}, TypeError, "namespace"),
-    ("namespace bytearray", {"namespace": bytearray(b"x")}, TypeError, "namespace"),
-    ("namespace too long", {"namespace": bytes(1025)}, ValueError, "namespace"),
-    ("extras list", {"extras": [(0, b"x")]}, TypeError, "extras must map"),
-    ("extras empty list", {"extras": []}, TypeError, "extras must map"),
-    ("extras str value", {"extras": {0: "x"}}, TypeError, "extras"),
-    ("extras none value", {"extras": {0: None}}, TypeError, "extras"),
-    ("extras str key", {"extras": {"0": b"x"}}, TypeError, "extras"),
-    ("extras bool key", {"extras": {True: b"x"}}, TypeError, "extras"),
-    ("extras float key", {"extras": {0.0: b"x"}}, TypeError, "extras"),
-    ("extras negative key", {"extras": {-1: b"x"}}, ValueError, "extras"),
-    ("extras empty", {"extras": {0: b""}}, ValueError, "extras"),
-    ("extras too long", {"extras": {0: bytes(1025)}}, ValueError, "extras"),
-]
-
-
-@pytest.mark.parametrize(
-    ("key", "error", "match"), [row[1:] for row in BAD_KEYS], ids=[row[0] for row in BAD_KEYS]
-)
-@pytest.mark.parametrize("call", ["admit", "match", "can_admit"])
-def test_a_malformed_key_is_never_taken_for_no_key(
-    make_manager: MakeManager, call: str, key: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    manager = make_manager()
-    with refused(manager, error, match):
-        getattr(manager, call)([1, 2, 3], **key)
-
-
 def test_keys_at_their_longest_are_fine(make_manager: MakeManager) -> None:
     manager = make_manager()
     manager.admit([1, 2, 3], namespace=bytes(1024), extras={0: bytes(1024), 10**6: b"x"})
 
 
-@pytest.mark.parametrize(
-    ("slots", "error"),
-    [(0, ValueError), (-1, ValueError), (True, TypeError), (1.0, TypeError), ("4", TypeError)],
-)
-def test_wrong_slot_counts_are_refused(
-    make_manager: MakeManager, slots: Any, error: type[Exception]
-) -> None:
-    manager = make_manager()
+def test_no_slots_are_refused(make_manager: MakeManager) -> None:
+    manager, slots = make_manager(), 0
     handle, preempted = manager.admit([1, 2, 3]), manager.admit([4])
     manager.preempt(preempted)
     calls: list[Callable[[], object]] = [
@@ -189,27 +132,8 @@ def test_wrong_slot_counts_are_refused(
         lambda: manager.resume(preempted, num_slots=slots),
     ]
     for call in calls:
-        with refused(manager, error, "num_slots"):
+        with refused(manager, ValueError, "num_slots"):
             call()
-
-
-@pytest.mark.parametrize("value", [True, 1.0, "1", None])
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        ("commit", "num_computed_tokens"),
-        ("truncate", "num_tokens"),
-        ("reserve", "num_slots"),
-        ("fork", "n"),
-    ],
-)
-def test_counts_are_whole_numbers(
-    make_manager: MakeManager, call: str, name: str, value: Any
-) -> None:
-    manager = make_manager()
-    handle = manager.admit([1, 2, 3])
-    with refused(manager, TypeError, name):
-        getattr(manager, call)(handle, value)
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**100])
@@ -277,29 +201,6 @@ def test_arguments_are_read_before_the_manager_is_touched(make_manager: MakeMana
     assert manager.handles() == []
 
 
-@pytest.mark.parametrize("handle", [True, 1.0, "1", None])
-@pytest.mark.parametrize(
-    ("call", "args"),
-    [("free", ()), ("append", ([1],)), ("commit", (1,)), ("fork", ()), ("sequence", ())],
-)
-def test_a_handle_is_an_int(
-    make_manager: MakeManager, call: str, args: tuple[Any, ...], handle: Any
-) -> None:
-    manager = make_manager()
-    manager.admit([1])
-    with refused(manager, TypeError, "handle"):
-        getattr(manager, call)(handle, *args)
-
-
-@pytest.mark.parametrize("ticket", [True, 1.0, "1", None])
-@pytest.mark.parametrize("call", ["copies_applied", "copies_aborted", "complete"])
-def test_a_ticket_is_an_int(make_manager: MakeManager, call: str, ticket: Any) -> None:
-    manager = make_manager(steps_in_flight=1)
-    manager.take_copies()
-    with refused(manager, TypeError, "ticket"):
-        getattr(manager, call)(ticket)
-
-
 @pytest.mark.parametrize(
     ("handles", "tokens", "error", "match"),
     [
@@ -307,9 +208,6 @@ def test_a_ticket_is_an_int(make_manager: MakeManager, call: str, ticket: Any) -
         (2, [1], ValueError, "tokens"),
         (2, [1, -1], ValueError, "token"),
         (2, [1, 2**32], ValueError, "token"),
-        (2, [1.0, 2.0], TypeError, "token"),
-        (2, np.ones(2), TypeError, "token"),
-        (2, np.ones((2, 1), np.int64), ValueError, "token"),
     ],
 )
 def test_decode_wants_one_good_token_for_each_handle(
@@ -319,42 +217,6 @@ def test_decode_wants_one_good_token_for_each_handle(
     live = [manager.admit([1]), manager.admit([2])]
     with refused(manager, error, match):
         manager.decode(live[:handles], tokens)
-
-
-@pytest.mark.parametrize(
-    "handles", [[1.0], ["1"], [None], np.ones(1), np.ones((1, 1), np.int64), 5, None]
-)
-def test_handles_of_a_batch_are_ints(make_manager: MakeManager, handles: Any) -> None:
-    manager = make_manager()
-    manager.admit([1])
-    with refused_either(manager, "handles"):
-        manager.decode(handles, [1])
-    with refused_either(manager, "handles"):
-        manager.reparent(handles, [0])
-
-
-class refused_either:
-    """A TypeError or ValueError that names the argument; nothing changed."""
-
-    def __init__(self, manager: BlockManager, match: str) -> None:
-        self.manager, self.match = manager, match
-
-    def __enter__(self) -> None:
-        self.before = fingerprint(self.manager)
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
-        assert isinstance(error, TypeError | ValueError), error
-        assert self.match in str(error)
-        assert fingerprint(self.manager) == self.before
-        return True
-
-
-@pytest.mark.parametrize(("start", "stop"), [(0.0, 1), (0, 1.0), (None, 1), (True, 1), (0, "1")])
-def test_slot_ranges_are_whole_numbers(make_manager: MakeManager, start: Any, stop: Any) -> None:
-    manager = make_manager()
-    handle = manager.admit([1, 2, 3])
-    with refused_either(manager, "st"):
-        manager.slot_mapping(handle, start, stop)
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

@@ -10,7 +10,6 @@ import pytest
 from blockmgr import (
     Admission,
     BlockManager,
-    BlockStateError,
     Match,
     NeverFitsError,
     OutOfBlocksError,
@@ -42,57 +41,6 @@ def test_a_held_block_outlives_its_sequence_and_is_not_handed_out(
     assert (manager.is_cached(held), manager.ref_count(held)) == (True, 1)
     manager.release([held])
     assert manager.num_available == 4
-
-
-def test_blocks_given_back_late_are_evicted_in_the_order_they_are_released(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(4, 2)
-    first, second = (serve(manager, prompt) for prompt in ([1, 1, 0], [2, 2, 0]))
-    late = [ids(second)[0], ids(first)[0]]
-    manager.acquire(late)
-    first.free()
-    second.free()
-    manager.release(late)
-    manager.admit([9] * 5)
-    assert manager.match([1, 1, 0]).num_cached_tokens == 2
-    assert manager.match([2, 2, 0]).num_cached_tokens == 0
-
-
-def test_a_private_block_that_is_held_is_written_in_place(make_manager: MakeManager) -> None:
-    manager = make_manager(4, 4)
-    handle = manager.admit([1, 2])
-    block = manager.block_ids(handle)
-    manager.acquire(block)
-    manager.append(handle, [3])
-    assert manager.block_ids(handle) == block
-    assert not manager.take_copies().num_tokens.size
-
-
-def test_holds_are_counted_and_no_more_are_given_back_than_there_are(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(4, 2)
-    handle = manager.admit([1, 2])
-    manager.acquire([0, 0])
-    assert manager.ref_count(0) == 3
-    for blocks in ([0, 0, 0], [0, 1]):
-        with refused(manager, BlockStateError):
-            manager.release(blocks)
-    manager.release([0])
-    manager.free(handle)
-    assert manager.ref_count(0) == 1
-    manager.release(np.array([0]))
-    with refused(manager, BlockStateError):
-        manager.acquire([0])
-
-
-def test_what_is_touched_is_evicted_last(make_manager: MakeManager) -> None:
-    manager = make_manager(4, 2)
-    old, _ = cache(manager, [1, 1, 0]), cache(manager, [2, 2, 0])
-    manager.touch_blocks(old[:1])
-    manager.admit([9] * 5)
-    assert manager.match([1, 1, 0]).num_cached_tokens == 2
 
 
 def test_a_touch_under_a_step_in_flight_leaves_blocks_available(make_manager: MakeManager) -> None:
@@ -129,32 +77,6 @@ def test_a_question_about_a_wrong_block_is_refused(make_manager: MakeManager, na
 # Forgetting.
 
 
-def test_what_is_forgotten_goes_with_all_that_continues_it(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    blocks = cache(manager, PROMPT)
-    assert manager.forget([blocks[1]]) == 2
-    assert manager.match(PROMPT).block_ids.tolist() == blocks[:1]
-    assert manager.stats().forgotten_blocks == 2
-    assert manager.forget([blocks[1]]) == 0
-
-
-def test_a_sequence_with_a_forgotten_block_goes_on_and_caches_nothing_more(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(8, 2)
-    seq = serve(manager, PROMPT)
-    before = ids(seq)
-    manager.forget([before[1]])
-    manager.decode([seq.handle], [8])
-    manager.decode([seq.handle], [9])
-    assert ids(seq)[:4] == before
-    assert manager.match([*PROMPT, 8, 9]).num_cached_tokens == 2
-    manager.preempt(seq.handle)
-    manager.resume(seq.handle)
-    step(manager)
-    assert manager.match([*PROMPT, 8, 9]).num_cached_tokens == 8
-
-
 def test_who_computed_the_same_itself_caches_it_anew(make_manager: MakeManager) -> None:
     manager = make_manager(12, 2, dedup="append_only")
     first, second = manager.admit(PROMPT), manager.admit(PROMPT)
@@ -173,17 +95,6 @@ def test_a_private_block_that_is_forgotten_is_never_found(make_manager: MakeMana
     assert manager.match(PROMPT).num_cached_tokens == 0
 
 
-def test_a_held_block_is_forgotten_and_stays_held(make_manager: MakeManager) -> None:
-    manager = make_manager(4, 2)
-    blocks = cache(manager, [1, 1, 0])[:1]
-    manager.acquire(blocks)
-    assert manager.forget(blocks) == 1
-    assert (manager.is_cached(blocks[0]), manager.ref_count(blocks[0])) == (False, 1)
-    assert manager.num_available == 3
-    manager.release(blocks)
-    assert manager.stats().free_blocks == 4
-
-
 def test_nothing_is_forgotten_around_what_the_forward_has_yet_to_write(
     make_manager: MakeManager,
 ) -> None:
@@ -195,17 +106,6 @@ def test_nothing_is_forgotten_around_what_the_forward_has_yet_to_write(
 
 
 # Admissions with a match.
-
-
-def test_an_admission_takes_what_its_match_found_and_nothing_else(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(12, 2)
-    cache(manager, PROMPT[:3])
-    found = manager.match(PROMPT)
-    cache(manager, PROMPT)  # more is cached by now
-    seq = manager.sequence(manager.admit(PROMPT, match=found))
-    assert seq.num_cached_tokens == found.num_cached_tokens == 2
 
 
 def test_a_match_that_is_out_of_date_is_refused(make_manager: MakeManager) -> None:
@@ -238,13 +138,6 @@ def test_no_more_is_taken_from_the_cache_than_is_asked_for(
     seq = manager.sequence(manager.admit(PROMPT, max_cached_tokens=most))
     assert seq.num_cached_tokens == found
     assert manager.stats().query_tokens == 14
-
-
-def test_a_limit_inside_a_block_is_met_by_a_part_of_it(make_manager: MakeManager) -> None:
-    manager = make_manager(12, 4, min_partial_tokens=1)
-    cache(manager, PROMPT)
-    seq = manager.sequence(manager.admit([*PROMPT, 8], max_cached_tokens=6))
-    assert seq.num_cached_tokens == 6
 
 
 def test_a_call_may_hold_back_other_blocks_than_the_watermark(make_manager: MakeManager) -> None:
@@ -324,17 +217,6 @@ def test_a_sequence_can_leave_in_the_step_that_was_to_compute_it(
     getattr(manager, name)(handle, withdraw=True)
     assert manager.match(PROMPT).num_cached_tokens == 0
     assert manager.stats().free_blocks == 8
-
-
-def test_what_was_computed_before_the_step_stays_cached(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, early_commit=True)
-    handle = manager.admit(PROMPT[:4])
-    manager.commit(handle, 4)
-    step(manager, handle)
-    manager.append(handle, [5, 6])
-    manager.commit(handle, 6)
-    manager.free(handle, withdraw=True)
-    assert manager.match(PROMPT).num_cached_tokens == 4
 
 
 def test_nobody_leaves_with_what_others_have_found_in_the_same_step(

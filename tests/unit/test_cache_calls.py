@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from blockmgr import (
-    Admission,
     BlockManager,
     KeyedDigest,
     MissReason,
@@ -27,16 +26,6 @@ PROMPT = [1, 2, 3, 4, 5, 6, 7]
 
 
 # Forgetting.
-
-
-def test_a_reset_forgets_what_is_idle(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    cache(manager, PROMPT)
-    assert manager.reset_prefix_cache() == 3
-    assert manager.match(PROMPT).num_cached_tokens == 0
-    stats = manager.stats()
-    assert (stats.free_blocks, stats.cached_blocks, stats.forgotten_blocks) == (8, 0, 3)
-    assert manager.reset_prefix_cache() == 0
 
 
 def test_a_running_sequence_keeps_its_blocks_and_caches_nothing_more(
@@ -57,73 +46,6 @@ def test_a_running_sequence_keeps_its_blocks_and_caches_nothing_more(
     manager.free(child)
     assert manager.match([*PROMPT, 8, 9]).num_cached_tokens == 0
     assert manager.stats().cached_blocks == 0
-
-
-def test_after_preempt_and_resume_all_is_computed_anew_and_cached(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(16, 2, min_partial_tokens=1)
-    seq = serve(manager, PROMPT)
-    manager.reset_prefix_cache()
-    seq.preempt()
-    assert manager.stats().cached_blocks == 0
-    seq.resume()
-    assert seq.num_cached_tokens == 0
-    seq.commit(7)
-    assert manager.match(PROMPT).num_cached_tokens == 6
-
-
-def test_a_tail_of_old_tokens_is_not_kept(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4, min_partial_tokens=1)
-    seq = serve(manager, [1, 2, 3])
-    manager.reset_prefix_cache()
-    seq.free()
-    assert manager.stats().cached_blocks == 0
-
-
-def test_two_who_shared_blocks_still_copy_before_they_write(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 2)
-    first = serve(manager, PROMPT)
-    second = manager.sequence(manager.admit(PROMPT))
-    second.commit(7)
-    manager.reset_prefix_cache()
-    second.truncate(5)
-    second.append([9])
-    assert ids(first)[2] != ids(second)[2]
-    assert ids(first)[:2] == ids(second)[:2]
-
-
-def test_twins_are_let_go(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 2, dedup="append_only")
-    handles = [manager.admit(PROMPT) for _ in range(2)]
-    for handle in handles:
-        manager.commit(handle, 7)
-    manager.reset_prefix_cache()
-    manager.free(handles[0])
-    assert manager.stats().used_blocks == 4
-
-
-def test_a_reset_with_a_step_in_flight_hands_out_nothing_early(make_manager: MakeManager) -> None:
-    manager = make_manager(4, 2, steps_in_flight=1)
-    seq = serve(manager, [1, 2, 3])
-    seq.free()
-    assert manager.stats().fenced_blocks == 2
-    manager.reset_prefix_cache()
-    assert manager.stats().fenced_blocks == 2
-    manager.complete(1)
-    assert manager.stats().free_blocks == 4
-
-
-def test_a_reset_keeps_a_planned_copy(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4, min_partial_tokens=1)
-    cache(manager, [1, 2, 3, 4, 5])
-    seq = manager.sequence(manager.admit([1, 2, 3, 9]))
-    manager.reset_prefix_cache()
-    assert manager.stats().pending_copies == 1
-    manager.copies_applied(manager.take_copies().ticket)
-    seq.commit(4)
-    seq.free()
-    assert manager.stats().free_blocks == 8
 
 
 def test_a_reset_waits_for_what_was_committed_ahead(make_manager: MakeManager) -> None:
@@ -185,15 +107,6 @@ def test_every_policy_serves_on_after_a_reset(make_manager: MakeManager, evictio
         held.free()
 
 
-def test_quotas_get_their_blocks_back(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, quotas={b"a": 3})
-    for namespace in (b"a", b""):
-        cache(manager, [1, 2, 3, 4, 5], namespace=namespace)
-    manager.reset_prefix_cache()
-    assert manager.quota_usage(b"a").free_blocks == 3
-    assert manager.quota_usage(b"").free_blocks == 5
-
-
 # Admissions that do not read the cache.
 
 
@@ -212,29 +125,6 @@ def test_an_admission_that_does_not_read_computes_all_and_shares_afterwards(
     seq.commit(7)
     assert (ids(seq)[:3] == first[:3]) is (dedup == "remap")
     assert manager.stats().deduplicated_blocks == 3
-
-
-def test_what_it_computes_is_found_by_others(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 2)
-    manager.commit(manager.admit(PROMPT, read_cache=False), 7)
-    assert manager.match(PROMPT).num_cached_tokens == 6
-
-
-def test_it_needs_blocks_for_all_of_the_prompt(make_manager: MakeManager) -> None:
-    manager = make_manager(6, 2)
-    serve(manager, PROMPT)
-    assert manager.can_admit(PROMPT) is Admission.NOW
-    assert manager.can_admit(PROMPT, read_cache=False) is Admission.LATER
-    assert manager.can_admit([1] * 13, read_cache=False) is Admission.NEVER
-
-
-def test_a_resume_may_leave_the_cache_unread_too(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 2)
-    seq = serve(manager, PROMPT)
-    seq.preempt()
-    seq.resume(read_cache=False)
-    assert seq.num_cached_tokens == 0
-    assert manager.stats().resumed_query_tokens == 0
 
 
 def test_the_curve_counts_no_look_up_that_was_not_made(make_manager: MakeManager) -> None:
@@ -264,17 +154,6 @@ def test_the_common_prefix_is_what_all_tables_begin_with(make_manager: MakeManag
     assert manager.num_common_prefix_blocks() == 2
     with refused(manager, SequenceStateError):
         manager.num_common_prefix_blocks([third.handle])
-
-
-def test_a_block_counts_only_where_all_of_it_is_computed(make_manager: MakeManager) -> None:
-    manager = make_manager(32, 4)
-    parent = manager.admit([1] * 9)
-    manager.fork(parent)
-    assert manager.num_common_prefix_blocks() == 0
-    manager.commit(parent, 9)
-    assert manager.num_common_prefix_blocks() == 0
-    [child] = manager.fork(parent)
-    assert manager.num_common_prefix_blocks([parent, child]) == 2
 
 
 # Digests.
@@ -338,15 +217,6 @@ def test_the_hit_rate_looks_back_on_the_last_requests(make_manager: MakeManager)
     assert manager.recent_hits().hit_rate == pytest.approx(1 / 3)
 
 
-def test_resumed_and_unread_prompts_do_not_count(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 2)
-    seq = serve(manager, PROMPT)
-    seq.preempt()
-    seq.resume()
-    manager.admit(PROMPT, read_cache=False)
-    assert manager.recent_hits().requests == 1
-
-
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_reset_begins_the_hit_rate_anew_unless_told_otherwise(
     make_manager: MakeManager, keep: bool
@@ -358,12 +228,6 @@ def test_a_reset_begins_the_hit_rate_anew_unless_told_otherwise(
     manager.reset_hit_rate()
     assert manager.recent_hits().requests == 0
     assert manager.stats().query_tokens == 7
-
-
-def test_a_window_of_none_keeps_none(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 2, hit_rate_window=0)
-    cache(manager, PROMPT)
-    assert manager.recent_hits().requests == 0
 
 
 # Prompts too long to be admitted.

@@ -34,13 +34,6 @@ def test_a_prompt_that_is_being_computed_can_be_waited_for(manager: BlockManager
     assert (found.num_cached_tokens, found.num_computing_tokens) == (16, 0)
 
 
-def test_it_counts_what_is_cached_once(manager: BlockManager) -> None:
-    cache(manager, PROMPT[:9])
-    manager.admit(PROMPT)
-    found = manager.match(PROMPT)
-    assert (found.num_cached_tokens, found.num_computing_tokens) == (8, 8)
-
-
 def test_of_several_the_one_that_goes_furthest_counts(manager: BlockManager) -> None:
     short, _ = manager.admit(PROMPT[:5]), manager.admit(PROMPT[:13])
     assert computing(manager) == 12
@@ -66,14 +59,6 @@ def test_it_ends_with_the_sequence(manager: BlockManager) -> None:
     assert computing(manager) == 16
     manager.free(handle)
     assert computing(manager) == 0
-
-
-def test_what_decode_and_append_add_counts(manager: BlockManager) -> None:
-    handle = manager.admit(PROMPT[:3])
-    manager.decode([handle], [PROMPT[3]])
-    assert computing(manager) == 4
-    manager.append(handle, PROMPT[4:12])
-    assert computing(manager) == 12
 
 
 def test_forks_go_on_when_the_first_ends(manager: BlockManager) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from blockmgr import BlockCopy, BlockManager, StepError, TicketError
+from blockmgr import BlockCopy, BlockManager, TicketError
 from tests.conftest import MakeManager
-from tests.unit.engine import ids, serve, step
+from tests.unit.engine import ids, serve
 from tests.unit.snapshot import refused, snapshot
 
 
@@ -32,41 +32,6 @@ def test_a_collapsed_copy_brings_no_more_than_the_first_one(make_manager: MakeMa
     [c] = b.fork()
     c.append([3])
     assert [copy.num_tokens for copy in manager.take_copies()] == [2, 2]
-
-
-def test_a_copy_whose_destination_is_freed_is_cancelled(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    parent = serve(manager, [1] * 3)
-    [child] = parent.fork()
-    child.append([2])
-    child.free()
-    assert list(manager.take_copies()) == []
-    stats = manager.stats()
-    assert (stats.planned_copies, stats.cancelled_copies, stats.pending_copies) == (1, 1, 0)
-
-
-def test_the_source_is_kept_until_the_copy_is_made(make_manager: MakeManager) -> None:
-    """The owner may end first; its block must not be allocated before it is read."""
-    manager = make_manager(3, 4)
-    parent = serve(manager, [1] * 3)
-    [child] = parent.fork()
-    source = ids(parent)[0]
-    child.append([2])
-    parent.free()
-    assert manager.num_available == 1
-    other = manager.sequence(manager.admit([5]))
-    assert ids(other) != [source]
-    assert step(manager, child.handle) == [(source, ids(child)[0], 3)]
-    assert manager.num_available == 1
-
-
-def test_a_pin_does_not_make_a_block_shared(make_manager: MakeManager) -> None:
-    manager = make_manager(3, 4)
-    parent = serve(manager, [1] * 3)
-    [child] = parent.fork()
-    child.append([2])
-    parent.append([3])  # reads happen before writes in a step: in place
-    assert manager.stats().planned_copies == 1
 
 
 def test_taken_destinations_are_kept_until_the_ticket_is_resolved(
@@ -102,15 +67,6 @@ def test_a_plan_reads_as_rows_and_as_columns(make_manager: MakeManager) -> None:
     rows = zip(plan.sources, plan.destinations, plan.num_tokens, strict=True)
     assert list(plan) == [BlockCopy(*map(int, row)) for row in rows]
     assert {str(c.dtype) for c in (plan.sources, plan.destinations, plan.num_tokens)} == {"int32"}
-
-
-def test_a_plan_is_taken_once_the_one_before_is_resolved(make_manager: MakeManager) -> None:
-    manager = make_manager()
-    ticket = manager.take_copies().ticket
-    with refused(manager, StepError, "not resolved"):
-        manager.take_copies()
-    manager.copies_applied(ticket)
-    manager.take_copies()
 
 
 def test_a_ticket_is_resolved_once(make_manager: MakeManager) -> None:
@@ -160,25 +116,6 @@ def test_an_aborted_copy_nobody_reads_any_more_is_dropped(make_manager: MakeMana
     assert manager.stats().used_blocks == 1
 
 
-def test_a_copy_of_an_aborted_copy_goes_back_to_the_first_source(
-    make_manager: MakeManager,
-) -> None:
-    """Even if no sequence holds the block in between any more."""
-    manager = make_manager(8, 4)
-    a = serve(manager, [1] * 3)
-    [b] = a.fork()
-    b.append([2])
-    ticket = manager.take_copies().ticket
-    [c] = b.fork()
-    c.truncate(3)
-    c.append([3])  # from b's block, which the open plan has yet to fill
-    b.free()
-    manager.copies_aborted(ticket)
-    assert list(manager.take_copies()) == [(ids(a)[0], ids(c)[0], 3)]
-    a.free()
-    assert manager.stats().used_blocks == 2
-
-
 def test_a_block_waiting_for_its_copy_is_promoted_later(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4)
     parent = serve(manager, [1] * 3)
@@ -203,24 +140,6 @@ def test_decode_promotes_what_a_commit_had_to_leave(make_manager: MakeManager) -
     manager.copies_applied(manager.take_copies().ticket)
     manager.decode([child.handle], [3])
     assert manager.match([1, 1, 1, 2, 3]).num_cached_tokens == 4
-
-
-def test_a_cached_source_outlives_its_sequence_with_everything_before_it(
-    make_manager: MakeManager,
-) -> None:
-    """A source also keeps its parents: no cached block outlives its parent."""
-    manager = make_manager(5, 2)
-    seq = serve(manager, [1] * 6)
-    source = ids(seq)[2]
-    seq.truncate(5)
-    seq.append([2])  # copies from the third block, which is cached
-    plan = manager.take_copies()
-    assert plan.sources.tolist() == [source]
-    seq.free()
-    assert manager.stats().used_blocks == 4  # source, its two parents, the destination
-    manager.copies_applied(plan.ticket)
-    stats = manager.stats()
-    assert (stats.used_blocks, stats.idle_blocks, stats.free_blocks) == (0, 3, 2)
 
 
 def test_copies_that_cannot_be_passed_on_are_not_taken() -> None:

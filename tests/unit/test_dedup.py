@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockmgr import Priority, Remap
+from blockmgr import Remap
 from tests.conftest import MakeManager
 from tests.unit.engine import ids, serve, step
 
@@ -24,67 +24,6 @@ def test_remap_points_the_sequence_at_the_cached_twin_in_use(make_manager: MakeM
     assert manager.num_available == 8 - 4
 
 
-def test_remap_finds_a_twin_that_is_idle(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, dedup="remap")
-    first, second = (manager.sequence(manager.admit([1] * 5)) for _ in range(2))
-    manager.commit(first.handle, 5)
-    blocks = ids(first)
-    first.free()
-    manager.commit(second.handle, 5)
-    assert ids(second)[:2] == blocks[:2]
-    assert (manager.stats().used_blocks, manager.stats().idle_blocks) == (3, 0)
-
-
-@pytest.mark.parametrize("idle", [False, True])
-def test_append_only_never_changes_a_table(make_manager: MakeManager, idle: bool) -> None:
-    manager = make_manager(8, 2, dedup="append_only")
-    first, second = (manager.sequence(manager.admit([1] * 5)) for _ in range(2))
-    manager.commit(first.handle, 5)
-    cached = ids(first)[:2]
-    if idle:
-        first.free()
-    before = ids(second)
-    manager.commit(second.handle, 5)
-    assert ids(second) == before
-    assert manager.take_remaps() == []
-    # Idle blocks are not kept beside the sequence's own blocks, which take over their keys.
-    assert manager.match([1] * 5).block_ids.tolist() == (before[:2] if idle else cached)
-    assert manager.stats().idle_blocks == 0
-    assert manager.stats().deduplicated_blocks == 2
-
-
-def test_a_private_twin_is_freed_not_cached(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, dedup="append_only")
-    first, second = (manager.sequence(manager.admit([1] * 5)) for _ in range(2))
-    step(manager)
-    first.free()
-    second.free()
-    stats = manager.stats()
-    assert (stats.cached_blocks, stats.idle_blocks, stats.free_blocks) == (2, 2, 6)
-
-
-def test_the_chain_goes_on_below_the_cached_twin(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, dedup="append_only")
-    first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
-    step(manager)
-    second.append([1, 2])
-    step(manager)
-    match = manager.match([1] * 4 + [2])
-    assert match.block_ids.tolist() == [ids(first)[0], ids(second)[1]]
-
-
-def test_no_block_is_kept_for_its_twin_alone(make_manager: MakeManager) -> None:
-    """When the last table drops the cached block, the twin becomes the cached one."""
-    manager = make_manager(8, 2, dedup="append_only")
-    first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
-    step(manager)
-    first.free()
-    assert (manager.stats().idle_blocks, manager.stats().used_blocks) == (0, 2)
-    assert manager.match([1] * 3).block_ids.tolist() == ids(second)[:1]
-    second.free()
-    assert (manager.stats().idle_blocks, manager.stats().used_blocks) == (1, 0)
-
-
 def test_a_sequence_alone_in_the_pool_gets_all_of_it(make_manager: MakeManager) -> None:
     """Idle blocks whose only use is to stand for twins must not cause a shortage."""
     manager = make_manager(6, 2, dedup="append_only")
@@ -97,33 +36,6 @@ def test_a_sequence_alone_in_the_pool_gets_all_of_it(make_manager: MakeManager) 
     view = manager.sequence(second)
     assert manager.match([1, 2, 3, 4, 5, 6, 7]).block_ids.tolist() == ids(view)[:3]
     assert manager.stats().used_blocks == view.num_blocks == 6
-
-
-def test_what_continues_a_cached_block_goes_with_its_key(make_manager: MakeManager) -> None:
-    manager = make_manager(10, 2, dedup="append_only")
-    first, second = (manager.sequence(manager.admit([1, 1, 2])) for _ in range(2))
-    step(manager)
-    for prompt in ([1, 1, 3, 3, 4], [1, 1, 4, 4, 4]):  # children of the cached block
-        serve(manager, prompt).free()
-    first.free()
-    manager.check_invariants()
-    for prompt in ([1, 1, 3, 3, 4], [1, 1, 4, 4, 4]):
-        assert manager.match(prompt).num_cached_tokens == 4
-        assert manager.match(prompt).block_ids[0] == ids(second)[0]
-
-
-def test_of_several_twins_one_is_the_cached_one(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, dedup="append_only")
-    first, second, third = (manager.sequence(manager.admit([1] * 3)) for _ in range(3))
-    step(manager)
-    tables = ids(second), ids(third)
-    for gone, left in ((first, 2), (second, 1)):
-        gone.free()
-        manager.check_invariants()
-        assert manager.stats().used_blocks == 2 * left
-        assert manager.stats().cached_blocks == 1
-    assert ids(third) == tables[1]
-    assert manager.match([1] * 3).block_ids.tolist() == tables[1][:1]
 
 
 def test_a_batch_that_leaves_a_cached_block_writes_its_twin_in_place(
@@ -149,52 +61,6 @@ def test_a_batch_that_leaves_a_cached_block_writes_its_twin_in_place(
     manager.check_invariants()
 
 
-def test_what_was_said_of_a_cached_block_passes_to_its_twin(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, dedup="append_only", retention=True, max_pinned_blocks=4)
-    first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
-    step(manager)
-    manager.retain_prefix([1, 1, 1], priority=Priority.HIGH, ttl=5)
-    pin = manager.pin([1, 1, 1])
-    first.free()
-    [block] = ids(second)[:1]
-    assert manager.blocks().priority[block] == Priority.PINNED
-    assert manager.pinned(pin).num_cached_blocks == 1
-    manager.unpin(pin)
-    assert manager.blocks().priority[block] == Priority.HIGH
-    manager.set_time(5)
-    assert manager.blocks().priority[block] == Priority.NORMAL
-
-
-def test_a_block_that_is_copied_from_waits_for_the_copy_without_its_key(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(8, 4, dedup="append_only")
-    first, second = (manager.sequence(manager.admit([1] * 5)) for _ in range(2))
-    step(manager)
-    source = ids(first)[0]
-    first.truncate(2)
-    first.append([9])  # moves to its own block, by a copy of the cached one
-    assert manager.match([1] * 5).block_ids.tolist() == ids(second)[:1]
-    [copy] = plan = manager.take_copies()
-    assert copy.source == source
-    manager.copies_applied(plan.ticket)
-    manager.check_invariants()
-    assert manager.stats().used_blocks == 3
-
-
-def test_a_twin_that_is_written_lets_its_cached_one_be(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, dedup="append_only")
-    first, second = (manager.sequence(manager.admit([1] * 3)) for _ in range(2))
-    step(manager)
-    second.truncate(1)
-    second.append([9])
-    first.free()
-    assert manager.stats().idle_blocks == 1
-    step(manager)
-    assert manager.match([1, 9, 9]).num_cached_tokens == 2
-    assert manager.match([1, 1, 1]).num_cached_tokens == 2
-
-
 def test_a_twin_beyond_the_first_children_can_become_a_tail(make_manager: MakeManager) -> None:
     """With more children than are examined, the tail is cached although its twin covers it."""
     manager = make_manager(64, 2, dedup="append_only", min_partial_tokens=1, max_seqs=8)
@@ -207,36 +73,6 @@ def test_a_twin_beyond_the_first_children_can_become_a_tail(make_manager: MakeMa
     first.free()
     manager.check_invariants()
     assert manager.stats().used_blocks == 0
-
-
-def test_a_block_a_fork_has_promoted_is_not_a_twin_of_itself(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    parent = manager.sequence(manager.admit([1] * 3))
-    [child] = parent.fork()
-    step(manager)
-    assert manager.stats().deduplicated_blocks == 0
-    assert ids(parent)[0] == ids(child)[0]
-
-
-@pytest.mark.parametrize("dedup", ["remap", "append_only"])
-def test_forks_of_a_twin_agree_about_it(make_manager: MakeManager, dedup: str) -> None:
-    manager = make_manager(8, 2, dedup=dedup)
-    manager.admit([1] * 3)
-    second = manager.sequence(manager.admit([1] * 3))
-    second.fork(2)
-    step(manager)
-    for handle in manager.handles():
-        manager.free(handle)
-    assert manager.stats().cached_blocks == 1
-
-
-def test_decode_merges_what_it_fills(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    first, second = (serve(manager, [1]) for _ in range(2))
-    manager.decode([first.handle, second.handle], [1, 1])
-    manager.decode([first.handle, second.handle], [1, 1])
-    assert ids(first)[0] == ids(second)[0]
-    assert [remap.handle for remap in manager.take_remaps()] == [second.handle]
 
 
 def test_a_remap_log_nobody_reads_is_bounded_and_starts_afresh(

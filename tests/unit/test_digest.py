@@ -174,21 +174,6 @@ def test_a_call_from_inside_the_digest_is_refused(name: str) -> None:
     manager.check_invariants()
 
 
-def test_the_call_inside_which_it_happened_goes_on() -> None:
-    digest = Digest()
-    manager = build(digest)
-    handle = manager.admit([1] * 5)
-
-    def reenter() -> None:
-        with pytest.raises(ReentrancyError):
-            manager.free(handle)
-
-    digest.action = reenter
-    digest.arm(1)
-    manager.commit(handle, 5)
-    assert manager.match([1] * 5).num_cached_tokens == 4
-
-
 def test_a_manager_its_digest_refers_to_is_collected() -> None:
     """An engine that owns the manager and whose method is the digest forms a reference cycle."""
 

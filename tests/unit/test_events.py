@@ -319,26 +319,6 @@ def test_a_pool_has_events_too() -> None:
         BlockPool(4, 2).take_events()
 
 
-def test_a_mirror_that_hears_of_everything_has_what_can_be_found() -> None:
-    """Through evictions, forgetting, forks and shortages; the stress program does more of it."""
-    for dedup in ("remap", "append_only"):
-        manager = build(dedup=dedup, min_partial_tokens=1, event_blocks=8)
-        rng = np.random.default_rng(1)
-        mirror: set[bytes] = set()
-        for _ in range(200):
-            prompt = rng.integers(0, 2, rng.integers(1, 12)).tolist()
-            with manager.sequence(manager.admit(prompt)) as sequence:
-                step(manager)
-                if rng.random() < 0.1:
-                    manager.forget(sequence.block_ids[:1])
-            events = manager.take_events()
-            mirrored(mirror, events)
-            if events.num_lost:
-                mirrored(mirror, manager.take_snapshot())
-            found = {d for e in manager.take_snapshot() for d in e.digests}
-            assert mirror == found
-
-
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [

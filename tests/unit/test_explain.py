@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from blockmgr import BlockManager, MissReason, NeverFitsError
+from blockmgr import BlockManager, MissReason
 from tests.conftest import MakeManager
 from tests.unit.engine import cache, serve
 from tests.unit.snapshot import refused, snapshot
@@ -234,28 +234,6 @@ def test_missed_tokens_are_summed_by_reason(make_manager: MakeManager) -> None:
     found = manager.explain([1, 2, 5, 5, 6, 6, 7])
     assert found.missed_tokens(MissReason.NEVER_SEEN) == 4
     assert found.missed_tokens(MissReason.EVICTED) == 0
-
-
-WRONG = [
-    ("no tokens", {"tokens": []}, ValueError, "tokens"),
-    ("a token out of bounds", {"tokens": [-1]}, ValueError, "tokens"),
-    ("tokens that are none", {"tokens": None}, TypeError, "tokens"),
-    ("longer than a row", {"tokens": [1] * 40}, NeverFitsError, "row"),
-    ("a namespace that is text", {"tokens": [1], "namespace": "x"}, TypeError, "namespace"),
-    ("a long namespace", {"tokens": [1], "namespace": bytes(1025)}, ValueError, "namespace"),
-    ("extras that are a list", {"tokens": [1], "extras": [b"x"]}, TypeError, "extras"),
-    ("an extra that is empty", {"tokens": [1], "extras": {0: b""}}, ValueError, "extras"),
-]
-
-
-@pytest.mark.parametrize(("case", "call", "error", "match"), WRONG, ids=[w[0] for w in WRONG])
-def test_a_wrong_call_is_refused(
-    make_manager: MakeManager, case: str, call: dict, error: type[Exception], match: str
-) -> None:
-    manager = make_manager(8, 4, ghost_blocks=4)
-    cache(manager, [1, 2, 3, 4, 5])
-    with refused(manager, error, match):
-        manager.explain(**call)
 
 
 def test_a_digest_that_fails_leaves_nothing_changed() -> None:

@@ -89,19 +89,6 @@ def test_tables_are_read_only() -> None:
             manager.group_table(group)[0, 0] = 1
 
 
-def test_slots_are_those_of_the_table() -> None:
-    manager = hybrid()
-    handle = manager.admit(PROMPT)
-    row = manager.row(handle)
-    for group in (WINDOW, FULL, CHUNK):
-        positions = np.arange(2, 11)
-        due = manager.group_table(group)[row][positions // 4] * 4 + positions % 4
-        assert (manager.slot_mapping(handle, 2, 11, group=group) == due).all()
-    own = manager.slot_mapping(handle, 2, 11)
-    assert (own == manager.slot_mapping(handle, 2, 11, group=FULL)).all()
-    assert not len(manager.slot_mapping(handle, 3, 3, group=WINDOW))
-
-
 def test_a_cached_state_is_copied_whole() -> None:
     manager = hybrid()
     handle = manager.admit(PROMPT)
@@ -114,17 +101,6 @@ def test_a_cached_state_is_copied_whole() -> None:
     assert copy.destination == manager.group_table(STATE)[row, 0]
     assert copy.num_tokens == 4
     assert BlockManager(4, 4).take_copies().groups is None
-
-
-def test_a_fork_has_a_state_of_its_own() -> None:
-    manager = hybrid()
-    handle = manager.admit(PROMPT)
-    step(manager, handle, 11)
-    [child] = manager.fork(handle)
-    rows = [manager.row(handle), manager.row(child)]
-    first, second = (int(manager.group_table(STATE)[row, 0]) for row in rows)
-    assert first != second
-    assert [(c.source, c.destination) for c in manager.take_copies()] == [(first, second)]
 
 
 def test_a_fork_of_what_a_forward_may_have_moved_is_refused() -> None:
@@ -151,16 +127,6 @@ def test_truncate_returns_where_the_sequence_goes_on() -> None:
     alone.commit(handle, 9)
     assert alone.truncate(handle, 10) == 9
     assert alone.sequence(handle).truncate(6) == 6
-
-
-def test_drafts_keep_their_window() -> None:
-    for rollback, left in ((0, 4), (5, 7)):
-        manager = hybrid(
-            groups=[FullAttention(), SlidingWindow(2)], max_rollback_tokens=rollback, debug=2
-        )
-        handle = manager.admit(range(12))
-        step(manager, handle, 12)
-        assert manager.truncate(handle, 7) == left
 
 
 @pytest.mark.parametrize("options", [{}, {"quotas": {b"": 4}}], ids=["alone", "quotas"])
@@ -223,31 +189,6 @@ def test_decode_takes_blocks_before_it_leaves_some_to_a_step_in_flight(holds: bo
     assert manager.stats().deduplicated_blocks == 0
     manager.complete(3)
     manager.check_invariants()
-
-
-def test_decode_moves_all_groups() -> None:
-    manager = hybrid()
-    handles = [manager.admit(PROMPT), manager.admit(range(20, 28))]
-    manager.copies_applied(manager.take_copies().ticket)
-    slots = manager.decode(handles, [1, 2])
-    assert slots.tolist() == [
-        int(manager.slot_mapping(handle, position, position + 1)[0])
-        for handle, position in zip(handles, (11, 8), strict=True)
-    ]
-    assert [manager.sequence(h).num_computed_tokens for h in handles] == [11, 8]
-    row = manager.row(handles[1])
-    assert manager.group_table(WINDOW)[row, :4].astype(bool).tolist() == [0, 1, 1, 0]  # 4 to 8
-    assert manager.group_table(CHUNK)[row, :4].astype(bool).tolist() == [0, 0, 1, 0]
-
-
-def test_a_batch_without_room_in_some_group_changes_nothing() -> None:
-    manager = hybrid(num_blocks=1 + 2 * 4 + 2)
-    handles = [manager.admit(range(4)), manager.admit(range(20, 24))]
-    manager.copies_applied(manager.take_copies().ticket)
-    before = manager.stats()
-    with pytest.raises(OutOfBlocksError):
-        manager.decode(handles, [1, 2])
-    assert manager.stats() == before
 
 
 def test_one_group_of_full_attention_is_as_none() -> None:

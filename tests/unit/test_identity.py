@@ -26,17 +26,6 @@ def test_each_namespace_has_its_own_copy(make_manager: MakeManager) -> None:
         assert manager.match([1] * 5, namespace=name).block_ids.tolist() == expected
 
 
-def test_a_namespace_nobody_uses_any_more_is_new_when_it_comes_back(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(2, 2)
-    cache(manager, [1] * 4, namespace=b"a")
-    cache(manager, [2] * 4, namespace=b"b")  # evicts everything of a
-    assert manager.match([1] * 4, namespace=b"a").num_cached_tokens == 0
-    cache(manager, [1] * 4, namespace=b"a")
-    assert manager.match([1] * 4, namespace=b"a").num_cached_tokens == 2
-
-
 def test_extras_separate_the_block_they_belong_to_and_all_after_it(
     make_manager: MakeManager,
 ) -> None:
@@ -49,35 +38,11 @@ def test_extras_separate_the_block_they_belong_to_and_all_after_it(
     assert manager.match([1] * 7).num_cached_tokens == 2
 
 
-def test_extras_beyond_the_prompt_count_once_the_sequence_has_grown(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(16, 2)
-    seq = serve(manager, [1, 1], extras={1: b"x"})
-    seq.append([1, 1])
-    seq.commit(4)
-    assert manager.match([1] * 5, extras={1: b"x"}).num_cached_tokens == 4
-    assert manager.match([1] * 5).num_cached_tokens == 2
-
-
 def test_extras_are_not_mistaken_for_tokens(make_manager: MakeManager) -> None:
     """The digest hashes extras and tokens in a row; the comparison of keys separates them."""
     manager = make_manager(16, 1)
     cache(manager, [0x61616161, 7])
     assert manager.match([7, 7], extras={0: b"aaaa"}).num_cached_tokens == 0
-
-
-@pytest.mark.parametrize("kept", [0, 3])
-def test_a_fork_keeps_namespace_and_extras(make_manager: MakeManager, kept: int) -> None:
-    manager = make_manager(16, 2)
-    parent = serve(manager, [1] * 3, namespace=b"a", extras={1: b"x", 5: b"y"})
-    [child] = parent.fork()
-    parent.free()
-    child.append([1])
-    child.commit(4)
-    key = {"namespace": b"a", "extras": {1: b"x"}}
-    assert manager.match([1] * 5, **key).num_cached_tokens == 4
-    assert manager.match([1] * 5, namespace=b"a").num_cached_tokens == 2
 
 
 def test_an_evicted_parent_does_not_lend_its_place_to_another_prefix(
@@ -91,15 +56,6 @@ def test_an_evicted_parent_does_not_lend_its_place_to_another_prefix(
     assert other.num_cached_tokens == 0
     assert manager.match([1, 1, 2, 2, 3]).num_cached_tokens == 0
     assert manager.match([5, 5, 2, 2, 3]).block_ids.tolist() == ids(other)[:2]
-
-
-def test_with_the_cache_off_nothing_is_found_or_kept(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, prefix_caching=False)
-    cache(manager, [1] * 6)
-    stats = manager.stats()
-    assert manager.match([1] * 6).num_cached_tokens == 0
-    assert (stats.cached_blocks, stats.idle_blocks, stats.promoted_blocks) == (0, 0, 0)
-    assert stats.free_blocks == 8
 
 
 @pytest.mark.parametrize("block_size", [4, 8, 16, 32])

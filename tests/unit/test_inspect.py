@@ -6,14 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import invariant
 
 from blockmgr import (
     BlockManager,
     FullAttention,
     RecurrentState,
-    ReentrancyError,
     SlidingWindow,
     UnknownSequenceError,
 )
@@ -22,7 +19,9 @@ from blockmgr.inspect import LETTERS, describe, pieces, ranges, rows
 from tests.conftest import MakeManager
 from tests.specification.blocks import Block
 from tests.specification.leaves import ModelLeaves
-from tests.stateful.machine import ManagerMachine
+from tests.stress.profiles import ONE_GROUP
+from tests.stress.run import Plan, Run
+from tests.stress.world import World
 from tests.unit.engine import ids, serve
 from tests.unit.snapshot import snapshot
 
@@ -54,61 +53,6 @@ def test_every_column_has_a_value_for_every_block(make_manager: MakeManager) -> 
     assert all(len(getattr(blocks, name)) == 7 for name in BlockSnapshot.__slots__)
 
 
-def test_a_sequence_goes_from_owned_over_cached_to_idle_and_free(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(6, 4)
-    handle = manager.admit([1, 2, 3, 4, 5, 6], num_slots=12)
-    full, tail, ahead = ids(manager.sequence(handle))
-    before = manager.blocks()
-    assert before.state[[full, tail, ahead]].tolist() == [OWNED] * 3
-    assert before.num_tokens[[full, tail, ahead]].tolist() == [4, 2, 0]
-    assert before.num_computed_tokens[[full, tail, ahead]].tolist() == [0, 0, 0]
-
-    manager.commit(handle, 5)
-    blocks = manager.blocks()
-    assert blocks.state[[full, tail, ahead]].tolist() == [CACHED, OWNED, OWNED]
-    assert blocks.num_computed_tokens[[full, tail, ahead]].tolist() == [4, 1, 0]
-    assert blocks.ref_count[[full, tail, ahead]].tolist() == [1, 1, 1]
-
-    manager.free(handle)
-    after = manager.blocks()
-    assert after.state[[full, tail, ahead]].tolist() == [IDLE, FREE, FREE]
-    assert after.num_tokens[[full, tail, ahead]].tolist() == [4, 0, 0]
-    assert before.state[full] == OWNED, "a snapshot does not change"
-
-
-def test_sharing_is_the_ref_count_and_a_chain_its_parents(make_manager: MakeManager) -> None:
-    manager = make_manager(12, 2)
-    one = serve(manager, [1, 2, 3, 4, 5])
-    other = serve(manager, [1, 2, 3, 4, 6, 7])
-    stranger = manager.sequence(manager.admit([1, 2, 3], namespace=b"tenant"))
-    stranger.commit(3)
-    blocks = manager.blocks()
-    first, second, third = ids(other)
-    assert ids(one)[:2] == [first, second]
-    assert blocks.ref_count[[first, second, third]].tolist() == [2, 2, 1]
-    assert blocks.parent[[second, third]].tolist() == [first, second]
-    assert blocks.num_children[[first, second, third]].tolist() == [1, 1, 0]
-    roots = blocks.parent[[first, ids(stranger)[0]]].tolist()
-    assert all(root <= -2 for root in roots)
-    assert roots[0] != roots[1], "each namespace has its own root"
-
-
-def test_children_are_counted_with_tails_and_without_what_was_evicted(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(8, 4, min_partial_tokens=1)
-    serve(manager, [1, 2, 3, 4, 5, 6, 7, 8]).free()
-    parent = ids(serve(manager, [1, 2, 3, 4, 9, 9]))[0]
-    assert manager.blocks().num_children[parent] == 1
-    manager.free(manager.handles()[0])
-    blocks = manager.blocks()
-    assert blocks.num_children[parent] == 2
-    idle = blocks.ids(IDLE)
-    assert sorted(blocks.num_tokens[idle].tolist()) == [2, 4, 4], "the tail has two tokens"
-
-
 def test_idle_blocks_are_ranked_as_they_are_evicted(make_manager: MakeManager) -> None:
     manager = make_manager(6, 2)
     for base in (10, 20, 30):
@@ -118,15 +62,6 @@ def test_idle_blocks_are_ranked_as_they_are_evicted(make_manager: MakeManager) -
     for victim in order:
         taken = manager.admit([victim + 100])
         assert ids(manager.sequence(taken)) == [victim]
-
-
-def test_only_idle_blocks_have_a_rank(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    serve(manager, [1, 2, 3, 4]).free()
-    serve(manager, [5, 6, 7])
-    blocks = manager.blocks()
-    assert sorted(blocks.eviction_rank[blocks.ids(IDLE)].tolist()) == [0, 1]
-    assert set(blocks.eviction_rank[blocks.state != IDLE].tolist()) == {-1}
 
 
 def test_a_copy_is_told_at_its_destination_until_it_is_resolved(
@@ -178,23 +113,6 @@ def test_a_private_block_names_its_cached_twin(make_manager: MakeManager) -> Non
     assert blocks.parent[ids(other)[0]] == -1
 
 
-def test_a_block_freed_during_a_step_is_fenced_until_it_completes(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(6, 4, steps_in_flight=1)
-    sequence = manager.sequence(manager.admit([1, 2, 3, 4, 5]))
-    sequence.commit(5)
-    full, tail = ids(sequence)
-    ticket = manager.take_copies().ticket
-    manager.copies_applied(ticket)
-    sequence.free()
-    blocks = manager.blocks()
-    assert blocks.state[[full, tail]].tolist() == [FENCED, FENCED]
-    assert blocks.num_tokens[[full, tail]].tolist() == [4, 0]
-    manager.complete(ticket)
-    assert manager.blocks().state[[full, tail]].tolist() == [IDLE, FREE]
-
-
 def test_a_snapshot_changes_nothing_and_is_the_callers_own(make_manager: MakeManager) -> None:
     manager = make_manager(8, 2)
     serve(manager, [1, 2, 3, 4, 5]).fork()
@@ -204,23 +122,6 @@ def test_a_snapshot_changes_nothing_and_is_the_callers_own(make_manager: MakeMan
     blocks.ref_count[:] = 77
     assert snapshot(manager) == before
     assert manager.blocks().count(NULL) == 0
-
-
-def test_a_digest_function_cannot_look_at_a_half_done_call() -> None:
-    manager: BlockManager
-    refusals = []
-
-    def digest(message: bytes) -> bytes:
-        if "manager" in found:
-            with pytest.raises(ReentrancyError) as caught:
-                found["manager"].blocks()
-            refusals.append(caught.value)
-        return bytes(16)
-
-    found: dict[str, BlockManager] = {}
-    found["manager"] = manager = BlockManager(8, 2, digest=digest)
-    manager.commit(manager.admit([1, 2, 3]), 3)
-    assert refusals
 
 
 # ---- the snapshot, against the model -------------------------------------------------------------
@@ -276,54 +177,49 @@ def model_facts(model: ModelLeaves, block: Block) -> Facts:
     )
 
 
-class SnapshotMachine(ManagerMachine):
-    """Random calls; after each, the snapshot of every block must equal the model's."""
-
-    manager = BlockManager
-
-    @invariant()
-    def every_block_is_what_the_model_says(self) -> None:
-        if not hasattr(self, "world"):
-            return
-        model, blocks = self.world.model, self.world.manager.blocks()
-        expected = {block: model_facts(model, block) for block in model.live}
-        for block, facts in expected.items():
-            name = self.world.names.get(block.serial)
-            if name is not None:
-                assert facts_of(blocks, name) == facts
-        live = [b for b in range(len(blocks)) if facts_of(blocks, b) != self.nothing(blocks, b)]
-        assert sorted(facts_of(blocks, b) for b in live) == sorted(expected.values())
-
-        idle = sorted(model.idle(), key=lambda block: (model.level(block), block.stamp))
-        order = blocks.eviction_order
-        ranked = [(int(blocks.eviction_rank[b]), facts_of(blocks, int(b))) for b in order]
-        due = [
-            (rank, expected[block])
-            for share in {block.share for block in idle}
-            for rank, block in enumerate(block for block in idle if block.share == share)
-        ]
-        assert sorted(ranked) == sorted(due)
-        assert [rank for rank, _ in ranked] == sorted(rank for rank, _ in ranked)
-
-        shares = (None, *model.quotas)
-        assert blocks.count(FREE) == sum(len(model.free_blocks(share)) for share in shares)
-        assert blocks.count(NULL) == int(model.config.null_block)
-        used = (blocks.state == OWNED) | (blocks.state == CACHED)
-        assert np.array_equal(used, (blocks.ref_count > 0) | (blocks.pins > 0))
-        for copy in model.pending:
-            ours = self.world.names[copy.destination.serial]
-            assert blocks.copy_source[ours] == self.world.names[copy.source.serial]
-
-    @staticmethod
-    def nothing(blocks: BlockSnapshot, block: int) -> Facts:
-        """The facts of a block without content or user: free, fenced or the null block."""
-        return (int(blocks.state[block]), 0, 0, 0, 0, 0, 0, 0) if not blocks.pins[block] else ()
+def nothing(blocks: BlockSnapshot, block: int) -> Facts:
+    """The facts of a block without content or user: free, fenced or the null block."""
+    return (int(blocks.state[block]), 0, 0, 0, 0, 0, 0, 0) if not blocks.pins[block] else ()
 
 
-TestSnapshotAgainstTheModel = SnapshotMachine.TestCase
-TestSnapshotAgainstTheModel.settings = settings(
-    max_examples=max(1, settings.default.max_examples // 4)
-)
+def compare(world: World) -> None:
+    model, blocks = world.model, world.manager.blocks()
+    expected = {block: model_facts(model, block) for block in model.live}
+    for block, facts in expected.items():
+        name = world.names.get(block.serial)
+        if name is not None:
+            assert facts_of(blocks, name) == facts
+    live = [b for b in range(len(blocks)) if facts_of(blocks, b) != nothing(blocks, b)]
+    assert sorted(facts_of(blocks, b) for b in live) == sorted(expected.values())
+
+    idle = sorted(model.idle(), key=lambda block: (model.level(block), block.stamp))
+    order = blocks.eviction_order
+    ranked = [(int(blocks.eviction_rank[b]), facts_of(blocks, int(b))) for b in order]
+    due = [
+        (rank, expected[block])
+        for share in {block.share for block in idle}
+        for rank, block in enumerate(block for block in idle if block.share == share)
+    ]
+    assert sorted(ranked) == sorted(due)
+    assert [rank for rank, _ in ranked] == sorted(rank for rank, _ in ranked)
+
+    shares = (None, *model.quotas)
+    assert blocks.count(FREE) == sum(len(model.free_blocks(share)) for share in shares)
+    assert blocks.count(NULL) == int(model.config.null_block)
+    used = (blocks.state == OWNED) | (blocks.state == CACHED)
+    assert np.array_equal(used, (blocks.ref_count > 0) | (blocks.pins > 0))
+    for copy in model.pending:
+        ours = world.names[copy.destination.serial]
+        assert blocks.copy_source[ours] == world.names[copy.source.serial]
+
+
+@pytest.mark.parametrize("profile", [name for name in ONE_GROUP if name != "huge"])
+def test_the_snapshot_of_every_block_equals_the_models_after_any_call(profile: str) -> None:
+    for seed in range(8):
+        run = Run(Plan(100, options={"eviction": "lru"}), profile, seed)
+        for _ in range(100):
+            run.one()
+            compare(run.world)
 
 
 # ---- the text ------------------------------------------------------------------------------------

@@ -14,7 +14,10 @@ import pytest
 
 from blockmgr import Admission, BlockManager, FullAttention, SlidingWindow, namespace_key
 from blockmgr.config import EVICTION_POLICIES
+from blockmgr.groups import Group
 from tests.conftest import MakeManager
+from tests.groups.random_runs import WITH_FULL, Layout
+from tests.stress.profiles import groups_named
 from tests.unit.engine import cache, ids, serve
 from tests.unit.tenant import Observation, Tenant, Translate, play
 
@@ -165,9 +168,13 @@ def observe(
     *,
     quotas: dict[bytes, int],
     translate: Translate = int,
+    groups: tuple[Group, ...] = (),
 ) -> list[Observation]:
     """Everything that one tenant observes beside others that need more than there is."""
-    manager = BlockManager(25, quotas=quotas, **options(seed, eviction))
+    chosen = options(seed, eviction) | ({"groups": groups, "null_block": True} if groups else {})
+    scale = 2 * len(groups) or 1
+    quotas = {name: scale * blocks for name, blocks in quotas.items()}
+    manager = BlockManager(25 * scale, quotas=quotas, **chosen)
     tenant = Tenant(manager, watched, seed)
     crowd = [
         Tenant(manager, name, seed * 100 + i, translate=translate, greed=2)
@@ -190,6 +197,16 @@ def test_with_quotas_a_tenant_sees_the_same_with_and_without_the_others(
     for seed in SEEDS:
         alone = observe(seed, eviction, watched, [], quotas=SHARES)
         beside = observe(seed, eviction, watched, others, quotas=SHARES)
+        assert beside == alone, f"seed {seed}"
+
+
+@pytest.mark.parametrize("layout", WITH_FULL[1:], ids=", ".join)
+def test_with_groups_of_layers_a_tenant_sees_the_same_too(layout: Layout) -> None:
+    """The blocks of every table, and the stops, too."""
+    groups = tuple(groups_named(layout))
+    for seed in SEEDS:
+        alone = observe(seed, "lru", b"a", [], quotas=SHARES, groups=groups)
+        beside = observe(seed, "lru", b"a", [b"b", b""], quotas=SHARES, groups=groups)
         assert beside == alone, f"seed {seed}"
 
 

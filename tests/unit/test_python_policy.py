@@ -15,7 +15,7 @@ import pytest
 from blockmgr import BlockManager, ManagerConfig, PolicyError, Priority, ReentrancyError
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.trace import Request, Trace
-from tests.reference_policies import Lru, Tree
+from tests.reference_policies import Lru
 from tests.unit.engine import cache, serve
 from tests.unit.snapshot import snapshot
 
@@ -47,22 +47,8 @@ class Recorder(Lru):
         super().on_uncached(block, evicted)
 
 
-class Mru(Tree):
+class Mru(Lru):
     """Evicts the leaf that became idle last."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self.order: list[int] = []
-
-    def became_idle(self, block: int) -> None:
-        self.order.append(block)
-
-    def became_used(self, block: int) -> None:
-        self.order.remove(block)
-
-    def gone(self, block: int, evicted: bool) -> None:
-        if block in self.order:
-            self.order.remove(block)
 
     def victim(self) -> int:
         return next(b for b in reversed(self.order) if not self.children(b))

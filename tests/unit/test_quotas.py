@@ -10,7 +10,7 @@ import pytest
 from blockmgr import Admission, BlockManager, ManagerConfig, NeverFitsError, OutOfBlocksError
 from blockmgr.config import EVICTION_POLICIES, Quotas
 from tests.conftest import MakeManager
-from tests.unit.engine import cache, ids, serve, step
+from tests.unit.engine import cache, ids, serve
 from tests.unit.snapshot import refused
 
 A, B = b"tenant-a", b"tenant-b"
@@ -24,14 +24,6 @@ def usage(manager: BlockManager, namespace: bytes) -> tuple[int, int, int, int, 
 # ---- whose blocks ----------------------------------------------------------------------------
 
 
-def test_a_namespace_uses_all_of_its_quota_and_no_more(make_manager: MakeManager) -> None:
-    manager = make_manager(10, 2, quotas={A: 4})
-    manager.admit(range(8), namespace=A)
-    with refused(manager, OutOfBlocksError, "need 1 blocks, 0 available"):
-        manager.admit([1], namespace=A)
-    manager.admit(range(12), namespace=B)
-
-
 def test_namespaces_without_a_quota_share_what_is_left(make_manager: MakeManager) -> None:
     manager = make_manager(10, 2, quotas={A: 4})
     manager.admit(range(8), namespace=B)
@@ -40,13 +32,6 @@ def test_namespaces_without_a_quota_share_what_is_left(make_manager: MakeManager
         manager.admit([1])
     assert usage(manager, B) == usage(manager, b"") == (6, 0, 0, 0, 6)
     assert usage(manager, A) == (4, 4, 0, 0, 0)
-
-
-def test_the_empty_namespace_can_have_a_quota(make_manager: MakeManager) -> None:
-    manager = make_manager(10, 2, quotas={b"": 3})
-    manager.admit(range(6))
-    assert usage(manager, b"") == (3, 0, 0, 0, 3)
-    assert usage(manager, A) == (7, 7, 0, 0, 0)
 
 
 def test_where_nothing_is_left_other_namespaces_never_fit(make_manager: MakeManager) -> None:
@@ -73,13 +58,6 @@ def test_a_prompt_larger_than_its_quota_never_fits(make_manager: MakeManager) ->
         manager.decode([handle], [1])
 
 
-def test_later_is_said_of_a_full_quota_whatever_others_have_left(make_manager: MakeManager) -> None:
-    manager = make_manager(10, 2, quotas={A: 4})
-    manager.admit(range(8), namespace=A)
-    assert manager.can_admit([1], namespace=A) is Admission.LATER
-    assert manager.can_admit([1], namespace=B) is Admission.NOW
-
-
 @pytest.mark.parametrize("eviction", EVICTION_POLICIES)
 def test_a_namespace_evicts_its_own_blocks_only(make_manager: MakeManager, eviction: str) -> None:
     manager = make_manager(12, 1, quotas={A: 4, B: 4}, eviction=eviction)
@@ -93,17 +71,6 @@ def test_a_namespace_evicts_its_own_blocks_only(make_manager: MakeManager, evict
     assert evicted[0] >= 8
     assert evicted[1:] == [0, 0]
     assert manager.stats().evicted_blocks == evicted[0]
-
-
-def test_each_quota_has_an_eviction_order_of_its_own(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, quotas={A: 3, B: 3})
-    cache(manager, [1, 1], namespace=A)
-    cache(manager, [2, 2], namespace=A)
-    cache(manager, [3, 3], namespace=B)
-    cache(manager, [4] * 4, namespace=A)  # evicts the oldest of A, though B's is newer than both
-    found = [manager.match([t] * 3, namespace=A).num_cached_tokens for t in (1, 2, 4)]
-    assert found == [0, 2, 2]
-    assert manager.match([3] * 3, namespace=B).num_cached_tokens == 2
 
 
 # ---- the accounting, call by call ------------------------------------------------------------
@@ -124,33 +91,6 @@ def test_usage_adds_up_to_the_limit_through_every_state(make_manager: MakeManage
     assert manager.quota_usage(A).available == 6
 
 
-def test_a_fenced_block_counts_against_its_quota_until_the_step_is_complete(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(10, 2, quotas={A: 2}, steps_in_flight=1)
-    handle = manager.admit(range(4), namespace=A)
-    plan = manager.take_copies()
-    manager.copies_applied(plan.ticket)
-    manager.free(handle)
-    with refused(manager, OutOfBlocksError, "need 1 blocks, 0 available"):
-        manager.admit([1], namespace=A)
-    manager.complete(plan.ticket)
-    manager.admit(range(4), namespace=A)
-
-
-def test_forks_and_their_copies_stay_in_the_quota(make_manager: MakeManager) -> None:
-    manager = make_manager(12, 2, quotas={A: 4})
-    parent = serve(manager, [1, 2, 3], namespace=A)
-    children = manager.fork(parent.handle, 3)
-    assert usage(manager, A) == (4, 2, 0, 0, 2)
-    for child in children[:2]:
-        manager.append(child, [4])
-    assert usage(manager, A) == (4, 0, 0, 0, 4)
-    with refused(manager, OutOfBlocksError, "need 1 blocks, 0 available"):
-        manager.append(children[2], [4])
-    step(manager)
-
-
 def test_a_sequence_reparented_to_another_namespace_is_given_blocks_there(
     make_manager: MakeManager,
 ) -> None:
@@ -162,52 +102,6 @@ def test_a_sequence_reparented_to_another_namespace_is_given_blocks_there(
     mine.append([3])
     assert usage(manager, A) == (4, 2, 2, 0, 0)
     assert usage(manager, B) == (5, 2, 0, 0, 3)
-
-
-def test_what_is_preempted_truncated_and_resumed_returns_to_its_quota(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(12, 2, quotas={A: 4})
-    seq = serve(manager, [1] * 7, namespace=A)
-    seq.truncate(3)
-    assert usage(manager, A) == (4, 1, 1, 0, 2)
-    seq.preempt()
-    assert usage(manager, A) == (4, 1, 3, 0, 0)
-    blocker = manager.admit([9] * 6, namespace=A)
-    with refused(manager, OutOfBlocksError, "need 2 blocks, 1 available"):
-        seq.resume()
-    manager.free(blocker)
-    seq.resume()
-    assert usage(manager, A)[4] == 2
-
-
-def test_private_twins_count_in_the_quota(make_manager: MakeManager) -> None:
-    manager = make_manager(12, 2, quotas={A: 4}, dedup="append_only")
-    first, second = (serve(manager, [1] * 4, namespace=A) for _ in range(2))
-    assert set(ids(first)).isdisjoint(ids(second)) or first.num_cached_tokens == 0
-    first.free()
-    second.free()
-    assert usage(manager, A)[0] == sum(usage(manager, A)[1:])
-
-
-def test_a_tail_that_is_continued_is_of_the_quota_and_its_copy_too(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(12, 4, quotas={A: 2}, min_partial_tokens=1)
-    cache(manager, [1, 2, 3], namespace=A)
-    taken_over = serve(manager, [1, 2, 3, 4], namespace=A)
-    assert taken_over.num_cached_tokens == 3
-    assert usage(manager, A) == (2, 1, 0, 0, 1)
-    copied = serve(manager, [1, 2, 9], namespace=A)
-    assert copied.num_cached_tokens == 2
-    assert usage(manager, A) == (2, 0, 0, 0, 2)
-
-
-def test_the_null_block_is_nobodys(make_manager: MakeManager) -> None:
-    manager = make_manager(9, 2, quotas={A: 4}, null_block=True)
-    assert usage(manager, A)[0] + usage(manager, B)[0] == manager.config.capacity == 8
-    handles = [manager.admit(range(8), namespace=name) for name in (A, B)]
-    assert 0 not in {block for h in handles for block in ids(manager.sequence(h))}
 
 
 # ---- batches ---------------------------------------------------------------------------------
@@ -360,31 +254,3 @@ def test_a_quota_adds_no_more_under_a_policy_than_it_says(eviction: str) -> None
     assert added(40_000) == added(20_000), "a quota counts only its own blocks"
     assert added(20_000) < 1_000
     assert added(20_000, 1_024) < 3_000
-
-
-@pytest.mark.parametrize("namespace", ["text", None, 5, bytearray(b"x")])
-def test_the_usage_of_no_namespace_is_refused(make_manager: MakeManager, namespace: Any) -> None:
-    manager = make_manager(8, 2, quotas={A: 4})
-    with refused(manager, TypeError, "namespace must be bytes"):
-        manager.quota_usage(namespace)
-    with refused(manager, ValueError, "namespace must be 0 to 1024 bytes"):
-        manager.quota_usage(bytes(1025))
-
-
-def test_the_namespaces_with_quotas_outlive_their_last_sequence(make_manager: MakeManager) -> None:
-    manager = make_manager(6, 2, quotas={A: 3})
-    for token in range(5):
-        cache(manager, [token] * 5, namespace=A)
-        cache(manager, [token] * 5, namespace=b"visitor")
-    assert usage(manager, A)[0] == usage(manager, b"visitor")[0] == 3
-
-
-def test_the_shares_add_up_to_the_whole(make_manager: MakeManager) -> None:
-    manager = make_manager(16, 2, quotas={A: 6, B: 5})
-    for namespace in (A, B, b"", A, B):
-        serve(manager, [1, 2, 3, 4, 5], namespace=namespace).free()
-    serve(manager, [1, 2, 3, 4, 5], namespace=A)  # idle blocks are in use again
-    stats, shares = manager.stats(), [manager.quota_usage(name) for name in (A, B, b"")]
-    assert stats.capacity == sum(own.limit for own in shares)
-    assert stats.used_blocks == sum(own.used_blocks for own in shares) == 3
-    assert manager.num_available == stats.available == sum(own.available for own in shares)

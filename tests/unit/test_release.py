@@ -7,13 +7,10 @@ import pytest
 from blockmgr import (
     BlockManager,
     BlockState,
-    NeverFitsError,
-    OutOfBlocksError,
-    SequenceStateError,
     UnknownSequenceError,
 )
 from tests.conftest import MakeManager
-from tests.unit.engine import cache, ids, serve, step
+from tests.unit.engine import serve
 from tests.unit.snapshot import refused
 
 CALLS = {
@@ -29,24 +26,6 @@ CALLS = {
     "sequence": (),
     "row": (),
 }
-
-
-def test_free_returns_every_block(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    manager.free(manager.admit([1] * 9))
-    stats = manager.stats()
-    assert (stats.free_blocks, stats.num_sequences) == (8, 0)
-    assert manager.handles() == []
-
-
-def test_freeing_twice_is_an_error_not_a_second_free(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    handle = manager.admit([1] * 9)
-    manager.free(handle)
-    with refused(manager, UnknownSequenceError, str(handle)) as caught:
-        manager.free(handle)
-    assert caught.value.handle == handle
-    assert isinstance(caught.value, KeyError)
 
 
 def test_a_stale_handle_does_not_reach_the_next_owner_of_its_row(
@@ -99,80 +78,6 @@ def test_another_managers_handle_is_unknown(make_manager: MakeManager) -> None:
     assert mine.handles() == [kept]
 
 
-def test_one_bad_handle_spoils_the_batch(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    good = serve(manager, [1, 2])
-    stale = manager.admit([1])
-    manager.free(stale)
-    with refused(manager, UnknownSequenceError):
-        manager.decode([good.handle, stale], [1, 1])
-    with refused(manager, ValueError, "distinct"):
-        manager.decode([good.handle, good.handle], [1, 1])
-
-
-def test_preemption_gives_the_blocks_back_and_keeps_the_tokens(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(8, 4)
-    seq = manager.sequence(manager.admit(list(range(9)), num_slots=5))
-    seq.preempt()
-    assert seq.is_preempted
-    assert (seq.num_blocks, seq.num_slots, seq.num_computed_tokens) == (0, 0, 0)
-    assert seq.tokens.tolist() == list(range(9))
-    assert manager.num_available == 8
-    assert manager.handles() == [seq.handle]
-    assert (manager.stats().preemptions, manager.stats().num_sequences) == (1, 1)
-
-
-def test_a_resumed_sequence_finds_its_own_blocks(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    seq = serve(manager, [1] * 9)
-    blocks = ids(seq)
-    seq.preempt()
-    seq.resume()
-    assert not seq.is_preempted
-    assert ids(seq)[:2] == blocks[:2]
-    assert (seq.num_cached_tokens, seq.num_computed_tokens) == (8, 8)
-    stats = manager.stats()
-    assert (stats.query_tokens, stats.hit_tokens) == (9, 0)
-    assert (stats.resumed_query_tokens, stats.resumed_hit_tokens) == (9, 8)
-
-
-def test_resume_keeps_namespace_extras_and_tokens(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    seq = serve(manager, [1] * 5, namespace=b"a", extras={1: b"x"})
-    seq.append([7])
-    seq.preempt()
-    seq.resume()
-    assert seq.num_cached_tokens == 4
-    assert seq.tokens.tolist() == [1] * 5 + [7]
-    step(manager)
-    assert manager.match([1] * 5, namespace=b"a", extras={1: b"x"}).num_cached_tokens == 4
-
-
-def test_resume_may_take_the_first_chunk_only(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    seq = manager.sequence(manager.admit(list(range(9))))
-    seq.preempt()
-    seq.resume(num_slots=3)
-    assert (seq.num_slots, seq.num_tokens) == (4, 9)
-    seq.reserve(9)
-    assert seq.tokens.tolist() == list(range(9))
-
-
-def test_resume_meets_the_same_shortages_as_admission(make_manager: MakeManager) -> None:
-    manager = make_manager(4, 2, watermark_blocks=1)
-    handle = manager.admit([1] * 5)
-    manager.preempt(handle)
-    manager.admit([2])
-    with refused(manager, OutOfBlocksError) as caught:
-        manager.resume(handle)
-    assert caught.value.reserved_by_watermark == 1
-    with refused(manager, NeverFitsError):
-        manager.resume(handle, num_slots=9)
-    assert manager.stats().resumed_query_tokens == 0
-
-
 def test_what_grew_past_the_watermark_can_come_back(make_manager: MakeManager) -> None:
     manager = make_manager(4, 2, watermark_blocks=2)
     seq = serve(manager, [1] * 3)
@@ -180,49 +85,6 @@ def test_what_grew_past_the_watermark_can_come_back(make_manager: MakeManager) -
     seq.preempt()
     seq.resume()
     assert seq.num_blocks == 4
-
-
-def test_a_preempted_sequence_can_be_freed(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    handle = manager.admit([1])
-    manager.preempt(handle)
-    manager.free(handle)
-    assert manager.handles() == []
-
-
-@pytest.mark.parametrize("name", ["reserve", "append", "commit", "truncate", "fork", "preempt"])
-def test_a_preempted_sequence_does_nothing_else(make_manager: MakeManager, name: str) -> None:
-    manager = make_manager(8, 4)
-    handle = manager.admit([1])
-    manager.preempt(handle)
-    with refused(manager, SequenceStateError, "preempted"):
-        getattr(manager, name)(handle, *CALLS[name])
-    with refused(manager, SequenceStateError, "preempted"):
-        manager.decode([handle], [1])
-
-
-def test_a_running_sequence_cannot_be_resumed(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    handle = manager.admit([1])
-    with refused(manager, SequenceStateError, "running"):
-        manager.resume(handle)
-
-
-def test_what_was_not_computed_is_not_kept(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    manager.free(manager.admit([1] * 9))
-    assert manager.match([1] * 9).num_cached_tokens == 0
-    assert manager.stats().idle_blocks == 0
-
-
-def test_a_shared_block_stays_until_its_last_owner_goes(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    cache(manager, [1] * 4)
-    first, second = (manager.sequence(manager.admit([1] * 5)) for _ in range(2))
-    first.free()
-    assert manager.stats().idle_blocks == 0
-    second.free()
-    assert manager.stats().idle_blocks == 1
 
 
 def test_the_with_statement_frees(make_manager: MakeManager) -> None:

@@ -31,16 +31,6 @@ def test_a_block_freed_during_a_step_waits_for_its_end(make_manager: MakeManager
     manager.admit([2])
 
 
-def test_a_block_freed_between_steps_waits_for_nothing(make_manager: MakeManager) -> None:
-    manager = make_manager(2, 2, steps_in_flight=1)
-    manager.free(manager.admit([1] * 4))
-    assert manager.num_available == 2
-    ticket = launch(manager)
-    manager.complete(ticket)
-    manager.free(manager.admit([1] * 4))
-    assert manager.num_available == 2
-
-
 def test_a_fenced_block_can_still_be_found(make_manager: MakeManager) -> None:
     manager = make_manager(4, 2, steps_in_flight=2)
     seq = serve(manager, [1] * 4)
@@ -50,28 +40,6 @@ def test_a_fenced_block_can_still_be_found(make_manager: MakeManager) -> None:
     again = manager.sequence(manager.admit([1] * 4 + [2]))
     assert ids(again)[:2] == blocks
     assert manager.stats().fenced_blocks == 0
-
-
-def test_fenced_hits_are_not_counted_as_available(make_manager: MakeManager) -> None:
-    manager = make_manager(3, 2, steps_in_flight=1)
-    seq = serve(manager, [1] * 4)
-    seq.free()
-    assert manager.num_available == 1
-    manager.admit([1] * 5)  # two fenced hits and the free block
-    assert manager.num_available == 0
-
-
-def test_each_step_has_its_own_fence(make_manager: MakeManager) -> None:
-    manager = make_manager(2, 2, steps_in_flight=2)
-    first, second = manager.admit([1] * 2), manager.admit([2] * 2)
-    one = launch(manager)
-    manager.free(first)
-    two = launch(manager)
-    manager.free(second)
-    manager.complete(one)
-    assert manager.num_available == 1
-    manager.complete(two)
-    assert manager.num_available == 2
 
 
 def test_completing_a_step_completes_those_before(make_manager: MakeManager) -> None:
@@ -109,22 +77,6 @@ def test_complete_needs_steps_in_flight(make_manager: MakeManager) -> None:
         manager.complete(ticket)
 
 
-def test_the_source_of_a_copy_waits_for_the_step_that_reads_it(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(2, 4, steps_in_flight=1)
-    parent = serve(manager, [1] * 3)
-    manager.complete(1)
-    [child] = parent.fork()
-    child.append([2])
-    ticket = manager.take_copies().ticket
-    parent.free()
-    manager.copies_applied(ticket)
-    assert manager.num_available == 0
-    manager.complete(ticket)
-    assert manager.num_available == 1
-
-
 def test_what_an_aborted_step_released_waits_for_the_step_before(
     make_manager: MakeManager,
 ) -> None:
@@ -142,35 +94,7 @@ def test_what_an_aborted_step_released_waits_for_the_step_before(
     manager.admit([4])
 
 
-def test_an_aborted_step_is_not_in_flight(make_manager: MakeManager) -> None:
-    manager = make_manager(2, 2, steps_in_flight=1)
-    handle = manager.admit([1] * 2)
-    ticket = manager.take_copies().ticket
-    manager.free(handle)
-    manager.copies_aborted(ticket)
-    assert manager.num_available == 2
-    launch(manager)
-
-
-def test_released_tails_are_fenced_before_their_parents_are(make_manager: MakeManager) -> None:
-    manager = make_manager(3, 2, steps_in_flight=1)
-    seq = serve(manager, [1] * 6)
-    seq.free()
-    manager.complete(1)
-    manager.admit([2])
-    assert manager.match([1] * 6).num_cached_tokens == 4
-
-
 # Early commit: commit, take_copies, copies_applied, forward.
-
-
-def test_prompts_of_one_step_share_with_early_commit(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2, early_commit=True)
-    first = manager.sequence(manager.admit([1] * 5))
-    first.commit(5)
-    second = manager.sequence(manager.admit([1] * 5))
-    assert second.num_cached_tokens == 4
-    assert ids(second)[:2] == ids(first)[:2]
 
 
 @pytest.mark.parametrize("call", ["append", "reserve", "decode"])
@@ -280,24 +204,6 @@ def test_decode_leaves_exactly_its_token_to_compute(
         launch(manager)
 
 
-def test_decode_waits_for_the_copy_of_the_tokens_it_counts(make_manager: MakeManager) -> None:
-    """A copy brings only tokens that are computed.
-
-    The third token of the block came after the copy into it was planned, so no forward can have
-    computed it.
-    """
-    manager = make_manager(8, 4)
-    parent = serve(manager, [1, 2])
-    [writer] = parent.fork()
-    writer.append([3])
-    [child] = writer.fork()
-    with refused(manager, StepError, "a copy into their block is pending"):
-        manager.decode([child.handle], [4])
-    launch(manager)
-    manager.decode([child.handle], [4])
-    assert child.num_computed_tokens == 3
-
-
 def test_what_a_fork_has_written_is_copied_though_its_parent_promises_it(
     make_manager: MakeManager,
 ) -> None:
@@ -333,19 +239,6 @@ def test_what_is_written_is_not_merged_into_what_is_promised(
     assert manager.match([1, 2, 3, 4, 5]).block_ids.tolist() == ids(promised)[:1]
 
 
-def test_what_was_not_merged_into_a_promise_is_merged_later(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4, early_commit=True)
-    written = manager.sequence(manager.admit([1, 2, 3, 4]))
-    launch(manager)
-    promised = manager.sequence(manager.admit([1, 2, 3, 4]))
-    promised.commit(4)
-    manager.decode([written.handle], [5])
-    launch(manager)
-    manager.decode([written.handle], [6])
-    assert ids(written)[0] == ids(promised)[0]
-    assert manager.stats().deduplicated_blocks == 1
-
-
 def test_a_writer_computes_again_what_could_not_be_copied(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4, early_commit=True)
     seq = manager.sequence(manager.admit([1] * 3))
@@ -358,17 +251,6 @@ def test_a_writer_computes_again_what_could_not_be_copied(make_manager: MakeMana
     assert [copy.num_tokens for copy in manager.take_copies()] == [1]
 
 
-def test_what_an_earlier_step_committed_is_copied_whole(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4, early_commit=True)
-    seq = manager.sequence(manager.admit([1] * 6))
-    seq.commit(6)
-    launch(manager)
-    [child] = seq.fork()
-    child.append([2])
-    assert child.num_computed_tokens == 6
-    assert [copy.num_tokens for copy in manager.take_copies()] == [2]
-
-
 def test_partial_reuse_takes_what_is_written_of_a_block(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
     seq = manager.sequence(manager.admit([1] * 4))
@@ -378,23 +260,6 @@ def test_partial_reuse_takes_what_is_written_of_a_block(make_manager: MakeManage
     assert manager.match([1] * 4).num_cached_tokens == 1
     launch(manager)
     assert manager.match([1] * 4).num_cached_tokens == 3
-
-
-def test_partial_reuse_passes_over_a_block_that_is_all_promised(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
-    seq = manager.sequence(manager.admit([1] * 4))
-    seq.commit(4)
-    assert manager.match([1] * 3).num_cached_tokens == 0
-    launch(manager)
-    assert manager.match([1] * 3).num_cached_tokens == 2
-
-
-def test_partial_reuse_of_what_decode_has_promoted(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4, early_commit=True, min_partial_tokens=1)
-    handle = manager.admit([1] * 4)
-    launch(manager)
-    manager.decode([handle], [2])  # the previous forward has written the block
-    assert manager.match([1] * 3).num_cached_tokens == 2
 
 
 @pytest.mark.parametrize("call", ["free", "preempt", "truncate", "reparent", "decode", "fork"])
@@ -427,20 +292,6 @@ def test_nobody_becomes_a_fork_of_a_promise(make_manager: MakeManager) -> None:
     manager.reparent([handle, other], [0, 0])
 
 
-def test_the_promise_holds_until_the_copies_are_applied(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4, early_commit=True)
-    handle = manager.admit([1] * 5)
-    manager.commit(handle, 5)
-    ticket = manager.take_copies().ticket
-    with refused(manager, StepError):
-        manager.free(handle)
-    manager.copies_aborted(ticket)
-    with refused(manager, StepError):
-        manager.free(handle)
-    launch(manager)
-    manager.free(handle)
-
-
 def test_nothing_is_committed_early_once_the_step_is_taken(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4, early_commit=True)
     handle = manager.admit([1] * 5)
@@ -451,13 +302,6 @@ def test_nothing_is_committed_early_once_the_step_is_taken(make_manager: MakeMan
         manager.decode([handle], [1])
     manager.copies_applied(ticket)
     manager.commit(handle, 5)
-
-
-def test_truncating_drafts_that_were_not_promised_is_fine(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4, early_commit=True)
-    handle = manager.admit([1] * 6)
-    manager.commit(handle, 5)
-    manager.truncate(handle, 5)
 
 
 def test_decode_after_a_commit_that_promised_nothing_new(make_manager: MakeManager) -> None:

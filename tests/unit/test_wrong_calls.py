@@ -1,6 +1,6 @@
 """Every wrong call, row by row: the exception, the argument it names, and nothing changed.
 
-One table, so that a reader sees what is refused and how. ``test_bad_input`` tests which kinds of
+One table, so that a reader sees what is refused and how. ``tests/arguments`` tests which kinds of
 values count as tokens, handles or options.
 """
 

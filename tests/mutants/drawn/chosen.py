@@ -32,7 +32,6 @@ INPUT = (
     f" {UNIT}/test_errors.py {UNIT}/test_digest.py {UNIT}/test_package.py"
 )
 ARGUMENTS = "tests/arguments"
-MACHINE = "tests/stateful/test_machine.py"
 STRESS = "tests/stateful/test_stress.py"
 POLICIES = (
     f"tests/golden/test_policies.py {UNIT}/test_policies.py tests/property/test_policies.py"
@@ -53,7 +52,7 @@ ENGINE = (
 )
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab"
-REST = (CORE, INPUT)
+REST = (CORE, STRESS, INPUT)
 CONFORMANCE = "tests/conformance/test_manager.py"
 # Under sanitizers: tests that read arguments and write arrays.
 MISREAD = (ARGUMENTS, f"{INPUT} {UNIT}/test_cache_calls.py tests/kv/test_copy_checker.py")
@@ -76,7 +75,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         "tests/property/test_policies.py",
         CORE,
     ),
-    "csrc/bindings/input.cc": (INPUT, "tests/property/test_laws.py", CORE),
+    "csrc/bindings/input.cc": (INPUT, ARGUMENTS, CORE),
     "csrc/bindings/*": (
         CORE,
         f"{INPUT} {UNIT}/test_cache_calls.py",
@@ -110,7 +109,7 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         INPUT,
         CONFORMANCE,
         f"{UNIT}/test_threads.py {UNIT}/test_isolation.py",
-        MACHINE,
+        STRESS,
     ),
     "pool.py": (POOL, INPUT, f"{UNIT}/test_shares.py"),
     "explain.py": (
@@ -156,10 +155,6 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "ports/vllm/options.py": ("tests/ports/test_vllm_options.py",),
     "ports/sglang/*": ("tests/ports/test_sglang_keys.py", "tests/engines/sglang/test_port.py"),
     "ports/vllm/*": ("tests/ports/test_vllm_options.py", "tests/engines/test_planted.py"),
-    "changes.py": (
-        "tests/unit/test_changes.py tests/ports/test_radix.py tests/ports/test_nano_vllm.py",
-        *ENGINE,
-    ),
     "ports/aphrodite/*": (
         "tests/ports/test_aphrodite.py tests/ports/test_aphrodite_bad_input.py"
         " tests/ports/test_aphrodite_swaps.py"
