@@ -252,7 +252,7 @@ CALLS: Final = (
         "manager",
         "BlockManager.resume_together",
         handles=ints(lambda w: [w.preempted]),
-        num_slots=number(5),
+        num_slots=or_none(5),
         read_cache=other(True),
     ),
     method(
