@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tree_sitter_cpp", reason="dependency group test-mutants")
 
+from tree_sitter import Node
+
 from tests.mutants import anchor
+from tests.mutants.drawn.cpp import parser
 from tests.mutants.mutant import Mutant
 from tests.mutants.planted import CORE, EXTENSION, GROUPS, PYTHON
 
@@ -16,9 +21,23 @@ ALL = (*CORE, *EXTENSION, *GROUPS, *PYTHON)
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
-def test_a_planted_bug_changes_one_place(mutant: Mutant) -> None:
+def test_a_planted_bug_changes_one_place_into_code(mutant: Mutant) -> None:
     path, changed = anchor.planted(mutant)
     assert changed != path.read_bytes()
+    if mutant.python:
+        ast.parse(changed)
+    else:  # the grammar does not understand some lines of the core either
+        assert errors(changed) <= errors(path.read_bytes())
+
+
+@cache
+def errors(source: bytes) -> int:
+    """The number of places that are no C++, for the parser."""
+
+    def count(node: Node) -> int:
+        return (node.is_error or node.is_missing) + sum(map(count, node.children))
+
+    return count(parser().parse(source).root_node)
 
 
 def test_no_two_planted_bugs_have_one_name() -> None:
