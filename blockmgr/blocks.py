@@ -232,7 +232,7 @@ class CachedPrefix(NamedTuple):
     contents: npt.NDArray[np.int64]
     """``int64[n]``: a number of the content of each, as in ``IdleFront``."""
     tokens: npt.NDArray[np.uint32]
-    """``uint32[n * block_size]``."""
+    """``uint32[n * block_size]``, or fewer if the last block is the tail of a sequence."""
     namespace: bytes
     """The namespace."""
     extras: dict[int, bytes]

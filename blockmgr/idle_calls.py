@@ -28,7 +28,8 @@ class IdleCalls:
         The order is that of the last use, the longest ago first, whatever the policy. With
         ``quotas``, each share has a part of the front in proportion to its size. With several
         groups of layers, a prefix ends where prompts can continue; the ends that sequences only
-        passed come first, as in evictions, and of a path the last one.
+        passed come first, as in evictions, and of a path the last one. With
+        ``min_partial_tokens``, a prefix can end with a block that is not full.
 
         Args:
             most: Idle blocks to look at. With one group, those that another cached block continues
@@ -48,8 +49,8 @@ class IdleCalls:
         It ends earlier, before the first block whose K/V is not written yet.
 
         Args:
-            block: A cached block, of any group of layers. The cached tail of a sequence is none,
-                because it is not full.
+            block: A cached block, of any group of layers. The cached tail of a sequence has fewer
+                tokens than others.
 
         Raises:
             BlockStateError: The block is not cached.
@@ -83,8 +84,7 @@ class IdleCalls:
             blocks: ``int[n]``, of any group of layers.
 
         Returns:
-            ``int64[n]`` on the host, owned by the caller; -1 for a block that is not cached, or a
-            tail.
+            ``int64[n]`` on the host, owned by the caller; -1 for a block that is not cached.
 
         Raises:
             ValueError: A block out of bounds.

@@ -284,7 +284,7 @@ class BlockPool(EventCalls, IdleCalls, NotCopied):
 
         Raises:
             BlockStateError: A block is not held, is cached with other content, or waits for a copy;
-                or the parent is not cached.
+                or the parent is not cached, or an end.
             ValueError: Blocks repeated, a number of tokens that does not fill them exactly, a value
                 out of its bounds, a namespace beside a parent, or a block of another share than the
                 namespace's or the parent's.
@@ -304,6 +304,45 @@ class BlockPool(EventCalls, IdleCalls, NotCopied):
             return self._core.promote(blocks, tokens, parent, namespace, own)
         pairs = extras_pairs(cast("Mapping[int, bytes] | None", extras))
         return self._core.promote_chain(blocks, tokens, parent, namespace, pairs)
+
+    def promote_end(
+        self,
+        block: int,
+        tokens: Ints,
+        *,
+        parent: int = -1,
+        namespace: bytes = b"",
+        extras: bytes = b"",
+    ) -> None:
+        """Caches a held block that is not full, such as the last one of a prompt.
+
+        The pool evicts it as it does others, and before the blocks that it continues. It is in
+        ``children`` and ``prefix_of``; ``find`` does not find it, nor do events tell of it, and
+        equal ends can stand beside each other.
+
+        Args:
+            block: A block that the caller holds, that is not cached and does not wait for a copy.
+            tokens: ``[n]``: the tokens in it, fewer than ``block_size``.
+            parent: The cached block that it continues; -1 if it begins a prompt. An end can
+                continue an end that is no shorter.
+            namespace: The namespace, if it begins a prompt.
+            extras: Bytes, at most 1024, that change K/V besides the tokens.
+
+        Raises:
+            BlockStateError: The block is not held, is cached, or waits for a copy; or the parent is
+                not cached, or a shorter end.
+            ValueError: No tokens or too many, a value out of its bounds, a namespace beside a
+                parent, or a block of another share than the namespace's or the parent's.
+            TypeError: A value of the wrong type.
+
+        >>> pool = BlockPool(num_blocks=4, block_size=4)
+        >>> first, end = pool.take(2).tolist()
+        >>> _ = pool.promote(first, [1, 2, 3, 4])
+        >>> pool.promote_end(end, [5, 6], parent=first)
+        >>> pool.prefix_of(end).tokens.tolist()
+        [1, 2, 3, 4, 5, 6]
+        """
+        self._core.promote_end(block, tokens, parent, namespace, extras)
 
     def evict(self, n: int, *, namespace: bytes = b"") -> npt.NDArray[np.int32]:
         """Takes the next ``n`` idle blocks in the eviction order, even if blocks are free.
@@ -574,7 +613,9 @@ class BlockPool(EventCalls, IdleCalls, NotCopied):
         return self._core.children(parent, namespace)
 
     def tokens(self, block: int) -> npt.NDArray[np.uint32]:
-        """The tokens of a cached block: ``uint32[block_size]`` on the host, a copy.
+        """The tokens of a cached block: ``uint32[n]`` on the host, a copy.
+
+        They are ``block_size``, and fewer only after ``promote_end``.
 
         Raises:
             BlockStateError: The block is not cached.

@@ -1,7 +1,8 @@
 """Tiers in a replay: where the tokens of each prompt come from, and what is moved.
 
 A replay with tiers drives a real ``TieredManager``. Its mover carries no bytes and never fails.
-Every token of a prompt counts once: found on the device, loaded from a tier, or computed.
+Every token of a prompt counts once: found on the device, loaded from a tier, or computed. With
+``min_partial_tokens``, tiers hold the ends of requests, too, and load them.
 
 A tier whose ``ms_per_block`` is 0 moves everything at once. Otherwise it has one link, a queue:
 
@@ -226,9 +227,8 @@ class TierSteps:
         row[0] = one.num_cached_tokens
         end = float(now)
         for transfer in loads:
-            loaded = len(transfer) * self._size
-            row[transfer.source + 1] = loaded
-            one.num_cached_tokens += loaded
+            row[transfer.source + 1] = transfer.num_tokens
+            one.num_cached_tokens += transfer.num_tokens
             end = max(end, self._passed(transfer, now))
         row[-1] = one.request.num_prompt_tokens - one.num_cached_tokens
         self._load_ms[one.number - 1] = ceil(end) - now
@@ -239,9 +239,9 @@ class TierSteps:
         loads = self._loading.pop(one.handles[0])
         for transfer in loads:
             self._manager.loads_done(transfer.ticket, len(transfer))
-        if loads:
-            blocks = self._manager.block_ids(one.handles[0])
-            self._keep(blocks[one.num_cached_tokens // self._size - 1])
+        num_whole = one.num_cached_tokens // self._size
+        if loads and num_whole:  # an end is the request's own
+            self._keep(self._manager.block_ids(one.handles[0])[num_whole - 1])
 
     def store_until(self, now: int) -> None:
         """Store what the manager plans up to ``now``; each link takes what is planned in order."""

@@ -1,9 +1,10 @@
 """What a prefix needs in each group of layers, so that a prompt can continue at its end.
 
-A *node* is ``block_size`` tokens of a prefix. It has a block of full attention, its part 0, and in
-other groups, or if blocks are smaller, further *parts*, a block each. All of a model with full
-attention alone is part 0, and prompts can continue behind each node. Otherwise they can where the
-windows, chunks and states are that the next query reads: at a *boundary*.
+A *node* is ``block_size`` tokens of a prefix, or fewer at its *end*. It has a block of full
+attention, its part 0, and in other groups, or if blocks are smaller, further *parts*, a block each.
+All of a model with full attention alone is part 0, and prompts can continue behind each node.
+Otherwise they can where the windows, chunks and states are that the next query reads: at a
+*boundary*.
 """
 
 from __future__ import annotations
@@ -76,12 +77,15 @@ class Layout:
         rows = core_groups(groups, config.block_size)
         self.num_parts: Final = 1 + len(rows)
         self._group_of = np.array([self._full, *(row[4] for row in rows)], np.int32)
-        self._begins = [0, *(row[2] for row in rows)]
+        begins = [0, *(row[2] for row in rows)]
+        self._begins = np.array(begins)
         self._ends = [0, *(row[3] for row in rows)]
         self._sizes = sizes_of(groups, config.block_size)
         self._part_of = {
             (int(group), begin): part
-            for part, (group, begin) in enumerate(zip(self._group_of, self._begins, strict=True))
+            for part, (group, begin) in enumerate(
+                zip(self._group_of, self._begins.tolist(), strict=True)
+            )
         }
 
     @property
@@ -93,14 +97,13 @@ class Layout:
         """The group of each piece; None without groups."""
         return self._group_of[pieces.parts] if self._groups else None
 
-    def _first_units(self, part: int, stops: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """For each number of nodes, the first node of which a query behind them reads this part."""
+    def _first_units(self, part: int, position: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The first node of which the query at each of these positions reads this part."""
         group = self._groups[self._group_of[part]]
-        position = stops * self.block_size
         if isinstance(group, RecurrentState):
-            return stops - 1
+            return (position - 1) // self.block_size
         if part == 0 or self._group_of[part] == self._full or not hasattr(group, "width"):
-            return np.zeros_like(stops)
+            return np.zeros_like(position)
         is_window = isinstance(group, SlidingWindow)
         read = position - group.width + 1 if is_window else position - position % group.width
         units: npt.NDArray[np.int64] = (
@@ -108,26 +111,31 @@ class Layout:
         ) // self.block_size
         return units
 
-    def needed(self, stop: int, first: int = 0) -> npt.NDArray[np.bool_]:
-        """The parts that a prompt reads which continues behind ``stop`` nodes.
+    def needed(self, num_tokens: int, first: int = 0) -> npt.NDArray[np.bool_]:
+        """The parts that a prompt reads which continues behind so many tokens.
 
         Returns:
-            ``bool[stop, num_parts]``; False for all of the first ``first`` nodes.
+            ``bool[n, num_parts]`` for their nodes; False for all of the first ``first`` nodes.
         """
-        units = np.arange(stop)
+        units = np.arange(-(-num_tokens // self.block_size))
         found = np.repeat((units >= first)[:, None], self.num_parts, axis=1)
         for part in range(1, self.num_parts):
-            found[:, part] &= units >= self._first_units(part, np.array([stop]))[0]
+            found[:, part] &= units >= self._first_units(part, np.array([num_tokens]))[0]
+        # What an end has no tokens for.
+        found[-1:] &= (len(units) - 1) * self.block_size + self._begins < num_tokens
         return found
 
-    def deepest(self, blocks: npt.NDArray[np.int32], most: int | None = None) -> int:
-        """The most nodes, ``most`` at most, behind which a prompt can continue.
+    def serves(self, blocks: npt.NDArray[np.int32], num_tokens: int) -> bool:
+        """Whether a prompt can continue behind so many tokens, of which these are the blocks."""
+        return not (self.needed(num_tokens) & (blocks < 0)).any()
+
+    def deepest(self, blocks: npt.NDArray[np.int32]) -> int:
+        """The most nodes, none of them an end, behind which a prompt can continue.
 
         Args:
             blocks: ``int32[n, num_parts]``: the blocks of the nodes of a path; -1 for none.
-            most: Most nodes; None for all.
         """
-        count = len(blocks) if most is None else max(0, min(len(blocks), most))
+        count = len(blocks)
         if not self.is_grouped or not count:
             return count
         units = np.arange(count)
@@ -135,7 +143,7 @@ class Layout:
         for part in range(1, self.num_parts):
             lacking = np.where(blocks[:count, part] < 0, units, -1)
             last_lacking = np.maximum.accumulate(lacking)
-            is_served &= last_lacking < self._first_units(part, units + 1)
+            is_served &= last_lacking < self._first_units(part, (units + 1) * self.block_size)
         found = np.flatnonzero(is_served)
         return int(found[-1]) + 1 if len(found) else 0
 

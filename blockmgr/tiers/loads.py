@@ -66,53 +66,57 @@ class Loads:
         most = len(prompt) - 1
         if max_cached_tokens is not None:
             most = min(most, max_cached_tokens)
-        path = Path.of_prompt(prompt, self._size, most // self._size)
-        tokens = tuple(reach * self._size for reach in self._reaches(path))
+        path = Path.of_prompt(prompt, self._size, most)
+        tokens = tuple(books.reach(path).num_tokens for books in self._tiers)
         best = max(tokens)
         whole = len(device.block_ids) * self._size
         loadable = best - whole if best > device.num_cached_tokens else 0
         return TierMatch(device, tokens, loadable), path
 
-    def _reaches(self, path: Path, most: int | None = None) -> list[int]:
-        """For each tier, the most blocks, ``most`` at most, behind which a prompt can continue."""
-        return [self._layout.deepest(books.find(path), most) for books in self._tiers]
-
     def shorter(self, path: Path, most: int) -> int:
-        """Where a load of a path can end, at ``most`` blocks."""
-        return max(self._reaches(path, most))
+        """The most tokens behind which a load of a path can end, at ``most`` blocks."""
+        return max(books.reach(path, most * self._size).num_tokens for books in self._tiers)
 
     def limit(self, found: TierMatch, path: Path, asked: TierMatch | None) -> int:
-        """Where a load of a path may end now, in blocks; not behind what is found if nowhere.
+        """Where a load of a path may end now, in tokens; not behind what is found if nowhere.
 
         Raises:
             StaleMatchError: There is less than ``asked``.
             OutOfBlocksError: So many blocks must not wait at a time as ``asked`` needs.
         """
         first = len(found.device.block_ids)
-        stop = first + found.num_loadable_tokens // self._size
+        stop = first * self._size + found.num_loadable_tokens
         room = max(0, self._max_loading - self._tickets.num_blocks(is_load=True))
         if asked is not None:
             asked_tokens = asked.num_cached_tokens
             if found.num_cached_tokens < asked_tokens or first < len(asked.device.block_ids):
                 raise StaleMatchError(asked_tokens, found.num_cached_tokens)
-        while stop > first and (wanted := int(self._layout.needed(stop, first).sum())) > room:
+        while stop > first * self._size:
+            needed = self._layout.needed(stop, first)
+            wanted = int(needed.sum())
+            if wanted <= room:
+                break
             if asked is not None:
                 raise OutOfBlocksError(wanted, room)
-            stop = self.shorter(path, first + (stop - first) * room // wanted)
+            stop = self.shorter(path, first + (len(needed) - first) * room // wanted)
         return stop
 
     def begin(self, handle: int, path: Path, stop: int) -> None:
-        """Opens the tickets of a sequence: what it lacks of the first ``stop`` blocks of a path."""
+        """Opens the tickets of a sequence: what it lacks of the first ``stop`` tokens of a path."""
         first = self._device.sequence(handle).num_computed_tokens // self._size
         tickets: list[Ticket] = []
         try:
             for number, books in enumerate(self._tiers):
-                found = books.find(path)
-                end = self._layout.deepest(found, stop)
-                if end > first and (end == stop or not self._layout.is_grouped):
+                end, found = books.reach(path, stop)
+                if end < stop:  # another tier goes on, behind whole blocks
+                    end -= end % self._size
+                count = -(-end // self._size)
+                if count > first and (end == stop or not self._layout.is_grouped):
                     pieces = Pieces(self._layout.needed(end, first))
-                    tickets.append(self._open(handle, path, number, found, pieces))
-                    first = end
+                    tickets.append(self._open(handle, path.first(end), number, found, pieces))
+                    first = count
+                if end == stop:
+                    break
         except BaseException:
             for ticket in tickets:
                 self._close(ticket)
@@ -217,16 +221,16 @@ class Loads:
         """Commits in the order of blocks, up to the first one that has not arrived."""
         if not tickets:
             return 0
-        stop = int(tickets[0].pieces.units[0])
+        stop = int(tickets[0].pieces.units[0]) * self._size
         for each in tickets:
             if each.result is not None and each.result < len(each) and self._layout.is_grouped:
                 BlockManager.preempt(self._device, handle)
                 return 0
-            stop += min(each.result or 0, each.pieces.num_nodes)
+            stop += each.num_tokens(each.result or 0)
             if each.result != len(each):
                 break
         computed = self._device.sequence(handle).num_computed_tokens
-        if stop * self._size > computed:
-            BlockManager.commit(self._device, handle, stop * self._size)
-            computed = stop * self._size
+        if stop > computed:
+            BlockManager.commit(self._device, handle, stop)
+            computed = stop
         return computed

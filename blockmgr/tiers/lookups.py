@@ -20,10 +20,11 @@ __all__ = ["LookUps"]
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A look-up: its path, the blocks known before, and whether to fetch what is found."""
+    """A look-up: its whole blocks, with an end, those known before, and whether to fetch it all."""
 
     plan: LookUp
     path: Path
+    wanted: Path
     known: int
     fetch: bool
     is_taken: bool = False
@@ -47,13 +48,13 @@ class LookUps:
 
     def ask(self, path: Path, num_known: int, *, fetch: bool) -> int:
         """Asks for what follows the blocks that are known; 0: there is nothing to ask."""
-        books = self._books
+        books, wanted, path = self._books, path, path.whole()
         if not isinstance(books, SharedBooks) or num_known >= len(path):
             return 0
         have = books.nodes(path)
         self._last += 1
         plan = LookUp(self._last, self._tier, tuple(books.keys(path, have, len(path))))
-        self.open[self._last] = _Open(plan, path, len(have), fetch)
+        self.open[self._last] = _Open(plan, path, wanted, len(have), fetch)
         return self._last
 
     def take(self, now: float | None) -> list[LookUp]:
@@ -77,5 +78,5 @@ class LookUps:
         new = self._books.saw(known.path, known.known + count) if count else 0
         del self.open[number]
         if known.fetch:
-            self._stores.prefetch(known.path)
+            self._stores.prefetch(known.wanted)
         return new

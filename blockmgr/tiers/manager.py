@@ -327,16 +327,16 @@ class TieredManager(BlockManager):
         stop = self._loads.limit(found, path, asked)
         first, size = len(found.device.block_ids), self.config.block_size
         slots = len(prompt) if num_slots is None else num_slots
-        while stop > first:
-            most, loaded = max(slots, stop * size), stop * size
+        while stop > first * size:
+            most = max(slots, stop)
             # Behind whole blocks; of several groups, those that have what the end of it needs.
-            cached = loaded - 1 if self.config.groups else first * size
+            cached = stop - 1 if self.config.groups else first * size
             try:
-                handle = enter(num_slots=most, max_cached_tokens=cached, num_loaded_tokens=loaded)
+                handle = enter(num_slots=most, max_cached_tokens=cached, num_loaded_tokens=stop)
             except (OutOfBlocksError, NeverFitsError):
                 if asked is not None:
                     raise
-                half = first + (stop - first) // 2 if most > slots else first
+                half = first + (-(-stop // size) - first) // 2 if most > slots else first
                 stop = self._loads.shorter(path, half)
                 continue
             try:
@@ -704,7 +704,7 @@ class TieredManager(BlockManager):
         with self._turn():
             prompt = _as_prompt(tokens, namespace, extras)
             count = super().retain_prefix(prompt, priority=priority, ttl=ttl)
-            path = Path.of_prompt(prompt, self.config.block_size, len(prompt))
+            path = Path.of_prompt(prompt, self.config.block_size, len(prompt)).whole()
             for books in self._tiers:
                 found = books.find(path)
                 books.pool.retain(found[found >= 0], priority=priority, ttl=ttl)

@@ -38,6 +38,7 @@ __all__ = [
 
 DIGEST_BYTES = 32
 SERIAL_BYTES = 8
+COUNT_BYTES = 4
 
 
 def secret(name: bytes) -> bytes:
@@ -60,10 +61,12 @@ def part_of(extras: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Path:
-    """Whole blocks of a prompt, from its beginning, as tiers know them.
+    """The beginning of a prompt as tiers know it: whole blocks, and perhaps an *end*.
+
+    An end is a last block that is not full: what a sequence has left behind where it ended.
 
     Attributes:
-        tokens: ``uint32[n * block_size]``.
+        tokens: ``uint32[n]``.
         namespace: The ``secret`` of the namespace.
         extras: The ``secret`` of each extra key, by logical block.
         block_size: Tokens a block.
@@ -76,10 +79,10 @@ class Path:
 
     @classmethod
     def of_prompt(cls, prompt: Prompt, block_size: int, limit: int) -> Path:
-        """The first ``limit`` blocks of a prompt."""
-        extras = {i: secret(key) for i, key in prompt.extras.items() if i < limit}
-        tokens = prompt.tokens[: limit * block_size]
-        return cls(tokens, secret(prompt.namespace), extras, block_size)
+        """The first ``limit`` tokens of a prompt."""
+        count = -(-limit // block_size)
+        extras = {i: secret(key) for i, key in prompt.extras.items() if i < count}
+        return cls(prompt.tokens[:limit], secret(prompt.namespace), extras, block_size)
 
     @classmethod
     def of_device(cls, prefix: CachedPrefix, block_size: int) -> Path:
@@ -93,19 +96,38 @@ class Path:
         return cls(prefix.tokens, prefix.namespace, prefix.extras, block_size)
 
     def __len__(self) -> int:
+        return self.num_whole + self.has_end
+
+    @property
+    def num_whole(self) -> int:
+        """Its blocks that are full."""
         return len(self.tokens) // self.block_size
+
+    @property
+    def has_end(self) -> bool:
+        """Whether its last block is not full."""
+        return len(self.tokens) % self.block_size > 0
 
     def __repr__(self) -> str:
         return f"<Path: {len(self)} blocks>"  # no tokens: they may be secrets
 
     def head(self, n: int) -> Path:
         """Its first ``n`` blocks."""
-        extras = {i: key for i, key in self.extras.items() if i < n}
-        return Path(self.tokens[: n * self.block_size], self.namespace, extras, self.block_size)
+        return self.first(n * self.block_size)
+
+    def whole(self) -> Path:
+        """Its blocks that are full."""
+        return self.head(self.num_whole) if self.has_end else self
+
+    def first(self, num_tokens: int) -> Path:
+        """Its first tokens."""
+        count = -(-num_tokens // self.block_size)
+        extras = {i: key for i, key in self.extras.items() if i < count}
+        return Path(self.tokens[:num_tokens], self.namespace, extras, self.block_size)
 
     def begins_with(self, other: Path) -> bool:
         """Whether another path is its beginning."""
-        own = self.head(len(other))
+        own = self.first(len(other.tokens))
         return (
             own.namespace == other.namespace
             and own.extras == other.extras
@@ -113,24 +135,35 @@ class Path:
         )
 
     def find_in(self, pool: BlockPool) -> npt.NDArray[np.int32]:
-        """The blocks of a pool that hold its beginning."""
+        """The whole blocks of a pool that hold its beginning."""
         return pool.find(self.tokens, namespace=self.namespace, extras=self.extras or None)
 
     def promote_in(self, pool: BlockPool, have: Sequence[int], blocks: Sequence[int]) -> None:
-        """Makes its blocks after ``have`` findable in a pool."""
-        if blocks:
-            first, stop = len(have), len(have) + len(blocks)
+        """Makes its blocks after ``have`` findable in a pool; an end, known there."""
+        first, stop = len(have), len(have) + len(blocks)
+        whole = blocks[: max(0, self.num_whole - first)]
+        if whole:
             pool.promote(
-                blocks,
-                self.tokens[first * self.block_size : stop * self.block_size],
+                whole,
+                self.tokens[first * self.block_size : (first + len(whole)) * self.block_size],
                 parent=have[-1] if have else -1,
                 namespace=b"" if have else self.namespace,
-                extras=self.extras_between(first, stop),
+                extras=self.extras_between(first, first + len(whole)),
+            )
+        if len(whole) < len(blocks):
+            before = [*have, *whole]
+            pool.promote_end(
+                blocks[-1],
+                self.tokens[(stop - 1) * self.block_size :],
+                parent=before[-1] if before else -1,
+                namespace=b"" if before else self.namespace,
+                extras=self.extras.get(stop - 1, b""),
             )
 
-    def block(self, i: int) -> bytes:
-        """The tokens of a block, as they stand in keys."""
-        part = self.tokens[i * self.block_size : (i + 1) * self.block_size]
+    def block(self, i: int, num_tokens: int | None = None) -> bytes:
+        """The tokens of a block, or the first of them, as they stand in keys."""
+        count = self.block_size if num_tokens is None else num_tokens
+        part = self.tokens[i * self.block_size : i * self.block_size + count]
         return np.ascontiguousarray(part, "<u4").tobytes()
 
     def extras_between(self, first: int, stop: int) -> dict[int, bytes] | None:
@@ -179,7 +212,7 @@ class Origin:
 
 def key_bytes(block_size: int) -> int:
     """Bytes of a key: the ``key_bytes`` of a slab for blocks of so many tokens."""
-    return SERIAL_BYTES + 2 * DIGEST_BYTES + 4 * block_size
+    return SERIAL_BYTES + COUNT_BYTES + 2 * DIGEST_BYTES + 4 * block_size
 
 
 def key_of(path: Path, i: int, parent: int, part: int = 0) -> bytes:
@@ -192,8 +225,11 @@ def key_of(path: Path, i: int, parent: int, part: int = 0) -> bytes:
             node, that of the node.
         part: Which part of the node it is.
     """
+    size = path.block_size
+    count = min(size, len(path.tokens) - i * size)
     content = contents_of(path, i, i + 1, part_name(part) if part else None)[0]
-    return parent.to_bytes(SERIAL_BYTES, "little") + content
+    numbers = parent.to_bytes(SERIAL_BYTES, "little") + count.to_bytes(COUNT_BYTES, "little")
+    return numbers + content.ljust(key_bytes(size) - len(numbers), b"\0")
 
 
 def shared_key_bytes(block_size: int) -> int:
@@ -228,13 +264,17 @@ class KeyParts(NamedTuple):
     namespace: bytes
     extras: bytes
     tokens: npt.NDArray[np.uint32]
+    """As many as the block has: fewer than a block can for an end."""
 
 
 def parts_of_key(key: bytes) -> KeyParts:
     """Takes a key apart."""
     parent = int.from_bytes(key[:SERIAL_BYTES], "little")
-    middle = SERIAL_BYTES + DIGEST_BYTES
+    start = SERIAL_BYTES + COUNT_BYTES
+    count = int.from_bytes(key[SERIAL_BYTES:start], "little")
+    middle = start + DIGEST_BYTES
     end = middle + DIGEST_BYTES
     none = bytes(DIGEST_BYTES)
-    names = [b"" if name == none else name for name in (key[SERIAL_BYTES:middle], key[middle:end])]
-    return KeyParts(parent, names[0], names[1], np.frombuffer(key[end:], "<u4").astype(np.uint32))
+    names = [b"" if name == none else name for name in (key[start:middle], key[middle:end])]
+    tokens = np.frombuffer(key[end:], "<u4")[:count].astype(np.uint32)
+    return KeyParts(parent, names[0], names[1], tokens)

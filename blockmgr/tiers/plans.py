@@ -25,16 +25,17 @@ class Proofs(NamedTuple):
     serials: npt.NDArray[np.uint64]
     """``uint64[n]`` on the host: a number that no other write to the tier has."""
     keys: tuple[bytes, ...]
-    """For each block: serial of the block that it continues, or in a shared store the digest of its
-    key; namespace, extra keys and tokens. Of several groups of layers, the others' continue the
-    block of full attention with their tokens."""
+    """For each block: serial of the block that it continues, and number of its tokens, or in a
+    shared store the digest of its key; namespace, extra keys and tokens. Of several groups of
+    layers, the others' continue the block of full attention with their tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
     """Some blocks of one prefix, in order, to move between the device and a tier, or two tiers.
 
-    With several groups of layers, those of full attention come first.
+    With several groups of layers, those of full attention come first. The last of these can be an
+    *end*, with fewer tokens than others; what is in it behind them means nothing.
 
     Attributes:
         ticket: Its number, for ``loads_done`` or ``stores_done``.
@@ -47,6 +48,7 @@ class Transfer:
             groups.
         source_proofs: What must have been read; None for the device.
         target_proofs: What to write beside the blocks; None for the device.
+        num_tokens: Tokens in its blocks of full attention.
     """
 
     ticket: int
@@ -58,6 +60,7 @@ class Transfer:
     groups: npt.NDArray[np.int32] | None
     source_proofs: Proofs | None
     target_proofs: Proofs | None
+    num_tokens: int
 
     def __len__(self) -> int:
         return len(self.source_blocks)
@@ -97,8 +100,8 @@ class TierMatch:
 
     Attributes:
         device: What the device has.
-        num_tier_tokens: For each tier, leading tokens that it has, in whole blocks; with several
-            groups of layers, up to where all groups have what is read behind them.
+        num_tier_tokens: For each tier, leading tokens that it has, in whole blocks and an end; with
+            several groups of layers, up to where all groups have what is read behind them.
         num_loadable_tokens: Tokens after those of whole blocks on the device that a load brings;
             0 if the device has as much as any tier.
     """

@@ -110,6 +110,7 @@ class _FoundAgain(Proposals):
         self._note(path, np.full(len(path), -1, np.int64))
 
     def _note(self, path: Path, contents: npt.NDArray[np.int64]) -> None:
+        path = path.whole()  # an end that is found is none any more
         pool, known = self._seen, path.find_in(self._seen).tolist()
         was = self._first[known]
         self._first[known] = np.where(was == contents[: len(known)], was, -1)

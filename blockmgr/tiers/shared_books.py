@@ -30,7 +30,11 @@ class SharedBooks(TierBooks):
 
     Its blocks are no places, and what a load reads is found by its key. A key has the digest of the
     key before it, the namespace, the extra keys and the tokens, so it stands for a whole prefix.
+    Behind the tokens of an end, a block has what was in it before, which is nobody else's business:
+    ends stay in this process.
     """
+
+    keeps_ends = False
 
     def __init__(self, config: TierConfig, manager: ManagerConfig, layout: Layout) -> None:
         super().__init__(config, manager, layout)
@@ -101,7 +105,7 @@ class SharedBooks(TierBooks):
         have = self.nodes(path)
         if n <= len(have):
             return 0
-        pieces = Pieces(self.layout.needed(n, len(have)))
+        pieces = Pieces(self.layout.needed(n * path.block_size, len(have)))
         if not self.storing.isdisjoint(self.names_of(path, have, pieces)):
             return 0
         self.pool.acquire(have, found=False)
@@ -133,6 +137,8 @@ class SharedBooks(TierBooks):
     def condemn(self, path: Path) -> None:
         """Removes the last block of a path, and never looks for it under its key again."""
         super().condemn(path)
+        if path.has_end:
+            return
         key = self.keys(path, [], len(path))[-1]
         self._moved[self.shared.digest(key)] = os.urandom(DIGEST_BYTES)
         self.shared.discard(key)

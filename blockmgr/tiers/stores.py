@@ -94,13 +94,12 @@ class Stores:
 
     def _fetch(self, path: Path, left: int, planned: list[Ticket]) -> tuple[int, bool]:
         """``_store`` to the fastest tier, from the slower one that has most of a path."""
-        found = [books.find(path) for books in self._tiers]
-        reaches = [self._layout.deepest(blocks) for blocks in found]
-        best = max(range(len(found)), key=lambda i: (reaches[i], -i))
+        reaches = [books.reach(path) for books in self._tiers]
+        best = max(range(len(reaches)), key=lambda i: (reaches[i].num_tokens, -i))
         if best == 0:
             return 0, True
-        stop = reaches[best]
-        origin = self._origin(best, int(found[best][stop - 1, 0]))
+        stop, blocks = reaches[best]
+        origin = self._origin(best, int(blocks[-1, 0]))
         assert origin is not None
         used = Pieces(self._layout.needed(stop))
         self._tiers[best].pool.touch(origin.blocks[used.units, used.parts][::-1])
@@ -109,6 +108,7 @@ class Stores:
     def _walk(self, target: int, left: int, planned: list[Ticket]) -> int:
         """Plans stores of what is proposed to a tier; the number of their blocks."""
         source, proposals = target - 1, self._proposals[target]
+        keeps_ends = self._tiers[target].keeps_ends
         count = 0
         for block in proposals.blocks():
             if count >= left:
@@ -118,7 +118,8 @@ class Stores:
                 if source != DEVICE:  # what mends it in a tier is another end
                     proposals.settle(block, None)
                 continue
-            part = self._head(origin, proposals.part(origin))
+            most = len(origin.path) if keeps_ends else origin.path.num_whole
+            part = self._head(origin, min(most, proposals.part(origin)))
             stored, is_done = self._store(part, target, left - count, planned)
             count += stored
             if is_done:
@@ -143,11 +144,12 @@ class Stores:
             is_whole = len(blocks) > 0 and prefix.is_whole
             return Origin(source, path, blocks, prefix) if is_whole else None
         path, nodes = Path.of_tier(prefix, size), prefix.block_ids
-        if part_of(path.extras.get(len(path) - 1, b"")):
+        if part_of(prefix.extras.get(len(nodes) - 1, b"")):
+            books = self._tiers[source]
+            path = path.first(len(path.tokens) - len(books.pool.tokens(int(nodes[-1]))))
             nodes = nodes[:-1]
-            path = path.head(len(nodes))
         blocks = self._tiers[source].with_parts(nodes)
-        is_whole = self._layout.deepest(blocks) == len(blocks)
+        is_whole = self._layout.serves(blocks, len(path.tokens))
         return Origin(source, path, blocks, prefix) if is_whole else None
 
     def _store(
@@ -159,7 +161,7 @@ class Stores:
             The number of its blocks, and whether nothing of the path is left to do.
         """
         books, path = self._tiers[target], origin.path
-        found, needed = books.find(path), self._layout.needed(len(path))
+        found, needed = books.find(path), self._layout.needed(len(path.tokens))
         there = Pieces((found >= 0) & needed[: len(found)])
         kept = found[there.units, there.parts]
         books.retain(kept.tolist(), *origin.retention(there.units))

@@ -85,7 +85,16 @@ class Ticket:
         """What a mover is told."""
         sources, targets = (np.array(blocks, np.int32) for blocks in (self.sources, self.targets))
         ends = self.source, self.target, self.handle
-        return Transfer(self.number, *ends, sources, targets, self.groups, *self.proofs)
+        num_tokens = self.num_tokens(len(self))
+        return Transfer(self.number, *ends, sources, targets, self.groups, *self.proofs, num_tokens)
+
+    def num_tokens(self, n: int) -> int:
+        """Tokens in the first ``n`` of its blocks, as far as these have full attention."""
+        count = min(n, self.pieces.num_nodes)
+        if not count:
+            return 0
+        first, size = int(self.pieces.units[0]), self.path.block_size
+        return min((first + count) * size, len(self.path.tokens)) - first * size
 
 
 class Tickets:

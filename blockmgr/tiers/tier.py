@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from blockmgr.errors import BlockStateError
 from blockmgr.event_columns import Tier
 from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
+from blockmgr.tiers.ends import Ends
 from blockmgr.tiers.paths import (
     Path,
     key_bytes,
@@ -33,7 +34,7 @@ from blockmgr.tiers.slab import Slab
 from blockmgr.tiers.store_names import STORES, StoreName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from blockmgr.tiers.layout import Layout, Pieces
     from blockmgr.tiers.tickets import Ticket
 
-__all__ = ["TierBooks", "TierConfig"]
+__all__ = ["Reach", "TierBooks", "TierConfig"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -109,13 +110,26 @@ class TierConfig:
         return self.slab.num_blocks if self.slab is not None else self.num_blocks or 0
 
 
+class Reach(NamedTuple):
+    """What a tier has of a prompt, up to where the prompt can continue."""
+
+    num_tokens: int
+    """Tokens; no multiple of the block size if it ends with an end."""
+    blocks: npt.NDArray[np.int32]
+    """``int32[n, num_parts]``: the blocks of their nodes; -1 for none."""
+
+
 class TierBooks:
     """A pool whose blocks are those of the tier, with the serial of the write of each.
 
     It is closed under parent by itself: a block is findable here only if the block that it
     continues is. The blocks of other groups of layers continue the block of full attention that has
-    their tokens, beside the next one, and are evicted by themselves.
+    their tokens, beside the next one, and are evicted by themselves. An end continues the last
+    whole block, as one more child.
     """
+
+    keeps_ends = True
+    """Whether it stores ends; otherwise whole blocks only."""
 
     def __init__(self, config: TierConfig, manager: ManagerConfig, layout: Layout) -> None:
         size = manager.block_size
@@ -146,6 +160,7 @@ class TierBooks:
         self._parts = np.full((config.size, layout.num_parts), -1, np.int32)
         self._parts[:, 0] = np.arange(config.size)
         self._part_serials = np.zeros(self._parts.shape, np.uint64)
+        self._ends = Ends()
         self.stats = TierStats()
         self.storing: set[tuple[object, ...]] = set()
         """What is being written, by parent, extra key and tokens."""
@@ -155,7 +170,33 @@ class TierBooks:
 
     def find(self, path: Path) -> npt.NDArray[np.int32]:
         """The blocks that hold the beginning of a path: ``int32[n, num_parts]``; -1 for none."""
-        return self.with_parts(path.find_in(self.pool))
+        nodes = path.find_in(self.pool)
+        if path.has_end and len(nodes) == path.num_whole:
+            own = len(path.tokens) % path.block_size
+            nodes = np.array([*nodes, *(b for n, b in self._ends_of(path, nodes) if n == own)])
+        return self.with_parts(nodes.astype(np.int32))
+
+    def reach(self, path: Path, most: int | None = None) -> Reach:
+        """What it has of a prompt, ``most`` tokens at most, up to where the prompt can continue."""
+        known = path if most is None else path.first(most)
+        found = self.find(known.whole())
+        count = self.layout.deepest(found)
+        for n in range(len(found), count - 1, -1):
+            for num_tokens, end in self._ends_of(known, found[:n, 0]):
+                blocks = np.concatenate([found[:n], self.with_parts(np.array([end]))])
+                total = n * known.block_size + num_tokens
+                if self.layout.serves(blocks, total):
+                    return Reach(total, blocks)
+        return Reach(count * known.block_size, found[:count])
+
+    def _ends_of(self, path: Path, nodes: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+        """Tokens and block of the ends of a path behind its first nodes, the longest first."""
+        n = len(nodes)
+        parent = int(self.serials[nodes[-1]]) if n else path.namespace
+        tokens = path.block(n, path.block_size - 1)
+        for num_tokens, block in self._ends.find(parent, path.extras.get(n, b""), tokens):
+            if self.pool.is_cached(block):
+                yield num_tokens, block
 
     def with_parts(self, nodes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """All parts of some nodes, as in ``find``."""
@@ -234,15 +275,29 @@ class TierBooks:
         if not blocks or (have and not self.pool.is_cached(have[-1])):
             return 0
         self.serials[list(blocks)] = first_serial + np.arange(len(blocks), dtype=np.uint64)
+        for block in blocks:
+            self._ends.drop(block)
         fresh = blocks[: pieces.num_nodes]
         path.promote_in(self.pool, have, fresh)
         nodes = [*have, *fresh]
+        if fresh and path.has_end and len(nodes) == len(path):
+            self._add_end(path, nodes)
         for i in range(len(fresh), len(blocks)):
-            node, part = nodes[pieces.units[i]], int(pieces.parts[i])
-            tokens = self.pool.tokens(node)
-            self.pool.promote(blocks[i], tokens, parent=node, extras=part_name(part))
-            self._set_part(node, part, blocks[i])
+            self._promote_part(nodes[pieces.units[i]], int(pieces.parts[i]), blocks[i])
         return len(blocks)
+
+    def _add_end(self, path: Path, nodes: Sequence[int]) -> None:
+        """Notes that the last of the nodes is the end of a path."""
+        last = len(nodes) - 1
+        parent = int(self.serials[nodes[-2]]) if last else path.namespace
+        self._ends.add(nodes[-1], parent, path.extras.get(last, b""), path.block(last))
+
+    def _promote_part(self, node: int, part: int, block: int) -> None:
+        tokens = self.pool.tokens(node)
+        is_whole = len(tokens) == self.pool.block_size
+        promote = self.pool.promote if is_whole else self.pool.promote_end
+        promote(block, tokens, parent=node, extras=part_name(part))
+        self._set_part(node, part, block)
 
     def retain(self, blocks: Sequence[int], levels: Sequence[int], until: Sequence[float]) -> None:
         """Gives blocks the retention of their source; nothing, if the manager has none.
@@ -327,6 +382,7 @@ class TierBooks:
         blocks = slab.found["block"].tolist()
         self.pool.take_blocks(blocks)
         at = {0: -1}  # block by serial
+        ends: set[int] = set()
         for block, serial, key in slab.found.tolist():
             said = parts_of_key(bytes(key))
             # A slab has each key once, so no two of its blocks are equal.
@@ -334,8 +390,12 @@ class TierBooks:
             if said.parent not in at or part >= self.layout.num_parts:
                 continue
             parent = at[said.parent]
+            is_whole = len(said.tokens) == self.pool.block_size
+            promote = self.pool.promote if is_whole else self.pool.promote_end
+            if parent in ends and not part:
+                continue  # nothing continues an end
             try:
-                self.pool.promote(
+                promote(
                     block,
                     said.tokens,
                     parent=parent,
@@ -348,6 +408,10 @@ class TierBooks:
             self.serials[block] = serial
             if part:
                 self._set_part(parent, part, block)
+            elif not is_whole:
+                ends.add(block)
+                tokens = np.ascontiguousarray(said.tokens, "<u4").tobytes()
+                self._ends.add(block, said.parent or said.namespace, said.extras, tokens)
         self.stats.restored = len(at) - 1
         self.pool.release(slab.order)
 

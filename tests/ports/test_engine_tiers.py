@@ -323,3 +323,44 @@ def test_windows_chunks_and_states_come_from_a_slab(name: str, tmp_path: Path) -
         engine.close()
     assert cached[0] == cached[2] == [0] * 3
     assert min(cached[1]) >= 96
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma3Text", "Bamba", "Jamba", "Qwen3Next"])
+def test_a_conversation_of_fewer_tokens_than_a_block_goes_on_from_its_end(
+    name: str, tmp_path: Path
+) -> None:
+    """From memory after its eviction, from a slab, and from the slab of an earlier process."""
+    size = {"Bamba": 32}.get(name, 16)
+    kinds: dict[str, list[Any]] = {
+        "host": [HostTier(bytes_to_use=16 * ROOM)],
+        "disk": [DiskTier(path=tmp_path / "kv.slab", bytes_to_use=16 * ROOM)],
+    }
+    prompts = [prompt[: size - NEW - 3] for prompt in first_turns(3)]
+    first = greedy_truth(name, prompts, max_new_tokens=NEW)
+    turns = [[*p, *found[0], 1, 2] for p, found in zip(prompts, first, strict=True)]
+    assert all(len(turn) < size for turn in turns)
+    second = greedy_truth(name, turns, max_new_tokens=NEW)
+
+    def opened(kind: str) -> Engine:
+        tiers = kinds[kind]
+        return engine_of(name, block_size=size, num_blocks=60, min_partial_tokens=1, tiers=tiers)
+
+    def go_on(engine: Engine) -> None:
+        found = engine.generate(turns, GREEDY)
+        assert tokens_of(found) == second
+        # All that was computed, which is all but the last token of an answer.
+        assert [each.num_cached_tokens for each in found] == [len(turn) - 3 for turn in turns]
+        engine.manager.check_invariants()
+
+    for kind in kinds:
+        engine = opened(kind)
+        assert tokens_of(engine.generate(prompts, GREEDY)) == first
+        assert engine._tiers is not None
+        while engine._tiers._mover.poll():
+            settle(engine)
+        engine.manager.reset_prefix_cache(tiers=False)  # evicted
+        if kind == "disk":
+            engine.close()
+            engine = opened(kind)
+        go_on(engine)
+        engine.close()

@@ -139,7 +139,7 @@ def test_what_both_tiers_have_is_two_loads_that_commit_in_order() -> None:
     slow = manager._tiers[1]
     path = manager._loads.match(Prompt(PROMPT), None)[1]
     have = slow.find(path)[:, 0].tolist()
-    rest = Pieces(slow.layout.needed(4, len(have)))
+    rest = Pieces(slow.layout.needed(8, len(have)))
     blocks = slow.pool.take(len(rest)).tolist()
     slow.promote(path, have, rest, blocks, slow.take_serials(len(blocks)))
     slow.pool.release(blocks[::-1])
@@ -224,7 +224,7 @@ def test_a_failed_load_leaves_no_part_of_a_later_one_findable() -> None:
     path = manager._loads.match(Prompt(PROMPT), None)[1]
     slow = manager._tiers[1]
     have = slow.find(path)[:, 0].tolist()
-    rest = Pieces(slow.layout.needed(4, len(have)))
+    rest = Pieces(slow.layout.needed(8, len(have)))
     blocks = slow.pool.take(len(rest)).tolist()
     slow.promote(path, have, rest, blocks, slow.take_serials(len(blocks)))
     slow.pool.release(blocks[::-1])
@@ -854,7 +854,7 @@ def test_a_wrong_tier_is_refused(options: Any, error: type[Exception], words: st
 
 def test_a_slab_with_other_keys_is_refused(tmp_path: Path) -> None:
     slab = Slab(tmp_path / "kv.slab", LAYOUT, num_blocks=4, block_bytes=8, key_bytes=4)
-    with pytest.raises(ValueError, match="slab must have keys of 80 bytes"):
+    with pytest.raises(ValueError, match="slab must have keys of 84 bytes"):
         managed(TierConfig(slab=slab))
     with pytest.raises(ValueError, match="num_blocks must be those of the slab"):
         TierConfig(slab=slab, num_blocks=8)

@@ -40,4 +40,4 @@ def test_the_worlds_do_what_they_are_for(
         world.run(400)
         counts += world.counts
     names = {"aborted", "late", "refused", "stored", "loaded", "failed", "dropped", "promoted"}
-    assert {name for name in names | {"restored"} if not counts[name]} == set()
+    assert {name for name in names | {"restored", "ends"} if not counts[name]} == set()

@@ -38,13 +38,14 @@ def test_the_front_has_the_ends_of_what_is_idle_in_the_order_of_use() -> None:
     assert manager.idle_front(0).block_ids.tolist() == []
 
 
-def test_used_blocks_and_tails_are_not_in_the_front() -> None:
+def test_used_blocks_are_not_in_the_front_and_a_tail_ends_its_prefix() -> None:
     manager = BlockManager(16, 4, min_partial_tokens=2)
     blocks = compute(manager, [1, 2, 3, 4, 5, 6])
     handle = manager.admit([9, 9, 9, 9, 9])
     manager.commit(handle, 5)
     assert manager.stats().cached_tails == 1
-    assert manager.idle_front(16).block_ids.tolist() == blocks[:1]
+    assert manager.idle_front(16).block_ids.tolist() == blocks[1:]
+    assert manager.prefix_of(blocks[1]).tokens.tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_content_has_a_number_that_no_other_one_gets() -> None:
@@ -166,13 +167,13 @@ def test_the_front_of_several_groups_has_the_places_where_prompts_continue() -> 
         assert manager.prefix_of(block).is_whole
 
 
-def test_of_a_path_that_ends_in_a_tail_the_front_has_the_last_whole_block_first() -> None:
+def test_of_a_path_that_ends_in_a_tail_the_front_has_the_tail_and_the_last_whole_block() -> None:
     manager = grouped(64, min_partial_tokens=1)
     blocks = compute(manager, list(range(9)))
     compute(manager, [50, 51, 52, 53])
     front = manager.idle_front(64).block_ids.tolist()
-    assert front[0] == blocks[3]
-    assert manager.prefix_of(front[0]).is_whole
+    assert front[:2] == [blocks[4], blocks[3]]
+    assert all(manager.prefix_of(block).is_whole for block in front)
     assert len(set(front)) == len(front)
 
 

@@ -176,6 +176,21 @@ nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::hand
   return result;
 }
 
+void promote_end(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle parent,
+                 nb::handle name, nb::handle extras) {
+  const std::int64_t id = block_argument(block);
+  ChainKey key{
+      nullptr, 0, int_argument(parent, "parent"), bytes_argument(name, "namespace", 0), {}};
+  const std::string_view bytes = bytes_argument(extras, "extras", 0);
+  if (!bytes.empty()) key.extras.emplace_back(0, bytes);
+  TokenArray values = token_argument(self, tokens);
+  self.core.check_end_fill(values.size());
+  values.read();
+  key.tokens = values.data();
+  key.num_tokens = values.size();
+  self.core.promote_end(id, key);
+}
+
 nb::object promote_chain(PoolCore& self, nb::handle blocks, nb::handle tokens, nb::handle parent,
                          nb::handle name, nb::handle extras) {
   ChainKey key = key_argument(parent, name, extras);
@@ -306,9 +321,9 @@ nb::object children(PoolCore& self, nb::handle parent, nb::handle name) {
 
 nb::object tokens_of(PoolCore& self, nb::handle block) {
   const std::int64_t id = block_argument(block);
-  const std::int64_t count = self.core.nodes().block_size;
+  std::int64_t count = 0;
   auto tokens = self.read([&](const BlockPool& pool) {
-    pool.cached(id);
+    count = pool.cached(id).key_tokens;
     auto numbers = new_numbers<Token>(count);
     std::copy_n(pool.nodes().tokens(pool.nodes().owner(id)), count, numbers.get());
     return numbers;
@@ -410,6 +425,10 @@ void bind_block_pool(nb::module_& m) {
       .def("promote", promote,
            nb::sig("def promote(self, block: object, tokens: object, parent: object, "
                    "namespace: object, extras: object, /) -> int"),
+           any(), any(), any(), any(), any())
+      .def("promote_end", promote_end,
+           nb::sig("def promote_end(self, block: object, tokens: object, parent: object, "
+                   "namespace: object, extras: object, /) -> None"),
            any(), any(), any(), any(), any())
       .def("promote_chain", promote_chain,
            nb::sig("def promote_chain(self, blocks: object, tokens: object, parent: object, "

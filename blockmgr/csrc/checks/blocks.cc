@@ -263,7 +263,8 @@ void BlockAudit::check_children() {
     if (record.extras) ++extras_[record.extras];
     if (is_root(record.parent)) ++roots_[root_index(record.parent)];
     const NodeId parent = record.parent;
-    BLOCKMGR_EXPECT(is_root(parent) || (valid(parent) && nodes_[parent].key_tokens == size_),
+    BLOCKMGR_EXPECT(is_root(parent) || (valid(parent) && nodes_[parent].keyed() &&
+                                        nodes_[parent].key_tokens >= record.key_tokens),
                     name(b) + " is cached and its parent is not");
     BLOCKMGR_EXPECT((record.parent_generation == index_.generation(parent)) != retired.contains(b),
                     name(b) + " outlived the content of its parent");
@@ -275,7 +276,8 @@ void BlockAudit::check_children() {
     check_list(index_.first_child(node), listed);
     BLOCKMGR_EXPECT(listed == expected,
                     "the children of node " + std::to_string(node) + " are wrong");
-    BLOCKMGR_EXPECT(!index_.digests_on_demand() || index_.is_crowded(node) ||
+    const bool may_crowd = is_root(node) || nodes_[node].key_tokens == size_;
+    BLOCKMGR_EXPECT(!index_.digests_on_demand() || index_.is_crowded(node) || !may_crowd ||
                         listed.size() <= static_cast<std::size_t>(kFewChildren),
                     "node " + std::to_string(node) + " has many children without digests");
   }

@@ -280,7 +280,9 @@ void PrefixIndex::insert(NodeId b, const Key& key, const std::uint8_t* digest) n
 
 void PrefixIndex::insert_tail(NodeId b, const Key& key, int num_tokens) noexcept {
   link_child(b, key, num_tokens);
-  if (on_demand_ && !is_crowded(key.parent)) digest_if_due(b, key.parent);
+  // What continues a tail are tails, which have no digests.
+  const bool may_crowd = is_root(key.parent) || nodes_[key.parent].key_tokens == nodes_.block_size;
+  if (on_demand_ && may_crowd && !is_crowded(key.parent)) digest_if_due(b, key.parent);
 }
 
 void PrefixIndex::erase(NodeId b) noexcept {

@@ -240,8 +240,14 @@ void BlockPool::check_fill(std::int64_t count, std::int64_t num_tokens) const {
                                        " of them, got " + std::to_string(num_tokens));
 }
 
+void BlockPool::check_end_fill(std::int64_t num_tokens) const {
+  if (num_tokens < 1 || num_tokens >= nodes_.block_size)
+    throw Error(ErrorKind::kValue, "tokens must be fewer than fill a block, in [1, " +
+                                       std::to_string(nodes_.block_size) + "), got " +
+                                       std::to_string(num_tokens));
+}
+
 void BlockPool::check_promotion(const std::int64_t* ids, std::int64_t count, const ChainKey& key) {
-  check_fill(count, key.num_tokens);
   if (!key.extras.empty() && key.extras.back().first >= count)
     throw Error(ErrorKind::kValue, "extras index must be in [0, " + std::to_string(count) +
                                        "), got " + std::to_string(key.extras.back().first));
@@ -291,7 +297,10 @@ std::int64_t BlockPool::plan_promotion(const std::int64_t* ids, std::int64_t cou
 void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key,
                         std::int32_t* out, const Announce& announce) {
   const Held held(monitor_);
+  check_fill(count, key.num_tokens);
   check_promotion(ids, count, key);
+  if (key.parent >= 0 && cached(key.parent).key_tokens < nodes_.block_size)
+    throw WrongBlockState(key.parent, "cannot continue it: it is an end");
   if (!count) return;
   if (!digester_) {
     if (announce) announce(static_cast<std::int32_t>(ids[0]));
@@ -334,6 +343,26 @@ void BlockPool::promote(const std::int64_t* ids, std::int64_t count, const Chain
   }
   pool_.tell_cached({out + num_cached, count - num_cached});
   name_blocks(out, count);
+}
+
+void BlockPool::promote_end(std::int64_t id, const ChainKey& key) {
+  const Held held(monitor_);
+  check_end_fill(key.num_tokens);
+  check_promotion(&id, 1, key);
+  const NodeId b = nodes_.owner(id);
+  if (nodes_[b].keyed()) throw WrongBlockState(id, "cannot promote it: it is cached already");
+  if (nodes_[b].copy_source != kNoNode || nodes_[b].in_flight)
+    throw WrongBlockState(id, "cannot promote it: it waits for a copy");
+  if (key.parent >= 0 && cached(key.parent).key_tokens < key.num_tokens)
+    throw WrongBlockState(key.parent, "cannot continue it: it is a shorter end");
+  if (!digester_) return;
+  const RootReference root(index_, key.name);
+  const ExtrasMap extras(index_.extras(), key.extras);
+  const NodeId parent = key.parent == kNoNode ? root.node() : nodes_.owner(key.parent);
+  std::copy_n(key.tokens, key.num_tokens, nodes_.tokens(b));
+  pool_.promote_tail(b, {parent, extras_at(&extras.ids(), 0), nodes_.tokens(b)},
+                     static_cast<int>(key.num_tokens));
+  pool_.tell_cached({&b, 1});
 }
 
 std::int32_t BlockPool::make_writable(std::int64_t id, std::int64_t num_tokens,

@@ -58,9 +58,13 @@ class BlockPool : public Store {
   using Announce = std::function<void(std::int32_t)>;
   void promote(const std::int64_t* ids, std::int64_t count, const ChainKey& key, std::int32_t* out,
                const Announce& announce = {});
+  // Makes one block findable by what it holds, and not by find: fewer tokens than a block. Only
+  // further ends continue it.
+  void promote_end(std::int64_t id, const ChainKey& key);
   // What promote would refuse for the numbers alone, to be asked before anything is read.
   void check_distinct(std::int64_t count) const;
   void check_fill(std::int64_t count, std::int64_t num_tokens) const;
+  void check_end_fill(std::int64_t num_tokens) const;
   std::int32_t make_writable(std::int64_t id, std::int64_t num_tokens,
                              const Announce& announce = {});
 

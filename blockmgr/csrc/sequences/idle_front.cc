@@ -13,8 +13,11 @@ bool is_full(const Store& store, NodeId n) {
   return store.nodes()[n].key_tokens == store.nodes().block_size;
 }
 
-// Whether a whole block continues this one.
-bool goes_on(const Store& store, NodeId n) {
+// Whether a block continues this one.
+bool goes_on(const Store& store, NodeId n) { return store.nodes()[n].first_child >= 0; }
+
+// Whether a whole block does.
+bool goes_on_whole(const Store& store, NodeId n) {
   NodeId child = store.nodes()[n].first_child;
   while (child >= 0 && !is_full(store, child)) child = store.nodes()[child].next_sibling;
   return child >= 0;
@@ -36,29 +39,30 @@ NodeId cached_node(const Store& store, std::int64_t block) {
     if (!store.nodes()[n].keyed()) return kNoNode;
     n = groups->node_of(n);
   }
-  return n < 0 || !is_full(store, n) || store.index().is_retired(n) ? kNoNode : n;
+  return n < 0 || !store.nodes()[n].keyed() || store.index().is_retired(n) ? kNoNode : n;
 }
 
 // Whether a prefix that ends here is worth a copy: prompts can continue it. With several groups,
 // boundaries that sequences only passed are asked about by themselves.
 bool is_end(const Store& store, NodeId n, bool passed) {
-  if (!is_full(store, n) || store.index().is_retired(n)) return false;
+  if (store.index().is_retired(n)) return false;
   const GroupPlaces* const groups = store.pool().groups();
   if (!groups) return !goes_on(store, n);
   const bool ends = groups->is_boundary(n) && groups->is_passed(n) == passed;
-  return ends && store.nodes().idle(n) && !(passed && goes_on(store, n));
+  return ends && store.nodes().idle(n) && !(passed && goes_on_whole(store, n));
 }
 
-// What the query behind a prefix reads in the group of a slice; false if some is not there yet.
-bool add_parts(const Store& store, const std::vector<NodeId>& path, int g,
+// What the query behind a prefix of so many tokens reads in the group of a slice; false if some is
+// not there yet.
+bool add_parts(const Store& store, const std::vector<NodeId>& path, std::int64_t length, int g,
                CachedPrefix::Parts& parts) {
   const Nodes& nodes = store.nodes();
   const GroupPlaces& groups = *store.pool().groups();
   const Group& group = groups.group(g);
   const auto count = static_cast<std::int64_t>(path.size());
-  std::int64_t unit = group.recurrent() ? count - 1
-                                        : groups.first_unit(g, count * nodes.block_size);
+  std::int64_t unit = group.recurrent() ? count - 1 : groups.first_unit(g, length);
   for (; unit < count; ++unit) {
+    if (!group.recurrent() && !groups.reads(g, length, unit)) continue;  // behind an end
     const NodeId m = groups.cached(g, path[static_cast<std::size_t>(unit)]);
     if (m < 0 || !is_written(nodes[m]) || nodes[m].fence || groups.is_being_kept(m)) return false;
     parts.blocks.push_back(nodes.name(m));
@@ -121,11 +125,12 @@ CachedPrefix prefix_of(const Store& store, std::int64_t block) {
       prefix.until.push_back(policy->until(node));
     }
     const Token* const tokens = nodes.tokens(node);
-    prefix.tokens.insert(prefix.tokens.end(), tokens, tokens + nodes.block_size);
+    prefix.tokens.insert(prefix.tokens.end(), tokens, tokens + nodes[node].key_tokens);
   }
   const int num_groups = store.pool().groups() ? store.pool().groups()->num_groups() : 0;
   for (int g = 0; g < num_groups && prefix.is_whole; ++g)
-    prefix.is_whole = add_parts(store, path, g, prefix.parts);
+    prefix.is_whole =
+        add_parts(store, path, static_cast<std::int64_t>(prefix.tokens.size()), g, prefix.parts);
   if (!prefix.is_whole) prefix.parts = {};
   return prefix;
 }

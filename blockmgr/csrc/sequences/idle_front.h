@@ -11,7 +11,7 @@
 namespace blockmgr {
 
 // The last blocks of prefixes that are next in the order of idle blocks, least recently used first.
-// With several groups of layers: of prefixes that prompts can continue, those that sequences only
+// An end is the last one of its prefix. With several groups of layers: of prefixes that prompts can continue, those that sequences only
 // passed first, and only at the end of a path.
 struct IdleFront {
   std::vector<std::int32_t> blocks;
@@ -20,7 +20,8 @@ struct IdleFront {
 // Looks at so many idle blocks, of each partition its share.
 IdleFront idle_front(const Store& store, std::int64_t most);
 
-// A cached block with all that it continues, up to the first block whose K/V is not written yet.
+// A cached block with all that it continues, up to the first block whose K/V is not written yet. An
+// end has fewer tokens than other blocks.
 struct CachedPrefix {
   std::vector<std::int32_t> blocks;
   std::vector<std::int64_t> contents;  // as in IdleFront
@@ -40,11 +41,11 @@ struct CachedPrefix {
   } parts;
   bool is_whole = true;
 };
-// Throws unless the block is cached and whole. A block of another group has the prefix of its node.
+// Throws unless the block is cached. A block of another group has the prefix of its node.
 CachedPrefix prefix_of(const Store& store, std::int64_t block);
 
-// The number of the content of a block, as in IdleFront; -1: it is not cached and whole. The block
-// must exist.
+// The number of the content of a block, as in IdleFront; -1: it is not cached. The block must
+// exist.
 std::int64_t content_of(const Store& store, std::int64_t block);
 
 }  // namespace blockmgr
