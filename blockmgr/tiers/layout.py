@@ -93,6 +93,10 @@ class Layout:
         """The group of each piece; None without groups."""
         return self._group_of[pieces.parts] if self._groups else None
 
+    def group_of(self, part: int) -> int:
+        """The group of a part."""
+        return int(self._group_of[part])
+
     def _first_units(self, part: int, stops: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """For each number of nodes, the first node of which a query behind them reads this part."""
         group = self._groups[self._group_of[part]]
@@ -118,6 +122,17 @@ class Layout:
         found = np.repeat((units >= first)[:, None], self.num_parts, axis=1)
         for part in range(1, self.num_parts):
             found[:, part] &= units >= self._first_units(part, np.array([stop]))[0]
+        return found
+
+    def readable(self, stop: int, first: int) -> npt.NDArray[np.bool_]:
+        """The parts that prompts read which continue behind more than ``first`` nodes.
+
+        Returns:
+            ``bool[stop, num_parts]``.
+        """
+        found = self.needed(stop)
+        for part in range(1, self.num_parts):
+            found[:, part] = np.arange(stop) >= self._first_units(part, np.array([first + 1]))[0]
         return found
 
     def deepest(self, blocks: npt.NDArray[np.int32], most: int | None = None) -> int:
@@ -159,7 +174,7 @@ class Layout:
         row = manager.sequence(handle).row
         found = np.empty(len(pieces), np.int64)
         for part in range(self.num_parts):
-            group = int(self._group_of[part])
+            group = self.group_of(part)
             chosen = pieces.parts == part
             if isinstance(self._groups[group], RecurrentState):
                 found[chosen] = manager.group_table(group)[row, 0]

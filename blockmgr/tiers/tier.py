@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from blockmgr.arguments import positive, whole
 from blockmgr.blocks import Priority
@@ -17,6 +18,8 @@ from blockmgr.errors import BlockStateError
 from blockmgr.event_columns import Tier
 from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
+from blockmgr.tiers.group_events import GroupEvents
+from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import (
     Path,
     key_bytes,
@@ -35,11 +38,10 @@ from blockmgr.tiers.store_names import STORES, StoreName
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
-
     from blockmgr.config import ManagerConfig
+    from blockmgr.event_columns import Events
     from blockmgr.policy import PolicyFactory
-    from blockmgr.tiers.layout import Layout, Pieces
+    from blockmgr.tiers.layout import Layout
     from blockmgr.tiers.tickets import Ticket
 
 __all__ = ["TierBooks", "TierConfig"]
@@ -109,6 +111,19 @@ class TierConfig:
         return self.slab.num_blocks if self.slab is not None else self.num_blocks or 0
 
 
+class PathState(NamedTuple):
+    """A path in a tier."""
+
+    have: list[int]
+    """The blocks that hold its beginning."""
+    kept: npt.NDArray[np.int32]
+    """Those blocks of it that are there and needed."""
+    units: npt.NDArray[np.int64]
+    """The node of each of these."""
+    missing: Pieces
+    """What is needed and not there."""
+
+
 class TierBooks:
     """A pool whose blocks are those of the tier, with the serial of the write of each.
 
@@ -150,6 +165,7 @@ class TierBooks:
         self.storing: set[tuple[object, ...]] = set()
         """What is being written, by parent, extra key and tokens."""
         self._next = 1
+        self._told = GroupEvents(layout)
         if config.slab is not None:
             self._restore(config.slab)
 
@@ -167,6 +183,14 @@ class TierBooks:
             is_there = self.pool.is_cached(parts) & (is_same | (at[1] == 0))
             blocks[at] = np.where(is_there, parts, -1)
         return blocks
+
+    def state_of(self, path: Path) -> PathState:
+        """What there is, and what lacks, of that which prompts read that continue behind a path."""
+        found, needed = self.find(path), self.layout.needed(len(path))
+        there = Pieces((found >= 0) & needed[: len(found)])
+        needed[: len(found)] &= found < 0
+        kept = found[there.units, there.parts]
+        return PathState(found[:, 0].tolist(), kept, there.units, Pieces(needed))
 
     def room(self, namespace: bytes) -> int:
         """Blocks that a store in this namespace can take."""
@@ -310,6 +334,21 @@ class TierBooks:
     def forget_namespace(self, namespace: bytes) -> None:
         """Forgets every block of a namespace."""
         self.pool.forget_blocks(self.pool.children(-1, namespace=namespace))
+
+    def take_events(self) -> Events:
+        """As ``BlockPool.take_events``, by group."""
+        return self._translated(self._told, self.pool.take_events())
+
+    def take_snapshot(self) -> Events:
+        """As ``BlockPool.take_snapshot``, by group."""
+        return self._translated(self._told, self.pool.take_snapshot())
+
+    def resident_events(self) -> Events:
+        """As ``BlockPool.resident_events``, by group."""
+        return self._translated(GroupEvents(self.layout), self.pool.resident_events())
+
+    def _translated(self, told: GroupEvents, events: Events) -> Events:
+        return told.translated(events) if self.layout.is_grouped else events
 
     def close(self) -> None:
         """Closes the slab, which keeps the order of uses."""
