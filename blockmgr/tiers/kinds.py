@@ -56,8 +56,7 @@ class DiskTier:
     revision: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str | os.PathLike):
-            raise TypeError(f"path must be a str or a path, got {type(self.path).__name__}")
+        _path("path", self.path)
         whole("bytes_to_use", self.bytes_to_use, 1)
         check_options(self)
         text("revision", self.revision)
@@ -77,6 +76,9 @@ class MooncakeTier:
         known_seconds: How long it remembers them.
         timeout: Seconds after which a call of the store fails.
         revision: As in ``DiskTier``.
+        secret_file: A file with a secret, 16 to 64 bytes, the same for all engines that share.
+            Without it others of the store can know the names of prompts that they guess. Line ends
+            behind the secret do not count; empty for none.
     """
 
     master: str
@@ -88,11 +90,18 @@ class MooncakeTier:
     known_seconds: float = 60.0
     timeout: float = 2.0
     revision: str = ""
+    secret_file: str | os.PathLike[str] = ""
 
     def __post_init__(self) -> None:
+        _path("secret_file", self.secret_file)
         for name in ("master", "host", "protocol", "devices", "revision"):
             text(name, getattr(self, name))
         whole("lent_bytes", self.lent_bytes, 0)
         whole("known_blocks", self.known_blocks, 1, 2**31 - 1)
         positive("known_seconds", self.known_seconds)
         positive("timeout", self.timeout)
+
+
+def _path(name: str, value: object) -> None:
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a str or a path, got {type(value).__name__}")

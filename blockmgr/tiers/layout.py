@@ -97,6 +97,10 @@ class Layout:
         """The group of each piece; None without groups."""
         return self._group_of[pieces.parts] if self._groups else None
 
+    def group_of(self, part: int) -> int:
+        """The group of a part."""
+        return int(self._group_of[part])
+
     def _first_units(self, part: int, position: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The first node of which the query at each of these positions reads this part."""
         group = self._groups[self._group_of[part]]
@@ -129,13 +133,26 @@ class Layout:
         """Whether a prompt can continue behind so many tokens, of which these are the blocks."""
         return not (self.needed(num_tokens) & (blocks < 0)).any()
 
-    def deepest(self, blocks: npt.NDArray[np.int32]) -> int:
-        """The most nodes, none of them an end, behind which a prompt can continue.
+    def readable(self, stop: int, first: int) -> npt.NDArray[np.bool_]:
+        """The parts that prompts read which continue behind more than ``first`` nodes.
+
+        Returns:
+            ``bool[stop, num_parts]``.
+        """
+        found = self.needed(stop * self.block_size)
+        position = np.array([(first + 1) * self.block_size])
+        for part in range(1, self.num_parts):
+            found[:, part] = np.arange(stop) >= self._first_units(part, position)[0]
+        return found
+
+    def deepest(self, blocks: npt.NDArray[np.int32], most: int | None = None) -> int:
+        """The most nodes, ``most`` at most and none of them an end, for a prompt to continue.
 
         Args:
             blocks: ``int32[n, num_parts]``: the blocks of the nodes of a path; -1 for none.
+            most: Most nodes; None for all.
         """
-        count = len(blocks)
+        count = len(blocks) if most is None else max(0, min(len(blocks), most))
         if not self.is_grouped or not count:
             return count
         units = np.arange(count)
@@ -167,7 +184,7 @@ class Layout:
         row = manager.sequence(handle).row
         found = np.empty(len(pieces), np.int64)
         for part in range(self.num_parts):
-            group = int(self._group_of[part])
+            group = self.group_of(part)
             chosen = pieces.parts == part
             if isinstance(self._groups[group], RecurrentState):
                 found[chosen] = manager.group_table(group)[row, 0]

@@ -22,7 +22,6 @@ from blockmgr.errors import (
 from blockmgr.event_columns import Tier, joined
 from blockmgr.manager import BlockManager, Sequence
 from blockmgr.options import spells_options
-from blockmgr.pool import BlockPool
 from blockmgr.prompt import Prompt
 from blockmgr.tiers.layout import Layout
 from blockmgr.tiers.loads import Loads
@@ -70,8 +69,8 @@ class TieredManager(BlockManager):
     With ``groups``, a tier holds full attention from the beginning, and of windows, chunks and
     states what is read at an end from which prompts can continue. A load brings one such end, from
     one tier, as a whole. If it does not arrive whole, its sequence is preempted: ``resume`` it, and
-    it computes; or ``free`` it and admit the prompt again. There are no ``events`` then, and no
-    shared store.
+    it computes; or ``free`` it and admit the prompt again. What a shared store has of a prompt
+    counts up to such an end.
 
     Args:
         num_blocks: Physical blocks of the device.
@@ -145,12 +144,6 @@ class TieredManager(BlockManager):
         if config.early_commit:
             # What arrives is committed when it is there, which no step of the engine writes.
             raise ValueError("early_commit must be False with tiers, got True")
-        if config.groups and known[-1].shared is not None:
-            # The end of a prompt needs blocks that no look-up of its beginning asks for.
-            raise ValueError("tiers must have no shared store with groups")
-        if config.groups and config.events:
-            # A tier has windows and states as blocks of their own, which a mirror would not know.
-            raise ValueError("events must be False with groups and tiers")
         kinds = [tier.kind for tier in known]
         if config.events and len(set(kinds)) < len(kinds):
             # A mirror knows where a block is by the kind of the tier.
@@ -444,24 +437,25 @@ class TieredManager(BlockManager):
         with self._turn():
             return tuple(self._lookups.take(None if now is None else real("now", now)))
 
-    def lookups_done(self, ticket: int, n: int) -> int:
+    def lookups_done(self, ticket: int, has: IntSequence[bool]) -> int:
         """Declares what a shared store said.
 
         Args:
             ticket: Of ``take_lookups``.
-            n: Leading keys that it says to have; 0 if it could not be asked.
+            has: For each key, whether the store says to have its block; none if it could not be
+                asked. Keys for which there is no answer are not there.
 
         Returns:
             Blocks that are known now and were not.
 
         Raises:
             TicketError: The look-up was never taken, or is resolved.
-            ValueError: ``n`` is more than the look-up has.
+            ValueError: There are more answers than keys.
             TypeError: A value of the wrong type.
             ForkError: The process was forked.
         """
         with self._turn():
-            return self._lookups.done(ticket, n)
+            return self._lookups.done(ticket, has)
 
     # Loads.
 
@@ -728,27 +722,28 @@ class TieredManager(BlockManager):
         """``BlockManager.take_events`` of the device and all tiers; ``Event.tier`` says of which.
 
         Tiers know namespaces and extra keys by their SHA-256 only, so their events name those, and
-        the digests of such blocks are made of them.
+        the digests of such blocks are made of them. A tier has a block of a group if it has all
+        that a query right behind it reads of it.
 
         Raises:
             ForkError: The process was forked.
             Exception: As ``BlockManager.take_events``.
         """
         with self._turn():
-            return self._joined(super().take_events(), BlockPool.take_events)
+            return self._joined(super().take_events(), TierBooks.take_events)
 
     def take_snapshot(self) -> Events:
         """``BlockManager.take_snapshot`` of the device and all tiers; each is cleared first."""
         with self._turn():
-            return self._joined(super().take_snapshot(), BlockPool.take_snapshot)
+            return self._joined(super().take_snapshot(), TierBooks.take_snapshot)
 
     def resident_events(self) -> Events:
         """``BlockManager.resident_events`` of the device and all tiers."""
         with self._turn():
-            return self._joined(super().resident_events(), BlockPool.resident_events)
+            return self._joined(super().resident_events(), TierBooks.resident_events)
 
-    def _joined(self, device: Events, call: Callable[[BlockPool], Events]) -> Events:
-        own = {books.kind: call(books.pool) for books in self._tiers}
+    def _joined(self, device: Events, call: Callable[[TierBooks], Events]) -> Events:
+        own = {books.kind: call(books) for books in self._tiers}
         return joined({Tier.DEVICE: device, **own})
 
     def tier_stats(self) -> tuple[TierStats, ...]:

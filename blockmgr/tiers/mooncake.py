@@ -14,6 +14,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.arguments import positive, text, whole
+from blockmgr.digest import KeyedDigest
 from blockmgr.tiers.errors import SharedStoreError
 from blockmgr.tiers.records import up
 from blockmgr.tiers.shared import SharedStorage
@@ -132,11 +133,19 @@ class MooncakeStore(NotCopied):
         return ConnectionError(f"Mooncake's master {self._master} cannot be reached: {code}")
 
 
-def connected(tier: MooncakeTier, layout: Mapping[str, str | int], **options: Any) -> SharedStorage:
+def connected(
+    tier: MooncakeTier,
+    layout: Mapping[str, str | int],
+    *,
+    keyed: KeyedDigest | None = None,
+    **options: Any,
+) -> SharedStorage:
     """A ``SharedStorage`` with these ``options`` on the store of a tier; raises as both do.
 
-    If there is no memory for transfers, that is a ``SharedStoreError``, too.
+    The secret of the tier counts before ``keyed``. If it cannot be read, or there is no memory for
+    transfers, that is a ``SharedStoreError``, too.
     """
+    options["keyed"] = keyed if tier.secret_file == "" else _keyed(tier)
     store = MooncakeStore(
         tier.master,
         host=tier.host,
@@ -151,6 +160,21 @@ def connected(tier: MooncakeTier, layout: Mapping[str, str | int], **options: An
         if isinstance(error, OSError):
             raise SharedStoreError(tier.master, str(error)) from None
         raise
+
+
+def _keyed(tier: MooncakeTier) -> KeyedDigest:
+    """A digest with the secret in the file of a tier."""
+    try:
+        with open(tier.secret_file, "rb") as file:
+            secret = file.read(1 << 10).rstrip(b"\r\n")
+    except OSError as error:
+        problem = f"cannot read secret_file {str(tier.secret_file)!r}: {error.strerror}"
+        raise SharedStoreError(tier.master, problem) from None
+    try:
+        return KeyedDigest(secret)
+    except ValueError:
+        problem = f"secret_file must have 16 to 64 bytes, got {len(secret)}"
+        raise SharedStoreError(tier.master, problem) from None
 
 
 def _address(part: memoryview) -> int:

@@ -189,7 +189,7 @@ class Mover(NotCopied):
         self._reader = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-reads")
         self._writer = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-shared-writes")
         self._running: list[_Job] = []
-        self._asking: dict[Future[int], LookUp] = {}
+        self._asking: dict[Future[list[bool]], LookUp] = {}
 
     def poll(self) -> int:
         """Reports the transfers and look-ups that ended, and begins new ones; how many go on.
@@ -245,7 +245,7 @@ class Mover(NotCopied):
         for answer in [answer for answer in self._asking if answer.done()]:
             question = self._asking.pop(answer)
             failure = answer.exception()
-            self._manager.lookups_done(question.ticket, 0 if failure else answer.result())
+            self._manager.lookups_done(question.ticket, [] if failure else answer.result())
             if failure is not None:
                 raise failure
         for job in [job for job in self._running if all(part.done() for _, part in job.parts)]:
@@ -317,15 +317,15 @@ class Mover(NotCopied):
 
     # On the threads.
 
-    def _look_up(self, question: LookUp) -> int:
-        """How many of the keys are in the shared store, from the first on; 0 if it fails."""
+    def _look_up(self, question: LookUp) -> list[bool]:
+        """For each key, whether the shared store says to have it; no answer if it fails."""
         storage = self._shared(question.tier)
         assert storage is not None
         try:
-            return storage.exist(question.keys)
+            return storage.has(question.keys)
         except OSError as error:
             self.last_error = error
-            return 0
+            return []
 
     def _load(self, load: Transfer, first: int, stop: int) -> _Ended:
         """Reads blocks of a tier into the cache, up to the first that is not proved."""

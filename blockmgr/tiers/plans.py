@@ -91,7 +91,7 @@ class LookUp(NamedTuple):
     tier: int
     """Position of the tier."""
     keys: tuple[bytes, ...]
-    """Keys of blocks that continue each other."""
+    """Keys of blocks: those of full attention continue each other, and come first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -320,9 +320,9 @@ class SharedStorage(NotCopied):
             self._executor.submit(self._store.remove, refused)
         return found
 
-    def discard(self, key: bytes) -> None:
-        """Has a block removed, without a wait, if the store can be reached."""
-        self._executor.submit(self._store.remove, self._names([key]))
+    def discard(self, keys: Sequence[bytes]) -> None:
+        """Has blocks removed, without a wait, if the store can be reached."""
+        self._executor.submit(self._store.remove, self._names(keys))
 
     def close(self) -> None:
         """Ends the calls and closes the store, whose objects stay."""

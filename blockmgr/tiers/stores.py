@@ -161,17 +161,11 @@ class Stores:
             The number of its blocks, and whether nothing of the path is left to do.
         """
         books, path = self._tiers[target], origin.path
-        found, needed = books.find(path), self._layout.needed(len(path.tokens))
-        there = Pieces((found >= 0) & needed[: len(found)])
-        kept = found[there.units, there.parts]
-        books.retain(kept.tolist(), *origin.retention(there.units))
-        lacking = needed.copy()
-        lacking[: len(found)] &= found < 0
-        if not lacking.any():
+        have, kept, units, missing = books.state_of(path)
+        books.retain(kept.tolist(), *origin.retention(units))
+        if not len(missing):
             books.pool.touch(kept[::-1])
             return 0, True
-        missing = Pieces(lacking)
-        have = found[:, 0].tolist()
         if not books.storing.isdisjoint(books.names_of(path, have, missing)):
             return 0, False  # by another store, which may fail
         books.pool.acquire(kept, found=False)

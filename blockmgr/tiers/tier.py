@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from blockmgr.arguments import positive, whole
 from blockmgr.blocks import Priority
@@ -18,6 +19,8 @@ from blockmgr.event_columns import Tier
 from blockmgr.options import check_options, rule
 from blockmgr.pool import BlockPool
 from blockmgr.tiers.ends import Ends
+from blockmgr.tiers.group_events import GroupEvents
+from blockmgr.tiers.layout import Pieces
 from blockmgr.tiers.paths import (
     Path,
     key_bytes,
@@ -36,11 +39,10 @@ from blockmgr.tiers.store_names import STORES, StoreName
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy.typing as npt
-
     from blockmgr.config import ManagerConfig
+    from blockmgr.event_columns import Events
     from blockmgr.policy import PolicyFactory
-    from blockmgr.tiers.layout import Layout, Pieces
+    from blockmgr.tiers.layout import Layout
     from blockmgr.tiers.tickets import Ticket
 
 __all__ = ["Reach", "TierBooks", "TierConfig"]
@@ -119,6 +121,19 @@ class Reach(NamedTuple):
     """``int32[n, num_parts]``: the blocks of their nodes; -1 for none."""
 
 
+class PathState(NamedTuple):
+    """A path in a tier."""
+
+    have: list[int]
+    """The blocks that hold its beginning."""
+    kept: npt.NDArray[np.int32]
+    """Those blocks of it that are there and needed."""
+    units: npt.NDArray[np.int64]
+    """The node of each of these."""
+    missing: Pieces
+    """What is needed and not there."""
+
+
 class TierBooks:
     """A pool whose blocks are those of the tier, with the serial of the write of each.
 
@@ -165,6 +180,7 @@ class TierBooks:
         self.storing: set[tuple[object, ...]] = set()
         """What is being written, by parent, extra key and tokens."""
         self._next = 1
+        self._told = GroupEvents(layout)
         if config.slab is not None:
             self._restore(config.slab)
 
@@ -208,6 +224,14 @@ class TierBooks:
             is_there = self.pool.is_cached(parts) & (is_same | (at[1] == 0))
             blocks[at] = np.where(is_there, parts, -1)
         return blocks
+
+    def state_of(self, path: Path) -> PathState:
+        """What there is, and what lacks, of that which prompts read that continue behind a path."""
+        found, needed = self.find(path), self.layout.needed(len(path.tokens))
+        there = Pieces((found >= 0) & needed[: len(found)])
+        needed[: len(found)] &= found < 0
+        kept = found[there.units, there.parts]
+        return PathState(found[:, 0].tolist(), kept, there.units, Pieces(needed))
 
     def room(self, namespace: bytes) -> int:
         """Blocks that a store in this namespace can take."""
@@ -365,6 +389,21 @@ class TierBooks:
     def forget_namespace(self, namespace: bytes) -> None:
         """Forgets every block of a namespace."""
         self.pool.forget_blocks(self.pool.children(-1, namespace=namespace))
+
+    def take_events(self) -> Events:
+        """As ``BlockPool.take_events``, by group."""
+        return self._translated(self._told, self.pool.take_events())
+
+    def take_snapshot(self) -> Events:
+        """As ``BlockPool.take_snapshot``, by group."""
+        return self._translated(self._told, self.pool.take_snapshot())
+
+    def resident_events(self) -> Events:
+        """As ``BlockPool.resident_events``, by group."""
+        return self._translated(GroupEvents(self.layout), self.pool.resident_events())
+
+    def _translated(self, told: GroupEvents, events: Events) -> Events:
+        return told.translated(events) if self.layout.is_grouped else events
 
     def close(self) -> None:
         """Closes the slab, which keeps the order of uses."""

@@ -1,6 +1,6 @@
 """Two engines on a real Mooncake Store, whose owner and master are killed.
 
-``python -m tests.engines.mooncake`` runs them.
+``python -m tests.engines.mooncake`` runs them, with full attention and with windows.
 The first process lends its memory, and stores the first turns of some conversations. The second one
 finds them. Then the first is killed under load, and later the master. Tokens must be those of an
 engine without tiers throughout, and the longest ``admit`` about the same.
@@ -27,6 +27,7 @@ from blockmgr.tiers import HostTier, MooncakeTier, SharedStorage
 from tests.ports.engine_models import VOCAB, engine_of
 
 LENT = 64 << 20
+SHAPES = {"Llama": 100, "Gemma3Text": 300}  # blocks of the device, fewer than all prompts need
 GREEDY = Sampling(max_new_tokens=4)
 
 
@@ -62,9 +63,9 @@ def master() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 @contextlib.contextmanager
-def owner(address: str) -> Iterator[subprocess.Popen[str]]:
+def owner(address: str, name: str = "Llama") -> Iterator[subprocess.Popen[str]]:
     """A first process, which has stored the first turns and keeps its memory."""
-    command = [sys.executable, "-m", "tests.engines.mooncake", "owner", address]
+    command = [sys.executable, "-m", "tests.engines.mooncake", "owner", address, name]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -82,8 +83,8 @@ def prompts(count: int = 12, seed: int = 7) -> list[list[int]]:
     return torch.randint(0, VOCAB, (count, 60), generator=random).tolist()
 
 
-def engine_on(*tiers: HostTier | MooncakeTier) -> Engine:
-    return engine_of(num_blocks=100, block_size=4, tiers=tiers)
+def engine_on(*tiers: HostTier | MooncakeTier, name: str = "Llama") -> Engine:
+    return engine_of(name, num_blocks=SHAPES[name], block_size=4, tiers=tiers)
 
 
 class Timed:
@@ -147,26 +148,34 @@ def show(name: str, engine: Engine, kill: Any, truth: Any) -> Any:
     return answers
 
 
+def report(name: str) -> None:
+    """All rows of one model."""
+    print(name, flush=True)
+    truth = show("no tiers", engine_on(name=name), None, None)
+    show("host memory", engine_on(HostTier(bytes_to_use=LENT), name=name), None, truth)
+    with master() as (address, process):
+        tier = MooncakeTier(master=address, lent_bytes=LENT)
+        with owner(address, name):
+            show("second process", engine_on(tier, name=name), None, truth)
+        with owner(address, name) as first:
+            kill = lambda: os.kill(first.pid, signal.SIGKILL)  # noqa: E731
+            show("owner killed", engine_on(MooncakeTier(master=address), name=name), kill, truth)
+        with owner(address, name):
+            show("master killed", engine_on(tier, name=name), process.kill, truth)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["owner"]:
-        engine = engine_on(MooncakeTier(master=sys.argv[2], lent_bytes=LENT))
+        address, name = sys.argv[2:4]
+        engine = engine_on(MooncakeTier(master=address, lent_bytes=LENT), name=name)
         turns(engine, rounds=1)
         while engine._tiers is not None and engine._tiers._mover.poll():
             engine._tiers._mover.drain()
         print("ready", flush=True)
         sys.stdin.read()
         return
-    truth = show("no tiers", engine_on(), None, None)
-    show("host memory", engine_on(HostTier(bytes_to_use=LENT)), None, truth)
-    with master() as (address, process):
-        tier = MooncakeTier(master=address, lent_bytes=LENT)
-        with owner(address) as first:
-            show("second process", engine_on(tier), None, truth)
-        with owner(address) as first:
-            kill = lambda: os.kill(first.pid, signal.SIGKILL)  # noqa: E731
-            show("owner killed", engine_on(MooncakeTier(master=address)), kill, truth)
-        with owner(address):
-            show("master killed", engine_on(tier), process.kill, truth)
+    for name in SHAPES:
+        report(name)
 
 
 if __name__ == "__main__":

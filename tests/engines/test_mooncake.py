@@ -11,7 +11,7 @@ pytest.importorskip("mooncake.store", reason="needs blockmgr[mooncake]", exc_typ
 
 from blockmgr.tiers import MooncakeTier, SharedStorage, SharedStoreError
 from blockmgr.tiers.mooncake import MooncakeStore
-from tests.engines.mooncake import LENT, engine_on, master, owner, turns
+from tests.engines.mooncake import LENT, SHAPES, engine_on, master, owner, turns
 
 pytestmark = pytest.mark.filterwarnings("default")  # its modules have warnings of their own
 
@@ -27,12 +27,13 @@ def truth() -> Any:
     return turns(engine_on(), rounds=2)[0]
 
 
-def test_a_second_process_finds_what_the_first_one_stored(running: Any, truth: Any) -> None:
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_second_process_finds_what_the_first_one_stored(name: str, running: Any) -> None:
     address, _ = running
-    with owner(address):
-        engine = engine_on(MooncakeTier(master=address))
+    with owner(address, name):
+        engine = engine_on(MooncakeTier(master=address), name=name)
         answers, cached = turns(engine, rounds=1)
-    assert answers == truth[:1]
+    assert answers == turns(engine_on(name=name), rounds=1)[0]
     assert cached[0] > 0
     engine.close()
 

@@ -15,10 +15,18 @@ from tests.ports.test_engine_groups import GROUPS, WITH_STATES
 
 import torch  # isort: skip  (engine_models skips this file where there is none)
 
-from blockmgr.errors import UnsupportedModelError
 from blockmgr.ports.engine import Engine, Sampling
-from blockmgr.tiers import DiskTier, HostTier, MooncakeTier, Slab, SlabHeldError, SlabMismatchError
+from blockmgr.tiers import (
+    DiskTier,
+    HostTier,
+    MooncakeTier,
+    SharedStorage,
+    Slab,
+    SlabHeldError,
+    SlabMismatchError,
+)
 from blockmgr.tiers.storages import Storage
+from tests.tiers.fake_store import FakeStore
 
 NEW = 4
 GREEDY = Sampling(max_new_tokens=NEW)
@@ -298,9 +306,26 @@ def test_what_loads_too_long_is_computed(name: str) -> None:
     engine.manager.check_invariants()
 
 
-def test_a_shared_store_is_refused_for_models_with_windows() -> None:
-    with pytest.raises(UnsupportedModelError, match="MooncakeTier needs full attention"):
-        engine_of("Gemma3Text", num_blocks=40, tiers=[MooncakeTier(master="127.0.0.1:1")])
+@pytest.mark.parametrize("name", GROUPS)
+def test_windows_chunks_and_states_come_from_a_shared_store(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FakeStore()
+
+    def on_store(tier: MooncakeTier, layout: Any, **options: Any) -> SharedStorage:
+        return SharedStorage(store, layout, timeout=60.0, **options)
+
+    monkeypatch.setattr("blockmgr.ports.engine.tiers.connected", on_store)
+    prompts = [[*prompt, *prompt] for prompt in first_turns(3)]
+    expected = greedy_truth(name, prompts, max_new_tokens=NEW)
+    size = None if name in WITH_STATES else 4
+    for number in range(2):
+        engine = engine_of(name, block_size=size, tiers=[MooncakeTier(master="any:1")])
+        found = engine.generate(prompts, GREEDY)
+        assert tokens_of(found) == expected
+        cached = [each.num_cached_tokens for each in found]
+        assert all(cached) if number else not any(cached)
+        engine.close()
 
 
 @pytest.mark.parametrize("name", GROUPS)

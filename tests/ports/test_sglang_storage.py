@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -92,6 +93,14 @@ def test_pages_that_one_server_stores_come_back_in_another() -> None:
     assert second.get(key_of(200), torch.zeros(WORDS)) is None
     assert second.set(key_of(200), page_of(200))
     assert got(first, 200) == [200]
+
+
+def test_a_secret_hides_which_pages_are_there(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"a secret, 16 bytes")
+    assert put(storage(secret_file=str(secret)), 1, 2)
+    assert not storage().exists(key_of(1))
+    assert got(storage(secret_file=str(secret)), 1, 2) == [1, 2]
 
 
 def test_a_damaged_page_ends_what_comes_back_and_is_stored_again(store: FakeStore) -> None:

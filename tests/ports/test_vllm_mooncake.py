@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,14 @@ class World(TierWorld):
 
     def counts(self, *names: str) -> list[int]:
         return [self.tier.counts[name] for name in names]
+
+
+def test_a_secret_hides_what_is_stored(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"a secret, 16 bytes")
+    assert World(secret_file=str(secret)).store([1, 2]).success
+    assert World().found(range(3)) == []
+    assert World(secret_file=str(secret)).found(range(3)) == [1, 2]
 
 
 def test_what_one_engine_stores_another_one_loads() -> None:

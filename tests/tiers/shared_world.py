@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from blockmgr.groups import Group
 from blockmgr.tiers import LookUp, SharedStorage, TierConfig, shared_key_bytes
 from tests.tiers.fake_store import FakeStore
 from tests.tiers.world import SIZE, SPACES, Memory, World
@@ -36,17 +37,25 @@ class SharedWorld(World):
         folder: As in ``World``.
         store: The store.
         talks: What is talked about; the same list in each process.
+        groups: As in ``World``.
         is_alone: Whether no other process uses the store.
     """
 
     def __init__(
-        self, seed: int, folder: Path, store: FakeStore, talks: list, *, is_alone: bool
+        self,
+        seed: int,
+        folder: Path,
+        store: FakeStore,
+        talks: list,
+        groups: tuple[Group, ...],
+        *,
+        is_alone: bool,
     ) -> None:
         self.store_of_all, self.is_alone = store, is_alone
         self.storage: SharedStorage | None = None
         self.questions: list[LookUp] = []
         self.clock = 0.0
-        super().__init__(seed, folder)
+        super().__init__(seed, folder, groups)
         self.talks = talks
 
     def set_up(self, tiers: list[TierConfig]) -> None:
@@ -90,13 +99,13 @@ class SharedWorld(World):
 
     def answer(self, question: LookUp) -> None:
         assert self.storage is not None
-        n = self.random.randrange(len(question.keys) + 1)
+        has = [True] * self.random.randrange(len(question.keys) + 1)
         if not self.lies():
             try:
-                n = self.storage.exist(question.keys)
+                has = self.storage.has(question.keys)
             except OSError:
-                n = 0
-        self.manager.lookups_done(question.ticket, n)
+                has = []
+        self.manager.lookups_done(question.ticket, has)
 
     def lose(self) -> None:
         if self.random.random() < 0.2:
@@ -123,12 +132,12 @@ class SharedWorld(World):
 class Worlds:
     """One to three processes that talk about the same things, in turns."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, groups: tuple[Group, ...] = ()) -> None:
         count = seed % 3 + 1
         self.store = FakeStore(seed, lie=(0, 0.1, 0.4)[seed // 3 % 3])
         talks: list = []
         self.all = [
-            SharedWorld(seed * 10 + i, folder, self.store, talks, is_alone=count == 1)
+            SharedWorld(seed * 10 + i, folder, self.store, talks, groups, is_alone=count == 1)
             for i in range(count)
         ]
 

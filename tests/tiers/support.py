@@ -20,9 +20,11 @@ def tier(num_blocks: int, **options: Any) -> TierConfig:
 
 
 def compute(manager: TieredManager, tokens: list[int], **how: Any) -> None:
-    """Admits a prompt, computes and frees it."""
+    """Admits a prompt, computes it with a stop wherever states are kept, and frees it."""
     handle = manager.admit(tokens, **how)
-    manager.commit(handle, len(tokens))
+    for stop in (*manager.stops(handle), len(tokens)):
+        manager.copies_applied(manager.take_copies().ticket)
+        manager.commit(handle, stop)
     manager.free(handle)
 
 

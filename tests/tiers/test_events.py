@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockmgr import (
+    ChunkedAttention,
+    FullAttention,
+    Prompt,
+    RecurrentState,
+    SlidingWindow,
+)
 from blockmgr.event_columns import Event, EventKind, Events, Tier, joined
+from blockmgr.groups import Group
 from blockmgr.tiers import (
     SharedStorage,
     Slab,
@@ -19,6 +27,7 @@ from blockmgr.tiers import (
     key_bytes,
     shared_key_bytes,
 )
+from blockmgr.tiers.paths import Path as TierPath
 from tests.tiers.fake_store import FakeStore
 from tests.tiers.support import PROMPT, compute, evict, in_tier, managed, store, tier
 
@@ -44,15 +53,31 @@ class Mirror:
                 own.clear()
 
 
-def with_slab(folder: Path, **options: Any) -> TieredManager:
+TWO_TOKENS: tuple[tuple[Group, ...], ...] = (
+    (FullAttention(), SlidingWindow(5)),
+    (SlidingWindow(4, block_size=1), FullAttention()),
+    (FullAttention(1), ChunkedAttention(6)),
+    (FullAttention(), RecurrentState(), SlidingWindow(2)),
+)
+
+
+def path_of(
+    tokens: list[int], namespace: bytes = b"", extras: dict[int, bytes] | None = None
+) -> TierPath:
+    """The whole blocks of a prompt, as tiers know them."""
+    prompt = Prompt(tokens, namespace=namespace, extras=extras)
+    return TierPath.of_prompt(prompt, 2, len(tokens) // 2 * 2)
+
+
+def with_slab(folder: Path, *, host: int = 5, disk: int = 12, **options: Any) -> TieredManager:
     slab = Slab(
         folder / "kv.slab",
         {"model": "tiny"},
-        num_blocks=12,
+        num_blocks=disk,
         block_bytes=8,
         key_bytes=key_bytes(2),
     )
-    return managed(tier(5), TierConfig(slab=slab, ahead=99), events=True, **options)
+    return managed(tier(host), TierConfig(slab=slab, ahead=99), events=True, **options)
 
 
 def kinds(events: Events) -> list[tuple[Tier, EventKind, int]]:
@@ -136,6 +161,125 @@ def test_a_mirror_of_events_has_what_the_tiers_have(seed: int, tmp_path: Path) -
             counts[kind] += books.pool.num_cached
     assert all(counts.values())
     manager.close()
+
+
+def held_by_groups(manager: TieredManager, number: int, talks: list[list[int]]) -> set[Any]:
+    """Group and digest of what a tier has of these talks, from its books."""
+    books, found = manager._tiers[number], set()
+    for talk in talks:
+        blocks = books.find(path_of(talk)) >= 0
+        digests = manager.block_digests(talk)
+        for unit, row in enumerate(blocks.tolist()):
+            read = books.layout.needed((unit + 1) * books.pool.block_size)[-1].tolist()
+            for group in range(len(manager.config.groups)):
+                parts = [p for p, is_read in enumerate(read) if is_read]
+                own = [row[p] for p in parts if books.layout.group_of(p) == group]
+                if own and all(own):
+                    found.add((group, digests[unit]))
+    return found
+
+
+def by_group(events: Events, told: dict[Tier, set[Any]]) -> None:
+    """Applies events to what is known of each tier, by group and digest."""
+    assert not events.num_lost
+    for event in events:
+        own, blocks = told[event.tier], {(event.group, digest) for digest in event.digests}
+        if event.kind is EventKind.CLEARED:
+            own.clear()
+        elif event.kind is EventKind.STORED:
+            assert not own & blocks
+            assert len(event.tokens) == len(blocks)
+            own |= blocks
+        else:
+            assert own >= blocks
+            own -= blocks
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("groups", TWO_TOKENS)
+def test_a_mirror_has_what_each_group_has_in_tiers(
+    groups: tuple[Group, ...], seed: int, tmp_path: Path
+) -> None:
+    draw, talks = random.Random(seed), list[list[int]]()
+    options: dict[str, Any] = {"groups": groups, "null_block": True, "num_blocks": 40}
+    manager = with_slab(tmp_path, host=24, disk=60, **options)
+    told: dict[Tier, set[Any]] = {kind: set() for kind in Tier}
+    counts: Counter[Any] = Counter()
+    for _ in range(120):
+        talk = [draw.randrange(2) for _ in range(draw.randrange(2, 14))]
+        talks.append(talk)
+        compute(manager, talk)
+        for each in manager.take_stores():
+            manager.stores_done(each.ticket, draw.randrange(len(each) + 1))
+        if draw.random() < 0.03:
+            manager.reset_prefix_cache(tiers=draw.random() < 0.5)
+        is_anew = draw.random() < 0.1
+        by_group(manager.take_snapshot() if is_anew else manager.take_events(), told)
+        for number, kind in enumerate((Tier.HOST, Tier.DISK)):
+            assert told[kind] == held_by_groups(manager, number, talks)
+            counts.update((kind, group) for group, _ in told[kind])
+        fresh: dict[Tier, set[Any]] = {kind: set() for kind in Tier}
+        by_group(manager.resident_events(), fresh)
+        assert fresh == told
+    assert set(counts) == {(k, g) for k in (Tier.HOST, Tier.DISK) for g in range(len(groups))}
+    manager.close()
+
+
+def test_a_block_of_a_group_is_stored_under_the_digest_of_its_node() -> None:
+    manager = managed(
+        tier(64),
+        groups=(SlidingWindow(3), FullAttention()),
+        null_block=True,
+        num_blocks=40,
+        events=True,
+    )
+    compute(manager, PROMPT, extras={1: b"image"}, namespace=b"tenant")
+    manager.take_events()
+    store(manager)
+    [full, window] = manager.take_events()
+    assert [event.group for event in (full, window)] == [1, 0]
+    assert [event.tier for event in (full, window)] == [Tier.HOST, Tier.HOST]
+    assert window.digests == full.digests[3:]
+    assert window.parent == full.digests[2]
+    assert window.tokens.tolist() == full.tokens[3:].tolist()
+    assert window.namespace == full.namespace
+    assert full.extras.keys() == {1}
+    assert not window.extras
+    evicted = full.digests[3]
+    manager._tiers[0].pool.forget_blocks(
+        manager._tiers[0].find(path_of(PROMPT, b"tenant", {1: b"image"}))[3:, 1]
+    )
+    [gone] = manager.take_events()
+    assert (gone.kind, gone.group, gone.digests) == (EventKind.REMOVED, 0, [evicted])
+
+
+def test_an_index_claims_what_a_load_brings() -> None:
+    pytest.importorskip("msgspec", reason="the extra 'events'")
+    from blockmgr.events import Encoder
+    from blockmgr.events.codec import decode_hashes
+    from blockmgr.index import WorkerIndex
+
+    manager = managed(
+        tier(64),
+        groups=(FullAttention(), SlidingWindow(5)),
+        null_block=True,
+        num_blocks=40,
+        events=True,
+        digest="sha256",
+    )
+    index = WorkerIndex(max_workers=1)
+    index.announce("w")
+    encoder = Encoder(2, epoch=1, groups=manager.config.groups)
+    for tokens in (PROMPT, [*PROMPT, *PROMPT]):
+        compute(manager, tokens)
+        store(manager)
+        manager.reset_prefix_cache(tiers=False)
+        for payload in encoder.batches(manager.take_events(), 0.0):
+            index.apply("w", decode_hashes(payload))
+        for stop in range(3, len(tokens) + 1):
+            digests = manager.block_digests(tokens[: stop - 1])
+            claimed = int(index.found(digests)[0].sum()) * 2
+            assert in_tier(manager, tokens[:stop]) == (claimed,)
 
 
 def test_a_snapshot_after_a_restart_has_what_the_slab_had(tmp_path: Path) -> None:

@@ -21,18 +21,15 @@ from blockmgr import (
 )
 from blockmgr.groups import Group
 from blockmgr.tiers import (
-    SharedStorage,
     Slab,
     TierConfig,
     TieredManager,
     Transfer,
     key_bytes,
-    shared_key_bytes,
 )
 from blockmgr.tiers.paths import parts_of_key
 from tests.tiers import support
-from tests.tiers.fake_store import FakeStore
-from tests.tiers.support import store, tier
+from tests.tiers.support import compute, store, tier
 
 WINDOW = (FullAttention(), SlidingWindow(5))  # behind n blocks of two tokens, it reads two
 PROMPT = list(range(1, 18))  # eight whole blocks, and one token
@@ -44,15 +41,6 @@ def grouped(
     """A manager of blocks of two tokens that stores all that is idle."""
     known = list(tiers or (tier(64),))
     return TieredManager(num_blocks, 2, tiers=known, groups=groups, null_block=True, **options)
-
-
-def compute(manager: TieredManager, tokens: list[int], **how: Any) -> None:
-    """Admits a prompt, computes it with a stop at each block where states are kept, frees it."""
-    handle = manager.admit(tokens, **how)
-    for stop in (*manager.stops(handle), len(tokens)):
-        manager.copies_applied(manager.take_copies().ticket)
-        manager.commit(handle, stop)
-    manager.free(handle)
 
 
 def stored(manager: TieredManager, tokens: list[int] = PROMPT, **how: Any) -> list[Transfer]:
@@ -470,17 +458,6 @@ def test_a_level_goes_along_to_the_parts_of_a_prefix() -> None:
     assert pool.prefix_of(last).levels.tolist() == [Priority.HIGH] * 9
     manager.retain_prefix(PROMPT, priority=None)
     assert pool.prefix_of(last).levels.tolist() == [-1] * 9
-
-
-def test_what_tiers_cannot_do_with_groups_is_refused() -> None:
-    with pytest.raises(ValueError, match="events must be False with groups and tiers"):
-        grouped(events=True)
-    shared = SharedStorage(
-        FakeStore(), {"model": "tiny"}, block_bytes=8, key_bytes=shared_key_bytes(2)
-    )
-    with pytest.raises(ValueError, match="tiers must have no shared store with groups"):
-        grouped(tier(64), TierConfig(num_blocks=8, shared=shared))
-    shared.close()
 
 
 def test_a_manager_with_one_group_by_name_has_transfers_with_groups() -> None:

@@ -6,14 +6,16 @@ import itertools
 import pickle
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
 
-from blockmgr import TicketError
+from blockmgr import FullAttention, ManagerConfig, SlidingWindow, TicketError
 from blockmgr.digest import KeyedDigest
+from blockmgr.groups import Group
 from blockmgr.tiers import (
     DEVICE,
     MooncakeTier,
@@ -24,10 +26,11 @@ from blockmgr.tiers import (
     Transfer,
     shared_key_bytes,
 )
-from blockmgr.tiers.mooncake import MooncakeStore
+from blockmgr.tiers.mooncake import MooncakeStore, connected
 from tests.tiers.fake_store import FakeStore
 from tests.tiers.shared_world import Worlds
 from tests.tiers.support import PROMPT, compute, evict, in_tier, tier
+from tests.tiers.world import LAYOUTS
 
 SIZE = 8
 LAYOUT: dict[str, str | int] = {"model": "tiny"}
@@ -41,10 +44,18 @@ def storage_on(store: FakeStore, layout: Any = None, **options: Any) -> SharedSt
 class Process:
     """A manager on a store; the bytes of a block are its key's digest."""
 
-    def __init__(self, store: FakeStore, *above: TierConfig, **options: Any) -> None:
+    def __init__(
+        self,
+        store: FakeStore,
+        *above: TierConfig,
+        config: Any = None,
+        known: int = 16,
+        **options: Any,
+    ) -> None:
         self.storage = storage_on(store, **options)
-        last = TierConfig(num_blocks=16, shared=self.storage, ahead=99)
-        self.manager = TieredManager(8, 2, tiers=[*above, last])
+        last = TierConfig(num_blocks=known, shared=self.storage, ahead=99)
+        config = config or ManagerConfig(num_blocks=8, block_size=2)
+        self.manager = TieredManager.from_config(config, tiers=[*above, last])
 
     def move(self) -> None:
         """Makes all transfers to and from the store."""
@@ -86,7 +97,7 @@ class Process:
             return 0
         assert self.manager.is_looking_up(number)
         [question] = self.manager.take_lookups()
-        new = self.manager.lookups_done(number, self.storage.exist(question.keys))
+        new = self.manager.lookups_done(number, self.storage.has(question.keys))
         assert not self.manager.is_looking_up(number)
         return new
 
@@ -99,7 +110,7 @@ class Process:
         self.manager.commit(handle, len(tokens))
         self.manager.free(handle)
         self.move()
-        evict(self.manager)
+        self.manager.reset_prefix_cache(tiers=False)
         return loaded
 
 
@@ -115,11 +126,24 @@ def test_no_process_reads_what_is_wrong_from_a_store_that_lies(seed: int, tmp_pa
     assert worlds.count("wrong") == 0
 
 
-def test_the_worlds_read_from_stores_that_lie(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("groups", LAYOUTS)
+def test_no_process_with_groups_reads_what_is_wrong(
+    groups: tuple[Group, ...], seed: int, tmp_path: Path
+) -> None:
+    worlds = Worlds(seed, tmp_path, groups)
+    worlds.run(400)
+    assert worlds.count("wrong") == 0
+
+
+@pytest.mark.parametrize("layouts", [[()], LAYOUTS])
+def test_the_worlds_read_from_stores_that_lie(
+    layouts: Sequence[tuple[Group, ...]], tmp_path: Path
+) -> None:
     names = ("found", "loaded", "promoted", "refused", "shared_read", "shared_missing", "late")
     counts = dict.fromkeys(names, 0)
     for seed in range(12):
-        worlds = Worlds(seed, tmp_path)
+        worlds = Worlds(seed, tmp_path, layouts[seed % len(layouts)])
         worlds.run(1000)
         counts = {name: counts[name] + worlds.count(name) for name in names}
     assert all(counts.values()), counts
@@ -142,7 +166,7 @@ def test_a_prefetch_asks_first_and_then_copies_to_the_fastest_tier(store: FakeSt
     number = process.manager.prefetch(PROMPT)
     assert list(process.manager.take_stores()) == []
     [question] = process.manager.take_lookups()
-    process.manager.lookups_done(number, process.storage.exist(question.keys))
+    process.manager.lookups_done(number, process.storage.has(question.keys))
     [fetch] = process.manager.take_stores()
     assert (fetch.source, fetch.target, len(fetch)) == (1, 0, 4)
     process.manager.stores_done(fetch.ticket, process.read(fetch))
@@ -195,6 +219,169 @@ def test_other_layouts_and_secrets_have_other_names(options: Any, store: FakeSto
     assert Process(store, **options).look_up() == 0
     Process(store, **options).serve()
     assert Process(store, **options).look_up() == 4
+
+
+# Several groups of layers.
+
+GROUPED = ManagerConfig(
+    num_blocks=32, block_size=2, groups=(FullAttention(), SlidingWindow(5)), null_block=True
+)
+LONG = list(range(1, 18))  # eight whole blocks; behind each, a query reads two of the window
+
+
+def in_groups(store: FakeStore, known: int = 64) -> Process:
+    return Process(store, config=GROUPED, known=known)
+
+
+def keys_of(process: Process, tokens: list[int] = LONG, **how: Any) -> tuple[bytes, ...]:
+    """The keys of what is stored of a prompt."""
+    compute(process.manager, tokens, **how)
+    [each] = process.manager.take_stores()
+    assert each.target_proofs is not None
+    return each.target_proofs.keys
+
+
+def test_a_second_process_finds_what_all_groups_read_at_an_end(store: FakeStore) -> None:
+    in_groups(store).serve(LONG)
+    second = in_groups(store)
+    assert second.look_up(LONG) == 8 + 2
+    assert in_tier(second.manager, LONG) == (16,)
+    assert second.serve(LONG) == 16
+    assert in_groups(store).look_up(LONG[:9]) == 0  # there, nothing of the window was stored
+
+
+def test_a_part_that_is_gone_leaves_the_end_before_it(store: FakeStore) -> None:
+    first = in_groups(store)
+    first.serve(LONG[:9])
+    first.serve(LONG)
+    *_, last = keys_of(in_groups(FakeStore()))
+    [name] = first.storage._names([last])
+    del store.objects[name]
+    second = in_groups(store)
+    assert second.look_up(LONG) == 4 + 2
+    assert in_tier(second.manager, LONG) == (8,)
+    assert second.serve(LONG) == 8
+
+
+@pytest.mark.parametrize(("known", "tokens"), [(10, 16), (9, 8), (6, 8), (5, 0)])
+def test_what_a_process_remembers_is_a_whole_end(known: int, tokens: int, store: FakeStore) -> None:
+    first = in_groups(store)
+    first.serve(LONG[:9])
+    first.serve(LONG)
+    second = in_groups(store, known)
+    second.look_up(LONG)
+    assert in_tier(second.manager, LONG) == (tokens,)
+    assert second.manager._tiers[0].pool.num_used == 0
+
+
+def test_only_what_can_be_read_behind_what_is_known_is_asked_for(store: FakeStore) -> None:
+    process = in_groups(store)
+    process.serve(LONG[:9])
+    process.manager.look_up(LONG)
+    [question] = process.manager.take_lookups()
+    # Four nodes, and the window of these and the last known one, which the next end reads.
+    assert len(question.keys) == 4 + 4
+    process.manager.lookups_done(question.ticket, [True] * 3)
+    assert in_tier(process.manager, LONG) == (8,)
+
+
+def test_the_key_of_a_part_has_the_namespace_and_the_digest_of_the_key_of_its_node(
+    store: FakeStore,
+) -> None:
+    process = in_groups(store)
+    keys = keys_of(process, namespace=b"tenant")
+    nodes, parts = keys[:8], keys[8:]
+    assert [key[:32] for key in parts] == [process.storage.digest(key) for key in nodes[6:]]
+    assert {key[32:64] for key in keys} == {keys[0][32:64]}
+    assert {key[64:96] for key in parts}.isdisjoint(key[64:96] for key in nodes)
+    assert [key[96:] for key in parts] == [key[96:] for key in nodes[6:]]
+    assert set(keys).isdisjoint(keys_of(in_groups(store)))
+
+
+def test_a_wrong_block_of_a_window_is_removed_with_its_node(store: FakeStore) -> None:
+    process = in_groups(store)
+    handle = process.manager.admit(LONG)
+    process.manager.commit(handle, 17)
+    window = process.manager.group_table(1)[process.manager.row(handle)]
+    wrong = int(window[7])
+    process.manager.free(handle)
+    process.move()
+    assert len(store.objects) == 10
+    process.manager.forget([wrong])
+    assert process.look_up(LONG) == 0
+    process.storage.close()
+    assert len(store.objects) == 8
+    assert in_groups(store).look_up(LONG) == 0
+
+
+def test_parts_that_were_read_too_late_are_not_found_again(store: FakeStore) -> None:
+    process = in_groups(store)
+    process.serve(LONG[:9])
+    compute(process.manager, LONG)
+    [late] = process.manager.take_stores()
+    process.manager.reset_prefix_cache(tiers=False)
+    process.write(late, len(late))
+    assert process.manager.stores_done(late.ticket, len(late)) == 0
+    assert process.look_up(LONG) == 0
+    assert in_tier(process.manager, LONG) == (8,)
+
+
+# Secrets.
+
+
+def connected_to(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> SharedStorage:
+    """The storage of a tier on this store."""
+    monkeypatch.setattr("blockmgr.tiers.mooncake.MooncakeStore", lambda *_, **__: store)
+    where = MooncakeTier(master="any:1", secret_file=options.pop("secret_file", ""))
+    return connected(where, LAYOUT, block_bytes=SIZE, key_bytes=4, threads=1, **options)
+
+
+def test_names_with_a_secret_are_those_of_the_engines_that_have_it(
+    store: FakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    for number, secret in enumerate(
+        [b"", b"a secret, 16 bytes", b"a secret, 16 bytes\n", b"b" * 64]
+    ):
+        path = tmp_path / str(number)
+        path.write_bytes(secret)
+        made = connected_to(store, monkeypatch, secret_file=path if secret else "")
+        names.append(made.digest(b"key1"))
+        made.close()
+    assert names[1] == names[2]
+    assert len(set(names)) == 3
+    keyed = KeyedDigest(b"a secret, 16 bytes")
+    other = connected_to(
+        store, monkeypatch, keyed=KeyedDigest(b"b" * 16), secret_file=tmp_path / "1"
+    )
+    assert connected_to(store, monkeypatch, keyed=keyed).digest(b"key1") == names[1]
+    assert other.digest(b"key1") == names[1]  # the file counts
+
+
+@pytest.mark.parametrize(
+    ("secret", "words"),
+    [
+        (None, "cannot read secret_file '.*none': No such file"),
+        (b"short", "secret_file must have 16 to 64 bytes, got 5"),
+        (b"x" * 65, "secret_file must have 16 to 64 bytes, got 65"),
+    ],
+)
+def test_a_wrong_secret_is_refused_before_the_store_is_asked(
+    secret: bytes | None,
+    words: str,
+    store: FakeStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "none"
+    if secret is not None:
+        path.write_bytes(secret)
+    with pytest.raises(SharedStoreError, match=words) as refusal:
+        connected_to(store, monkeypatch, secret_file=path)
+    assert b"short".decode() not in str(refusal.value)
+    assert not store.calls
 
 
 # What a process knows.
@@ -447,13 +634,17 @@ def test_a_look_up_is_answered_once(store: FakeStore) -> None:
     manager = Process(store).manager
     number = manager.look_up(PROMPT)
     with pytest.raises(TicketError, match="never taken"):
-        manager.lookups_done(number, 0)
+        manager.lookups_done(number, [])
     manager.take_lookups()
-    with pytest.raises(ValueError, match="n must be in"):
-        manager.lookups_done(number, 5)
-    manager.lookups_done(number, 0)
+    with pytest.raises(ValueError, match="has length must be in"):
+        manager.lookups_done(number, [True] * 5)
+    with pytest.raises(TypeError, match="has must be a list or tuple of bool, got int"):
+        manager.lookups_done(number, 4)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="has must be a bool, got 1"):
+        manager.lookups_done(number, [1])  # type: ignore[list-item]
+    manager.lookups_done(number, [])
     with pytest.raises(TicketError, match="is resolved"):
-        manager.lookups_done(number, 0)
+        manager.lookups_done(number, [])
     assert manager.look_up([1, 2]) == 0  # the last token is computed
     assert TieredManager(8, 2, tiers=[tier(4)]).look_up(PROMPT) == 0
 
@@ -493,6 +684,7 @@ def test_without_mooncake_the_error_says_what_to_install(monkeypatch: pytest.Mon
         ("known_blocks", 0, ValueError),
         ("known_seconds", 0, ValueError),
         ("timeout", -1, ValueError),
+        ("secret_file", 5, TypeError),
     ],
 )
 def test_a_wrong_field_of_a_mooncake_tier_is_named(

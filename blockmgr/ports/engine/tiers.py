@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from blockmgr.digest import KeyedDigest
-from blockmgr.errors import NeverFitsError, OutOfBlocksError, UnsupportedModelError
+from blockmgr.errors import NeverFitsError, OutOfBlocksError
 from blockmgr.tiers import (
     DiskTier,
     HostTier,
@@ -52,7 +52,6 @@ class EngineTiers:
         load_timeout: Seconds after which a job computes what it waits for.
 
     Raises:
-        UnsupportedModelError: A tier is shared, and not all layers have full attention.
         SlabError: A slab cannot be opened.
         SharedStoreError: A shared store cannot be reached.
         ValueError: A value is out of its bounds.
@@ -73,10 +72,6 @@ class EngineTiers:
         kinds: Sequence[TierKind],
         load_timeout: float,
     ) -> None:
-        if config.groups and any(isinstance(kind, MooncakeTier) for kind in kinds):
-            raise UnsupportedModelError(
-                model.model.config.model_type, "MooncakeTier needs full attention in all layers"
-            )
         self._config = config
         self._blocks = BlockBytes(model.cache)
         self._kinds = tuple(kinds)
@@ -110,6 +105,8 @@ class EngineTiers:
 
     def _connected(self, kind: MooncakeTier, layout: dict[str, str | int]) -> SharedStorage:
         digest = self._config.digest
+        if self._config.groups:  # whose numbers are in the keys
+            layout["groups"] = str(self._config.groups)
         return connected(
             kind,
             layout,

@@ -48,7 +48,8 @@ class MooncakeStoreTier(JobTier):
         threads: Number of threads that transfer.
         backpressure_detector: As vLLM passes it.
         options: Those of ``blockmgr.tiers.MooncakeTier``: ``master``, ``host``, ``lent_bytes``,
-            ``protocol``, ``devices``, ``timeout`` and ``revision``, which is that of ``SlabTier``.
+            ``protocol``, ``devices``, ``timeout``, ``secret_file``, and ``revision``, which is that
+            of ``SlabTier``.
 
     Raises:
         SharedStoreError: Mooncake is not installed, or there is no such store.
