@@ -162,13 +162,13 @@ def one_line_errors(ctx: click.Context, *, show_traceback: bool) -> Iterator[Non
 
 
 @contextmanager
-def progress_bar(what: str, unit: str, total: int) -> Iterator[Callable[[], None]]:
+def progress_bar(what: str, unit: str, total: int | None) -> Iterator[Callable[[], None]]:
     """Show a progress bar while the block runs; yields a function that advances it by 1.
 
     Args:
         what: The activity, such as ``"replaying"``. The bar appears only if stderr is a terminal.
         unit: The unit of the count, such as ``"requests"``.
-        total: The final count.
+        total: The final count; None if only the run itself decides it.
     """
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

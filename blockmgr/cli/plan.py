@@ -116,7 +116,9 @@ def plan(
     if gpu_memory is not None and size is None:
         raise click.UsageError("--gpu-memory needs --model, or the numbers of its layers", run.ctx)
     sizes = run.block_sizes
-    with progress_bar("planning", "steps", len(sizes) * (1 + len(hit_rates))) as advance:
+    # With several groups, the search decides how many replays there are.
+    total = None if run.config.groups else len(sizes) * (1 + len(hit_rates))
+    with progress_bar("planning", "steps", total) as advance:
         outcome = run_plan(
             run.trace,
             hit_rates,

@@ -44,14 +44,16 @@ class PoolSearch:
     Args:
         trace: The requests.
         config: Config of the replays, with groups.
+        advance: Called once for each replay.
 
     Raises:
         ValueError: The trace cannot be cut into blocks of ``config.block_size``.
     """
 
-    def __init__(self, trace: Trace, config: ReplayConfig) -> None:
+    def __init__(self, trace: Trace, config: ReplayConfig, advance: Advance | None = None) -> None:
         self._trace = trace
         self._config = config
+        self._advance = advance or (lambda: None)
         best = attainable(trace, config)
         self.attainable = best.hit_rate
         self._working_set = best.working_set_blocks
@@ -62,6 +64,7 @@ class PoolSearch:
         """The replay of a pool."""
         if num_blocks not in self._replayed:
             self._replayed[num_blocks] = replay(self._trace, num_blocks, self._config)
+            self._advance()
         return self._replayed[num_blocks]
 
     def blocks_for(self, hit_rate: Fraction) -> int | None:
@@ -189,7 +192,8 @@ def plan(
         block_sizes: Tokens per block; empty for that of ``config``.
         bytes_per_token: K/V bytes per token in all layers, or in the layers of one of several
             groups; None for answers in blocks only.
-        advance: Called once for each block size and once for each row.
+        advance: Called once for each block size and once for each row; with several groups, also
+            once for each replay of the searches.
 
     Raises:
         ValueError: No block size reaches a hit rate; the message gives the attainable one. Or the
@@ -199,7 +203,9 @@ def plan(
     settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
     pools: list[_OnCurve | PoolSearch] = []
     for setting in settings:
-        pools.append(PoolSearch(trace, setting) if config.groups else _OnCurve(trace, setting))
+        pools.append(
+            PoolSearch(trace, setting, step) if config.groups else _OnCurve(trace, setting)
+        )
         step()
     for hit_rate in hit_rates:
         _check_attainable(trace, hit_rate, settings, pools)

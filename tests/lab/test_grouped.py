@@ -453,9 +453,13 @@ def test_a_plan_with_groups_names_a_pool_that_reaches_the_rate_next_to_one_that_
     config = ReplayConfig(groups=(FULL, SlidingWindow(64)))
     rate = Fraction(1, 4)
 
-    answer = plan(trace, [rate, Fraction(0)], config, bytes_per_token=10)
+    steps: list[None] = []
+    answer = plan(
+        trace, [rate, Fraction(0)], config, bytes_per_token=10, advance=lambda: steps.append(None)
+    )
 
     row, least = answer.rows
+    assert len(steps) > 1 + len(answer.rows)  # the bar moves during a search, too
     assert row.num_blocks is not None
     assert row.replayed is not None
     assert row.replayed == replay(trace, row.num_blocks, config)
