@@ -1216,9 +1216,11 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
 
         Cost: O(blocks + entries of all block tables).
         """
-        users: dict[int, list[int]] = {}
-        for block, handle in zip(*(column.tolist() for column in self._core.leaving()), strict=True):
-            users.setdefault(block, []).extend([handle] if handle >= 0 else [])
+        blocks, handles = self._core.leaving()
+        users: dict[int, list[int]] = {block: [] for block in blocks.tolist()}
+        for block, handle in zip(blocks.tolist(), handles.tolist(), strict=True):
+            if handle >= 0:
+                users[block].append(handle)
         return users
 
     def is_cached(self, block: int) -> bool:
