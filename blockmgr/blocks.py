@@ -297,6 +297,9 @@ class BlockState(enum.IntEnum):
     NULL = 5
     """Block 0 of a manager with ``null_block``: a target for padded writes, never handed out."""
 
+    OUT = 6
+    """Out of use since a ``shrink``, and in no use any more: not handed out before a ``grow``."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockSnapshot:

@@ -32,6 +32,7 @@ LETTERS: Final[Mapping[BlockState, str]] = {
     BlockState.FENCED: "~",
     BlockState.FREE: ".",
     BlockState.NULL: "x",
+    BlockState.OUT: "#",
 }
 """One letter for each state, used ones first."""
 

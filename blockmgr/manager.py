@@ -1150,6 +1150,79 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         """
         return self._core.forget(blocks)
 
+    # The size of a live pool.
+
+    def shrink(self, num_blocks: int) -> int:
+        """Takes the blocks from ``num_blocks`` on out of use, so that their memory can be released.
+
+        Free and idle blocks leave at once. Block tables do not change, so each block that is in use
+        leaves when its last user lets go of it; ``leaving`` tells the users. What the blocks hold,
+        and all that continues it, leaves the cache as with ``forget``, retention and pins with it.
+
+        A prompt, or a preempted sequence, that fits only a larger pool has to wait: ``can_admit``
+        answers ``LATER``, and calls raise ``OutOfBlocksError``, because ``grow`` may follow.
+
+        Release the memory once the result is 0 and the forwards launched before have run. The call
+        can be repeated, with the same number or a lower one.
+
+        Args:
+            num_blocks: Ids below this stay in use, the null block among them. At least the blocks
+                of all quotas, which stay whole, and the null block; at most the present number.
+
+        Returns:
+            The number of blocks that are out of use and have not left yet.
+
+        Raises:
+            StepError: With ``early_commit``, while a sequence is committed ahead of this step's
+                forward.
+            ValueError: ``num_blocks`` out of its bounds.
+            TypeError: Not an int.
+
+        Cost: O(blocks + entries of all block tables), and that of ``forget``.
+
+        >>> manager = BlockManager(num_blocks=8, block_size=2)
+        >>> handles = [manager.admit([1, 2, 3]), manager.admit([4, 5, 6])]
+        >>> manager.shrink(3), manager.leaving() == {3: [handles[1]]}
+        (1, True)
+        >>> manager.preempt(handles[1])
+        >>> manager.shrink(3), manager.stats().capacity
+        (0, 3)
+        >>> manager.grow(8)
+        >>> manager.resume(handles[1])
+        """
+        return self._core.shrink(num_blocks)
+
+    def grow(self, num_blocks: int) -> None:
+        """Takes the blocks below ``num_blocks`` back into use, once their memory is there again.
+
+        Args:
+            num_blocks: From the present number up to ``config.num_blocks``.
+
+        Raises:
+            ValueError: ``num_blocks`` out of its bounds.
+            TypeError: Not an int.
+
+        Cost: O(blocks taken back).
+        """
+        self._core.grow(num_blocks)
+
+    def leaving(self) -> dict[int, list[int]]:
+        """The blocks that ``shrink`` took out of use and that have not left yet, with their users.
+
+        Returns:
+            By block id, in order, the handles of the running sequences that have the block, by row:
+            free or preempt them. Of a block that no sequence has, the list is empty: it leaves with
+            its last hold (``release``), copy (``copies_applied``) or step (``complete``).
+
+        Cost: O(blocks + entries of all block tables).
+        """
+        blocks, handles = self._core.leaving()
+        users: dict[int, list[int]] = {block: [] for block in blocks.tolist()}
+        for block, handle in zip(blocks.tolist(), handles.tolist(), strict=True):
+            if handle >= 0:
+                users[block].append(handle)
+        return users
+
     def is_cached(self, block: int) -> bool:
         """Whether a prompt can find this block.
 

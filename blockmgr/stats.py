@@ -20,7 +20,7 @@ class Stats:
     Counters only grow. A ratio over any window is the difference of two snapshots.
 
     Attributes:
-        capacity: All blocks but the null block.
+        capacity: All blocks but the null block and those that left by ``shrink``.
         free_blocks: Not in use, without content.
         idle_blocks: Not in use, cached.
         fenced_blocks: Released, waiting for a launched step to complete.
@@ -52,7 +52,8 @@ class Stats:
         evicted_pinned_blocks: Pinned blocks evicted for a running sequence because no other was
             left.
         touched_blocks: Idle blocks that ``touch`` moved to the end of the eviction order.
-        forgotten_blocks: Cached blocks that ``reset_prefix_cache`` took out of the cache.
+        forgotten_blocks: Cached blocks that ``reset_prefix_cache``, ``forget``, ``retire`` or
+            ``shrink`` took out of the cache.
         sessions: Sessions that the manager knows; a gauge.
         superseded_blocks: Cached blocks that go first since the next prompt of their session does
             not use them.
@@ -99,8 +100,8 @@ class Stats:
 
     @property
     def usage(self) -> float:
-        """Used blocks over capacity, in ``0 … 1``."""
-        return self.used_blocks / self.capacity
+        """Used blocks over capacity, in ``0 … 1``; 0 if all blocks have left."""
+        return self.used_blocks / self.capacity if self.capacity else 0.0
 
     @property
     def hit_rate(self) -> float:
@@ -138,7 +139,8 @@ class QuotaUsage:
     neither its namespace nor any token.
 
     Attributes:
-        limit: Blocks of the quota; for namespaces without a quota, the rest of the pool.
+        limit: Blocks of the quota; for namespaces without a quota, the rest of the pool, without
+            what left by ``shrink``.
         free_blocks: Not in use, without content.
         idle_blocks: Not in use, cached.
         fenced_blocks: Released, waiting for a launched step to complete.

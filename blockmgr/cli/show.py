@@ -48,6 +48,7 @@ STYLES: Final = {
     LETTERS[BlockState.FENCED]: "magenta",
     LETTERS[BlockState.FREE]: "dim",
     LETTERS[BlockState.NULL]: "dim",
+    LETTERS[BlockState.OUT]: "dim",
 }
 
 

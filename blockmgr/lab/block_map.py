@@ -43,13 +43,14 @@ STATES: Final[Mapping[BlockState, str]] = {
     BlockState.FENCED: "waiting for a step to complete",
     BlockState.FREE: "holding nothing",
     BlockState.NULL: "target of padded writes",
+    BlockState.OUT: "out of use",
 }
 """Every state with its meaning, in the order of maps."""
 
 LOOKS: Final = (
     *(("cached", "#5DBB9D"), ("owned", "#E69F00"), ("owned, not computed", "#F7D283")),
     *(("owned, no tokens", "#FFF3D6"), ("idle", "#56B4E9"), ("fenced", "#CC79A7")),
-    *(("free", "#ECEFF2"), ("null", "#57606A")),
+    *(("free", "#ECEFF2"), ("null", "#57606A"), ("out", "#9AA4AE")),
 )
 """Names and colours of blocks in a picture: Okabe and Ito's hues, which also differ in grey."""
 

@@ -677,6 +677,25 @@ class TieredManager(BlockManager):
                     books.condemn(path)
             return count
 
+    def shrink(self, num_blocks: int) -> int:
+        """``BlockManager.shrink`` of the device; tiers keep what they have.
+
+        Blocks that wait for a load leave once its ticket is resolved. A store whose source leaves has
+        failed; resolve it before the memory is released. What no tier has is lost: take stores
+        before.
+
+        Raises:
+            ForkError: The process was forked.
+            Exception: As ``BlockManager.shrink``.
+        """
+        with self._turn():
+            return super().shrink(num_blocks)
+
+    def grow(self, num_blocks: int) -> None:
+        """``BlockManager.grow`` of the device."""
+        with self._turn():
+            super().grow(num_blocks)
+
     def retain_prefix(
         self,
         tokens: Tokens | Prompt,

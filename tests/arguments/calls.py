@@ -231,6 +231,8 @@ CALLS: Final = (
         method("manager", f"BlockManager.{call}", blocks=kept)
         for call in ("acquire", "release", "touch_blocks", "forget")
     ),
+    method("manager", "BlockManager.shrink", num_blocks=number(7)),
+    Call("BlockManager.grow", lambda w: BlockManager(8, 4).grow, {"num_blocks": number(8)}),
     method("manager", "BlockManager.is_cached", block=number(lambda w: w.kept[0])),
     method("manager", "BlockManager.idle_front", most=number(5)),
     method(

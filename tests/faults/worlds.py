@@ -139,6 +139,13 @@ def holding() -> World:
     return world
 
 
+def shrunk() -> World:
+    """The same, with a pool of two blocks, others of which have not left."""
+    world = holding()
+    world.subject.shrink(2)
+    return world
+
+
 def own_digest(message: bytes) -> bytes:
     """A digest from outside the library, which therefore gets copies."""
     return hashlib.blake2b(message, digest_size=16).digest()

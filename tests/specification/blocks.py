@@ -173,10 +173,11 @@ class ModelBlocks:
         owners: list[bytes | None] = [n for n, count in self.quotas.items() for _ in range(count)]
         owners += [None] * (self.capacity - len(owners))
         self.owners = dict(enumerate(owners, self.first_id))  # by block id
+        self.out: set[int] = set()  # ids out of use: of some, tables or steps still have the block
         self.live: list[Block] = []  # in use, or findable
         self.fence_of_id: dict[int, int] = {}  # of blocks that are neither
         self.held: list[Block] = []  # within a call
-        self.leaving: list[Block] = []  # table entries being released within a call
+        self.dropped: list[Block] = []  # table entries being released within a call
         self.holds: list[Block] = []  # by callers, as often as each is held
         self.seqs: dict[int, Seq] = {}
         self.pending: list[Copy] = []
@@ -221,12 +222,12 @@ class ModelBlocks:
     def references(self, block: Block) -> int:
         """The number of references from tables."""
         tables = (table for seq in self.seqs.values() for table in seq.tables)
-        return sum(table.count(block) for table in tables) + self.leaving.count(block)
+        return sum(table.count(block) for table in tables) + self.dropped.count(block)
 
     def used(self) -> set[Block]:
         """Blocks in a table, kept by a copy, or held."""
         used = {b for s in self.seqs.values() for table in s.tables for b in table if b}
-        used.update(self.leaving, self.held, self.holds)
+        used.update(self.dropped, self.held, self.holds)
         for copy in self.waiting():
             used |= {copy.source, copy.destination}
         return used
@@ -267,9 +268,9 @@ class ModelBlocks:
 
     def let_go(self, blocks: list[Block]) -> None:
         """Takes blocks out of tables, the last first: a prefix is only useful from its start."""
-        self.leaving = blocks
-        while self.leaving:
-            self.leaving.pop()
+        self.dropped = blocks
+        while self.dropped:
+            self.dropped.pop()
             self.settle()
 
     # ---- what can be found --------------------------------------------------------------
@@ -347,7 +348,8 @@ class ModelBlocks:
 
     def free_blocks(self, share: bytes | None = None) -> list[int]:
         taken = {block.id for block in self.live}
-        owned = (i for i, owner in self.owners.items() if owner == share and i not in taken)
+        owners = self.owners.items()
+        owned = (i for i, own in owners if own == share and i not in taken | self.out)
         return [i for i in owned if not self.fenced(self.fence_of_id.get(i, 0))]
 
     def idle_blocks(self) -> list[Block]:
@@ -363,6 +365,11 @@ class ModelBlocks:
 
     def available(self, share: bytes | None = None) -> int:
         return len(self.free_blocks(share)) + len(self.idle_of(share))
+
+    def num_withheld(self) -> int:
+        """Blocks that are out of use and belong to nobody any more."""
+        taken = {block.id for block in self.live}
+        return sum(not self.fenced(self.fence_of_id.get(i, 0)) for i in self.out - taken)
 
     def evict(self, share: bytes | None) -> None:
         """Makes a block free, or brings one nearer to it."""
@@ -388,11 +395,12 @@ class ModelBlocks:
     def quota_usage(self, namespace: bytes = b"") -> QuotaUsage:
         share = self.share(namespace)
         used = sum(block.stamp is None for block in self.live if block.share == share)
+        limit = self.limit(share) - (share is None) * self.num_withheld()
         return QuotaUsage(
-            limit=self.limit(share),
+            limit=limit,
             free_blocks=len(self.free_blocks(share)),
             idle_blocks=len(self.idle_of(share)),
-            fenced_blocks=self.limit(share) - self.available(share) - used,
+            fenced_blocks=limit - self.available(share) - used,
             used_blocks=used,
             evicted_blocks=self.evicted_of.get(share, 0),
         )
@@ -406,12 +414,13 @@ class ModelBlocks:
         idle, free = len(self.idle()), sum(len(self.free_blocks(share)) for share in shares)
         used = sum(block.stamp is None for block in self.live)
         self.count["peak_used_blocks"] = max(self.count["peak_used_blocks"], used)
+        capacity = self.capacity - self.num_withheld()
         gauges = {
-            "capacity": self.capacity,
+            "capacity": capacity,
             "free_blocks": free,
             "idle_blocks": idle,
             "used_blocks": used,
-            "fenced_blocks": self.capacity - free - idle - used,
+            "fenced_blocks": capacity - free - idle - used,
             "cached_blocks": sum(block.content is not None for block in self.live),
             "num_sequences": len(self.seqs),
             "pending_copies": len(self.pending),

@@ -95,7 +95,7 @@ class ModelBoundaries(Specification):
 
     def let_go(self, blocks: list[Block]) -> None:
         """The order of release does not matter, only that of boundaries."""
-        self.leaving = []
+        self.dropped = []
 
     # ---- eviction -----------------------------------------------------------------------
 

@@ -123,6 +123,35 @@ class ModelForgetting(ModelAdmission):
         self.count["forgotten_blocks"] += count
         return count
 
+    # ---- the size of a live pool --------------------------------------------------------
+    # Which ids are out of use says ``out``: the last ones, but ids are compared up to renaming.
+
+    def shrink(self, num_blocks: int, out: Iterable[int] | None = None) -> int:
+        """Takes blocks out of use: what they hold is forgotten, and they are not handed out."""
+        least, most = self.first_id + sum(self.quotas.values()), self.config.num_blocks
+        limit = whole("num_blocks", num_blocks, least, most - len(self.out))
+        if limit < most - len(self.out):
+            gone = set(range(limit, most) if out is None else out) - self.out
+            self.forget(sorted(gone))
+            self.out |= gone
+        return len(self.out) - self.num_withheld()
+
+    def grow(self, num_blocks: int, out: Iterable[int] | None = None) -> None:
+        """Takes blocks back into use; those that have not left just stay."""
+        most = self.config.num_blocks
+        limit = whole("num_blocks", num_blocks, most - len(self.out), most)
+        self.out = set(range(limit, most) if out is None else out)
+
+    def leaving(self) -> dict[int, list[int]]:
+        """The blocks out of use that have not left, with the sequences that have them."""
+        owned = {block.id: block for block in self.live}
+        seqs = sorted(self.seqs.values(), key=lambda seq: seq.row)
+        return {
+            i: [s.handle for s in seqs if any(owned.get(i) in t for t in s.tables if i in owned)]
+            for i in sorted(self.out)
+            if i in owned or self.fenced(self.fence_of_id.get(i, 0))
+        }
+
     # ---- the whole cache ----------------------------------------------------------------
 
     def reset_prefix_cache(self, *, reset_hit_rate: bool = True) -> int:

@@ -98,11 +98,11 @@ class Specification(ModelKeeping):
     def reserve(self, handle: int, num_slots: int) -> None:
         seq = self.running(handle)
         num_slots = whole("num_slots", num_slots, 1, 2**62)
-        self.grow([seq], [num_slots], write=num_slots > len(seq.tokens))
+        self.grow_all([seq], [num_slots], write=num_slots > len(seq.tokens))
 
     def append(self, handle: int, tokens: Iterable[int]) -> None:
         seq, tokens = self.running(handle), token_list(tokens)
-        self.grow([seq], [len(seq.tokens) + len(tokens)])
+        self.grow_all([seq], [len(seq.tokens) + len(tokens)])
         seq.tokens += tokens
 
     def shared_at(self, seq: Seq, moving: Iterable[Block] = ()) -> dict[int, Block]:
@@ -130,7 +130,7 @@ class Specification(ModelKeeping):
         if kept > max(seq.written, start):
             raise StepError(f"sequence {seq.handle} rests on what this step's forward writes")
 
-    def grow(self, seqs: list[Seq], slots: list[int], *, write: bool = True) -> None:
+    def grow_all(self, seqs: list[Seq], slots: list[int], *, write: bool = True) -> None:
         """Takes slots for every sequence and makes the next block private, or does nothing."""
         self.take_growth(seqs, self.checked_growth(seqs, slots, write=write), write=write)
 
@@ -170,7 +170,7 @@ class Specification(ModelKeeping):
         for group, kind in self.attention():
             first = self.first_unit(kind, max(0, seq.num_tokens - self.lookahead))
             left = [block for block in seq.tables[group][:first] if block and block not in kept]
-            count += sum(self.references(block) == 1 for block in left)
+            count += sum(self.references(b) == 1 and b.id not in self.out for b in left)
         return count
 
     def take_growth(self, seqs: list[Seq], wanted: list[Growth], *, write: bool = True) -> None:
@@ -347,7 +347,7 @@ class Specification(ModelKeeping):
                 self.become_fork(old, seq)
             tables = [seqs[i].tables for i in changed]
             left = [b for t in reversed(tables) for table in t for b in table if b]
-            self.leaving = list(left)
+            self.dropped = list(left)
             for i in changed:
                 self.leave(seqs[i])
             for i, blocks in zip(changed, fresh, strict=True):
@@ -411,7 +411,7 @@ class Specification(ModelKeeping):
     def shorten(self, table: list[Block | None], units: int) -> None:
         """Releases the blocks after so many units."""
         left = [block for block in table[units:] if block]
-        self.leaving = list(left)
+        self.dropped = list(left)
         del table[units:]
         self.let_go(left)
 

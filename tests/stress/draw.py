@@ -190,6 +190,14 @@ class Draw:
         """One block or two."""
         return {"count": self.rng.randint(1, 2)}
 
+    def shrink(self) -> Record:
+        """To any number of blocks, sometimes out of bounds; mostly who is in the way is preempted."""
+        return {"share": self.rng.random(), "evacuates": self.rng.random() < 0.6}
+
+    def grow(self) -> Record:
+        """Mostly to all blocks."""
+        return {"share": self.rng.choice([1.0, 1.0, self.rng.random() * 1.1])}
+
     def retain(self) -> Record:
         """A few tokens of a sequence, for a while."""
         priority = self.rng.choice([None, 0, 1, 2, 3])

@@ -199,8 +199,15 @@ class LayoutWorld(World):
 
     # ---- calls --------------------------------------------------------------------------
 
-    def both(self, name: str, ours: Sequence[Any], theirs: Sequence[Any], **kw: Any) -> Any:
-        answer = super().both(name, ours, theirs, **kw)
+    def both(
+        self,
+        name: str,
+        ours: Sequence[Any],
+        theirs: Sequence[Any],
+        own: Mapping[str, Any] | None = None,
+        **kw: Any,
+    ) -> Any:
+        answer = super().both(name, ours, theirs, own, **kw)
         if answer is not None and name in {"can_admit", "touch"}:
             return answer[0], answer[0]
         return answer

@@ -122,6 +122,8 @@ class LockStep:
         self.holds: list[tuple[int, int]] = []  # block ids, of the manager and of the model
         self.tables: set[int] = set()
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
+        self.last_names: dict[int, int] = {}  # the same of the last block with this id of the model
+        self.limit, self.out = int(config["num_blocks"]), {}
         self.remaps: list[tuple[int, int, int, int]] = []
         self.check_every, self.calls = check_every, 0
         self.found = 0  # tokens that prompts found
@@ -145,14 +147,25 @@ class LockStep:
 
     # ---- calling both -------------------------------------------------------------------
 
-    def both(self, name: str, ours: Sequence[Any], theirs: Sequence[Any], **kw: Any) -> Any:
-        """Calls manager and model; returns both results, or None if both raise the same error."""
+    def both(
+        self,
+        name: str,
+        ours: Sequence[Any],
+        theirs: Sequence[Any],
+        own: Mapping[str, Any] | None = None,
+        **kw: Any,
+    ) -> Any:
+        """Calls manager and model; returns both results, or None if both raise the same error.
+
+        own: what only the model is told.
+        """
         before = {} if self.model is None else self.model_names()
+        self.last_names |= before
         known = 0 if self.model is None else len(self.model.remaps)
         answer, error = self.attempt(self.manager, name, ours, kw)
         expected, refusal = None, error
         if self.model is not None:
-            expected, refusal = self.attempt(self.model, name, theirs, kw)
+            expected, refusal = self.attempt(self.model, name, theirs, {**kw, **(own or {})})
             self.compare_errors(f"{name}{tuple(ours)}{kw}", error, refusal)
         if isinstance(error, OutOfBlocksError):
             room = error.available - error.reserved_by_watermark

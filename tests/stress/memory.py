@@ -170,6 +170,10 @@ class Device:
         """The launch failed."""
         self.queue.remove(step)
 
+    def spoil(self, block: int) -> None:
+        """The memory of a block is released."""
+        self.cells[block * self.stride : (block + 1) * self.stride] = -1
+
     def run(self, step: Step) -> None:
         """Runs everything up to and including the step."""
         while step in self.queue:

@@ -46,7 +46,7 @@ def finish_up(world: World) -> None:
     if world.in_flight_limit:
         world.complete(len(world.steps))
     stats = world.manager.stats()
-    if stats.available != stats.capacity:
+    if stats.available != stats.capacity or world.leave():
         raise AssertionError(f"blocks leaked: {stats}")
 
 
@@ -158,6 +158,16 @@ def _touch_blocks(world: World, record: Record) -> None:
 
 def _forget(world: World, record: Record) -> None:
     world.forget(record["entry"], record["count"])
+
+
+def _shrink(world: World, record: Record) -> None:
+    world.shrink(int(record["share"] * (world.limit + 2)))
+    for entry in world.leave() if record["evacuates"] else ():
+        world.preempt(entry)
+
+
+def _grow(world: World, record: Record) -> None:
+    world.grow(int(record["share"] * world.manager.config.num_blocks))
 
 
 def _nonsense(world: World, record: Record) -> None:
@@ -304,6 +314,8 @@ OPERATIONS: dict[str, Callable[[World, Record], None]] = {
     "let_go": _let_go,
     "touch_blocks": _touch_blocks,
     "forget": _forget,
+    "shrink": _shrink,
+    "grow": _grow,
     "nonsense": _nonsense,
     "unpin": _unpin,
     "set_time": _set_time,

@@ -80,6 +80,8 @@ class Profile:
         sessions: Whether prompts have sessions.
         together: Whether preempted sequences are resumed together, which the model cannot do. Such
             a profile is in no run of all profiles, whose seeds would stand for others.
+        resized: Whether the pool shrinks and grows. Such a profile is in no run of all profiles,
+            either.
         layouts: Whether a run has any groups of layers, or only full attention.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
@@ -98,7 +100,10 @@ class Profile:
     sizes_by_group: bool = False
     sessions: bool = False
     together: bool = False
+    resized: bool = False
 
+
+RESIZES = {"shrink": 6, "grow": 4, "preempt": 6, "resume": 10}
 
 FAMILIES = {"fork": 16, "branch": 10, "reparent": 6, "append": 24, "decode": 20, "preempt": 8,
             "resume_together": 12, "regroup": 8, "hold": 0.1}  # fmt: skip
@@ -159,13 +164,20 @@ PROFILES = {
         sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, together=True,
         weights={**FAMILIES, "turn": 4, "cache": 1},
     ),
+    "resize": Profile(blocks=(1, 24), quotas=True, resized=True, swarm=1.0, weights=RESIZES),
+    "resize_in_groups": Profile(
+        sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, resized=True,
+        weights={**RESIZES, "turn": 4, "cache": 1, "retain_prefix": 1},
+    ),
 }  # fmt: skip
 """The kinds of run, by name."""
 
 OF_THE_MANAGER = tuple(
-    name for name, each in PROFILES.items() if not (each.sizes_by_group or each.together)
+    name
+    for name, each in PROFILES.items()
+    if not (each.sizes_by_group or each.together or each.resized)
 )
-ONE_GROUP = tuple(name for name, each in PROFILES.items() if not (each.layouts or each.together))
+ONE_GROUP = tuple(name for name in OF_THE_MANAGER if not PROFILES[name].layouts)
 
 GROUPS = {
     "full": layers.FullAttention,

@@ -12,9 +12,9 @@ import numpy as np
 
 from blockmgr.blocks import Admission, Priority
 from tests.specification.layers import RecurrentState
-from tests.stress.holding import HoldingEngine
 from tests.stress.lockstep import DivergenceError, Entry, Launched
 from tests.stress.memory import Work, extend_prefixes, prefixes_of
+from tests.stress.resizing import ResizingEngine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DivergenceError", "Entry", "Launched", "World"]
 
 
-class World(HoldingEngine):
+class World(ResizingEngine):
     """A manager, optionally its model, a device, and the engine between them."""
 
     def skips(self, op: str) -> bool:

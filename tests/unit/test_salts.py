@@ -204,6 +204,8 @@ WRONG: list[Callable[[BlockManager], object]] = [
     lambda m: m.admit(PROMPT, session=SALT, namespace=SALT),
     lambda m: m.admit(PROMPT, session=SALT.decode(), namespace=SALT),  # type: ignore[arg-type]
     lambda m: m.retire(SALT.hex()),  # type: ignore[arg-type]
+    lambda m: m.shrink(99),
+    lambda m: m.grow(99),
     lambda m: m.session_digests(SALT, namespace=SALT.hex()),  # type: ignore[arg-type]
     lambda m: m.session_digests(SALT.decode(), namespace=SALT),  # type: ignore[arg-type]
     lambda m: m.retain_digests([SALT], priority=None, namespace=SALT),

@@ -57,6 +57,10 @@ void release_blocks(Core& self, nb::handle blocks);
 void touch_blocks(Core& self, nb::handle blocks);
 std::int64_t retire_namespace(Core& self, nb::handle name);
 std::int64_t forget_blocks(Core& self, nb::handle blocks);
+std::int64_t shrink_pool(Core& self, nb::handle num_blocks);
+void grow_pool(Core& self, nb::handle num_blocks);
+// (blocks, handles)
+nb::tuple leaving_blocks(Core& self);
 bool is_cached(Core& self, nb::handle block);
 nb::object contents_of(Core& self, nb::handle blocks);
 std::int64_t ref_count(Core& self, nb::handle block);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bindings/core.h"
+#include "bindings/idle.h"
 #include "sequences/idle_front.h"
 
 namespace blockmgr {
@@ -42,6 +43,25 @@ void touch_blocks(Core& self, nb::handle blocks) {
 std::int64_t forget_blocks(Core& self, nb::handle blocks) {
   const Ids ids(self, blocks);
   return self.core.forget(ids.data(), ids.size());
+}
+
+std::int64_t shrink_pool(Core& self, nb::handle num_blocks) {
+  return self.core.shrink_pool(int_argument(num_blocks, "num_blocks"));
+}
+
+void grow_pool(Core& self, nb::handle num_blocks) {
+  self.core.grow_pool(int_argument(num_blocks, "num_blocks"));
+}
+
+nb::tuple leaving_blocks(Core& self) {
+  const auto leaving = self.read([](const Sequences& core) { return core.leaving(); });
+  std::vector<std::int32_t> blocks;
+  std::vector<std::int64_t> handles;
+  for (const LeavingBlock& each : leaving) {
+    blocks.push_back(each.block);
+    handles.push_back(each.handle);
+  }
+  return nb::make_tuple(numbers_of(blocks), numbers_of(handles));
 }
 
 std::int64_t retire_namespace(Core& self, nb::handle name) {

@@ -544,6 +544,12 @@ NB_MODULE(_core, m) {
            nb::sig("def touch_blocks(self, blocks: object, /) -> None"), any())
       .def("forget", checked<forget_blocks>, nb::sig("def forget(self, blocks: object, /) -> int"),
            any())
+      .def("shrink", checked<shrink_pool>,
+           nb::sig("def shrink(self, num_blocks: object, /) -> int"), any())
+      .def("grow", checked<grow_pool>, nb::sig("def grow(self, num_blocks: object, /) -> None"),
+           any())
+      .def("leaving", leaving_blocks,
+           nb::sig("def leaving(self) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") "]"))
       .def("retire", checked<retire_namespace>,
            nb::sig("def retire(self, namespace: object, /) -> int"), any())
       .def("idle_front", idle_front<Core>,

@@ -23,11 +23,12 @@ nb::dict quota_usage(Holder& self, nb::handle name) {
   const auto facts = self.read([&](const auto& core) {
     const Pool::Partition& own = core.quota(bytes);
     return std::to_array<Fact>({
-        {"limit", own.capacity},
+        {"limit", own.capacity - own.num_withheld},
         {"free_blocks", own.free.size()},
         {"idle_blocks", own.idle.size() + own.num_kept},
         {"fenced_blocks", own.num_fenced},
-        {"used_blocks", own.capacity - own.available() - own.num_fenced},
+        {"used_blocks",
+         own.capacity - own.num_withheld - own.available() - own.num_fenced},
         {"evicted_blocks", own.num_evicted},
     });
   });

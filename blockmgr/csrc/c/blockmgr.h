@@ -389,6 +389,16 @@ BLOCKMGR_API blockmgr_status blockmgr_touch_blocks(blockmgr_manager* manager, co
                                                    int64_t count);
 BLOCKMGR_API blockmgr_status blockmgr_forget(blockmgr_manager* manager, const int64_t* blocks,
                                              int64_t count, int64_t* num_forgotten);
+/* A pool that gives memory back for a while: shrink takes the blocks from num_blocks on out of use, and
+ * grow those below num_blocks back into use. num_blocks counts the null block, and quotas stay whole.
+ * What these blocks hold is no longer found. num_leaving, or NULL: how many still belong to a
+ * sequence, a hold, a copy or a step; each leaves when it is let go. blockmgr_leaving tells the
+ * sequences, each once; blockmgr_preempt or blockmgr_free ends their use. */
+BLOCKMGR_API blockmgr_status blockmgr_shrink(blockmgr_manager* manager, int64_t num_blocks,
+                                             int64_t* num_leaving);
+BLOCKMGR_API blockmgr_status blockmgr_grow(blockmgr_manager* manager, int64_t num_blocks);
+BLOCKMGR_API blockmgr_status blockmgr_leaving(blockmgr_manager* manager, blockmgr_handle* handles,
+                                              int64_t room, int64_t* num_handles);
 /* Forgets all that is cached, as after a change of weights. reset_hit_rate: 0 or 1. */
 BLOCKMGR_API blockmgr_status blockmgr_reset_prefix_cache(blockmgr_manager* manager,
                                                          int32_t reset_hit_rate,
@@ -445,7 +455,7 @@ BLOCKMGR_API void blockmgr_events_destroy(blockmgr_events* events); /* or NULL *
 /* Gauges and counters, in blocks unless the name says otherwise; as in Python's Stats. */
 typedef struct blockmgr_stats {
   size_t struct_size;
-  int64_t capacity; /* free + idle + fenced + used */
+  int64_t capacity; /* free + idle + fenced + used: fewer than at first after blockmgr_shrink */
   int64_t free_blocks;
   int64_t idle_blocks;
   int64_t fenced_blocks;

@@ -187,6 +187,17 @@ class Manager {
       return blockmgr_handles(get(), out, room, count);
     });
   }
+  std::int64_t shrink(std::int64_t num_blocks) {
+    std::int64_t num_leaving = 0;
+    check(blockmgr_shrink(get(), num_blocks, &num_leaving));
+    return num_leaving;
+  }
+  void grow(std::int64_t num_blocks) { check(blockmgr_grow(get(), num_blocks)); }
+  std::vector<Handle> leaving() const {
+    return filled<Handle>([&](Handle* out, std::int64_t room, std::int64_t* count) {
+      return blockmgr_leaving(get(), out, room, count);
+    });
+  }
   Table table(std::int32_t group = 0) const {
     Table table;
     check(blockmgr_table(get(), group, &table.entries, &table.num_rows, &table.row_width));

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "c/structs.h"
@@ -102,16 +103,30 @@ blockmgr_status blockmgr_tokens(blockmgr_manager* manager, blockmgr_handle handl
   });
 }
 
+static void put_handles(const std::vector<blockmgr::Handle>& all, blockmgr_handle* handles,
+                        int64_t room, int64_t* num_handles) {
+  not_null(num_handles, "num_handles");
+  elements(handles, "handles", room, "room");
+  const auto count = static_cast<std::int64_t>(all.size());
+  check_room(room, count, *num_handles);
+  std::copy(all.begin(), all.end(), handles);
+  *num_handles = count;
+}
+
 blockmgr_status blockmgr_handles(blockmgr_manager* manager, blockmgr_handle* handles, int64_t room,
                                  int64_t* num_handles) {
   return read(manager, [&](const Sequences& core) {
-    not_null(num_handles, "num_handles");
-    elements(handles, "handles", room, "room");
-    const std::vector<blockmgr::Handle> all = core.handles();
-    const auto count = static_cast<std::int64_t>(all.size());
-    check_room(room, count, *num_handles);
-    std::copy(all.begin(), all.end(), handles);
-    *num_handles = count;
+    put_handles(core.handles(), handles, room, num_handles);
+  });
+}
+
+blockmgr_status blockmgr_leaving(blockmgr_manager* manager, blockmgr_handle* handles, int64_t room,
+                                 int64_t* num_handles) {
+  return read(manager, [&](const Sequences& core) {
+    std::set<blockmgr::Handle> all;
+    for (const blockmgr::LeavingBlock& each : core.leaving())
+      if (each.handle >= 0) all.insert(each.handle);
+    put_handles({all.begin(), all.end()}, handles, room, num_handles);
   });
 }
 

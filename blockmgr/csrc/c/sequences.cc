@@ -246,6 +246,18 @@ blockmgr_status blockmgr_forget(blockmgr_manager* manager, const int64_t* blocks
   });
 }
 
+blockmgr_status blockmgr_shrink(blockmgr_manager* manager, int64_t num_blocks,
+                                int64_t* num_leaving) {
+  return change(manager, [&](Sequences& core) {
+    const std::int64_t leaving = core.shrink_pool(num_blocks);
+    if (num_leaving) *num_leaving = leaving;
+  });
+}
+
+blockmgr_status blockmgr_grow(blockmgr_manager* manager, int64_t num_blocks) {
+  return change(manager, [&](Sequences& core) { core.grow_pool(num_blocks); });
+}
+
 blockmgr_status blockmgr_reset_prefix_cache(blockmgr_manager* manager, int32_t reset_hit_rate,
                                             int64_t* num_forgotten) {
   return change(manager, [&](Sequences& core) {

@@ -43,16 +43,22 @@ void BlockAudit::check_places() {
                       name(n) + " is in use without a block");
     }
     BLOCKMGR_EXPECT(own.ids.adds_up(), "the words of free ids are miscounted");
-    BLOCKMGR_EXPECT(bound + own.free.size() == own.capacity,
+    BLOCKMGR_EXPECT(bound + own.free.size() + own.num_withheld == own.capacity,
                     "the blocks of a partition do not add up to what was set apart");
   }
+  int leaving = 0;
   for (std::int32_t b = 0; b < nodes_.num_blocks; ++b) {
     const NodeId n = nodes_.owner(b);
-    BLOCKMGR_EXPECT((n == kNoNode) == (b < first || free.count(b)),
+    const bool out = b >= pool_.limit();
+    leaving += out && n != kNoNode;
+    BLOCKMGR_EXPECT((n == kNoNode) == (b < first || free.count(b)) || (out && n == kNoNode),
                     "block " + std::to_string(b) + " is lost");
+    BLOCKMGR_EXPECT(!out || !(free.count(b) || (n >= 0 && (nodes_[n].keyed() || nodes_[n].parent >= 0))),
+                    "block " + std::to_string(b) + " is out of use, and free or cached");
     BLOCKMGR_EXPECT(n == kNoNode || number(nodes_.block(n)) == b,
                     "block " + std::to_string(b) + " has a node that does not know of it");
   }
+  BLOCKMGR_EXPECT(leaving == pool_.num_leaving(), "blocks that are leaving are miscounted");
 }
 
 void BlockAudit::check_copies() {
@@ -179,8 +185,9 @@ void BlockAudit::check_queues() {
   }
   BLOCKMGR_EXPECT(pool_.num_free() + pool_.num_idle() == pool_.available(),
                   "free and idle blocks do not add up to what is available");
-  BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced == pool_.capacity(),
-                  "used, free, idle and fenced blocks do not add up to the capacity");
+  BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced + pool_.num_withheld() ==
+                      pool_.capacity(),
+                  "used, free, idle, fenced and withheld blocks do not add up to the capacity");
 }
 
 // A partition lists its own blocks, and all of them add up to what it was given.
@@ -196,7 +203,7 @@ void BlockAudit::check_partition(int number) {
   }
   BLOCKMGR_EXPECT(fenced == own.num_fenced, "a partition miscounts its fenced blocks");
   BLOCKMGR_EXPECT(kept == own.num_kept, "a partition miscounts the parts that it keeps");
-  BLOCKMGR_EXPECT(used + fenced + own.available() == own.capacity,
+  BLOCKMGR_EXPECT(used + fenced + own.available() + own.num_withheld == own.capacity,
                   "the blocks of a partition do not add up to what was set apart");
   if (own.policy) own.policy->audit(*this);
   if (own.past) own.past->audit(*this);
@@ -350,7 +357,7 @@ std::string block_fingerprint(const Nodes& nodes, const PrefixIndex& index, cons
     const Pool::Partition& own = pool.partition(i);
     own.free.each([&](BlockId b) { put_numbers(out, number(b)); });
     put_list(own.idle);
-    put_numbers(out, own.first, own.capacity, own.num_fenced, own.num_evicted);
+    put_numbers(out, own.first, own.capacity, own.num_fenced, own.num_evicted, own.num_withheld);
     if (own.policy) own.policy->fingerprint(out);
     if (own.past) own.past->fingerprint(out);
   }
@@ -359,7 +366,7 @@ std::string block_fingerprint(const Nodes& nodes, const PrefixIndex& index, cons
       [&](const Copy& c) { put_numbers(out, c.source, c.destination, c.num_tokens); });
   for (const Copy& c : copies.flight()) put_numbers(out, c.source, c.destination, c.num_tokens);
   put_numbers(out, pool.num_evicted(), copies.num_planned(), copies.num_cancelled(),
-              copies.in_flight());
+              copies.in_flight(), pool.limit());
   return out;
 }
 

@@ -60,6 +60,8 @@ class Audit : public BlockAudit {
           BLOCKMGR_EXPECT(nodes_.uses(t[i]).ref_count == 1 && !record.keyed(),
                           who + " shares a look-ahead block");
         if (i < s.num_chained) check_keyed(s, t, i, who);
+        BLOCKMGR_EXPECT(s.outdated || !pool_.is_out(t[i]),
+                        who + " may cache " + name(t[i]) + ", which is out of use");
       }
       if (core_.groups_ && s.state == Sequence::kRunning) check_parts(s, who);
       BLOCKMGR_EXPECT(!s.outdated || (s.num_chained == 0 && s.state == Sequence::kRunning),

@@ -49,30 +49,31 @@ int Pool::num_nodes(int num_blocks, int num_reserved, const std::vector<int>& ap
   return NodeIds::count_for(left) + count;
 }
 
-// The last blocks are set apart, those of the first partition at the very end.
+// The first blocks are set apart, in the order of the partitions.
 Pool::Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
            const std::vector<int>& apart)
     : nodes_(nodes),
       index_(index),
       num_reserved_(num_reserved),
-      common_(nodes, num_reserved,
-              nodes.num_blocks - num_reserved - std::accumulate(apart.begin(), apart.end(), 0), 0,
+      common_(nodes, std::accumulate(apart.begin(), apart.end(), num_reserved),
+              nodes.num_blocks - std::accumulate(apart.begin(), apart.end(), num_reserved), 0,
               nodes.count + 2),
       plain_(apart.empty()),
-      idles_unheard_(apart.empty()) {
+      idles_unheard_(apart.empty()),
+      limit_(nodes.num_blocks) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(nodes, nodes.count + 3 + i);
   if (apart.empty()) return;
   partitions_ = std::make_unique<std::uint16_t[]>(static_cast<std::size_t>(nodes.count));
   num_queued_ = capacity();
-  std::int32_t block = nodes.num_blocks;
+  std::int32_t block = num_reserved;
   NodeId node = common_.range.last_end();
   apart_.reserve(apart.size());
   for (const int count : apart) {
-    block -= count;
     const auto number = static_cast<std::uint16_t>(1 + apart_.size());
     const Partition& own =
         apart_.emplace_back(nodes, block, count, node, nodes.count + 2 + num_fences + number);
+    block += count;
     for (const NodeId n : own.range) partitions_[static_cast<std::size_t>(n)] = number;
     node = own.range.last_end();
   }
@@ -456,6 +457,52 @@ void Pool::tell_unused(NodeId b) noexcept {
   if (keyed && is_group_part(nodes_[b])) return;
   if (keyed) tell_groups([b](GroupPlaces& places) { places.on_idle(b); });
   of(b).tell([&](Observer& each) { keyed ? each.on_idle({&b, 1}) : each.on_freed(1); });
+  if (num_leaving_ && !keyed) withhold_freed();
+}
+
+// A block that has just become free is the next to be handed out. To observers, a withheld one is
+// in use.
+void Pool::withhold_freed() noexcept {
+  FreeBlocks& free = common_.free;
+  if (free.empty() || number(free.next()) < limit_) return;
+  free.pop();
+  num_queued_ -= partitions_ != nullptr;
+  ++common_.num_withheld;
+  --num_leaving_;
+  tell_taken(common_);
+  set_fence(open_fence_);
+}
+
+void Pool::shrink(std::int32_t limit) noexcept {
+  Partition& own = common_;
+  const int before = own.free.size();
+  own.free.remove_if([limit](BlockId b) { return number(b) >= limit; });
+  const int withheld = before - own.free.size();
+  num_queued_ -= partitions_ ? withheld : 0;
+  own.num_withheld += withheld;
+  num_leaving_ += limit_ - limit - withheld;
+  limit_ = limit;
+  own.tell([withheld](Observer& each) { each.on_taken(withheld); });
+  set_fence(open_fence_);
+}
+
+// The first of them is handed out first.
+void Pool::grow(std::int32_t limit) noexcept {
+  Partition& own = common_;
+  const int before = own.free.size();
+  for (std::int32_t b = limit; b-- > limit_;) {
+    if (nodes_.owner(b) < 0) {
+      own.free.push(BlockId{b});
+    } else {
+      --num_leaving_;
+    }
+  }
+  const int given = own.free.size() - before;
+  num_queued_ += partitions_ ? given : 0;
+  own.num_withheld -= given;
+  limit_ = limit;
+  own.tell([given](Observer& each) { each.on_freed(given); });
+  set_fence(open_fence_);
 }
 
 inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {

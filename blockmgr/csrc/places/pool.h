@@ -1,10 +1,11 @@
 // The pool: references, pins, and the queues of blocks in no use.
 //
-//   capacity = free + idle + fenced + used
+//   capacity = free + idle + fenced + used + withheld
 //
 // Blocks can be set apart: a partition is a range of blocks and of node ids, with queues, an
 // eviction order and a memory of the past of its own, so that nothing that happens in one partition
-// is felt in another. Partition 0 is what is left to all others; most pools have no other.
+// is felt in another. Partition 0 is what is left to all others; most pools have no other. It has
+// the last blocks, of which a holder can withhold some: see shrink.
 //
 // Observers are notified of runs, each with what a policy knows of the request behind it.
 //
@@ -59,7 +60,7 @@ class Pool {
   int num_free() const;
   int num_idle() const;
   int num_fenced() const { return num_fenced_; }
-  int num_used() const { return capacity() - available() - num_fenced_; }
+  int num_used() const { return capacity() - available() - num_fenced_ - num_withheld(); }
   std::int64_t num_evicted() const;
 
   struct Partition {
@@ -92,7 +93,19 @@ class Pool {
     int num_fenced = 0;
     int num_kept = 0;  // idle parts, each of which a boundary needs
     std::int64_t num_evicted = 0;
+    int num_withheld = 0;
   };
+  // Blocks from this one on are not handed out: `limit` is one block of partition 0, or its end. Free
+  // ones are withheld at once, others when they become free. Nothing of what they hold is cached, and
+  // it may not be promoted any more.
+  void shrink(std::int32_t limit) noexcept;
+  // Blocks below this one, which is no lower than the limit, are handed out again.
+  void grow(std::int32_t limit) noexcept;
+  std::int32_t limit() const { return limit_; }
+  bool is_out(NodeId b) const { return number(nodes_.block(b)) >= limit_; }
+  int num_withheld() const { return common_.num_withheld; }
+  // Blocks from the limit on that are not free yet. They do not become available.
+  int num_leaving() const { return num_leaving_; }
   // Gives a partition its eviction order, under retention or not, and its past. Likewise.
   void observe(int number, std::unique_ptr<Policy> policy, RetainingPolicy* retention,
                std::unique_ptr<ReuseTracker> past);
@@ -289,7 +302,7 @@ class Pool {
   // Blocks released from here on wait in this fence list; 0: in none.
   void set_fence(int fence) {
     open_fence_ = fence;
-    idles_unheard_ = !fence && !common_.observed() && plain_;
+    idles_unheard_ = !fence && !common_.observed() && plain_ && !num_leaving_;
   }
   // Moves what waits in one fence list to another, or (0) to the queues.
   void move_fence(int from, int to) noexcept;
@@ -346,6 +359,7 @@ class Pool {
   [[gnu::noinline]] void requeue(NodeId b) noexcept;
   void enqueue(NodeId b, int fence) noexcept;
   [[gnu::noinline]] void tell_unused(NodeId b) noexcept;
+  void withhold_freed() noexcept;
   void dequeue(NodeId b) noexcept;
   [[gnu::noinline]] void tell_used(NodeId b) noexcept;
   [[gnu::noinline]] static void tell_taken(Partition& own) noexcept;
@@ -391,8 +405,11 @@ class Pool {
   std::vector<NodeList> fences_;
   int open_fence_ = 0;
   bool plain_;  // none are apart, and there are no further groups
-  // The same, and no fence is open, without which no block is fenced; and there is no observer.
+  // The same, and no fence is open, without which no block is fenced; there is no observer, and no
+  // block is leaving.
   bool idles_unheard_;
+  std::int32_t limit_;
+  int num_leaving_ = 0;
   int num_fenced_ = 0;
   bool debug_ = false;
   const char* fault_ = nullptr;

@@ -12,10 +12,10 @@ Facts facts_of(const Sequences& core) {
   const Counters& n = core.counters;
   const Pool& pool = core.pool();
   return std::to_array<std::pair<const char*, std::int64_t>>({
-      {"capacity", pool.capacity()},
+      {"capacity", pool.capacity() - pool.num_withheld()},
       {"free_blocks", pool.num_free()},
       {"idle_blocks", pool.num_idle()},
-      {"fenced_blocks", pool.capacity() - pool.available() - pool.num_used()},
+      {"fenced_blocks", pool.num_fenced()},
       {"used_blocks", pool.num_used()},
       {"cached_blocks",
        core.index().num_keyed() + (core.groups() ? core.groups()->num_cached() : 0)},

@@ -145,6 +145,11 @@ std::int64_t Forgetting::forget(const std::int64_t* ids, std::int64_t count) {
   // A block that is not written yet would lose its mark with its key.
   for (const Sequence& s : rows().sequences) rows().refuse_ahead(s, "forget blocks around");
   std::vector<bool> wrong(static_cast<std::size_t>(nodes().count));
+  return forget_all(ids, count, wrong);
+}
+
+std::int64_t Forgetting::forget_all(const std::int64_t* ids, std::int64_t count,
+                                    std::vector<bool>& wrong) noexcept {
   std::int64_t forgotten = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     NodeId n = nodes().owner(ids[i]);  // none: it was forgotten with another
@@ -162,6 +167,38 @@ std::int64_t Forgetting::forget(const std::int64_t* ids, std::int64_t count) {
   mend_chains();
   rows().counters.forgotten_blocks += forgotten;
   return forgotten;
+}
+
+void Forgetting::check_limit(std::int64_t num_blocks, std::int64_t least,
+                             std::int64_t most) const {
+  if (num_blocks < least || num_blocks > most)
+    throw Error(ErrorKind::kValue, "num_blocks must be in [" + std::to_string(least) + ", " +
+                                       std::to_string(most) + "], got " +
+                                       std::to_string(num_blocks));
+}
+
+// No prompt may find what loses its memory, and nothing may be cached in it any more: as if it were
+// wrong. Private blocks are forgotten with the rest, so that their sequences cache nothing in them.
+std::int64_t Forgetting::shrink_pool(std::int64_t num_blocks) {
+  Call call(rows());
+  const std::int64_t limit = pool().limit();
+  check_limit(num_blocks, pool().partition(0).first, limit);
+  if (num_blocks == limit) return pool().num_leaving();
+  // A block that is not written yet would lose its mark with its key.
+  for (const Sequence& s : rows().sequences) rows().refuse_ahead(s, "shrink the pool around");
+  std::vector<std::int64_t> ids;
+  for (std::int64_t b = num_blocks; b < limit; ++b)
+    if (nodes().owner(b) >= 0) ids.push_back(b);
+  std::vector<bool> wrong(static_cast<std::size_t>(nodes().count));
+  forget_all(ids.data(), static_cast<std::int64_t>(ids.size()), wrong);
+  pool().shrink(static_cast<std::int32_t>(num_blocks));
+  return pool().num_leaving();
+}
+
+void Forgetting::grow_pool(std::int64_t num_blocks) {
+  Call call(rows());
+  check_limit(num_blocks, pool().limit(), nodes().num_blocks);
+  pool().grow(static_cast<std::int32_t>(num_blocks));
 }
 
 }  // namespace blockmgr

@@ -1,4 +1,5 @@
-// Blocks that must not be found any more: their K/V is wrong, or must not be served.
+// Blocks that must not be found any more: their K/V is wrong, must not be served, or loses its
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,10 @@ class Forgetting : public Part<Forgetting, Holding> {
   // The running sequences of the namespace, which continue with what they have.
   std::int64_t retire(std::string_view name);
   std::int64_t forget_chain(NodeId b, std::vector<bool>* gone = nullptr) noexcept;
+  // Takes all blocks from this id on out of use, or (grow) those below it back into use. Blocks that
+  // tables, holds, copies or steps have stay until these let go of them: how many there are.
+  std::int64_t shrink_pool(std::int64_t num_blocks);
+  void grow_pool(std::int64_t num_blocks);
 
  private:
   void detach(Sequence& s) noexcept;
@@ -26,6 +31,9 @@ class Forgetting : public Part<Forgetting, Holding> {
   NodeId forget_part(NodeId n) noexcept;
   bool forget_table(Sequence& s, std::vector<bool>& wrong, std::int64_t& forgotten) noexcept;
   void mend_chains() noexcept;
+  std::int64_t forget_all(const std::int64_t* ids, std::int64_t count, std::vector<bool>& wrong)
+      noexcept;
+  void check_limit(std::int64_t num_blocks, std::int64_t least, std::int64_t most) const;
 };
 
 }  // namespace blockmgr

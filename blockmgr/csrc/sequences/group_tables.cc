@@ -121,7 +121,7 @@ std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& pa
     for (std::int64_t unit = rows().group_row(s).first[nth(g)];
          unit * config().block_size + groups()->group(g).end <= read; ++unit) {
       const NodeId m = groups()->part(g, t[unit]);
-      if (nodes().uses(m) != Uses{1, 0}) continue;
+      if (nodes().uses(m) != Uses{1, 0} || (pool().num_leaving() && pool().is_out(m))) continue;
       add_to(parts, m);
       ++dropped;
     }

@@ -28,7 +28,7 @@ std::vector<BlockFacts> inspect(const Nodes& nodes, const Pool& pool, const Copy
   };
   for (std::int32_t b = nodes.num_blocks - pool.capacity(); b < nodes.num_blocks; ++b) {
     BlockFacts& fact = facts[static_cast<std::size_t>(b)];
-    fact.state = BlockFacts::kFree;
+    fact.state = b < pool.limit() ? BlockFacts::kFree : BlockFacts::kOut;
     const NodeId n = nodes.owner(b);
     if (n < 0) continue;
     const Node& record = nodes[n];
@@ -131,8 +131,7 @@ std::vector<BlockFacts> inspect(const Sequences& core) {
   for (std::int32_t b = 0; b < nodes.num_blocks; ++b) {
     const NodeId n = nodes.owner(b);
     BlockFacts& fact = facts[static_cast<std::size_t>(b)];
-    const bool has_content = fact.state != BlockFacts::kFree && fact.state != BlockFacts::kNull;
-    if (n >= 0 && has_content) fact.group = core.group_number(n);
+    if (n >= 0) fact.group = core.group_number(n);
   }
   if (core.groups()) add_parts(facts, core);
   const std::int64_t size = core.config().block_size;

@@ -14,9 +14,10 @@ namespace blockmgr {
 class Sequences;
 
 struct BlockFacts {
-  // The states of node.h, and two more: waiting for a step, and kept back for padded writes.
+  // The states of node.h, and three more: waiting for a step, kept back for padded writes, and out of
+  // use.
   // In the order of blockmgr.BlockState.
-  enum State : std::uint8_t { kFree, kOwned, kCached, kIdle, kFenced, kNull };
+  enum State : std::uint8_t { kFree, kOwned, kCached, kIdle, kFenced, kNull, kOut };
 
   std::uint8_t state = kNull;
   std::uint8_t priority = kNormal;

@@ -67,4 +67,29 @@ std::vector<std::int32_t> Reading::block_ids(Handle handle, std::int64_t start) 
   return ids;
 }
 
+std::vector<LeavingBlock> Reading::leaving() const {
+  std::vector<LeavingBlock> found;
+  if (!pool().num_leaving()) return found;
+  std::vector<bool> has_any(static_cast<std::size_t>(nodes().num_blocks));
+  for (const Sequence& s : rows().sequences) {
+    const auto add = [&](NodeId n) {
+      if (n < 0 || !pool().is_out(n)) return;
+      has_any[static_cast<std::size_t>(nodes().name(n))] = true;
+      found.push_back({nodes().name(n), rows().handle_of(rows().row_of(s))});
+    };
+    if (s.state != Sequence::kRunning) continue;
+    for (std::int32_t i = 0; i < s.num_blocks; ++i) {
+      add(rows().table(s)[i]);
+      if (groups()) use<GroupTables>().each_part(s, i, [&](int, NodeId part) { add(part); });
+    }
+    for (const int g : recurrent()) add(rows().group_row(s).states[nth(g)]);
+  }
+  for (std::int32_t b = pool().limit(); b < nodes().num_blocks; ++b)
+    if (nodes().owner(b) >= 0 && !has_any[static_cast<std::size_t>(b)]) found.push_back({b, -1});
+  std::stable_sort(found.begin(), found.end(), [](const LeavingBlock& a, const LeavingBlock& b) {
+    return a.block < b.block;
+  });
+  return found;
+}
+
 }  // namespace blockmgr

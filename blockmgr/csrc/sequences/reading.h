@@ -7,7 +7,14 @@
 
 namespace blockmgr {
 
-class Reading : public Part<Reading, Slices> {
+// A block that is out of use and not free yet, and a running sequence that has it; -1: none has, but a
+// hold, a copy or a step.
+struct LeavingBlock {
+  std::int32_t block;
+  Handle handle;
+};
+
+class Reading : public Part<Reading, Slices, GroupTables> {
  public:
   // The first block that a running sequence has of a group of attention.
   std::int64_t first_of(Handle handle, int g) const {
@@ -34,6 +41,8 @@ class Reading : public Part<Reading, Slices> {
   }
   // Its blocks, from this one on, as many as it has.
   std::vector<std::int32_t> block_ids(Handle handle, std::int64_t start) const;
+  // By block, then by row: see Forgetting::shrink_pool.
+  std::vector<LeavingBlock> leaving() const;
 };
 
 }  // namespace blockmgr
