@@ -47,8 +47,7 @@ VLLM_DIGESTS = f"{UNIT}/test_digest.py tests/property/test_vllm_digests.py"
 ENGINE = (
     "tests/ports/test_engine_behaviour.py tests/ports/test_engine_beam.py"
     " tests/ports/test_engine_bugs.py tests/ports/test_engine_threads.py",
-    "tests/ports/test_engine_tokens.py tests/ports/test_engine_kernels.py"
-    " tests/ports/test_engine_models.py",
+    "tests/ports/test_engine_tokens.py tests/ports/test_engine_models.py",
 )
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab"
@@ -126,7 +125,6 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "events/*": EVENTS[1:],
     "index/*": INDEX,
     "metrics.py": (f"{UNIT}/test_metrics.py {UNIT}/test_dashboard.py",),
-    "tracing.py": (f"{UNIT}/test_tracing.py",),
     "policy.py": (f"{UNIT}/test_python_policy.py tests/property/test_policies.py", CORE),
     "files.py": (f"{UNIT}/test_files.py tests/lab/test_trace.py", LAB, CLI),
     "arguments.py": (CORE, INPUT, f"{UNIT}/test_files.py {UNIT}/test_event_stream.py", LAB),
