@@ -46,7 +46,7 @@ INDEX = (f"{UNIT}/test_worker_index.py {UNIT}/test_index_service.py", *EVENTS[1:
 VLLM_DIGESTS = f"{UNIT}/test_digest.py tests/property/test_vllm_digests.py"
 ENGINE = (
     "tests/ports/test_engine_behaviour.py tests/ports/test_engine_beam.py"
-    " tests/ports/test_engine_bugs.py tests/ports/test_engine_threads.py",
+    " tests/ports/test_engine_threads.py",
     "tests/ports/test_engine_tokens.py tests/ports/test_engine_models.py",
 )
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
