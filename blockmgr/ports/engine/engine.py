@@ -308,7 +308,7 @@ class Engine(NotCopied):
 
     def report(self) -> EngineReport:
         """The work of the engine so far, and the savings by sharing."""
-        return self._scheduler.tally.report(self.manager.stats())
+        return self._scheduler.report()
 
     @property
     def manager(self) -> BlockManager:
