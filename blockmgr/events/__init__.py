@@ -14,7 +14,7 @@ except ImportError as error:
     raise MissingExtraError("events", "blockmgr.events") from error
 
 from blockmgr.events.codec import Encoder, decode
-from blockmgr.events.dialects import DynamoEncoder, SglangEncoder, TrtllmEncoder
+from blockmgr.events.dialects import SglangEncoder
 from blockmgr.events.publisher import Publisher
 from blockmgr.events.reader import Reader, Sink
 from blockmgr.events.subscriber import Subscriber
@@ -26,13 +26,11 @@ __all__ = [
     "Batch",
     "BlockRemoved",
     "BlockStored",
-    "DynamoEncoder",
     "Encoder",
     "Publisher",
     "Reader",
     "SglangEncoder",
     "Sink",
     "Subscriber",
-    "TrtllmEncoder",
     "decode",
 ]

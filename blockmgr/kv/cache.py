@@ -8,6 +8,7 @@ import torch
 
 from blockmgr.arguments import whole
 from blockmgr.blocks import PAD_SLOT
+from blockmgr.errors import LayoutError
 from blockmgr.kv.copy import KVBlocks
 from blockmgr.kv.indices import (
     Pool,
@@ -16,22 +17,25 @@ from blockmgr.kv.indices import (
     batch_ids,
     device_ids,
     host_ids,
+    pairs_of,
     to_device,
 )
 from blockmgr.kv.layout import segments_from
 from blockmgr.kv.pairs import on_device
-from blockmgr.kv.swaps import Swaps
 from blockmgr.kv.tensors import LayerTensors, PagedTensors, as_words, layout_for
 from blockmgr.shapes.model import ModelShape
+from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from blockmgr.blocks import CopyPlan
     from blockmgr.kv.indices import Indices
 
 __all__ = ["PagedKVCache"]
 
 
-class PagedKVCache(Swaps):
+class PagedKVCache(NotCopied):
     """The K/V of a pool of blocks in all layers, in the layout that your kernels read.
 
     Calls launch on the current stream and do not wait for the device, unless a method says
@@ -78,7 +82,7 @@ class PagedKVCache(Swaps):
             raise TypeError(f"shape must be a ModelShape, got {shape!r}")
         num_blocks = whole("num_blocks", num_blocks, 1, 2**31 - 1)
         block_size = whole("block_size", block_size, 1, 2**16 - 1)
-        self._shape = shape
+        self._page_shape = shape  # of all tensors
         self._layout = layout_for(shape, layout)
         _check_pinning(torch.device(device), pin_memory)
         # Tensors and views made in inference mode cannot be written outside it.
@@ -110,7 +114,37 @@ class PagedKVCache(Swaps):
     @property
     def shape(self) -> ModelShape:
         """The model."""
-        return self._shape
+        return self._page_shape
+
+    @property
+    def num_blocks(self) -> int:
+        """Physical blocks, ids ``[0, num_blocks)``."""
+        return self._pool.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self._pool.block_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+        return self._pool.device
+
+    @property
+    def layout(self) -> str:
+        """A name out of ``PRESETS``."""
+        return self._layout
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all blocks in all tensors."""
+        return self.num_blocks * self._page_shape.bytes_per_block(self.block_size)
+
+    @property
+    def blocks(self) -> KVBlocks:
+        """The same memory as registered blocks, for copies in a graph or of other lists."""
+        return self._blocks
 
     @property
     def tensors(self) -> tuple[LayerTensors, ...]:
@@ -134,11 +168,11 @@ class PagedKVCache(Swaps):
         Raises:
             ValueError: There is no such layer.
         """
-        return self._tensors.views[self._checked_layer(layer)][0]
+        return self._tensors.views[self._tensor(layer)][0]
 
     def values(self, layer: int) -> torch.Tensor | None:
         """V of a layer, as ``keys``; None for MLA, which keeps only ``keys``."""
-        return self._tensors.views[self._checked_layer(layer)][1]
+        return self._tensors.views[self._tensor(layer)][1]
 
     def slots(self, slot_mapping: Indices) -> Slots:
         """Checks a slot mapping and sends it to the device once, to ``write`` several layers.
@@ -167,7 +201,8 @@ class PagedKVCache(Swaps):
         GPU waits for the device if the slots are in a device tensor.)
 
         Args:
-            layer: ``[0, num_layers)``.
+            layer: ``[0, num_layers)``; of a ``GroupedKVCache``, a layer of the model with
+                attention, whose group has these slots.
             k: ``[num_tokens, num_kv_heads, head_dim]`` of the cache's dtype and device, with any
                 strides; for MLA, ``[num_tokens, 1, latent_dim]``.
             v: Likewise; None for MLA.
@@ -178,7 +213,7 @@ class PagedKVCache(Swaps):
             ValueError: A shape, device, layer or slot is wrong. Nothing is written.
             TypeError: A dtype or a type is wrong. Nothing is written.
         """
-        layer = self._checked_layer(layer)
+        layer = self._tensor(layer)
         slots = slot_mapping if isinstance(slot_mapping, Slots) else self.slots(slot_mapping)
         if slots.pool != self._pool:
             raise ValueError(f"slot_mapping was made for {slots.pool}, the cache is {self._pool}")
@@ -202,6 +237,8 @@ class PagedKVCache(Swaps):
         self, layer: int, block_table: Indices, length: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """K/V of one sequence, in token order.
+
+        The result is undefined where the table of a window has the null block.
 
         Args:
             layer: ``[0, num_layers)``.
@@ -273,19 +310,72 @@ class PagedKVCache(Swaps):
         """Fills blocks with zeros; see ``KVBlocks.zero``."""
         self._blocks.zero(blocks)
 
-    @property
-    def _page_shape(self) -> ModelShape:
-        return self._shape
+    def host_counterpart(self, num_blocks: int) -> Self:
+        """A host cache for blocks of this cache, pinned if this cache is on a GPU.
 
-    def _checked_layer(self, layer: int) -> int:
-        return whole("layer", layer, 0, self._shape.num_layers - 1)
+        Args:
+            num_blocks: Blocks on the host.
+
+        Raises:
+            ValueError: ``num_blocks`` is out of its bounds.
+            TypeError: ``num_blocks`` is not an int.
+        """
+        return type(self)(
+            num_blocks,
+            self.block_size,
+            self.shape,
+            layout=self.layout,
+            pin_memory=self.device.type == "cuda",
+        )
+
+    def swap_out(self, host: Self, device_blocks: Indices, host_blocks: Indices) -> None:
+        """Copies blocks of this cache to the host, without waiting for the device.
+
+        Args:
+            host: From ``host_counterpart``.
+            device_blocks: Ids of the blocks to read in this cache, of any group.
+            host_blocks: The same number of distinct ids of the blocks to write in ``host``.
+
+        Raises:
+            CopyError: An id is out of range, or one of ``host_blocks`` is named twice. Nothing is
+                copied.
+            LayoutError: The blocks of ``host`` are not like those of this cache.
+            ValueError: The lists differ in length, or have more than one axis.
+            TypeError: An argument is of the wrong type.
+        """
+        pairs = pairs_of(device_blocks=device_blocks, host_blocks=host_blocks)
+        self.blocks.copy_to(self._alike(host).blocks, pairs)
+
+    def swap_in(self, host: Self, host_blocks: Indices, device_blocks: Indices) -> None:
+        """Copies blocks from the host to this cache; the reverse of ``swap_out``.
+
+        Args and errors are those of ``swap_out``.
+        """
+        pairs = pairs_of(host_blocks=host_blocks, device_blocks=device_blocks)
+        self._alike(host).blocks.copy_to(self.blocks, pairs)
+
+    def _alike(self, host: Self) -> Self:
+        if not isinstance(host, type(self)):
+            raise TypeError(f"host must be a {type(self).__name__}, got {type(host).__name__}")
+        # Blocks of the same size in another order or type would be misread.
+        for what, name in (("shape", "_page_shape"), *((n, n) for n in ("block_size", "layout"))):
+            here, there = getattr(self, name), getattr(host, name)
+            if here != there:
+                raise LayoutError(
+                    host.blocks.segments[0].name, f"has {what} {there}, the other cache {here}"
+                )
+        return host
+
+    def _tensor(self, layer: int) -> int:
+        """The index of the tensors of a layer."""
+        return whole("layer", layer, 0, self._page_shape.num_layers - 1)
 
     def _tokens(self, name: str, tokens: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """K or V of a step as words, after checks of type, device and shape."""
         if not isinstance(tokens, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tokens).__name__}")
-        if tokens.dtype != self._shape.dtype:
-            raise TypeError(f"{name} must be {self._shape.dtype}, got {tokens.dtype}")
+        if tokens.dtype != self._page_shape.dtype:
+            raise TypeError(f"{name} must be {self._page_shape.dtype}, got {tokens.dtype}")
         if tokens.device != self.device:
             raise ValueError(f"{name} is on {tokens.device}, the cache is on {self.device}")
         expected = (num_tokens, *self._tensors.views[0][0].shape[2:])
@@ -303,10 +393,10 @@ class PagedKVCache(Swaps):
 
     def _read(self, layer: int, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """K and V of whole blocks, ``[len(ids) * block_size, heads, dim]``."""
-        dtype = self._shape.dtype
+        dtype = self._page_shape.dtype
         k, v = (
             None if words is None else words.index_select(0, ids).view(dtype).flatten(0, 1)
-            for words in self._words[self._checked_layer(layer)]
+            for words in self._words[self._tensor(layer)]
         )
         assert k is not None
         return k, v

@@ -12,14 +12,12 @@ from blockmgr.blocks import CopyPlan
 from blockmgr.errors import CopyError
 from blockmgr.groups import RecurrentState
 from blockmgr.kv.cache import PagedKVCache
-from blockmgr.kv.swaps import Swaps
 from blockmgr.shapes.hybrid import HybridShape
 from blockmgr.shapes.model import ModelShape
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from blockmgr.kv.indices import Indices, Slots
     from blockmgr.kv.tensors import LayerTensors
 
 __all__ = ["GroupedKVCache"]
@@ -28,7 +26,7 @@ __all__ = ["GroupedKVCache"]
 WHOLE_PAGES = ("BLOCK_KV_NHD", "BLOCK_KV_HND", "MLA")
 
 
-class GroupedKVCache(Swaps):
+class GroupedKVCache(PagedKVCache):
     """The memory of a hybrid model: ``group_size`` tensors of pages that all groups share.
 
     A block is one page of each tensor, and belongs to one group at a time. Layer i of a group uses
@@ -62,8 +60,6 @@ class GroupedKVCache(Swaps):
     [torch.Size([8, 3, 5])]
     """
 
-    _instead = "make another cache, and copy blocks with copy()"
-
     def __init__(
         self,
         num_blocks: int,
@@ -79,8 +75,7 @@ class GroupedKVCache(Swaps):
             raise TypeError(f"shape must be a HybridShape, got {shape!r}")
         block_size = whole("block_size", block_size, 1, 2**16 - 1)
         page_bytes = shape.page_bytes(block_size)
-        self._shape = shape
-        self._pages = PagedKVCache(
+        super().__init__(
             num_blocks,
             block_size,
             _pages_of(shape),
@@ -89,9 +84,7 @@ class GroupedKVCache(Swaps):
             pin_memory=pin_memory,
             backend=backend,
         )
-        self._pool, self._layout, self._blocks = (
-            self._pages._pool, self._pages.layout, self._pages.blocks,
-        )  # fmt: skip
+        self._shape = shape
         self._recurrent = np.array([isinstance(kind, RecurrentState) for kind in shape.groups])
         self._places = {
             layer: (group, tensor)
@@ -100,13 +93,13 @@ class GroupedKVCache(Swaps):
         }
         with torch.inference_mode(False):
             self._states = {
-                layer: _views(self._pages.tensors[tensor], shape, group, page_bytes)
+                layer: _views(self.tensors[tensor], shape, group, page_bytes)
                 for layer, (group, tensor) in self._places.items()
                 if self._recurrent[group]
             }
 
     @property
-    def shape(self) -> HybridShape:
+    def shape(self) -> HybridShape:  # type: ignore[override]
         """The model."""
         return self._shape
 
@@ -130,7 +123,7 @@ class GroupedKVCache(Swaps):
         members = self._shape.members[number]
         if self._recurrent[number]:
             return tuple(self._states[layer] for layer in members)
-        return self._pages.tensors[: len(members)]
+        return self.tensors[: len(members)]
 
     def states(self, layer: int) -> tuple[torch.Tensor, ...]:
         """The states of a recurrent layer, by block.
@@ -150,57 +143,6 @@ class GroupedKVCache(Swaps):
         if not self._recurrent[group]:
             raise ValueError(f"layer {layer} has attention: group {group}, {self._kind(group)}")
         return self._states[layer]
-
-    def keys(self, layer: int) -> torch.Tensor:
-        """K of a layer with attention, as ``PagedKVCache.keys``.
-
-        Args:
-            layer: Index of the layer in the model.
-
-        Raises:
-            ValueError: There is no such layer, or it is recurrent.
-            TypeError: ``layer`` is not an int.
-        """
-        return self._pages.keys(self._tensor(layer))
-
-    def values(self, layer: int) -> torch.Tensor | None:
-        """V of a layer with attention, as ``keys``; None for MLA, which keeps only ``keys``."""
-        return self._pages.values(self._tensor(layer))
-
-    def slots(self, slot_mapping: Indices) -> Slots:
-        """A slot mapping to ``write`` the layers of a group with; see ``PagedKVCache.slots``."""
-        return self._pages.slots(slot_mapping)
-
-    def write(
-        self,
-        layer: int,
-        k: torch.Tensor,
-        v: torch.Tensor | None,
-        slot_mapping: Indices | Slots,
-    ) -> None:
-        """Writes K/V of some tokens of a layer with attention; see ``PagedKVCache.write``.
-
-        Args:
-            layer: Index of the layer in the model.
-            k: ``[num_tokens, num_kv_heads, head_dim]``.
-            v: Likewise; None for MLA.
-            slot_mapping: Slot mapping of the layer's group.
-
-        Raises:
-            ValueError: A shape, device, layer or slot is wrong, or the layer is recurrent. Nothing
-                is written.
-            TypeError: A dtype or a type is wrong. Nothing is written.
-        """
-        self._pages.write(self._tensor(layer), k, v, slot_mapping)
-
-    def gather(
-        self, layer: int, block_table: Indices, length: int
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """K/V of one sequence in a layer with attention; see ``PagedKVCache.gather``.
-
-        The result is undefined where the table of a window has the null block.
-        """
-        return self._pages.gather(self._tensor(layer), block_table, length)
 
     def copy(self, plan: CopyPlan) -> None:
         """Runs the copies of a step, of all groups, in one launch; see ``KVBlocks.copy``.
@@ -223,7 +165,7 @@ class GroupedKVCache(Swaps):
             raise CopyError(
                 None, f"the plan has no groups, the cache {len(self._recurrent)}; pass shape.groups"
             )
-        self._pages.copy(plan)
+        super().copy(plan)
 
     def _check_groups(
         self, groups: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]
@@ -243,14 +185,6 @@ class GroupedKVCache(Swaps):
             f"a state is copied whole: num_tokens of group {group}, {self._kind(group)}, must be"
             f" {self.block_size}, got {num_tokens[pair]}",
         )
-
-    def zero(self, blocks: Indices) -> None:
-        """Fills blocks of any group with zeros; see ``KVBlocks.zero``."""
-        self._pages.zero(blocks)
-
-    @property
-    def _page_shape(self) -> ModelShape:
-        return self._pages.shape
 
     def _kind(self, group: int) -> str:
         return str(self._shape.groups[group])

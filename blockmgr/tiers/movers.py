@@ -16,7 +16,7 @@ import torch
 import xxhash
 
 from blockmgr.arguments import positive, whole
-from blockmgr.kv import GroupedKVCache, PagedKVCache
+from blockmgr.kv import PagedKVCache
 from blockmgr.tiers.plans import DEVICE
 from blockmgr.tiers.records import runs_of
 from blockmgr.tiers.shared import SharedStorage
@@ -26,7 +26,6 @@ from blockmgr.uncopied import NotCopied
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockmgr.kv.swaps import Swaps
     from blockmgr.tiers.manager import TieredManager
     from blockmgr.tiers.plans import LookUp, Transfer, TransferPlan
 
@@ -54,12 +53,12 @@ class BlockBytes(NotCopied):
 
     _instead = "make another one of the same cache"
 
-    def __init__(self, cache: PagedKVCache | GroupedKVCache) -> None:
-        if not isinstance(cache, PagedKVCache | GroupedKVCache):
+    def __init__(self, cache: PagedKVCache) -> None:
+        if not isinstance(cache, PagedKVCache):
             raise TypeError(
                 f"cache must be a PagedKVCache or a GroupedKVCache, got {type(cache).__name__}"
             )
-        self._cache: Swaps = cache
+        self._cache = cache
         self.size = sum(part[0].numel() * part.element_size() for part in _parts_of(cache))
         self.run = max(1, min(MOST_RUN, RUN_BYTES // self.size))
         self._staging = None if cache.device.type == "cpu" else cache.host_counterpart(self.run)
@@ -106,12 +105,9 @@ class BlockBytes(NotCopied):
                     torch.cuda.current_stream(self._cache.device).synchronize()
 
 
-def _parts_of(cache: PagedKVCache | GroupedKVCache) -> list[torch.Tensor]:
+def _parts_of(cache: PagedKVCache) -> list[torch.Tensor]:
     """The tensors of a cache, layer by layer."""
-    pages = cache._pages if isinstance(cache, GroupedKVCache) else cache
-    layers = range(pages.shape.num_layers)
-    both = [part for i in layers for part in (pages.keys(i), pages.values(i))]
-    return [part for part in both if part is not None]
+    return [part for pair in cache._tensors.views for part in pair if part is not None]
 
 
 class _Ended(NamedTuple):

@@ -218,25 +218,6 @@ def test_a_group_too_large_for_the_watermark_comes_back_once_nobody_runs() -> No
     assert manager.can_swap_in(large) is AllocStatus.OK
 
 
-def test_a_window_keeps_its_null_block_back_before_anything_is_allocated() -> None:
-    manager = space(gpu=8, sliding_window=8)
-    assert manager.get_num_free_gpu_blocks() == 7
-    assert manager.can_allocate(group([1] * 32)) is AllocStatus.NEVER
-    assert manager.can_allocate(group([1] * 28)) is AllocStatus.OK
-
-
-def test_what_leaves_the_window_makes_room_for_the_step_after_a_swap() -> None:
-    manager = space(gpu=5, sliding_window=4)
-    only = group([1] * 16)
-    manager.allocate(only)
-    manager.swap_out(only)
-    only.seqs[0].tokens.append(2)
-    assert manager.can_swap_in(only) is AllocStatus.OK
-    manager.swap_in(only)
-    manager.append_slots(only.seqs[0])
-    assert manager.get_num_free_gpu_blocks() == 1
-
-
 def test_a_group_is_swapped_out_and_in() -> None:
     manager = space()
     pair = group([1] * 6, [1] * 6)
@@ -303,20 +284,6 @@ def test_what_is_cached_on_the_device_takes_room_there_too() -> None:
     assert manager.can_swap_in(one) is AllocStatus.OK
     one.seqs[0].tokens += [1] * 4
     assert manager.can_swap_in(one) is AllocStatus.NEVER
-
-
-def test_a_sliding_window_bounds_what_a_sequence_holds() -> None:
-    manager = space(gpu=6, sliding_window=8)
-    seq = Seq(0, [0] * 8)
-    manager.allocate(Group([seq]))
-    for token in range(40):
-        seq.tokens.append(token)
-        manager.append_slots(seq)
-        # The window, one more block because it rarely starts at a block, and the written block.
-        assert manager.get_num_free_gpu_blocks() >= 1
-    assert len(manager.get_block_table(seq)) == 12
-    manager.free(seq)
-    assert manager.get_num_free_gpu_blocks() == 5
 
 
 def test_a_group_that_names_a_sequence_twice_is_refused() -> None:
@@ -492,10 +459,7 @@ def test_sizes_that_make_no_sense_are_refused_by_name() -> None:
         with pytest.raises(error, match="block_size must be"):
             BlockTable.get_num_required_blocks([1], value)  # type: ignore[arg-type]
     for options, error, match in (
-        ({"sliding_window": 1.5}, TypeError, "sliding_window must be an int, got 1.5"),
-        ({"sliding_window": True}, TypeError, "sliding_window must be an int, got True"),
-        ({"sliding_window": 0}, ValueError, "sliding_window must be at least 1, got 0"),
-        ({"sliding_window": 8, "enable_caching": True}, ValueError, "without enable_caching"),
+        ({"sliding_window": 8}, ValueError, "sliding_window must be None, got 8"),
         ({"watermark": 1}, ValueError, "watermark must be"),
         ({"watermark": -0.1}, ValueError, "watermark must be"),
         ({"watermark": "0.1"}, TypeError, "watermark must be a number"),
@@ -538,11 +502,9 @@ def test_allocators_that_are_none_are_refused_by_name() -> None:
         space(enable_caching=1)
 
 
-def test_no_block_is_not_freed_in_place_of_the_null_block() -> None:
+def test_what_is_no_block_is_neither_freed_nor_swapped() -> None:
     pools = CpuGpuBlockAllocator.create("naive", 4, 4, 4)
-    for _ in range(2):
-        with refused_tables(pools, TypeError, "block must be one of an allocator, got NoneType"):
-            pools.free(None)  # type: ignore[arg-type]
-        pools.allocate_or_get_null_block()
+    with refused_tables(pools, TypeError, "block must be one of an allocator, got NoneType"):
+        pools.free(None)  # type: ignore[arg-type]
     with refused_tables(pools, TypeError, "blocks must be a sequence, got int"):
         pools.swap(3, Device.GPU, Device.CPU)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The Aphrodite port: the block table of a sequence, and its sliding window."""
+"""The Aphrodite port: the block table of a sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blockmgr.ports.aphrodite import (
     Device,
     NoFreeBlocksError,
 )
-from tests.ports.aphrodite_support import MakePools, check, refused_tables, table_of
+from tests.ports.aphrodite_support import MakePools, refused_tables, table_of
 
 # ---- block tables -----------------------------------------------------------------------
 
@@ -157,82 +157,3 @@ def test_wrong_calls_of_a_table_are_refused(make_pools: MakePools) -> None:
         table.append_token_ids([1], extra_hash="lora")  # type: ignore[arg-type]
     with refused_tables(allocator, ValueError, "block_size must be the allocator's, 4, got 8"):
         BlockTable(8, allocator)
-
-
-# ---- sliding windows --------------------------------------------------------------------
-
-
-def test_blocks_out_of_the_window_are_given_back() -> None:
-    allocator = CpuGpuBlockAllocator.create("naive", 8, 0, 4)
-    table = table_of(allocator, list(range(16)), max_block_sliding_window=2)
-    free = allocator.get_num_free_blocks(Device.GPU)
-    table.append_token_ids([16], num_computed_slots=16)
-    names = table.physical_block_ids
-    assert names[:2] == [allocator.null_block_id] * 2
-    assert len(set(names)) == 4
-    assert allocator.get_num_free_blocks(Device.GPU) == free - 1 + 2
-    assert [b.block_id is None for b in table.blocks] == [True, True, False, False, False]
-    child = table.fork()
-    assert child.physical_block_ids == names
-    child.append_token_ids([17], num_computed_slots=17)
-    table.free()
-    child.free()
-    assert allocator.get_num_free_blocks(Device.GPU) == 7  # all but the null block
-    check(allocator)
-
-
-def test_what_leaves_the_window_makes_room_for_what_comes() -> None:
-    allocator = CpuGpuBlockAllocator.create("naive", 5, 0, 4)
-    table = table_of(allocator, list(range(16)), max_block_sliding_window=2)
-    assert allocator.get_num_free_blocks(Device.GPU) == 0
-    table.append_token_ids([16], num_computed_slots=16)
-    assert allocator.get_num_free_blocks(Device.GPU) == 1
-
-
-def test_a_window_that_cannot_make_room_gives_nothing_back() -> None:
-    allocator = CpuGpuBlockAllocator.create("naive", 5, 0, 4)
-    table = table_of(allocator, list(range(16)), max_block_sliding_window=2)
-    child = table.fork()  # shares what leaves the window
-    with refused_tables(allocator, NoFreeBlocksError, tables=[table, child]):
-        table.append_token_ids([16], num_computed_slots=16)
-
-
-def test_the_null_block_is_one_and_is_never_written_or_freed() -> None:
-    allocator = CpuGpuBlockAllocator.create("naive", 4, 0, 4)
-    null = allocator.allocate_or_get_null_block()
-    assert allocator.allocate_or_get_null_block() is null
-    assert null.block_id == allocator.null_block_id
-    with refused_tables(allocator, BlockStateError, "never written"):
-        null.append_token_ids([1])
-    allocator.free(null)
-    assert allocator.get_num_free_blocks(Device.GPU) == 3
-    assert (null.token_ids, null.is_full, null.prev_block, null.content_hash) == (
-        [],
-        False,
-        None,
-        None,
-    )
-    assert (null.num_tokens_total, null.computed, null.extra_hash) == (0, False, None)
-    assert (null.num_empty_slots, null.block_size) == (4, 4)
-
-
-def test_windows_that_cannot_be_are_refused() -> None:
-    caching = CpuGpuBlockAllocator.create("prefix_caching", 4, 0, 4)
-    with refused_tables(caching, ValueError, "needs the naive allocator"):
-        BlockTable(4, caching, max_block_sliding_window=2)
-    naive = CpuGpuBlockAllocator.create("naive", 4, 0, 4)
-    with refused_tables(naive, ValueError, "must be at least 1, got 0"):
-        BlockTable(4, naive, max_block_sliding_window=0)
-    table = table_of(naive, [1], max_block_sliding_window=2)
-    with refused_tables(naive, ValueError, "num_computed_slots must be given", tables=[table]):
-        table.append_token_ids([1])
-
-
-def test_more_computed_slots_than_tokens_are_refused() -> None:
-    """Such a number would release blocks that the tokens still need."""
-    pools = CpuGpuBlockAllocator.create("naive", 8, 0, 2)
-    table = BlockTable(2, pools, max_block_sliding_window=1)
-    table.allocate([1, 2, 3, 4, 5])
-    match = r"num_computed_slots must be in \[0, 5\], got 1000"
-    with refused_tables(pools, ValueError, match, tables=[table]):
-        table.append_token_ids([6], num_computed_slots=1000)

@@ -482,11 +482,6 @@ WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: hybrid("Gemma3Text", null_block=False), ValueError, "null_block must be True"),
     (lambda: hybrid("Bamba", block_size=4), PageSizeError, r"group 1, RecurrentState\(\)"),
     (lambda: hybrid("Bamba", layout="NHD"), ValueError, r"group 1, RecurrentState\(\); got 'NHD'"),
-    (
-        lambda: hybrid("Llama4Text", kernel="flashinfer"),
-        ValueError,
-        "'sdpa' for attention in chunk",
-    ),
     (lambda: wrong_batch("Bamba", groups=()), ValueError, "tables for 4 groups, got 0"),
     (lambda: wrong_batch("Bamba", groups=(SHORT,) * 4), ValueError, r"groups\[0\] must have"),
 ]

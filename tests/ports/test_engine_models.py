@@ -116,14 +116,6 @@ def test_sinks_that_are_not_one_score_a_head_are_refused() -> None:
         trial.attend(layer, one, one, one, mask=None, s_aux=torch.zeros(2), softcap=5.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "what"), [("GptOss", "attention sinks"), ("DeepseekV3", "latent attention")]
-)
-def test_other_kernels_than_torchs_are_refused_for_them(name: str, what: str) -> None:
-    with pytest.raises(ValueError, match=f"kernel must be 'sdpa' for {what}, got 'flashinfer'"):
-        engine_of(name, kernel="flashinfer")
-
-
 @pytest.mark.parametrize("layout", ["NHD", "HND", "KV_NHD", "BLOCK_KV_HND", "FUSED_NHD"])
 def test_the_layout_of_the_tensors_does_not_matter(layout: str) -> None:
     engine = engine_of(layout=layout)
@@ -308,10 +300,3 @@ def test_a_cache_of_another_shape_is_refused(shape: dict[str, Any], match: str) 
     wrong = ModelShape(**{**{name: getattr(right, name) for name in fields}, **shape})
     with pytest.raises(ValueError, match=match):
         PagedModel(model_of("Llama"), PagedKVCache(4, 4, wrong))
-
-
-def test_a_kernel_that_needs_a_gpu_says_so() -> None:
-    with pytest.raises(ValueError, match="CUDA"):
-        engine_of(kernel="flashinfer")
-    with pytest.raises(ValueError, match="'sdpa', 'flashinfer' or 'flash_attn'"):
-        engine_of(kernel="fast")

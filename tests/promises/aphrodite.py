@@ -50,14 +50,12 @@ class World:
         self.rng = rng = random.Random(seed)
         self.size = rng.randrange(1, 5)
         self.caches = rng.random() < 0.5
-        window = None if self.caches or rng.random() < 0.7 else rng.randrange(1, 6)
         self.manager = BlockSpaceManager(
             self.size,
             rng.randrange(3, 11),
             rng.randrange(7),
             watermark=rng.choice([0, 0, 0.2]),
             enable_caching=self.caches,
-            sliding_window=window,
         )
         self.lookahead = rng.choice([0, 0, 1, 3])
         self.groups: list[Group] = []

@@ -24,17 +24,14 @@ pytest.importorskip("zmq", reason="the extra 'events'")
 
 import msgspec
 import numpy as np
-import xxhash
 
 from blockmgr.events import (
     AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
-    DynamoEncoder,
     Encoder,
     SglangEncoder,
-    TrtllmEncoder,
     decode,
 )
 from blockmgr.events.codec import MOST_BLOCKS, anonymous, decode_hashes, short
@@ -358,147 +355,6 @@ def small_run() -> list[Event]:
     return [stored, removed, removed._replace(kind=EventKind.CLEARED, digests=[])]
 
 
-def test_dynamos_dialect() -> None:
-    """Its hash of a block is XXH3 of the tokens as little-endian words, with seed 1337."""
-    tokens = xxhash.xxh3_64_intdigest(b"\x01\0\0\0\x02\0\0\0", 1337)
-    stored, removed, cleared = DynamoEncoder(9, rank=1).encode(
-        [*small_run(), small_run()[2]._replace(tier=Tier.DEVICE)]
-    )
-    assert stored == (
-        b'{"worker_id":9,"storage_tier":"device","event":{"event_id":0,"data":{"stored":'
-        b'{"parent_hash":3,"start_position":null,"blocks":[{"block_hash":5,"tokens_hash":'
-        + str(tokens).encode()
-        + b',"mm_extra_info":null}]}},"dp_rank":1}}'
-    )
-    assert removed == (
-        b'{"worker_id":9,"storage_tier":"host_pinned","event":{"event_id":1,"data":{"removed":'
-        b'{"block_hashes":[5]}},"dp_rank":1}}'
-    )
-    assert cleared == (
-        b'{"worker_id":9,"storage_tier":"device","event":{"event_id":2,"data":{"removed":'
-        b'{"block_hashes":[5]}},"dp_rank":1}}'
-    )
-
-
-def test_dynamo_is_told_of_one_group_and_one_tier_at_a_time() -> None:
-    """Its clearing event would also remove the blocks of other tiers and ranks."""
-    stored, removed, cleared = small_run()
-    events = [
-        stored,
-        stored._replace(tier=Tier.DISK),
-        stored._replace(group=1),
-        removed._replace(group=1, tier=Tier.DEVICE),
-        cleared._replace(tier=Tier.DEVICE),
-        cleared._replace(tier=Tier.DEVICE),
-        removed._replace(tier=Tier.DISK),
-    ]
-    told = [msgspec.json.decode(document) for document in DynamoEncoder(1).encode(events)]
-    assert [(each["storage_tier"], *each["event"]["data"]) for each in told] == [
-        ("device", "stored"), ("disk", "stored"), ("device", "removed"), ("disk", "removed"),
-    ]  # fmt: skip
-    assert [each["event"]["event_id"] for each in told] == [0, 1, 2, 3]
-
-
-def test_dynamos_hashes_tell_namespaces_adapters_and_images_apart() -> None:
-    [stored, *_] = small_run()
-
-    def tokens_hash(event: Event) -> int:
-        [document] = DynamoEncoder(1).encode([event])
-        return int(msgspec.json.decode(document)["event"]["data"]["stored"]["blocks"][0][
-            "tokens_hash"
-        ])  # fmt: skip
-
-    data, seed = b"\x01\0\0\0\x02\0\0\0", 1337
-    lora = vllm_extras(2, 2, lora="sql")
-    named = seed + xxhash.xxh3_64_intdigest(b"sql", 0)
-    salted = seed + xxhash.xxh3_64_intdigest(b"tenant", 1)
-    image = vllm_extras(2, 2, multimodal=[("ab" * 32, 0, 1)])
-    shown = data + bytes.fromhex("ab" * 8)[::-1]
-    for event, due in (
-        (stored._replace(extras=lora), xxhash.xxh3_64_intdigest(data, named % 2**64)),
-        (stored._replace(namespace=b"tenant"), xxhash.xxh3_64_intdigest(data, salted % 2**64)),
-        (stored._replace(extras=image), xxhash.xxh3_64_intdigest(shown, seed)),
-        (stored._replace(extras={0: b"own"}), xxhash.xxh3_64_intdigest(data, seed)),
-    ):
-        assert tokens_hash(event) == due
-    with pytest.raises(ValueError, match="namespace must be UTF-8 text"):
-        tokens_hash(stored._replace(namespace=b"\xff"))
-
-
-def test_tensorrt_llms_dialect() -> None:
-    encoder = TrtllmEncoder(100, 4096, rank=0)
-    stored, removed, _ = small_run()
-    assert encoder.created() == (
-        b'{"event_id":0,"data":{"type":"created","num_blocks_per_cache_level":[100,0]},'
-        b'"window_size":4096,"attention_dp_rank":0}'
-    )
-    [first] = encoder.encode([stored])
-    assert first == (
-        b'{"event_id":1,"data":{"type":"stored","parent_hash":3,"blocks":[{"type":"stored_block",'
-        b'"block_hash":5,"tokens":[{"type":"unique_token","token_id":1,"token_extra_id":0},'
-        b'{"type":"unique_token","token_id":2,"token_extra_id":0}],"cache_level":0,"priority":35}]'
-        b'},"window_size":4096,"attention_dp_rank":0}'
-    )
-    cleared = removed._replace(kind=EventKind.CLEARED, digests=[], tier=Tier.DEVICE)
-    [gone] = encoder.encode([cleared, cleared])
-    assert gone == (
-        b'{"event_id":2,"data":{"type":"removed","block_hashes":[5]},"window_size":4096,'
-        b'"attention_dp_rank":0}'
-    )
-
-
-def test_tensorrt_llm_is_told_of_the_best_level_of_a_block() -> None:
-    """A block is stored once and removed with its last copy; a copy on disk has no level."""
-    encoder = TrtllmEncoder(100, 4096, host_blocks=50)
-    assert b'"num_blocks_per_cache_level":[100,50]' in encoder.created()
-    stored, removed, cleared = small_run()
-
-    def told(event: Event) -> list[Any]:
-        documents = [msgspec.json.decode(each)["data"] for each in encoder.encode([event])]
-        return [(each["type"], each.get("cache_level", {}).get("new_value")) for each in documents]
-
-    host, device = {"tier": Tier.HOST}, {"tier": Tier.DEVICE}
-    assert told(stored) == [("stored", None)]
-    assert told(stored._replace(tier=Tier.DISK)) == told(stored._replace(group=1)) == []
-    assert told(stored._replace(**host)) == []
-    assert told(removed._replace(**device)) == [("updated", 1)]
-    assert told(stored) == [("updated", 0)]
-    assert told(removed._replace(**host)) == []
-    assert told(cleared._replace(**host)) == []
-    assert told(stored._replace(**host)) == []
-    assert told(cleared._replace(**device)) == [("updated", 1)]
-    assert told(removed._replace(**host)) == [("removed", None)]
-    assert told(removed._replace(**host)) == []
-
-
-def test_tensorrt_llms_update() -> None:
-    """An event as its ``KVCacheEventSerializer`` writes it."""
-    encoder = TrtllmEncoder(100, 4096)
-    stored, removed, _ = small_run()
-    list(encoder.encode([stored, stored._replace(tier=Tier.HOST)]))
-    [update] = encoder.encode([removed._replace(tier=Tier.DEVICE)])
-    assert update == (
-        b'{"event_id":1,"data":{"type":"updated","block_hash":5,"cache_level":{"type":"event_diff",'
-        b'"new_value":1,"old_value":0},"priority":{"type":"event_diff","new_value":35,"old_value":'
-        b'35}},"window_size":4096}'
-    )
-
-
-def test_tensorrt_llm_is_told_of_the_new_blocks_of_a_run_only() -> None:
-    encoder = TrtllmEncoder(100, 4096)
-    stored, *_ = small_run()
-    digests = [n.to_bytes(16, "big") for n in range(1, 6)]
-    tokens = np.arange(10, dtype=np.uint32).reshape(-1, 2)
-    run = stored._replace(digests=digests, tokens=tokens, parent=None)
-    list(encoder.encode([run._replace(digests=digests[2:3], tokens=tokens[2:3], tier=Tier.HOST)]))
-    told = [msgspec.json.decode(each)["data"] for each in encoder.encode([run])]
-    parents = [(each["parent_hash"], len(each["blocks"])) for each in told[:2]]
-    assert parents == [(None, 2), (3, 2)]
-    assert told[1]["blocks"][0]["tokens"][0]["token_id"] == 6
-    assert (told[2]["type"], told[2]["block_hash"]) == ("updated", 3)
-    assert len(told) == 3
-
-
 def sglang_run() -> list[Event]:
     """Two blocks of a tenant's adapter, the second removed from the host, the device cleared."""
     digests = [((5 << 64) + 1).to_bytes(16, "big"), ((2**64 - 3 << 64) + 2).to_bytes(16, "big")]
@@ -623,16 +479,13 @@ def test_batches_for_sglang_are_bounded_too() -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (partial(DynamoEncoder, 1), "group"),
-        (partial(TrtllmEncoder, 1, 1), "group"),
-        (partial(TrtllmEncoder, 1, 1), "host_blocks"),
         (partial(SglangEncoder, 1), "rank"),
         (partial(SglangEncoder, 1), "group"),
         (Encoder, "block_size"),
         (partial(Encoder, 1), "rank"),
         (partial(Encoder, 1), "epoch"),
     ],
-    ids=["dynamo", "trtllm", "host", "sglang-rank", "sglang", "size", "rank", "epoch"],
+    ids=["sglang-rank", "sglang", "size", "rank", "epoch"],
 )
 def test_numbers_out_of_bounds_are_refused(make: Any, name: str) -> None:
     for wrong in (-1, 2**64):

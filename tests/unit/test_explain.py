@@ -29,37 +29,10 @@ def reasons(manager: BlockManager, tokens: list[int], **key: object) -> list[tup
     return [(miss.reason.name, miss.start, miss.stop) for miss in found.misses]
 
 
-def test_what_was_never_cached_is_never_seen(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    cache(manager, [1, 2, 3, 4, 5])
-    assert reasons(manager, [1, 2, 3, 4, 9, 9, 7]) == [("NEVER_SEEN", 4, 6), ("LAST_TOKEN", 6, 7)]
-
-
-def test_a_prompt_found_in_full_blocks_leaves_its_last_token(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    cache(manager, [1, 2, 3, 4])
-    assert reasons(manager, [1, 2, 3, 4]) == [("LAST_TOKEN", 2, 4)]
-    assert reasons(manager, [1, 2, 3]) == [("LAST_TOKEN", 2, 3)]
-
-
-def test_the_end_of_a_prompt_may_be_shorter_than_a_block(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    cache(manager, [1, 2, 3, 4, 5, 6, 7])
-    assert reasons(manager, [1, 2, 3, 4, 5, 6, 7]) == [("PARTIAL_BLOCK", 4, 7)]
-
-
 def test_reuse_of_parts_can_leave_the_last_token_alone(make_manager: MakeManager) -> None:
     manager = make_manager(8, 4, min_partial_tokens=1)
     cache(manager, [1, 2, 3, 4, 5, 6, 7])
     assert reasons(manager, [1, 2, 3, 4, 5, 6, 7]) == [("LAST_TOKEN", 6, 7)]
-
-
-def test_a_block_that_goes_on_differently_diverges(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 4)
-    cache(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9])
-    prompt = [1, 2, 3, 4, 5, 6, 0, 0, 9, 9, 9, 9, 1]
-    assert reasons(manager, prompt) == [("DIVERGED", 4, 12), ("LAST_TOKEN", 12, 13)]
-    assert manager.explain(prompt).misses[0].diverges_at == 6
 
 
 def test_the_child_that_agrees_longest_says_where_it_diverges(make_manager: MakeManager) -> None:
@@ -95,28 +68,6 @@ def test_tokens_without_slots_will_be_committed_too(make_manager: MakeManager) -
         ("NOT_COMMITTED", 0, 4),
         ("LAST_TOKEN", 4, 5),
     ]
-
-
-def test_the_same_tokens_of_another_namespace_are_said_to_be_there(
-    make_manager: MakeManager,
-) -> None:
-    manager = make_manager(8, 2)
-    cache(manager, [1, 2, 3, 4, 5], namespace=b"their salt")
-    assert reasons(manager, [1, 2, 3, 4, 5]) == [("OTHER_NAMESPACE", 0, 4), ("LAST_TOKEN", 4, 5)]
-    assert reasons(manager, [1, 2, 9, 9, 5], namespace=b"x")[:2] == [
-        ("OTHER_NAMESPACE", 0, 2),
-        ("NEVER_SEEN", 2, 4),
-    ]
-    cache(manager, [1, 2, 3])
-    assert reasons(manager, [1, 2, 3, 4, 5])[0] == ("OTHER_NAMESPACE", 2, 4)
-
-
-def test_the_same_tokens_with_other_extras_are_said_to_be_there(make_manager: MakeManager) -> None:
-    manager = make_manager(8, 2)
-    cache(manager, [1, 2, 3, 4, 5], extras={1: b"their image"})
-    assert reasons(manager, [1, 2, 3, 4, 5]) == [("OTHER_EXTRAS", 2, 4), ("LAST_TOKEN", 4, 5)]
-    assert reasons(manager, [1, 2, 3, 4, 5], extras={1: b"my image"})[0][0] == "OTHER_EXTRAS"
-    assert reasons(manager, [1, 2, 3, 4, 5], extras={1: b"their image"})[0][0] == "LAST_TOKEN"
 
 
 def test_an_explanation_never_tells_whose_namespace_or_which_extras(

@@ -30,20 +30,6 @@ def test_a_block_is_found_from_its_place_on() -> None:
     manager.check_invariants()
 
 
-def test_a_block_in_use_is_found_by_every_pool() -> None:
-    manager = BlockManager(4, 2, ghost_blocks=4)
-    serve(manager, [1, 1, 0])
-    serve(manager, [1, 1, 5])
-    assert manager.hit_rate_curve().hit_tokens.tolist() == [2] * 9
-
-
-def test_nothing_is_known_of_pools_beyond_the_ghosts() -> None:
-    manager = BlockManager(4, 2, ghost_blocks=4)
-    firsts(manager, *range(1, 9), 1)
-    assert manager.hit_rate_curve().hit_tokens.tolist() == [0] * 9
-    manager.check_invariants()
-
-
 def test_a_resumed_sequence_is_no_look_up() -> None:
     manager = BlockManager(8, 2, ghost_blocks=4)
     seq = serve(manager, [1, 1, 2, 2, 0])

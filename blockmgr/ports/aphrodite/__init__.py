@@ -11,7 +11,6 @@ from blockmgr.ports.aphrodite.block_allocator import (
     BlockAllocator,
     NaiveBlock,
     NaiveBlockAllocator,
-    NullBlock,
     PrefixCachingBlock,
     PrefixCachingBlockAllocator,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "NaiveBlock",
     "NaiveBlockAllocator",
     "NoFreeBlocksError",
-    "NullBlock",
     "PrefixCachingBlock",
     "PrefixCachingBlockAllocator",
 ]

@@ -37,7 +37,6 @@ __all__ = [
     "BlockView",
     "NaiveBlock",
     "NaiveBlockAllocator",
-    "NullBlock",
     "PrefixCachingBlock",
     "PrefixCachingBlockAllocator",
 ]
@@ -300,16 +299,6 @@ class NaiveBlock(Block):
     """A block that is not shared by content; its ``content_hash`` is None."""
 
     __slots__ = ()
-
-
-class NullBlock(NaiveBlock):
-    """Replaces a block that is outside the window; never written or freed, so it stays empty."""
-
-    __slots__ = ()
-
-    def append_token_ids(self, token_ids: Sequence[int]) -> None:
-        """Always raises: the null block is never written."""
-        raise BlockStateError(self.in_pool(), "the null block is never written")
 
 
 class PrefixCachingBlock(Block):

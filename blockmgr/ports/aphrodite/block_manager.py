@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 
 from blockmgr.arguments import real, whole
 from blockmgr.errors import SequenceStateError, UnknownSequenceError
-from blockmgr.ports.aphrodite.block_table import (
-    BlockTable,
-    blocks_needed,
-    blocks_needed_unshared,
-)
+from blockmgr.ports.aphrodite.block_table import BlockTable, blocks_needed
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import (
     AllocStatus,
@@ -91,18 +87,17 @@ class BlockSpaceManager:
         num_gpu_blocks: Blocks of the device.
         num_cpu_blocks: Blocks of the host; 0 without swapping.
         watermark: Fraction of the device's blocks held back from new work, in ``[0, 1)``.
-        sliding_window: Tokens that attention reaches back; None for all.
+        sliding_window: None. Engines pass it; windows are not supported.
         enable_caching: Whether full blocks can be found by their prefix.
 
     Raises:
-        ValueError: A value is out of its bounds; a window together with caching.
+        ValueError: A value is out of its bounds, or there is a window.
         TypeError: A value is of the wrong type.
     """
 
     __slots__ = (
         "_computed",
         "_mutex",
-        "_window",
         "block_allocator",
         "block_size",
         "block_tables",
@@ -119,7 +114,7 @@ class BlockSpaceManager:
         num_cpu_blocks: int,
         *,
         watermark: float = 0.01,
-        sliding_window: int | None = None,
+        sliding_window: None = None,
         enable_caching: bool = False,
     ) -> None:
         if not 0 <= real("watermark", watermark) < 1:
@@ -127,12 +122,8 @@ class BlockSpaceManager:
         if not isinstance(enable_caching, bool):
             raise TypeError(f"enable_caching must be a bool, got {enable_caching!r}")
         if sliding_window is not None:
-            whole("sliding_window", sliding_window, 1)
-            if enable_caching:
-                raise ValueError(
-                    f"sliding_window must be without enable_caching, got {sliding_window}"
-                )
-        self.block_allocator = pools = CpuGpuBlockAllocator.create(
+            raise ValueError(f"sliding_window must be None, got {sliding_window!r}")
+        self.block_allocator = CpuGpuBlockAllocator.create(
             "prefix_caching" if enable_caching else "naive",
             num_gpu_blocks,
             num_cpu_blocks,
@@ -140,14 +131,8 @@ class BlockSpaceManager:
         )
         self.block_size = block_size
         self.watermark_blocks = int(watermark * num_gpu_blocks)
-        self._window: int | None = None
-        if sliding_window is not None:
-            # One more than the window covers, because it rarely begins at a block boundary.
-            self._window = -(-sliding_window // block_size) + 1
-            # Allocated here, so that later counts of free blocks are right.
-            pools.allocate_or_get_null_block()
         self.block_tables = {}
-        self._computed = ComputedBlocksTracker(pools, self.block_tables)
+        self._computed = ComputedBlocksTracker(self.block_allocator, self.block_tables)
         self._mutex = new_mutex()
 
     # Allocation.
@@ -177,9 +162,7 @@ class BlockSpaceManager:
         """Allocates the blocks of a group: for the first sequence; the others fork it."""
         refuse_encoder(seq_group)
         first, *others = self._waiting(seq_group)
-        table = BlockTable(
-            self.block_size, self.block_allocator, max_block_sliding_window=self._window
-        )
+        table = BlockTable(self.block_size, self.block_allocator)
         table.allocate(tokens_of(first), Device.GPU, extra_hash_of(first))
         self.block_tables[first.seq_id] = table
         for seq in others:
@@ -213,7 +196,7 @@ class BlockSpaceManager:
         _check_on_device(table)
         unseen, before = table.get_unseen_token_ids(tokens_of(seq)), table.num_full_slots
         if unseen:
-            table.append_token_ids(unseen, num_lookahead_slots, before, extra)
+            table.append_token_ids(unseen, num_lookahead_slots, extra)
             table.mark_computed(table.num_computed_slots, before, before)
         else:
             slots = whole("num_lookahead_slots", num_lookahead_slots, 0)
@@ -324,7 +307,7 @@ class BlockSpaceManager:
         if not self.block_allocator.get_num_total_blocks(Device.CPU):
             raise ValueError("seq_group must be on the host, which has no blocks")
         swap = self._plan_swap(running, Device.CPU, Device.GPU)
-        beyond = blocks_needed_unshared(growths)
+        beyond = sum(growth.num_new for growth in growths)  # after a swap, no block is shared
         return self._status(swap.num_used + beyond, swap.num_taken + beyond, spares_idle=True)
 
     @exclusive
@@ -371,7 +354,6 @@ class BlockSpaceManager:
         For work that ``spares_idle``, the watermark holds nothing back if no block is in use.
         """
         usable = self.block_allocator.get_num_total_blocks(Device.GPU)
-        usable -= self._window is not None  # the null block
         free = self.block_allocator.get_num_free_blocks(Device.GPU)
         if num_used > usable - (0 if spares_idle else self.watermark_blocks):
             return AllocStatus.NEVER
@@ -419,6 +401,5 @@ def _next_growths(running: list[_Running], num_lookahead_slots: int) -> list[Gro
     lookahead, growths = whole("num_lookahead_slots", num_lookahead_slots, 0), []
     for seq, table in running:
         unseen = len(table.get_unseen_token_ids(tokens_of(seq)))
-        computed = table.num_full_slots if unseen else 0
-        growths.append(table.growth(unseen + lookahead, unseen, computed))
+        growths.append(table.growth(unseen + lookahead, unseen))
     return growths

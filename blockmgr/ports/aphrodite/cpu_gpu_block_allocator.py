@@ -17,7 +17,6 @@ from blockmgr.ports.aphrodite.block_allocator import (
     BlockView,
     NaiveBlock,
     NaiveBlockAllocator,
-    NullBlock,
     PrefixCachingBlockAllocator,
     not_freed,
 )
@@ -49,7 +48,7 @@ class CpuGpuBlockAllocator:
         TypeError: Not an allocator.
     """
 
-    __slots__ = ("_allocators", "_null", "block_size", "caches")
+    __slots__ = ("_allocators", "block_size", "caches")
 
     def __init__(self, gpu: BlockAllocator, cpu: BlockAllocator | None = None) -> None:
         self._allocators = {Device.GPU: gpu} | ({} if cpu is None else {Device.CPU: cpu})
@@ -64,7 +63,6 @@ class CpuGpuBlockAllocator:
                 )
             if common := cpu.all_block_ids & gpu.all_block_ids:
                 raise ValueError(f"cpu must have ids of its own, got {min(common)} in both")
-        self._null: NullBlock | None = None
         self.block_size = gpu.block_size
         self.caches = gpu.caches
 
@@ -173,16 +171,15 @@ class CpuGpuBlockAllocator:
         return frozenset().union(*(a.all_block_ids for a in self._allocators.values()))
 
     def free(self, block: Block) -> None:
-        """Releases a block; the null block stays."""
-        if self._null is None or block is not self._null:
-            self._allocator_of(block).free(block)
+        """Releases a block."""
+        self._allocator_of(block).free(block)
 
     def fork(self, last_block: Block) -> BlockView:
         """``BlockAllocator.fork`` of the block's device."""
         return self._allocator_of(last_block).fork(last_block)
 
     def _allocator_of(self, block: Block) -> BlockAllocator:
-        if not isinstance(block, Block) or isinstance(block, NullBlock):
+        if not isinstance(block, Block):
             raise TypeError(f"block must be one of an allocator, got {type(block).__name__}")
         for known in self._allocators.values():
             if block.position[0].allocator is known:
@@ -213,21 +210,6 @@ class CpuGpuBlockAllocator:
         chosen = list(self._allocators) if device is None else [device]
         done = [self.pool_of(each).reset_prefix_cache() for each in chosen]
         return all(done)
-
-    def allocate_or_get_null_block(self) -> NullBlock:
-        """The block that stands for blocks outside a sliding window; allocated once."""
-        if self._null is None:
-            blocks = BlockList(self.pool_of(Device.GPU))
-            blocks.add_empty(1, None)
-            self._null = NullBlock(blocks, 0)
-        return self._null
-
-    @property
-    def null_block_id(self) -> int:
-        """The physical block of the null block."""
-        return self.pool_of(Device.GPU).physical_ids([self.allocate_or_get_null_block().in_pool()])[
-            0
-        ]
 
     # Swaps.
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from blockmgr.manager import BlockManager
     from blockmgr.ports.engine.report import EngineReport
     from blockmgr.ports.engine.tiers import TierKind
-    from blockmgr.ports.transformers.kernels import KernelName
     from blockmgr.ports.transformers.needs import Windows
 
 __all__ = ["Engine"]
@@ -63,7 +62,6 @@ class Engine(NotCopied):
         wait_for_computing: Whether to keep a prompt in the queue while another request computes its
             prefix, and start later prompts first. Then no prefix is computed twice.
         layout: Layout of the K/V tensors, as in ``PagedKVCache``; None for the default.
-        kernel: Attention kernel, as in ``PagedModel``.
         windows: Whether layers with a window or a chunk keep only the tokens they read, in groups
             of layers, as in ``PagedModel.with_cache``.
         tiers: Where K/V goes before the device evicts it, and comes back from: ``HostTier``,
@@ -100,7 +98,6 @@ class Engine(NotCopied):
         chunk_size: int | None = None,
         wait_for_computing: bool = False,
         layout: str | None = None,
-        kernel: KernelName = "sdpa",
         windows: Windows | None = None,
         tiers: Sequence[TierKind] = (),
         load_timeout: float = 30.0,
@@ -109,7 +106,7 @@ class Engine(NotCopied):
         if "groups" in options:
             raise ValueError(f"groups must be those of the model, got {options['groups']!r}")
         self.model = PagedModel.with_cache(
-            model, num_blocks, block_size, layout=layout, kernel=kernel, windows=windows
+            model, num_blocks, block_size, layout=layout, windows=windows
         )
         cache = self.model.cache
         if self.model.groups:
@@ -311,7 +308,7 @@ class Engine(NotCopied):
 
     def report(self) -> EngineReport:
         """The work of the engine so far, and the savings by sharing."""
-        return self._scheduler.tally.report(self.manager.stats())
+        return self._scheduler.report()
 
     @property
     def manager(self) -> BlockManager:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from blockmgr.stats import Stats
 
-__all__ = ["EngineReport", "Tally"]
+__all__ = ["EngineReport"]
 
 # Counters of the manager.
 MANAGERS = ("query_tokens", "hit_tokens", "evicted_blocks", "deduplicated_blocks")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EngineReport:
     """The work of an engine so far, and the savings by sharing.
 
@@ -37,30 +37,6 @@ class EngineReport:
         device_s: Seconds in copies and forward.
     """
 
-    steps: int
-    computed_tokens: int
-    generated_tokens: int
-    query_tokens: int
-    hit_tokens: int
-    copies: int
-    copied_tokens: int
-    preemptions: int
-    evicted_blocks: int
-    deduplicated_blocks: int
-    peak_blocks: int
-    peak_unshared_blocks: int
-    peak_saved_blocks: int
-    host_s: float
-    device_s: float
-
-
-@dataclass(slots=True)
-class Tally:
-    """The scheduler's counters; ``EngineReport`` has their meanings.
-
-    Of the manager's counters, it holds only the sums of earlier managers.
-    """
-
     steps: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
@@ -77,7 +53,7 @@ class Tally:
     host_s: float = 0.0
     device_s: float = 0.0
 
-    def count_step(self, num_tokens: int, used: int, unshared: int) -> None:
+    def _count_step(self, num_tokens: int, used: int, unshared: int) -> None:
         """Records a forward, the blocks in use, and the blocks it would use without sharing."""
         self.steps += 1
         self.computed_tokens += num_tokens
@@ -85,12 +61,6 @@ class Tally:
         self.peak_unshared_blocks = max(self.peak_unshared_blocks, unshared)
         self.peak_saved_blocks = max(self.peak_saved_blocks, unshared - used)
 
-    def keep(self, stats: Stats) -> None:
-        """Adds the counts of a manager that is about to be deleted."""
-        for name in MANAGERS:
-            setattr(self, name, getattr(self, name) + getattr(stats, name))
-
-    def report(self, stats: Stats) -> EngineReport:
-        """A snapshot, with the counts of the manager."""
-        sums = {name: getattr(self, name) + getattr(stats, name) for name in MANAGERS}
-        return EngineReport(**{**asdict(self), **sums})
+    def _with(self, stats: Stats) -> EngineReport:
+        """A copy to which the counts of a manager are added."""
+        return replace(self, **{n: getattr(self, n) + getattr(stats, n) for n in MANAGERS})

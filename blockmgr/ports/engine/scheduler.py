@@ -29,7 +29,7 @@ from blockmgr.manager import BlockManager
 from blockmgr.ports.engine.batch import batch_of
 from blockmgr.ports.engine.beam import BeamJob
 from blockmgr.ports.engine.chunks import aim, enter, reserve_some
-from blockmgr.ports.engine.report import Tally
+from blockmgr.ports.engine.report import EngineReport
 from blockmgr.ports.engine.room import blocks_held
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, choose_tokens
 
@@ -79,7 +79,7 @@ class Scheduler:
         refuse_block_sizes(config.groups, "the transformers engine")
         self._tiers = tiers
         self.manager = tiers.manager if tiers else BlockManager.from_config(config)
-        self.tally = Tally()
+        self.tally = EngineReport()  # with the counts of earlier managers only
         self._model = model
         self._max_batch_tokens = max_batch_tokens
         self._chunk_size = chunk_size
@@ -133,6 +133,10 @@ class Scheduler:
             finally:
                 self._clear()
 
+    def report(self) -> EngineReport:
+        """The work so far."""
+        return self.tally._with(self.manager.stats())
+
     def reset(self) -> None:
         """Clears the cache, so that everything is computed again.
 
@@ -154,7 +158,7 @@ class Scheduler:
             self._busy.release()
 
     def _forget(self) -> None:
-        self.tally.keep(self.manager.stats())
+        self.tally = self.report()
         if self._tiers is None:
             self.manager = BlockManager.from_config(self.manager.config)
         else:
@@ -422,7 +426,7 @@ class Scheduler:
     def _count(self, batch: PagedBatch) -> None:
         config = self.manager.config
         unshared = sum(blocks_held(config, t.written) for job in self._running for t in job.tracks)
-        self.tally.count_step(len(batch.tokens), self.manager.stats().used_blocks, unshared)
+        self.tally._count_step(len(batch.tokens), self.manager.stats().used_blocks, unshared)
 
     # The results of the step.
 

@@ -4,26 +4,14 @@
 has a loop.
 """
 
-from blockmgr.ports.transformers.attention import (
-    GroupTables,
-    Kernel,
-    PagedBatch,
-    Reader,
-    SdpaKernel,
-)
-from blockmgr.ports.transformers.kernels import FlashAttnKernel, FlashInferKernel
+from blockmgr.ports.transformers.attention import GroupTables, PagedBatch
 from blockmgr.ports.transformers.model import PagedModel, load_model
 from blockmgr.ports.transformers.trial import check_config
 
 __all__ = [
-    "FlashAttnKernel",
-    "FlashInferKernel",
     "GroupTables",
-    "Kernel",
     "PagedBatch",
     "PagedModel",
-    "Reader",
-    "SdpaKernel",
     "check_config",
     "load_model",
 ]

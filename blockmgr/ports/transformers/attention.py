@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from blockmgr.kv import GroupedKVCache, PagedKVCache
+    from blockmgr.kv import PagedKVCache
 
-__all__ = ["Expand", "GroupTables", "Kernel", "PagedBatch", "Reader", "SdpaKernel"]
+__all__ = ["Attention", "Expand", "GroupTables", "PagedBatch"]
 
 Expand: TypeAlias = "Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]"
 """From latents ``[num_seqs, 1, num_keys, latent_dim]``, K and V ``[num_seqs, num_heads, num_keys,
@@ -105,51 +105,6 @@ class PagedBatch:
         return replace(self, slots=own.slots, block_tables=own.block_tables, groups=())
 
 
-class Reader(Protocol):
-    """Computes attention over the contexts of one batch, layer by layer."""
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        chunk: int | None = None,
-        sinks: torch.Tensor | None = None,
-        expand: Expand | None = None,
-    ) -> torch.Tensor:
-        """Causal attention of each token over its sequence's context.
-
-        Only layers that need the last three arguments get them.
-
-        Args:
-            layer: Layer to read; the K/V of this batch is written already.
-            query: ``[num_tokens, num_heads, head_dim]``, on the cache's device.
-            scale: Factor on the scores.
-            window: Tokens that a token sees, including itself; ``None`` for all.
-            softcap: Smooth bound of the scores, ``(-softcap, softcap)``; ``None`` for no bound.
-            chunk: Size of chunks; a token sees only its own chunk. ``None`` for all tokens.
-            sinks: ``[num_heads]``: an additional score whose weight goes to no value; ``None`` for
-                no sink.
-            expand: For a layer that keeps latents, the function that expands them to K and V.
-
-        Returns:
-            ``[num_tokens, num_heads, value_dim]``; values have the size of ``query``, or the size
-            that ``expand`` returns.
-        """
-        ...
-
-
-class Kernel(Protocol):
-    """One way to compute attention over a paged cache."""
-
-    def plan(self, batch: PagedBatch) -> Reader:
-        """Prepares for the layers of one forward."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class _Alike:
     """Sequences to process together: same number of queries, similar context lengths.
@@ -202,20 +157,17 @@ class _Alike:
         return self.masks[window, chunk]
 
 
-class SdpaKernel:
-    """Gathers each context from its blocks and computes attention with torch, on any device.
+class Attention:
+    """Attention over the contexts of one batch: gathers them from their blocks, on any device.
 
     Args:
         cache: The cache to read.
+        batch: The batch.
     """
 
-    def __init__(self, cache: PagedKVCache | GroupedKVCache) -> None:
+    def __init__(self, cache: PagedKVCache, batch: PagedBatch) -> None:
         self._cache = cache
-
-    def plan(self, batch: PagedBatch) -> Reader:
-        """Sorts the sequences into groups to process together."""
-        block_size = self._cache.block_size
-        num_blocks = -(-batch.context_lens // block_size)
+        num_blocks = -(-batch.context_lens // cache.block_size)
         alike: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for i, (queries, blocks) in enumerate(
             zip(batch.query_lens.tolist(), num_blocks.tolist(), strict=True)
@@ -223,11 +175,10 @@ class SdpaKernel:
             # By powers of two, so that short contexts are not padded to the longest one.
             alike[queries, blocks.bit_length()].append(i)
         starts = np.cumsum(batch.query_lens) - batch.query_lens
-        groups = [
+        self._groups = [
             self._group(batch, starts, num_blocks, num_queries, members)
             for (num_queries, _), members in alike.items()
         ]
-        return _SdpaReader(self._cache, groups)
 
     def _group(
         self,
@@ -254,12 +205,6 @@ class SdpaKernel:
             whole=bool((lens == num_queries).all()),
         )
 
-
-class _SdpaReader:
-    def __init__(self, cache: PagedKVCache | GroupedKVCache, groups: list[_Alike]) -> None:
-        self._cache = cache
-        self._groups = groups
-
     def attend(
         self,
         layer: int,
@@ -272,6 +217,23 @@ class _SdpaReader:
         sinks: torch.Tensor | None = None,
         expand: Expand | None = None,
     ) -> torch.Tensor:
+        """Causal attention of each token over its sequence's context.
+
+        Args:
+            layer: Layer to read; the K/V of this batch is written already.
+            query: ``[num_tokens, num_heads, head_dim]``, on the cache's device.
+            scale: Factor on the scores.
+            window: Tokens that a token sees, including itself; ``None`` for all.
+            softcap: Smooth bound of the scores, ``(-softcap, softcap)``; ``None`` for no bound.
+            chunk: Size of chunks; a token sees only its own chunk. ``None`` for all tokens.
+            sinks: ``[num_heads]``: an additional score whose weight goes to no value; ``None`` for
+                no sink.
+            expand: For a layer that keeps latents, the function that expands them to K and V.
+
+        Returns:
+            ``[num_tokens, num_heads, value_dim]``; values have the size of ``query``, or the size
+            that ``expand`` returns.
+        """
         result: torch.Tensor | None = None
         for alike in self._groups:
             q = query[alike.rows].unflatten(0, (-1, alike.num_queries)).transpose(1, 2)

@@ -14,6 +14,7 @@ except ImportError as error:
 import numpy as np
 
 from blockmgr.kv import GroupedKVCache
+from blockmgr.ports.transformers.attention import Attention
 from blockmgr.ports.transformers.latents import latents_of
 from blockmgr.ports.transformers.past import Past, past_argument
 from blockmgr.ports.transformers.try_out import SINKS
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from blockmgr.kv import PagedKVCache
-    from blockmgr.ports.transformers.attention import Kernel, PagedBatch
+    from blockmgr.ports.transformers.attention import PagedBatch
     from blockmgr.ports.transformers.needs import Needs
 
 __all__ = ["Forward", "StateMemory", "resumes"]
@@ -33,7 +34,6 @@ class Forward:
 
     Args:
         cache: The cache for K/V.
-        kernel: The attention kernel.
         batch: The batch.
         needs: The needs of each layer.
         past: Stand-in for transformers' cache, which receives latents; None if there is none.
@@ -41,8 +41,7 @@ class Forward:
 
     def __init__(
         self,
-        cache: PagedKVCache | GroupedKVCache,
-        kernel: Kernel,
+        cache: PagedKVCache,
         batch: PagedBatch,
         needs: Needs,
         past: Past | None = None,
@@ -63,7 +62,7 @@ class Forward:
             groups = [batch.of_group(i) for i in attending]
             self._numbers = {group: i for i, group in enumerate(attending)}
         self._slots = [cache.slots(each.slots) for each in groups]  # checked once for all layers
-        self._readers = [kernel.plan(each) for each in groups]
+        self._readers = [Attention(cache, each) for each in groups]
         self._attended: list[int] = []
         self._due = [i for i, each in enumerate(needs.layers) if each and each.kv]
 
@@ -81,18 +80,13 @@ class Forward:
         layer: int = module.layer_idx  # type: ignore[assignment]
         self._attended.append(layer)
         group = self._numbers[self._places[layer]] if self._places else 0
-        special: dict[str, Any] = {}
+        expand = None
         keeps = self._layers[layer]
         if keeps and keeps.kv and keeps.kv.latent_dim is not None and self._past is not None:
             latents, expand = latents_of(module, self._past)
             self._cache.write(layer, latents, None, self._slots[group])
-            special["expand"] = expand
         else:
             self._cache.write(layer, key, value, self._slots[group])
-        if (sinks := options.get(SINKS)) is not None:
-            special["sinks"] = sinks
-        if (chunk := self._chunks.get(layer)) is not None:
-            special["chunk"] = chunk
         scale = options.get("scaling")
         return self._readers[group].attend(
             layer,
@@ -100,7 +94,9 @@ class Forward:
             scale=query.shape[-1] ** -0.5 if scale is None else scale,
             window=options.get("sliding_window"),
             softcap=options.get("softcap"),
-            **special,
+            chunk=self._chunks.get(layer),
+            sinks=options.get(SINKS),
+            expand=expand,
         )
 
     def check_complete(self, model_type: str) -> None:

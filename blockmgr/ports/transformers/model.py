@@ -25,7 +25,6 @@ except ImportError as error:
 from blockmgr.kv import GroupedKVCache, HybridShape, PagedKVCache, num_blocks_for
 from blockmgr.ports.transformers.forward import Forward, StateMemory, resumes
 from blockmgr.ports.transformers.interface import AttentionConfigs, attending
-from blockmgr.ports.transformers.kernels import choose_kernel
 from blockmgr.ports.transformers.latents import check_latents
 from blockmgr.ports.transformers.parts import parts_of
 from blockmgr.ports.transformers.past import Past, past_argument
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
     from blockmgr.groups import Group
     from blockmgr.ports.transformers.attention import PagedBatch
-    from blockmgr.ports.transformers.kernels import KernelName
     from blockmgr.ports.transformers.needs import Needs, Windows
 
 __all__ = ["PagedModel", "check_config", "load_model"]
@@ -59,13 +57,10 @@ class PagedModel:
         model: A causal language model, its weights on one device.
         cache: A cache of a shape that ``check_config`` returns for the model, on the model's
             device.
-        kernel: Attention kernel: ``"sdpa"`` (torch, any device), ``"flashinfer"`` or
-            ``"flash_attn"`` (CUDA, float16 and bfloat16, if installed).
 
     Raises:
         UnsupportedModelError: The model needs something that is missing here.
-        ValueError: The cache is of another shape or device, or the kernel cannot run on it.
-        ImportError: The kernel's package is not installed.
+        ValueError: The cache is of another shape or device.
 
     Attributes:
         model: The model.
@@ -79,20 +74,14 @@ class PagedModel:
     vocab_size: int
     max_tokens: int | None
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        cache: PagedKVCache | GroupedKVCache,
-        *,
-        kernel: KernelName = "sdpa",
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, cache: PagedKVCache) -> None:
         needs = needs_of_model(model)
         shapes = [needs.shape("masks"), needs.shape(None)]
         if cache.shape not in shapes:
             raise ValueError(f"cache must have the model's shape {shapes[0]}, got {cache.shape}")
         if torch.device(cache.device) != model.device:
             raise ValueError(f"cache must be on {model.device}, got {cache.device}")
-        self._set_up(model, cache, kernel, needs)
+        self._set_up(model, cache, needs)
 
     @classmethod
     def with_cache(
@@ -102,7 +91,6 @@ class PagedModel:
         block_size: int | None,
         *,
         layout: str | None = None,
-        kernel: KernelName = "sdpa",
         windows: Windows | None = None,
     ) -> Self:
         """A paged model with a new cache of its shape, on its device.
@@ -113,7 +101,6 @@ class PagedModel:
                 its free memory.
             block_size: Tokens per block; None for 16, or more if a recurrent state needs more.
             layout: Layout of the K/V tensors, as in ``PagedKVCache``; None for the default.
-            kernel: Attention kernel.
             windows: ``"groups"``: layers with a window or a chunk keep only the K/V that they read.
                 ``"masks"``: they keep the K/V of all tokens. None for groups if a layer has full
                 attention, which groups need, else for masks.
@@ -121,8 +108,7 @@ class PagedModel:
         Raises:
             UnsupportedModelError: The model needs something that is missing here.
             PageSizeError: A block is too small for a recurrent state.
-            ValueError: A value is out of its bounds, or the kernel cannot read such a cache.
-            ImportError: The kernel's package is not installed.
+            ValueError: A value is out of its bounds.
         """
         if windows not in (None, "groups", "masks"):
             raise ValueError(f"windows must be 'groups', 'masks' or None, got {windows!r}")
@@ -137,20 +123,11 @@ class PagedModel:
         kind = GroupedKVCache if isinstance(shape, HybridShape) else PagedKVCache
         cache: Any = kind(num_blocks, block_size, shape, layout=layout, device=model.device)  # type: ignore[arg-type]
         paged = cls.__new__(cls)
-        paged._set_up(model, cache, kernel, needs)
+        paged._set_up(model, cache, needs)
         return paged
 
-    def _set_up(
-        self,
-        model: PreTrainedModel,
-        cache: PagedKVCache | GroupedKVCache,
-        kernel: KernelName,
-        needs: Needs,
-    ) -> None:
-        if needs.special is not None and kernel != "sdpa":
-            raise ValueError(f"kernel must be 'sdpa' for {needs.special}, got {kernel!r}")
+    def _set_up(self, model: PreTrainedModel, cache: PagedKVCache, needs: Needs) -> None:
         self._needs = needs
-        self._kernel = choose_kernel(kernel, cache)
         model.train(False)
         text = model.config.get_text_config()  # asked once, because transformers is slow to answer
         self.vocab_size = text.vocab_size
@@ -239,7 +216,7 @@ class PagedModel:
     ) -> torch.Tensor:
         """A forward of the model: ``float32[num_rows, len(kept), vocab_size]``."""
         past = arguments.get(past_argument(self.model))
-        paged_batch = Forward(self.cache, self._kernel, batch, self._needs, past)
+        paged_batch = Forward(self.cache, batch, self._needs, past)
         with torch.inference_mode(), attending(self._configs):
             result = self.model(
                 input_ids=torch.from_numpy(batch.tokens).view(num_rows, -1).to(self.device),

@@ -32,7 +32,6 @@ class Needs:
         names: By layer, transformers' names for the tensors of its state: ``"conv"`` or
             ``"recurrent"``, and a number.
         states_of: The layer of each state after all layers.
-        sinks: Whether a layer has attention sinks.
     """
 
     model_type: str
@@ -40,7 +39,6 @@ class Needs:
     asks_length: bool = False
     names: tuple[tuple[tuple[str, int], ...], ...] = ()
     states_of: tuple[int, ...] = ()
-    sinks: bool = False
 
     @property
     def state_layers(self) -> tuple[tuple[int, int], ...]:
@@ -48,16 +46,6 @@ class Needs:
         first = len(self.layers) - len(self.states_of)
         recurrent = [(i, i) for i, each in enumerate(self.layers[:first]) if each and each.states]
         return (*recurrent, *((layer, first + i) for i, layer in enumerate(self.states_of)))
-
-    @property
-    def special(self) -> str | None:
-        """A feature that only the ``sdpa`` kernel supports; None for plain attention."""
-        reasons = (
-            (self.chunks, "attention in chunks"),
-            (self.sinks, "attention sinks"),
-            (self.has_latents, "latent attention"),
-        )
-        return next((reason for applies, reason in reasons if applies), None)
 
     @property
     def has_latents(self) -> bool:

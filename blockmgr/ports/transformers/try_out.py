@@ -76,7 +76,6 @@ class TryOut:
         self.kinds: dict[int, Group] = {}  # by layer with attention, its group
         self.heads: tuple[int, int] = (0, 0)  # number and size of K/V heads
         self.latents: dict[int, int] = {}  # by layer with latents, their size
-        self.sinks = False
         self.past: Past | None = None
 
     def attend(
@@ -127,7 +126,6 @@ class TryOut:
             self.refuse(f"the sinks of layer {layer} are not one score for each of its heads")
         if options.get("softcap") is not None:
             self.refuse("attention sinks beside scores that are capped are not supported")
-        self.sinks = True
 
     def _check_latents(
         self, module: torch.nn.Module, layer: int, key: torch.Tensor, value: torch.Tensor
@@ -225,7 +223,6 @@ class TryOut:
             asks_length=self.past is not None and self.past.asked,
             names=names,
             states_of=both,
-            sinks=self.sinks,
         )
 
     def _attention(self, layer: int, dtype: torch.dtype) -> LayerShape:

@@ -46,9 +46,8 @@ INDEX = (f"{UNIT}/test_worker_index.py {UNIT}/test_index_service.py", *EVENTS[1:
 VLLM_DIGESTS = f"{UNIT}/test_digest.py tests/property/test_vllm_digests.py"
 ENGINE = (
     "tests/ports/test_engine_behaviour.py tests/ports/test_engine_beam.py"
-    " tests/ports/test_engine_bugs.py tests/ports/test_engine_threads.py",
-    "tests/ports/test_engine_tokens.py tests/ports/test_engine_kernels.py"
-    " tests/ports/test_engine_models.py",
+    " tests/ports/test_engine_threads.py",
+    "tests/ports/test_engine_tokens.py tests/ports/test_engine_models.py",
 )
 CLI = "tests/cli --ignore=tests/cli/test_interrupt.py"
 LAB = "tests/lab"
@@ -126,7 +125,6 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     "events/*": EVENTS[1:],
     "index/*": INDEX,
     "metrics.py": (f"{UNIT}/test_metrics.py {UNIT}/test_dashboard.py",),
-    "tracing.py": (f"{UNIT}/test_tracing.py",),
     "policy.py": (f"{UNIT}/test_python_policy.py tests/property/test_policies.py", CORE),
     "files.py": (f"{UNIT}/test_files.py tests/lab/test_trace.py", LAB, CLI),
     "arguments.py": (CORE, INPUT, f"{UNIT}/test_files.py {UNIT}/test_event_stream.py", LAB),
@@ -159,24 +157,21 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         "tests/ports/test_aphrodite.py tests/ports/test_aphrodite_bad_input.py"
         " tests/ports/test_aphrodite_swaps.py"
         " tests/ports/test_aphrodite_tables.py tests/ports/test_aphrodite_scheduling.py",
-        "tests/conformance/test_ports.py",
+        "tests/ports/test_aphrodite_random.py",
     ),
-    "ports/nano_vllm.py": (
-        "tests/ports/test_nano_vllm.py tests/ports/test_nano_small_pools.py",
-        "tests/conformance/test_ports.py",
-    ),
+    "ports/nano_vllm.py": ("tests/ports/test_nano_vllm.py tests/ports/test_nano_small_pools.py",),
     "ports/radix/*": (
         "tests/ports/test_radix.py tests/ports/test_radix_paged.py"
         " tests/ports/test_radix_defects.py tests/ports/test_threads.py",
-        "tests/ports/test_radix_model.py tests/conformance/test_ports.py",
+        "tests/ports/test_radix_model.py",
     ),
     "ports/slots.py": (
         "tests/ports/test_slots.py",
-        "tests/ports/test_slots_random.py tests/conformance/test_ports.py",
+        "tests/ports/test_slots_random.py",
     ),
     "ports/tgi.py": (
         "tests/ports/test_tgi.py tests/ports/test_tgi_defects.py tests/ports/test_tgi_tasks.py",
-        "tests/ports/test_tgi_random.py tests/conformance/test_ports.py",
+        "tests/ports/test_tgi_random.py",
     ),
     "ports/engine/*": ENGINE,
     "ports/transformers/*": ENGINE,

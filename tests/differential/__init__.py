@@ -1,1 +1,0 @@
-"""Runs the same requests through blockmgr and another system's manager, step by step."""
