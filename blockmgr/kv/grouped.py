@@ -10,7 +10,7 @@ import torch
 from blockmgr.arguments import whole
 from blockmgr.blocks import CopyPlan
 from blockmgr.errors import CopyError
-from blockmgr.groups import RecurrentState
+from blockmgr.groups import is_single
 from blockmgr.kv.cache import PagedKVCache
 from blockmgr.kv.swaps import Swaps
 from blockmgr.shapes.hybrid import HybridShape
@@ -92,7 +92,7 @@ class GroupedKVCache(Swaps):
         self._pool, self._layout, self._blocks = (
             self._pages._pool, self._pages.layout, self._pages.blocks,
         )  # fmt: skip
-        self._recurrent = np.array([isinstance(kind, RecurrentState) for kind in shape.groups])
+        self._recurrent = np.array([is_single(kind) for kind in shape.groups])
         self._places = {
             layer: (group, tensor)
             for group, members in enumerate(shape.members)
@@ -205,6 +205,8 @@ class GroupedKVCache(Swaps):
     def copy(self, plan: CopyPlan) -> None:
         """Runs the copies of a step, of all groups, in one launch; see ``KVBlocks.copy``.
 
+        Then it fills the rings that begin empty with zeros.
+
         Args:
             plan: A plan from ``take_copies()`` of a manager with the ``groups`` of the shape.
 
@@ -224,6 +226,8 @@ class GroupedKVCache(Swaps):
                 None, f"the plan has no groups, the cache {len(self._recurrent)}; pass shape.groups"
             )
         self._pages.copy(plan)
+        if plan.zeros is not None and len(plan.zeros):
+            self._pages.zero(plan.zeros)
 
     def _check_groups(
         self, groups: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]
@@ -291,7 +295,7 @@ def _layout_for(shape: HybridShape, layout: str | None) -> str | None:
     if layout is None:
         return "BLOCK_KV_NHD" if shape.kv.latent_dim is None else None
     if isinstance(layout, str) and layout.strip().upper() not in WHOLE_PAGES:
-        number = next(i for i, g in enumerate(shape.groups) if isinstance(g, RecurrentState))
+        number = next(i for i, g in enumerate(shape.groups) if is_single(g))
         raise ValueError(
             f"layout must be one of {', '.join(WHOLE_PAGES)}, whose pages hold the states of group"
             f" {number}, {shape.groups[number]}; got {layout!r}"
