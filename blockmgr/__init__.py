@@ -75,6 +75,7 @@ from blockmgr.groups import (
     ChunkedAttention,
     FullAttention,
     RecurrentState,
+    Ring,
     SlidingWindow,
     prefix_granularity,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "RecurrentState",
     "ReentrancyError",
     "Remap",
+    "Ring",
     "Sequence",
     "SequenceStateError",
     "SlidingWindow",

@@ -79,6 +79,9 @@ class CopyPlan:
             copied as a whole block.
         groups: ``int32[num_copies]`` on the host: the group of layers whose blocks these are, by
             its position in ``ManagerConfig.groups``. None without groups.
+        zeros: ``int32[num_zeros]`` on the host: blocks of rings that begin empty. Fill them with
+            zeros after the copies, because a copy may read one; no copy writes one. None without
+            groups.
     """
 
     ticket: int
@@ -86,6 +89,7 @@ class CopyPlan:
     destinations: npt.NDArray[np.int32]
     num_tokens: npt.NDArray[np.int32]
     groups: npt.NDArray[np.int32] | None = None
+    zeros: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.sources)

@@ -12,6 +12,7 @@ from blockmgr.groups import (
     MAX_BLOCK_SIZE,
     check_block_sizes,
     check_prompt_end_stop,
+    check_rings,
     checked_groups,
     core_groups,
     first_full,
@@ -365,6 +366,7 @@ class ManagerConfig:
         if not self.groups:
             return
         check_block_sizes(self.groups, self.block_size)
+        check_rings(self.groups, self.max_rollback_tokens)
         wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
         wanted |= {"ghost_blocks": 0}
         for name, value in wanted.items():

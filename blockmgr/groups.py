@@ -3,7 +3,7 @@
 Models mix layers that read all tokens with layers that read a window, a chunk, or a state. Layers
 that read the same tokens form one group, which has one block table. The blocks of all groups come
 from one pool and have the same number of bytes. A group whose layers store more bytes a token has
-fewer tokens a block: its ``block_size``. A group of states has one block per sequence.
+fewer tokens a block: its ``block_size``. A group of states or rings has one block per sequence.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = [
     "FullAttention",
     "Group",
     "RecurrentState",
+    "Ring",
     "SlidingWindow",
     "checked_groups",
     "prefix_granularity",
@@ -109,9 +110,36 @@ class RecurrentState:
     """A query reads the state after the previous position; its forward replaces that state."""
 
 
-Group = FullAttention | SlidingWindow | ChunkedAttention | RecurrentState
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A query reads the last positions, which one block holds in turn, as compressors keep them.
 
-_KINDS = (FullAttention, SlidingWindow, ChunkedAttention, RecurrentState)
+    A sequence has one block of the group from its admission to its end. Position ``p`` lies in it
+    at ``p % width``. Prompts never find it, so each sequence begins with an empty one: at a
+    multiple of ``restart``, where nothing before it is missing. ``CopyPlan.zeros`` names the blocks
+    that begin empty.
+
+    Attributes:
+        width: Positions that a block holds, in tokens: at least ``restart``, and what
+            ``truncate`` is to take back beside.
+        restart: The query at position ``p`` reads nothing before ``p - p % restart``, in tokens: at
+            least 1.
+    """
+
+    width: int
+    restart: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "width", whole("width", self.width, 1, MAX_WIDTH))
+        restart = whole("restart", self.restart, 1, MAX_WIDTH)
+        if restart > self.width:
+            raise ValueError(f"restart must be at most the width, {self.width}, got {restart}")
+        object.__setattr__(self, "restart", restart)
+
+
+Group = FullAttention | SlidingWindow | ChunkedAttention | RecurrentState | Ring
+
+_KINDS = (FullAttention, SlidingWindow, ChunkedAttention, RecurrentState, Ring)
 
 
 def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
@@ -130,8 +158,8 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
     for position, group in enumerate(found):
         if not isinstance(group, _KINDS):
             raise TypeError(
-                "groups must be FullAttention, SlidingWindow, ChunkedAttention or RecurrentState, "
-                f"got {type(group).__name__} at position {position}"
+                "groups must be FullAttention, SlidingWindow, ChunkedAttention, RecurrentState or "
+                f"Ring, got {type(group).__name__} at position {position}"
             )
     if len(found) > MAX_GROUPS:
         raise ValueError(f"groups must be at most {MAX_GROUPS}, got {len(found)}")
@@ -168,6 +196,11 @@ def first_full(groups: Sequence[Group]) -> int:
         if isinstance(group, FullAttention):
             return position
     return 0
+
+
+def is_single(group: Group) -> bool:
+    """Whether a sequence has one block of the group, whatever its length."""
+    return isinstance(group, RecurrentState | Ring)
 
 
 def tokens_per_block(group: Group, block_size: int) -> int:
@@ -249,6 +282,43 @@ def refuse_block_sizes(groups: Iterable[Group], whose: str) -> None:
             )
 
 
+def refuse_rings(groups: Iterable[Group], whose: str) -> None:
+    """Refuses rings.
+
+    Args:
+        groups: The groups.
+        whose: What cannot use them, for the message.
+
+    Raises:
+        ValueError: A group is a ring.
+    """
+    for position, group in enumerate(groups):
+        if isinstance(group, Ring):
+            raise ValueError(
+                f"groups must have no rings for {whose}, got {group} at position {position}"
+            )
+
+
+def check_rings(groups: Sequence[Group], max_rollback_tokens: int) -> None:
+    """Checks that rings hold what is read after drafts are taken back.
+
+    Raises:
+        ValueError: One does not, or their restarts have no common multiple below 2**31.
+    """
+    restarts = [group.restart for group in groups if isinstance(group, Ring)]
+    if math.lcm(*restarts) > MAX_WIDTH:
+        raise ValueError(
+            "groups must have rings whose restarts have a common multiple below 2**31, got "
+            f"{restarts}"
+        )
+    for position, group in enumerate(groups):
+        if isinstance(group, Ring) and group.width < group.restart + max_rollback_tokens:
+            raise ValueError(
+                f"groups must have rings of at least restart + max_rollback_tokens, "
+                f"{group.restart + max_rollback_tokens}, got {group} at position {position}"
+            )
+
+
 def first_slices(groups: Sequence[Group], block_size: int) -> tuple[int, ...]:
     """By group, the number of its first slice in ``core_groups``; -1 for that of the nodes."""
     found, full, total = [], first_full(groups), 0
@@ -270,7 +340,8 @@ def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, 
 
     Returns:
         For each slice: kind, width, first token in a node and the one after its last, position of
-        the group, number of the slice in the group, slices of the group, and whether it has events.
+        the group, number of the slice in the group, slices of the group, whether it has events,
+        and where it restarts.
     """
     full = first_full(groups)
     found = []
@@ -283,6 +354,7 @@ def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, 
                 continue
             kind = _KINDS.index(type(group))
             slices = block_size // size
-            row = (kind, width, begin, begin + size, position, number, slices, not of_full)
+            restart = getattr(group, "restart", 1)
+            row = (kind, width, begin, begin + size, position, number, slices, not of_full, restart)
             found.append((of_full, row))
     return [row for _, row in sorted(found, key=lambda each: each[0])]

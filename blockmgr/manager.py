@@ -32,8 +32,8 @@ from blockmgr.explain import Explanation, explanation
 from blockmgr.groups import (
     FullAttention,
     Group,
-    RecurrentState,
     first_slices,
+    is_single,
     tokens_per_block,
 )
 from blockmgr.idle_calls import IdleCalls
@@ -642,8 +642,8 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             entry ``i`` of a row is the block with tokens
             ``[i * block_size, (i + 1) * block_size)``, or 0, the null block, where the group holds
             nothing. If the group has a block size of its own, that is the one meant, and there are
-            as many times more columns. For a group of states, ``int32[max_seqs, 1]``: the block
-            that holds the sequence's state.
+            as many times more columns. For a group of states or rings, ``int32[max_seqs, 1]``: the
+            block that holds the sequence's state or ring.
 
         Raises:
             ValueError: There is no such group.
@@ -652,7 +652,7 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         kind, position = self._group(group)
         if position < 0:
             return self.block_tables
-        if isinstance(kind, RecurrentState):
+        if is_single(kind):
             states: npt.NDArray[np.int32] = self._group_tables[position, :, :1]
             return states
         slices = self._config.block_size // tokens_per_block(kind, self._config.block_size)
@@ -680,14 +680,14 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         Raises:
             UnknownSequenceError: The handle is not live.
             ValueError: The range is not inside ``[0, num_slots]`` or begins before the group's
-                window, there is no such group, or it is a group of states.
+                window, there is no such group, or it is a group of states or rings.
             TypeError: An argument is not an int.
         """
         if group is None:
             return self._core.slot_mapping(handle, start, stop)
         kind, position = self._group(group)
-        if isinstance(kind, RecurrentState):
-            raise ValueError(f"group must be one of attention, got {group}, which has states")
+        if is_single(kind):
+            raise ValueError(f"group must be one of attention, got {group}, which is {kind}")
         if position < 0:
             return self._core.slot_mapping(handle, start, stop)
         return self._core.group_slots(handle, start, stop, position)

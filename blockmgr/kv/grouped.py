@@ -10,7 +10,7 @@ import torch
 from blockmgr.arguments import whole
 from blockmgr.blocks import CopyPlan
 from blockmgr.errors import CopyError
-from blockmgr.groups import RecurrentState
+from blockmgr.groups import is_single
 from blockmgr.kv.cache import PagedKVCache
 from blockmgr.shapes.hybrid import HybridShape
 from blockmgr.shapes.model import ModelShape
@@ -85,7 +85,7 @@ class GroupedKVCache(PagedKVCache):
             backend=backend,
         )
         self._shape = shape
-        self._recurrent = np.array([isinstance(kind, RecurrentState) for kind in shape.groups])
+        self._recurrent = np.array([is_single(kind) for kind in shape.groups])
         self._places = {
             layer: (group, tensor)
             for group, members in enumerate(shape.members)
@@ -147,6 +147,8 @@ class GroupedKVCache(PagedKVCache):
     def copy(self, plan: CopyPlan) -> None:
         """Runs the copies of a step, of all groups, in one launch; see ``KVBlocks.copy``.
 
+        Then it fills the rings that begin empty with zeros.
+
         Args:
             plan: A plan from ``take_copies()`` of a manager with the ``groups`` of the shape.
 
@@ -166,6 +168,8 @@ class GroupedKVCache(PagedKVCache):
                 None, f"the plan has no groups, the cache {len(self._recurrent)}; pass shape.groups"
             )
         super().copy(plan)
+        if plan.zeros is not None and len(plan.zeros):
+            self.zero(plan.zeros)
 
     def _check_groups(
         self, groups: npt.NDArray[np.int32], num_tokens: npt.NDArray[np.int32]
@@ -225,7 +229,7 @@ def _layout_for(shape: HybridShape, layout: str | None) -> str | None:
     if layout is None:
         return "BLOCK_KV_NHD" if shape.kv.latent_dim is None else None
     if isinstance(layout, str) and layout.strip().upper() not in WHOLE_PAGES:
-        number = next(i for i, g in enumerate(shape.groups) if isinstance(g, RecurrentState))
+        number = next(i for i, g in enumerate(shape.groups) if is_single(g))
         raise ValueError(
             f"layout must be one of {', '.join(WHOLE_PAGES)}, whose pages hold the states of group"
             f" {number}, {shape.groups[number]}; got {layout!r}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.arguments import whole
 from blockmgr.errors import PageSizeError
-from blockmgr.groups import MAX_GROUPS, FullAttention, Group, RecurrentState, checked_groups
+from blockmgr.groups import MAX_GROUPS, FullAttention, Group, checked_groups, is_single
 from blockmgr.shapes.config import layers_of
 from blockmgr.shapes.layer import LayerShape
 
@@ -163,8 +163,8 @@ class HybridShape:
 
     @property
     def has_states(self) -> bool:
-        """Whether a group is recurrent."""
-        return any(isinstance(kind, RecurrentState) for kind in self.groups)
+        """Whether a group has states or rings."""
+        return any(is_single(kind) for kind in self.groups)
 
     def place(self, layer: int) -> tuple[int, int]:
         """The group of a layer, and the number of its tensor.

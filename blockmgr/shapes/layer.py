@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import whole
-from blockmgr.groups import Group, RecurrentState
+from blockmgr.groups import Group, is_single
 from blockmgr.shapes.elements import check_dtype
 from blockmgr.shapes.model import ModelShape
 
@@ -51,10 +51,10 @@ class LayerShape:
     """One layer: what it reads, and what it keeps in a block.
 
     Attributes:
-        kind: ``FullAttention()``, ``SlidingWindow(w)``, ``ChunkedAttention(w)`` or
-            ``RecurrentState()``.
+        kind: ``FullAttention()``, ``SlidingWindow(w)``, ``ChunkedAttention(w)``,
+            ``RecurrentState()`` or ``Ring(w)``.
         kv: K/V of a layer with attention, with ``num_layers=1``; None for a recurrent one.
-        states: Tensors of the state of a recurrent layer; empty for attention.
+        states: Tensors of the state of a recurrent layer, or of a ring; empty for attention.
 
     Raises:
         ValueError: ``kv`` and ``states`` do not fit the kind.
@@ -72,7 +72,7 @@ class LayerShape:
         for state in self.states:
             if not isinstance(state, StateTensor):
                 raise TypeError(f"states must be StateTensor objects, got {state!r}")
-        recurrent = isinstance(self.kind, RecurrentState)
+        recurrent = is_single(self.kind)
         if recurrent and (self.kv is not None or not self.states):
             raise ValueError(f"a layer of {self.kind} must have states and no kv")
         if not recurrent and (not isinstance(self.kv, ModelShape) or self.states):

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from blockmgr.groups import RecurrentState, SlidingWindow, core_groups, first_full, sizes_of
+from blockmgr.groups import (
+    RecurrentState,
+    SlidingWindow,
+    core_groups,
+    first_full,
+    refuse_rings,
+    sizes_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +79,7 @@ class Layout:
     def __init__(self, config: ManagerConfig) -> None:
         self.block_size: Final = config.block_size
         groups = config.groups
+        refuse_rings(groups, "tiers")
         self._groups = groups
         self._full = first_full(groups)
         rows = core_groups(groups, config.block_size)

@@ -30,6 +30,8 @@ class Copy(NamedTuple):
 def group_of(kind: kinds.Kind) -> groups.Group:
     if isinstance(kind, kinds.SlidingWindow | kinds.ChunkedAttention):
         return getattr(groups, type(kind).__name__)(kind.width)  # type: ignore[no-any-return]
+    if isinstance(kind, kinds.Ring):
+        return groups.Ring(kind.width, kind.restart)
     return getattr(groups, type(kind).__name__)()  # type: ignore[no-any-return]
 
 
@@ -97,6 +99,7 @@ class Adapter:
         self.made: Any = None
         self.seqs: dict[int, Running] = {}
         self.tickets: list[int] = []  # of steps that are not complete
+        self.zeros: list[int] = []  # blocks that the last plan empties
 
     @property
     def core(self) -> Any:
@@ -189,6 +192,7 @@ class Adapter:
     def take_copies(self) -> list[Copy]:
         plan = self.core.take_copies()
         self.tickets.append(plan.ticket)
+        self.zeros = [] if plan.zeros is None else plan.zeros.tolist()
         groups_of = [0] * len(plan) if plan.groups is None else plan.groups.tolist()
         return [
             Copy(int(c.source), int(c.destination), int(c.num_tokens), group)
@@ -213,7 +217,8 @@ class Adapter:
 
     def tables(self, handle: int) -> tuple[tuple[int, ...], ...]:
         row, units = self.core.row(handle), self.core.sequence(handle).num_blocks
-        ends = (1 if isinstance(kind, kinds.RecurrentState) else units for kind in self.kinds)
+        single = kinds.RecurrentState | kinds.Ring
+        ends = (1 if isinstance(kind, single) else units for kind in self.kinds)
         return tuple(
             tuple(self.core.group_table(group)[row, :end].tolist())
             for group, end in enumerate(ends)
@@ -253,5 +258,5 @@ class Adapter:
         return [
             Copy(source, block, count, group)
             for block, (group, source, count, taken) in enumerate(rows)
-            if source >= 0 and not taken
+            if source >= 0 and source != block and not taken
         ]

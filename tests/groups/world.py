@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.groups.adapter import Adapter
 from tests.specification.boundaries import ModelBoundaries
-from tests.specification.layers import FullAttention, Kind, RecurrentState
+from tests.specification.layers import FullAttention, Kind, RecurrentState, Ring
 from tests.stress.memory import Device, Step, Work, prefixes_of
 
 build: Any = ModelBoundaries
@@ -43,7 +43,11 @@ class World:
 
     def launch(self, *work: Work) -> None:
         """Closes a step that does this work, and runs it."""
-        self.memory.forward(Step(0, self.manager.take_copies(), list(work)))
+        copies = self.manager.take_copies()
+        for index, copy in enumerate(copies):
+            if isinstance(self.manager.kinds[copy.group], Ring):
+                copies[index] = copy._replace(num_tokens=self.memory.stride)
+        self.memory.forward(Step(0, copies, list(work), emptied=self.manager.zeros))
         self.manager.copies_applied()
 
     def forward(self, handle: int, stop: int) -> None:

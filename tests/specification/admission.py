@@ -22,7 +22,7 @@ from blockmgr.errors import (
     UnknownSequenceError,
 )
 from tests.specification.blocks import Block, Prefix, Seq, common, cut
-from tests.specification.layers import RecurrentState
+from tests.specification.layers import RecurrentState, Ring
 from tests.specification.steps import ModelSteps
 
 __all__ = ["ModelAdmission", "Plan", "Terms", "token_list", "whole"]
@@ -201,6 +201,8 @@ class ModelAdmission(ModelSteps):
         length = len(prefix[1])
         full, rest = divmod(length, self.size)
         plan = Plan(length)
+        if not self.can_start(length):
+            return None
         for group, _ in self.attention() if rest else ():
             # In all groups, read or not: the block may be cached later as a whole unit.
             block = self.most_like(group, prefix, promised=promised)
@@ -284,7 +286,7 @@ class ModelAdmission(ModelSteps):
 
     def priced(self, plan: Plan, seq: Seq, num_slots: int) -> Plan:
         units = self.units(max(num_slots, plan.cached))
-        plan.fresh = len(self.recurrent())
+        plan.fresh = len(self.singles())
         for group, kind in self.attention():
             first = self.first_unit(kind, plan.cached)
             plan.fresh += max(0, units - first) - len(plan.shared[group])
@@ -318,7 +320,7 @@ class ModelAdmission(ModelSteps):
         """Whether the plan fits into its share if no other sequence uses it."""
         units = self.units(max(num_slots, plan.cached))
         first = [self.first_unit(kind, plan.cached) for _, kind in self.attention()]
-        return sum(units - unit for unit in first) + len(self.recurrent()) <= self.limit(share)
+        return sum(units - unit for unit in first) + len(self.singles()) <= self.limit(share)
 
     def fitting_plan(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
         plan, fits = self.best_plan(seq, num_slots, terms)
@@ -345,12 +347,16 @@ class ModelAdmission(ModelSteps):
             if isinstance(kind, RecurrentState):
                 table.append(self.going_on(group, plan, fresh) or next(fresh))
                 continue
+            if isinstance(kind, Ring):
+                table.append(ring := next(fresh))
+                self.empty(ring)
+                continue
             table += [None] * self.first_unit(kind, plan.cached)
             table += plan.shared[group]
             if own := self.going_on(group, plan, fresh):
                 table.append(own)
             table += [next(fresh) for _ in range(units - len(table))]
-        seq.computed = seq.cached = plan.cached
+        seq.computed = seq.cached = seq.since = seq.farthest = plan.cached
         seq.promoted = plan.cached // self.size
         seq.stands, seq.moves, seq.preempted = True, 0, False
         self.settle_at(seq, plan.cached)

@@ -8,6 +8,7 @@ content.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,14 @@ import numpy as np
 from blockmgr.blocks import Priority
 from blockmgr.config import ManagerConfig
 from blockmgr.stats import QuotaUsage, Stats
-from tests.specification.layers import Attention, FullAttention, Kind, RecurrentState, kinds_of
+from tests.specification.layers import (
+    Attention,
+    FullAttention,
+    Kind,
+    RecurrentState,
+    Ring,
+    kinds_of,
+)
 
 __all__ = ["Block", "Content", "Copy", "ModelBlocks", "Prefix", "Seq", "common", "cut", "marked"]
 
@@ -119,6 +127,8 @@ class Seq:
     retained_end: int = 0  # the end of the retained prefix: prompts will continue from there
     stands: bool = True  # its states are at ``computed``: no launched forward has moved them
     moves: int = 0  # steps that were closed since, each of which may have moved them
+    since: int = 0  # its rings were empty here
+    farthest: int = 0  # up to here, launched forwards may have written them
 
     row = property(lambda self: self.handle & 0xFFFFFFFF)
     num_tokens = property(lambda self: len(self.tokens))
@@ -166,6 +176,13 @@ class ModelBlocks:
         self.prompt_end_stop: int | None = options.pop("prompt_end_stop", None)
         self.config = ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options)
         self.size = block_size
+        self.restart = math.lcm(*(kind.restart for kind in self.kinds))
+        """Where a sequence begins, all rings are right if they are empty: at its multiples."""
+
+        self.due_zeros: list[Block] = []
+        """Rings that are to be empty after the copies of the next step."""
+
+        self.taken_zeros: list[Block] = []  # the same of the ticket that is open
         self.quotas: Mapping[bytes, int] = self.config.quotas
         self.min_partial_tokens = self.config.min_partial_tokens
         self.first_id = int(self.config.null_block)
@@ -200,6 +217,17 @@ class ModelBlocks:
     def recurrent(self) -> list[int]:
         return [g for g, kind in enumerate(self.kinds) if isinstance(kind, RecurrentState)]
 
+    def rings(self) -> list[int]:
+        return [g for g, kind in enumerate(self.kinds) if isinstance(kind, Ring)]
+
+    def singles(self) -> list[int]:
+        """The groups of which a sequence has one block, whatever its length."""
+        return [*self.recurrent(), *self.rings()]
+
+    def can_start(self, length: int) -> bool:
+        """Whether a sequence can begin here with empty rings (G17)."""
+        return length % self.restart == 0
+
     @property
     def lead(self) -> int | None:
         """The group of ``block_tables``."""
@@ -227,7 +255,7 @@ class ModelBlocks:
     def used(self) -> set[Block]:
         """Blocks in a table, kept by a copy, or held."""
         used = {b for s in self.seqs.values() for table in s.tables for b in table if b}
-        used.update(self.dropped, self.held, self.holds)
+        used.update(self.dropped, self.held, self.holds, self.taken_zeros)
         for copy in self.waiting():
             used |= {copy.source, copy.destination}
         return used
@@ -246,6 +274,7 @@ class ModelBlocks:
         kept = [copy for copy in self.pending if self.is_awaited(copy)]
         self.count["cancelled_copies"] += len(self.pending) - len(kept)
         self.pending = kept
+        self.due_zeros = [block for block in self.due_zeros if self.is_in_use(block)]
         self.part_twins()
         used = self.used()
         for block in used:
@@ -259,7 +288,10 @@ class ModelBlocks:
 
     def is_awaited(self, copy: Copy) -> bool:
         """Whether the destination of a copy is still of use."""
-        return copy.destination in self.held or self.references(copy.destination) > 0
+        return self.is_in_use(copy.destination)
+
+    def is_in_use(self, block: Block) -> bool:
+        return block in self.held or self.references(block) > 0
 
     def depth(self, block: Block) -> int:
         """The number of units up to its end."""

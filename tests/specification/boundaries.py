@@ -7,6 +7,7 @@ needs is free at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
@@ -69,7 +70,8 @@ class ModelBoundaries(Specification):
 
     def serves(self, prefix: Prefix) -> bool:
         """Whether every group has what the query after this prefix reads."""
-        return all(self.find(content) for content in self.needs(prefix))
+        starts = self.can_start(len(prefix[1]))
+        return starts and all(self.find(content) for content in self.needs(prefix))
 
     def cached_prefixes(self) -> set[Prefix]:
         """The prefixes that cached blocks hold."""
@@ -236,7 +238,7 @@ class ModelBoundaries(Specification):
         if prefix in self.passed:
             return
         order = list(self.passed)
-        parent = cut(prefix, len(prefix[1]) - self.size)
+        parent = cut(prefix, len(prefix[1]) - self.stride)
         order.insert(order.index(parent) if parent in self.passed else len(order), prefix)
         self.passed = dict.fromkeys(order)
 
@@ -248,7 +250,7 @@ class ModelBoundaries(Specification):
         seq.prompt_end = self.prompt_end(seq, stops, plan.cached)
         stops = {stop for stop in {*stops, seq.prompt_end} if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
-        last = (len(seq.tokens) - 1) // self.size * self.size
+        last = (len(seq.tokens) - 1) // self.stride * self.stride
         seq.last = last if last in stops and last != seq.diverges else 0
         self.count_end(seq.prefix(plan.cached))  # before a tail is taken over and disappears
 
@@ -263,6 +265,22 @@ class ModelBoundaries(Specification):
             self.shared.add(found)
         self.continued.add(found)
 
+    @property
+    def stride(self) -> int:
+        """The least distance of whole units after which sequences can begin (G17)."""
+        return math.lcm(self.size, self.restart)
+
+    def last_place(self, end: int) -> int:
+        """The last place up to here where a sequence can begin; with states, also within a unit."""
+        within = self.restart > 1 and bool(self.recurrent())
+
+        def fits(place: int) -> bool:
+            return self.can_start(place) and (
+                self.restart == 1 or place % self.size == 0 or (within and self.may_continue(place))
+            )
+
+        return next(filter(fits, range(end, 0, -1)), 0)
+
     def stops_of(self, seq: Seq, terms: Terms) -> set[int]:
         """Positions where prompts may continue, so that a state is worth keeping (rule 11).
 
@@ -271,6 +289,7 @@ class ModelBoundaries(Specification):
         have been evicted there; the forward computes it again.
         """
         last = (len(seq.tokens) - 1) // self.size * self.size
+        end = (len(seq.tokens) - 1) // self.stride * self.stride
         asked = self.full_attention() or [g for g, _ in self.attention()]
 
         def served(length: int) -> bool:
@@ -281,8 +300,8 @@ class ModelBoundaries(Specification):
         if terms.read_cache:
             deepest = next(filter(served, range(last, 0, -self.size)), 0)
             within = self.shared_within(seq, deepest, asked) if self.recurrent() else 0
-        seq.diverges = within or deepest
-        return {last, seq.diverges or last} - {0}
+        seq.diverges = self.last_place(within or deepest)
+        return {end, seq.diverges or end} - {0}
 
     def shared_within(self, seq: Seq, deepest: int, asked: list[int]) -> int:
         """The end of the longest common prefix within a unit after the deepest one; 0: none."""
@@ -307,7 +326,7 @@ class ModelBoundaries(Specification):
         enough = blocks >= 8 * len(self.recurrent()) > 0
         if not (enough and blocks * self.size >= self.halfway_stop_tokens > 0):
             return set()
-        return {(first + blocks // 2) * self.size}
+        return {(first + blocks // 2) * self.size // self.stride * self.stride}
 
     def prompt_end(self, seq: Seq, others: set[int], cached: int) -> int:
         """The position near the prompt's end where only this option stops it; 0: none.
@@ -318,7 +337,8 @@ class ModelBoundaries(Specification):
         if self.prompt_end_stop is None or not self.recurrent():
             return 0
         end = seq.prompt_end if seq.preempted else len(seq.tokens) - self.prompt_end_stop
-        return end if self.may_continue(end) and end > cached and end not in others else 0
+        starts = self.may_continue(end) and self.can_start(end)
+        return end if starts and end > cached and end not in others else 0
 
     def count_end(self, prefix: Prefix) -> None:
         """Counts a prompt that continues from this prefix."""
@@ -347,11 +367,11 @@ class ModelBoundaries(Specification):
             last = max(0, position - self.lookahead)
             units = self.units(position + 1)
             most = max(most, sum(units - self.first_unit(kind, last) for kind in kinds))
-        return most + len(self.recurrent())
+        return most + len(self.singles())
 
     def peak(self, num_slots: int, num_tokens: int) -> int:
         """The same peak including the first forward, for a sequence that finds nothing."""
-        first = len(list(self.attention())) * self.units(num_slots) + len(self.recurrent())
+        first = len(list(self.attention())) * self.units(num_slots) + len(self.singles())
         return max(first, self.later_peak(num_slots, num_tokens))
 
     def checked_slots(self, seq: Seq, num_slots: int | None, terms: Terms) -> int:
@@ -372,11 +392,13 @@ class ModelBoundaries(Specification):
         self, seq: Seq, *, resumes: bool = False, expect_reuse: bool | None = None
     ) -> None:
         is_end = self.keep_end(seq)
-        path, cached = seq.prefix(seq.computed), seq.cached
-        if not is_end or seq.computed % self.size == 0:
-            self.passed.pop(seq.prefix(seq.promoted * self.size), None)
+        end = self.last_end(seq)
+        path, cached = seq.prefix(end), seq.cached
+        if not is_end or end % self.size == 0:
+            whole = seq.promoted * self.size // self.stride * self.stride
+            self.passed.pop(seq.prefix(whole), None)
         seq.tables = [[] for _ in self.kinds]
-        self.use(path)
+        self.use(seq.prefix(seq.computed) if end == 0 else path)
         if is_end and self.recurrent() and path in self.stamps:
             self.end_path(path, cached, resumes=resumes)
 
@@ -477,7 +499,7 @@ class ModelBoundaries(Specification):
 
     def expect_end(self, seq: Seq, stop: int) -> None:
         within = bool(self.recurrent()) and self.may_continue(stop)
-        end = stop if within else stop // self.size * self.size
+        end = self.last_place(stop if within else stop // self.size * self.size)
         if end > seq.computed:
             stops = seq.stops if self.recurrent() else seq.named
             if seq.prompt_end == end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from blockmgr.blocks import Remap
 from tests.specification.blocks import Block, Prefix, Seq
 from tests.specification.forgetting import ModelForgetting
+from tests.specification.layers import Ring
 
 __all__ = ["ModelKeeping"]
 
@@ -179,7 +180,7 @@ class ModelKeeping(ModelForgetting):
         share = self.share(seq.namespace)
         if seq.outdated or seq.promoted < unit or not rest >= self.min_partial_tokens > 0:
             return False
-        if len(self.kinds) > room:
+        if len(self.kinds) - len(self.rings()) > room:
             return False
         if any(self.find((group, prefix)) for group in range(len(self.kinds))):
             self.pass_no_more(prefix)
@@ -208,18 +209,28 @@ class ModelKeeping(ModelForgetting):
             and not self.is_destination(block)
         )
 
+    def last_end(self, seq: Seq) -> int:
+        """The last place of what it has computed where another sequence can continue; 0: none.
+
+        A state stands at one place only.
+        """
+        if self.recurrent() and not self.can_start(seq.computed):
+            return 0
+        return seq.computed - seq.computed % self.restart
+
     def keep_end(self, seq: Seq) -> bool:
         """Caches the state and the tail at the end of a sequence.
 
         Returns whether both are cached now and the tail was not cached before.
         """
-        prefix = seq.prefix(seq.computed)
-        unit, rest = divmod(seq.computed, self.size)
-        if not seq.computed or (self.recurrent() and not seq.stands):
+        end = self.last_end(seq)
+        prefix = seq.prefix(end)
+        unit, rest = divmod(end, self.size)
+        if not end or (self.recurrent() and not seq.stands):
             return False
         if seq.outdated or seq.promoted < unit or not self.config.prefix_caching:
             return False
-        if not self.may_continue(seq.computed):
+        if not self.may_continue(end):
             return False
         if self.found_at(prefix, promised=True) is not None:
             if rest:
@@ -250,6 +261,8 @@ class ModelKeeping(ModelForgetting):
                     end > length or self.found_again(seq, group, end) is None
                 ):
                     return False
+        if not (self.can_start(length) or self.rings_reach(seq, length)):
+            return False
         if length == 0 or not self.recurrent():
             return True
         if length == before and seq.stands:
@@ -257,6 +270,15 @@ class ModelKeeping(ModelForgetting):
         if length % self.size:
             return False  # its block is not that of the tail with the state
         return all(self.state_to_go_back_to(seq, group, length) for group in self.recurrent())
+
+    def rings_reach(self, seq: Seq, length: int) -> bool:
+        """Whether its rings have what the query here reads (G15)."""
+        if length <= seq.since:
+            return length == seq.since == seq.farthest
+        rings = [kind for kind in self.kinds if isinstance(kind, Ring)]
+        return all(
+            max(seq.since, ring.first_read(length)) >= seq.farthest - ring.width for ring in rings
+        )
 
     def found_again(self, seq: Seq, group: int, length: int) -> Block | None:
         """What the sequence has released in a group; it finds it by its own full attention."""
@@ -297,5 +319,11 @@ class ModelKeeping(ModelForgetting):
                 assert state is not None
                 self.record(group, source, state, self.size)
             seq.stands, seq.moves = True, 0
+        if self.rings() and not self.rings_reach(seq, length):
+            for group in self.rings():
+                [ring] = seq.tables[group]
+                assert ring is not None
+                self.empty(ring)
+            seq.since = seq.farthest = length
         seq.computed = length
         self.settle_at(seq, length)

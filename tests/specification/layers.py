@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layer:
-    """What all groups have; the manager has none of these fields yet, ``ModelLayouts`` has all.
+    """What all groups have; of these fields the manager has ``block_size`` and ``restart``.
 
     Attributes:
         block_size: Tokens of a block; None: those of a node. Of a state that moves, the tokens of a
@@ -101,6 +101,7 @@ def vars_of(group: Any) -> dict[str, Any]:
     given = {
         "width": getattr(group, "width", None),
         "block_size": getattr(group, "block_size", None),
+        "restart": getattr(group, "restart", None),
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -112,7 +112,7 @@ class Specification(ModelKeeping):
         """
         unit = len(seq.tokens) // self.size
         own = {group: seq.own(group, unit) for group, _ in self.attention()}
-        return {
+        shared = {
             group: block
             for group, block in own.items()
             if block is not None
@@ -120,10 +120,13 @@ class Specification(ModelKeeping):
                 self.references(block) - list(moving).count(block) > 1 or block.content is not None
             )
         }
+        # It leaves the unit in all groups, if another sequence may read it in full attention.
+        moves = any(group in shared for group in self.full_attention())
+        return {g: block for g, block in own.items() if block is not None} if moves else shared
 
     def check_written(self, seq: Seq, *, commits: bool = False) -> None:
         """Checks that the tokens of a copy are written before the forward of this step."""
-        if self.recurrent() and not (self.confirms(seq) if commits else seq.stands):
+        if self.singles() and not (self.confirms(seq) if commits else seq.stands):
             raise StepError("the copy lacks what a forward wrote, and a state cannot go back")
         start = len(seq.tokens) // self.size * self.size
         kept = seq.settled if self.taken is None else seq.computed
@@ -318,8 +321,8 @@ class Specification(ModelKeeping):
 
     def check_parent(self, parent: Seq) -> None:
         self.check_not_promised(parent)
-        if self.recurrent() and not parent.stands:
-            raise StepError(f"sequence {parent.handle} has a state at an unknown position")
+        if self.singles() and not parent.stands:
+            raise StepError(f"sequence {parent.handle} has a state or ring at an unknown position")
 
     def reparent(self, handles: Iterable[int], parents: Iterable[int]) -> None:
         """Each sequence becomes a fork of its parent as it was before the call."""
@@ -355,9 +358,9 @@ class Specification(ModelKeeping):
             self.let_go(left)
 
     def num_forked(self, parent: Seq) -> int:
-        """The blocks that a fork takes: a state of its own in each such group (rule 9)."""
+        """The blocks that a fork takes: states and rings of its own (rule 9, G16)."""
         del parent
-        return len(self.recurrent())
+        return len(self.singles())
 
     def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
         """Takes over everything; in look-ahead slots, nothing is written yet.
@@ -371,6 +374,7 @@ class Specification(ModelKeeping):
         child.settled, child.written = parent.settled, parent.written
         child.promoted, child.outdated = parent.promoted, parent.outdated
         child.stands, child.moves = parent.stands, parent.moves
+        child.since, child.farthest = parent.since, parent.farthest
         child.stops, child.named = set(parent.stops), set(parent.named)
         child.diverges, child.last = parent.diverges, parent.last
         child.retained_end, child.prompt_end = parent.retained_end, parent.prompt_end
@@ -380,6 +384,11 @@ class Specification(ModelKeeping):
             child.tables[group] = [block := next(fresh)]
             if parent.computed:
                 self.record(group, state, block, self.size)
+        for group in self.rings() if fresh else ():
+            [ring] = parent.tables[group]
+            assert ring is not None
+            child.tables[group] = [block := next(fresh)]
+            self.record(group, ring, block, self.size)
 
     # ---- taking back --------------------------------------------------------------------
 
@@ -391,6 +400,7 @@ class Specification(ModelKeeping):
             self.check_not_promised(seq)
         with self.call():
             before = self.reach(seq)
+            seq.farthest = max(seq.farthest, before)
             self.leave(seq)
             del seq.tokens[n:]
             for group in self.growing():

@@ -59,10 +59,18 @@ class ModelSteps(ModelBlocks):
             if copy.destination is source:
                 source, num_tokens = copy.source, min(num_tokens, copy.num_tokens)
         self.pending = [copy for copy in self.pending if copy.destination is not destination]
-        if num_tokens:
+        if source in self.due_zeros:
+            self.due_zeros.append(destination)
+        elif num_tokens:
             self.pending.append(Copy(group, source, destination, num_tokens, keeps))
             self.count["planned_copies"] += 1
         return num_tokens
+
+    def empty(self, block: Block) -> None:
+        """A ring begins empty (G16): zeros are written after the copies of the next step."""
+        self.pending = [copy for copy in self.pending if copy.destination is not block]
+        if block not in self.due_zeros:
+            self.due_zeros.append(block)
 
     # ---- steps --------------------------------------------------------------------------
 
@@ -78,6 +86,7 @@ class ModelSteps(ModelBlocks):
                 raise StepError(f"{len(self.in_flight)} steps are in flight")
             self.in_flight.append(self.last_ticket + 1)
         self.taken, self.pending = self.pending, []
+        self.taken_zeros, self.due_zeros = self.due_zeros, []
         self.last_ticket += 1
         self.moved = [
             seq
@@ -86,9 +95,12 @@ class ModelSteps(ModelBlocks):
         ]
         for seq in self.moved:
             seq.stands, seq.moves = False, seq.moves + 1
+            seq.farthest = max(seq.farthest, min(len(seq.tokens), self.num_slots(seq)))
         rows = [(c.source.id, c.destination.id, c.num_tokens, c.group) for c in self.taken]
         columns = np.array(rows, np.int32).reshape(-1, 4).T
-        return CopyPlan(self.last_ticket, *columns[:3], columns[3] if len(self.kinds) > 1 else None)
+        several = len(self.kinds) > 1
+        zeros = np.array([block.id for block in self.taken_zeros], np.int32)
+        return CopyPlan(self.last_ticket, *columns[:3], *((columns[3], zeros) if several else ()))
 
     def resolve(self, ticket: int) -> list[Copy]:
         if self.taken is None or ticket != self.last_ticket:
@@ -101,7 +113,7 @@ class ModelSteps(ModelBlocks):
         while copies:
             del copies[0]
             self.settle()
-        self.taken = None
+        self.taken, self.taken_zeros = None, []
         for block in self.live:
             block.unwritten = 0
         for seq in self.seqs.values():
@@ -112,11 +124,15 @@ class ModelSteps(ModelBlocks):
         """Puts its copies back in front of later ones, which may read their destinations."""
         again, later = self.resolve(ticket), self.pending
         self.taken, self.pending = None, again
+        planned, emptied = self.count["planned_copies"], self.due_zeros
+        self.due_zeros, self.taken_zeros = self.taken_zeros, []
         for copy in later:
             self.record(
                 copy.group, copy.source, copy.destination, copy.num_tokens, keeps=copy.keeps
             )
-        self.count["planned_copies"] -= len(later)
+        self.count["planned_copies"] = planned
+        for block in emptied:
+            self.empty(block)
         for seq in self.moved:  # nothing was launched
             seq.moves = max(0, seq.moves - 1)
             seq.stands = not seq.moves

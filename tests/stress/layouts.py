@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from blockmgr import BlockManager, BlockState, Priority
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, OutOfSequencesError, StepError
 from tests.specification.admission import Terms
-from tests.specification.layers import Kind, RecurrentState
+from tests.specification.layers import Kind, RecurrentState, Ring
 from tests.stress.lockstep import DivergenceError, Entry
-from tests.stress.memory import Work
+from tests.stress.memory import Step, Work
 from tests.stress.world import World
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class LayoutWorld(World):
             return ()
         row, slots = self.manager.row(handle), view.num_slots
         ends = (
-            1 if isinstance(kind, RecurrentState) else -(-slots // size)
+            1 if isinstance(kind, RecurrentState | Ring) else -(-slots // size)
             for kind, size in self.sizes
         )
         return tuple(
@@ -110,6 +110,7 @@ class LayoutWorld(World):
     def begin_entry(self, entry: Entry) -> None:
         super().begin_entry(entry)
         entry.ran = entry.left_off
+        entry.begins = True
 
     def trust_what_is_computed(self, entry: Entry) -> None:
         super().trust_what_is_computed(entry)
@@ -137,7 +138,7 @@ class LayoutWorld(World):
         stop = view.num_computed_tokens if self.early else self.stop_of(entry, view)
         if not self.early and self.rng.random() < self.habits.idles:
             stop = start
-        return Work.on_tables(
+        work = Work.on_tables(
             f"sequence {entry.handle}",
             entry.prefixes[:stop],
             start,
@@ -145,9 +146,23 @@ class LayoutWorld(World):
             kinds=self.kinds,
             block_size=self.size,
         )
+        rings = [group for group, kind in enumerate(self.kinds) if isinstance(kind, Ring)]
+        work.low = dict.fromkeys(rings, start if entry.begins else -1)
+        return work
+
+    def complete_step(self, step: Step) -> None:
+        """A ring is copied whole, and emptied after the copies."""
+        step.emptied = step.plan.zeros.tolist() if step.plan.zeros is not None else []
+        groups = step.plan.groups.tolist() if step.plan.groups is not None else []
+        for index, group in enumerate(groups):
+            if isinstance(self.kinds[group], Ring):
+                step.copies[index] = (*step.copies[index][:2], self.device.stride)
+        if set(step.emptied) & set(step.plan.destinations.tolist()):
+            raise DivergenceError(f"a copy fills a ring that is emptied: {step.emptied}")
 
     def note_launch(self, entry: Entry, view: Any, work: Work) -> None:
         super().note_launch(entry, view, work)
+        entry.begins &= work.stop == work.start
         if not self.early:
             entry.left_off = work.stop
 
@@ -161,6 +176,7 @@ class LayoutWorld(World):
             self.declare(entry, work.stop)
 
     def note_abort(self, entry: Entry, work: Work) -> None:
+        entry.begins |= work.start in work.low.values()
         if not self.early:
             entry.left_off = min(entry.left_off, work.start)
 
@@ -312,7 +328,7 @@ class LayoutWorld(World):
             computed = self.manager.sequence(handle).num_computed_tokens
             for (kind, size), table in zip(self.sizes, self.tables_of(handle), strict=False):
                 held.update(table)
-                state = isinstance(kind, RecurrentState)
+                state = isinstance(kind, RecurrentState | Ring)
                 writable = table if state else table[computed // size :]
                 early = (set(writable) - self.held) & busy - {0}
                 if early:
@@ -367,14 +383,19 @@ class LayoutWorld(World):
         expected = self.model.waiting()
         if not expected and not self.model.in_flight:
             self.tied = False
-        found = self.planned_copies()
+        planned = self.planned_copies()
+        found = [copy for copy in planned if copy[1] != copy[2]]
+        zeros = {block.id for block in (*self.model.due_zeros, *self.model.taken_zeros)}
+        emptied = {names[to] for _, source, to, _ in planned if source == to and to in names}
         known = set(names.values())
         # Of a copy whose destination has left its table, the name is not known.
         due = {(c.group, c.destination.id, c.num_tokens) for c in expected}
-        due = {copy for copy in due if copy[1] in known}
+        due = {copy for copy in due if copy[1] in known - zeros}
         seen = {(group, names[to], n) for group, _, to, n in found if to in names}
         if seen != due:
             return f"copies {seen}, expected {due}"
+        if emptied != zeros & known:
+            return f"rings {emptied} are emptied, expected {zeros & known}"
         sources = {copy.destination.id: copy.source.id for copy in expected}
         for _, source, destination, _ in found:
             other = sources.get(names.get(destination, -1))

@@ -61,6 +61,7 @@ class Entry:
     # ahead of the next forward, and the slots it was given.
     left_off: int = 0
     promise: int = 0
+    begins: bool = False  # with rings: they are empty where its next forward begins
     ran: int = 0  # with groups: where the last forward that has run ended
     tables: Any = ()  # with groups: those after the last call on it
     handed: Any = field(default_factory=lambda: np.zeros(0, np.int64))

@@ -123,6 +123,9 @@ class Work:
         slots = []
         for kind, table in zip(kinds, tables, strict=True):
             end = block_size if isinstance(kind, RecurrentState) else stop
+            if isinstance(kind, Ring):
+                slots.append(table[0] * stride + np.arange(stop) % kind.width)
+                continue
             slots.append(slots_of(table, kind.block_size or block_size, end, stride))
         return cls(name, slots, np.array(prefixes, np.int64), start)
 
@@ -136,6 +139,7 @@ class Step:
     work: list[Work] = field(default_factory=list)
     plan: Any = None  # as the manager gave it
     zeroed: Sequence[int] = ()  # blocks that begin empty
+    emptied: Sequence[int] = ()  # the same, after the copies
 
 
 class Device:
@@ -184,6 +188,8 @@ class Device:
         for block in step.zeroed:
             self.cells[block * self.stride : (block + 1) * self.stride] = 0
         self._copy(step)
+        for block in step.emptied:
+            self.cells[block * self.stride : (block + 1) * self.stride] = 0
         for group, kind in enumerate(self.kinds):
             for work in step.work:
                 if isinstance(kind, RecurrentState):

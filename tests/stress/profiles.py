@@ -83,6 +83,7 @@ class Profile:
         resized: Whether the pool shrinks and grows. Such a profile is in no run of all profiles,
             either.
         layouts: Whether a run has any groups of layers, or only full attention.
+        rings: Whether its layouts have rings; in no run of all profiles, as with ``together``.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
     """
@@ -97,6 +98,7 @@ class Profile:
     quotas: bool = False
     swarm: float = 0.5
     layouts: bool = False
+    rings: bool = False
     sizes_by_group: bool = False
     sessions: bool = False
     together: bool = False
@@ -159,6 +161,17 @@ PROFILES = {
         sizes_by_group=True,
         weights={"turn": 6, "cache": 1, "begin": 12, "finish": 6, "complete": 6, "abort": 3},
     ),
+    "rings": Profile(
+        sizes=(1, 2, 3, 4, 5, 8, 16),
+        prompt=36,
+        vocabulary=(2, 2, 3),
+        quotas=True,
+        swarm=1.0,
+        layouts=True,
+        rings=True,
+        weights={"turn": 4, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
+                 "abort": 3, "truncate": 6, "fork": 8},
+    ),
     "families": Profile(blocks=(3, 24), quotas=True, together=True, weights=FAMILIES),
     "families_in_groups": Profile(
         sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, together=True,
@@ -175,7 +188,7 @@ PROFILES = {
 OF_THE_MANAGER = tuple(
     name
     for name, each in PROFILES.items()
-    if not (each.sizes_by_group or each.together or each.resized)
+    if not (each.sizes_by_group or each.together or each.rings or each.resized)
 )
 ONE_GROUP = tuple(name for name in OF_THE_MANAGER if not PROFILES[name].layouts)
 
@@ -184,6 +197,7 @@ GROUPS = {
     "window": layers.SlidingWindow,
     "chunk": layers.ChunkedAttention,
     "state": layers.RecurrentState,
+    "ring": layers.Ring,
 }
 """Groups of layers by their names in saved runs."""
 
@@ -211,6 +225,17 @@ def draw_layout(rng: random.Random) -> list[str]:
     return layout
 
 
+def draw_rings(rng: random.Random) -> list[str]:
+    """Groups as of ``draw_layout``, and one or two rings among them."""
+    layout = draw_layout(rng)[: rng.choice([1, 2, 2, 3, 6])]
+    layout = layout if "full" in layout else ["full", *layout]
+    for _ in range(rng.choice([1, 1, 2])):
+        restart = rng.choice([1, 2, 3, 4, 4, 8])
+        ring = f"ring {restart + rng.choice([0, 1, 3, 12])} restart={restart}"
+        layout.insert(rng.randint(0, len(layout)), ring)
+    return layout
+
+
 def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str]:
     """Every fourth time, with blocks of their own for some groups; the seed comes from a draw."""
     rng = random.Random(f"{layout} {size} {seed}")
@@ -218,7 +243,9 @@ def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str
         return list(layout)
     sizes = [n for n in range(1, size + 1) if size % n == 0]
     return [
-        text if text == "state" or rng.random() < 0.3 else f"{text} block_size={rng.choice(sizes)}"
+        text
+        if text.startswith(("state", "ring")) or rng.random() < 0.3
+        else f"{text} block_size={rng.choice(sizes)}"
         for text in layout
     ]
 
@@ -238,6 +265,8 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
     room = room * blocks_in_a_node(layout, size) // len(layout)
     quotas = draw_quotas(rng, profile, room // 2)
     has_states = "state" in layout
+    rings = [group for group in groups_named(layout) if isinstance(group, layers.Ring)]
+    back = min([12, *(ring.width - ring.restart for ring in rings)])
     return {
         "layout": list(layout),
         "num_blocks": room + 1,
@@ -252,7 +281,7 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
         "eviction": rng.choice(["lru", "lru", rng.choice(EVICTION_POLICIES)]),
         "steps_in_flight": in_flight,
         "early_commit": rng.random() < 0.3,
-        "max_rollback_tokens": 0 if has_states else rng.choice([0, 0, 2, 12]),
+        "max_rollback_tokens": 0 if has_states else min(back, rng.choice([0, 0, 2, 12])),
         "dedup": dedup,
         "retention": (retention := rng.random() < 0.5),
         "max_pinned_blocks": rng.randint(0, 6) if retention else 0,
@@ -361,7 +390,8 @@ def draw_config(
     if profile.sizes_by_group:
         return draw_layers(rng, profile, layout)
     if profile.layouts:
-        return draw_groups(rng, profile, layout or draw_layout(rng))
+        draw = draw_rings if profile.rings else draw_layout
+        return draw_groups(rng, profile, layout or draw(rng))
     null_block = rng.random() < 0.2
     num_blocks = rng.randint(*profile.blocks)
     size = rng.choice(profile.sizes)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blockmgr.blocks import Admission, Priority
-from tests.specification.layers import RecurrentState
+from tests.specification.layers import RecurrentState, Ring
 from tests.stress.lockstep import DivergenceError, Entry, Launched
-from tests.stress.memory import Work, extend_prefixes, prefixes_of
+from tests.stress.memory import Step, Work, extend_prefixes, prefixes_of
 from tests.stress.resizing import ResizingEngine
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class World(ResizingEngine):
 
     def attention(self) -> list[Any]:
         """The groups whose blocks hold tokens."""
-        return [kind for kind in self.kinds if not isinstance(kind, RecurrentState)]
+        return [kind for kind in self.kinds if not isinstance(kind, RecurrentState | Ring)]
 
     def cache_state(self, entry: Entry) -> None:
         raise NotImplementedError("of groups with states")
@@ -211,6 +211,7 @@ class World(ResizingEngine):
         child.tokens, child.prefixes = list(parent.tokens), list(parent.prefixes)
         child.start, child.written = parent.start, parent.written
         child.left_off, child.handed, child.promise = parent.left_off, parent.handed, 0
+        child.begins = parent.begins
         child.version += 1
 
     def reparent(self, entries: list[Entry], parents: list[int]) -> None:
@@ -317,6 +318,7 @@ class World(ResizingEngine):
         self.compare_plan(plan, expected)
         launched = Launched(self.device.launch(plan), [], set())
         launched.step.zeroed = self.blocks_to_zero()
+        self.complete_step(launched.step)
         for index, entry in enumerate(self.entries):
             view = self.manager.sequence(entry.handle)
             launched.blocks.update(self.blocks_of(entry))
@@ -335,6 +337,9 @@ class World(ResizingEngine):
             self.resolve("copies_applied")
         self.settle()
         return launched
+
+    def complete_step(self, step: Step) -> None:
+        """What else than copies its plan says."""
 
     def blocks_to_zero(self) -> list[int]:
         """Blocks that begin empty in this step."""

@@ -331,16 +331,25 @@ nb::object take_plan(Planner& core, nb::handle make) {
   std::vector<BlockCopy> copies;
   const std::int64_t ticket = core.take_copies(copies);
   try {
-    const auto count = static_cast<std::int64_t>(copies.size());
-    const auto column = [&](std::int32_t BlockCopy::* field) {
+    // A block that is its own source begins with zeros.
+    const auto is_copy = [](const BlockCopy& copy) { return copy.source != copy.destination; };
+    auto end = copies.end();
+    if (core.has_groups()) end = std::stable_partition(copies.begin(), copies.end(), is_copy);
+    const std::vector<BlockCopy> zeros(end, copies.end());
+    copies.erase(end, copies.end());
+    const auto column_of = [](const std::vector<BlockCopy>& copies,
+                              std::int32_t BlockCopy::* field) {
+      const auto count = static_cast<std::int64_t>(copies.size());
       auto numbers = new_numbers<std::int32_t>(count);
       for (std::size_t i = 0; i < copies.size(); ++i) numbers[i] = copies[i].*field;
       return to_array(std::move(numbers), count);
     };
+    const auto column = [&](std::int32_t BlockCopy::* field) { return column_of(copies, field); };
     return in_python([&]() -> nb::object {
       if (core.has_groups())
         return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
-                    column(&BlockCopy::num_tokens), column(&BlockCopy::group));
+                    column(&BlockCopy::num_tokens), column(&BlockCopy::group),
+                    column_of(zeros, &BlockCopy::destination));
       return make(ticket, column(&BlockCopy::source), column(&BlockCopy::destination),
                   column(&BlockCopy::num_tokens));
     });

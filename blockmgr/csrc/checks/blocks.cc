@@ -62,27 +62,31 @@ void BlockAudit::check_places() {
 }
 
 void BlockAudit::check_copies() {
-  std::set<NodeId> sources, destinations;
+  std::set<NodeId> sources, destinations, copied;
   int pending = 0;
   copies_.each_pending([&](const Copy& copy) {
     ++pending;
     const std::string what = "pending copy into " + name(copy.destination);
     BLOCKMGR_EXPECT(valid(copy.source) && valid(copy.destination), what + " names no block");
     BLOCKMGR_EXPECT(destinations.insert(copy.destination).second, what + " appears twice");
-    sources.insert(copy.source);
+    const bool zeros = copy.source == copy.destination;
+    if (!zeros) {
+      sources.insert(copy.source);
+      copied.insert(copy.destination);
+    }
     BLOCKMGR_EXPECT(copy.num_tokens > 0 && copy.num_tokens <= size_, what + " has no valid length");
     const bool is_private = !nodes_[copy.destination].keyed() || awaited_.count(copy.destination);
     BLOCKMGR_EXPECT(nodes_.uses(copy.destination).ref_count > 0 && is_private,
                     what + " has no private target");
-    if (valid(copy.source)) ++pins(copy.source);
+    if (valid(copy.source) && !zeros) ++pins(copy.source);
   });
   BLOCKMGR_EXPECT(pending == copies_.num_pending(), "the number of pending copies is wrong");
   for (const NodeId b : sources)
-    BLOCKMGR_EXPECT(!destinations.count(b),
+    BLOCKMGR_EXPECT(!copied.count(b),
                     name(b) + " is source and destination of pending copies");
   std::set<NodeId> in_flight;
   for (const Copy& copy : copies_.flight()) {
-    ++pins(copy.source);
+    if (copy.source != copy.destination) ++pins(copy.source);
     ++pins(copy.destination);
     in_flight.insert(copy.destination);
   }

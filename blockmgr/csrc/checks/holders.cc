@@ -98,7 +98,7 @@ class Audit : public BlockAudit {
     const NodeId* t = core_.table(s);
     for (int g = 0; g < groups.num_groups(); ++g) {
       const std::string what = who + ", group " + std::to_string(g);
-      if (groups.group(g).recurrent()) {
+      if (!groups.group(g).is_attention()) {
         const NodeId state = row.states[static_cast<std::size_t>(g)];
         BLOCKMGR_EXPECT(valid(state), what + " has no state");
         if (!valid(state)) continue;

@@ -18,6 +18,7 @@ struct Group {
     kWindow,     // the last `width` positions, its own among them
     kChunk,      // those of its own chunk of `width` positions
     kRecurrent,  // the state after the position before: one block, whatever the length
+    kRing,       // the last `width` positions, in one block that is never found
   };
 
   Kind kind = kFull;
@@ -28,8 +29,11 @@ struct Group {
   int slice = 0;           // which one of its slices this is
   int num_slices = 1;      // of the group
   bool has_events = true;  // those of full attention's further slices are its node's
+  std::int64_t restart = 1;  // ring: an empty one is right at its multiples
 
   bool recurrent() const { return kind == kRecurrent; }
+  bool is_ring() const { return kind == kRing; }
+  bool is_attention() const { return kind < kRecurrent; }
   // How many of the leading tokens of a node lie in its part.
   std::int64_t tokens_of(std::int64_t num_tokens) const {
     return std::clamp<std::int64_t>(num_tokens - begin, 0, end - begin);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <utility>
 
 #include "memory/ring.h"
@@ -25,7 +26,10 @@ GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vect
       owners_(static_cast<std::size_t>(nodes.count)),
       links_(static_cast<std::size_t>(nodes.count + num_partitions)),
       passed_(static_cast<std::size_t>(nodes.count + num_partitions)) {
-  for (const Group& group : groups_) num_states_ += group.recurrent();
+  for (const Group& group : groups_) {
+    num_states_ += group.recurrent();
+    restart_ = std::lcm(restart_, group.restart);
+  }
   for (int i = 0; i < num_partitions; ++i) {
     ring::clear(links_.data(), nodes.count + i);
     ring::clear(passed_.data(), nodes.count + i);
@@ -65,7 +69,7 @@ void GroupPlaces::place(NodeId n, std::int64_t unit) noexcept {
 
 bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
   for (int g = 0; g < num_groups(); ++g)
-    if (!group(g).recurrent() && reads(g, length, unit)) return true;
+    if (group(g).is_attention() && reads(g, length, unit)) return true;
   return false;
 }
 
@@ -111,7 +115,8 @@ void GroupPlaces::set_passed(NodeId n) noexcept {
   if (is_passed(n)) return;
   facts_[static_cast<std::size_t>(n)] |= kPassed;
   // Before the node that it continues: so the eviction of either frees what only it reads.
-  const NodeId parent = nodes_[n].parent;
+  NodeId parent = nodes_[n].parent;
+  while (parent >= 0 && !can_start(length(parent))) parent = nodes_[parent].parent;
   const bool follows = parent >= 0 && is_passed(parent);
   ring::insert_before(passed_.data(), n, follows ? parent : nodes_.count + pool_.partition_of(n));
 }
@@ -241,7 +246,7 @@ inline bool GroupPlaces::find_near(NodeId n) noexcept {
   if (now == near(n)) return false;
   near(n) = now;
   for (int g = 0; g < num_groups(); ++g)
-    if (!group(g).recurrent() && !is_needed(g, n)) drop_unneeded(g, n);
+    if (group(g).is_attention() && !is_needed(g, n)) drop_unneeded(g, n);
   return true;
 }
 
@@ -282,6 +287,7 @@ bool GroupPlaces::frees_something(NodeId n) const {
       if (is_idle(cached(g, n))) return true;
       continue;
     }
+    if (group(g).is_ring()) continue;
     const std::int64_t first = first_unit(g, length(n));
     for (NodeId a = n; a >= 0 && unit(a) >= first; a = nodes_[a].parent)
       if (is_idle(cached(g, a))) return true;

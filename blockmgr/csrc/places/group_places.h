@@ -91,6 +91,9 @@ class GroupPlaces {
               int num_partitions);
 
   int num_groups() const { return num_groups_; }
+  // Whether a sequence can begin after so many tokens: every ring is right there if it is empty.
+  bool can_start(std::int64_t length) const { return restart_ == 1 || length % restart_ == 0; }
+  std::int64_t restart() const { return restart_; }
   const Group& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   // The first unit that the query at this position reads or writes.
   std::int64_t first_unit(int g, std::int64_t position) const {
@@ -136,7 +139,7 @@ class GroupPlaces {
   // All parts of attention that a node has.
   void keep_parts(NodeId n) noexcept {
     for (int g = 0; g < num_groups(); ++g)
-      if (const NodeId m = part(g, n); m >= 0 && !group(g).recurrent()) keep(m);
+      if (const NodeId m = part(g, n); m >= 0 && group(g).is_attention()) keep(m);
   }
   // Takes that away again.
   void unkeep(NodeId part) noexcept {
@@ -253,7 +256,9 @@ class GroupPlaces {
   bool stays(NodeId n) const { return is_boundary(n) || nodes_[n].first_child >= 0; }
   // Whether the node's part stays when its use ends.
   bool is_needed(int g, NodeId n) const {
-    return group(g).recurrent() ? is_boundary(n) : is_read(group(g), n, unit(n));
+    if (group(g).is_attention()) [[likely]]
+      return is_read(group(g), n, unit(n));
+    return group(g).recurrent() && is_boundary(n);
   }
   // Whether a boundary reads a node, which is this unit of its path, in a group of attention.
   bool is_read(const Group& group, NodeId n, std::int64_t unit) const {
@@ -332,6 +337,7 @@ class GroupPlaces {
   std::vector<Group> groups_;
   int num_groups_;
   int num_states_ = 0;
+  std::int64_t restart_ = 1;  // of all rings: the least common multiple
   ContinuedEnds continued_ends_;
   int num_cached_ = 0;
   ZeroedArray<NodeId> parts_;  // by node, then group: the part, plus 1

@@ -159,6 +159,12 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   take_rest(s, tokens, plan);
 }
 
+// Where the first forward begins behind a load, which brings no ring.
+inline std::int64_t Admitting::first_behind_load(const Prompt& prompt) const {
+  const std::int64_t end = loaded_of(prompt);
+  return groups() ? end - end % groups()->restart() : end;
+}
+
 // Inlined twice, so that a prompt without a session pays nothing for those that have one.
 [[gnu::always_inline]] inline Handle Admitting::admit_of(
     const Prompt& prompt, const std::function<void(Handle)>& announce,
@@ -175,7 +181,7 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   const AdmissionPlan plan = settled_admission(
       prompt.tokens, prompt.num_tokens, slots,
       {root.node(), extras ? &extras->ids() : nullptr, partition, held_back, prompt.read_cache,
-       prompt.most_cached, prompt.due_cached, loaded_of(prompt)});
+       prompt.most_cached, prompt.due_cached, first_behind_load(prompt)});
   const std::int64_t room = plan.demand.num_blocks * config().block_size;
   std::vector<Token> waiting;
   if (room < prompt.num_tokens)
@@ -284,7 +290,7 @@ AdmissionPlan Admitting::plan_prompt(const Prompt& prompt, int partition, std::i
                             prompt.read_cache,
                             prompt.most_cached,
                             prompt.due_cached,
-                            loaded_of(prompt)};
+                            first_behind_load(prompt)};
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
   return plan_admission(prompt.tokens, prompt.num_tokens, slots, applicant);
 }
@@ -297,7 +303,7 @@ MatchResult Admitting::match(const Prompt& prompt) {
   // What can never be admitted finds whatever there is.
   const auto anything = [&] {
     const std::int64_t most = rows().blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
-    return -config().num_blocks - use<GroupTables>().blocks_of_units(most) - num_states();
+    return -config().num_blocks - use<GroupTables>().blocks_of_units(most) - num_singles();
   };
   if (use<Needs>().never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back))
       [[unlikely]]
@@ -342,6 +348,7 @@ void Admitting::each_source(const Visit& visit) const {
 NodeId Admitting::source_of(int g, const Found& found) const {
   const NodeId end = last_node(found);
   if (groups()->group(g).recurrent()) return resumes(found) ? groups()->part(g, end) : kNoNode;
+  if (groups()->group(g).is_ring()) return kNoNode;
   const bool reads = found.partial >= 0 && groups()->reads(g, first_query(found), found.num_full);
   return reads ? groups()->part(g, end) : kNoNode;
 }
@@ -355,7 +362,7 @@ void Admitting::keep_found_parts(Sequence& s, const Found& found) noexcept {
   if (end >= 0 && groups()->length(end) == cached) groups()->continue_from(end);
   for (int g = 0; g < groups()->num_groups(); ++g) {
     sources_room_[nth(g)] = source_of(g, found);
-    if (groups()->group(g).recurrent()) continue;
+    if (!groups()->group(g).is_attention()) continue;
     row.first[nth(g)] = static_cast<std::int32_t>(groups()->first_unit(g, first_query(found)));
     for (std::int64_t unit = row.first[nth(g)]; unit < found.num_full; ++unit)
       pool().acquire_part(groups()->part(g, t[unit]));
@@ -389,6 +396,7 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
       if (source >= 0) copies().plan(source, state, config().block_size);
       continue;
     }
+    if (groups()->group(g).is_ring()) continue;
     const std::int64_t first = row.first[nth(g)];
     const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
     NodeId before = found.num_full > first ? groups()->part(g, t[found.num_full - 1]) : kNoNode;
@@ -400,6 +408,7 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
     use<GroupTables>().take_part_run(s, g, std::max(first, known), until, before);
   }
   if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
+  use<GroupTables>().take_rings(s, first_query(found));
   s.loads = found.num_loaded > num_cached(found);
   row.num_loaded = found.num_loaded;
   row.stands = true;

@@ -43,6 +43,7 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
   void keep_found(Sequence& s, const AdmissionPlan& plan) noexcept;
   void take_rest(Sequence& s, const Token* tokens, const AdmissionPlan& plan) noexcept;
   // session: nullptr for none.
+  std::int64_t first_behind_load(const Prompt& prompt) const;
   Handle admit_of(const Prompt& prompt, const std::function<void(Handle)>& announce,
                   SessionTable::Claim* session);
   AdmissionPlan plan_admission(const Token* tokens, std::int64_t count, std::int64_t slots,

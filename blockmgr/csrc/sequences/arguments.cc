@@ -1,6 +1,7 @@
 #include "sequences/arguments.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "memory/errors.h"
 
@@ -137,10 +138,15 @@ void set_groups(Config& config, const std::vector<Group>& groups) {
     bad_value("groups must be at most " + std::to_string(kMaxGroups) + ", got " +
               std::to_string(groups.size()));
   bool recurrent = false;
+  std::int64_t restart = 1;
   auto full = groups.end();
   for (auto group = groups.begin(); group != groups.end(); ++group) {
-    const bool has_width = group->kind == Group::kWindow || group->kind == Group::kChunk;
+    const bool has_width = group->kind != Group::kFull && !group->recurrent();
     check_bounds("width of a group", group->width, has_width, has_width ? INT32_MAX : 0);
+    check_bounds("restart of a group", group->restart, 1, group->is_ring() ? group->width : 1);
+    restart = std::lcm(restart, group->restart);
+    if (restart > INT32_MAX)
+      bad_value("groups must restart at common positions below 2**31, got rings that do not");
     recurrent |= group->recurrent();
     if (group->kind == Group::kFull && full == groups.end()) full = group;
   }

@@ -18,6 +18,8 @@ void check_resolved(bool in_flight, std::int64_t last) {
 }
 
 void CopyTracker::plan(NodeId source, NodeId destination, std::int32_t num_tokens) noexcept {
+  if (nodes_[source].copy_source == source) [[unlikely]]
+    return plan_zeros(destination);
   num_tokens = reach(source, num_tokens);
   const NodeId root =
       nodes_[source].copy_source == kNoNode ? source : nodes_[source].copy_source;
@@ -28,6 +30,13 @@ void CopyTracker::plan(NodeId source, NodeId destination, std::int32_t num_token
   ++num_planned_;
 }
 
+void CopyTracker::plan_zeros(NodeId block) noexcept {
+  drop(block);
+  nodes_[block].copy_source = block;
+  nodes_[block].copy_tokens = static_cast<std::uint16_t>(nodes_.block_size);
+  pending_.push_back(block);
+}
+
 void CopyTracker::drop(NodeId destination) noexcept {
   Node& record = nodes_[destination];
   if (record.copy_source == kNoNode) return;
@@ -35,6 +44,7 @@ void CopyTracker::drop(NodeId destination) noexcept {
   const NodeId root = record.copy_source;
   record.copy_source = kNoNode;
   record.copy_tokens = 0;
+  if (root == destination) return;
   ++num_cancelled_;
   pool_.unpin(root);
 }
@@ -58,7 +68,7 @@ const std::vector<Copy>& CopyTracker::take() noexcept {
 void CopyTracker::applied() noexcept {
   for (const Copy& copy : flight_) {
     nodes_[copy.destination].in_flight = 0;
-    pool_.unpin(copy.source);
+    if (copy.source != copy.destination) pool_.unpin(copy.source);
     pool_.unpin(copy.destination);
   }
   flight_.clear();
@@ -66,15 +76,25 @@ void CopyTracker::applied() noexcept {
 }
 
 void CopyTracker::aborted() noexcept {
-  for (const Copy& copy : flight_) {
-    nodes_[copy.destination].copy_source = copy.source;
-    nodes_[copy.destination].copy_tokens = static_cast<std::uint16_t>(copy.num_tokens);
+  for (Copy& copy : flight_) {
+    Node& record = nodes_[copy.destination];
+    record.copy_tokens = static_cast<std::uint16_t>(copy.num_tokens);
+    if (record.copy_source == copy.destination) {  // to be zeros by now
+      pending_.remove(copy.destination);
+      copy.num_tokens = 0;
+    }
+    record.copy_source = copy.source;
   }
   // What was recorded since may read a block whose own copy has not happened after all.
   for (NodeId b = pending_.front(); b != pending_.end(); b = pending_.after(b)) {
     Node& record = nodes_[b];
     const NodeId source = record.copy_source;
     if (!nodes_[source].in_flight) continue;
+    if (nodes_[source].copy_source == source) {
+      record.copy_source = b;
+      pool_.unpin(source);
+      continue;
+    }
     const std::int32_t reached = reach(source, record.copy_tokens);
     record.copy_tokens = static_cast<std::uint16_t>(reached);
     record.copy_source = nodes_[source].copy_source;
@@ -86,6 +106,7 @@ void CopyTracker::aborted() noexcept {
     nodes_[destination].in_flight = 0;
     pending_.push_front(destination);
     if (nodes_.uses(destination).ref_count == 0) drop(destination);
+    else if (!flight_[i].num_tokens) plan_zeros(destination);
     pool_.unpin(destination);
   }
   flight_.clear();

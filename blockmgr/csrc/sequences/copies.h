@@ -5,6 +5,9 @@
 // root is pinned, and a destination that leaves its last table takes its copy with it. So no block
 // is a source and a destination, no destination appears twice, and a plan may run in any order.
 //
+// A block that is to begin with zeros is its own source, and has no pin for that. What would be copied
+// out of it is zeros, too.
+//
 //            plan()                take()                 applied()
 //   recorded ------> pending ----------------> in flight ----------> gone
 //                       ^  drop(): gone            |
@@ -53,6 +56,8 @@ class CopyTracker {
   }
   // Records a copy of the leading num_tokens > 0 tokens into a fresh block.
   void plan(NodeId source, NodeId destination, std::int32_t num_tokens) noexcept;
+  // The block is to have nothing but zeros; what was to be copied into it is not any more.
+  void plan_zeros(NodeId block) noexcept;
   // Cancels the copy into a block, if there is one pending.
   void drop(NodeId destination) noexcept;
 

@@ -107,6 +107,7 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
     falls = !rows().committed_ahead(s);
   }
   if (falls) [[unlikely]] {
+    rows().group_row(s).farthest = std::max(rows().group_row(s).farthest, before);
     length = fall_of(s, length, before);
     whole = length / config().block_size;
     const std::int64_t units = units_after_fall(s, length);
@@ -175,8 +176,10 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
     }
     return true;
   };
-  for (std::int64_t length = most; length > 0; --length)
-    if (has_state(length) && has_attention(length)) return length;
+  for (std::int64_t length = most; length > 0; --length) {
+    const bool has_rings = can_start(length) || use<GroupTables>().rings_reach(s, length);
+    if (has_rings && has_state(length) && has_attention(length)) return length;
+  }
   return 0;
 }
 
@@ -202,6 +205,8 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
     copies().plan(groups()->cached(g, use<GroupTables>().path_node(s, whole - 1)), state,
                   config().block_size);
   }
+  if (!rings().empty() && !use<GroupTables>().rings_reach(s, length))
+    use<GroupTables>().empty_rings(s, length);
   for (const int g : attention()) {
     std::int32_t& first = row.first[nth(g)];
     const auto due = static_cast<std::int32_t>(groups()->first_unit(g, length));

@@ -94,6 +94,8 @@ int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasI
                           std::min<int>(limit, record.key_tokens));
     most_shared = std::max(most_shared, n);  // also of what this step's forward has yet to write
     n = std::min(n, record.key_tokens - use<GroupTables>().most_unwritten(child));
+    if (groups()) [[unlikely]]
+      n -= static_cast<int>((start + n) % groups()->restart());
     const bool at_end = tail && n == record.key_tokens;
     // A tail that can be taken over needs no copy.
     const bool is_better =
@@ -144,18 +146,21 @@ std::int64_t Finding::go_back(const Token* tokens, std::int64_t count, const App
                               Found& found) const {
   const NodeId* const chain = found.full;
   const std::int64_t from = found.num_full;
+  // Where rings restart within whole units, these can be served in part.
+  const bool tails_only = config().block_size % groups()->restart() == 0;
   std::int64_t length = from;
   while (true) {
     const NodeId node = length ? chain[length - 1] : applicant.root;
     if (length < from && config().min_partial_tokens && found.partial < 0 &&
-        groups()->has_tails(node)) {
+        (!tails_only || groups()->has_tails(node))) {
       Found shorter = found;
       cut(shorter, length, applicant.root);
-      find_partial(tokens, count, applicant.extras, true, shorter);
+      find_partial(tokens, count, applicant.extras, tails_only, shorter);
       if (shorter.partial >= 0) found = shorter;
     }
     const std::int64_t gap = last_gap(chain, length * config().block_size, length);
-    if (gap < 0 && (!length || has_states(node))) break;
+    const bool starts = can_start(length * config().block_size);
+    if (gap < 0 && starts && (!length || has_states(node))) break;
     length = gap < 0 ? length - 1 : gap;
   }
   if (found.partial < 0 || found.num_full < length) cut(found, length, applicant.root);
@@ -198,7 +203,8 @@ std::int64_t Finding::served_of(const Found& chain) const {
   std::int64_t length = chain.num_full;
   while (length) {
     const std::int64_t gap = last_gap(chain.full, length * config().block_size, length);
-    if (gap < 0 && (!num_states() || has_states(chain.full[length - 1]))) break;
+    const bool starts = can_start(length * config().block_size);
+    if (gap < 0 && starts && (!num_states() || has_states(chain.full[length - 1]))) break;
     length = gap < 0 ? length - 1 : gap;
   }
   return length;

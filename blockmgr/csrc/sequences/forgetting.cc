@@ -118,7 +118,7 @@ NodeId Forgetting::forget_part(NodeId n) noexcept {
   if (g < 0) return n;
   for (Sequence& s : rows().sequences) {
     if (s.state != Sequence::kRunning) continue;
-    if (groups()->group(g).recurrent()) {
+    if (!groups()->group(g).is_attention()) {
       if (rows().group_row(s).states[nth(g)] == n) detach(s);
       continue;
     }

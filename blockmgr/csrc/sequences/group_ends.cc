@@ -28,6 +28,7 @@ bool GroupEnds::serves(const Sequence& s, std::int64_t logical, NodeId end) cons
   const auto node = [&](std::int64_t unit) {
     return unit < s.num_chained ? use<GroupTables>().path_node(s, unit) : end;
   };
+  if (!groups()->can_start(groups()->length(node(logical)))) return false;
   for (const int g : recurrent())
     if (groups()->cached(g, node(logical)) < 0) return false;
   // A query reads its own unit, and nothing else that the one a unit before did not read.
@@ -80,20 +81,21 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
     const bool passes = !num_states() && !is_stop(end);
     bool all_cached = true;
     for (int g = 0; g < num_groups; ++g) {
-      if (groups()->cached(g, path[i]) >= 0) continue;
+      if (groups()->group(g).is_ring() || groups()->cached(g, path[i]) >= 0) continue;
       since_room_[nth(g)] = i + 1;
       all_cached = false;
     }
     // A query reads its own unit, and nothing else that the one a unit before did not read.
     if (!serves || !all_cached) serves = reads_cached(path[i], end);
     const bool is_boundary = groups()->is_boundary(path[i]);
-    if (passes && serves && !is_boundary) continue;
+    const bool may_start = serves && groups()->can_start(end);
+    if (passes && may_start && !is_boundary) continue;
     if (passed < i) groups()->add_passed(path + passed, i - passed);
     passed = i + 1;
     if (passes) continue;
     if (is_boundary) {
       groups()->clear_passed(path[i]);
-    } else if (serves) {
+    } else if (may_start) {
       groups()->add_boundary(path[i]);
       if (end == stops[GroupRow::kLast]) pass_earlier(s);
     }
@@ -177,7 +179,7 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   const std::int64_t unit = s.num_computed / config().block_size;
   const auto rest = static_cast<int>(s.num_computed % config().block_size);
   if (s.num_chained < unit || !use<Needs>().can_stop_at(s.num_computed)) return;
-  if (groups()->num_groups() + 1 > room) return;
+  if (groups()->num_groups() + 1 - static_cast<int>(rings().size()) > room) return;
   for (const int g : recurrent())
     if (config().remap && nodes().uses(rows().group_row(s).states[nth(g)]).pins) return;
   if (passed) {  // it takes no look-up from a tail that is more than that
@@ -195,18 +197,18 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
 
 // Whether a child that begins with the tokens of a tail serves all that the tail would serve.
 // Another tail of the same tokens stands for it, even if it serves less.
-bool GroupEnds::stands_for_end(const Sequence& s, NodeId child, std::int64_t unit,
-                               int rest) noexcept {
+bool GroupEnds::stands_for_end(NodeId child, std::int64_t unit, int rest) noexcept {
   if (nodes()[child].key_tokens > rest)
-    return !num_states() && use<Finding>().has_parts(child, unit, s.num_computed);
+    return !num_states() &&
+           use<Finding>().has_parts(child, unit, unit * config().block_size + rest);
   index().bring_forward(child);  // for the next prompt that diverges here
   groups()->clear_passed(child);
   return true;
 }
 
 // Whether some child serves all that a tail of these tokens would serve.
-[[gnu::always_inline]] inline bool GroupEnds::is_covered(const Sequence& s, const Key& key,
-                                                         std::int64_t unit, int rest) noexcept {
+[[gnu::always_inline]] inline bool GroupEnds::is_covered(const Key& key, std::int64_t unit,
+                                                         int rest) noexcept {
   NodeId child = index().first_child(key.parent);
   for (int seen = 0; child >= 0 && seen < kMostChildren;
        ++seen, child = nodes()[child].next_sibling) {
@@ -214,7 +216,7 @@ bool GroupEnds::stands_for_end(const Sequence& s, NodeId child, std::int64_t uni
     if (record.extras != key.extras || record.key_tokens < rest ||
         !same_tokens(nodes().tokens(child), key.tokens, rest))
       continue;
-    if (!groups() || stands_for_end(s, child, unit, rest)) return true;
+    if (!groups() || stands_for_end(child, unit, rest)) return true;
   }
   return false;
 }
@@ -232,11 +234,11 @@ void GroupEnds::supersede_tails(const Key& key, int num_tokens) noexcept {
 }
 
 // Whether only this sequence has what the query at its end reads of this unit, in further groups.
-bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit) const {
+bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit, int rest) const {
   for (const int g : recurrent())
     if (!use<Keeping>().may_give(rows().group_row(s).states[nth(g)])) return false;
   for (const int g : attention()) {
-    if (!groups()->reads(g, s.num_computed, unit)) continue;
+    if (!groups()->reads(g, unit * config().block_size + rest, unit)) continue;
     if (unit < rows().group_row(s).first[nth(g)] ||
         !use<Keeping>().may_give(groups()->part(g, rows().table(s)[unit])))
       return false;
@@ -250,8 +252,8 @@ bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit) const {
                                                                 int rest, bool goes_on) noexcept {
   const NodeId b = rows().table(s)[unit];
   const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
-  if (is_covered(s, key, unit, rest) || !use<Keeping>().may_give(b)) return kNoNode;
-  if (groups() && !may_give_parts(s, unit)) return kNoNode;
+  if (is_covered(key, unit, rest) || !use<Keeping>().may_give(b)) return kNoNode;
+  if (groups() && !may_give_parts(s, unit, rest)) return kNoNode;
   if (!groups()) supersede_tails(key, rest);
   if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
   const NodeId tail = goes_on ? use<Keeping>().copy_end_block(s, unit, rest) : b;
@@ -259,14 +261,14 @@ bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit) const {
   pool().tell_cached({&tail, 1});
   ++rows().counters.cached_tails;
   if (groups()) [[unlikely]]
-    place_tail(s, tail, unit);
+    place_tail(tail, unit);
   return tail;
 }
 
-void GroupEnds::place_tail(const Sequence& s, NodeId tail, std::int64_t unit) noexcept {
+void GroupEnds::place_tail(NodeId tail, std::int64_t unit) noexcept {
   groups()->place(tail, unit);
   for (const int g : attention())
-    if (groups()->reads(g, s.num_computed, unit)) groups()->keep(groups()->part(g, tail));
+    if (groups()->reads(g, groups()->length(tail), unit)) groups()->keep(groups()->part(g, tail));
   drop_unseen_tails(nodes()[tail].parent);
 }
 
@@ -309,8 +311,15 @@ void GroupEnds::drop_unseen_tails(NodeId parent) noexcept {
 inline void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
   const int least = config().min_partial_tokens;
   if (!(least || num_states()) || !digester() || s.outdated || !s.num_computed) return;
-  const std::int64_t unit = block_size().whole(s.num_computed);
-  const auto rest = static_cast<int>(s.num_computed - unit * config().block_size);
+  std::int64_t end = s.num_computed;
+  if (groups()) [[unlikely]] {
+    // Of a tail without a state, as much serves as others can begin with an empty ring.
+    if (num_states() && !can_start(end)) return;
+    end -= end % groups()->restart();
+    if (!end) return;
+  }
+  const std::int64_t unit = block_size().whole(end);
+  const auto rest = static_cast<int>(end - unit * config().block_size);
   if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return;
   if (s.loads) return;  // it has no windows there
   if (rest ? !least || rest < least : !num_states()) return;
@@ -354,13 +363,20 @@ void GroupEnds::end_path(const Sequence& s, NodeId end, bool resumes) noexcept {
                      s.num_computed % size ? end : kNoNode, resumes);
 }
 
+// Leading units of its path up to the last place where another sequence can begin.
+std::int64_t GroupEnds::last_start_of(const Sequence& s) const {
+  std::int64_t units = s.num_chained;
+  while (units && !groups()->can_start(units * config().block_size)) --units;
+  return units;
+}
+
 // Before a sequence leaves a path: the end of its whole blocks. Others may have evicted that
 // boundary, which freed nothing as long as the sequence used the blocks.
 void GroupEnds::keep_path(const Sequence& s) noexcept {
-  if (!s.num_chained) return;
-  const NodeId last = use<GroupTables>().path_node(s, s.num_chained - 1);
-  if (!groups()->is_boundary(last) && serves(s, s.num_chained - 1, last))
-    groups()->add_boundary(last);
+  const std::int64_t units = last_start_of(s);
+  if (!units) return;
+  const NodeId last = use<GroupTables>().path_node(s, units - 1);
+  if (!groups()->is_boundary(last) && serves(s, units - 1, last)) groups()->add_boundary(last);
 }
 
 // The sequence still has its blocks.
@@ -377,7 +393,8 @@ void GroupEnds::leave_path(Sequence& s, bool left_tail) noexcept {
     groups()->tell_kept(&last, 1);
     if (!left_tail) {
       keep_path(s);
-      groups()->clear_passed(last);
+      const std::int64_t units = last_start_of(s);
+      if (units) groups()->clear_passed(use<GroupTables>().path_node(s, units - 1));
     }
   }
   use<GroupTables>().drop_states(s);
@@ -392,13 +409,14 @@ void GroupEnds::keep_boundary(const Sequence& s, std::int64_t end) noexcept {
   const bool within =
       num_states() && config().min_partial_tokens && rest >= config().min_partial_tokens;
   if (!within) end -= rest;
+  end = use<Needs>().last_start(end);
   auto& stops = rows().group_row(s).stops;
   const std::int64_t units = end / config().block_size;
   if (end > s.num_computed) {
     for (const auto other : {GroupRow::kLast, GroupRow::kHalfway, GroupRow::kPromptEnd})
       if (stops[other] == end) stops[other] = 0;
     if (stops[GroupRow::kDiverges] != end) stops[GroupRow::kRetained] = end;
-  } else if (!within && units && units <= s.num_chained) {
+  } else if (end % config().block_size == 0 && units && units <= s.num_chained) {
     const NodeId node = use<GroupTables>().path_node(s, units - 1);
     if (serves(s, units - 1, node)) keep_boundary(node);
   }

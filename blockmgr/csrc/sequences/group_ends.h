@@ -47,15 +47,15 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   bool serves(const Sequence& s, std::int64_t logical, NodeId end) const;
   std::int64_t cached_since(const Sequence& s, int g, std::int64_t to) const;
   bool reads_cached(NodeId n, std::int64_t end) const;
+  std::int64_t last_start_of(const Sequence& s) const;
   void pass_earlier(const Sequence& s) noexcept;
   std::optional<GroupRow::Stop> takes_stop(Sequence& s) noexcept;
   bool keep_whole(Sequence& s, std::int64_t room, bool passed) noexcept;
   void keep_branch(Sequence& s, std::int64_t room, bool passed) noexcept;
-  bool is_covered(const Sequence& s, const Key& key, std::int64_t unit, int rest) noexcept;
-  [[gnu::noinline]] bool stands_for_end(const Sequence& s, NodeId child, std::int64_t unit,
-                                        int rest) noexcept;
-  [[gnu::noinline]] bool may_give_parts(const Sequence& s, std::int64_t unit) const;
-  [[gnu::noinline]] void place_tail(const Sequence& s, NodeId tail, std::int64_t unit) noexcept;
+  bool is_covered(const Key& key, std::int64_t unit, int rest) noexcept;
+  [[gnu::noinline]] bool stands_for_end(NodeId child, std::int64_t unit, int rest) noexcept;
+  [[gnu::noinline]] bool may_give_parts(const Sequence& s, std::int64_t unit, int rest) const;
+  [[gnu::noinline]] void place_tail(NodeId tail, std::int64_t unit) noexcept;
   NodeId cache_end_block(Sequence& s, std::int64_t unit, int rest, bool goes_on) noexcept;
   Seen seen_children(NodeId parent) const;
   void drop_tail(NodeId tail) noexcept;

@@ -46,11 +46,11 @@ NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, s
 // A row is zero where the sequence has no part.
 void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = rows().table(s);
-  for (const int g : recurrent()) {
+  each_single([&](int g) {
     const NodeId state = rows().group_row(s).states[nth(g)];
     use<Slices>().shown_group_at(g, rows().row_of(s))[0] =
         state < 0 ? 0 : number(nodes().block(state));
-  }
+  });
   for (const int g : attention()) {
     const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
     const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
@@ -71,10 +71,10 @@ void GroupTables::refuse_loading(const Sequence& s, const char* call) const {
 
 void GroupTables::refuse_moved(const Sequence& s, const char* call) const {
   refuse_loading(s, call);
-  if (!num_states() || rows().group_row(s).stands) return;
+  if (!num_singles() || rows().group_row(s).stands) return;
   throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                     std::to_string(rows().handle_of(rows().row_of(s))) +
-                                    ": a forward may have moved its state since the last commit; "
+                                    ": a forward may have moved its state or ring since the last commit; "
                                     "commit where it stopped first");
 }
 
@@ -224,12 +224,51 @@ void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
 }
 
 void GroupTables::drop_states(Sequence& s) noexcept {
-  for (const int g : recurrent()) {
+  each_single([&](int g) {
     NodeId& state = rows().group_row(s).states[nth(g)];
     if (state >= 0) rows().drop_reference(state);
     state = kNoNode;
     use<Slices>().shown_group_at(g, rows().row_of(s))[0] = 0;
+  });
+}
+
+// Rings of its own for a sequence that begins after so many tokens, to be emptied by the next plan.
+void GroupTables::take_rings(const Sequence& s, std::int64_t length) noexcept {
+  GroupRow& row = rows().group_row(s);
+  for (const int g : rings()) {
+    row.states[nth(g)] = take_of(g, s.partition, kNoNode);
+    copies().plan_zeros(row.states[nth(g)]);
   }
+  row.since = row.farthest = length;
+}
+
+// Copies of a sequence's rings, whole, for one that goes on as it does. from: that of the sequence;
+// to: the other's.
+void GroupTables::fork_rings(const GroupRow& from, int partition, GroupRow& to) noexcept {
+  for (const int g : rings()) {
+    const NodeId source = from.states[nth(g)];  // both may be one row
+    to.states[nth(g)] = take_of(g, partition, kNoNode);
+    copies().plan(source, to.states[nth(g)], config().block_size);
+  }
+  to.since = from.since;
+  to.farthest = from.farthest;
+}
+
+// Whether its rings have what the query after so many tokens reads.
+bool GroupTables::rings_reach(const Sequence& s, std::int64_t length) const {
+  const GroupRow& row = rows().group_row(s);
+  if (length <= row.since) return length == row.since && row.farthest <= row.since;
+  return std::all_of(rings().begin(), rings().end(), [&](int g) {
+    const Group& ring = groups()->group(g);
+    return std::max(row.since, length - length % ring.restart) >= row.farthest - ring.width;
+  });
+}
+
+// Its rings begin anew after so many tokens.
+void GroupTables::empty_rings(const Sequence& s, std::int64_t length) noexcept {
+  GroupRow& row = rows().group_row(s);
+  for (const int g : rings()) copies().plan_zeros(row.states[nth(g)]);
+  row.since = row.farthest = length;
 }
 
 // A unit is findable from here on as `node`. In each group, the part that is there stands for the

@@ -64,7 +64,17 @@ class GroupTables : public Part<GroupTables, Slices> {
   void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                           std::int32_t num_tokens) noexcept;
   void drop_parts(Sequence& s, std::int64_t from) noexcept;
+  // Of states and of rings.
   void drop_states(Sequence& s) noexcept;
+  template <class Visit>
+  void each_single(Visit visit) const {
+    for (const int g : recurrent()) visit(g);
+    for (const int g : rings()) visit(g);
+  }
+  void take_rings(const Sequence& s, std::int64_t length) noexcept;
+  void fork_rings(const GroupRow& from, int partition, GroupRow& to) noexcept;
+  bool rings_reach(const Sequence& s, std::int64_t length) const;
+  void empty_rings(const Sequence& s, std::int64_t length) noexcept;
   // As Rows::note_unwritten, of the part of a node, if the forward writes any of its tokens.
   void note_unwritten(const Sequence& s, std::int64_t logical, int g, NodeId part) noexcept {
     const std::int64_t end = logical * config().block_size + groups()->group(g).end;

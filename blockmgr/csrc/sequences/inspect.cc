@@ -88,7 +88,7 @@ static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
   };
   const std::int64_t size = core.config().block_size;
   for (int g = 0; g < groups.num_groups(); ++g) {
-    const bool recurrent = groups.group(g).recurrent();
+    const bool recurrent = !groups.group(g).is_attention();
     for (NodeId n = 0; n < nodes.count; ++n) {
       if (nodes.block(n) == kNoBlock || !nodes[n].keyed() || Pool::is_part(nodes[n])) continue;
       const NodeId m = groups.cached(g, n);

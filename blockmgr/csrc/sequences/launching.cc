@@ -27,14 +27,16 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
     copy.num_tokens = rows().tokens_of_block(g, copy.num_tokens);
   }
   moved_.clear();
-  if (!num_states()) return;
+  if (!num_singles()) return;
   for (const Sequence& s : rows().sequences) {
     if (s.state != Sequence::kRunning) continue;
     if (rows().settled(s) >= std::min(s.num_tokens, rows().num_slots(s))) continue;
     if (s.loads) continue;  // no forward before that is committed
     moved_.push_back(rows().handle_of(rows().row_of(s)));
-    rows().group_row(s).stands = false;
-    ++rows().group_row(s).moves;
+    GroupRow& row = rows().group_row(s);
+    row.stands = false;
+    ++row.moves;
+    row.farthest = std::max(row.farthest, std::min(s.num_tokens, rows().num_slots(s)));
   }
 }
 
@@ -52,9 +54,11 @@ void Launching::copies_aborted(std::int64_t ticket) {
 void Launching::mark_state_moved(Handle handle) {
   const Held held(rows().monitor());
   const Sequence& s = rows().running(handle);
-  if (!num_states()) return;
-  rows().group_row(s).stands = false;
-  ++rows().group_row(s).moves;
+  if (!num_singles()) return;
+  GroupRow& row = rows().group_row(s);
+  row.stands = false;
+  ++row.moves;
+  row.farthest = std::max(row.farthest, std::min(s.num_tokens, rows().num_slots(s)));
 }
 
 void Launching::return_copies(std::int64_t ticket) noexcept {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "sequences/sequences.h"
 
@@ -10,7 +11,7 @@ void Needs::measure() {
   for (int i = 0; i < pool().num_partitions(); ++i) {
     const std::int64_t blocks = rows().longest(i);
     std::int64_t left = pool().partition(i).capacity - rows().watermark(i);
-    left = (left - num_states()) / use<GroupTables>().blocks_of_units(1);
+    left = (left - num_singles()) / use<GroupTables>().blocks_of_units(1);
     least = std::min(least, std::min(blocks, left));
     most = std::max(most, blocks);
   }
@@ -75,6 +76,7 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   const NodeId end = last_node(found);
   const bool takes_states = !resumes(found) || !found.take_over;
   const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
+  d.to_take += num_singles() - num_states();
   for (const int g : recurrent()) {
     d.to_take += takes_states;
     if (resumes(found)) uses(groups()->cached(g, end));
@@ -95,7 +97,7 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
 std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
   const std::int64_t cached = num_cached(found);
   const std::int64_t most = std::max(slots, cached);
-  std::int64_t sum = rows().blocks_for(most) + num_states();
+  std::int64_t sum = rows().blocks_for(most) + num_singles();
   for (const int g : attention()) {
     const std::int64_t units = use<Slices>().units_of(g, most);
     sum += std::max<std::int64_t>(units - groups()->first_unit(g, first_query(found)), 0);
@@ -116,13 +118,13 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
     for (const int g : attention()) sum -= groups()->first_unit(g, from);
     most = std::max(most, sum);
   }
-  return most + num_states();
+  return most + num_singles();
 }
 
 // The most slots with which a prompt can begin alone in so many blocks, and then be computed in
 // parts to its end; 0: it never can.
 std::int64_t Needs::most_first_slots(std::int64_t num_tokens, std::int64_t most) const {
-  std::int64_t units = (most - num_states()) / use<GroupTables>().blocks_of_units(1);
+  std::int64_t units = (most - num_singles()) / use<GroupTables>().blocks_of_units(1);
   units = std::min(units, rows().blocks_for(num_tokens));
   const std::int64_t slots = std::min(units * config().block_size, num_tokens);
   return slots > 0 && later_blocks(num_tokens, slots) <= most ? slots : 0;
@@ -147,6 +149,14 @@ std::string Needs::never_in_groups(std::int64_t num_tokens, std::int64_t slots, 
   return text;
 }
 
+// At the end of a block; with states, within one as well.
+std::int64_t Needs::last_start_of_rings(std::int64_t end) const {
+  const std::int64_t restart = groups()->restart();
+  for (end -= end % restart; end > 0; end -= restart)
+    if (end % config().block_size == 0 || (num_states() && can_stop_at(end))) return end;
+  return 0;
+}
+
 // In the order of GroupRow::Stop, without the end of what is retained: the last whole block that
 // can be served again; where the prompt diverges from what is cached; half of what is computed; and
 // what the next turn repeats, if it does not repeat the answer. The state halfway takes a block in
@@ -157,17 +167,21 @@ Stops Needs::stops_of(std::int64_t num_tokens, std::int64_t num_computed, std::i
   constexpr std::int64_t kLeastBlocks = 8;  // to compute, for each group of states
   const std::int64_t size = config().block_size;
   if (!num_states()) num_shared -= num_shared % size;  // a tail without a state is no stop
-  const std::int64_t last = (num_tokens - 1) / size;
+  num_shared = last_start(num_shared);
+  const std::int64_t step = std::lcm(size, groups()->restart());
+  const std::int64_t last = (num_tokens - 1) / step * step;
   const std::int64_t first = num_computed / size;
-  const std::int64_t blocks = last - first;
+  const std::int64_t blocks = (num_tokens - 1) / size - first;
   const std::int64_t least = config().halfway_stop_tokens;
   const bool is_long =
       num_states() && least && blocks >= kLeastBlocks * num_states() && blocks * size >= least;
-  const std::int64_t halfway = is_long ? (first + blocks / 2) * size : 0;
-  const bool is_end = num_states() && prompt_end > num_computed && prompt_end != last * size &&
-                      prompt_end != num_shared && prompt_end != halfway && can_stop_at(prompt_end);
-  return {last * size > num_computed && last * size != num_shared ? last * size : 0,
-          num_shared > num_computed ? num_shared : 0, halfway != num_shared ? halfway : 0,
+  const std::int64_t halfway = is_long ? (first + blocks / 2) * size / step * step : 0;
+  const bool is_end = num_states() && prompt_end > num_computed && prompt_end != last &&
+                      prompt_end != num_shared && prompt_end != halfway &&
+                      can_stop_at(prompt_end) && can_start(prompt_end);
+  return {last > num_computed && last != num_shared ? last : 0,
+          num_shared > num_computed ? num_shared : 0,
+          halfway > num_computed && halfway != num_shared ? halfway : 0,
           is_end ? prompt_end : 0};
 }
 

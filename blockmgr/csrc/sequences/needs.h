@@ -44,6 +44,10 @@ class Needs : public Part<Needs, Slices, GroupTables> {
   std::int64_t prompt_end_of(std::int64_t num_tokens) const {
     return config().prompt_end_stop < 0 ? 0 : num_tokens - config().prompt_end_stop;
   }
+  // The last place up to here at which a sequence can begin: rings are right there if empty.
+  std::int64_t last_start(std::int64_t end) const {
+    return groups()->restart() == 1 ? end : last_start_of_rings(end);
+  }
   // With states: whether a prompt can continue from a state after so many tokens.
   bool can_stop_at(std::int64_t end) const {
     const std::int64_t rest = end % config().block_size;
@@ -52,6 +56,7 @@ class Needs : public Part<Needs, Slices, GroupTables> {
 
  private:
   void measure();
+  [[gnu::noinline]] std::int64_t last_start_of_rings(std::int64_t end) const;
   [[gnu::noinline]] void add_parts(const Found& found, std::int64_t slots, Demand& d) const;
   std::int64_t most_first_slots(std::int64_t num_tokens, std::int64_t most) const;
   std::string never_in_groups(std::int64_t num_tokens, std::int64_t slots, const Found& found,

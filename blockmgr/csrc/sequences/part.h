@@ -56,6 +56,10 @@ class Part {
   const std::vector<int>& attention() const { return rows().attention; }
   const std::vector<int>& recurrent() const { return rows().recurrent; }
   int num_states() const { return static_cast<int>(recurrent().size()); }
+  const std::vector<int>& rings() const { return rows().rings; }
+  // Blocks that a sequence has from its admission to its end, whatever its length.
+  int num_singles() const { return num_states() + static_cast<int>(rings().size()); }
+  bool can_start(std::int64_t length) const { return !groups() || groups()->can_start(length); }
   std::int64_t num_cached(const Found& found) const {
     return found.num_full * config().block_size + found.num_partial;
   }

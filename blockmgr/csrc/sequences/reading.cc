@@ -31,7 +31,7 @@ void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
 
 void Reading::check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const {
   check_slots(handle, start, stop);
-  if (!groups() || g < 0 || g >= groups()->num_groups() || groups()->group(g).recurrent())
+  if (!groups() || g < 0 || g >= groups()->num_groups() || !groups()->group(g).is_attention())
     throw Error(ErrorKind::kValue,
                 "group must be one of attention, got " + std::to_string(g) + " of the core");
   const GroupRow& row = rows().group_row(rows().live(handle));

@@ -192,12 +192,15 @@ struct Kept {
 struct GroupRow {
   // By group: it holds parts of its blocks from this one on; recurrent groups: 0.
   std::vector<std::int32_t> first;
-  std::vector<NodeId> states;  // by group, its state while it runs; kNoNode of attention
+  std::vector<NodeId> states;  // by group, its state or ring while it runs; kNoNode of attention
   // Why a forward should end there. The last one is chosen after the admission, by retain.
   enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kPromptEnd, kRetained };
   std::array<std::int64_t, 5> stops{};
   bool stands = true;           // its states are known to be those after num_computed tokens
   int moves = 0;                // steps launched since, each of which may have moved them
+  // What its rings were given: [since, farthest), of which they have the last positions.
+  std::int64_t since = 0;
+  std::int64_t farthest = 0;
   std::int64_t num_loaded = 0;  // if it loads: it was admitted without what only these tokens read
 };
 

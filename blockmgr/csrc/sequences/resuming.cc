@@ -167,7 +167,7 @@ std::int64_t Resuming::count_joining(Member& m, const Member& donor) const {
   m.num_slots = m.slots > had ? use<Slices>().usable_slots(m.slots) : had;
   for (const int g : attention())
     taken += use<Slices>().units_of(g, m.num_slots) - use<Slices>().units_of(g, had);
-  return taken + num_states();
+  return taken + num_singles();
 }
 
 Resuming::Bill Resuming::bill(std::vector<Member>& members) {
@@ -175,7 +175,7 @@ Resuming::Bill Resuming::bill(std::vector<Member>& members) {
   Bill due{std::vector<std::int64_t>(partitions), std::vector<std::int64_t>(partitions)};
   std::int64_t most = 1;
   for (const Member& m : members)
-    most += (m.plan.found.num_full + 1) * use<GroupTables>().blocks_of_units(1) + num_states();
+    most += (m.plan.found.num_full + 1) * use<GroupTables>().blocks_of_units(1) + num_singles();
   Tally seen;
   seen.begin(most);
   for (Member& m : members) {

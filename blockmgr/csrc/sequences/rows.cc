@@ -52,8 +52,11 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
   unused_rows.reserve(sequences.size());
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows.push_back(i);
   if (config.groups.empty()) return;
-  for (std::size_t g = 0; g < config.groups.size(); ++g)
-    (config.groups[g].recurrent() ? recurrent : attention).push_back(static_cast<int>(g));
+  for (std::size_t g = 0; g < config.groups.size(); ++g) {
+    const Group& group = config.groups[g];
+    (group.recurrent() ? recurrent : group.is_ring() ? rings : attention)
+        .push_back(static_cast<int>(g));
+  }
   groups_ =
       std::make_unique<GroupPlaces>(nodes_, index_, pool_, config_.groups, pool_.num_partitions());
   pool_.set_groups(groups_.get());

@@ -147,6 +147,7 @@ class Rows : public Store {
   // Further groups of layers by kind, in order: all empty if full attention is alone.
   std::vector<int> attention;
   std::vector<int> recurrent;
+  std::vector<int> rings;
   std::vector<Kept> keeps;  // all of them wait for their copies whenever no call is under way
   std::uint64_t batch_mark = 0;
   std::uint32_t first_generation;  // of every row: handles of other managers are told apart
