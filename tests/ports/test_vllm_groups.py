@@ -79,7 +79,7 @@ def test_windows_chunks_and_states_beside_full_attention_are_supported(
         ),
         (
             (FULL, spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=2)),
-            "do not go together with draft tokens",
+            "blocks longer than the drafts of a step",
         ),
         ((MAMBA,), "no layers of the model have full attention"),
         ((WINDOW,), "no layers of the model have full attention"),

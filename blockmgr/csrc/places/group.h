@@ -28,6 +28,7 @@ struct Group {
   int slice = 0;           // which one of its slices this is
   int num_slices = 1;      // of the group
   bool has_events = true;  // those of full attention's further slices are its node's
+  int extra_blocks = 0;    // of a state: slots of a sequence beside the one that it is in
 
   bool recurrent() const { return kind == kRecurrent; }
   // How many of the leading tokens of a node lie in its part.

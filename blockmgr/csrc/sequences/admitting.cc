@@ -297,7 +297,7 @@ MatchResult Admitting::match(const Prompt& prompt) {
   // What can never be admitted finds whatever there is.
   const auto anything = [&] {
     const std::int64_t most = rows().blocks_for(std::max(prompt.num_tokens, prompt.num_slots));
-    return -config().num_blocks - use<GroupTables>().blocks_of_units(most) - num_states();
+    return -config().num_blocks - use<GroupTables>().blocks_of_units(most) - state_blocks();
   };
   if (use<Needs>().never_fits(prompt.num_tokens, prompt.num_slots, partition, held_back))
       [[unlikely]]
@@ -308,6 +308,7 @@ MatchResult Admitting::match(const Prompt& prompt) {
   const Found& found = plan.found;
   result.num_partial = found.num_partial;
   result.num_cached = num_cached(found);
+  result.num_shared = plan.num_shared;
   const Demand& demand = plan.demand;
   result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
   result.num_computing = use<Finding>().num_computing(prompt, found);
@@ -399,6 +400,7 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
     }
     use<GroupTables>().take_part_run(s, g, std::max(first, known), until, before);
   }
+  use<GroupTables>().take_others(row, s.partition);
   if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
   s.loads = found.num_loaded > num_cached(found);
   row.num_loaded = found.num_loaded;

@@ -152,7 +152,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
       if (parents[i] == i) continue;
       const Sequence& parent = rows().live(handles[parents[i]]);
       use<GroupTables>().refuse_moved(parent, "fork");
-      rows().check_available(needed[parent.partition] += num_states(), parent.partition);
+      rows().check_available(needed[parent.partition] += state_blocks(), parent.partition);
       group_rows.push_back(rows().group_row(parent));
     }
     for (std::size_t c = 0; c < successors.size(); ++c)
@@ -188,7 +188,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
 // Whether so many more sequences can have the parent's states.
 void Forking::check_states(const Sequence& parent, std::int64_t count) const {
   use<GroupTables>().refuse_moved(parent, "fork");
-  rows().check_available(count * num_states(), parent.partition);
+  rows().check_available(count * state_blocks(), parent.partition);
 }
 
 void Forking::fork_groups(const Sequence& parent, const Handle* children,
@@ -212,6 +212,7 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
       if (parent.num_computed) copies().plan(from.states[nth(g)], state, config().block_size);
       to.states[nth(g)] = state;
     }
+    use<GroupTables>().take_others(to, parent.partition);
     use<GroupTables>().show_groups(child, 0);
   }
 }
@@ -230,6 +231,7 @@ void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& t
     row.states[nth(g)] = use<GroupTables>().take_of(g, model.partition, kNoNode);
     if (model.num_computed) copies().plan(source, row.states[nth(g)], config().block_size);
   }
+  use<GroupTables>().take_others(row, model.partition);
 }
 
 }  // namespace blockmgr

@@ -10,7 +10,7 @@ void Needs::measure() {
   for (int i = 0; i < pool().num_partitions(); ++i) {
     const std::int64_t blocks = rows().longest(i);
     std::int64_t left = pool().partition(i).capacity - rows().watermark(i);
-    left = (left - num_states()) / use<GroupTables>().blocks_of_units(1);
+    left = (left - state_blocks()) / use<GroupTables>().blocks_of_units(1);
     least = std::min(least, std::min(blocks, left));
     most = std::max(most, blocks);
   }
@@ -76,7 +76,7 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   const bool takes_states = !resumes(found) || !found.take_over;
   const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
   for (const int g : recurrent()) {
-    d.to_take += takes_states;
+    d.to_take += takes_states + extra_blocks();
     if (resumes(found)) uses(groups()->cached(g, end));
   }
   for (const int g : attention()) {
@@ -95,7 +95,7 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
 std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
   const std::int64_t cached = num_cached(found);
   const std::int64_t most = std::max(slots, cached);
-  std::int64_t sum = rows().blocks_for(most) + num_states();
+  std::int64_t sum = rows().blocks_for(most) + state_blocks();
   for (const int g : attention()) {
     const std::int64_t units = use<Slices>().units_of(g, most);
     sum += std::max<std::int64_t>(units - groups()->first_unit(g, first_query(found)), 0);
@@ -116,13 +116,13 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
     for (const int g : attention()) sum -= groups()->first_unit(g, from);
     most = std::max(most, sum);
   }
-  return most + num_states();
+  return most + state_blocks();
 }
 
 // The most slots with which a prompt can begin alone in so many blocks, and then be computed in
 // parts to its end; 0: it never can.
 std::int64_t Needs::most_first_slots(std::int64_t num_tokens, std::int64_t most) const {
-  std::int64_t units = (most - num_states()) / use<GroupTables>().blocks_of_units(1);
+  std::int64_t units = (most - state_blocks()) / use<GroupTables>().blocks_of_units(1);
   units = std::min(units, rows().blocks_for(num_tokens));
   const std::int64_t slots = std::min(units * config().block_size, num_tokens);
   return slots > 0 && later_blocks(num_tokens, slots) <= most ? slots : 0;

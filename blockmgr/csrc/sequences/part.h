@@ -56,6 +56,14 @@ class Part {
   const std::vector<int>& attention() const { return rows().attention; }
   const std::vector<int>& recurrent() const { return rows().recurrent; }
   int num_states() const { return static_cast<int>(recurrent().size()); }
+  // Slots of a sequence in each group of states beside the one that its state is in.
+  int extra_blocks() const {
+    return num_states() ? groups()->group(recurrent().front()).extra_blocks : 0;
+  }
+  // The blocks of a sequence in all groups of states.
+  std::int64_t state_blocks() const {
+    return num_states() * (1 + static_cast<std::int64_t>(extra_blocks()));
+  }
   std::int64_t num_cached(const Found& found) const {
     return found.num_full * config().block_size + found.num_partial;
   }

@@ -167,7 +167,7 @@ std::int64_t Resuming::count_joining(Member& m, const Member& donor) const {
   m.num_slots = m.slots > had ? use<Slices>().usable_slots(m.slots) : had;
   for (const int g : attention())
     taken += use<Slices>().units_of(g, m.num_slots) - use<Slices>().units_of(g, had);
-  return taken + num_states();
+  return taken + state_blocks();
 }
 
 Resuming::Bill Resuming::bill(std::vector<Member>& members) {

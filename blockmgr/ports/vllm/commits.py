@@ -111,6 +111,9 @@ class Commits:
         held.next_commit = self._next_end(num_computed)
         self._committed_late |= not self.in_step
 
+    def launch(self, held: Held, end: int) -> None:
+        """After a step was planned for a request with recurrent states and draft tokens."""
+
     def loaded(self, held: Held, num_tokens: int) -> None:
         """After a connector loaded these leading tokens; the last one of all is computed."""
         held.is_loading = False

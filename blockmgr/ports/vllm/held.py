@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from blockmgr.ports.vllm.slots import Slots
 from blockmgr.ports.vllm.wishes import NO_WISH, Wish
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Held:
         wish: What the request asks for, read when it was admitted: its end must not fail.
         is_loading: Whether a connector has yet to write some of its K/V.
         stops: With recurrent states, where its forwards should end.
+        slots: With draft tokens and recurrent states, which slot its state is in.
     """
 
     request: Request
@@ -43,6 +45,11 @@ class Held:
     wish: Wish = NO_WISH
     is_loading: bool = False
     stops: tuple[int, ...] = ()
+    slots: Slots | None = None
+
+    def slot_of(self, column: int) -> int:
+        """The slot of a column of the worker's table, in groups of recurrent states."""
+        return 0 if self.slots is None else self.slots.slot_of(column)
 
 
 class Hit(NamedTuple):

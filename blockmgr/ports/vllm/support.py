@@ -18,8 +18,8 @@ __all__ = ["options_for", "reasons_against"]
 
 LAYERS = {
     "mamba": (
-        "recurrent states (Mamba) need mamba_cache_mode align, and do not go together with draft "
-        "tokens"
+        "recurrent states (Mamba) need mamba_cache_mode align, and blocks longer than the drafts of "
+        "a step"
     ),
     "sliding_window": "sliding windows that keep more than the window are not supported",
     "sliding_window_mla": "sliding windows that keep more than the window are not supported",
@@ -105,6 +105,8 @@ def _not_with_groups(
     yield "decode context parallelism does not work", context
     yield "ghost_blocks do not work", options.ghost_blocks > 0
     yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
+    recovers = getattr(vllm_config.cache_config, "use_kda_recoverssm", False)
+    yield "states that are recovered after drafts (RecoverSSM) do not work", recovers
 
 
 def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
