@@ -198,9 +198,9 @@ def tokens_per_block(group: Group, block_size: int) -> int:
     return getattr(group, "block_size", None) or block_size
 
 
-def extra_blocks_of(group: Group) -> int:
+def extra_blocks_of(group: Group | None) -> int:
     """Blocks that a sequence has of a group of states beside the one that its state is in."""
-    return getattr(group, "extra_blocks", 0)
+    return group.extra_blocks if isinstance(group, RecurrentState) else 0
 
 
 def full_block_size(groups: Sequence[Group], block_size: int) -> int:

@@ -44,7 +44,12 @@ class Layers:
         return position - position % self.width if self.kind == "chunk" else 0
 
     def as_vllm_has_it(self, block_size: int, drafts: int = 0) -> Any:
-        """The group's spec in vLLM; ``block_size`` is the smallest one, ``drafts`` those of a step."""
+        """The group's spec in vLLM.
+
+        Args:
+            block_size: The smallest one of the groups.
+            drafts: Most draft tokens of a step.
+        """
         common: dict[str, Any] = {
             "block_size": block_size * self.scale,
             "num_kv_heads": 1,

@@ -61,10 +61,17 @@ class States:
         self._move(moves)
 
     def consume(
-        self, name: str, group: int, start: int, stop: int, drafts: int, prefixes: list[int]
+        self, name: str, group: int, step: tuple[int, int, int], prefixes: list[int]
     ) -> None:
-        """Continues the state, and notes it if it is not the one after the token before."""
-        world = self._world
+        """Continues the state, and notes it if it is not the one after the token before.
+
+        Args:
+            name: The request.
+            group: The group of layers.
+            step: First position of its step, the one after the last, and drafts among them.
+            prefixes: By position, the tokens up to there.
+        """
+        world, (start, stop, drafts) = self._world, step
         table, size = world.tables[name][group], world.settings.sizes[group]
         first, least = (stop - 1) // size, stop - drafts
         columns = table[first : first + 1 + world.settings.drafts]

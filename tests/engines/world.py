@@ -477,7 +477,7 @@ class World:
             for group, layers in enumerate(self.settings.layers):
                 if layers.kind == "state":
                     count = len(drafts.get(name, ()))
-                    self.states.consume(name, group, start, stop, count, prefixes[name])
+                    self.states.consume(name, group, (start, stop, count), prefixes[name])
         for name, start, stop in batch:
             for group, layers in of_attention:
                 self.read(name, group, range(layers.first_read(start), stop), prefixes[name])

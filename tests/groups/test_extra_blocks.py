@@ -162,6 +162,32 @@ def test_groups_of_states_have_as_many_slots_and_columns_for_them() -> None:
     assert manager_of(STATE).group_table(1).shape[1] == 3
 
 
+def call_one(
+    manager: BlockManager, rng: random.Random, running: list[int], waiting: list[int]
+) -> None:
+    """A random call of a random sequence."""
+    call = rng.choice(["admit", "append", "append", "commit", "fork", "free", "preempt", "resume"])
+    if call == "admit":
+        running.append(manager.admit([rng.randrange(2) for _ in range(rng.randint(1, 12))]))
+    elif call == "resume" and waiting:
+        manager.resume(waiting[-1])
+        running.append(waiting.pop())
+    elif running and call != "resume":
+        handle = rng.choice(running)
+        if call == "append":
+            manager.append(handle, [rng.randrange(2)])
+        elif call == "commit":
+            view = manager.sequence(handle)
+            manager.place_state(handle, rng.randrange(manager.group_table(1).shape[1]))
+            manager.commit(handle, rng.randint(view.num_computed_tokens, view.num_tokens))
+        elif call == "fork":
+            running += manager.fork(handle)
+        else:
+            running.remove(handle)
+            getattr(manager, call)(handle)
+            waiting += [handle] * (call == "preempt")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_calls_keep_all_counts(seed: int) -> None:
     rng = random.Random(seed)
@@ -177,30 +203,8 @@ def test_random_calls_keep_all_counts(seed: int) -> None:
     running: list[int] = []
     waiting: list[int] = []
     for _ in range(200):
-        call = rng.choice(["admit", "grow", "grow", "commit", "fork", "free", "preempt", "resume"])
         try:
-            if call == "admit":
-                running.append(manager.admit([rng.randrange(2) for _ in range(rng.randint(1, 12))]))
-            elif call == "resume" and waiting:
-                manager.resume(waiting[-1])
-                running.append(waiting.pop())
-            elif running:
-                handle = rng.choice(running)
-                view = manager.sequence(handle)
-                if call == "grow":
-                    manager.append(handle, [rng.randrange(2)])
-                elif call == "commit":
-                    manager.place_state(handle, rng.randint(0, groups[0].extra_blocks))
-                    manager.commit(handle, rng.randint(view.num_computed_tokens, view.num_tokens))
-                elif call == "fork":
-                    running += manager.fork(handle)
-                elif call == "free":
-                    running.remove(handle)
-                    manager.free(handle)
-                elif call == "preempt":
-                    running.remove(handle)
-                    manager.preempt(handle)
-                    waiting.append(handle)
+            call_one(manager, rng, running, waiting)
         except OutOfBlocksError:
             pass
         if rng.random() < 0.5:

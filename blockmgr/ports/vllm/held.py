@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from blockmgr.ports.vllm.slots import Slots
 from blockmgr.ports.vllm.wishes import NO_WISH, Wish
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+    from blockmgr.ports.vllm.slots import Slots
 
 __all__ = ["ROW", "Held", "Hit", "Room"]
 

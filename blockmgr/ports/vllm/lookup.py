@@ -68,8 +68,11 @@ class Lookup:
         return found
 
     def _goes_on(self, found: Match) -> bool:
-        """Whether the tokens after the hit are cached, too. A state cannot go back to an earlier
-        token, so there the hit is where it was kept, not where the cached tokens end."""
+        """Whether the tokens after the hit are cached, too.
+
+        A state cannot go back to an earlier token, so the hit is where it was kept, which may be
+        before the end of what is cached.
+        """
         behind = found.num_shared_tokens - found.num_cached_tokens
         return self._has_states and behind >= self._behind
 

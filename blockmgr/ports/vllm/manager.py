@@ -113,7 +113,9 @@ class KVCacheManager:
         )
         most_slots = max_model_len + min(in_flight, max_model_len)
         slots = max(each.num_blocks(1) for each in self.layers)
-        self.manager = self._new_manager(max_seqs, max(-(-most_slots // self.block_size) + 1, slots))
+        self.manager = self._new_manager(
+            max_seqs, max(-(-most_slots // self.block_size) + 1, slots)
+        )
         self.kv_events = None
         if enable_kv_cache_events:
             told = [Published.of(each, self.block_size) for each in self.layers]
@@ -315,10 +317,7 @@ class KVCacheManager:
             self._new_block_ids += self._tables.ids_to_zero(held, to_zero)
         if end >= held.next_commit and not delay_cache_blocks:
             self.commits.up_to(held, end)
-        if held.slots is not None:
-            self.commits.launch(held, end)
-        elif not request.resumable:  # the tokens of a session change between turns
-            held.num_covered = min(held.next_commit - 1, held.num_slots)
+        self.commits.launch(held, end)
         has_more = held.num_slots > before
         return self._tables.blocks(held, before) if has_more else self.empty_kv_cache_blocks
 

@@ -106,9 +106,11 @@ class StateCommits(Commits):
             held.slots = Slots.after(held.num_committed, self._states.block_size, drafts)
 
     def launch(self, held: Held, end: int) -> None:
-        """Notes the tokens of a step, and how many of them are drafts."""
-        assert held.slots is not None
+        """With drafts, notes the tokens of the step, and how many of them are drafts."""
         request = held.request
+        if held.slots is None:
+            super().launch(held, end)
+            return
         held.slots.report(self._num_right(request))
         start = request.num_computed_tokens or held.slots.computed  # admitted in this step
         known = request.num_tokens + request.num_output_placeholders
