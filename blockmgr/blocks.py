@@ -129,6 +129,8 @@ class Match:
             not compute them.
         stops: With groups of states, what ``stops`` returns after that admission: the engine can
             choose the first chunk of the prompt before it admits the prompt.
+        num_shared_tokens: Leading tokens that full attention has. Fewer are cached where other
+            groups lack what the query behind them reads, and the last token is computed.
     """
 
     num_cached_tokens: int
@@ -137,6 +139,7 @@ class Match:
     num_idle_blocks: int = 0
     num_computing_tokens: int = 0
     stops: tuple[int, ...] = ()
+    num_shared_tokens: int = 0
 
 
 class Priority(enum.IntEnum):

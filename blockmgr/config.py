@@ -15,6 +15,7 @@ from blockmgr.groups import (
     check_rings,
     checked_groups,
     core_groups,
+    extra_blocks_of,
     first_full,
     full_block_size,
 )
@@ -367,6 +368,12 @@ class ManagerConfig:
             return
         check_block_sizes(self.groups, self.block_size)
         check_rings(self.groups, self.max_rollback_tokens)
+        extra = max(map(extra_blocks_of, self.groups))
+        if extra >= self.row_width:
+            raise ValueError(
+                f"max_blocks_per_seq must be at least {extra + 1} with extra_blocks={extra}, got "
+                f"{self.row_width}"
+            )
         wanted: dict[str, object] = {"null_block": True, "prefix_caching": True}
         wanted |= {"ghost_blocks": 0}
         for name, value in wanted.items():

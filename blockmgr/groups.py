@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 MAX_BLOCK_SIZE = 2**16 - 1
+MAX_EXTRA_BLOCKS = 1024
 MAX_GROUPS = 64
 MAX_PARTS = 254
 MAX_WIDTH = 2**31 - 1
@@ -105,9 +106,25 @@ class ChunkedAttention:
         return _repr(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RecurrentState:
-    """A query reads the state after the previous position; its forward replaces that state."""
+    """A query reads the state after the previous position; its forward replaces that state.
+
+    Attributes:
+        extra_blocks: Blocks of a sequence beside the one that its state is in: a forward over draft
+            tokens leaves the states after several of them, each in a slot of its own. All groups of
+            states have as many.
+    """
+
+    extra_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        extra = whole("extra_blocks", self.extra_blocks, 0, MAX_EXTRA_BLOCKS)
+        object.__setattr__(self, "extra_blocks", extra)
+
+    def __repr__(self) -> str:
+        extra = f"extra_blocks={self.extra_blocks}" if self.extra_blocks else ""
+        return f"RecurrentState({extra})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +163,8 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
     """The checked groups; ``block_tables`` belongs to the first one with full attention.
 
     Raises:
-        ValueError: None has full attention, or there are more than 64.
+        ValueError: None has full attention, there are more than 64, or those of states have
+            different ``extra_blocks``, or some beside rings.
         TypeError: An entry is not a group.
     """
     try:
@@ -165,6 +183,13 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
         raise ValueError(f"groups must be at most {MAX_GROUPS}, got {len(found)}")
     if found and not any(isinstance(group, FullAttention) for group in found):
         raise ValueError("groups must have one of FullAttention, got none")
+    extra = {group.extra_blocks for group in found if isinstance(group, RecurrentState)}
+    if len(extra) > 1:
+        raise ValueError(
+            f"extra_blocks must be the same in all groups of states, got {sorted(extra)}"
+        )
+    if any(extra) and any(isinstance(group, Ring) for group in found):
+        raise ValueError(f"extra_blocks must be 0 beside rings, got {max(extra)}")
     return found
 
 
@@ -206,6 +231,11 @@ def is_single(group: Group) -> bool:
 def tokens_per_block(group: Group, block_size: int) -> int:
     """Tokens per block of a group of a manager with this block size; of states: the manager's."""
     return getattr(group, "block_size", None) or block_size
+
+
+def extra_blocks_of(group: Group | None) -> int:
+    """Blocks that a sequence has of a group of states beside the one that its state is in."""
+    return group.extra_blocks if isinstance(group, RecurrentState) else 0
 
 
 def full_block_size(groups: Sequence[Group], block_size: int) -> int:
@@ -341,13 +371,13 @@ def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, 
     Returns:
         For each slice: kind, width, first token in a node and the one after its last, position of
         the group, number of the slice in the group, slices of the group, whether it has events,
-        and where it restarts.
+        where it restarts, and its ``extra_blocks``.
     """
     full = first_full(groups)
     found = []
     for position, group in enumerate(groups):
         size = tokens_per_block(group, block_size)
-        width = getattr(group, "width", 0)
+        width, extra = getattr(group, "width", 0), extra_blocks_of(group)
         for number, begin in enumerate(range(0, block_size, size)):
             of_full = position == full
             if of_full and not number:
@@ -355,6 +385,7 @@ def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, 
             kind = _KINDS.index(type(group))
             slices = block_size // size
             restart = getattr(group, "restart", 1)
-            row = (kind, width, begin, begin + size, position, number, slices, not of_full, restart)
+            place = (position, number, slices, not of_full)
+            row = (kind, width, begin, begin + size, *place, restart, extra)
             found.append((of_full, row))
     return [row for _, row in sorted(found, key=lambda each: each[0])]

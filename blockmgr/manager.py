@@ -32,6 +32,7 @@ from blockmgr.explain import Explanation, explanation
 from blockmgr.groups import (
     FullAttention,
     Group,
+    extra_blocks_of,
     first_slices,
     is_single,
     tokens_per_block,
@@ -642,8 +643,9 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             entry ``i`` of a row is the block with tokens
             ``[i * block_size, (i + 1) * block_size)``, or 0, the null block, where the group holds
             nothing. If the group has a block size of its own, that is the one meant, and there are
-            as many times more columns. For a group of states or rings, ``int32[max_seqs, 1]``: the
-            block that holds the sequence's state or ring.
+            as many times more columns. For a group of states,
+            ``int32[max_seqs, 1 + extra_blocks]``: the sequence's slots, one of which holds its
+            state (``place_state``). For a ring, ``int32[max_seqs, 1]``: its block.
 
         Raises:
             ValueError: There is no such group.
@@ -653,8 +655,10 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         if position < 0:
             return self.block_tables
         if is_single(kind):
-            states: npt.NDArray[np.int32] = self._group_tables[position, :, :1]
-            return states
+            slots: npt.NDArray[np.int32] = self._group_tables[
+                position, :, : 1 + extra_blocks_of(kind)
+            ]
+            return slots
         slices = self._config.block_size // tokens_per_block(kind, self._config.block_size)
         table: npt.NDArray[np.int32] = self._group_tables[position : position + slices]
         return table.reshape(self._config.max_seqs, -1)
@@ -755,6 +759,26 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             SequenceStateError: The sequence is preempted.
         """
         self._core.mark_state_moved(handle)
+
+    def place_state(self, handle: int, slot: int) -> None:
+        """Says in which of its slots the states of a sequence are.
+
+        With ``extra_blocks``, a forward over draft tokens leaves the states after several tokens,
+        each in a slot of its own, and the engine knows which one is right once the drafts are
+        verified. It calls this before the ``commit`` that says where the states are: what is
+        kept of them is kept from that slot. After ``admit``, ``fork``, ``reparent`` and ``resume``
+        the states are in slot 0.
+
+        Args:
+            handle: A running sequence.
+            slot: Column of ``group_table``, in all groups of states; 0 to ``extra_blocks``.
+
+        Raises:
+            UnknownSequenceError: The handle is not live.
+            SequenceStateError: The sequence is preempted.
+            ValueError: There is no such slot.
+        """
+        self._core.place_state(handle, slot)
 
     # The cache.
 

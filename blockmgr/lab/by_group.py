@@ -128,8 +128,9 @@ def refusing(groups: Sequence[Group]) -> Group | None:
     A state is cached as long as a prompt can be found up to it, so a missing hit means a missing
     state. Of windows and chunks, the widest lacks something whenever another one does.
     """
-    if RecurrentState() in groups:
-        return RecurrentState()
+    state = next((group for group in groups if isinstance(group, RecurrentState)), None)
+    if state is not None:
+        return state
     narrow = [g for g in groups if isinstance(g, SlidingWindow | ChunkedAttention)]
     return max(narrow, key=lambda group: group.width, default=None)
 

@@ -53,7 +53,7 @@ def grouped_blocks(num_prompt_tokens: int, outputs: Sequence[int], config: Repla
     total = 0
     for group in config.groups:
         if isinstance(group, RecurrentState):
-            total += len(outputs)
+            total += len(outputs) * (1 + group.extra_blocks)
         elif isinstance(group, FullAttention):
             total += shared + own
         else:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import gcd
 from typing import TYPE_CHECKING, Final
 
-from blockmgr.groups import RecurrentState
+from blockmgr.groups import RecurrentState, extra_blocks_of
 from blockmgr.lab.attainable import Attainable, unbounded
 from blockmgr.lab.choices import different
 from blockmgr.lab.demand import row_blocks
@@ -253,11 +253,12 @@ def ample_blocks(trace: Trace, config: ReplayConfig) -> int:
     """
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
     attention = len(config.groups) - states
+    slots = sum(extra_blocks_of(group) for group in config.groups)
     total = 0
     for request in trace.requests:
         lengths = config.output_lengths(request)
         blocks = row_blocks(request.num_prompt_tokens, lengths, config.block_size) + 1
-        total += len(lengths) * (blocks * attention + 5 * states)
+        total += len(lengths) * (blocks * attention + 5 * states + slots)
     return total
 
 

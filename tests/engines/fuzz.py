@@ -43,6 +43,14 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
         "state",
         {"debug": 1, "min_partial_tokens": 1, "halfway_stop_tokens": 1, "prompt_end_stop": 1},
     ),
+    "states, ngram": ("state", {"debug": 1, "min_partial_tokens": 0}),
+    "states, partial, ngram": (
+        "state",
+        {"debug": 1, "min_partial_tokens": 1, "halfway_stop_tokens": 1, "prompt_end_stop": 1},
+    ),
+    "states, quotas, ngram": ("state", {"quotas": {"tenant": 6}, "debug": 1}),
+    "states, eagle": ("state", {"debug": 1, "min_partial_tokens": 0}),
+    "states, partial, eagle": ("state", {"debug": 1, "min_partial_tokens": 1}),
     "states, quotas": ("state", {"quotas": {"tenant": 6}, "debug": 1}),
     # Not with chunks: vLLM refuses these.
     "sizes": ("window", {"debug": 1}),
@@ -74,7 +82,7 @@ def main() -> int:
     for arm in args.arms:
         for policy in ("fcfs", "priority"):
             runs = grouped_campaign if arm in GROUPED else campaign
-            has_drafts = arm in DRAFTS or arm.endswith("eagle")
+            has_drafts = arm in DRAFTS or (arm.endswith("eagle") and not arm.startswith("states"))
             for asynchronous in (False,) if has_drafts else (False, True):
                 bad += runs(args, arm, policy, asynchronous)
     return int(bad > 0)
@@ -115,7 +123,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         stream["sized"] = arm.startswith("sizes")
         stream["remote"] = arm.endswith("connector")
         stream["caching"] = not arm.endswith("uncached")
-        stream["drafts"] = "eagle" if arm.endswith("eagle") else ""
+        stream["drafts"] = next((name for name in DRAFTS if arm.endswith(name)), "")
         return World(draw(seed, args.model, policy, asynchronous, options, **stream)).run()
 
     for seed in range(args.first, args.first + args.seeds):

@@ -43,8 +43,13 @@ class Layers:
             return max(0, position - self.width + 1)
         return position - position % self.width if self.kind == "chunk" else 0
 
-    def as_vllm_has_it(self, block_size: int) -> Any:
-        """The group's spec in vLLM; ``block_size`` is the smallest one."""
+    def as_vllm_has_it(self, block_size: int, drafts: int = 0) -> Any:
+        """The group's spec in vLLM.
+
+        Args:
+            block_size: The smallest one of the groups.
+            drafts: Most draft tokens of a step.
+        """
         common: dict[str, Any] = {
             "block_size": block_size * self.scale,
             "num_kv_heads": 1,
@@ -58,6 +63,7 @@ class Layers:
                 dtypes=(torch.float32,),
                 page_size_padded=FULL[0].as_vllm_has_it(block_size).page_size_bytes,
                 mamba_cache_mode="align",
+                num_speculative_blocks=drafts,
             )
         if self.is_latent and self.kind == "window":
             return SlidingWindowMLASpec(sliding_window=self.width, **common)
@@ -109,9 +115,11 @@ def with_sizes(rng: random.Random, layers: tuple[Layers, ...]) -> tuple[Layers, 
     )
 
 
-def group_specs(layers: tuple[Layers, ...], block_size: int) -> list[KVCacheGroupSpec]:
+def group_specs(
+    layers: tuple[Layers, ...], block_size: int, drafts: int = 0
+) -> list[KVCacheGroupSpec]:
     """The groups of vLLM's ``KVCacheConfig``."""
     return [
-        KVCacheGroupSpec([f"layer {number}"], each.as_vllm_has_it(block_size))
+        KVCacheGroupSpec([f"layer {number}"], each.as_vllm_has_it(block_size, drafts))
         for number, each in enumerate(layers)
     ]

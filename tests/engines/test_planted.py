@@ -16,6 +16,7 @@ pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 from blockmgr import BlockManager, ChunkedAttention, SlidingWindow
 from blockmgr.ports.vllm import held, layers, manager, prompts, states, tables
 from blockmgr.ports.vllm.options import Options
+from blockmgr.ports.vllm.slots import Slots, WholeState
 from tests.engines.fuzz import compared, decided_alike
 from tests.engines.world import World, draw
 
@@ -31,6 +32,8 @@ def wrong_runs(
     *,
     sized: bool = False,
     remote: bool = False,
+    drafts: str = "",
+    asynchronous: bool = False,
 ) -> int:
     """Runs that read K/V of another request, or end in an error."""
     wrong = 0
@@ -40,9 +43,10 @@ def wrong_runs(
             seed,
             MODEL,
             policy,
-            False,
+            asynchronous,
             options,
             kind=kind,
+            drafts=drafts,
             lossless=lossless,
             sized=sized,
             remote=remote,
@@ -247,6 +251,39 @@ def test_a_state_in_one_column_only_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(tables.Tables, "blocks", last_only)
     assert wrong_runs({}, "state") > 0
+
+
+PARTIAL = {"min_partial_tokens": 1, "debug": 1}
+
+
+@pytest.mark.parametrize("drafts", ["ngram", "eagle"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_port_is_clean_with_states_and_drafts(drafts: str, asynchronous: bool) -> None:
+    assert wrong_runs(PARTIAL, "state", drafts=drafts, asynchronous=asynchronous) == 0
+
+
+def test_a_slot_for_each_draft_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_few(self: Slots, column: int) -> int:
+        return (column - self.first) % (1 + self.drafts)
+
+    monkeypatch.setattr(Slots, "slot_of", too_few)
+    assert wrong_runs(PARTIAL, "state", drafts="ngram") > 0
+
+
+def test_the_state_after_right_drafts_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def after_drafts(self: Slots, num_tokens: int, least: int, end: int) -> None:
+        column = (self.computed + num_tokens - 1) // self.size
+        self.state, self.computed = WholeState(end, column + end - least), end
+
+    monkeypatch.setattr(Slots, "_move", after_drafts)
+    assert wrong_runs(PARTIAL, "state", drafts="ngram") > 0
+
+
+def test_a_state_that_a_step_in_flight_overwrites_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Slots, "known", lambda self: self.state)
+    assert wrong_runs(PARTIAL, "state", drafts="ngram", asynchronous=True) > 0
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "chunk"])

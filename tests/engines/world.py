@@ -4,9 +4,7 @@ A slot holds the prefix from which its K/V was computed, and the group of layers
 Every step zeroes blocks and runs the block copies, then each request writes its new positions, then
 it reads in every group what those layers read. Everything read must belong to its own prefix.
 
-A recurrent state fills its block, and is the prefix of all tokens that it consumed. The worker
-finds it as vLLM's workers do: in the column of the last token before the step, from which it is
-copied to the column of the last token of the step.
+A recurrent state fills its block, and is the prefix of all tokens that it consumed (``states``).
 """
 
 from __future__ import annotations
@@ -41,6 +39,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from blockmgr.ports.vllm import register
 from tests.engines.layers import FULL, Layers, draw_layers, group_specs, with_sizes
 from tests.engines.one_copy import keep_one_copy
+from tests.engines.states import States
 
 __all__ = ["LORA", "Settings", "Tally", "World", "arguments", "draw", "make_scheduler"]
 
@@ -88,6 +87,12 @@ class Settings:
         """Whether a group has a recurrent state."""
         return any(each.kind == "state" for each in self.layers)
 
+    @property
+    def slots(self) -> int:
+        """Blocks for the states of a request, in all groups: one, or some more with drafts."""
+        most = 2 + self.drafts if self.drafts else 1
+        return most * sum(each.kind == "state" for each in self.layers)
+
 
 @dataclass
 class Tally:
@@ -134,13 +139,17 @@ def draw(
     if sized:
         layers = with_sizes(random.Random(seed), layers)
         block_size = rng.choice([1, 2, 4])
-    num_states = sum(each.kind == "state" for each in layers)  # a request has one block of each
+    num_states = sum(each.kind == "state" for each in layers)  # a request has a block of each
     if options and "quotas" in options:  # given for one group
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
     num_blocks = sum(-(-num_blocks // each.scale) for each in layers if each.kind != "state")
     if sized and options and "quotas" in options:
         num_blocks += sum(options["quotas"].values())
+    num_drafts = rng.randint(1, 4) if drafts else 0
+    if num_states:  # their blocks are much longer than the drafts of a step
+        num_drafts = min(num_drafts, block_size - 1)
+    num_blocks += (2 + num_drafts) * max_seqs * num_states
     return Settings(
         seed,
         model,
@@ -148,7 +157,7 @@ def draw(
         asynchronous,
         options,
         block_size=block_size,
-        num_blocks=20_000 if roomy else num_blocks + 2 * max_seqs * num_states,
+        num_blocks=20_000 if roomy else num_blocks,
         max_seqs=max_seqs,
         budget=budget,
         layers=layers,
@@ -157,7 +166,7 @@ def draw(
         one_copy=one_copy,
         events=events,
         caching=caching,
-        drafts=rng.randint(1, 4) if drafts else 0,
+        drafts=num_drafts,
         eagle=drafts == "eagle",
         remote=remote,
     )
@@ -202,7 +211,8 @@ def arguments(settings: Settings) -> dict[str, Any]:
     shares = [*quotas, settings.num_blocks - 1 - sum(quotas)]
     # Blocks that so many tokens take, in all groups.
     whole = math.lcm(*settings.sizes)
-    most = min(shares) // sum(whole // size for size in settings.sizes) * whole
+    room = min(shares) - (settings.slots if settings.drafts else 0)
+    most = room // sum(whole // size for size in settings.sizes) * whole
     length = min(MODEL_LENGTH, most)
     scheduling = SchedulerConfig(
         max_num_seqs=settings.max_seqs,
@@ -240,7 +250,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
     layout = KVCacheConfig(
         num_blocks=settings.num_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=group_specs(settings.layers, settings.block_size),
+        kv_cache_groups=group_specs(settings.layers, settings.block_size, settings.drafts),
     )
     caching.num_gpu_blocks = settings.num_blocks
     return {
@@ -278,7 +288,9 @@ class World:
         self.stride = max(settings.sizes)  # slots of a block, of which small ones use the first
         self.memory: dict[int, tuple[int, int, int]] = {}  # by slot: group, position, prefix
         self.tables: dict[str, list[list[int]]] = {}  # by request and group
-        self.columns: dict[str, int] = {}  # by request, the token whose columns have its states
+        self.states = States(self)
+        self.computed: dict[str, int] = {}  # by request, right tokens, as its worker knows
+        self.proposed: dict[str, list[int]] = {}  # by request, the drafts of its next step
         self.tally = Tally()
         self.alive: list[str] = []
         self.sessions: dict[str, int] = {}  # streaming sessions, and their turns to come
@@ -420,7 +432,7 @@ class World:
     def report(self) -> None:
         output, result = self.pending.pop(0)
         self.scheduler.update_from_output(output, result)
-        if self.settings.drafts:
+        if self.settings.drafts and not self.settings.asynchronous:
             self.offer_drafts(result.req_ids)
         for request in result.req_ids:
             if request not in self.scheduler.requests:
@@ -429,11 +441,8 @@ class World:
     def offer_drafts(self, names: list[str]) -> None:
         """Drafts of the next tokens, of which some are wrong."""
         alive = [name for name in names if name in self.scheduler.requests]
-        drafts = []
-        for name in alive:
-            at = len(self.scheduler.requests[name]._all_token_ids)
-            right = [self.next_token(name, at + i) for i in range(self.settings.drafts)]
-            drafts.append([token if self.rng.random() < 0.7 else 0 for token in right])
+        requests = [self.scheduler.requests[name] for name in alive]
+        drafts = [self.propose(each.request_id, len(each._all_token_ids)) for each in requests]
         self.scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
 
     def forward(self, output: Any) -> ModelRunnerOutput:
@@ -445,12 +454,15 @@ class World:
         self.copy([(copy.src_block_id, copy.dst_block_id) for copy in copies])
         batch = self.batch(output)
         received = self.load() if self.settings.remote else None
-        drafts = output.scheduled_spec_decode_tokens
+        drafts = {
+            name: self.drafts_of(name, tokens)
+            for name, tokens in output.scheduled_spec_decode_tokens.items()
+        }
         prefixes = {
             name: self.prefixes(name, stop, drafts.get(name, ())) for name, _, stop in batch
         }
         if self.settings.has_states:
-            self.move_states(output, batch)
+            self.states.begin(output, batch)
         of_attention = [
             (group, layers)
             for group, layers in enumerate(self.settings.layers)
@@ -464,13 +476,44 @@ class World:
         for name, start, stop in batch:
             for group, layers in enumerate(self.settings.layers):
                 if layers.kind == "state":
-                    self.consume(name, group, start, stop, prefixes[name])
+                    count = len(drafts.get(name, ()))
+                    self.states.consume(name, group, (start, stop, count), prefixes[name])
         for name, start, stop in batch:
             for group, layers in of_attention:
                 self.read(name, group, range(layers.first_read(start), stop), prefixes[name])
-        result = self.sample([name for name, _, _ in batch], drafts)
+        result = self.sample([(name, stop) for name, _, stop in batch], drafts)
         result.kv_connector_output = received
+        if self.settings.drafts:
+            self.verify(batch, drafts, result.sampled_token_ids)
         return result
+
+    def drafts_of(self, name: str, tokens: Sequence[int]) -> list[int]:
+        """The drafts of a request's step; an asynchronous scheduler has placeholders for them."""
+        if min(tokens, default=0) >= 0:
+            return list(tokens)
+        mine = self.proposed.pop(name, []) if self.settings.asynchronous else []
+        return [*mine, *tokens][: len(tokens)]
+
+    def verify(
+        self,
+        batch: list[tuple[str, int, int]],
+        drafts: dict[str, list[int]],
+        sampled: list[list[int]],
+    ) -> None:
+        """Counts the drafts that are right, and proposes the next ones."""
+        for (name, _, stop), tokens in zip(batch, sampled, strict=True):
+            least = stop - len(drafts.get(name, ()))
+            accepted = max(1, len(tokens))
+            self.computed[name] = end = least + accepted - 1
+            if self.settings.has_states:
+                self.states.settle(name, stop, least, accepted)
+            if self.settings.asynchronous and tokens:
+                self.proposed[name] = self.propose(name, end + 1)
+
+    def propose(self, name: str, at: int) -> list[int]:
+        """Drafts of the tokens from a position on, of which some are wrong."""
+        right = [self.next_token(name, at + i) for i in range(self.settings.drafts)]
+        return [token if self.rng.random() < 0.7 else 0 for token in right]
 
     def load(self) -> KVConnectorOutput:
         """Loads what requests of this step need, and some of what others wait for."""
@@ -529,35 +572,7 @@ class World:
         }
         for slot, held in brought.items():
             self.memory[slot] = held or (-1, -1, 0)  # nothing, which is garbage there
-
-    def move_states(self, output: Any, batch: list[tuple[str, int, int]]) -> None:
-        """Copies states to the columns of the last tokens of the step, as vLLM's workers do."""
-        gone = (
-            *output.finished_req_ids,
-            *(output.preempted_req_ids or ()),
-            *output.scheduled_cached_reqs.resumed_req_ids,
-        )
-        for name in gone:
-            self.columns.pop(name, None)
-        pairs = []
-        for name, start, stop in batch:
-            token = self.columns.get(name, start - 1)
-            self.columns[name] = stop - 1
-            groups = zip(self.settings.layers, self.settings.sizes, self.tables[name], strict=True)
-            for layers, size, table in groups:
-                before, now = token // size, (stop - 1) // size
-                if layers.kind == "state" and before not in (-1, now):
-                    pairs.append((table[before], table[now]))
-        self.copy(pairs)
-
-    def consume(self, name: str, group: int, start: int, stop: int, prefixes: list[int]) -> None:
-        """Continues the state, and notes it if it is not the one after the token before."""
-        block = self.tables[name][group][(stop - 1) // self.settings.sizes[group]]
-        due = (group, start - 1, prefixes[start - 1]) if start else None
-        if not block or (due and any(self.memory.get(slot) != due for slot in self.slots(block))):
-            self.tally.wrong.append((self.tally.steps, f"{name}, group {group}", start))
-        for slot in self.slots(block):
-            self.memory[slot] = group, stop - 1, prefixes[stop - 1]
+        self.states.copy(pairs)
 
     def read(self, name: str, group: int, positions: range, prefixes: list[int]) -> None:
         """Notes the first position that is missing or belongs to another request."""
@@ -580,10 +595,14 @@ class World:
             new_ids = cached.new_block_ids[i]
             if name in cached.resumed_req_ids:
                 self.tables[name] = [list(ids) for ids in new_ids]
-            elif new_ids is not None:
+                batch.append((name, cached.num_computed_tokens[i]))
+                continue
+            if new_ids is not None:
                 for table, ids in zip(self.tables[name], new_ids, strict=True):
                     table.extend(ids)
-            batch.append((name, cached.num_computed_tokens[i]))
+            # An asynchronous scheduler counts drafts as right until it knows.
+            start = self.computed.get(name, cached.num_computed_tokens[i])
+            batch.append((name, start if self.settings.drafts else cached.num_computed_tokens[i]))
         counts = output.num_scheduled_tokens
         return [(name, start, start + counts[name]) for name, start in batch]
 
@@ -593,9 +612,10 @@ class World:
 
     def prefixes(self, name: str, stop: int, drafts: Sequence[int] = ()) -> list[int]:
         request = self.scheduler.requests[name]
-        tokens = [*request._all_token_ids, *drafts]
-        while len(tokens) < stop:  # sampled on the device, not reported yet
+        tokens = request._all_token_ids[: stop - len(drafts)]
+        while len(tokens) < stop - len(drafts):  # sampled on the device, not reported yet
             tokens.append(self.next_token(name, len(tokens)))
+        tokens += drafts
         adapter = request.lora_request and request.lora_request.name
         prefix, prefixes = hash(("salt", request.cache_salt, adapter)), []
         for token in tokens[:stop]:
@@ -606,21 +626,23 @@ class World:
     def next_token(self, name: str, position: int) -> int:
         return random.Random(f"{self.settings.seed} {name} {position}").randrange(VOCABULARY)
 
-    def sample(self, names: list[str], drafts: dict[str, list[int]]) -> ModelRunnerOutput:
+    def sample(
+        self, ends: list[tuple[str, int]], drafts: dict[str, list[int]]
+    ) -> ModelRunnerOutput:
+        """The next tokens of requests whose step ended there."""
         sampled: list[list[int]] = []
-        for name in names:
-            request = self.scheduler.requests[name]
-            if request.is_prefill_chunk:
+        for name, stop in ends:
+            if self.scheduler.requests[name].is_prefill_chunk:
                 sampled.append([])
                 continue
-            placeholders = request.num_output_placeholders
-            at = len(request._all_token_ids) + max(0, placeholders - 1)
+            at = stop - len(drafts.get(name, ()))
             tokens = [self.next_token(name, at)]
             for draft in drafts.get(name, ()):  # accepted up to the first wrong one
                 if draft != tokens[-1]:
                     break
                 tokens.append(self.next_token(name, at + len(tokens)))
             sampled.append(tokens)
+        names = [name for name, _ in ends]
         index = {name: i for i, name in enumerate(names)}
         return ModelRunnerOutput(req_ids=names, req_id_to_index=index, sampled_token_ids=sampled)
 

@@ -190,6 +190,7 @@ MANAGER_CALLS = [
             "stops": _on("stops", "third"),
             "cache_state": _on("cache_state", "first"),
             "mark_state_moved": _on("mark_state_moved", "first"),
+            "place_state": _on("place_state", "first", 0),
             "admit": _on("admit", [1, 2, 3, 4, 5, 6], **FRESH),
             "match": _on("match", [1, 2, 3, 4, 5, 6]),
             "append": _on("append", "first", [7, 8, 9]),

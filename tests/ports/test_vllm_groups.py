@@ -78,8 +78,8 @@ def test_windows_chunks_and_states_beside_full_attention_are_supported(
             "recurrent states (Mamba) need mamba_cache_mode align",
         ),
         (
-            (FULL, spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=2)),
-            "do not go together with draft tokens",
+            (FULL, spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=SIZE)),
+            "blocks longer than the drafts of a step",
         ),
         ((MAMBA,), "no layers of the model have full attention"),
         ((WINDOW,), "no layers of the model have full attention"),
@@ -110,6 +110,14 @@ def test_groups_that_are_not_supported_are_refused_by_name(
         (
             {"said": {"cache_config": SimpleNamespace(use_replayssm=True)}},
             "--use-replayssm",
+        ),
+        (
+            {
+                "said": {
+                    "cache_config": SimpleNamespace(use_replayssm=False, use_kda_recoverssm=True)
+                }
+            },
+            "RecoverSSM",
         ),
     ],
 )

@@ -299,3 +299,95 @@ def test_parts_of_blocks_are_reused_by_default_where_there_are_states(
     options = Options.read(given).for_model([32], has_states=has_states)
     assert options.min_partial_tokens == expected
     assert Options.read(given).for_model([8], has_states=has_states).min_partial_tokens <= 8
+
+
+# Draft tokens.
+
+DRAFTED = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=2)
+END = list(range(60, 80))  # of an answer
+
+
+def verify(
+    scheduler: Scheduler, served: Any, drafts: int, right: list[int]
+) -> list[tuple[int, int]]:
+    """A step with drafts, of which the first are right; the copies before it."""
+    manager = scheduler.manager
+    served.num_tokens = len(served._all_token_ids)
+    manager.new_step_starts()
+    added = manager.allocate_slots(served, 1 + drafts)
+    assert added is not None
+    pairs = zip(scheduler.tables[served.request_id], added.get_block_ids(), strict=True)
+    scheduler.tables[served.request_id] = [old + new for old, new in pairs]
+    copies, _ = manager.take_kv_cache_block_copies()
+    served.num_computed_tokens += len(right)
+    served._all_token_ids = [*served._all_token_ids, *right]
+    served.num_tokens = len(served._all_token_ids)
+    return [(copy.source, copy.destination) for copy in copies]
+
+
+def answered(num_computed: int, **options: Any) -> tuple[Scheduler, Any]:
+    """A request of which this many tokens are computed and one more is known."""
+    scheduler = Scheduler(make(FULL, DRAFTED, **{"num_blocks": 99, **options}))
+    served = request("a", [*TOKENS, *END][:num_computed])
+    scheduler.compute(served)
+    served._all_token_ids = [*TOKENS, *END][: num_computed + 1]
+    return scheduler, served
+
+
+def test_columns_name_the_slots_of_a_request_with_drafts_in_turn(vllm: None) -> None:
+    scheduler, served = answered(10, min_partial_tokens=0)
+    state = scheduler.tables["a"][1]
+    assert len(state) == 3 + 2  # two behind that of the last token
+    assert len({*state[:4]} - {0}) == 4
+    assert state[4] == state[0]
+    told = served._all_token_ids[-1:]
+    for _ in range(3):
+        verify(scheduler, served, 2, told)
+    assert scheduler.tables["a"][1] == [*state[:4], *state[:2]]
+    again = request("again", [*TOKENS[:9], 90, 91])
+    [(_, copy)] = scheduler.chunk(again) or []
+    assert scheduler.tables["again"][1][1] == copy  # the column of the last token that it found
+
+
+def test_the_state_at_the_end_of_a_block_is_found_though_drafts_passed_it(vllm: None) -> None:
+    scheduler, served = answered(10, min_partial_tokens=0)
+    verify(scheduler, served, 2, END[2:5])  # right up to token 13, past 12
+    copies = verify(scheduler, served, 2, END[5:6])
+    assert [source for source, _ in copies] == [scheduler.tables["a"][1][2]]
+    tokens = [*served._all_token_ids[:13], 90]
+    assert scheduler.manager.get_computed_blocks(request("next", tokens))[1] == 12
+
+
+def test_the_end_of_an_answer_is_found_up_to_its_last_drafts(vllm: None) -> None:
+    scheduler, served = answered(13, min_partial_tokens=1)
+    verify(scheduler, served, 2, END[:2])  # 14 tokens are in the state before the drafts
+    assert served.num_computed_tokens == 15
+    scheduler.manager.free(served)
+    following = request("next", [*served._all_token_ids, 90])
+    assert scheduler.manager.get_computed_blocks(following)[1] == 14
+    scheduler.chunk(following)  # nobody else reads that state, so it is taken over
+    assert scheduler.tables["next"][1][3] == scheduler.tables["a"][1][3]
+
+
+def test_slots_for_drafts_count_where_blocks_are_counted(vllm: None) -> None:
+    manager = make(FULL, DRAFTED, num_blocks=1 + 5 + 4)
+    none = manager.empty_kv_cache_blocks.blocks
+    count = manager.coordinator.get_num_blocks_to_allocate
+    assert count("a", 3, none, 0, 0, 0, 3, apply_admission_cap=True) == 1 + 4
+    served = request("a", TOKENS)
+    manager.new_step_starts()
+    assert manager.allocate_slots(served, 16) is not None
+    assert manager.block_pool.get_num_free_blocks() == 1
+    assert count("a", 19, none, 0, 0, 0, 19, apply_admission_cap=True) == 1
+    assert manager.allocate_slots(request("b", [50]), 1) is None
+    manager.take_kv_cache_block_copies()
+    manager.free(served)
+    assert manager.block_pool.get_num_free_blocks() == 9
+
+
+def test_a_draft_head_finds_a_state_if_the_token_behind_it_is_cached(vllm: None) -> None:
+    manager = make(FULL, DRAFTED, num_blocks=99, use_eagle=True, min_partial_tokens=1)
+    scheduler = Scheduler(manager)
+    scheduler.run("first", TOKENS)
+    for tokens, found in (([*TOKENS, 90], 16), ([*TOKENS[:17], 90], 16), ([*TOKENS[:16], 90], 0)):
+        assert manager.get_computed_blocks(request("next", tokens))[1] == found

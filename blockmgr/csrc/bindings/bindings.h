@@ -267,6 +267,7 @@ struct Known {
   Field block_ids;
   Field num_idle_blocks;
   Field num_computing_tokens;
+  Field num_shared_tokens;
   Field stops;
   PyObject* nothing;  // ()
   PyObject* out_of_blocks;

@@ -56,6 +56,7 @@ void know_python() {
             field(match, "block_ids"),
             field(match, "num_idle_blocks"),
             field(match, "num_computing_tokens"),
+            field(match, "num_shared_tokens"),
             field(match, "stops"),
             nb::object(nb::steal(PyTuple_New(0))).release().ptr(),
             error("OutOfBlocksError"),

@@ -171,6 +171,7 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   python.block_ids.set(record, ids.array);
   python.num_idle_blocks.set(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
   python.num_computing_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_computing)));
+  python.num_shared_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_shared)));
   python.stops.set(record, found.stops != Stops{} ? ascending(found.stops) : nb::borrow(python.nothing));
   return record;
 }
@@ -218,6 +219,11 @@ void commit(Core& self, nb::handle handle, nb::handle num_computed_tokens) {
 
 void mark_state_moved(Core& self, nb::handle handle) {
   self.core.mark_state_moved(handle_argument(handle));
+}
+
+void place_state(Core& self, nb::handle handle, nb::handle slot) {
+  const std::int64_t h = handle_argument(handle);
+  self.core.place_state(h, int_argument(slot, "slot"));
 }
 
 bool cache_state(Core& self, nb::handle handle) {
@@ -518,6 +524,8 @@ NB_MODULE(_core, m) {
            any(), any())
       .def("cache_state", checked<cache_state>,
            nb::sig("def cache_state(self, handle: object, /) -> bool"), any())
+      .def("place_state", checked<place_state>,
+           nb::sig("def place_state(self, handle: object, slot: object, /) -> None"), any(), any())
       .def("mark_state_moved", checked<mark_state_moved>,
            nb::sig("def mark_state_moved(self, handle: object, /) -> None"), any())
       .def("truncate", checked<truncate_to>,

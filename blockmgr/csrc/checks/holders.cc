@@ -96,6 +96,13 @@ class Audit : public BlockAudit {
     const GroupPlaces& groups = *core_.groups_;
     const GroupRow& row = core_.group_row(s);
     const NodeId* t = core_.table(s);
+    for (const NodeId other : row.others) {
+      BLOCKMGR_EXPECT(valid(other), who + " lacks a slot for its states");
+      if (!valid(other)) continue;
+      ++refs(other);
+      BLOCKMGR_EXPECT(nodes_.uses(other).ref_count == 1 && !nodes_[other].keyed(),
+                      who + " shares a slot for its states");
+    }
     for (int g = 0; g < groups.num_groups(); ++g) {
       const std::string what = who + ", group " + std::to_string(g);
       if (!groups.group(g).is_attention()) {

@@ -30,6 +30,7 @@ struct Group {
   int num_slices = 1;      // of the group
   bool has_events = true;  // those of full attention's further slices are its node's
   std::int64_t restart = 1;  // ring: an empty one is right at its multiples
+  int extra_blocks = 0;    // of a state: slots of a sequence beside the one that it is in
 
   bool recurrent() const { return kind == kRecurrent; }
   bool is_ring() const { return kind == kRing; }

@@ -314,6 +314,7 @@ MatchResult Admitting::match(const Prompt& prompt) {
   const Found& found = plan.found;
   result.num_partial = found.num_partial;
   result.num_cached = num_cached(found);
+  result.num_shared = plan.num_shared;
   const Demand& demand = plan.demand;
   result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
   result.num_computing = use<Finding>().num_computing(prompt, found);
@@ -407,6 +408,7 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
     }
     use<GroupTables>().take_part_run(s, g, std::max(first, known), until, before);
   }
+  use<GroupTables>().take_others(row, s.partition);
   if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
   use<GroupTables>().take_rings(s, first_query(found));
   s.loads = found.num_loaded > num_cached(found);

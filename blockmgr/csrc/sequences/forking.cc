@@ -213,6 +213,7 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
       to.states[nth(g)] = state;
     }
     use<GroupTables>().fork_rings(from, parent.partition, to);
+    use<GroupTables>().take_others(to, parent.partition);
     use<GroupTables>().show_groups(child, 0);
   }
 }
@@ -232,6 +233,7 @@ void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& t
     if (model.num_computed) copies().plan(source, row.states[nth(g)], config().block_size);
   }
   use<GroupTables>().fork_rings(row, model.partition, row);
+  use<GroupTables>().take_others(row, model.partition);
 }
 
 }  // namespace blockmgr

@@ -46,10 +46,15 @@ NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, s
 // A row is zero where the sequence has no part.
 void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
   const NodeId* t = rows().table(s);
+  const GroupRow& row = rows().group_row(s);
   each_single([&](int g) {
-    const NodeId state = rows().group_row(s).states[nth(g)];
-    use<Slices>().shown_group_at(g, rows().row_of(s))[0] =
-        state < 0 ? 0 : number(nodes().block(state));
+    const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
+    const auto show = [&](int slot, NodeId state) {
+      out[slot] = state < 0 ? 0 : number(nodes().block(state));
+    };
+    show(groups()->group(g).recurrent() ? row.slot : 0, row.states[nth(g)]);
+    for (int i = 0; i < groups()->group(g).extra_blocks; ++i)
+      show(i + (i >= row.slot), others_of(s, g)[i]);
   });
   for (const int g : attention()) {
     const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
@@ -228,8 +233,44 @@ void GroupTables::drop_states(Sequence& s) noexcept {
     NodeId& state = rows().group_row(s).states[nth(g)];
     if (state >= 0) rows().drop_reference(state);
     state = kNoNode;
-    use<Slices>().shown_group_at(g, rows().row_of(s))[0] = 0;
+    const Slices::Shown shown = use<Slices>().shown_group_at(g, rows().row_of(s));
+    for (int slot = 0; slot <= groups()->group(g).extra_blocks; ++slot) shown[slot] = 0;
   });
+  for (NodeId& other : rows().group_row(s).others) {
+    if (other >= 0) rows().drop_reference(other);
+    other = kNoNode;
+  }
+}
+
+NodeId* GroupTables::others_of(const Sequence& s, int g) const {
+  const auto rank = std::find(recurrent().begin(), recurrent().end(), g) - recurrent().begin();
+  return rows().group_row(s).others.data() + rank * extra_blocks();
+}
+
+void GroupTables::take_others(GroupRow& row, int partition) noexcept {
+  row.slot = 0;
+  for (std::size_t i = 0; i < row.others.size(); ++i)
+    row.others[i] = take_of(recurrent()[i / nth(extra_blocks())], partition, kNoNode);
+}
+
+void GroupTables::place_state(Handle handle, std::int64_t slot) {
+  const Held held(rows().monitor());
+  const Sequence& s = rows().running(handle);
+  check_bounds("slot", slot, 0, extra_blocks());
+  if (!num_states()) return;
+  GroupRow& row = rows().group_row(s);
+  for (const int g : recurrent()) {
+    NodeId* const others = others_of(s, g);
+    NodeId& state = row.states[nth(g)];
+    if (slot > row.slot) {
+      std::swap(state, others[slot - 1]);
+      std::rotate(others + row.slot, others + slot - 1, others + slot);
+    } else if (slot < row.slot) {
+      std::swap(state, others[slot]);
+      std::rotate(others + slot, others + slot + 1, others + row.slot);
+    }
+  }
+  row.slot = static_cast<int>(slot);
 }
 
 // Rings of its own for a sequence that begins after so many tokens, to be emptied by the next plan.

@@ -75,6 +75,9 @@ class GroupTables : public Part<GroupTables, Slices> {
   void fork_rings(const GroupRow& from, int partition, GroupRow& to) noexcept;
   bool rings_reach(const Sequence& s, std::int64_t length) const;
   void empty_rings(const Sequence& s, std::int64_t length) noexcept;
+  // The slots beside the first, in which its states are.
+  void take_others(GroupRow& row, int partition) noexcept;
+  void place_state(Handle handle, std::int64_t slot);
   // As Rows::note_unwritten, of the part of a node, if the forward writes any of its tokens.
   void note_unwritten(const Sequence& s, std::int64_t logical, int g, NodeId part) noexcept {
     const std::int64_t end = logical * config().block_size + groups()->group(g).end;
@@ -101,6 +104,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   void drop_part(int g, NodeId node) noexcept;
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   bool tells_state(const Sequence& s) const;
+  NodeId* others_of(const Sequence& s, int g) const;
 
   std::vector<NodeId> parts_room_;  // by unit
   std::vector<NodeId> path_room_;   // likewise

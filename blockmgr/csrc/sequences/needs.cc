@@ -76,9 +76,9 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   const NodeId end = last_node(found);
   const bool takes_states = !resumes(found) || !found.take_over;
   const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
-  d.to_take += num_singles() - num_states();
+  d.to_take += static_cast<std::int64_t>(rings().size());
   for (const int g : recurrent()) {
-    d.to_take += takes_states;
+    d.to_take += takes_states + extra_blocks();
     if (resumes(found)) uses(groups()->cached(g, end));
   }
   for (const int g : attention()) {

@@ -57,8 +57,15 @@ class Part {
   const std::vector<int>& recurrent() const { return rows().recurrent; }
   int num_states() const { return static_cast<int>(recurrent().size()); }
   const std::vector<int>& rings() const { return rows().rings; }
+  // Slots of a sequence in each group of states beside the one that its state is in.
+  int extra_blocks() const {
+    return num_states() ? groups()->group(recurrent().front()).extra_blocks : 0;
+  }
   // Blocks that a sequence has from its admission to its end, whatever its length.
-  int num_singles() const { return num_states() + static_cast<int>(rings().size()); }
+  std::int64_t num_singles() const {
+    return num_states() * (1 + std::int64_t{extra_blocks()}) +
+           static_cast<std::int64_t>(rings().size());
+  }
   bool can_start(std::int64_t length) const { return !groups() || groups()->can_start(length); }
   std::int64_t num_cached(const Found& found) const {
     return found.num_full * config().block_size + found.num_partial;

@@ -81,6 +81,7 @@ struct MatchResult {
   std::int64_t num_cached = 0;
   std::int64_t num_partial = 0;
   std::int64_t num_idle = 0;       // blocks that admission takes into use beside the fresh ones
+  std::int64_t num_shared = 0;     // leading tokens that full attention has
   std::int64_t num_computing = 0;  // tokens after them that a running sequence has yet to commit
   Stops stops{};
   std::vector<std::int32_t> blocks;
@@ -193,6 +194,9 @@ struct GroupRow {
   // By group: it holds parts of its blocks from this one on; recurrent groups: 0.
   std::vector<std::int32_t> first;
   std::vector<NodeId> states;  // by group, its state or ring while it runs; kNoNode of attention
+  // By group of states, its other slots, in order: extra_blocks for each.
+  std::vector<NodeId> others;
+  int slot = 0;  // of its extra_blocks + 1, the one that its states are in
   // Why a forward should end there. The last one is chosen after the admission, by retain.
   enum Stop : std::uint8_t { kLast, kDiverges, kHalfway, kPromptEnd, kRetained };
   std::array<std::int64_t, 5> stops{};

@@ -64,6 +64,8 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
   for (GroupRow& row : group_rows_) {
     row.first.resize(config.groups.size());
     row.states.resize(config.groups.size(), kNoNode);
+    for (const int g : recurrent)
+      row.others.resize(row.others.size() + nth(config.groups[nth(g)].extra_blocks), kNoNode);
   }
 }
 

@@ -111,6 +111,11 @@ class Commits:
         held.next_commit = self._next_end(num_computed)
         self._committed_late |= not self.in_step
 
+    def launch(self, held: Held, end: int) -> None:
+        """After a request took slots for a step that ends with this token."""
+        if not held.request.resumable:  # the tokens of a session change between turns
+            held.num_covered = min(held.next_commit - 1, held.num_slots)
+
     def loaded(self, held: Held, num_tokens: int) -> None:
         """After a connector loaded these leading tokens; the last one of all is computed."""
         held.is_loading = False

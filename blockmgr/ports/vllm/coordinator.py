@@ -68,7 +68,7 @@ class Coordinator:
         total = 0
         for group, layers in enumerate(self._layers):
             if layers.has_states:
-                total += not held
+                total += 0 if held else layers.num_blocks(num_tokens)
                 continue
             had = new_computed_blocks[group]
             has = layers.num_entries(held.num_slots) if held else len(had)

@@ -10,6 +10,8 @@ from blockmgr.ports.vllm.wishes import NO_WISH, Wish
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
+    from blockmgr.ports.vllm.slots import Slots
+
 __all__ = ["ROW", "Held", "Hit", "Room"]
 
 ROW: Final = 0xFFFFFFFF  # of a handle: the row of its block table
@@ -31,6 +33,7 @@ class Held:
         wish: What the request asks for, read when it was admitted: its end must not fail.
         is_loading: Whether a connector has yet to write some of its K/V.
         stops: With recurrent states, where its forwards should end.
+        slots: With draft tokens and recurrent states, which slot its state is in.
     """
 
     request: Request
@@ -43,6 +46,11 @@ class Held:
     wish: Wish = NO_WISH
     is_loading: bool = False
     stops: tuple[int, ...] = ()
+    slots: Slots | None = None
+
+    def slot_of(self, column: int) -> int:
+        """The slot of a column of the worker's table, in groups of recurrent states."""
+        return 0 if self.slots is None else self.slots.slot_of(column)
 
 
 class Hit(NamedTuple):

@@ -38,12 +38,15 @@ def group_of(spec: Any, block_size: int | None = None) -> Group | None:
         widths = {layer.attention_chunk_size for layer in layers}
         return ChunkedAttention(widths.pop(), block_size) if len(widths) == 1 else None
     if kind is KVCacheSpecKind.MAMBA:
-        # Each forward replaces one state. In another mode, or with draft tokens, it writes several.
-        is_one = all(
-            layer.mamba_cache_mode == "align" and not layer.num_speculative_blocks
-            for layer in layers
-        )
-        return RecurrentState() if is_one else None
+        # In another mode, a forward writes the states of all blocks that it computes.
+        drafts = {layer.num_speculative_blocks for layer in layers}
+        most = max(drafts)
+        # A step ends in one column; the tokens before its drafts end there or in the one before.
+        is_short = len(drafts) > 1 or most >= min(layer.block_size for layer in layers)
+        if is_short or any(layer.mamba_cache_mode != "align" for layer in layers):
+            return None
+        # Those after each draft, and the one at the end of a block that a verified draft passed.
+        return RecurrentState(extra_blocks=most + 1 if most else 0)
     return None
 
 
@@ -90,7 +93,7 @@ class Layers:
         assert group is not None, "what has no group is refused at start-up"
         most = None
         if isinstance(group, RecurrentState):
-            most = 1
+            most = 1 + group.extra_blocks
         elif not isinstance(group, FullAttention):
             most = max(
                 layer.max_admission_blocks_per_request(
@@ -109,15 +112,23 @@ class Layers:
         """Entries of a worker's table for this many slots; each names a block."""
         return -(-num_slots // self.block_size)
 
+    @property
+    def num_drafts(self) -> int:
+        """Of states: the drafts of a step, for each of which a forward writes one more column."""
+        group = self.group
+        return max(0, group.extra_blocks - 1) if isinstance(group, RecurrentState) else 0
+
     def num_blocks(self, num_tokens: int) -> int:
         """Most blocks that a request of this many tokens has at a time."""
         whole = self.num_entries(num_tokens)
-        return whole if self.most_blocks is None else min(whole, self.most_blocks)
+        if self.most_blocks is None:
+            return whole
+        return self.most_blocks if self.has_states else min(whole, self.most_blocks)
 
     def num_fresh_blocks(self, num_tokens: int, num_found: int) -> int:
         """Blocks that it takes besides the found ones."""
         if self.has_states:  # a match counts the copy of a state that it finds
-            return 0 if num_found else 1
+            return self.num_blocks(num_tokens) - (num_found > 0)
         passed = self._num_passed(num_found) // self.block_size
         return max(0, self.num_blocks(num_tokens) - max(passed, num_found // self.block_size))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockmgr import RecurrentState
+
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
@@ -41,6 +43,7 @@ class Lookup:
         self._behind = (1 if self._least else config.block_size) if use_eagle else 0
         # Slots for all of a long prompt would be that many blocks of a window.
         self._num_slots = 1 if len(config.groups) > 1 else None
+        self._has_states = any(isinstance(each, RecurrentState) for each in config.groups)
         self.whole_only: set[str] = set()
         self.stops: tuple[str, tuple[int, ...]] = ("", ())
 
@@ -56,13 +59,22 @@ class Lookup:
         if limit is not None and limit < found.num_cached_tokens:
             found = self._find(prompt, limit - limit % self._block_size)
             partly = partly and not self._behind
-        if self._behind and found.num_cached_tokens:
+        if self._behind and found.num_cached_tokens and not self._goes_on(found):
             found = self._find(prompt, found.num_cached_tokens - self._behind)
         partial = found.num_partial_tokens
         if partial and not (partly and partial >= self._least_copied):
             found = self._match(prompt, self._num_slots, found.num_cached_tokens - partial)
         self.stops = request.request_id, found.stops
         return found
+
+    def _goes_on(self, found: Match) -> bool:
+        """Whether the tokens after the hit are cached, too.
+
+        A state cannot go back to an earlier token, so the hit is where it was kept, which may be
+        before the end of what is cached.
+        """
+        behind = found.num_shared_tokens - found.num_cached_tokens
+        return self._has_states and behind >= self._behind
 
     def _find(self, prompt: Prompt, most: int) -> Match:
         """The best match of at most this many tokens."""

@@ -112,7 +112,10 @@ class KVCacheManager:
             for group, size in zip(groups, sizes, strict=True)
         )
         most_slots = max_model_len + min(in_flight, max_model_len)
-        self.manager = self._new_manager(max_seqs, -(-most_slots // self.block_size) + 1)
+        slots = max(each.num_blocks(1) for each in self.layers)
+        self.manager = self._new_manager(
+            max_seqs, max(-(-most_slots // self.block_size) + 1, slots)
+        )
         self.kv_events = None
         if enable_kv_cache_events:
             told = [Published.of(each, self.block_size) for each in self.layers]
@@ -285,7 +288,7 @@ class KVCacheManager:
                 )
             # Almost all calls of a decode step.
             last = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
-            if held is not None and last <= held.num_covered:
+            if held is not None and last <= held.num_covered:  # 0 with states and drafts
                 return self.empty_kv_cache_blocks
         end = request.num_computed_tokens + found + num_new_tokens
         slots = end + num_lookahead_tokens
@@ -314,8 +317,7 @@ class KVCacheManager:
             self._new_block_ids += self._tables.ids_to_zero(held, to_zero)
         if end >= held.next_commit and not delay_cache_blocks:
             self.commits.up_to(held, end)
-        if not request.resumable:  # the tokens of a session change between turns
-            held.num_covered = min(held.next_commit - 1, held.num_slots)
+        self.commits.launch(held, end)
         has_more = held.num_slots > before
         return self._tables.blocks(held, before) if has_more else self.empty_kv_cache_blocks
 
@@ -418,6 +420,8 @@ class KVCacheManager:
             return
         if held.is_loading:
             self.commits.loaded(held, num_computed_tokens)
+        elif held.slots is not None:
+            held.slots.report(num_computed_tokens)
         else:
             self.commits.up_to(held, num_computed_tokens)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.ports.vllm.commits import Commits
 from blockmgr.ports.vllm.naming import namespace
+from blockmgr.ports.vllm.slots import Slots
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
@@ -38,6 +39,8 @@ class StateCommits(Commits):
         super().__init__(*arguments, **named)
         self._lookup = lookup
         self._has_quotas = has_quotas
+        self._states = next(each for each in self._layers if each.has_states)
+        self._launched: dict[int, Held] = {}  # with drafts: by handle, who had a step lately
         self._stopped: list[Held] = []  # whose forward ends at a stop or with a block
         self._ahead: list[Held] = []  # whose forward gets tokens that are not known yet
 
@@ -99,6 +102,20 @@ class StateCommits(Commits):
         """After the admission of a request."""
         held.stops = self._manager.stops(held.handle)
         held.next_commit = held.num_committed + 1
+        if drafts := self._states.num_drafts:
+            held.slots = Slots.after(held.num_committed, self._states.block_size, drafts)
+
+    def launch(self, held: Held, end: int) -> None:
+        """With drafts, notes the tokens of the step, and how many of them are drafts."""
+        request = held.request
+        if held.slots is None:
+            super().launch(held, end)
+            return
+        held.slots.report(self._num_right(request))
+        start = request.num_computed_tokens or held.slots.computed  # admitted in this step
+        known = request.num_tokens + request.num_output_placeholders
+        held.slots.launch(end - start, max(0, end - known))
+        self._launched[held.handle] = held
 
     def up_to(self, held: Held, num_computed: int) -> None:
         """Commits at the end of a block and at a stop, which may be inside a block.
@@ -126,16 +143,16 @@ class StateCommits(Commits):
 
     def before_growth(self, held: Held) -> None:
         """A commit tells where the state is, so it must not name an earlier token."""
-        if held.num_committed == held.request.num_computed_tokens:
+        if held.slots is None and held.num_committed == held.request.num_computed_tokens:
             self._commit(held, held.num_committed)
 
     def finish(self, held: Held) -> None:
         """Before a request's end: the next turn of its conversation begins with its state."""
-        if not self.in_step and not held.is_loading and self._is_known(held):
-            self._commit_computed(held)
-            self.close_late()
-            self._commit(held, held.num_committed)
-        super().finish(held)
+        if self.in_step or not self._commit_state(held):
+            super().finish(held)
+            return
+        self.close_late()
+        self._commit(held, held.num_committed)
 
     # Commits after the forward: an early commit never makes a state findable.
 
@@ -146,9 +163,11 @@ class StateCommits(Commits):
         # they have run, so states are then cached at stops only.
         is_scarce = self._is_scarce()
         if is_scarce:
-            stopped = [held for held in self._held.values() if self._is_known(held)]
-            for held in stopped:
-                self._commit_computed(held)
+            stopped = [held for held in self._held.values() if self._commit_state(held)]
+        elif self._states.num_drafts:
+            live = [held for held in self._launched.values() if self._is_live(held)]
+            stopped = [held for held in live if self._commit_state(held, at_stops=True)]
+            self._launched = {each.handle: each for each in live if each.slots and each.slots.steps}
         super().start_step()
         for held in stopped:
             if self._is_live(held):
@@ -168,25 +187,48 @@ class StateCommits(Commits):
     def _is_live(self, held: Held) -> bool:
         return self._held.get(held.request.request_id) is held
 
-    @staticmethod
-    def _is_known(held: Held) -> bool:
-        """Whether no forward in flight computes a token of it that is not known yet."""
-        return not held.request.num_output_placeholders
-
     def _is_scarce(self) -> bool:
         """Whether requests may have to be preempted soon."""
         most = 2 * len(self._held) * len(self._layers)
         return self._has_quotas or self._manager.num_available < most
 
-    def _commit_computed(self, held: Held) -> None:
-        """Commits all that earlier steps computed, as part of the step that comes."""
+    def _commit_state(self, held: Held, *, at_stops: bool = False) -> bool:
+        """Commits what earlier steps computed up to a request's state, as part of the coming step.
+
+        Args:
+            held: The request.
+            at_stops: Whether it does so only if states there are cached.
+
+        Returns:
+            Whether the manager can keep the state: it is where the commit says.
+        """
         if held.is_loading:
-            return
-        request = held.request
-        computed = request.num_computed_tokens - request.num_output_placeholders
-        computed = min(computed, self._learn(held, computed))
-        if computed > held.num_committed:
-            self._commit(held, computed)
-            held.next_commit = computed + 1
+            return False
+        num_tokens = self._num_in_state(held)
+        if num_tokens < held.num_committed or num_tokens > self._learn(held, num_tokens):
+            return False
+        if at_stops and num_tokens % self._block_size and num_tokens not in held.stops:
+            return False
+        if held.slots is not None:
+            self._manager.place_state(held.handle, held.slot_of(held.slots.state.column))
+        if num_tokens > held.num_committed:
+            self._commit(held, num_tokens)
+            held.next_commit = num_tokens + 1
             held.num_covered = 0
             self._committed_late = True
+        return True
+
+    def _num_in_state(self, held: Held) -> int:
+        """Tokens of a request's state; below 0 if a forward in flight may move it."""
+        if held.slots is None:
+            in_flight = held.request.num_output_placeholders
+            return -1 if in_flight else held.request.num_computed_tokens
+        held.slots.report(self._num_right(held.request))
+        state = held.slots.known()
+        return -1 if state is None else state.num_tokens
+
+    @staticmethod
+    def _num_right(request: Request) -> int:
+        """Tokens that steps with a known outcome computed."""
+        computed: int = request.num_computed_tokens - request.num_output_placeholders
+        return computed

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
 from blockmgr import FullAttention, SlidingWindow
+from blockmgr.groups import extra_blocks_of
 from blockmgr.ports.vllm.layers import group_of, has_states, tokens_per_entry
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ __all__ = ["options_for", "reasons_against"]
 
 LAYERS = {
     "mamba": (
-        "recurrent states (Mamba) need mamba_cache_mode align, and do not go together with draft "
-        "tokens"
+        "recurrent states (Mamba) need mamba_cache_mode align, and blocks longer than the drafts "
+        "of a step"
     ),
     "sliding_window": "sliding windows that keep more than the window are not supported",
     "sliding_window_mla": "sliding windows that keep more than the window are not supported",
@@ -105,6 +106,8 @@ def _not_with_groups(
     yield "decode context parallelism does not work", context
     yield "ghost_blocks do not work", options.ghost_blocks > 0
     yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
+    recovers = getattr(vllm_config.cache_config, "use_kda_recoverssm", False)
+    yield "states that are recovered after drafts (RecoverSSM) do not work", recovers
 
 
 def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -146,7 +149,10 @@ def _of_quotas(options: Options, arguments: Mapping[str, Any]) -> Iterator[str]:
     ranks = arguments.get("dcp_world_size", 1)
     # For each group: a window may hold that much while a prompt is computed.
     needed = sum(
-        -(-arguments["max_model_len"] // (group.kv_cache_spec.block_size * ranks))
+        max(
+            -(-arguments["max_model_len"] // (group.kv_cache_spec.block_size * ranks)),
+            1 + extra_blocks_of(group_of(group.kv_cache_spec)),
+        )
         for group in config.kv_cache_groups
     )
     left = config.num_blocks - 1 - sum(options.quotas.values())

@@ -26,7 +26,8 @@ class Tables:
     Each group of layers has its own. Workers append to the tables they keep, and the manager's
     tables never change. A worker expects a recurrent state in the column of the last token: it
     reads the state at the last token before a step, and writes it at the last token of the step. So
-    every column of its table names the one block of the state.
+    every column of its table names the one block of the state. With drafts, it writes the states
+    after each of them in the columns behind, so that columns name the request's slots in turn.
     """
 
     def __init__(self, manager: BlockManager, layers: tuple[Layers, ...]) -> None:
@@ -43,7 +44,9 @@ class Tables:
         for table, layers, lists in zip(self._tables, self._layers, self._lists, strict=True):
             first, end = layers.num_entries(start), layers.num_entries(stop)
             if layers.has_states:
-                by_group.append([int(table[row, 0])] * max(0, end - first))
+                first, end = (first + layers.num_drafts if start else 0), end + layers.num_drafts
+                slots = table[row].tolist()
+                by_group.append([slots[held.slot_of(column)] for column in range(first, end)])
             elif start:
                 by_group.append(table[row, first:end].tolist())
             else:

@@ -1,0 +1,102 @@
+"""Where the recurrent state of a request is while vLLM's workers verify draft tokens.
+
+A step over ``n`` tokens, the last ``d`` of which are drafts, ends in one column of the worker's
+table. There it leaves the state before the drafts, and in the columns behind it the states after
+each draft. Part of a state, the window of its convolution, stays in the first of these columns for
+all of them, so only that column has a whole state: the one before the drafts. The next step begins
+with the accepted one. If accepted tokens reach the end of a block, the worker brings the state
+there to the column of that block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Slots", "WholeState"]
+
+
+class WholeState(NamedTuple):
+    """A state of which all parts are in one column.
+
+    Attributes:
+        num_tokens: Tokens that it includes.
+        column: Column of the worker's table.
+    """
+
+    num_tokens: int
+    column: int
+
+
+@dataclass(slots=True)
+class Slots:
+    """The slots of one request, which the columns of its worker's table name in turn.
+
+    Attributes:
+        size: Tokens per column.
+        drafts: Most drafts of a step.
+        first: The column of the first slot.
+        computed: Tokens that are right after the steps whose outcome is known; below 0: unknown.
+        state: The last whole state that these steps left.
+        steps: Tokens and drafts of each step that was launched since.
+    """
+
+    size: int
+    drafts: int
+    first: int
+    computed: int
+    state: WholeState
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def after(cls, num_found: int, size: int, drafts: int) -> Slots:
+        """Of a request that begins behind this many tokens, with their state in its first slot."""
+        column = max(0, num_found - 1) // size
+        return cls(size, drafts, column, num_found, WholeState(num_found, column))
+
+    def slot_of(self, column: int) -> int:
+        """The slot of a column.
+
+        A step writes ``1 + drafts`` columns and may write the one before, all in different slots.
+        """
+        return (column - self.first) % (2 + self.drafts)
+
+    def launch(self, num_tokens: int, num_drafts: int) -> None:
+        """Notes a step over this many tokens, of which the last ones are drafts."""
+        self.steps.append((num_tokens, num_drafts))
+
+    def report(self, computed: int) -> None:
+        """Notes that this many tokens are right after the last step that the engine reported."""
+        while self.steps and self.computed >= 0:
+            num_tokens, num_drafts = self.steps[0]
+            least = self.computed + num_tokens - num_drafts
+            if num_drafts and computed < least:
+                return
+            end = computed if num_drafts else least
+            if end > least + num_drafts:  # reports of several steps at once
+                self.computed = -1
+                return
+            del self.steps[0]
+            self._move(num_tokens, least, end)
+
+    def known(self) -> WholeState | None:
+        """The last whole state, if no step in flight writes its slot."""
+        if self.computed < 0 or len(self.steps) > 1:
+            return None
+        for num_tokens, num_drafts in self.steps:
+            end = self.computed + num_tokens
+            column = (end - 1) // self.size
+            passes = column * self.size >= end - num_drafts
+            written = range(column - passes, column + self.drafts + 1)
+            if any(self.slot_of(each) == self.slot_of(self.state.column) for each in written):
+                return None
+        return self.state
+
+    def _move(self, num_tokens: int, least: int, end: int) -> None:
+        column = (self.computed + num_tokens - 1) // self.size
+        block_end = end - end % self.size
+        if block_end >= least:
+            self.state = WholeState(block_end, block_end // self.size - 1)
+        else:
+            self.state = WholeState(least, column)
+        self.computed = end
