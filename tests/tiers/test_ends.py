@@ -193,6 +193,15 @@ def test_the_longest_end_wins() -> None:
     assert arrive(manager) == 11
 
 
+def test_a_block_with_other_content_now_is_found_as_that_only() -> None:
+    manager = managed(tier(1))
+    for other in ([7, 8], [5, 6, 7, 8]):  # an end, and a whole block
+        stored(manager, SHORT)
+        stored(manager, other)
+        assert in_tier(manager, [*SHORT, 9]) == (0,)
+        assert in_tier(manager, [*other, 9]) == (len(other),)
+
+
 def test_a_taken_block_is_no_end_any_more() -> None:
     manager = managed(tier(3))
     stored(manager)
