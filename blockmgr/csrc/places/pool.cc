@@ -476,7 +476,7 @@ inline void Pool::dequeue_from(Partition& own, NodeId b) noexcept {
 
 void Pool::promote_tail(NodeId b, const Key& key, int num_tokens) noexcept {
   index_.insert_tail(b, key, num_tokens);
-  if (key.parent >= 0) pin(key.parent);
+  if (key.parent >= 0) ++nodes_.uses(key.parent).pins;
 }
 
 void Pool::forget(NodeId b) noexcept {
