@@ -103,7 +103,8 @@ class ByTier:
         tiers: The counts of each tier, the fastest first.
         computed_tokens: Prompt tokens that were computed.
         dropped_blocks: Blocks that were evicted from the device, and that no tier had got from it
-            or given to it.
+            or given to it. With ``min_partial_tokens``, the ends that were evicted count, stored or
+            not.
         one_pool_hit_tokens: Tokens that one LRU pool of all blocks, of the device and of tiers,
             finds for the same requests.
         tokens: ``int64[requests, tiers + 2]`` on the host: for each request of the trace, the
@@ -274,8 +275,12 @@ class TierSteps:
         return count
 
     def _keep(self, block: int) -> None:
-        """Note that a tier has a block of the device, and so all blocks before it."""
-        self._safe.update(self._manager.prefix_of(block).contents.tolist())
+        """Note that a tier has a block of the device, and so all blocks before it.
+
+        An end is left out: the next request may take it over, which looks like an eviction.
+        """
+        prefix = self._manager.prefix_of(block)
+        self._safe.update(prefix.contents[: len(prefix.tokens) // self._size].tolist())
 
     def _passed(self, transfer: Transfer, now: float) -> float:
         """The time at which a transfer has passed its link."""

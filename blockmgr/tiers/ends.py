@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Ends"]
+__all__ = ["Ends", "Parent"]
 
 TOKEN_BYTES = 4
 

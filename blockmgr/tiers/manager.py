@@ -64,7 +64,8 @@ class TieredManager(BlockManager):
     ``StepError`` until its tickets are resolved. No call waits for a tier.
 
     Each tier holds prefixes from their beginning, and evicts by itself. Its quotas are those of the
-    manager, in proportion.
+    manager, in proportion. With ``min_partial_tokens``, it holds the ends of sequences, too: their
+    last blocks, which are not full. A shared store does not, nor a tier with ``second_touch``.
 
     With ``groups``, a tier holds full attention from the beginning, and of windows, chunks and
     states what is read at an end from which prompts can continue. A load brings one such end, from

@@ -32,8 +32,8 @@ class SharedBooks(TierBooks):
     Its blocks are no places, and what a load reads is found by its key. A key has the digest of the
     key before it, the namespace, the extra keys and the tokens, so it stands for a whole prefix.
     That of a further part of a node has the digest of the node's key, and the name of the part.
-    Behind the tokens of an end, a block has what was in it before, which is nobody else's business:
-    ends stay in this process.
+    Behind the tokens of an end, its block has what was in it before, which no other process may
+    read. So ends are not stored here.
     """
 
     keeps_ends = False

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from blockmgr.config import ManagerConfig
     from blockmgr.event_columns import Events
     from blockmgr.policy import PolicyFactory
+    from blockmgr.tiers.ends import Parent
     from blockmgr.tiers.layout import Layout
     from blockmgr.tiers.tickets import Ticket
 
@@ -208,11 +209,14 @@ class TierBooks:
     def _ends_of(self, path: Path, nodes: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
         """Tokens and block of the ends of a path behind its first nodes, the longest first."""
         n = len(nodes)
-        parent = int(self.serials[nodes[-1]]) if n else path.namespace
-        tokens = path.block(n, path.block_size - 1)
-        for num_tokens, block in self._ends.find(parent, path.extras.get(n, b""), tokens):
+        tokens, extras = path.block(n, path.block_size - 1), path.extras.get(n, b"")
+        for num_tokens, block in self._ends.find(self._name_of(path, nodes), extras, tokens):
             if self.pool.is_cached(block):
                 yield num_tokens, block
+
+    def _name_of(self, path: Path, nodes: Sequence[int] | npt.NDArray[np.int32]) -> Parent:
+        """What names the first nodes of a path among those that ends continue."""
+        return int(self.serials[nodes[-1]]) if len(nodes) else path.namespace
 
     def with_parts(self, nodes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """All parts of some nodes, as in ``find``."""
@@ -312,8 +316,7 @@ class TierBooks:
 
     def _add_end(self, path: Path, nodes: Sequence[int]) -> None:
         """Notes that the last of the nodes is the end of a path."""
-        last = len(nodes) - 1
-        parent = int(self.serials[nodes[-2]]) if last else path.namespace
+        last, parent = len(nodes) - 1, self._name_of(path, nodes[:-1])
         self._ends.add(nodes[-1], parent, path.extras.get(last, b""), path.block(last))
 
     def _promote_part(self, node: int, part: int, block: int) -> None:

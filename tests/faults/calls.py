@@ -394,6 +394,7 @@ POOL_CALLS = [
     Call("pool.acquire_prefix", pooled, _on("acquire_prefix", [1, 2, 3, 4, 5])),
     Call("pool.find", pooled, _on("find", [1, 2, 3, 4, 5])),
     Call("pool.promote", pooled, _on("promote", "one", [90, 91], **{"extras": b"x"})),
+    Call("pool.promote_end", pooled, _on("promote_end", "one", [90], **{"extras": b"x"})),
     Call("pool.promote, twin", pooled, _on("promote", "one", [20, 21])),
     Call("pool.promote, a chain", pooled, _by(lambda w: w.subject.promote([w.one], [90, 91]))),
     Call("pool.evict", pooled, _on("evict", 2)),

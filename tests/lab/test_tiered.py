@@ -274,3 +274,38 @@ def test_wrong_sizes_and_links_are_refused(
         AskedTiers.parse(text).tiers(
             lambda: 100, block_bytes, AskedLinks.parse(links).rates if links else ()
         )
+
+
+def test_the_end_of_a_request_is_stored_and_loaded_as_on_the_device(
+    make_trace: MakeTrace,
+) -> None:
+    # Ten tokens: two whole blocks, and an end of two. The next turn has all of it.
+    turn, flush = list(range(10)), [300 + token for token in range(32)]
+    tiers = (ReplayTier(name="host", num_blocks=64),)
+    config = replace(CONFIG, block_size=4, min_partial_tokens=1, tiers=tiers, store="release")
+    trace = make_trace(turn, flush, [*turn, 50, 51], [1, 2], flush, [1, 2, 3])
+    found = tiered(trace, 9, config)
+    assert found.tokens[:, :2].sum(axis=1).tolist() == [0, 0, 10, 0, 28, 2]
+    assert found.tokens[2].tolist() == [4, 6, 2]  # a block, and the end, come from the host
+    whole = tiered(trace, 9, replace(config, min_partial_tokens=0))
+    assert whole.tokens[:, :2].sum(axis=1).tolist() == [0, 0, 8, 0, 28, 0]
+
+
+def test_conversations_with_ends_count_each_token_once() -> None:
+    for seed in range(20):
+        random = Random(seed)
+        trace = worlds.conversations(random, 20)
+        tiers = (
+            ReplayTier(name="host", num_blocks=random.randrange(1, 40)),
+            ReplayTier(name="disk", num_blocks=random.randrange(1, 40)),
+        )
+        config = replace(CONFIG, block_size=4, min_partial_tokens=1, tiers=tiers)
+        result = replay(trace, random.randrange(8, 30), config)
+        found = result.by_tier
+        assert found is not None
+        asked = [request.num_prompt_tokens for request in trace.requests]
+        assert found.tokens.sum(axis=1).tolist() == asked
+        assert (found.tokens >= 0).all()
+        assert result.query_tokens == found.query_tokens == sum(asked)
+        assert result.hit_tokens == result.query_tokens - found.computed_tokens
+        assert 0 <= found.dropped_blocks <= result.evictions

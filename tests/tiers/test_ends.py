@@ -66,6 +66,7 @@ def stored(manager: TieredManager, tokens: list[int] = WORDS, **how: Any) -> lis
     stores: list[Transfer] = []
     while more := store(manager):
         stores += more
+    assert all((each.source_blocks >= 0).all() for each in stores)
     manager.reset_prefix_cache(tiers=False)
     return stores
 
@@ -90,7 +91,7 @@ def test_a_conversation_shorter_than_a_block_is_stored_and_comes_back() -> None:
     assert arrive(manager, [*SHORT, 9]) == 3
 
 
-@pytest.mark.parametrize("groups", [(), STATES, (FullAttention(), SlidingWindow(6))], ids=str)
+@pytest.mark.parametrize("groups", [(), STATES, (FullAttention(), SlidingWindow(8))], ids=str)
 def test_the_end_of_a_conversation_comes_back_behind_its_whole_blocks(
     groups: tuple[Group, ...],
 ) -> None:
@@ -191,6 +192,15 @@ def test_the_longest_end_wins() -> None:
     assert in_tier(manager, NEXT) == (11,)
     assert in_tier(manager, [*WORDS, 60, 61]) == (10,)
     assert arrive(manager) == 11
+
+
+def test_a_block_with_other_content_now_is_found_as_that_only() -> None:
+    manager = managed(tier(1))
+    for other in ([7, 8], [5, 6, 7, 8]):  # an end, and a whole block
+        stored(manager, SHORT)
+        stored(manager, other)
+        assert in_tier(manager, [*SHORT, 9]) == (0,)
+        assert in_tier(manager, [*other, 9]) == (len(other),)
 
 
 def test_a_taken_block_is_no_end_any_more() -> None:
@@ -405,6 +415,27 @@ def test_the_next_process_finds_ends_in_a_slab(
     slab.close()
     slab, manager = opened()
     assert in_tier(manager, [*SHORT, 9], **short)[-1] == 0
+    slab.close()
+
+
+@pytest.mark.parametrize("groups", [(), STATES], ids=str)
+def test_a_manager_without_partial_reuse_loads_the_ends_of_an_earlier_process(
+    groups: tuple[Group, ...], tmp_path: Path
+) -> None:
+    slab = slab_at(tmp_path)
+    manager = grouped(TierConfig(slab=slab, ahead=999), groups=groups or (FullAttention(),))
+    compute(manager, WORDS)
+    write_all(manager, slab)
+    slab.close()
+    slab = slab_at(tmp_path)
+    again = TieredManager(
+        64,
+        SIZE,
+        tiers=[TierConfig(slab=slab, ahead=999)],
+        groups=groups or (FullAttention(),),
+        null_block=True,
+    )
+    assert arrive(again) == 10
     slab.close()
 
 

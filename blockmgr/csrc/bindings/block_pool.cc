@@ -161,13 +161,19 @@ nb::object acquire_prefix(PoolCore& self, nb::handle tokens, nb::handle name, nb
   }
 }
 
-nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle parent,
-                   nb::handle name, nb::handle extras) {
-  const std::int64_t id = block_argument(block);
+// The same for a block by itself.
+ChainKey block_key(nb::handle parent, nb::handle name, nb::handle extras) {
   ChainKey key{
       nullptr, 0, int_argument(parent, "parent"), bytes_argument(name, "namespace", 0), {}};
   const std::string_view bytes = bytes_argument(extras, "extras", 0);
   if (!bytes.empty()) key.extras.emplace_back(0, bytes);
+  return key;
+}
+
+nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle parent,
+                   nb::handle name, nb::handle extras) {
+  const std::int64_t id = block_argument(block);
+  ChainKey key = block_key(parent, name, extras);
   TokenArray values = token_argument(self, tokens);
   read_tokens(self, 1, values, key);
   nb::object result;
@@ -179,10 +185,7 @@ nb::object promote(PoolCore& self, nb::handle block, nb::handle tokens, nb::hand
 void promote_end(PoolCore& self, nb::handle block, nb::handle tokens, nb::handle parent,
                  nb::handle name, nb::handle extras) {
   const std::int64_t id = block_argument(block);
-  ChainKey key{
-      nullptr, 0, int_argument(parent, "parent"), bytes_argument(name, "namespace", 0), {}};
-  const std::string_view bytes = bytes_argument(extras, "extras", 0);
-  if (!bytes.empty()) key.extras.emplace_back(0, bytes);
+  ChainKey key = block_key(parent, name, extras);
   TokenArray values = token_argument(self, tokens);
   self.core.check_end_fill(values.size());
   values.read();

@@ -360,8 +360,10 @@ void BlockPool::promote_end(std::int64_t id, const ChainKey& key) {
   const ExtrasMap extras(index_.extras(), key.extras);
   const NodeId parent = key.parent == kNoNode ? root.node() : nodes_.owner(key.parent);
   std::copy_n(key.tokens, key.num_tokens, nodes_.tokens(b));
+  if (parent >= 0) pool_.pin(parent);  // which was idle, perhaps
   pool_.promote_tail(b, {parent, extras_at(&extras.ids(), 0), nodes_.tokens(b)},
                      static_cast<int>(key.num_tokens));
+  if (parent >= 0) pool_.unpin(parent);
   pool_.tell_cached({&b, 1});
 }
 
