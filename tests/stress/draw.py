@@ -191,7 +191,7 @@ class Draw:
         return {"count": self.rng.randint(1, 2)}
 
     def shrink(self) -> Record:
-        """To any number of blocks, sometimes out of bounds; mostly who is in the way is preempted."""
+        """To any number of blocks, even a wrong one; mostly who is in the way is preempted."""
         return {"share": self.rng.random(), "evacuates": self.rng.random() < 0.6}
 
     def grow(self) -> Record:
