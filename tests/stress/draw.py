@@ -37,7 +37,7 @@ class Draw:
         """The next operation."""
         op = self.rng.choices(self.ops, self.weights)[0]
         more = getattr(self, op, None)
-        record = {"op": op, "entry": self.number()}
+        record: Record = {"op": op, "entry": self.number()}
         record = {**record, **more()} if more else record
         if self.profile.sessions and op in {"admit", "next_turn", "signal", "end_session"}:
             record["session"] = f"{record['entry'] % 5 or ''}"
