@@ -1180,7 +1180,7 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
         """Takes the blocks from ``num_blocks`` on out of use, so that their memory can be released.
 
         Free and idle blocks leave at once. Block tables do not change, so each block that is in use
-        leaves when its last user lets go of it; ``leaving`` tells the users. What the blocks hold,
+        leaves when its last user releases it; ``leaving`` tells the users. What the blocks hold,
         and all that continues it, leaves the cache as with ``forget``, retention and pins with it.
 
         A prompt, or a preempted sequence, that fits only a larger pool has to wait: ``can_admit``

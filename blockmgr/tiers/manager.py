@@ -681,8 +681,8 @@ class TieredManager(BlockManager):
     def shrink(self, num_blocks: int) -> int:
         """``BlockManager.shrink`` of the device; tiers keep what they have.
 
-        Blocks that wait for a load leave once its ticket is resolved. A store whose source leaves has
-        failed; resolve it before the memory is released. What no tier has is lost: take stores
+        Blocks that wait for a load leave once its ticket is resolved. A store whose source leaves
+        has failed; resolve it before the memory is released. What no tier has is lost: take stores
         before.
 
         Raises:

@@ -413,6 +413,18 @@ std::int64_t Caller::forget(const std::int64_t* ids, std::int64_t count) {
   return forgotten;
 }
 
+std::int64_t Caller::shrink(std::int64_t num_blocks) {
+  if (!c_) return core_->shrink_pool(num_blocks);
+  std::int64_t leaving = -1;
+  expect_ok(blockmgr_shrink(c_, num_blocks, &leaving));
+  return leaving;
+}
+
+void Caller::grow(std::int64_t num_blocks) {
+  if (!c_) return core_->grow_pool(num_blocks);
+  expect_ok(blockmgr_grow(c_, num_blocks));
+}
+
 void Caller::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                           std::int64_t* slots) const {
   if (!c_) return core_->slot_mapping(handle, start, stop, slots);

@@ -64,6 +64,8 @@ class Caller {
   void release(const std::int64_t* ids, std::int64_t count);
   void touch_blocks(const std::int64_t* ids, std::int64_t count);
   std::int64_t forget(const std::int64_t* ids, std::int64_t count);
+  std::int64_t shrink(std::int64_t num_blocks);
+  void grow(std::int64_t num_blocks);
   void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                     std::int64_t* slots) const;
   EventColumns take_events() { return take_columns(false); }

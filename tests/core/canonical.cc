@@ -42,7 +42,7 @@ class Naming {
   std::string describe() {
     for (const Ranked& ranked : order_) put_sequence(*world_.entries()[ranked.index]);
     put_list(core_.pool().idle_list());
-    if (has_orphans())
+    if (has_orphans() || world_.resizes())
       core_.pool().free_blocks().each([this](BlockId b) { put_block_name(number(b)); });
     put_copies();
     put_steps();
@@ -52,6 +52,10 @@ class Naming {
     put_orphans();
     put_ids();
     put(core_.pool().num_free());
+    if (world_.resizes()) {  // the last ones leave first
+      put(core_.pool().limit());
+      for (const std::int32_t b : met_) put(b);
+    }
     return out_;
   }
 

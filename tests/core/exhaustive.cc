@@ -99,6 +99,7 @@ Options parse(int argc, char** argv) {
   Options options;
   if (argc > 1) options.extent.depth = std::atoi(argv[1]);
   if (argc > 2) options.one.wanted = options.groups.rules.wanted = argv[2];
+  options.one.settings.resizes = options.one.wanted.find("resize") != std::string::npos;
   for (int i = 3; i < argc; ++i)
     options.has_groups = options.has_groups || std::string(argv[i]).starts_with("groups=");
   for (int i = 3; i < argc; ++i) set(options, argv[i]);

@@ -183,9 +183,17 @@ void add_unread(Operations& all, const Names& names) {
                      [=](World& world) { world.admit({0, 0, second}, name, 0, 0, {.read_cache = false}); }});
 }
 
+void add_resizes(Operations& all, const Names&) {
+  for (const int size : {2, 1, 0})
+    all.push_back({"shrink to " + std::to_string(size),
+                   [=](World& world) { world.shrink(size); }});
+  for (const int size : {1, 3})
+    all.push_back({"grow to " + std::to_string(size), [=](World& world) { world.grow(size); }});
+}
+
 // Not part of "all": they interact with few other operations and would multiply the states.
 const std::map<std::string, void (*)(Operations&, const Names&)> kMoreFamilies = {
-    {"reset", add_resets}, {"unread", add_unread}};
+    {"reset", add_resets}, {"resize", add_resizes}, {"unread", add_unread}};
 
 const std::map<std::string, void (*)(Operations&, const Names&)> kFamilies = {
     {"prompts", add_prompts},       {"truncate", add_truncations}, {"preempt", add_preemptions},

@@ -165,9 +165,26 @@ const Profile& families() {
   return one;
 }
 
+const Profile& resizes() {
+  static const Profile one = {"resize",
+                              1,
+                              24,
+                              {1, 2, 3, 4, 8},
+                              4,
+                              12,
+                              24,
+                              {2, 2, 3},
+                              2,
+                              0,
+                              {{kMoveResize, 12}, {kMovePreempt, 6}, {kMoveResume, 12}}};
+  return one;
+}
+
 Play::Play(Bytes& bytes, int profile, Counts* counts, Trial* trial, bool through_c)
     : bytes_(bytes),
-      profile_(profile < 0 ? families() : profiles()[static_cast<std::size_t>(profile)]),
+      profile_(profile == -2 ? resizes()
+               : profile < 0 ? families()
+                             : profiles()[static_cast<std::size_t>(profile)]),
       settings_(draw(bytes, profile_, trial, through_c)),
       world_(settings_, counts),
       vocabulary_(profile_.vocabulary[static_cast<std::size_t>(
@@ -259,7 +276,7 @@ void Play::weigh() {
       weights[move] = 0;
   double total = 0;
   for (double& weight : weights) {
-    if (profile_.swarm && &weight != weights + kMoveTogether) weight *= std::exp2(bytes_.between(-profile_.swarm, profile_.swarm));
+    if (profile_.swarm && &weight < weights + kMoveTogether) weight *= std::exp2(bytes_.between(-profile_.swarm, profile_.swarm));
     total += weight;
   }
   double sum = 0;
@@ -368,6 +385,8 @@ void Play::move_once() {
       return reparent();
     case kMoveResume:
       return resume();
+    case kMoveResize:
+      return resize();
     case kMoveTogether:
       return bytes_.one_in(2) ? regroup() : resume_together();
     case kMoveUnpin:
@@ -639,6 +658,19 @@ void Play::resume_together() {
   static constexpr int kSlots[] = {0, 0, 1, 9};
   const int slots = kSlots[bytes_.below(4)];
   world_.resume_together(chosen, slots, !bytes_.one_in(8));
+}
+
+// Mostly the sequences that are in the way are preempted.
+void Play::resize() {
+  const Pool& pool = world_.core().pool();
+  const int most = world_.core().config().num_blocks;
+  const int limit = pool.limit();
+  if (bytes_.one_in(3))
+    return world_.grow(bytes_.one_in(2) ? most : limit - 1 + bytes_.below(most - limit + 3));
+  world_.shrink(pool.partition(0).first - 1 + bytes_.below(limit - pool.partition(0).first + 3));
+  if (bytes_.one_in(3)) return;
+  for (const EntryPtr& entry : std::vector<EntryPtr>(world_.entries()))
+    if (world_.is_in_the_way(*entry)) world_.preempt(*entry, true);
 }
 
 // All sequences are preempted: with full attention alone, they fit where they were.

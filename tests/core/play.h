@@ -46,7 +46,8 @@ enum Move {
   kMoveLetGo,
   kMoveTouchBlocks,
   kMoveForget,
-  kMoveTogether,  // the last one: it takes no byte when weights are drawn
+  kMoveTogether,  // this and what comes after it takes no byte when weights are drawn
+  kMoveResize,
   kNumMoves
 };
 
@@ -74,10 +75,13 @@ const std::vector<Profile>& profiles();
 // One that is not among them, so that the numbers of the others stay: forks that are preempted and
 // resumed together.
 const Profile& families();
+// Likewise: the pool shrinks and grows.
+const Profile& resizes();
 
 class Play {
  public:
-  // Draws a configuration and weights from the stream. profile: its number; -1 for families().
+  // Draws a configuration and weights from the stream. profile: its number; -1 for families(), -2 for
+  // resizes().
   Play(Bytes& bytes, int profile, Counts* counts = nullptr, Trial* trial = nullptr,
        bool through_c = false);
   // One move; false when the stream is at its end.
@@ -111,6 +115,7 @@ class Play {
   void reparent();
   void resume();
   void resume_together();
+  void resize();
   void regroup();
   void nonsense();
   void retain(const EntryPtr& entry);

@@ -22,6 +22,7 @@ std::vector<std::string> kind_names_through_c() {
 std::uint8_t kind_of(const std::string& name) {
   if (name == "c:groups") return kGroupKind + 32;
   if (name.ends_with(families().name)) return kFamilyKind + name.starts_with("c:");
+  if (name.ends_with(resizes().name)) return kResizeKind + name.starts_with("c:");
   if (name.starts_with("c:")) {
     const auto size = static_cast<int>(profiles().size());
     return static_cast<std::uint8_t>((64 / size + 1) * size + kind_of(name.substr(2)));
@@ -58,6 +59,10 @@ void play_to_the_end(AnyManager& play, int moves, std::int64_t& calls) {
 void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts* counts) {
   if (kind >= kFamilyKind) {
     Play play(bytes, -1, counts, nullptr, kind > kFamilyKind);
+    return play_to_the_end(play, moves, calls);
+  }
+  if (kind >= kResizeKind) {
+    Play play(bytes, -2, counts, nullptr, kind > kResizeKind);
     return play_to_the_end(play, moves, calls);
   }
   if (kind >= kPoolKind) {

@@ -33,7 +33,7 @@ struct Arguments {
 
 [[noreturn]] void usage(const std::string& wrong) {
   std::fprintf(stderr,
-               "%s\nusage: stress [--seed N] [--ops N] [--profile NAME|groups|families|c|all] [--moves N] "
+               "%s\nusage: stress [--seed N] [--ops N] [--profile NAME|groups|families|resize|c|all] [--moves N] "
                "[--minutes M] [--out FILE] [--replay FILE]\n",
                wrong.c_str());
   std::exit(2);
@@ -66,7 +66,10 @@ Arguments parse(int argc, char** argv) {
         continue;
       }
       const std::string name = value;
-      if (name != "groups" && name != "families" && name != "c:families" && !std::count(a.kinds.begin(), a.kinds.end(), value) &&
+      const std::vector<std::string> apart = {"groups", "families", "c:families", "resize",
+                                              "c:resize"};
+      if (!std::count(apart.begin(), apart.end(), name) &&
+          !std::count(a.kinds.begin(), a.kinds.end(), value) &&
           !std::count(known.begin(), known.end(), value))
         usage(std::string("unknown profile ") + value);
       a.kinds = {value};

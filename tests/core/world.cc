@@ -63,7 +63,7 @@ const char* name_of(Op op) {
       "decode", "take",          "applied", "aborted",  "complete", "remaps",
       "retain", "retain_prefix", "pin",     "unpin",    "touch",    "set_time",
       "reset",  "retire",        "acquire", "release",  "touch_blocks", "forget",
-      "cache_state", "resume_together"};
+      "cache_state", "resume_together", "shrink", "grow"};
   static_assert(std::size(names) == kNumOps);
   return names[op];
 }
@@ -176,7 +176,7 @@ Outcome World::call(Op op, Outcomes due, const Call& run) {
   if (touched) check_others(others, touched, deep);
   if (merges && outcome == kDone) merged(before_merging);
   if (moves && outcome == kDone) note_moved(was_keyed);
-  const bool forgets = op == kForget || op == kRetire || op == kFree || op == kPreempt;
+  const bool forgets = op == kForget || op == kShrink || op == kRetire || op == kFree || op == kPreempt;
   if (config_.retention) levels_.after_call(core_.time(), forgets);
   if (config_.steps_in_flight && !reads_only) check_fences(op);
   return outcome;

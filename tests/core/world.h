@@ -60,6 +60,8 @@ enum Op {
   kForget,
   kCacheState,
   kResumeTogether,
+  kShrink,
+  kGrow,
   kNumOps
 };
 enum Outcome {
@@ -90,6 +92,7 @@ struct Settings {
   int debug = 0;
   bool witness = false;    // wraps the eviction policy
   bool through_c = false;  // calls go through the C interface; without a witness
+  bool resizes = false;    // the pool: which block is which matters then
   bool scribbles = false;  // the caller writes nonsense to the tables it is shown
   int check_every = 1;     // calls between recomputations of the books
   int snapshot_every = 1;  // calls between comparisons of what a refused call left
@@ -206,7 +209,11 @@ class World {
   void let_go_of_all();
   void touch_blocks(const std::vector<std::int64_t>& ids);
   void forget(const std::vector<std::int64_t>& ids);
+  void shrink(std::int64_t num_blocks);
+  void grow(std::int64_t num_blocks);
+  bool is_in_the_way(const Entry& entry) const;  // has a block that is out of use
   std::vector<bool> spoiled_by(const std::vector<std::int64_t>& ids) const;
+  void note_forgotten(const std::vector<bool>& wrong);
   std::int64_t first_of(const Entry& entry, const std::vector<bool>& blocks) const;
   const std::vector<Hold>& holds() const { return holds_; }
   void set_time(double seconds);
@@ -243,6 +250,7 @@ class World {
   int name_of_root(std::uint32_t root) const;
   std::uint32_t root_of_name(int name) const;  // kUnknownId while it is empty
   std::size_t num_dead() const { return dead_.size(); }
+  bool resizes() const { return settings_.resizes; }
   const Sequences& core() const { return core_; }
   std::int64_t calls() const { return calls_; }
   bool early() const { return config_.early_commit; }

@@ -114,17 +114,67 @@ void World::forget(const std::vector<std::int64_t>& ids) {
   if (call(kForget, bit(anybody_ahead() ? kStepRefused : kDone),
            [&] { forgotten = caller_.forget(ids.data(), count); }) == kDone) {
     EXPECT(forgotten == cached - core_.index().num_keyed(), "forget returns a wrong count");
-    for (Hold& held : holds_) held.words.clear();
-    for (int b = 0; b < config_.num_blocks; ++b)
-      EXPECT(!wrong[static_cast<std::size_t>(b)] || !record_of(b).keyed(),
-             "a forgotten block is cached");
-    for (const EntryPtr& entry : entries_) {
-      const std::int64_t first = first_of(*entry, wrong);
-      if (first == view(*entry).num_blocks) continue;
-      entry->num_findable = entry->outdated ? std::min(entry->num_findable, first) : first;
-      entry->outdated = true;
-    }
+    note_forgotten(wrong);
   }
+  settle();
+}
+
+void World::note_forgotten(const std::vector<bool>& wrong) {
+  for (Hold& held : holds_) held.words.clear();
+  for (int b = 0; b < config_.num_blocks; ++b)
+    EXPECT(!wrong[static_cast<std::size_t>(b)] || !record_of(b).keyed(),
+           "a forgotten block is cached");
+  for (const EntryPtr& entry : entries_) {
+    const std::int64_t first = first_of(*entry, wrong);
+    if (first == view(*entry).num_blocks) continue;
+    entry->num_findable = entry->outdated ? std::min(entry->num_findable, first) : first;
+    entry->outdated = true;
+  }
+}
+
+// Blocks that are in no use leave; those that a table, a copy or a step has are the only ones that
+// stay.
+void World::shrink(std::int64_t num_blocks) {
+  const std::int64_t limit = core_.pool().limit();
+  std::vector<std::int64_t> ids;
+  for (std::int64_t b = std::max<std::int64_t>(num_blocks, 0); b < limit; ++b)
+    if (core_.nodes().owner(b) >= 0) ids.push_back(b);
+  const std::vector<bool> wrong = spoiled_by(ids);
+  const std::int64_t least = core_.pool().partition(0).first;
+  const Outcome due = num_blocks > limit || num_blocks < least ? kBadValue
+                      : num_blocks < limit && anybody_ahead()  ? kStepRefused
+                                                               : kDone;
+  std::int64_t leaving = 0;
+  if (call(kShrink, bit(due), [&] { leaving = caller_.shrink(num_blocks); }) == kDone) {
+    note_forgotten(wrong);
+    std::int64_t used = 0;
+    for (std::int64_t b = num_blocks; b < config_.num_blocks; ++b)
+      if (const NodeId n = core_.nodes().owner(b); n >= 0) {
+        ++used;
+        EXPECT(core_.nodes().used(n) || core_.nodes()[n].fence, "a block in no use has not left");
+      }
+    EXPECT(leaving == used, "shrink returns a wrong count");
+  }
+  settle();
+}
+
+bool World::is_in_the_way(const Entry& entry) const {
+  const std::vector<std::int32_t> table = blocks_of(entry);
+  return entry.running && std::any_of(table.begin(), table.end(), [this](std::int32_t b) {
+           return b >= core_.pool().limit();
+         });
+}
+
+void World::grow(std::int64_t num_blocks) {
+  const std::int64_t limit = core_.pool().limit();
+  const int available = core_.pool().available();
+  std::int64_t taken = 0;  // blocks that have not left
+  const std::int64_t most = std::min<std::int64_t>(num_blocks, config_.num_blocks);
+  for (std::int64_t b = limit; b < most; ++b) taken += core_.nodes().owner(b) >= 0;
+  if (call(kGrow, bit(num_blocks < limit || num_blocks > config_.num_blocks ? kBadValue : kDone),
+           [&] { caller_.grow(num_blocks); }) == kDone)
+    EXPECT(core_.pool().available() == available + num_blocks - limit - taken,
+           "what has left is not there again");
   settle();
 }
 

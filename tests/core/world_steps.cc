@@ -216,7 +216,7 @@ void World::finish_up() {
   if (config_.steps_in_flight) complete(steps_.size());
   check();
   const Pool& pool = core_.pool();
-  EXPECT(pool.available() == pool.capacity(), "blocks leaked");
+  EXPECT(pool.available() + pool.num_withheld() == pool.capacity(), "blocks leaked");
   EXPECT(core_.num_sequences() == 0, "rows leaked");
 }
 

@@ -77,6 +77,7 @@ def busy_manager() -> BlockManager:
         manager.append(child, [200 + number])
     waiting = manager.admit(list(range(600, 620)))
     manager.preempt(waiting)
+    manager.shrink(manager.config.num_blocks - 1)
     return manager
 
 

@@ -106,6 +106,7 @@ def test_a_promise_is_kept_unless_it_is_withdrawn() -> None:
         lambda: manager.reparent([handle, other], [1, 1]),
         lambda: manager.reparent([handle, other], [0, 0]),
         lambda: manager.forget([block]),
+        lambda: manager.shrink(4),
     ]
     for call in refused:
         with pytest.raises(StepError):

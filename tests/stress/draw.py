@@ -37,7 +37,7 @@ class Draw:
         """The next operation."""
         op = self.rng.choices(self.ops, self.weights)[0]
         more = getattr(self, op, None)
-        record = {"op": op, "entry": self.number()}
+        record: Record = {"op": op, "entry": self.number()}
         record = {**record, **more()} if more else record
         if self.profile.sessions and op in {"admit", "next_turn", "signal", "end_session"}:
             record["session"] = f"{record['entry'] % 5 or ''}"
@@ -191,7 +191,7 @@ class Draw:
         return {"count": self.rng.randint(1, 2)}
 
     def shrink(self) -> Record:
-        """To any number of blocks, sometimes out of bounds; mostly who is in the way is preempted."""
+        """To any number of blocks, even a wrong one; mostly who is in the way is preempted."""
         return {"share": self.rng.random(), "evacuates": self.rng.random() < 0.6}
 
     def grow(self) -> Record:

@@ -127,7 +127,7 @@ class LayoutWorld(World):
         for stop in self.manager.stops(entry.handle):
             if start < stop < most and self.rng.random() < self.habits.stops:
                 return int(stop)
-        return max(start, most)
+        return max(start, int(most))
 
     def work_of(self, entry: Entry, view: Any) -> Work | None:
         if not entry.running:
@@ -215,15 +215,8 @@ class LayoutWorld(World):
 
     # ---- calls --------------------------------------------------------------------------
 
-    def both(
-        self,
-        name: str,
-        ours: Sequence[Any],
-        theirs: Sequence[Any],
-        own: Mapping[str, Any] | None = None,
-        **kw: Any,
-    ) -> Any:
-        answer = super().both(name, ours, theirs, own, **kw)
+    def both(self, name: str, ours: Sequence[Any], theirs: Sequence[Any], **kw: Any) -> Any:
+        answer = super().both(name, ours, theirs, **kw)
         if answer is not None and name in {"can_admit", "touch"}:
             return answer[0], answer[0]
         return answer
@@ -248,12 +241,12 @@ class LayoutWorld(World):
         read_cache: bool = True,
         *,
         by_match: bool = False,
+        session: bytes = b"",
         **limits: int | None,
     ) -> Entry | None:
         if not self.is_specified:
-            return super().admit(
-                tokens, namespace, extras, num_slots, read_cache, by_match=by_match, **limits
-            )
+            key: dict[str, Any] = {"by_match": by_match, "session": session, **limits}
+            return super().admit(tokens, namespace, extras, num_slots, read_cache, **key)
         slots = num_slots and min(num_slots, len(tokens))
         return super().admit(tokens, namespace, None, slots)
 

@@ -124,7 +124,9 @@ class LockStep:
         self.tables: set[int] = set()
         self.names: dict[int, int] = {}  # model serial -> block id of the manager
         self.last_names: dict[int, int] = {}  # the same of the last block with this id of the model
-        self.limit, self.out = int(config["num_blocks"]), {}
+        self.limit = int(config["num_blocks"])
+        self.out: dict[int, int] = {}
+        self.hints: dict[str, Any] = {}  # what only the model is told
         self.remaps: list[tuple[int, int, int, int]] = []
         self.check_every, self.calls = check_every, 0
         self.found = 0  # tokens that prompts found
@@ -148,25 +150,15 @@ class LockStep:
 
     # ---- calling both -------------------------------------------------------------------
 
-    def both(
-        self,
-        name: str,
-        ours: Sequence[Any],
-        theirs: Sequence[Any],
-        own: Mapping[str, Any] | None = None,
-        **kw: Any,
-    ) -> Any:
-        """Calls manager and model; returns both results, or None if both raise the same error.
-
-        own: what only the model is told.
-        """
+    def both(self, name: str, ours: Sequence[Any], theirs: Sequence[Any], **kw: Any) -> Any:
+        """Calls manager and model; returns both results, or None if both raise the same error."""
         before = {} if self.model is None else self.model_names()
         self.last_names |= before
         known = 0 if self.model is None else len(self.model.remaps)
         answer, error = self.attempt(self.manager, name, ours, kw)
         expected, refusal = None, error
         if self.model is not None:
-            expected, refusal = self.attempt(self.model, name, theirs, {**kw, **(own or {})})
+            expected, refusal = self.attempt(self.model, name, theirs, {**kw, **self.hints})
             self.compare_errors(f"{name}{tuple(ours)}{kw}", error, refusal)
         if isinstance(error, OutOfBlocksError):
             room = error.available - error.reserved_by_watermark
@@ -196,7 +188,7 @@ class LockStep:
         # The sequence that needs the room takes the victims.
         gone = [b for b in idle if facts.state[names[b.id]] == BlockState.OWNED]
         parents = {self.model.parent_of(block) for block in self.model.live}
-        leaves = [block for block in gone if block.content[1] not in parents]
+        leaves = [block for block in gone if block.content and block.content[1] not in parents]
         if not leaves:
             raise DivergenceError(f"evicted {gone}, none of them without children")
         return min(leaves, key=lambda leaf: not self.lowered_by(leaf, idle) <= set(gone))

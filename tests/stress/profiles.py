@@ -105,7 +105,7 @@ class Profile:
     resized: bool = False
 
 
-RESIZES = {"shrink": 6, "grow": 4, "preempt": 6, "resume": 10}
+RESIZES: dict[str, float] = {"shrink": 6, "grow": 4, "preempt": 6, "resume": 10}
 
 FAMILIES = {"fork": 16, "branch": 10, "reparent": 6, "append": 24, "decode": 20, "preempt": 8,
             "resume_together": 12, "regroup": 8, "hold": 0.1}  # fmt: skip

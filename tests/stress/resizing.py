@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockmgr.blocks import BlockState
 from tests.stress.holding import HoldingEngine
@@ -32,21 +32,26 @@ class ResizingEngine(HoldingEngine):
         pairs = self.paired(range(num_blocks, self.limit)) if fits else {}
         if pairs is None:
             return
-        own = {} if self.model is None else {"out": [*self.out.values(), *pairs.values()]}
-        answer = self.both("shrink", [num_blocks], [num_blocks], own)
-        if answer is not None:
-            self.limit = num_blocks
-            self.out = {**self.out, **pairs}
-            if self.model is not None and answer[0] != answer[1]:
-                raise DivergenceError(f"shrink: {answer[0]}, expected {answer[1]}")
+        answer = self.resized("shrink", num_blocks, {**self.out, **pairs})
+        if answer is not None and answer[0] != answer[1]:
+            raise DivergenceError(f"shrink: {answer[0]}, expected {answer[1]}")
         self.settle()
 
     def grow(self, num_blocks: int) -> None:
         kept = {ours: theirs for ours, theirs in self.out.items() if ours >= num_blocks}
-        own = {} if self.model is None else {"out": kept.values()}
-        if self.both("grow", [num_blocks], [num_blocks], own) is not None:
-            self.limit, self.out = num_blocks, kept
+        self.resized("grow", num_blocks, kept)
         self.settle()
+
+    def resized(self, name: str, num_blocks: int, out: dict[int, int]) -> Any:
+        """Makes the call; afterwards these blocks are out of use."""
+        self.hints = {"out": list(out.values())}
+        try:
+            answer = self.both(name, [num_blocks], [num_blocks])
+        finally:
+            self.hints = {}
+        if answer is not None:
+            self.limit, self.out = num_blocks, out
+        return answer
 
     def paired(self, ids: Iterable[int]) -> dict[int, int] | None:
         """The model's blocks for these: of those without content, any. None: it is unknown."""
@@ -57,7 +62,7 @@ class ResizingEngine(HoldingEngine):
         waiting -= {block.id for block in model.live}
         past = {self.last_names[i]: i for i in waiting if i in self.last_names}
         free = iter(model.free_blocks())
-        pairs = {}
+        pairs: dict[int, int] = {}
         for block in ids:
             theirs = known.get(block)
             if theirs is None:

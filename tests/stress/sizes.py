@@ -95,9 +95,10 @@ class SizesWorld(LayoutWorld):
         """A replay writes uncached groups only; groups that look ahead write later (G14, G19)."""
         if not kind.cached:
             return start
-        return (
+        first = (
             max(view.proved, start - kind.look_ahead) if kind.look_ahead else max(view.hit, start)
         )
+        return int(first)
 
     def states_of(self, entry: Entry, group: int, work: Work, table: Any) -> Any:
         """The slot that a step reads, and those that it writes (G13)."""

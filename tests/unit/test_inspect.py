@@ -25,7 +25,7 @@ from tests.stress.world import World
 from tests.unit.engine import ids, serve
 from tests.unit.snapshot import snapshot
 
-FREE, OWNED, CACHED, IDLE, FENCED, NULL = BlockState
+FREE, OWNED, CACHED, IDLE, FENCED, NULL, OUT = BlockState
 
 
 # ---- the snapshot, by construction ---------------------------------------------------------------

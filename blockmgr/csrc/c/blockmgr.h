@@ -392,7 +392,7 @@ BLOCKMGR_API blockmgr_status blockmgr_forget(blockmgr_manager* manager, const in
 /* A pool that gives memory back for a while: shrink takes the blocks from num_blocks on out of use, and
  * grow those below num_blocks back into use. num_blocks counts the null block, and quotas stay whole.
  * What these blocks hold is no longer found. num_leaving, or NULL: how many still belong to a
- * sequence, a hold, a copy or a step; each leaves when it is let go. blockmgr_leaving tells the
+ * sequence, a hold, a copy or a step; each leaves when it is released. blockmgr_leaving tells the
  * sequences, each once; blockmgr_preempt or blockmgr_free ends their use. */
 BLOCKMGR_API blockmgr_status blockmgr_shrink(blockmgr_manager* manager, int64_t num_blocks,
                                              int64_t* num_leaving);

@@ -55,7 +55,15 @@ def register(*names: str, **usual: Any) -> tuple[Mutant, ...]:
 
 
 CORE = register(
-    "nodes", "cache", "copies", "identity", "lifetimes", "policies", "interface", "families"
+    "nodes",
+    "cache",
+    "copies",
+    "identity",
+    "lifetimes",
+    "policies",
+    "interface",
+    "families",
+    "resize",
 )
 EXTENSION = register("extension")
 PYTHON = register("python", python=True)
