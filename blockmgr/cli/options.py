@@ -197,7 +197,7 @@ warmup_option = read_option(
 
 
 def tier_options(command: F) -> F:
-    """``--tiers``, ``--store`` and ``--links``, for ``Given.tiers``."""
+    """``--tiers``, ``--store``, ``--prefetch`` and ``--links``, for ``Given.tiers``."""
     links = read_option(
         "--links",
         AskedLinks.parse,
@@ -213,7 +213,9 @@ def tier_options(command: F) -> F:
         "in blocks, percentages of the working set, or bytes with --model. Without --links, one "
         "request runs at a time.",
     )
-    return tiers(_ROWS["store"](links(command)))
+    for name in reversed(_OF_TIERS):
+        command = _ROWS[name](command)
+    return tiers(links(command))
 
 
 def jobs_options(command: F) -> F:
@@ -368,6 +370,8 @@ def chosen_source(
 def _how_option(row: Field[Any]) -> Callable[[F], F]:
     choices = row.metadata["choices"]
     kind: dict[str, Any] = {"type": click.Choice(choices)} if choices else {}
+    if isinstance(row.default, bool):
+        kind = {"is_flag": True}
     if row.name == "eviction":
         kind = {"callback": parsed(pick_policy), "metavar": "NAME"}
     return click.option(
@@ -383,10 +387,12 @@ _ROWS: Final = {
     row.name: _how_option(row) for row in fields(ReplayConfig) if row.metadata.get("text")
 }
 
+_OF_TIERS: Final = ("store", "prefetch")
+
 _HOW: Final = {
     "block_size": _ROWS["block_size"],
     "seed": seed_option,
-    **{name: row for name, row in _ROWS.items() if name != "store"},
+    **{name: row for name, row in _ROWS.items() if name not in _OF_TIERS},
 }
 
 
@@ -547,7 +553,7 @@ class Given:
         """The tiers of ``--tiers``, for each combination of sizes; none without it."""
         asked = self.options.get("tiers")
         if asked is None:
-            for name in ("store", "links"):
+            for name in (*_OF_TIERS, "links"):
                 if self.ctx.get_parameter_source(name) is not DEFAULT:
                     raise click.UsageError(f"--{name} needs --tiers", self.ctx)
             return []

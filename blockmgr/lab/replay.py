@@ -301,9 +301,19 @@ class EventLoop:
                 self._waited += now > head.request.arrival_ms
                 self._wait_ms += now - head.request.arrival_ms
             else:
+                self._prefetch(now)
                 return
             self._last_admitted, self._head = self._waiting.popleft(), None
             self._progress()
+
+    def _prefetch(self, now: int) -> None:
+        """Copy the prompts that wait to the fastest tier, if the config says so."""
+        if self._tiers is not None and self._config.prefetch and len(self._config.tiers) > 1:
+            queue = ((number, self._requests[number - 1]) for number in self._waiting)
+            fitting = (each for each in queue if not self._never_fits(each[1]))
+            start = self._clock()
+            self._tiers.prefetch(fitting, now)
+            self._host_s += self._clock() - start
 
     def _never_fits(self, request: Request) -> bool:
         blocks = held_blocks(request, self._config)

@@ -125,6 +125,8 @@ class ReplayConfig:
         tiers: Slower memory for evicted blocks, the fastest first (``blockmgr.lab.tiered``); its
             eviction order is ``eviction``, too.
         store: As in ``TierConfig``: what is stored in each tier, and when.
+        prefetch: Whether what slower tiers have of the prompts that wait is copied to the fastest
+            tier before their turn; without effect on fewer than two tiers.
 
     Raises:
         ValueError: A value is out of its bounds, no group has full attention, a manager with
@@ -185,6 +187,10 @@ class ReplayConfig:
     store: StoreName = same_option(  # noqa: RUF009  (it is a field)
         TierConfig, "store", text="What is stored in tiers, and when; see the guide to tiers."
     )
+    prefetch: bool = field(
+        default=False,
+        metadata=rule(text="Copy prompts that wait from slower tiers to the fastest one."),
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -236,7 +242,7 @@ class ReplayConfig:
         groups = plain.pop("groups")
         plain["tiers"] = [asdict(tier) for tier in self.tiers]
         if not self.tiers:
-            del plain["tiers"], plain["store"]
+            del plain["tiers"], plain["store"], plain["prefetch"]
         if groups:
             return {**plain, "groups": [repr(group) for group in groups]}
         del plain["forward_tokens"], plain["prompt_end_stop"]

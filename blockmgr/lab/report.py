@@ -168,7 +168,7 @@ def counts_of(result: ReplayResult, model: Model | None, block_size: int) -> dic
         counts["by_group"]["groups"] = result.by_group.sized(model.bytes_per_block(block_size))
     if result.by_tier is not None and model is not None:
         for tier in counts["by_tier"]["tiers"]:
-            for name in ("stored", "loaded"):
+            for name in ("stored", "loaded", "promoted"):
                 tier[f"{name}_bytes"] = tier[f"{name}_blocks"] * model.bytes_per_block(block_size)
     return counts
 
@@ -266,9 +266,10 @@ def _tier_lines(
     for counts in found.tiers:
         moved = counts.moved
         cells = [f"{counts.tier.num_blocks:,}", share(counts.hit_tokens)]
-        cells += [f"{number:,}" for number in (moved.stored, moved.loaded, moved.dropped)]
+        read = moved.loaded + moved.promoted
+        cells += [f"{number:,}" for number in (moved.stored, read, moved.dropped)]
         if block_bytes is not None:
-            cells += [f"{n * block_bytes / GIB:,.1f}" for n in (moved.stored, moved.loaded)]
+            cells += [f"{n * block_bytes / GIB:,.1f}" for n in (moved.stored, read)]
         if links:
             cells.append(f"{counts.busy_ms / 1000:,.1f}")
         yield counts.tier.name, cells

@@ -11,6 +11,7 @@ A tier whose ``ms_per_block`` is 0 moves everything at once. Otherwise it has on
 * A request holds its blocks while it loads. Its prompt is computed when everything is there, which
   delays its end, and in a fleet its first token (``blockmgr.lab.fleet``).
 * A block that is evicted before its store has ended is not stored.
+* With ``prefetch``, what slower tiers have of waiting prompts is stored in the fastest tier.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from blockmgr.arguments import real, whole
 from blockmgr.tiers import DEVICE, TieredManager, TierStats
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
     from blockmgr.lab.request import Running
-    from blockmgr.lab.trace import Trace
+    from blockmgr.lab.trace import Request, Trace
     from blockmgr.manager import BlockManager
     from blockmgr.tiers import Transfer
 
@@ -216,6 +219,7 @@ class TierSteps:
         self._load_ms = np.zeros(len(trace.requests), np.int64)
         # Contents of the device that a tier has got from it or given to it.
         self._safe: set[int] = set()
+        self._last_fetched = 0  # number of a request
 
     def admit(self, *args: Any, **options: Any) -> int:
         """``TieredManager.admit``, which begins to load."""
@@ -243,6 +247,26 @@ class TierSteps:
         num_whole = one.num_cached_tokens // self._size
         if loads and num_whole:  # an end is the request's own
             self._keep(self._manager.block_ids(one.handles[0])[num_whole - 1])
+
+    def prefetch(self, waiting: Iterable[tuple[int, Request]], now: int) -> None:
+        """Copy what slower tiers have of prompts to the fastest one.
+
+        Of the oldest ones only, as many as fit half of that tier: those of others would be evicted
+        before their turn.
+
+        Args:
+            waiting: Requests with their numbers, in order.
+            now: The time.
+        """
+        room = self._tiers[0].num_blocks // 2
+        for number, request in waiting:
+            room -= max(1, request.num_prompt_tokens // self._size)
+            if room < 0:
+                break
+            if number > self._last_fetched:
+                self._last_fetched = number
+                self._manager.prefetch(request.tokens(), namespace=request.namespace)
+        self.store_until(now)
 
     def store_until(self, now: int) -> None:
         """Store what the manager plans up to ``now``; each link takes what is planned in order."""

@@ -66,6 +66,7 @@ def test_service_times_hold_if_they_are_given_or_links_take_time(run: Run) -> No
 
 def test_a_replay_with_tiers_is_repeated_by_what_it_prints(run: Run) -> None:
     links = ("--links", "1GB/s,500MB/s", "--model", "llama-3-8b", "--store", "release")
+    links += ("--prefetch",)
     first = run("replay", *CHAT, "--capacity", "400", *TIERS, *links, "--json")
     command = shlex.split(json.loads(first.stdout)["command"])
     assert run(*command[1:], "--json").stdout == first.stdout
@@ -111,6 +112,7 @@ def test_report_has_a_chapter_on_tiers(run: Run, tmp_path: Path) -> None:
     ("command", "error"),
     [
         (("replay", *CHAT, "--store", "release"), "--store needs --tiers"),
+        (("replay", *CHAT, "--prefetch"), "--prefetch needs --tiers"),
         (("sweep", *CHAT, "--links", "1GB/s"), "--links needs --tiers"),
         (("replay", *CHAT, "--tiers", "host=5,6"), "--tiers takes one size for each tier here"),
         (("plan", "chat", "--hit-rate", "9%", "--block-size", "16,32", *TIERS), "one block size"),

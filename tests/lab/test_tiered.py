@@ -150,6 +150,12 @@ def test_two_tiers_that_drop_what_they_hand_up_are_one_pool_of_both(name: str) -
         tiers = (ReplayTier(name="host", num_blocks=host),)
         found = tiered(trace, device, replace(config, tiers=tiers))
         assert found.one_pool_hit_tokens == 32 * exclusive(trace, config, device, host)
+        # A prefetch moves what the one pool has already.
+        above = ReplayTier(name="above", num_blocks=1)
+        both = replace(config, tiers=(above, replace(tiers[0], num_blocks=host)), prefetch=True)
+        more = tiered(trace, device, both)
+        assert more.one_pool_hit_tokens == 32 * exclusive(trace, config, device, host + 1)
+        assert more.tiers[1].moved.promoted == 0  # one request at a time: none waits
 
 
 def test_a_load_waits_for_its_link_and_delays_the_end(make_request: MakeRequest) -> None:
@@ -183,6 +189,45 @@ def test_a_store_that_ends_after_its_block_was_evicted_brings_nothing(
     assert found.tokens[2].tolist() == [0, 0, 9]
     assert found.tiers[0].moved.failed == 4
     assert found.dropped_blocks == 4
+
+
+def waiting_for_disk(make_request: MakeRequest, config: ReplayConfig) -> ByTier:
+    """A prompt that is on the disk alone, and waits for 200 ms for room on the device."""
+    tiers = (
+        ReplayTier(name="host", num_blocks=16, ms_per_block=1),
+        ReplayTier(name="disk", num_blocks=64, ms_per_block=10),
+    )
+    flushes = [[start + token for token in range(17)] for start in (300, 400, 500)]
+    prompts = [(A, 0), *((each, 1000 * i) for i, each in enumerate(flushes, start=1))]
+    trace = timed(make_request, *prompts, (flushes[2], 5000), (A, 5050), (A, 6000))
+    config = replace(config, min_service_ms=250, tiers=tiers, store="release")
+    return tiered(trace, 9, config)
+
+
+def test_a_prompt_that_waits_is_copied_to_the_fastest_tier(make_request: MakeRequest) -> None:
+    alone = waiting_for_disk(make_request, CONFIG)
+    assert alone.tokens[5].tolist() == [0, 0, 8, 1]
+    assert alone.load_ms[5] == 40
+    fetched = waiting_for_disk(make_request, replace(CONFIG, prefetch=True))
+    assert fetched.tokens[5].tolist() == [0, 8, 0, 1]
+    assert fetched.load_ms[5] == 4
+    host, disk = fetched.tiers
+    assert (host.moved.loaded - alone.tiers[0].moved.loaded, disk.moved.loaded) == (4, 0)
+    assert (disk.moved.promoted, alone.tiers[1].moved.promoted) == (4, 0)
+    assert disk.busy_ms == alone.tiers[1].busy_ms  # the same bytes, sooner
+
+
+def test_a_prompt_larger_than_half_of_the_fastest_tier_is_not_fetched(
+    make_request: MakeRequest,
+) -> None:
+    config = replace(CONFIG, prefetch=True, min_service_ms=250)
+    small = ReplayTier(name="host", num_blocks=7)
+    disk = ReplayTier(name="disk", num_blocks=64)
+    trace = timed(make_request, (A, 0), (FLUSH, 1000), (FLUSH, 2000), (A, 2050))
+    found = tiered(trace, 9, replace(config, tiers=(small, disk), store="release"))
+    assert found.tiers[1].moved.promoted == 0
+    wide = replace(config, tiers=(replace(small, num_blocks=8), disk), store="release")
+    assert tiered(trace, 9, wide).tiers[1].moved.promoted == 4
 
 
 def test_a_load_delays_the_first_token_in_a_fleet(make_request: MakeRequest) -> None:

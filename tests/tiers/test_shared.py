@@ -285,6 +285,13 @@ def test_only_what_can_be_read_behind_what_is_known_is_asked_for(store: FakeStor
     assert in_tier(process.manager, LONG) == (8,)
 
 
+def test_parts_of_what_the_device_has_are_asked_for(store: FakeStore) -> None:
+    in_groups(store).serve(LONG[:11])
+    second = in_groups(store)
+    compute(second.manager, LONG[:9])
+    assert second.look_up(LONG[:11]) == 5 + 2
+
+
 def test_the_key_of_a_part_has_the_namespace_and_the_digest_of_the_key_of_its_node(
     store: FakeStore,
 ) -> None:
