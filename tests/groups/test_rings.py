@@ -9,6 +9,7 @@ import pytest
 from blockmgr import BlockManager, MissReason
 from blockmgr.blocks import Admission
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, StepError
+from blockmgr.events import Encoder
 from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, Ring, SlidingWindow
 from tests.groups.world import FULL, STATE, World
 from tests.specification import layers as kinds
@@ -363,4 +364,6 @@ def test_events_say_nothing_of_rings() -> None:
     manager.commit(handle, 16)
     manager.take_copies()
     manager.free(handle)
-    assert 3 not in manager.take_events().group.tolist()
+    events = manager.take_events()
+    assert 3 not in events.group.tolist()
+    assert Encoder(4, groups=manager.config.groups).encode(events)
