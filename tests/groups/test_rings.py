@@ -366,4 +366,4 @@ def test_events_say_nothing_of_rings() -> None:
     manager.free(handle)
     events = manager.take_events()
     assert 3 not in events.group.tolist()
-    assert Encoder(4, groups=manager.config.groups).encode(events)
+    assert list(Encoder(4, groups=manager.config.groups).batches(events, 0.0))
