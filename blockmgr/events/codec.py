@@ -10,7 +10,13 @@ import msgspec
 from blockmgr.arguments import truth, whole
 from blockmgr.event_columns import Event, EventKind
 from blockmgr.events import wire
-from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
+from blockmgr.groups import (
+    ChunkedAttention,
+    FullAttention,
+    RecurrentState,
+    Ring,
+    SlidingWindow,
+)
 from blockmgr.vllm_keys import vllm_keys
 
 if TYPE_CHECKING:
@@ -32,7 +38,7 @@ __all__ = [
 AnyBatch = wire.Batch | wire.OldBatch | wire.SglangBatch | wire.HashBatch
 
 Group: TypeAlias = (
-    FullAttention | SlidingWindow | ChunkedAttention | RecurrentState | str | tuple[str, int]
+    FullAttention | SlidingWindow | ChunkedAttention | RecurrentState | Ring | str | tuple[str, int]
 )
 """A group of layers: a group of a manager, vLLM's word, or that word and a window in tokens."""
 
@@ -41,6 +47,7 @@ _WORDS: Mapping[type, str] = {
     SlidingWindow: "sliding_window",
     ChunkedAttention: "chunked_local_attention",
     RecurrentState: "mamba",
+    Ring: wire.UNKNOWN,  # it has no events
 }
 
 LOW_BITS = 2**64 - 1

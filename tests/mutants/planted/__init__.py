@@ -67,4 +67,4 @@ GROUPS = register(
     "groups/fixed_tables",
     "groups/block_sizes",
     tests=OF_GROUPS,
-)
+) + register("groups/rings", tests=("tests/groups/test_rings.py",))
