@@ -32,6 +32,7 @@ from blockmgr.explain import Explanation, explanation
 from blockmgr.groups import (
     FullAttention,
     Group,
+    Ring,
     extra_blocks_of,
     first_slices,
     is_single,
@@ -691,7 +692,8 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             return self._core.slot_mapping(handle, start, stop)
         kind, position = self._group(group)
         if is_single(kind):
-            raise ValueError(f"group must be one of attention, got {group}, which is {kind}")
+            what = "rings" if isinstance(kind, Ring) else "states"
+            raise ValueError(f"group must be one of attention, got {group}, which has {what}")
         if position < 0:
             return self._core.slot_mapping(handle, start, stop)
         return self._core.group_slots(handle, start, stop, position)

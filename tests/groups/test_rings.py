@@ -216,6 +216,14 @@ def test_a_state_is_kept_where_the_ring_restarts() -> None:
     assert world.manager.match(PROMPT + PROMPT) == 36
 
 
+def test_no_prompt_can_continue_from_a_state_where_the_ring_does_not_restart() -> None:
+    world = World(60, 4, FULL, STATE, kinds.Ring(12, restart=12))
+    handle = world.manager.admit(PROMPT)
+    world.compute(handle, 8)
+    assert not world.manager.cache_state(handle)
+    assert not world.manager.violations()
+
+
 def test_explain_names_the_ring_that_does_not_restart_there() -> None:
     manager = BlockManager(
         40, 4, groups=[FullAttention(), SlidingWindow(3), Ring(16, restart=16)], null_block=True
@@ -238,6 +246,12 @@ def test_rings_count_in_what_a_prompt_needs() -> None:
         assert world.manager.can_admit(prompt) is answer
     with pytest.raises(NeverFitsError):
         world.manager.admit(prompt)
+
+
+def test_rings_count_in_what_a_prompt_needs_after_its_first_chunk() -> None:
+    world = World(10, 4, FULL, RING, RING, RING)
+    assert world.manager.can_admit(list(range(28)), num_slots=4) is Admission.NOW
+    assert world.manager.can_admit(list(range(32)), num_slots=4) is Admission.NEVER
 
 
 def test_rings_count_in_what_is_available_now() -> None:
@@ -272,6 +286,14 @@ def test_drafts_are_taken_back_while_the_ring_has_what_is_read() -> None:
     assert world.manager.truncate(handle, 22) == 22
     world.manager.append(handle, [9, 9, 9])
     world.compute(handle, 25)
+
+
+def test_a_launched_forward_has_turned_the_ring_whatever_is_committed() -> None:
+    world = World(40, 4, FULL, kinds.Ring(4, restart=4))
+    handle = world.manager.admit(PROMPT)
+    world.compute(handle, 20)
+    world.forward(handle, 24)
+    assert world.manager.truncate(handle, 19) == 16
 
 
 def test_beyond_that_the_sequence_falls_to_a_restart_with_an_empty_ring() -> None:

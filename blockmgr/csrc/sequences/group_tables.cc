@@ -305,7 +305,7 @@ bool GroupTables::rings_reach(const Sequence& s, std::int64_t length) const {
   });
 }
 
-// Its rings begin anew after so many tokens.
+// Its rings are empty again after so many tokens.
 void GroupTables::empty_rings(const Sequence& s, std::int64_t length) noexcept {
   GroupRow& row = rows().group_row(s);
   for (const int g : rings()) copies().plan_zeros(row.states[nth(g)]);

@@ -75,4 +75,4 @@ GROUPS = register(
     "groups/fixed_tables",
     "groups/block_sizes",
     tests=OF_GROUPS,
-)
+) + register("groups/rings", tests=("tests/groups/test_rings.py",))
