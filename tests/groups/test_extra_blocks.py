@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -203,10 +204,8 @@ def test_random_calls_keep_all_counts(seed: int) -> None:
     running: list[int] = []
     waiting: list[int] = []
     for _ in range(200):
-        try:
+        with contextlib.suppress(OutOfBlocksError):
             call_one(manager, rng, running, waiting)
-        except OutOfBlocksError:
-            pass
         if rng.random() < 0.5:
             launch(manager)
         manager.check_invariants()
