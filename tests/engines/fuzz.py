@@ -48,7 +48,7 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
         "state",
         {"debug": 1, "min_partial_tokens": 1, "halfway_stop_tokens": 1, "prompt_end_stop": 1},
     ),
-    "states, quotas, ngram": ("state", {"quotas": {"tenant": 6}, "debug": 1}),
+    "states, quotas, ngram": ("state", {"quotas": {"tenant": 16}, "debug": 1}),
     "states, eagle": ("state", {"debug": 1, "min_partial_tokens": 0}),
     "states, partial, eagle": ("state", {"debug": 1, "min_partial_tokens": 1}),
     "states, quotas": ("state", {"quotas": {"tenant": 6}, "debug": 1}),

@@ -43,12 +43,13 @@ class Layers:
             return max(0, position - self.width + 1)
         return position - position % self.width if self.kind == "chunk" else 0
 
-    def as_vllm_has_it(self, block_size: int, drafts: int = 0) -> Any:
+    def as_vllm_has_it(self, block_size: int, drafts: int = 0, checkpoints: bool = False) -> Any:
         """The group's spec in vLLM.
 
         Args:
             block_size: The smallest one of the groups.
             drafts: Most draft tokens of a step.
+            checkpoints: Whether the forward of a prompt writes a state on its way (Mamba2).
         """
         common: dict[str, Any] = {
             "block_size": block_size * self.scale,
@@ -64,6 +65,8 @@ class Layers:
                 page_size_padded=FULL[0].as_vllm_has_it(block_size).page_size_bytes,
                 mamba_cache_mode="align",
                 num_speculative_blocks=drafts,
+                num_prefill_checkpoint_blocks=int(checkpoints),
+                prefill_checkpoint_alignment=1 if checkpoints else None,
             )
         if self.is_latent and self.kind == "window":
             return SlidingWindowMLASpec(sliding_window=self.width, **common)
@@ -116,10 +119,10 @@ def with_sizes(rng: random.Random, layers: tuple[Layers, ...]) -> tuple[Layers, 
 
 
 def group_specs(
-    layers: tuple[Layers, ...], block_size: int, drafts: int = 0
+    layers: tuple[Layers, ...], block_size: int, drafts: int = 0, checkpoints: bool = False
 ) -> list[KVCacheGroupSpec]:
     """The groups of vLLM's ``KVCacheConfig``."""
     return [
-        KVCacheGroupSpec([f"layer {number}"], each.as_vllm_has_it(block_size, drafts))
+        KVCacheGroupSpec([f"layer {number}"], each.as_vllm_has_it(block_size, drafts, checkpoints))
         for number, each in enumerate(layers)
     ]

@@ -90,6 +90,22 @@ class States:
                 world.memory[slot] = state
         if columns:
             self._windows[columns[0]] = states
+        if world.settings.checkpoints and not drafts:
+            self._pass(table, group, (start, stop), prefixes)
+
+    def _pass(
+        self, table: list[int], group: int, step: tuple[int, int], prefixes: list[int]
+    ) -> None:
+        """Writes the state at the last block end inside a step, in the column before its last."""
+        world, (start, stop) = self._world, step
+        size = world.settings.sizes[group]
+        end, column = (stop - 1) // size * size, -(-stop // size) - 2
+        if start % size or column <= (start - 1) // size or start + size > end:
+            return
+        state = group, end - 1, prefixes[end - 1]
+        for slot in world.slots(table[column]):
+            world.memory[slot] = state
+        self._windows[table[column]] = [state]
 
     def settle(self, name: str, stop: int, least: int, accepted: int) -> None:
         """Keeps the state at the end of a block, if right tokens reached one.

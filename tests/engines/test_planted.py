@@ -7,13 +7,14 @@ named by ``BLOCKMGR_TINY_MODEL``.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
-from blockmgr import BlockManager, ChunkedAttention, SlidingWindow
+from blockmgr import BlockManager, ChunkedAttention, RecurrentState, SlidingWindow
 from blockmgr.ports.vllm import held, layers, manager, prompts, states, tables
 from blockmgr.ports.vllm.options import Options
 from blockmgr.ports.vllm.slots import Slots, WholeState
@@ -260,6 +261,30 @@ PARTIAL = {"min_partial_tokens": 1, "debug": 1}
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_port_is_clean_with_states_and_drafts(drafts: str, asynchronous: bool) -> None:
     assert wrong_runs(PARTIAL, "state", drafts=drafts, asynchronous=asynchronous) == 0
+
+
+def runs_with_checkpoints() -> int:
+    """Wrong runs of a model whose forwards of prompts write states on their way, as Mamba2's."""
+    wrong = 0
+    for seed in range(SEEDS):
+        settings = draw(seed, MODEL, "fcfs", False, PARTIAL, kind="state", lossless=True)
+        settings = replace(settings, checkpoints=True, num_blocks=settings.num_blocks + 50)
+        wrong += bool(World(settings).run().wrong)
+    return wrong
+
+
+def test_states_that_a_forward_writes_on_its_way_need_a_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert runs_with_checkpoints() == 0
+    real = layers.group_of
+
+    def one_slot(spec: Any, block_size: int | None = None) -> Any:
+        group = real(spec, block_size)
+        return RecurrentState() if isinstance(group, RecurrentState) else group
+
+    monkeypatch.setattr(layers, "group_of", one_slot)
+    assert runs_with_checkpoints() > 0
 
 
 def test_a_slot_for_each_draft_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,7 @@ class Settings:
     drafts: int = 0  # most draft tokens of a request in a step
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
     remote: bool = False  # a connector loads prefixes
+    checkpoints: bool = False  # the forward of a prompt writes a state on its way
 
     @property
     def has_runner_v2(self) -> bool:
@@ -90,7 +91,7 @@ class Settings:
     @property
     def slots(self) -> int:
         """Blocks for the states of a request, in all groups: one, or some more with drafts."""
-        most = 2 + self.drafts if self.drafts else 1
+        most = 2 + self.drafts if self.drafts or self.checkpoints else 1
         return most * sum(each.kind == "state" for each in self.layers)
 
 
@@ -211,7 +212,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
     shares = [*quotas, settings.num_blocks - 1 - sum(quotas)]
     # Blocks that so many tokens take, in all groups.
     whole = math.lcm(*settings.sizes)
-    room = min(shares) - (settings.slots if settings.drafts else 0)
+    room = min(shares) - (settings.slots if settings.drafts or settings.checkpoints else 0)
     most = room // sum(whole // size for size in settings.sizes) * whole
     length = min(MODEL_LENGTH, most)
     scheduling = SchedulerConfig(
@@ -250,7 +251,9 @@ def arguments(settings: Settings) -> dict[str, Any]:
     layout = KVCacheConfig(
         num_blocks=settings.num_blocks,
         kv_cache_tensors=[],
-        kv_cache_groups=group_specs(settings.layers, settings.block_size, settings.drafts),
+        kv_cache_groups=group_specs(
+            settings.layers, settings.block_size, settings.drafts, settings.checkpoints
+        ),
     )
     caching.num_gpu_blocks = settings.num_blocks
     return {

@@ -33,7 +33,7 @@ class Held:
         wish: What the request asks for, read when it was admitted: its end must not fail.
         is_loading: Whether a connector has yet to write some of its K/V.
         stops: With recurrent states, where its forwards should end.
-        slots: With draft tokens and recurrent states, which slot its state is in.
+        slots: With several slots for a recurrent state, as for draft tokens: where it is.
     """
 
     request: Request

@@ -45,8 +45,10 @@ def group_of(spec: Any, block_size: int | None = None) -> Group | None:
         is_short = len(drafts) > 1 or most >= min(layer.block_size for layer in layers)
         if is_short or any(layer.mamba_cache_mode != "align" for layer in layers):
             return None
-        # Those after each draft, and the one at the end of a block that a verified draft passed.
-        return RecurrentState(extra_blocks=most + 1 if most else 0)
+        # Those after each draft, and one in the column before: a verified draft passed the end of
+        # that block, or the forward of a prompt did.
+        passes = any(getattr(layer, "num_prefill_checkpoint_blocks", 0) for layer in layers)
+        return RecurrentState(extra_blocks=most + 1 if most or passes else 0)
     return None
 
 

@@ -1,11 +1,11 @@
-"""Where the recurrent state of a request is while vLLM's workers verify draft tokens.
+"""Which slot has the recurrent state of a request, where vLLM's workers write several.
 
 A step over ``n`` tokens, the last ``d`` of which are drafts, ends in one column of the worker's
 table. There it leaves the state before the drafts, and in the columns behind it the states after
 each draft. Part of a state, the window of its convolution, stays in the first of these columns for
 all of them, so only that column has a whole state: the one before the drafts. The next step begins
 with the accepted one. If accepted tokens reach the end of a block, the worker brings the state
-there to the column of that block.
+there to the column of that block. The forward of a prompt may write that column, too.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ class StateCommits(Commits):
         self._lookup = lookup
         self._has_quotas = has_quotas
         self._states = next(each for each in self._layers if each.has_states)
-        self._launched: dict[int, Held] = {}  # with drafts: by handle, who had a step lately
+        self._has_slots = self._states.num_blocks(1) > 1
+        self._launched: dict[int, Held] = {}  # with several slots: by handle, who had a step lately
         self._stopped: list[Held] = []  # whose forward ends at a stop or with a block
         self._ahead: list[Held] = []  # whose forward gets tokens that are not known yet
 
@@ -102,11 +103,12 @@ class StateCommits(Commits):
         """After the admission of a request."""
         held.stops = self._manager.stops(held.handle)
         held.next_commit = held.num_committed + 1
-        if drafts := self._states.num_drafts:
-            held.slots = Slots.after(held.num_committed, self._states.block_size, drafts)
+        if self._has_slots:
+            size, drafts = self._states.block_size, self._states.num_drafts
+            held.slots = Slots.after(held.num_committed, size, drafts)
 
     def launch(self, held: Held, end: int) -> None:
-        """With drafts, notes the tokens of the step, and how many of them are drafts."""
+        """With several slots, notes the step's tokens, and how many of them are drafts."""
         request = held.request
         if held.slots is None:
             super().launch(held, end)
@@ -164,7 +166,7 @@ class StateCommits(Commits):
         is_scarce = self._is_scarce()
         if is_scarce:
             stopped = [held for held in self._held.values() if self._commit_state(held)]
-        elif self._states.num_drafts:
+        elif self._has_slots:
             live = [held for held in self._launched.values() if self._is_live(held)]
             stopped = [held for held in live if self._commit_state(held, at_stops=True)]
             self._launched = {each.handle: each for each in live if each.slots and each.slots.steps}
