@@ -323,6 +323,10 @@ void wrong_numbers(blockmgr_handle own) {
     REFUSED(BLOCKMGR_BAD_VALUE, "block", blockmgr_touch_blocks(manager, &b, 1));
     REFUSED(BLOCKMGR_BAD_VALUE, "block", blockmgr_forget(manager, &b, 1, nullptr));
   }
+  for (const std::int64_t n : {kLeast, std::int64_t{-1}, std::int64_t{9}, kMost}) {
+    REFUSED(BLOCKMGR_BAD_VALUE, "num_blocks", blockmgr_shrink(manager, n, nullptr));
+    REFUSED(BLOCKMGR_BAD_VALUE, "num_blocks", blockmgr_grow(manager, n));
+  }
 }
 
 void null_pointers(blockmgr_handle own) {
@@ -345,6 +349,7 @@ void null_pointers(blockmgr_handle own) {
   REFUSED(due, "num_tokens", blockmgr_tokens(manager, own, nullptr, 0, nullptr));
   REFUSED(due, "tokens", blockmgr_tokens(manager, own, nullptr, 9, &number));
   REFUSED(due, "num_handles", blockmgr_handles(manager, nullptr, 0, nullptr));
+  REFUSED(due, "num_handles", blockmgr_leaving(manager, nullptr, 0, nullptr));
   REFUSED(due, "table", blockmgr_table(manager, 0, nullptr, &number, &number));
   REFUSED(due, "num_rows", blockmgr_table(manager, 0, &table, nullptr, &number));
   REFUSED(due, "row_width", blockmgr_table(manager, 0, &table, &number, nullptr));
@@ -392,6 +397,12 @@ void little_room(blockmgr_handle own) {
   DONE(blockmgr_events_list(events, &list));
   if (list.num_digests < 2 || list.num_lost) fail("take_events", "blocks are missing");
   blockmgr_events_destroy(events);
+  DONE(blockmgr_shrink(manager, 0, &number));
+  if (!number) fail("shrink", "blocks in use have left");
+  REFUSED(BLOCKMGR_TOO_SMALL, "room", blockmgr_leaving(manager, handles, 0, &number));
+  DONE(blockmgr_leaving(manager, handles, 1, &number));
+  if (number != 1 || handles[0] != own) fail("leaving", "another sequence is told");
+  DONE(blockmgr_grow(manager, 8));
 }
 
 // The number of bytes that an older caller knows of a struct is all that is read or written.

@@ -87,12 +87,12 @@ def test_given_blocks_are_taken_and_the_others_keep_their_order(make_pool: MakeP
 
 def test_a_given_block_of_any_share_is_cached_under_a_namespace_of_its_share() -> None:
     pool = BlockPool(8, 2, quotas={b"tenant": 3}, eviction="arc", ghost_blocks=4)
-    pool.take_blocks([7, 0])
-    pool.promote(7, [1, 2], namespace=b"tenant")
-    pool.promote(0, [1, 2])
-    pool.release([7, 0])
-    assert pool.find([1, 2], namespace=b"tenant").tolist() == [7]
-    assert pool.find([1, 2]).tolist() == [0]
+    pool.take_blocks([0, 7])
+    pool.promote(0, [1, 2], namespace=b"tenant")
+    pool.promote(7, [1, 2])
+    pool.release([0, 7])
+    assert pool.find([1, 2], namespace=b"tenant").tolist() == [0]
+    assert pool.find([1, 2]).tolist() == [7]
     pool.check_invariants()
 
 
