@@ -17,7 +17,7 @@ import pytest
 from blockmgr.ports.unsupported import UnsupportedConfigError
 from blockmgr.ports.vllm import plugin
 from blockmgr.ports.vllm_tiers import layout
-from blockmgr.tiers import SlabMismatchError
+from blockmgr.tiers import SlabError, SlabMismatchError
 from tests.ports.vllm_tier_support import (
     BLOCKS,
     SIZE,
@@ -41,12 +41,20 @@ class World(TierWorld):
         super().__init__()
         spec = SimpleNamespace(config=options.pop("config", config_of()))
         named = {"path": str(folder / "kv.slab"), "bytes_to_use": BLOCKS * SIZE, "revision": "1"}
-        self.tier = slab_tier.SlabTier(spec, memoryview(self.host), "SlabTier", **named | options)
+        self.tier = slab_tier.SlabTier(spec, self.view, "SlabTier", **named | options)
 
     def close(self) -> None:
         self.tier._pool.check_invariants()
         assert not self.tier._pool.num_used
         self.tier.shutdown()
+
+
+class Unable(World):
+    """Its tier cannot start."""
+
+    def __init__(self, folder: Path) -> None:
+        with pytest.raises(SlabError) as self.refusal:
+            super().__init__(folder / "none")
 
 
 def flip(world: World, key: int) -> None:
@@ -57,6 +65,20 @@ def flip(world: World, key: int) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         file.write(bytes([data[at] ^ 4]))
+
+
+def test_a_tier_that_cannot_start_or_has_ended_holds_no_memory(tmp_path: Path) -> None:
+    """vLLM unmaps it next, also while the error is known."""
+    unable = Unable(tmp_path)
+    ended = World(tmp_path)
+    ended.store([1, 2])
+    ended.load([1, 2])
+    ended.close()
+    for world in (unable, ended):
+        world.view.release()
+        del world.host
+        world.memory.close()
+    assert "none" in str(unable.refusal.value)
 
 
 def test_what_is_stored_is_loaded_and_found_again_after_a_restart(tmp_path: Path) -> None:

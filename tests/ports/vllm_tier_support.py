@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import mmap
 import sys
 from collections.abc import Collection, Iterator
 from types import ModuleType, SimpleNamespace
@@ -155,7 +156,9 @@ class TierWorld:
     tier: Any
 
     def __init__(self) -> None:
-        self.host = np.zeros((CHUNKS, SIZE), np.uint8)
+        self.memory = mmap.mmap(-1, CHUNKS * SIZE)
+        self.host = np.frombuffer(self.memory, np.uint8).reshape(CHUNKS, SIZE)
+        self.view = memoryview(self.host)
         self.jobs = 0
 
     def settle(self) -> list[Any]:

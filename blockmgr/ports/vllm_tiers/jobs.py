@@ -58,7 +58,7 @@ class JobTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not instal
         self._outages = Outages(logger, where)
         whole("threads", threads, 1, 255)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="blockmgr-tier")
-        self._host: memoryview = passed[1].cast("B")
+        self._host: memoryview = passed[1]
         self._jobs: list[_Job] = []
         self._results: list[JobResult] = []
         self._reported: dict[str, int] = dict.fromkeys(self.metrics, 0)
@@ -96,7 +96,6 @@ class JobTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not instal
     def shutdown(self) -> None:
         """Ends all jobs."""
         self._executor.shutdown(wait=True, cancel_futures=True)
-        self._host.release()  # vLLM unmaps the memory next
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +115,9 @@ class JobTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not instal
 
     def _chunk(self, chunk: int) -> memoryview:
         size: int = self.block_size_bytes
-        return self._host[chunk * size : (chunk + 1) * size]
+        # A view of our own that outlives this keeps vLLM from unmapping the memory at its end, or
+        # when a tier cannot start.
+        return self._host.cast("B")[chunk * size : (chunk + 1) * size]
 
     def _begin(
         self,
