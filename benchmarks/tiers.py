@@ -4,7 +4,8 @@ Run ``python -m benchmarks.tiers FOLDER``. Conversations take turns in the trans
 whose device holds one of them, so each turn finds the one before evicted. The model is a small
 Llama with random weights. An engine without tiers, one with memory and one with a slab in the
 folder take turns, too, so that other work on the machine slows down each of them. A larger model
-computes longer, and the time of a load grows with the bytes of its K/V.
+computes longer, and the time of a load grows with the bytes of its K/V. A second table has the time
+of a look-up with a tier that is empty, beside one without tiers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,8 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from blockmgr.manager import BlockManager
 from blockmgr.ports.engine import Engine, Sampling
-from blockmgr.tiers import DiskTier, HostTier
+from blockmgr.prompt import Prompt
+from blockmgr.tiers import DiskTier, HostTier, TierConfig, TieredManager
 
 CONFIG = LlamaConfig(
     vocab_size=1024,
@@ -66,6 +70,33 @@ class Talk:
         return seconds
 
 
+def look_ups() -> Table:
+    """The least time of a look-up of a cached prompt, without tiers and with an empty one."""
+    table = Table("tokens", "match, µs", "with a tier: match", "match_tiers", "over match")
+    for num_tokens in (1024, 8192, 65536):
+        blocks = num_tokens // BLOCK_SIZE
+        empty = TierConfig(num_blocks=blocks)
+        plain, tiered = BlockManager(blocks, 16), TieredManager(blocks, 16, tiers=[empty])
+        prompt = Prompt(range(num_tokens))
+        for manager in (plain, tiered):
+            with manager.sequence(manager.admit(prompt)) as sequence:
+                sequence.commit(num_tokens)
+        calls = (plain.match, tiered.match, tiered.match_tiers)
+        rounds = [[_time(call, prompt) for call in calls] for _ in range(9)]
+        least = [min(each) for each in zip(*rounds, strict=True)]
+        times = (f"{1e6 * each:.2f}" for each in least)
+        table.add_row(f"{num_tokens:,}", *times, f"{least[2] / least[0]:.1f}")
+    return table
+
+
+def _time(call: Callable[[Prompt], object], prompt: Prompt) -> float:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    for _ in range(200):
+        call(prompt)
+    return (time.perf_counter() - start) / 200
+
+
 def main() -> None:
     """Prints the medians."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
@@ -96,11 +127,12 @@ def main() -> None:
             talk.engine.close()
     table = Table("prompt", "first token, ms", "times as soon", "cached tokens, last turn")
     base = statistics.median(seconds["computed"])
-    for name, each in seconds.items():
-        middle = statistics.median(each)
+    for name, taken in seconds.items():
+        middle = statistics.median(taken)
         cells = f"{1000 * middle:.0f}", f"{base / middle:.1f}", f"{talks[name].cached:,}"
         table.add_row(name, *cells)
-    Console().print(table)
+    for each in (table, look_ups()):
+        Console().print(each)
 
 
 if __name__ == "__main__":

@@ -98,6 +98,19 @@ def test_what_is_stored_is_loaded_and_found_again_after_a_restart(tmp_path: Path
     again.close()
 
 
+def test_chunks_that_are_neighbours_in_the_file_are_read_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.store([1, 2, 3])
+    read, asked = world.tier._slab.read_digests, []
+    world.tier._slab.read_digests = lambda blocks, *rest: (
+        asked.append(blocks) or read(blocks, *rest)
+    )
+    assert world.load([2, 1, 3]) == [2, 1, 3]
+    [blocks] = asked
+    assert blocks == list(range(blocks[0], blocks[0] + 3))
+    world.close()
+
+
 def test_a_damaged_chunk_is_refused_forgotten_and_stored_again(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.store([1, 2, 3])

@@ -164,7 +164,9 @@ class SlabTier(JobTier):
         """Begins to read the chunks of a job."""
         asked = zip(job_metadata.keys, job_metadata.chunk_ids, strict=True)
         found = [(self._block_of(key), key, int(chunk)) for key, chunk in asked]
-        moves = [Move(key, chunk, block) for block, key, chunk in found if block is not None]
+        # Neighbours in the file are read at once.
+        known = sorted((block, key, chunk) for block, key, chunk in found if block is not None)
+        moves = [Move(key, chunk, block) for block, key, chunk in known]
         self._pool.acquire([move.block for move in moves])
         self._begin(
             job_metadata,
@@ -205,11 +207,11 @@ class SlabTier(JobTier):
 
     def _read(self, part: list[Move]) -> list[bool | None]:
         """Whether each chunk is proved; None: the disk failed."""
-        read, serials = self._slab.read, self._serials
-        return [
-            self._outages.tried(read, block, key, int(serials[block]), self._chunk(chunk))
-            for key, chunk, block in part
-        ]
+        blocks, into = [move.block for move in part], [self._chunk(move.chunk) for move in part]
+        keys, serials = [move.key for move in part], self._serials[blocks].tolist()
+        read = self._slab.read_digests
+        found = self._outages.tried(lambda: [*read(blocks, keys, serials, into)])
+        return [None] * len(part) if found is None else [each is not None for each in found]
 
     def _stored(self, pairs: list[tuple[Move, int | None]]) -> list[bytes]:
         """Makes what was written findable; what was not leaves its block free."""
