@@ -286,6 +286,15 @@ def test_what_is_cached_on_the_device_takes_room_there_too() -> None:
     assert manager.can_swap_in(one) is AllocStatus.NEVER
 
 
+def test_cached_tokens_of_a_sequence_with_blocks_are_the_computed_ones() -> None:
+    manager = space(enable_caching=True)
+    running = group(range(6))
+    manager.allocate(running)
+    assert manager.get_num_cached_tokens(running.seqs[0]) == 0
+    manager.mark_blocks_as_computed(running)
+    assert manager.get_num_cached_tokens(running.seqs[0]) == 4
+
+
 def test_a_group_that_names_a_sequence_twice_is_refused() -> None:
     manager, twice = space(), group([1, 2, 3])
     twice.seqs *= 2
