@@ -78,7 +78,7 @@ void BlockAudit::check_copies() {
     const bool is_private = !nodes_[copy.destination].keyed() || awaited_.count(copy.destination);
     BLOCKMGR_EXPECT(nodes_.uses(copy.destination).ref_count > 0 && is_private,
                     what + " has no private target");
-    if (valid(copy.source) && !zeros) ++pins(copy.source);
+    if (valid(copy.source)) ++pins(copy.source);
   });
   BLOCKMGR_EXPECT(pending == copies_.num_pending(), "the number of pending copies is wrong");
   for (const NodeId b : sources)
@@ -86,7 +86,7 @@ void BlockAudit::check_copies() {
                     name(b) + " is source and destination of pending copies");
   std::set<NodeId> in_flight;
   for (const Copy& copy : copies_.flight()) {
-    if (copy.source != copy.destination) ++pins(copy.source);
+    ++pins(copy.source);
     ++pins(copy.destination);
     in_flight.insert(copy.destination);
   }

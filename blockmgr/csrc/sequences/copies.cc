@@ -32,6 +32,7 @@ void CopyTracker::plan(NodeId source, NodeId destination, std::int32_t num_token
 
 void CopyTracker::plan_zeros(NodeId block) noexcept {
   drop(block);
+  pool_.pin(block);
   nodes_[block].copy_source = block;
   nodes_[block].copy_tokens = static_cast<std::uint16_t>(nodes_.block_size);
   pending_.push_back(block);
@@ -44,8 +45,7 @@ void CopyTracker::drop(NodeId destination) noexcept {
   const NodeId root = record.copy_source;
   record.copy_source = kNoNode;
   record.copy_tokens = 0;
-  if (root == destination) return;
-  ++num_cancelled_;
+  num_cancelled_ += root != destination;
   pool_.unpin(root);
 }
 
@@ -68,7 +68,7 @@ const std::vector<Copy>& CopyTracker::take() noexcept {
 void CopyTracker::applied() noexcept {
   for (const Copy& copy : flight_) {
     nodes_[copy.destination].in_flight = 0;
-    if (copy.source != copy.destination) pool_.unpin(copy.source);
+    pool_.unpin(copy.source);
     pool_.unpin(copy.destination);
   }
   flight_.clear();
@@ -81,6 +81,7 @@ void CopyTracker::aborted() noexcept {
     record.copy_tokens = static_cast<std::uint16_t>(copy.num_tokens);
     if (record.copy_source == copy.destination) {  // to be zeros by now
       pending_.remove(copy.destination);
+      pool_.unpin(copy.destination);
       copy.num_tokens = 0;
     }
     record.copy_source = copy.source;
@@ -92,6 +93,7 @@ void CopyTracker::aborted() noexcept {
     if (!nodes_[source].in_flight) continue;
     if (nodes_[source].copy_source == source) {
       record.copy_source = b;
+      pool_.pin(b);
       pool_.unpin(source);
       continue;
     }
