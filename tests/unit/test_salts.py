@@ -251,6 +251,9 @@ WRONG: list[Callable[[BlockManager], object]] = [
     lambda _: (pool := BlockPool(8, 2, quotas={SALT: 4})).promote(
         int(pool.take()[0]), [1, 2], namespace=SALT
     ),
+    lambda _: (pool := BlockPool(8, 2, quotas={SALT: 4})).promote_end(
+        int(pool.take()[0]), [1], namespace=SALT
+    ),
 ]
 
 
@@ -358,4 +361,4 @@ def test_every_parameter_called_namespace_is_tried_above() -> None:
         "retain_digests",
         "pin_digests",
     }
-    assert takes <= tried | {"retain_prefix", "promote"}
+    assert takes <= tried | {"retain_prefix", "promote", "promote_end"}
