@@ -164,6 +164,9 @@ class ForksGoOnWithAnEmptyRing(ModelLayouts):
 class FindsWhereARingLacksItsBeginning(ModelLayouts):
     """G17: an empty ring is right at multiples of its restart only."""
 
+    def can_start(self, length: int) -> bool:
+        return True
+
     def may_hit(self, length: int) -> bool:
         return length == 0 or length > self.replay
 

@@ -145,6 +145,7 @@ def of_groups() -> Iterator[object]:
         blockmgr.SlidingWindow(4),
         blockmgr.ChunkedAttention(4),
         blockmgr.RecurrentState(),
+        blockmgr.Ring(8),
     ]
     yield layers
     hybrid = BlockManager(64, 2, null_block=True, groups=layers)
