@@ -767,9 +767,9 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
 
         With ``extra_blocks``, a forward over draft tokens leaves the states after several tokens,
         each in a slot of its own, and the engine knows which one is right once the drafts are
-        verified. It calls this before the ``commit`` that says where the states are: what is
-        kept of them is kept from that slot. After ``admit``, ``fork``, ``reparent`` and ``resume``
-        the states are in slot 0.
+        verified. It calls this before the ``commit`` that says where the states are, which keeps
+        them from that slot. After ``admit``, ``fork``, ``reparent`` and ``resume`` the states are
+        in slot 0.
 
         Args:
             handle: A running sequence.

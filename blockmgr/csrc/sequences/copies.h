@@ -55,7 +55,7 @@ class CopyTracker {
   }
   // Records a copy of the leading num_tokens > 0 tokens into a fresh block.
   void plan(NodeId source, NodeId destination, std::int32_t num_tokens) noexcept;
-  // The block is to have nothing but zeros; what was to be copied into it is not any more.
+  // Plans zeros for a block, in place of a pending copy into it.
   void plan_zeros(NodeId block) noexcept;
   // Cancels the copy into a block, if there is one pending.
   void drop(NodeId destination) noexcept;

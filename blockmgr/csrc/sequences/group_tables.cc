@@ -52,9 +52,9 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
     const auto show = [&](int slot, NodeId state) {
       out[slot] = state < 0 ? 0 : number(nodes().block(state));
     };
-    show(groups()->group(g).recurrent() ? row.slot : 0, row.states[nth(g)]);
-    for (int i = 0; i < groups()->group(g).extra_blocks; ++i)
-      show(i + (i >= row.slot), others_of(s, g)[i]);
+    show(row.slot, row.states[nth(g)]);  // of a ring, slot 0: it has no others beside it
+    if (!row.others.empty()) [[unlikely]]
+      for (int i = 0; i < extra_blocks(); ++i) show(i + (i >= row.slot), others_of(s, g)[i]);
   });
   for (const int g : attention()) {
     const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
