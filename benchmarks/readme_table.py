@@ -18,7 +18,7 @@ SUMMARY, TABLE = "benchmark-summary", "benchmark-table"
 ROWS = (
     ("warm match, 32k tokens, array", "warm prefix match, a block", "match/usual"),
     ("warm admit, 32k tokens, array", "warm admit, a block", "admit/usual"),
-    ("cold admit + commit", "cold admit, a new block, digest included", "cold"),
+    ("cold admit + commit", "cold admit and commit, a new block", "cold"),
     ("free", "free, a block", "free/usual"),
     ("decode of 1,024", "decode step, 1,024 sequences", "decode/1024"),
     ("fork of 2,048 blocks x 8", "fork of 2,048 blocks, eight children", "fork"),
