@@ -377,6 +377,7 @@ void bind_shared_memory(nb::module_& m);
 }  // namespace blockmgr
 
 #define BM_ARRAY(dtype) "numpy.typing.NDArray[numpy." dtype "]"
+#define BM_TWO_ARRAYS(first, second) "tuple[" BM_ARRAY(first) ", " BM_ARRAY(second) "]"
 // The fields of blocks.CachedPrefix.
 #define BM_PREFIX                                                                               \
   "tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") ", " BM_ARRAY("uint32")                     \

@@ -557,7 +557,7 @@ NB_MODULE(_core, m) {
       .def("grow", checked<grow_pool>, nb::sig("def grow(self, num_blocks: object, /) -> None"),
            any())
       .def("leaving", leaving_blocks,
-           nb::sig("def leaving(self) -> tuple[" BM_ARRAY("int32") ", " BM_ARRAY("int64") "]"))
+           nb::sig("def leaving(self) -> " BM_TWO_ARRAYS("int32", "int64")))
       .def("retire", checked<retire_namespace>,
            nb::sig("def retire(self, namespace: object, /) -> int"), any())
       .def("idle_front", idle_front<Core>,
