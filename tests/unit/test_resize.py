@@ -13,6 +13,7 @@ from blockmgr import (
     FullAttention,
     OutOfBlocksError,
     RecurrentState,
+    Ring,
     SlidingWindow,
     StepError,
 )
@@ -234,6 +235,8 @@ GROUPS: list[tuple[Any, ...]] = [
     (FullAttention(), RecurrentState()),
     (FullAttention(), SlidingWindow(6), RecurrentState()),
     (FullAttention(), SlidingWindow(4, block_size=1)),
+    (FullAttention(), Ring(8)),
+    (FullAttention(), SlidingWindow(6), RecurrentState(extra_blocks=2)),
 ]
 
 

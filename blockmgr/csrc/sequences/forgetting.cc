@@ -112,14 +112,16 @@ bool Forgetting::forget_table(Sequence& s, std::vector<bool>& wrong,
 }
 
 // The node that goes with a block of a further group of layers. The state that a sequence computes
-// with has none: the sequence is detached.
+// with has none, nor has a slot that it may be in later: the sequence is detached.
 NodeId Forgetting::forget_part(NodeId n) noexcept {
   const int g = groups()->owner(n);
   if (g < 0) return n;
   for (Sequence& s : rows().sequences) {
     if (s.state != Sequence::kRunning) continue;
     if (!groups()->group(g).is_attention()) {
-      if (rows().group_row(s).states[nth(g)] == n) detach(s);
+      const GroupRow& row = rows().group_row(s);
+      const bool is_slot = std::count(row.others.begin(), row.others.end(), n) > 0;
+      if (is_slot || row.states[nth(g)] == n) detach(s);
       continue;
     }
     for (std::int64_t i = rows().group_row(s).first[nth(g)]; i < s.num_blocks; ++i)

@@ -82,7 +82,10 @@ std::vector<LeavingBlock> Reading::leaving() const {
       add(rows().table(s)[i]);
       if (groups()) use<GroupTables>().each_part(s, i, [&](int, NodeId part) { add(part); });
     }
-    for (const int g : recurrent()) add(rows().group_row(s).states[nth(g)]);
+    if (!groups()) continue;
+    const GroupRow& row = rows().group_row(s);
+    use<GroupTables>().each_single([&](int g) { add(row.states[nth(g)]); });
+    for (const NodeId other : row.others) add(other);
   }
   for (std::int32_t b = pool().limit(); b < nodes().num_blocks; ++b)
     if (nodes().owner(b) >= 0 && !has_any[static_cast<std::size_t>(b)]) found.push_back({b, -1});
