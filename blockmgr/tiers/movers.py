@@ -440,9 +440,10 @@ class Mover(NotCopied):
         try:
             if isinstance(storage, SharedStorage):
                 return storage.write(keys, data[: len(keys)], digests)
-            for i, (key, digest) in enumerate(zip(keys, digests, strict=True)):
-                block, serial = transfer.target_blocks[first + i], proofs.serials[first + i]
-                storage.write(int(block), int(serial), key, data[i], digest)
+            stop = first + len(digests)
+            blocks = transfer.target_blocks[first:stop].tolist()
+            serials = proofs.serials[first:stop].tolist()
+            for _ in storage.write_run(blocks, serials, keys, data[: len(keys)], digests):
                 count += 1
         except OSError as error:
             self.last_error = error

@@ -227,15 +227,21 @@ class Records:
         )
         self.size = self.dtype.itemsize
 
-    def make(self, serial: int, key: bytes, digest: bytes, size: int) -> bytes:
-        """The header of a block that is stored as it is."""
-        record = np.zeros((), self.dtype)
-        record["serial"], record["codec"] = serial, RAW
-        record["logical_bytes"] = record["stored_bytes"] = size
-        record["digest"], record["key"] = np.void(digest), np.void(key)
-        body = record.tobytes()
-        check = _check(body[: self.checked_bytes], self.seed)
-        return (body[: self.checked_bytes] + check).ljust(self.size, b"\0")
+    def make(
+        self, serials: Sequence[int], keys: Sequence[bytes], digests: Sequence[bytes]
+    ) -> bytes:
+        """The headers of blocks that are stored as they are, one after the other."""
+        records = np.zeros(len(serials), self.dtype)
+        records["serial"], records["codec"] = serials, RAW
+        records["logical_bytes"] = records["stored_bytes"] = self.block_bytes
+        records["digest"] = np.array(digests, "V16")
+        records["key"] = np.array(keys, f"V{self.key_bytes}")
+        body = memoryview(records.tobytes())
+        records["check"] = [
+            xxhash.xxh3_64_intdigest(body[at : at + self.checked_bytes], self.seed)
+            for at in range(0, len(body), self.size)
+        ]
+        return records.tobytes()
 
     def is_whole(self, record: bytes | memoryview) -> bool:
         """Whether it is a header of this slab, as it was written."""

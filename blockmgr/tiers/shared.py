@@ -259,8 +259,10 @@ class SharedStorage(NotCopied):
         staging = self._take()
         try:
             places = self._places(staging, len(keys))
-            for place, key, each, digest in zip(places, keys, data, digests, strict=True):
-                place[: self._records.size] = self._records.make(SERIAL, key, digest, self._size)
+            size = self._records.size
+            headers = self._records.make([SERIAL] * len(keys), keys, digests)
+            for i, (place, each) in enumerate(zip(places, data, strict=True)):
+                place[:size] = headers[i * size : (i + 1) * size]
                 place[self._page :] = each
         except BaseException:
             self._free.put(staging)

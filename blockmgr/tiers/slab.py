@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import stat
@@ -48,7 +49,7 @@ COUNTER_BITS = 40  # a serial is the number of the opening, then a counter with 
 SCAN_BYTES = 1 << 24  # headers that are read at a time
 FILL_BYTES = 1 << 20  # zeros that are written at a time
 MAX_KEY_BYTES = 1 << 18
-MOST_VECTORS = 512  # places in memory that one read fills
+MOST_VECTORS = 512  # places in memory that one transfer fills or reads
 
 _open_slabs: WeakSet[Slab] = WeakSet()
 
@@ -226,15 +227,52 @@ class Slab:
             ForkError: The process was forked after the opening.
             ValueError: A value is out of its bounds, or the slab is closed.
         """
-        view = self._checked(block, key, data)
         if serial is None:
             serial = self.take_serials(1)
-        if digest is None:
-            digest = xxhash.xxh3_128_digest(view)
-        write_at(self._file_for(view), view, self._payload(block))
-        header = self._records.make(serial, key, digest, self.block_bytes)
-        write_at(self._file, memoryview(header), self._header(block))
+        digests = None if digest is None else [digest]
+        for _ in self.write_blocks([block], [key], [data], serials=[serial], digests=digests):
+            pass
         return serial
+
+    def write_blocks(
+        self,
+        blocks: Sequence[int],
+        keys: Sequence[bytes],
+        data: Sequence[bytes | bytearray | memoryview],
+        *,
+        serials: Sequence[int],
+        digests: Sequence[bytes] | None = None,
+    ) -> Iterator[None]:
+        """``write`` of several blocks, in order: an item for each that is written.
+
+        Blocks that follow each other in the file are written at once. If the disk fails, those that
+        have no item yet have no content.
+
+        Args:
+            blocks: The blocks.
+            keys: The key of each.
+            data: The bytes of each.
+            serials: The serial of each, of ``take_serials``.
+            digests: The checksum of each; None to make them.
+        """
+        views = [self._checked(*each) for each in zip(blocks, keys, data, strict=True)]
+        if digests is None:
+            digests = [xxhash.xxh3_128_digest(view) for view in views]
+        headers = memoryview(self._records.make(serials, keys, digests))
+        size = self._records.size
+        for at, first, count in runs_of(blocks, MOST_VECTORS):
+            self._write_payloads(first, views[at : at + count])
+            write_at(self._file, headers[at * size : (at + count) * size], self._header(first))
+            yield from itertools.repeat(None, count)
+
+    def _write_payloads(self, first: int, views: list[memoryview]) -> None:
+        """Writes blocks that follow each other."""
+        file, done = self._file_of_run(views), 0
+        if file is not None:
+            done = os.pwritev(file, views, self._payload(first))
+        # A file system may take less at once: whole blocks count, the others are written again.
+        for i in range(done // self.block_bytes, len(views)):
+            write_at(self._file_for(views[i]), views[i], self._payload(first + i))
 
     def read(self, block: int, key: bytes, serial: int, into: bytearray | memoryview) -> bool:
         """Reads a block, and returns whether it is proved.
@@ -294,14 +332,20 @@ class Slab:
 
     def _read_payloads(self, first: int, views: list[memoryview]) -> list[bool]:
         """Reads blocks that follow each other; whether each came whole."""
-        size, files = self.block_bytes, [self._file_for(view) for view in views]
-        is_one = self._stride == size and len(set(files)) == 1 < len(views)
-        if is_one and os.preadv(files[0], views, self._payload(first)) == len(views) * size:
+        size, file = self.block_bytes, self._file_of_run(views)
+        whole_run = len(views) * size
+        if file is not None and os.preadv(file, views, self._payload(first)) == whole_run:
             return [True] * len(views)
         return [
-            read_at(file, view, self._payload(first + i)) == size
-            for i, (file, view) in enumerate(zip(files, views, strict=True))
+            read_at(self._file_for(view), view, self._payload(first + i)) == size
+            for i, view in enumerate(views)
         ]
+
+    def _file_of_run(self, views: list[memoryview]) -> int | None:
+        """The file that transfers all of these at once; None: each goes by itself."""
+        files = {self._file_for(view) for view in views}
+        is_run = self._stride == self.block_bytes and len(files) == 1 < len(views)
+        return files.pop() if is_run else None
 
     def erase(self, blocks: Sequence[int]) -> None:
         """Makes these blocks count no longer, now and after a restart.

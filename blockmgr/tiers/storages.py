@@ -25,7 +25,7 @@ def buffer_of(size: int) -> memoryview:
 class Storage(Protocol):
     """The blocks of a tier. Several threads may call it, each with other blocks.
 
-    A storage of your own inherits it, for ``read_run``.
+    A storage of your own inherits it, for ``read_run`` and ``write_run``.
     """
 
     def write(self, block: int, serial: int, key: bytes, data: memoryview, digest: bytes) -> None:
@@ -60,6 +60,17 @@ class Storage(Protocol):
     ) -> Iterator[bytes | None]:
         """``read`` of several blocks, in order; here one by one."""
         return map(self.read, blocks, serials, keys, into)
+
+    def write_run(
+        self,
+        blocks: Sequence[int],
+        serials: Sequence[int],
+        keys: Sequence[bytes],
+        data: Sequence[memoryview],
+        digests: Sequence[bytes],
+    ) -> Iterator[None]:
+        """``write`` of several blocks, in order: an item for each that is written."""
+        return map(self.write, blocks, serials, keys, data, digests)
 
 
 class HostStorage(Storage):
@@ -120,3 +131,14 @@ class SlabStorage(Storage):
     ) -> Iterator[bytes | None]:
         """As ``Storage.read_run``; it reads neighbours in the file at once."""
         return self._slab.read_digests(blocks, keys, serials, into)
+
+    def write_run(
+        self,
+        blocks: Sequence[int],
+        serials: Sequence[int],
+        keys: Sequence[bytes],
+        data: Sequence[memoryview],
+        digests: Sequence[bytes],
+    ) -> Iterator[None]:
+        """As ``Storage.write_run``; it writes neighbours in the file at once."""
+        return self._slab.write_blocks(blocks, keys, data, serials=serials, digests=digests)

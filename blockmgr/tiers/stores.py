@@ -219,7 +219,8 @@ class Stores:
             serial=serial,
             is_taken=True,
         )
-        ticket.targets = books.pool.take(count, namespace=path.namespace).tolist()
+        # In the order of the file, so that neighbours are written, and later read, at once.
+        ticket.targets = sorted(books.pool.take(count, namespace=path.namespace).tolist())
         books.storing |= ticket.names
         self._tickets.add(ticket)
         return ticket

@@ -7,6 +7,7 @@ a real engine.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,21 @@ def test_chunks_that_are_neighbours_in_the_file_are_read_at_once(tmp_path: Path)
     world.close()
 
 
+def test_chunks_of_a_job_are_written_at_once_whatever_order_their_room_comes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    world.store(range(BLOCKS))
+    world.load(range(BLOCKS))  # the last one in the file is now the first to be evicted
+    runs, pwritev = [], os.pwritev
+    with monkeypatch.context() as context:
+        context.setattr(os, "pwritev", lambda *call: runs.append(len(call[1])) or pwritev(*call))
+        assert world.store([20, 21, 22]).success
+    assert runs == [3]
+    assert world.load([20, 21, 22]) == [20, 21, 22]
+    world.close()
+
+
 def test_a_damaged_chunk_is_refused_forgotten_and_stored_again(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.store([1, 2, 3])
@@ -196,6 +212,7 @@ def test_a_transfer_that_the_disk_fails_is_counted_and_nothing_else(
 
     with monkeypatch.context() as context:
         context.setattr("blockmgr.tiers.slab.os.pwrite", fails)
+        context.setattr("blockmgr.tiers.slab.os.pwritev", fails)
         context.setattr("blockmgr.tiers.slab.os.preadv", fails)
         assert not world.store([2, 3]).success
         assert world.load([1]) == []

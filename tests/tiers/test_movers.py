@@ -294,6 +294,23 @@ def test_blocks_are_copied_as_one_whether_they_are_neighbours_or_not(
     device.mover.close()
 
 
+def test_a_store_goes_through_a_slab_in_the_order_of_the_file(tmp_path: Path) -> None:
+    size = Device().blocks.size
+    slab = Slab(tmp_path / "kv.slab", {}, num_blocks=4, block_bytes=size, key_bytes=key_bytes(2))
+    device = Device(TierConfig(slab=slab, ahead=99), storages=[SlabStorage(slab)])
+    written, write = [], slab.write_blocks
+    device.storages[0].write_run = lambda blocks, serials, keys, data, digests: (  # type: ignore[method-assign]
+        written.append(blocks) or write(blocks, keys, data, serials=serials, digests=digests)
+    )
+    for first in (0, 20, 40):  # each evicts the one before, its end first
+        device.fill([*range(first, first + 9)])
+        device.settle()
+        device.lose()
+    assert written == [[0, 1, 2, 3]] * 3
+    device.mover.close()
+    slab.close()
+
+
 def test_a_store_counts_once_it_was_read_even_if_its_source_is_evicted() -> None:
     device = Device()
     device.fill(PROMPT)

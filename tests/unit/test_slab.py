@@ -78,8 +78,7 @@ def test_several_blocks_are_read_at_once_as_they_are_read_alone(
     slab = open_slab(path, block_bytes=size)
     serials[6] += 1  # another write
     blocks = [1, 2, 3, 7, 0, 5, 4, 5, 6, 7]
-    memory = memoryview(mmap.mmap(-1, size * len(blocks) + SIZE))[0 if is_aligned else 8 :]
-    into = [memory[i * size : (i + 1) * size] for i in range(len(blocks))]
+    into = memory_of([bytes(size)] * len(blocks), is_aligned)
     names = [key_of(block) for block in blocks]
     found = list(slab.read_digests(blocks, names, [serials[b] for b in blocks], into))
     for block, digest, data in zip(blocks, found, into, strict=True):
@@ -91,6 +90,78 @@ def test_several_blocks_are_read_at_once_as_they_are_read_alone(
     with pytest.raises(ValueError, match="block must be"):
         next(slab.read_digests([0, 8], names[:2], [1, 2], into[:2]))
     slab.close()
+
+
+def memory_of(datas: list[bytes], is_aligned: bool = True) -> list[memoryview]:
+    """Memory of whole pages with these contents, or beside their beginnings."""
+    size = len(datas[0])
+    memory = memoryview(mmap.mmap(-1, size * len(datas) + SIZE))[0 if is_aligned else 8 :]
+    parts = [memory[i * size : (i + 1) * size] for i in range(len(datas))]
+    for part, data in zip(parts, datas, strict=True):
+        part[:] = data
+    return parts
+
+
+@pytest.mark.parametrize("is_aligned", [True, False])
+@pytest.mark.parametrize("size", [SIZE, 2 * SIZE, 100])
+@pytest.mark.parametrize("most", [None, 1, SIZE + 1])
+def test_several_blocks_are_written_at_once_as_they_are_written_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_aligned: bool, most: int | None
+) -> None:
+    """Also if the file system takes fewer bytes at once than it is asked to."""
+    transfers = []
+    pwritev = os.pwritev
+
+    def few(file: int, views: list[memoryview], at: int) -> int:
+        transfers.append(len(views))
+        if most is None:
+            return pwritev(file, views, at)
+        return min(most, os.pwrite(file, bytes(b"".join(views)[:most]), at))
+
+    slab = open_slab(path, block_bytes=size)
+    slab._direct = -1 if most else slab._direct  # parts of pages go through the page cache
+    monkeypatch.setattr(os, "pwritev", few)
+    blocks = [1, 2, 3, 7, 0, 5, 4]
+    names = [key_of(block + 20) for block in blocks]
+    data = memory_of([content(name, size) for name in names], is_aligned)
+    first = slab.take_serials(len(blocks))
+    serials = range(first, first + len(blocks))
+    assert len(list(slab.write_blocks(blocks, names, data, serials=serials))) == len(blocks)
+    assert transfers == ([] if size == 100 else [3])
+    slab.close()
+    again = open_slab(path, block_bytes=size)
+    assert judge(again) == (set(names), 0)
+    assert again.found["block"].tolist() == blocks
+    assert again.found["serial"].tolist() == list(serials)
+    again.close()
+
+
+def test_what_a_disk_that_fails_has_written_of_several_blocks_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slab = open_slab(path)
+    names = [key_of(i) for i in range(5)]
+    data = memory_of([content(name) for name in names])
+    pwritev, calls = os.pwritev, iter([1, 0])
+
+    def fails_later(file: int, views: list[memoryview], at: int) -> int:
+        if not next(calls):
+            raise OSError("the disk failed")
+        return pwritev(file, views, at)
+
+    monkeypatch.setattr(os, "pwritev", fails_later)
+    first, written = slab.take_serials(5), []
+    with pytest.raises(OSError, match="the disk failed"):
+        written.extend(
+            slab.write_blocks([0, 1, 4, 5, 7], names, data, serials=range(first, first + 5))
+        )
+    assert len(written) == 2
+    slab.close()
+    again = open_slab(path)
+    assert judge(again) == (set(names[:2]), 0)
+    again.close()
+    with pytest.raises(ValueError, match="block must be"):
+        next(open_slab(path).write_blocks([0, 8], names[:2], data[:2], serials=[1, 2]))
 
 
 def test_a_restart_finds_what_was_there_in_the_order_of_writes(path: Path) -> None:

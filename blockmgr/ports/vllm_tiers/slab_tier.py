@@ -148,7 +148,7 @@ class SlabTier(JobTier):
         self._counts["dropped"] += len(fresh) - count
         # The chunks at the end are worth nothing without those before them.
         kept = list(fresh.values())[len(fresh) - count :]
-        blocks = self._pool.take(count).tolist()
+        blocks = sorted(self._pool.take(count).tolist())  # neighbours are written at once
         self._storing.update(move.key for move in kept)
         moves = [move._replace(block=block) for move, block in zip(kept, blocks, strict=True)]
         self._begin(
@@ -200,10 +200,13 @@ class SlabTier(JobTier):
 
     def _write(self, part: list[Move]) -> list[int | None]:
         """The serial of each chunk that was written; None: the disk failed."""
-        write = self._slab.write
-        return [
-            self._outages.tried(write, block, key, self._chunk(chunk)) for key, chunk, block in part
-        ]
+        first = self._slab.take_serials(len(part))
+        serials = range(first, first + len(part))
+        keys, chunks, blocks = zip(*part, strict=True)
+        data = [self._chunk(chunk) for chunk in chunks]
+        write = self._slab.write_blocks
+        written = self._outages.tried(lambda: [*write(blocks, keys, data, serials=serials)])
+        return [*serials] if written else [None] * len(part)
 
     def _read(self, part: list[Move]) -> list[bool | None]:
         """Whether each chunk is proved; None: the disk failed."""
