@@ -49,6 +49,10 @@ class Ends:
         if not lengths:
             del self._lengths[parent]
 
+    def __contains__(self, parent: Parent) -> bool:
+        """Whether anything may be found behind this."""
+        return parent in self._lengths
+
     def find(self, parent: Parent, extras: bytes, tokens: bytes) -> Iterator[tuple[int, int]]:
         """The ends with which these tokens begin, the longest first: number of tokens, block."""
         for length in sorted(self._lengths.get(parent, ()), reverse=True):

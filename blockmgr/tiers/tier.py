@@ -195,6 +195,8 @@ class TierBooks:
 
     def reach(self, path: Path, most: int | None = None) -> Reach:
         """What it has of a prompt, ``most`` tokens at most, up to where the prompt can continue."""
+        if not self.pool.num_cached:  # ends are cached, too
+            return Reach(0, self._parts[:0])
         known = path if most is None else path.first(most)
         found = self.find(known.whole())
         count = self.layout.deepest(found)
@@ -208,9 +210,11 @@ class TierBooks:
 
     def _ends_of(self, path: Path, nodes: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
         """Tokens and block of the ends of a path behind its first nodes, the longest first."""
-        n = len(nodes)
+        n, parent = len(nodes), self._name_of(path, nodes)
+        if parent not in self._ends:
+            return
         tokens, extras = path.block(n, path.block_size - 1), path.extras.get(n, b"")
-        for num_tokens, block in self._ends.find(self._name_of(path, nodes), extras, tokens):
+        for num_tokens, block in self._ends.find(parent, extras, tokens):
             if self.pool.is_cached(block):
                 yield num_tokens, block
 
