@@ -13,6 +13,7 @@ static std::size_t buckets_for(int num_nodes) {
 
 // Every page is met here, and not within admissions.
 Buckets::Buckets(int num_nodes) : secret_(drawn_secret() | 1), buckets_(buckets_for(num_nodes)) {
+  buckets_.prefer_huge_pages();
   for (std::size_t i = 0; i < buckets_.size(); ++i) buckets_[i] = Bucket{};
 }
 

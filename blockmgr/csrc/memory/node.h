@@ -8,12 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <new>
 
 #include "memory/ring.h"
+#include "memory/zeroed_array.h"
 
 namespace blockmgr {
 
@@ -102,32 +101,6 @@ struct Node {
 };
 static_assert(sizeof(Node) + sizeof(Uses) + sizeof(Links) == 64, "one cache line a node");
 
-// Zeroed memory, aligned to cache lines. Pages that are never touched stay unmapped, which is
-// what makes a wide block table array affordable.
-template <class T>
-class ZeroedArray {
- public:
-  explicit ZeroedArray(std::size_t size) : size_(size) {
-    if (size > (SIZE_MAX - kAlignment) / sizeof(T)) throw std::bad_alloc();
-    memory_.reset(std::calloc(size * sizeof(T) + kAlignment, 1), std::free);
-    if (!memory_) throw std::bad_alloc();
-    auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
-    data_ = reinterpret_cast<T*>((address + kAlignment - 1) / kAlignment * kAlignment);
-  }
-  T* data() const { return data_; }
-  T& operator[](std::size_t i) const { return data_[i]; }
-  std::size_t size() const { return size_; }
-  std::size_t bytes() const { return size_ * sizeof(T); }
-  // For views that may outlive this array.
-  const std::shared_ptr<void>& memory() const { return memory_; }
-
- private:
-  static constexpr std::size_t kAlignment = 64;
-  std::size_t size_;
-  std::shared_ptr<void> memory_;
-  T* data_;
-};
-
 inline void prefetch(const void* address) {
 #if defined(__GNUC__) || defined(__clang__)
   __builtin_prefetch(address);
@@ -176,6 +149,13 @@ struct Nodes {
         digest_data(static_cast<std::size_t>(count) * static_cast<std::size_t>(digest_size)),
         places(static_cast<std::size_t>(count)),
         owners(static_cast<std::size_t>(num_blocks)) {
+    // Those that a match walks through.
+    records.prefer_huge_pages();
+    uses_of.prefer_huge_pages();
+    links.prefer_huge_pages();
+    token_data.prefer_huge_pages();
+    places.prefer_huge_pages();
+    owners.prefer_huge_pages();
     for (std::size_t i = 0; i < records.size(); ++i) new (&records[i]) Node();
     for (std::size_t i = 0; i < places.size(); ++i) places[i] = kNoBlock;
     for (std::size_t i = 0; i < owners.size(); ++i) owners[i] = kNoNode;
