@@ -49,14 +49,14 @@ def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
 class Server:
     """A controller over host memory, with what its threads call."""
 
-    def __init__(self, layout: str = "layer_first") -> None:
+    def __init__(self, layout: str = "layer_first", **extra: Any) -> None:
         device = MHATokenToKVPool(SLOTS, PAGE, torch.float32, 2, 8, 2, "cpu", False)
         self.host = MHATokenToKVPoolHost(
             device._mha_buffer_info(), 1.0, 0, PAGE, layout, pin_memory=False,
             device_capacity_tokens=SLOTS, start_layer=0, end_layer=1,
         )  # fmt: skip
         config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "tiny")
-        config.extra_config = dict(EXTRA)
+        config.extra_config = EXTRA | extra
         made: Any = HiCacheController.__new__(HiCacheController)
         made.mem_pool_host = made.storage_host_pool = self.host
         made.page_size, made.prefetch_sync_queue = PAGE, Queue()
@@ -139,6 +139,23 @@ def test_a_store_that_lies_or_is_gone_costs_pages_and_nothing_else(store: FakeSt
 def test_models_with_windows_are_refused(store: FakeStore) -> None:
     with pytest.raises(UnsupportedConfigError, match="pool 'swa'"):
         Server().controller.storage_backend.register_mem_host_pool_v2(object(), PoolName.SWA)
+
+
+def test_servers_share_a_real_store_until_it_is_gone() -> None:
+    pytest.importorskip("mooncake.store", reason="needs blockmgr[mooncake]", exc_type=ImportError)
+    from tests.engines.mooncake import LENT, master
+
+    with master() as (address, process):
+        first = Server(master=address, lent_bytes=LENT)
+        second = Server(master=address, timeout=1.0)
+        assert first.store(key_of()) == len(PROMPT)
+        assert second.load(key_of()) == len(PROMPT)
+        assert second.load(key_of(salt="b")) == 0
+        process.kill()
+        assert second.load(key_of(adapter="x")) == 0
+        assert second.store(key_of(adapter="x")) == 0
+        for server in (second, first):
+            server.controller.storage_backend.close()
 
 
 def test_each_method_takes_what_sglang_passes(store: FakeStore) -> None:
