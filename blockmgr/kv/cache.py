@@ -27,10 +27,12 @@ from blockmgr.shapes.model import ModelShape
 from blockmgr.uncopied import NotCopied
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     from blockmgr.blocks import CopyPlan
     from blockmgr.kv.indices import Indices
+    from blockmgr.kv.segment import Segment
 
 __all__ = ["PagedKVCache"]
 
@@ -95,12 +97,23 @@ class PagedKVCache(NotCopied):
                 device=torch.device(device),
                 pin_memory=pin_memory,
             )
-            self._blocks = KVBlocks(
-                segments_from(self._tensors.allocated, layout=self._layout),
-                block_size=block_size,
-                backend=backend,
+            self._blocks = self._registered(
+                segments_from(self._tensors.allocated, layout=self._layout), block_size, backend
             )
-            by_kernel = self._blocks.backend == "triton"
+        self._prepare(num_blocks, block_size)
+
+    def _registered(
+        self,
+        segments: Sequence[Segment],
+        block_size: int,
+        backend: Literal["torch", "triton"] | None,
+    ) -> KVBlocks:
+        return KVBlocks(segments, block_size=block_size, backend=backend)
+
+    def _prepare(self, num_blocks: int, block_size: int) -> None:
+        """Makes what writes and reads need of the tensors."""
+        by_kernel = self._blocks.backend == "triton"
+        with torch.inference_mode(False):
             self._words = self._tensors.words(for_kernel=by_kernel)
         k, v = self._words[0]
         self._pool = Pool(num_blocks, block_size, k.device, by_kernel)
@@ -110,6 +123,17 @@ class PagedKVCache(NotCopied):
             token = torch.zeros_like(k[0, :1])
             nowhere = torch.tensor([PAD_SLOT], device=k.device)
             self._launch(0, token, None if v is None else token, nowhere)
+
+    def _seen_as(self, shape: ModelShape, block_size: int) -> PagedKVCache:
+        """A cache of the same pages, perhaps with tokens of another shape, to read and to write."""
+        found = PagedKVCache.__new__(PagedKVCache)
+        found._page_shape, found._layout, found._blocks = shape, self._layout, self._blocks
+        found._tensors = self._tensors
+        if (shape, block_size) != (self._page_shape, self._pool.block_size):
+            with torch.inference_mode(False):
+                found._tensors = self._tensors.seen_as(shape, block_size, self._layout)
+        found._prepare(self.num_blocks, block_size)
+        return found
 
     @property
     def shape(self) -> ModelShape:
@@ -139,7 +163,7 @@ class PagedKVCache(NotCopied):
     @property
     def num_bytes(self) -> int:
         """Bytes of all blocks in all tensors."""
-        return self.num_blocks * self._page_shape.bytes_per_block(self.block_size)
+        return self.num_blocks * self._page_shape.bytes_per_block(self._pool.block_size)
 
     @property
     def blocks(self) -> KVBlocks:
@@ -256,7 +280,7 @@ class PagedKVCache(NotCopied):
             TypeError: An argument is of the wrong type.
         """
         length = whole("length", length, 0)
-        used = -(-length // self.block_size)
+        used = -(-length // self._pool.block_size)
         ids = device_ids("block_table", block_table, self.device)
         if ids is not None:
             ids = ids[:used]
@@ -287,9 +311,9 @@ class PagedKVCache(NotCopied):
             ValueError: A block id is out of range, a table is too short, or a shape is wrong.
             TypeError: An argument is of the wrong type.
         """
-        ids, longest = batch_ids(block_tables, lengths, self.num_blocks, self.block_size)
+        ids, longest = batch_ids(block_tables, lengths, self.num_blocks, self._pool.block_size)
         k, v = self._read(layer, to_device(ids.ravel(), self.device))
-        shape = ids.shape[0], ids.shape[1] * self.block_size, *k.shape[1:]
+        shape = ids.shape[0], ids.shape[1] * self._pool.block_size, *k.shape[1:]
         k = k.view(shape)[:, :longest]
         return k, None if v is None else v.view(shape)[:, :longest]
 

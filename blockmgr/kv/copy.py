@@ -185,9 +185,13 @@ class KVBlocks(NotCopied):
         self._refuse_twice(plan)
         self._registered.check_memory()
         rows = self._copier.stage()
-        total = self._checker.check(plan.sources, plan.destinations, plan.num_tokens, rows)
+        total = self._checker.check(plan.sources, plan.destinations, self._tokens(plan), rows)
         self._launch(total, self._checker, self._registered, self._registered)
         self._done.add(plan)
+
+    def _tokens(self, plan: CopyPlan) -> Ints:
+        """The leading tokens to copy of each pair, as the segments have them."""
+        return plan.num_tokens
 
     def _launch(
         self,
@@ -322,7 +326,7 @@ class KVBlocks(NotCopied):
         self._refuse_twice(plan)
         self._registered.check_memory()
         staged = self._copier.stage()
-        total = self._checker.check(plan.sources, plan.destinations, plan.num_tokens, staged)
+        total = self._checker.check(plan.sources, plan.destinations, self._tokens(plan), staged)
         if total >= len(rows):
             raise CopyError(None, f"the plan has {total} pairs, the buffer holds {len(rows) - 1}")
         self._copier.send(rows, total)

@@ -86,6 +86,26 @@ class PagedTensors:
             allocated = layers
         return cls(layers, allocated, [_keys_and_values(layer, axes) for layer in layers])
 
+    def seen_as(self, shape: ModelShape, block_size: int, layout: str) -> PagedTensors:
+        """The same pages, with tokens of another shape: as many bytes in all.
+
+        Args:
+            shape: Of the tokens, with the type of these tensors.
+            block_size: Tokens that a page holds then.
+            layout: Of these tensors, ``"BLOCK_KV_NHD"`` or ``"MLA"``.
+        """
+        if layout == "MLA":
+            assert shape.latent_dim is not None
+            token: tuple[int, ...] = (block_size, shape.latent_dim)
+        else:
+            token = 2, block_size, shape.num_kv_heads, shape.head_dim
+        layers: list[LayerTensors] = []
+        for pages in self.layers:
+            assert isinstance(pages, torch.Tensor)  # these layouts have one for each layer
+            layers.append(pages.view(pages.shape[0], *token))
+        axes = axes_of(layout)
+        return PagedTensors(layers, layers, [_keys_and_values(layer, axes) for layer in layers])
+
     def words(self, *, for_kernel: bool) -> list[KVPair]:
         """The views with the innermost axis as the widest words that divide it."""
         key = self.views[0][0]

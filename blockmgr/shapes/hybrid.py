@@ -10,12 +10,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.arguments import whole
 from blockmgr.errors import PageSizeError
-from blockmgr.groups import MAX_GROUPS, FullAttention, Group, checked_groups, is_single
+from blockmgr.groups import (
+    MAX_GROUPS,
+    FullAttention,
+    Group,
+    RecurrentState,
+    Ring,
+    check_block_sizes,
+    checked_groups,
+    first_full,
+    is_single,
+    prefix_granularity,
+    tokens_per_block,
+)
 from blockmgr.shapes.config import layers_of
 from blockmgr.shapes.layer import LayerShape
 
@@ -43,6 +56,9 @@ class HybridShape:
     Layers that read the same tokens form groups of ``group_size`` layers; the last group of a kind
     may have fewer. Layer i of each group uses tensor i, so a pool is ``group_size`` tensors.
 
+    Layers whose K/V take different bytes a token have pages of equal size with different numbers of
+    tokens: the ``block_size`` of their kinds. ``sized`` chooses them.
+
     Attributes:
         layers: Each layer of the model in order; None for one that keeps nothing, or reads the K/V
             of another layer. For a layer with attention and a state, its attention; the states of
@@ -55,7 +71,8 @@ class HybridShape:
     Raises:
         ValueError: No layer has full attention, ``group_size`` is out of range, or there would be
             more than 64 groups.
-        PageSizeError: Layers with attention keep K/V of different shapes.
+        PageSizeError: Layers with attention keep K/V of different shapes, and their kinds have no
+            ``block_size`` that makes pages equal, or one keeps latents or another type.
         TypeError: A value is of the wrong type.
 
     >>> import torch
@@ -102,23 +119,93 @@ class HybridShape:
         )
         if not self.groups:
             raise ValueError("layers must have one of FullAttention, got none")
-        self._check_alike()
+        if not self.has_sizes:
+            self._check_alike()
+        elif all(tokens_per_block(kind, 0) for kind in self.groups if not is_single(kind)):
+            self._check_pages(prefix_granularity(self.groups))
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _check_alike(self) -> None:
-        first = self.kv
         for number, members in enumerate(self.members):
             kv = _kept(self.layers, members).kv
-            if kv is not None and kv != first:
+            if kv is not None and kv != self.kv:
                 raise PageSizeError(
                     number,
                     str(self.groups[number]),
                     f"layer {members[0]} keeps {_described(kv)}, the pages of the pool are of"
-                    f" {_described(first)}",
+                    f" {_described(self.kv)}; HybridShape.sized gives each group a block_size",
                 )
+
+    def _check_pages(self, block_size: int) -> None:
+        """Checks that pages of groups with attention are equal, and of one type."""
+        first = self.kv
+        page = tokens_per_block(self.groups[first_full(self.groups)], block_size)
+        page *= first.bytes_per_token
+        for number, kind in enumerate(self.groups):
+            kv = self.group_layer(number).kv
+            if kv is None:
+                continue
+            size = tokens_per_block(kind, block_size) * kv.bytes_per_token
+            if size != page:
+                problem = f"its pages have {size} bytes, those of the pool {page}"
+            elif kv.dtype != first.dtype or (kv.latent_dim is None) != (first.latent_dim is None):
+                problem = f"its pages are of {_described(kv)}, those of the pool of"
+                problem += f" {_described(first)}"
+            else:
+                continue
+            raise PageSizeError(number, str(kind), problem)
+
+    @classmethod
+    def sized(
+        cls,
+        layers: Sequence[LayerShape | None],
+        group_size: int | None = None,
+        *,
+        multiple: int = 16,
+    ) -> HybridShape:
+        """The groups of layers whose K/V take different bytes a token, with pages of equal size.
+
+        Args:
+            layers: As for ``HybridShape``; the ``block_size`` of each kind is replaced.
+            group_size: As for ``HybridShape``.
+            multiple: Block sizes are multiples of this.
+
+        Raises:
+            PageSizeError: There are no equal pages: a state has elements that do not fit them, or
+                layers keep latents and others do not, or another type.
+            ValueError: A value is out of its bounds.
+            TypeError: A value is of the wrong type.
+
+        >>> import torch
+        >>> from blockmgr import FullAttention, SlidingWindow
+        >>> from blockmgr.kv import LayerShape, ModelShape
+        >>> def kv(heads, dim):
+        ...     return ModelShape(
+        ...         num_layers=1, num_kv_heads=heads, head_dim=dim, dtype=torch.bfloat16
+        ...     )
+        >>> full = LayerShape(kind=FullAttention(), kv=kv(4, 512))
+        >>> window = LayerShape(kind=SlidingWindow(1024), kv=kv(4, 256))
+        >>> HybridShape.sized([*[window] * 5, full]).groups[:2]
+        (FullAttention(block_size=16), SlidingWindow(width=1024, block_size=32))
+        """
+        step = whole("multiple", multiple, 1)
+        kept = [layer for layer in layers if isinstance(layer, LayerShape)]
+        tokens = {layer.kv.bytes_per_token for layer in kept if layer.kv is not None}
+        elements = {state.dtype.itemsize for layer in kept for state in layer.states}
+        page = math.lcm(step * math.lcm(*tokens), *elements)
+        page *= max(1, *(-(-layer.state_bytes // page) for layer in kept))
+
+        def sized(layer: LayerShape | None) -> LayerShape | None:
+            if not isinstance(layer, LayerShape) or layer.kv is None:
+                return layer
+            assert not isinstance(layer.kind, RecurrentState | Ring)  # they have no K/V
+            size = page // layer.kv.bytes_per_token
+            return replace(layer, kind=replace(layer.kind, block_size=size))
+
+        return cls([sized(layer) for layer in layers], group_size)
 
     @classmethod
     def from_config(
@@ -132,7 +219,8 @@ class HybridShape:
         """The groups of the model that a Hugging Face style config describes.
 
         Understands ``layer_types``, and the corresponding fields of Gemma 2 and 3, Llama 4,
-        Qwen3-Next, Jamba, Bamba, Nemotron-H and Falcon-H1. A model without them has one group. The
+        Qwen3-Next, Jamba, Bamba, Nemotron-H and Falcon-H1. A model without them has one group.
+        Layers of different K/V (Gemma 4) have the block sizes that ``sized`` chooses. The
         state of a recurrent layer has the tensors that transformers keeps: that of the convolution
         and, except for LFM2, that of the recurrence.
 
@@ -147,11 +235,14 @@ class HybridShape:
         Raises:
             ValueError: Names a field that is missing or has no usable value, layers of
                 cross-attention or of an encoder, or a model without full attention.
-            PageSizeError: Layers with attention keep K/V of different shapes.
+            PageSizeError: Layers with attention keep K/V that no equal pages hold.
             OSError: The file cannot be read.
             TypeError: A field or an argument is of the wrong type.
         """
-        return cls(layers_of(config, dtype, state_dtype), group_size)
+        layers = layers_of(config, dtype, state_dtype)
+        if len({layer.kv for layer in layers if layer is not None and layer.kv is not None}) > 1:
+            return cls.sized(layers, group_size)
+        return cls(layers, group_size)
 
     @property
     def kv(self) -> ModelShape:
@@ -160,6 +251,11 @@ class HybridShape:
         found = _kept(self.layers, self.members[full]).kv
         assert found is not None
         return found
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether a group has a block size of its own."""
+        return any(getattr(kind, "block_size", None) is not None for kind in self.groups)
 
     @property
     def has_states(self) -> bool:
@@ -199,12 +295,17 @@ class HybridShape:
         """Bytes of a block in one tensor.
 
         Args:
-            block_size: Tokens per block, at least 1.
+            block_size: Tokens per block of the manager, at least 1.
 
         Raises:
-            PageSizeError: The state of a group does not fit.
+            PageSizeError: The state of a group does not fit, or pages are not equal.
+            ValueError: A group's block size does not divide it.
         """
-        page = self.kv.bytes_per_block(block_size)
+        size = whole("block_size", block_size, 1)
+        check_block_sizes(self.groups, size)
+        self._check_pages(size)
+        lead = self.groups[first_full(self.groups)]
+        page = self.kv.bytes_per_block(tokens_per_block(lead, size))
         for number in range(len(self.groups)):
             if problem := self._problem(number, page):
                 raise PageSizeError(
@@ -228,15 +329,16 @@ class HybridShape:
         """Bytes of one block in all tensors, whichever group has it.
 
         Args:
-            block_size: Tokens per block, at least 1.
+            block_size: Tokens per block of the manager, at least 1.
 
         Raises:
-            PageSizeError: The state of a group does not fit.
+            PageSizeError: The state of a group does not fit, or pages are not equal.
+            ValueError: A group's block size does not divide it.
         """
         return self.group_size * self.page_bytes(block_size)
 
     def block_size_for(self, multiple: int = 16) -> int:
-        """The smallest block size at which the pages of all groups are equal.
+        """The smallest block size of a manager at which the pages of all groups are equal.
 
         Args:
             multiple: The block size is a multiple of this.
@@ -247,6 +349,10 @@ class HybridShape:
             TypeError: ``multiple`` is not an int.
         """
         step = whole("multiple", multiple, 1)
+        if self.has_sizes:
+            size = math.lcm(step, prefix_granularity(self.groups))
+            self.page_bytes(size)
+            return size
         token = self.kv.bytes_per_token
         largest = max(self.group_layer(g).state_bytes for g in range(len(self.groups)))
         least = max(step, -(-largest // (token * step)) * step)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from blockmgr import FullAttention, RecurrentState
-from blockmgr.groups import Group
+from blockmgr.groups import Group, tokens_per_block
 from blockmgr.kv import GroupedKVCache, HybridShape, LayerShape, ModelShape, StateTensor
 from tests.specification.layers import RecurrentState as State
 from tests.specification.layers import kinds_of
@@ -27,16 +28,18 @@ STATES = (StateTensor((3,), torch.int16), StateTensor((2, 2), torch.int64))
 LAYERS_OF_A_GROUP = 2
 
 
-def layer_of(kind: Group) -> LayerShape:
+def layer_of(kind: Group, block_size: int = 1) -> LayerShape:
+    """With as many more heads as its blocks have fewer tokens than those of the manager."""
     if isinstance(kind, RecurrentState):
         return LayerShape(kind=kind, states=STATES)
-    return LayerShape(kind=kind, kv=KV)
+    heads = KV.num_kv_heads * block_size // tokens_per_block(kind, block_size)
+    return LayerShape(kind=kind, kv=replace(KV, num_kv_heads=heads))
 
 
-def shape_of(layout: Sequence[str]) -> HybridShape:
+def shape_of(layout: Sequence[str], block_size: int) -> HybridShape:
     """Two layers of each kind."""
     groups = groups_named(layout)
-    layers = [layer_of(group) for group in groups for _ in range(LAYERS_OF_A_GROUP)]
+    layers = [layer_of(group, block_size) for group in groups for _ in range(LAYERS_OF_A_GROUP)]
     return HybridShape(layers, group_size=LAYERS_OF_A_GROUP)
 
 
@@ -52,7 +55,8 @@ class TensorMemory(Device):
         super().__init__(
             num_blocks, block_size, random.Random(0), kinds=kinds_of(groups_named(layout))
         )
-        self.shape, self.size = shape_of(layout), block_size
+        self.shape = shape_of(layout, block_size)
+        self.sizes = [tokens_per_block(group, block_size) for group in self.shape.groups]
         self.cache = GroupedKVCache(num_blocks, block_size, self.shape, backend=backend)  # type: ignore[arg-type]
         rng = np.random.default_rng(0)
         for tensor in self.cache.blocks.segments:
@@ -80,11 +84,13 @@ class TensorMemory(Device):
 
     def k(self, layer: int, one: Work, positions: Iterable[int]) -> torch.Tensor:
         rows = [number(layer, one.prefixes[p]) for p in positions]
-        return torch.tensor(rows, dtype=torch.int32)[:, None, None].expand(-1, 2, 4)
+        heads, dim = self.cache.keys(layer).shape[2:]
+        return torch.tensor(rows, dtype=torch.int32)[:, None, None].expand(-1, heads, dim)
 
     def write(self, layer: int, group: int, one: Work) -> None:
-        slots = one.slots[group][one.start :]
-        assert (slots >= self.size).all(), f"{one.name} writes the null block"
+        places = one.slots[group][one.start :]
+        assert (places >= self.stride).all(), f"{one.name} writes the null block"
+        slots = places // self.stride * self.sizes[group] + places % self.stride
         k = self.k(layer, one, range(one.start, one.stop))
         self.cache.write(layer, k, -k, slots)
 
@@ -92,7 +98,7 @@ class TensorMemory(Device):
         kind = self.kinds[group]
         assert not isinstance(kind, State)
         start = kind.first_read(one.start)
-        table = one.slots[group][:: self.size] // self.size
+        table = one.slots[group][:: self.sizes[group]] // self.stride
         keys, values = self.cache.gather(layer, table, one.stop)
         assert values is not None
         due = self.k(layer, one, range(start, one.stop))
@@ -107,7 +113,7 @@ class TensorMemory(Device):
         ]
 
     def advance(self, layer: int, group: int, one: Work) -> None:
-        block = int(one.slots[group][0]) // self.size
+        block = int(one.slots[group][0]) // self.stride
         own = [tensor[block] for tensor in self.cache.states(layer)]
         due = self.state(layer, one.prefixes[one.start - 1])
         self.num_reads += 1

@@ -34,6 +34,14 @@ SETS = [
 ]
 
 
+SIZED = [
+    ("full block_size=2", "window 5"),
+    ("full", "window 6 block_size=1", "state"),
+    ("full block_size=1", "chunk 6", "window 7 block_size=2"),
+]
+"""In a manager with blocks of four tokens."""
+
+
 def mixed(num_blocks: int = 16, block_size: int = 4, **options: Any) -> GroupedKVCache:
     """Groups: full attention (layers 0 and 3), window (1), states (2 and 4)."""
     layers = [layer_of(kind) for kind in (FULL, WINDOW, STATE, FULL, STATE)]
@@ -45,9 +53,9 @@ def plan(*copies: tuple[int, int, int, int], groups: bool = True) -> CopyPlan:
     return CopyPlan(1, *columns[:3], columns[3] if groups else None)
 
 
-def run(seed: int, layout: tuple[str, ...], backend: str, ops: int) -> TensorMemory:
-    whole = {"layout": list(layout)}  # a cache has blocks of one size
-    one = Run(Plan(ops, detectors="K", layout=layout, options=whole), "groups", seed)
+def run(seed: int, layout: tuple[str, ...], backend: str, ops: int, **options: Any) -> TensorMemory:
+    options["layout"] = list(layout)
+    one = Run(Plan(ops, detectors="K", layout=layout, options=options), "groups", seed)
     config = one.world.manager.config
     memory = TensorMemory(config.num_blocks, config.block_size, layout, backend)
     one.world.device = memory
@@ -67,6 +75,17 @@ def test_engines_read_what_was_computed_from_their_own_prefix(
     assert sum(memory.num_reads for memory in memories) > 50 * seeds
     if "state" in layout:
         assert sum(memory.num_state_copies for memory in memories) > seeds
+
+
+@pytest.mark.parametrize("layout", SIZED, ids=", ".join)
+def test_nor_does_a_block_size_by_group_change_what_they_read(
+    layout: tuple[str, ...], backend: str
+) -> None:
+    seeds, ops = (16, 120) if backend == "torch" else (4, 100)
+    memories = [run(seed, layout, backend, ops, block_size=4) for seed in range(seeds)]
+    assert sum(memory.num_reads for memory in memories) > 50 * seeds
+    assert len({len(keys) for keys in map(memories[0].cache.keys, (0, 2))}) == 1
+    assert memories[0].cache.keys(0).shape[1] != memories[0].cache.keys(2).shape[1]
 
 
 def test_a_state_that_is_not_copied_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +212,77 @@ def test_a_latent_page_holds_a_state() -> None:
     cache.states(1)[1][2] = 3
     cache.copy(plan((2, 3, 4, 1)))
     assert (cache.states(1)[1][3] == 3).all()
+
+
+def uneven(latent: bool = False, **options: Any) -> GroupedKVCache:
+    """Full attention with blocks of two tokens, a window with four, a state; in nodes of four."""
+    wide = {"num_kv_heads": 1, "head_dim": 16, "latent_dim": 48 if latent else None}
+    slim = {"num_kv_heads": 2, "head_dim": 4, "latent_dim": 24 if latent else None}
+    kvs = [ModelShape(num_layers=1, dtype=torch.int32, **each) for each in (wide, slim)]  # type: ignore[arg-type]
+    layers = [
+        LayerShape(kind=FullAttention(2), kv=kvs[0]),
+        LayerShape(kind=SlidingWindow(6), kv=kvs[1]),
+        LayerShape(kind=STATE, states=STATES),
+    ]
+    return GroupedKVCache(8, 4, HybridShape(layers), **options)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_first_tokens_of_a_block_are_copied_in_the_size_of_its_group(
+    latent: bool, backend: str
+) -> None:
+    cache = uneven(latent, backend=backend)
+    for layer, size in ((0, 2), (1, 4)):
+        token = cache.keys(layer).shape[2:]
+        k = torch.arange(1, 9 * size + 1, dtype=torch.int32)[: 8 * size, None, None]
+        k = k.expand(-1, *token)
+        cache.write(layer, k, None if latent else -k, range(8 * size))
+        if layer == 0:
+            cache.copy(plan((1, 4, 1, 0), (2, 5, 2, 0)))
+            found = cache.gather(0, [4, 5], 4)
+            assert found[0][:, 0, 0].tolist() == [3, 10, 5, 6]
+        else:
+            cache.copy(plan((1, 4, 3, 1), (2, 6, 4, 1)))
+            found = cache.gather(1, [4, 6], 8)
+            assert found[0][:, -1, -1].tolist() == [5, 6, 7, 20, 9, 10, 11, 12]
+        assert latent == (found[1] is None)
+        assert found[1] is None or torch.equal(found[1], -found[0])
+    keys, values = cache.gather_batch(1, [[4, 6]], [7])
+    assert keys[0, :, 0, 0].tolist() == [5, 6, 7, 20, 9, 10, 11]
+    assert latent == (values is None) == (cache.values(1) is None)
+
+
+def test_caches_with_block_sizes_by_group_refuse_what_is_not_theirs() -> None:
+    cache = uneven()
+    assert (cache.block_size, cache.layout) == (4, "BLOCK_KV_NHD")
+    assert cache.num_bytes == 8 * cache.shape.bytes_per_block(4)
+    for pair, message in (
+        ((1, 2, 3, 0), r"num_tokens must be in \[1, 2\], got 3"),
+        ((1, 2, 5, 1), r"num_tokens must be in \[1, 4\], got 5"),
+        ((1, 2, 2, 2), "a state is copied whole"),
+    ):
+        with pytest.raises(CopyError, match=message):
+            cache.copy(plan(pair))
+    buffer = cache.blocks.pair_buffer(4)
+    buffer.fill(plan((1, 2, 1, 0), (3, 4, 4, 2)))
+    page = cache.blocks.block_size
+    assert buffer.pairs[:2].tolist() == [[1, 2, page // 2], [3, 4, page]]
+    token = torch.zeros(1, 1, 16, dtype=torch.int32)
+    with pytest.raises(ValueError, match="slot_mapping was made for"):
+        cache.write(0, token, token, cache.slots([3], group=1))
+    cache.write(0, token, token, cache.slots([15], group=0))
+    with pytest.raises(ValueError, match=r"must be in \[-1, 15\], got 16"):
+        cache.slots([16])
+    with pytest.raises(ValueError, match="group must have attention, got 2"):
+        cache.slots([1], group=2)
+    with pytest.raises(ValueError, match="must be one of BLOCK_KV_NHD, whose pages groups"):
+        uneven(layout="BLOCK_KV_HND")
+    assert [len(each) for each in map(cache.group_tensors, range(3))] == [1, 1, 1]
+    assert cache.group_tensors(1)[0].shape == (8, 2, 4, 2, 4)  # type: ignore[union-attr]
+    host = cache.host_counterpart(2)
+    cache.write(0, token + 5, token, [4])
+    cache.swap_out(host, [2], [1])
+    assert host.gather(0, [1], 1)[0].tolist() == [[[5] * 16]]
 
 
 def test_bad_copies_name_the_group_and_copy_nothing(backend: str) -> None:

@@ -266,9 +266,36 @@ def test_attention_of_unlike_shapes_has_no_equal_pages() -> None:
     with pytest.raises(PageSizeError, match=message) as caught:
         HybridShape(layers)
     assert caught.value.group == 1
+    latent = ModelShape(num_layers=1, num_kv_heads=1, head_dim=32, dtype=BF16, latent_dim=32)
+    other = ModelShape(num_layers=1, num_kv_heads=1, head_dim=32, dtype=torch.float32)
+    for kv in (latent, other):
+        with pytest.raises(PageSizeError, match="its pages are of"):
+            HybridShape.sized([attention(SlidingWindow(4), kv), attention(FULL, wide)])
+    uneven = [attention(SlidingWindow(4, 16)), attention(FullAttention(16), wide)]
+    with pytest.raises(PageSizeError, match=r"its pages have 1024 bytes, those of the pool 2048"):
+        HybridShape(uneven)
+    half = HybridShape([attention(SlidingWindow(4)), attention(FullAttention(16), wide)])
+    assert half.page_bytes(32) == 2048
+    with pytest.raises(PageSizeError, match=r"its pages have 3072 bytes, those of the pool 2048"):
+        half.page_bytes(48)
+    with pytest.raises(ValueError, match="block_size that divides the manager's, 24"):
+        half.page_bytes(24)
+
+
+def test_layers_of_unlike_shapes_have_equal_pages_of_different_lengths() -> None:
     gemma_4 = GEMMA_3_12B["text_config"] | {"global_head_dim": 512, "torch_dtype": "bfloat16"}  # type: ignore[operator]
-    with pytest.raises(PageSizeError, match="group 1"):
-        HybridShape.from_config(gemma_4)
+    shape = HybridShape.from_config(gemma_4)
+    assert shape.groups == (FullAttention(16), *[SlidingWindow(1024, 32)] * 5)
+    assert (shape.block_size_for(), shape.block_size_for(64)) == (32, 64)
+    assert shape.bytes_per_block(32) == 8 * 16 * 2 * 8 * 512 * 2  # tokens, K and V, heads, bytes
+    state = LayerShape(kind=RecurrentState(), states=(StateTensor((1000, 11), torch.float32),))
+    wide = ModelShape(num_layers=1, num_kv_heads=3, head_dim=8, dtype=BF16)
+    layers = [attention(SlidingWindow(4)), attention(FULL, wide), state]
+    shape = HybridShape.sized(layers, multiple=4)
+    sizes = {kind.block_size for kind in shape.groups[:2]}  # type: ignore[union-attr]
+    assert {size % 4 for size in sizes} == {0}
+    assert shape.page_bytes(shape.block_size_for(4)) == 44_544  # a multiple of both tokens
+    assert all(size * kv == 44_544 for size, kv in zip(sorted(sizes), (96, 64), strict=True))
 
 
 def test_a_page_that_cannot_hold_whole_elements_is_refused() -> None:
