@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import whole
@@ -29,7 +28,7 @@ from blockmgr.shapes.fields import (
     listed_kinds,
 )
 from blockmgr.shapes.layer import LayerShape, StateTensor
-from blockmgr.shapes.model import ModelShape, kv_of
+from blockmgr.shapes.model import ModelShape, kv_of, whole_context_kv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,14 +67,18 @@ def layers_of(
     if not any(isinstance(kind, FullAttention) for kind in kinds):
         named = ", ".join(dict.fromkeys(str(kind) for kind in kinds if kind is not None))
         raise ValueError(f"{model} has no layer of FullAttention, which a manager needs: {named}")
-    shapes = {
-        kind: LayerShape(kind=kind, states=_states(fields, kept, kept_state))
-        if isinstance(kind, RecurrentState)
-        else LayerShape(kind=kind, kv=_kv(fields, kind, kept))
-        for kind in set(kinds) - {None}
-        if kind is not None
-    }
-    return [None if kind is None else shapes[kind] for kind in kinds]
+    return [
+        None if kind is None else _layer(fields.layer(i), kind, kept, kept_state)
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def _layer(
+    fields: ConfigFields, kind: Group, dtype: torch.dtype, state_dtype: torch.dtype
+) -> LayerShape:
+    if isinstance(kind, RecurrentState):
+        return LayerShape(kind=kind, states=_states(fields, dtype, state_dtype))
+    return LayerShape(kind=kind, kv=_kv(fields, kind, dtype))
 
 
 def _kinds(fields: ConfigFields) -> list[Group | None]:
@@ -87,7 +90,7 @@ def _kinds(fields: ConfigFields) -> list[Group | None]:
     if len(names) < num_layers:
         raise ValueError(f"config names {len(names)} layers, there are {num_layers}")
     names = names[:num_layers]
-    kinds = [_kind(fields, name) if i < last else None for i, name in enumerate(names)]
+    kinds = [_kind(fields.layer(i), name) if i < last else None for i, name in enumerate(names)]
     if fields.get("model_type") in BOTH_IN_EACH:
         kinds += [RecurrentState()] * names.count(BOTH)
     return kinds
@@ -154,14 +157,7 @@ def _every(interval: int) -> Callable[[int], bool]:
 
 def _kv(fields: ConfigFields, kind: Group, dtype: torch.dtype) -> ModelShape:
     usual = kv_of(fields, dtype, 1)
-    if usual.latent_dim is not None or not isinstance(kind, FullAttention):
-        return usual
-    # Gemma 4: fewer and wider heads in layers that read the whole context.
-    return dataclasses.replace(
-        usual,
-        num_kv_heads=fields.get("num_global_key_value_heads") or usual.num_kv_heads,
-        head_dim=fields.get("global_head_dim") or usual.head_dim,
-    )
+    return whole_context_kv(fields, usual) if isinstance(kind, FullAttention) else usual
 
 
 def _states(

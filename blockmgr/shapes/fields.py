@@ -77,7 +77,29 @@ class ConfigFields:
     def __init__(self, config: Config) -> None:
         outer = _One(_read(config) if isinstance(config, str | os.PathLike) else config)
         inner = outer.get("text_config")
-        self._parts = (outer,) if inner is None else (_One(inner), outer)
+        self._parts: tuple[_One, ...] = (outer,) if inner is None else (_One(inner), outer)
+
+    def layer(self, number: int) -> ConfigFields:
+        """The fields of one layer, some of which a config may list apart (``per_layer_config``)."""
+        own = self._apart().get(number)
+        if own is None:
+            return self
+        found = ConfigFields.__new__(ConfigFields)
+        found._parts = (_One(own), *self._parts)
+        return found
+
+    @property
+    def layers_apart(self) -> list[int]:
+        """The layers of which the config lists fields apart."""
+        return sorted(self._apart())
+
+    def _apart(self) -> dict[int, Any]:
+        given = self.get("per_layer_config")  # objects without such layers have a view of them all
+        if not isinstance(given, Mapping):
+            return {}
+        if strange := [i for i in given if not str(i).isdecimal()]:
+            raise ValueError(f"per_layer_config must have numbers of layers, got {strange[0]!r}")
+        return {int(i): own for i, own in given.items()}
 
     def get(self, *names: str) -> Any:
         """The first of these fields that has a value; None if there is none."""
@@ -99,6 +121,10 @@ class ConfigFields:
 class _One:
     def __init__(self, config: object) -> None:
         self._config = config
+        if not isinstance(config, Mapping) and hasattr(config, "per_layer_config"):
+            given = config.to_dict()  # type: ignore[attr-defined]
+            if given.get("per_layer_config"):  # then attributes that layers have apart raise
+                self._config = given
 
     def get(self, name: str) -> Any:
         if isinstance(self._config, Mapping):

@@ -164,19 +164,21 @@ class HybridShape:
         layers: Sequence[LayerShape | None],
         group_size: int | None = None,
         *,
-        multiple: int = 16,
+        block_size: int | None = None,
     ) -> HybridShape:
         """The groups of layers whose K/V take different bytes a token, with pages of equal size.
 
         Args:
             layers: As for ``HybridShape``; the ``block_size`` of each kind is replaced.
             group_size: As for ``HybridShape``.
-            multiple: Block sizes are multiples of this.
+            block_size: Tokens per block of the manager; None for the smallest at which groups have
+                blocks of multiples of 16 tokens.
 
         Raises:
-            PageSizeError: There are no equal pages: a state has elements that do not fit them, or
-                layers keep latents and others do not, or another type.
-            ValueError: A value is out of its bounds.
+            PageSizeError: There are no equal pages: layers keep latents and others do not, or
+                another type.
+            ValueError: A value is out of its bounds, or whole blocks of all groups do not fit
+                ``block_size``.
             TypeError: A value is of the wrong type.
 
         >>> import torch
@@ -191,12 +193,20 @@ class HybridShape:
         >>> HybridShape.sized([*[window] * 5, full]).groups[:2]
         (FullAttention(block_size=16), SlidingWindow(width=1024, block_size=32))
         """
-        step = whole("multiple", multiple, 1)
+        layers = list(layers)
         kept = [layer for layer in layers if isinstance(layer, LayerShape)]
         tokens = {layer.kv.bytes_per_token for layer in kept if layer.kv is not None}
         elements = {state.dtype.itemsize for layer in kept for state in layer.states}
-        page = math.lcm(step * math.lcm(*tokens), *elements)
+        page = math.lcm((1 if block_size else 16) * math.lcm(*tokens), *elements)
         page *= max(1, *(-(-layer.state_bytes // page) for layer in kept))
+        if block_size is not None and tokens:
+            size = math.lcm(*(page // token for token in tokens))  # of the smallest manager
+            if whole("block_size", block_size, 1) % size:
+                raise ValueError(
+                    f"block_size must be a multiple of {size}, which holds whole blocks of all"
+                    f" groups, got {block_size}"
+                )
+            page *= block_size // size
 
         def sized(layer: LayerShape | None) -> LayerShape | None:
             if not isinstance(layer, LayerShape) or layer.kv is None:
@@ -206,6 +216,20 @@ class HybridShape:
             return replace(layer, kind=replace(layer.kind, block_size=size))
 
         return cls([sized(layer) for layer in layers], group_size)
+
+    @classmethod
+    def fitting(
+        cls,
+        layers: Sequence[LayerShape | None],
+        group_size: int | None = None,
+        *,
+        block_size: int | None = None,
+    ) -> HybridShape:
+        """``sized`` if K/V of layers differ, else the groups as they are."""
+        kinds = {layer.kv for layer in layers if isinstance(layer, LayerShape) and layer.kv}
+        if len(kinds) > 1:
+            return cls.sized(layers, group_size, block_size=block_size)
+        return cls(layers, group_size)
 
     @classmethod
     def from_config(
@@ -239,10 +263,7 @@ class HybridShape:
             OSError: The file cannot be read.
             TypeError: A field or an argument is of the wrong type.
         """
-        layers = layers_of(config, dtype, state_dtype)
-        if len({layer.kv for layer in layers if layer is not None and layer.kv is not None}) > 1:
-            return cls.sized(layers, group_size)
-        return cls(layers, group_size)
+        return cls.fitting(layers_of(config, dtype, state_dtype), group_size)
 
     @property
     def kv(self) -> ModelShape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockmgr.arguments import whole
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from blockmgr.shapes.fields import Config
 
-__all__ = ["ModelShape", "kv_of"]
+__all__ = ["ModelShape", "kv_of", "whole_context_kv"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,8 @@ class ModelShape:
             The shape on a single device.
 
         Raises:
-            ValueError: Names a field that is missing or has no usable value.
+            ValueError: Names a field that is missing or has no usable value; or layers keep K/V of
+                different shapes, which ``HybridShape`` describes.
             OSError: The file cannot be read.
             TypeError: A field or an argument is of the wrong type.
 
@@ -106,7 +107,25 @@ class ModelShape:
         """
         fields = ConfigFields(config)
         kept = dtype if dtype is not None else torch_dtype(fields.get(*DTYPE))
-        return kv_of(fields, kept, _kv_layers(fields))
+        found = kv_of(fields, kept, _kv_layers(fields))
+        others = [kv_of(fields.layer(i), kept, found.num_layers) for i in fields.layers_apart]
+        if unlike := {whole_context_kv(fields, found), *others} - {found}:
+            raise ValueError(
+                f"config describes layers with K/V of different shapes, {found} and {unlike.pop()};"
+                " HybridShape.from_config reads them"
+            )
+        return found
+
+
+def whole_context_kv(fields: ConfigFields, usual: ModelShape) -> ModelShape:
+    """The K/V of layers that read the whole context: Gemma 4 has fewer and wider heads there."""
+    if usual.latent_dim is not None:
+        return usual
+    return replace(
+        usual,
+        num_kv_heads=fields.get("num_global_key_value_heads") or usual.num_kv_heads,
+        head_dim=fields.get("global_head_dim") or usual.head_dim,
+    )
 
 
 def kv_of(fields: ConfigFields, dtype: torch.dtype, num_layers: int) -> ModelShape:

@@ -288,14 +288,24 @@ def test_layers_of_unlike_shapes_have_equal_pages_of_different_lengths() -> None
     assert shape.groups == (FullAttention(16), *[SlidingWindow(1024, 32)] * 5)
     assert (shape.block_size_for(), shape.block_size_for(64)) == (32, 64)
     assert shape.bytes_per_block(32) == 8 * 16 * 2 * 8 * 512 * 2  # tokens, K and V, heads, bytes
+    with pytest.raises(ValueError, match=r"K/V of different shapes.*HybridShape.from_config reads"):
+        ModelShape.from_config(gemma_4)
+    wide_heads = {"per_layer_config": {"5": {"head_dim": 512}, "11": {"head_dim": 512}}}
+    apart = GEMMA_3_12B["text_config"] | {"torch_dtype": "bfloat16"} | wide_heads  # type: ignore[operator]
+    shape = HybridShape.from_config(apart, group_size=2)
+    assert [shape.group_layer(g).kv.head_dim for g in (0, 8, 9)] == [512, 256, 256]  # type: ignore[union-attr]
+    assert shape.members[0] == (5, 11)
+    with pytest.raises(ValueError, match="K/V of different shapes"):
+        ModelShape.from_config(apart)
     state = LayerShape(kind=RecurrentState(), states=(StateTensor((1000, 11), torch.float32),))
     wide = ModelShape(num_layers=1, num_kv_heads=3, head_dim=8, dtype=BF16)
     layers = [attention(SlidingWindow(4)), attention(FULL, wide), state]
-    shape = HybridShape.sized(layers, multiple=4)
+    shape = HybridShape.sized(layers, block_size=2 * 1380)
     sizes = {kind.block_size for kind in shape.groups[:2]}  # type: ignore[union-attr]
-    assert {size % 4 for size in sizes} == {0}
-    assert shape.page_bytes(shape.block_size_for(4)) == 44_544  # a multiple of both tokens
-    assert all(size * kv == 44_544 for size, kv in zip(sorted(sizes), (96, 64), strict=True))
+    assert shape.page_bytes(shape.block_size_for()) == 2 * 44_160  # whole tokens of both
+    assert all(size * kv == 2 * 44_160 for size, kv in zip(sorted(sizes), (96, 64), strict=True))
+    with pytest.raises(ValueError, match=r"block_size must be a multiple of 1380, .* got 1400"):
+        HybridShape.sized(layers, block_size=1400)
 
 
 def test_a_page_that_cannot_hold_whole_elements_is_refused() -> None:

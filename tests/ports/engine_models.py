@@ -53,6 +53,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Gemma": {"initializer_range": 0.1},
     "Gemma2": {"initializer_range": 0.2, "sliding_window": 7, "query_pre_attn_scalar": 16},
     "Gemma3Text": {"initializer_range": 0.2, "sliding_window": 7, "num_hidden_layers": 6},
+    "Gemma4Text": {
+        "initializer_range": 0.2,
+        "sliding_window": 7,
+        "num_hidden_layers": 6,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 2,
+        "hidden_size_per_layer_input": 0,
+    },
     "GPT2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024},
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     # A floor scale small enough that the scores of full attention change within a prompt.

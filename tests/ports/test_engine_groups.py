@@ -42,6 +42,7 @@ from blockmgr import (
     SlidingWindow,
     UnsupportedModelError,
 )
+from blockmgr.groups import tokens_per_block
 from blockmgr.kv import GroupedKVCache, HybridShape, ModelShape
 from blockmgr.ports.engine import Engine, Sampling
 from blockmgr.ports.engine.room import blocks_needed
@@ -54,6 +55,7 @@ SOME = [MIXED[1], MIXED[3], MIXED[4]]
 FULL, STATE = FullAttention(), RecurrentState()
 GROUPS = {
     "Gemma3Text": (FULL, *[SlidingWindow(7)] * 5),
+    "Gemma4Text": (FullAttention(2), *[SlidingWindow(7, 4)] * 5),
     "Llama4Text": (FULL, *[ChunkedAttention(8)] * 3),
     "Bamba": (FULL, *[STATE] * 3),
     "Jamba": (FULL, STATE),
@@ -375,8 +377,21 @@ def test_a_config_says_what_the_trial_sees(name: str) -> None:
     seen = check_config(config, dtype=torch.bfloat16, windows="groups")
     assert seen == HybridShape.from_config(config, torch.bfloat16)
     assert isinstance(seen, HybridShape)
-    if name in GROUPS:
+    if name == "Gemma4Text":
+        assert seen.groups == (FullAttention(16), *[SlidingWindow(7, 32)] * 5)
+    elif name in GROUPS:
         assert seen.groups == GROUPS[name]
+
+
+def test_layers_whose_heads_differ_keep_all_tokens_in_groups_of_their_own() -> None:
+    engine = hybrid("Gemma4Text", windows="masks")
+    assert engine.manager.config.groups == (*[FullAttention(4)] * 5, FullAttention(2))
+    assert tokens_of(engine.generate(SOME, GREEDY)) == greedy_truth("Gemma4Text", SOME)
+    engine.manager.check_invariants()
+    again = PagedModel(model_of("Gemma4Text"), engine.model.cache)
+    assert again.groups == engine.manager.config.groups
+    with pytest.raises(UnsupportedModelError, match="block_size must be a multiple of 2"):
+        hybrid("Gemma4Text", block_size=3)
 
 
 def test_windows_are_masks_unless_groups_are_asked_for() -> None:
@@ -399,15 +414,16 @@ Span = tuple[int, int, int]
 
 def grouped_batch(paged: PagedModel, prompts: Prompts, spans: list[Span]) -> PagedBatch:
     """A batch whose prompts always have the same blocks."""
-    size, num_blocks = paged.cache.block_size, paged.cache.num_blocks
-    ids = iter((1 + np.random.default_rng(0).permutation(num_blocks - 1)).tolist())
-    width = max(-(-len(prompt) // size) for prompt in prompts)
+    ids = iter((1 + np.random.default_rng(0).permutation(paged.cache.num_blocks - 1)).tolist())
+    longest = max(map(len, prompts))
     rows = [row for row, *_ in spans]
     positions = np.concatenate([np.arange(start, stop) for _, start, stop in spans])
     owners = np.repeat(np.arange(len(spans)), [stop - start for _, start, stop in spans])
     groups = []
     for kind in paged.groups:
-        drawn = [[next(ids) for _ in range(1 if kind == STATE else width)] for _ in prompts]
+        size = tokens_per_block(kind, paged.cache.block_size)
+        width = 1 if kind == STATE else -(-longest // size)
+        drawn = [[next(ids) for _ in range(width)] for _ in prompts]
         table = np.array(drawn, np.int32)[rows]
         slots = None
         if kind != STATE:

@@ -247,8 +247,8 @@ def test_what_is_not_supported_is_named(
 @pytest.mark.parametrize(
     ("keys", "values", "said"),
     [
-        ((2, 16), (2, 8), "values of layer 1 have 2 heads of 8, the first keys 2 of 16"),
-        ((4, 16), (2, 16), "keys of layer 1 have 4 heads of 16, the first keys 2 of 16"),
+        ((2, 16), (2, 8), "values of layer 1 have 2 heads of 8, its keys 2 of 16"),
+        ((4, 16), (2, 16), "values of layer 1 have 2 heads of 16, its keys 4 of 16"),
     ],
 )
 def test_heads_that_differ_are_named_with_both_shapes(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from blockmgr.groups import RecurrentState
+from blockmgr.groups import RecurrentState, first_full, tokens_per_block
 from blockmgr.ports.transformers.attention import GroupTables, PagedBatch
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def batch_of(manager: BlockManager, tracks: list[Track]) -> PagedBatch:
     starts = np.array([track.written for track in tracks])
     stops = np.array([track.target for track in tracks])
     rows = np.array([track.live() for track in tracks]) & ROW_MASK
-    width = -(-int(stops.max()) // manager.config.block_size)
+    longest, config = int(stops.max()), manager.config
     tokens = [t for track in tracks for t in track.tokens[track.written : track.target]]
     is_last = stops == np.array([len(track.tokens) for track in tracks])
 
@@ -34,7 +34,11 @@ def batch_of(manager: BlockManager, tracks: list[Track]) -> PagedBatch:
                 [manager.slot_mapping(t.live(), t.written, t.target, group=group) for t in tracks]
             )
         table = manager.block_tables if group is None else manager.group_table(group)
-        return GroupTables(slots=slots, block_tables=table[rows, :width])
+        size = config.block_size
+        if config.groups:
+            kind = config.groups[first_full(config.groups) if group is None else group]
+            size = tokens_per_block(kind, size)
+        return GroupTables(slots=slots, block_tables=table[rows, : -(-longest // size)])
 
     whole = tables_of(None)
     assert whole.slots is not None

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockmgr.groups import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
+from blockmgr.groups import (
+    ChunkedAttention,
+    FullAttention,
+    RecurrentState,
+    SlidingWindow,
+    sizes_of,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,10 +33,9 @@ def blocks_needed(config: ManagerConfig, prompt: int, written: int, apart: int) 
         apart: Number of sequences, which share only the prompt.
     """
     size = config.block_size
-    columns = -(-written // size)
-    shared = prompt // size
     if config.groups:
-        return _needed_by_groups(config, columns, shared, apart)
+        return _needed_by_groups(config, prompt, written, apart)
+    columns, shared = -(-written // size), prompt // size
     needed = shared + apart * (columns - shared)
     if config.prefix_caching and config.dedup == "append_only":
         # A block that continues the cached twin of its own parent keeps that twin in use: this can
@@ -39,20 +44,23 @@ def blocks_needed(config: ManagerConfig, prompt: int, written: int, apart: int) 
     return needed
 
 
-def _needed_by_groups(config: ManagerConfig, columns: int, shared: int, apart: int) -> int:
-    size = config.block_size
-    starts = np.arange(columns) * size
+def _needed_by_groups(config: ManagerConfig, prompt: int, written: int, apart: int) -> int:
+    sizes = sizes_of(config.groups, config.block_size)
+    kinds = list(zip(config.groups, sizes, strict=True))
     # A chunk of the prompt may shrink to one token.
-    alone = sum(_held(kind, starts, size) for kind in config.groups)
-    most = int(np.max(alone))
+    starts = np.arange(0, written, min(sizes))
+    most = int(np.max(sum(_held(kind, starts, size) for kind, size in kinds)))
     if apart == 1:
         return most
-    # Beams diverge at the end of the prompt, all in one step after a preemption.
-    own = apart * (columns - shared)
+    # Beams diverge at the end of the prompt, all in one step after a preemption. They share whole
+    # blocks of the manager.
+    shared = prompt // config.block_size * config.block_size
     states = sum(isinstance(kind, RecurrentState) for kind in config.groups)
     sharing = sum(
-        int(_held(kind, np.array([shared * size]), size)[0]) - 1 + own
-        for kind in config.groups
+        int(_held(kind, np.array([shared]), size)[0])
+        - 1
+        + apart * (-(-written // size) - shared // size)
+        for kind, size in kinds
         if not isinstance(kind, RecurrentState)
     )
     # The copy of a state also needs its source.
@@ -73,9 +81,9 @@ def _held(kind: Group, positions: npt.NDArray[np.int64], size: int) -> npt.NDArr
 
 def blocks_held(config: ManagerConfig, num_tokens: int) -> int:
     """Blocks that a sequence of this many written tokens holds, shared or not."""
-    size = config.block_size
     if not num_tokens:
         return 0
     last = np.array([num_tokens - 1])
     kinds = config.groups or (FullAttention(),)
-    return sum(int(_held(kind, last, size)[0]) for kind in kinds)
+    sizes = sizes_of(config.groups, config.block_size)
+    return sum(int(_held(kind, last, n)[0]) for kind, n in zip(kinds, sizes, strict=True))

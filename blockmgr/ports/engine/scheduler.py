@@ -23,7 +23,6 @@ from blockmgr.groups import (
     ChunkedAttention,
     RecurrentState,
     SlidingWindow,
-    refuse_block_sizes,
     refuse_rings,
 )
 from blockmgr.manager import BlockManager
@@ -77,7 +76,6 @@ class Scheduler:
         waits: bool,
         tiers: EngineTiers | None = None,
     ) -> None:
-        refuse_block_sizes(config.groups, "the transformers engine")
         refuse_rings(config.groups, "the transformers engine")
         self._tiers = tiers
         self.manager = tiers.manager if tiers else BlockManager.from_config(config)

@@ -163,11 +163,12 @@ class Attention:
     Args:
         cache: The cache to read.
         batch: The batch.
+        block_size: Tokens per block of the group that reads.
     """
 
-    def __init__(self, cache: PagedKVCache, batch: PagedBatch) -> None:
-        self._cache = cache
-        num_blocks = -(-batch.context_lens // cache.block_size)
+    def __init__(self, cache: PagedKVCache, batch: PagedBatch, block_size: int) -> None:
+        self._cache, self._block_size = cache, block_size
+        num_blocks = -(-batch.context_lens // block_size)
         alike: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for i, (queries, blocks) in enumerate(
             zip(batch.query_lens.tolist(), num_blocks.tolist(), strict=True)
@@ -201,7 +202,7 @@ class Attention:
             num_queries=num_queries,
             shortest=int(lens.min()),
             longest=int(lens.max()),
-            block_size=self._cache.block_size,
+            block_size=self._block_size,
             whole=bool((lens == num_queries).all()),
         )
 

@@ -13,6 +13,7 @@ except ImportError as error:
 
 import numpy as np
 
+from blockmgr.groups import tokens_per_block
 from blockmgr.kv import GroupedKVCache
 from blockmgr.ports.transformers.attention import Attention
 from blockmgr.ports.transformers.latents import latents_of
@@ -52,17 +53,22 @@ class Forward:
         self._chunks = needs.chunks
         # For each group, or for the only one.
         self._places: dict[int, int] = {}
-        groups = [batch]
+        self._slots, self._readers = [], []
         if isinstance(cache, GroupedKVCache):
             shape = cache.shape
             self._places = {
                 layer: group for group, members in enumerate(shape.members) for layer in members
             }
             attending = [i for i, tables in enumerate(batch.groups) if tables.slots is not None]
-            groups = [batch.of_group(i) for i in attending]
             self._numbers = {group: i for i, group in enumerate(attending)}
-        self._slots = [cache.slots(each.slots) for each in groups]  # checked once for all layers
-        self._readers = [Attention(cache, each) for each in groups]
+            for group in attending:
+                own = batch.of_group(group)
+                size = tokens_per_block(shape.groups[group], cache.block_size)
+                self._slots.append(cache.slots(own.slots, group=group))
+                self._readers.append(Attention(cache, own, size))
+        else:
+            self._slots.append(cache.slots(batch.slots))
+            self._readers.append(Attention(cache, batch, cache.block_size))
         self._attended: list[int] = []
         self._due = [i for i, each in enumerate(needs.layers) if each and each.kv]
 

@@ -76,7 +76,7 @@ class PagedModel:
 
     def __init__(self, model: PreTrainedModel, cache: PagedKVCache) -> None:
         needs = needs_of_model(model)
-        shapes = [needs.shape("masks"), needs.shape(None)]
+        shapes = [needs.shape(windows, cache.block_size) for windows in ("masks", None)]
         if cache.shape not in shapes:
             raise ValueError(f"cache must have the model's shape {shapes[0]}, got {cache.shape}")
         if torch.device(cache.device) != model.device:
@@ -99,7 +99,8 @@ class PagedModel:
             model: A causal language model, its weights on one device.
             num_blocks: Blocks of the cache; None for as many as fit 1 GiB, or on a GPU 80 % of
                 its free memory.
-            block_size: Tokens per block; None for 16, or more if a recurrent state needs more.
+            block_size: Tokens per block; None for 16, or more if a recurrent state needs more, or
+                layers whose K/V differ.
             layout: Layout of the K/V tensors, as in ``PagedKVCache``; None for the default.
             windows: ``"groups"``: layers with a window or a chunk keep only the K/V that they read.
                 ``"masks"``: they keep the K/V of all tokens. None for groups if a layer has full
@@ -113,7 +114,7 @@ class PagedModel:
         if windows not in (None, "groups", "masks"):
             raise ValueError(f"windows must be 'groups', 'masks' or None, got {windows!r}")
         needs = needs_of_model(model)
-        shape = needs.shape(windows)
+        shape = needs.shape(windows, block_size)
         if block_size is None:
             block_size = BLOCK_SIZE
             if isinstance(shape, HybridShape):

@@ -66,11 +66,15 @@ class Needs:
             if each and isinstance(each.kind, ChunkedAttention)
         }
 
-    def shape(self, windows: Windows | None) -> ModelShape | HybridShape:
+    def shape(
+        self, windows: Windows | None, block_size: int | None = None
+    ) -> ModelShape | HybridShape:
         """The shape of a cache for the model.
 
         Args:
             windows: None for groups if a layer has full attention, else for masks.
+            block_size: Tokens per block of the manager, if it is known: where K/V of layers differ,
+                their groups have smaller blocks.
 
         Raises:
             UnsupportedModelError: Groups are requested, or needed for states, and no layer has full
@@ -90,10 +94,11 @@ class Needs:
                 + ("" if self.has_states else "; windows='masks' keeps all tokens"),
             )
         first = layers[0]
-        if set(kinds) == {FullAttention()} and None not in layers and first and first.kv:
+        is_one = len({each.kv for each in layers if each}) == 1
+        if is_one and set(kinds) == {FullAttention()} and None not in layers and first and first.kv:
             return dataclasses.replace(first.kv, num_layers=len(layers))
         try:
-            return HybridShape(layers)
+            return HybridShape.fitting(layers, block_size=block_size)
         except ValueError as error:
             raise UnsupportedModelError(self.model_type, str(error)) from error
 

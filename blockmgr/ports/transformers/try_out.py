@@ -74,7 +74,7 @@ class TryOut:
         self._num_layers: int = text.num_hidden_layers
         self.layers: list[int] = []
         self.kinds: dict[int, Group] = {}  # by layer with attention, its group
-        self.heads: tuple[int, int] = (0, 0)  # number and size of K/V heads
+        self.heads: dict[int, tuple[int, int]] = {}  # by layer, number and size of K/V heads
         self.latents: dict[int, int] = {}  # by layer with latents, their size
         self.past: Past | None = None
 
@@ -110,14 +110,12 @@ class TryOut:
         return query.new_empty(query.shape[2], query.shape[1], value.shape[3])
 
     def _check_heads(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        if self.heads == (0, 0):
-            self.heads = (key.shape[1], key.shape[3])
-        for name, tensor in (("keys", key), ("values", value)):
-            if (tensor.shape[1], tensor.shape[3]) != self.heads:
-                self.refuse(
-                    f"{name} of layer {layer} have {tensor.shape[1]} heads of {tensor.shape[3]}, "
-                    f"the first keys {self.heads[0]} of {self.heads[1]}; they must be alike"
-                )
+        heads, size = self.heads[layer] = (key.shape[1], key.shape[3])
+        if (value.shape[1], value.shape[3]) != (heads, size):
+            self.refuse(
+                f"values of layer {layer} have {value.shape[1]} heads of {value.shape[3]}, "
+                f"its keys {heads} of {size}; they must be alike"
+            )
 
     def _check_sinks(
         self, layer: int, sinks: torch.Tensor, query: torch.Tensor, options: dict[str, Any]
@@ -226,7 +224,7 @@ class TryOut:
         )
 
     def _attention(self, layer: int, dtype: torch.dtype) -> LayerShape:
-        heads, size = self.heads
+        heads, size = self.heads.get(layer, (1, 1))
         latent = self.latents.get(layer)
         kv = ModelShape(
             num_layers=1,
