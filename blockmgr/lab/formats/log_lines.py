@@ -14,13 +14,13 @@ import re
 from calendar import timegm
 from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from time import strptime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.files import MAX_LINE_BYTES
 from blockmgr.lab.formats.record import MAX_TOKEN, is_json, shown
+from blockmgr.lab.formats.times import iso_ms
 from blockmgr.lab.stored import Row
 
 if TYPE_CHECKING:
@@ -226,13 +226,8 @@ def _moment(text: str) -> int | str:
     if MICROSECONDS.fullmatch(text):
         return int(text) // 1000
     # Fractions of nanoseconds, which Docker writes, have too many digits for Python.
-    shorter = re.sub(r"(\.\d{6})\d+", r"\1", text.replace(",", "."))
-    try:
-        moment = datetime.fromisoformat(shorter)
-    except ValueError:
-        return text
-    base = datetime(1970, 1, 1, tzinfo=None if moment.tzinfo is None else UTC)
-    return (moment - base) // timedelta(milliseconds=1)
+    found = iso_ms(re.sub(r"(\.\d{6})\d+", r"\1", text.replace(",", ".")))
+    return text if found is None else found
 
 
 UNANSWERED: Final = 8192
@@ -258,7 +253,6 @@ class Asked:
             arrival_ms=self.arrival_ms,
             order=self.order,
             prompt=self.prompt,
-            num_tokens=None,
             num_output_tokens=longest if num_tokens is None else num_tokens,
             outputs=outputs,
             namespace=self.namespace,

@@ -59,7 +59,6 @@ def _row(record: Record, reading: Reading) -> Row:
         arrival_ms=arrival_ms,
         order=reading.next_order(),
         prompt=tokens,
-        num_tokens=None,
         num_output_tokens=num_output_tokens,
         outputs=outputs,
         namespace=_namespace(record),

@@ -199,11 +199,9 @@ def records(file: Opened, most_bytes: int) -> Iterator[Record]:
         TraceFormatError: A record is not JSON, or is longer than ``most_bytes``.
     """
     head = file.head.decode("utf-8", "replace").lstrip("\ufeff")
-    if ARRAY.match(head):
-        yield from _elements(file, most_bytes)
-        return
-    if OBJECT_OF_LINES.match(head):
-        yield from _objects(file, most_bytes)
+    is_array = ARRAY.match(head) is not None
+    if is_array or OBJECT_OF_LINES.match(head):
+        yield from _values(file, most_bytes, is_array=is_array)
         return
     for number, raw in file.lines(most_bytes):
         yield Record.of_line(file.path, number, raw.removeprefix(b"\xef\xbb\xbf"))
@@ -292,39 +290,29 @@ def _last_whole(raw: bytes) -> int:
     return len(raw)
 
 
-def _elements(file: Opened, most_bytes: int) -> Iterator[Record]:
-    """The elements of an array, one at a time, without holding all of it."""
+def _values(file: Opened, most_bytes: int, *, is_array: bool) -> Iterator[Record]:
+    """The elements of an array, or objects one after another, without holding all of them."""
     window = _Window(file, most_bytes)
     window.more()
-    window.drop(window.text.index("[") + 1)
-    if window.skip_space() == "]":
-        return
+    window.drop(len(window.text) - len(window.text.lstrip("\ufeff")))
+    if is_array:
+        window.drop(window.text.index("[") + 1)
+        if window.skip_space() == "]":
+            return
     decoder = json.JSONDecoder(object_pairs_hook=_once)
-    while True:
-        window.skip_space()
+    while window.skip_space() or is_array:
         line, column = window.line, window.column
         value, size = _decoded(decoder, window)
         yield Record(file.path, line, window.text[:size], value, column)
         window.drop(size)
+        if not is_array:
+            continue
         after = window.skip_space()
         if after not in (",", "]"):
             raise window.error(f"{after or 'the end of the file'!r}"[:40], "',' or ']'")
         window.drop(1)
         if after == "]":
             return
-
-
-def _objects(file: Opened, most_bytes: int) -> Iterator[Record]:
-    """Objects one after another, with their line breaks."""
-    window = _Window(file, most_bytes)
-    window.more()
-    window.drop(len(window.text) - len(window.text.lstrip("\ufeff")))
-    decoder = json.JSONDecoder(object_pairs_hook=_once)
-    while window.skip_space():
-        line, column = window.line, window.column
-        value, size = _decoded(decoder, window)
-        yield Record(file.path, line, window.text[:size], value, column)
-        window.drop(size)
 
 
 def _decoded(decoder: json.JSONDecoder, window: _Window) -> tuple[Any, int]:

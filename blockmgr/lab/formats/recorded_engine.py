@@ -220,7 +220,6 @@ class _Open:
             arrival_ms=self.arrival_ms,
             order=self.order,
             prompt=self.prompt,
-            num_tokens=None,
             num_output_tokens=len(output),
             outputs=[output] if output else [],
             namespace=self.namespace,
