@@ -14,12 +14,13 @@ import re
 from calendar import timegm
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from time import strptime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.files import MAX_LINE_BYTES
-from blockmgr.lab.formats.record import MAX_TOKEN, is_json, shown
+from blockmgr.lab.formats.record import checked_tokens, is_json
 from blockmgr.lab.formats.times import iso_ms
 from blockmgr.lab.stored import Row
 
@@ -320,13 +321,7 @@ class LoggedRequests(Generic[A]):
         Raises:
             TraceFormatError: They are not; ``where`` is the text at the position of the error.
         """
-        if not isinstance(values, list):
-            raise self.error(line, where, f"{shown(values)} in {name}", "a list of integers")
-        for value in values:
-            if type(value) is not int or not 0 <= value <= MAX_TOKEN:
-                expected = f"integers in [0, {MAX_TOKEN}]"
-                raise self.error(line, where, f"{shown(value)} in {name}", expected)
-        return values
+        return checked_tokens(name, values, partial(self.error, line, where))
 
     def tell(self, found: str, expected: str) -> None:
         """Report what was left out, after the last line.

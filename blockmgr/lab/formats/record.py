@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.errors import TraceFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from blockmgr.lab.formats.opened import Opened
 
-__all__ = ["MAX_NUMBER", "MAX_TOKEN", "Record", "is_json", "kind_of", "records", "shown"]
+__all__ = [
+    "MAX_NUMBER",
+    "MAX_TOKEN",
+    "Record",
+    "checked_tokens",
+    "is_json",
+    "kind_of",
+    "records",
+    "shown",
+]
 
 TYPE_NAMES: Final = {
     bool: "a boolean",
@@ -159,13 +169,7 @@ class Record:
         Raises:
             TraceFormatError: They are not.
         """
-        if type(values) is not list:
-            raise self.error(field, f"{shown(values)} in {field}", "a list of integers")
-        for value in values:
-            if type(value) is not int or not 0 <= value <= MAX_TOKEN:
-                expected = f"integers in [0, {MAX_TOKEN}]"
-                raise self.error(field, f"{shown(value)} in {field}", expected)
-        return values
+        return checked_tokens(field, values, partial(self.error, field))
 
 
 class _TwiceError(ValueError):
@@ -205,6 +209,26 @@ def records(file: Opened, most_bytes: int) -> Iterator[Record]:
         return
     for number, raw in file.lines(most_bytes):
         yield Record.of_line(file.path, number, raw.removeprefix(b"\xef\xbb\xbf"))
+
+
+def checked_tokens(
+    name: str,
+    values: Any,
+    refuse: Callable[[str, str], TraceFormatError],
+    most: int = MAX_TOKEN,
+    expected: str = f"integers in [0, {MAX_TOKEN}]",
+) -> list[int]:
+    """The value of the field ``name``, if it is a list of tokens up to ``most``.
+
+    Raises:
+        TraceFormatError: It is none; ``refuse`` returns the error.
+    """
+    if type(values) is not list:
+        raise refuse(f"{shown(values)} in {name}", "a list of integers")
+    for value in values:
+        if type(value) is not int or not 0 <= value <= most:
+            raise refuse(f"{shown(value)} in {name}", expected)
+    return values
 
 
 def kind_of(value: Any) -> str:

@@ -225,16 +225,11 @@ class _Open:
             namespace=self.namespace,
         )
 
-    def extend(self, run: StoredRun) -> None:
-        """Add blocks that continue this request."""
+    def extend(self, run: StoredRun, *, answered: bool) -> None:
+        """Add blocks that continue this request, or that are its answer as a whole."""
         is_chunk = len(run.stored.hashes) > 1 or run.batch == self.batch
-        part = self.prompt if is_chunk and not self.output else self.output
+        part = self.prompt if is_chunk and not self.output and not answered else self.output
         part += run.tokens
-        self.latest_ms, self.batch = run.now, run.batch
-
-    def answer(self, run: StoredRun) -> None:
-        """Add blocks that continue this request as its answer."""
-        self.output += run.tokens
         self.latest_ms, self.batch = run.now, run.batch
 
 
@@ -296,12 +291,11 @@ class RecordedEngine:
         path = self.blocks.path(parent)
         self.know(record, run)
         request = None if parent is None else self._open.pop(parent, None)
-        answered = None if parent is None or request else self._unanswered.pop(parent, None)
+        answered = parent is not None and request is None and parent in self._unanswered
+        if answered and parent is not None:
+            request = self._unanswered.pop(parent)
         if request is not None:
-            request.extend(run)
-        elif answered is not None:
-            request = answered
-            request.answer(run)
+            request.extend(run, answered=answered)
         else:
             whole = path + run.tokens
             request = _Open(run.now, run.now, run.batch, order, run.namespace, whole)
