@@ -12,8 +12,7 @@ import pytest
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.trace import Trace, read_trace
 from tests.lab.byte_tokenizer import TEMPLATE, saved
-
-WriteLines = Callable[..., Path]
+from tests.lab.conftest import WriteLines
 
 TIME = {"timestamp": 1_764_000_000}
 USER = {"role": "user", "content": "hello"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -12,7 +11,6 @@ from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.optimum import Optimum, optima_of, optimum
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import ReplayConfig, replay
-from blockmgr.lab.trace import Request, Trace
 from blockmgr.lab.workloads import generate
 from tests.lab.brute_force import (
     farthest_first_hits,
@@ -22,10 +20,8 @@ from tests.lab.brute_force import (
     unbounded_hits,
     uses,
 )
+from tests.lab.conftest import MakeRequest, MakeTrace
 from tests.lab.worlds import conversations, prompts
-
-MakeRequest = Callable[..., Request]
-MakeTrace = Callable[..., Trace]
 
 RULES = ("ids", "served", "manager")
 
