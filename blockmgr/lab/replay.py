@@ -375,13 +375,14 @@ class EventLoop:
             if verdict is not Admission.NOW:
                 return []
         slots = prompt + self._config.output_lengths(request)[0]
-        admit = manager.admit if self._tiers is None else self._tiers.admit
+        loads = {} if self._tiers is None else {"load": True}
         try:
-            handle = admit(
+            handle = manager.admit(
                 tokens,
                 namespace=request.namespace,
                 num_slots=slots,
                 session=self._config.session_name(request),
+                **loads,
             )
         except OutOfBlocksError:
             return []

@@ -223,10 +223,6 @@ class TierSteps:
         self._safe: set[int] = set()
         self._last_fetched = 0  # number of a request
 
-    def admit(self, *args: Any, **options: Any) -> int:
-        """``TieredManager.admit``, which begins to load."""
-        return self._manager.admit(*args, load=True, **options)
-
     def load(self, one: Running, now: int) -> int:
         """The time from which everything is there that an admitted request loads."""
         loads = self._loading[one.handles[0]] = list(self._manager.take_loads())
