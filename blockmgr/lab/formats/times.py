@@ -122,17 +122,6 @@ class Clock:
         self._sort = sort
         self._latest = 0
 
-    def at(self, record: Record, name: str, time_ms: int) -> int:
-        """``time_ms`` from the field ``name`` of ``record``, checked.
-
-        Raises:
-            TraceFormatError: It is earlier than a previous time in the same file.
-        """
-        error = self.check(time_ms)
-        if error is not None:
-            raise record.wrong(name, record.get(name), error)
-        return time_ms
-
     def check(self, time_ms: int) -> str | None:
         """The expected time instead of ``time_ms``; None if that is valid."""
         if time_ms < self._latest and not self._sort:
