@@ -340,15 +340,15 @@ def fleets(
 
     # Only this process can report progress for each request; others report whole fleets.
     inside, advance = (told, _ignore) if jobs == 1 else (None, tell_all)
-    tasks = [
-        (_fleet, size, (each[size], config, router), replace(chosen, delivery=delivery or AT_ONCE))
-        for size, (router, delivery) in product(fitting, routes)
-    ]
+    tasks = []
+    for size, (router, delivery) in product(fitting, routes):
+        how = replace(chosen, delivery=delivery or AT_ONCE)
+        tasks.append((_fleet, size, (each[size], config, router), how, inside))
     with workers_on(trace, jobs) as workers:
         bounds: list[float | None] = [None] * len(fitting)
         if not (config.min_partial_tokens or config.groups):
             bounds = workers.run([(_best, size, each[size], config) for size in fitting], _ignore)
-        found = iter(workers.run([(*task, inside) for task in tasks], advance))
+        found = iter(workers.run(tasks, advance))
     best = dict(zip(fitting, bounds, strict=True))
     return tuple(
         FleetRow(

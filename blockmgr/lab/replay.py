@@ -29,7 +29,7 @@ import heapq
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -375,7 +375,7 @@ class EventLoop:
             if verdict is not Admission.NOW:
                 return []
         slots = prompt + self._config.output_lengths(request)[0]
-        loads = {} if self._tiers is None else {"load": True}
+        loads: dict[str, Any] = {} if self._tiers is None else {"load": True}
         try:
             handle = manager.admit(
                 tokens,

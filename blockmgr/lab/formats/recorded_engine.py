@@ -291,14 +291,13 @@ class RecordedEngine:
         path = self.blocks.path(parent)
         self.know(record, run)
         request = None if parent is None else self._open.pop(parent, None)
-        answered = parent is not None and request is None and parent in self._unanswered
-        if answered and parent is not None:
-            request = self._unanswered.pop(parent)
-        if request is not None:
-            request.extend(run, answered=answered)
-        else:
+        answered = None if parent is None or request else self._unanswered.pop(parent, None)
+        request = request or answered
+        if request is None:
             whole = path + run.tokens
             request = _Open(run.now, run.now, run.batch, order, run.namespace, whole)
+        else:
+            request.extend(run, answered=answered is not None)
         same = self._open.pop(tail, None)  # another request with the same blocks
         self._open[tail] = request
         if same is not None:
