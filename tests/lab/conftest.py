@@ -15,6 +15,7 @@ from blockmgr.lab.formats import Reading, read_rows
 from blockmgr.lab.formats.fields import Notes
 from blockmgr.lab.formats.opened import opened
 from blockmgr.lab.trace import Request, Trace, read_trace
+from tests.lab.byte_tokenizer import TEMPLATE, saved
 
 MakeRequest = Callable[..., Request]
 MakeTrace = Callable[..., Trace]
@@ -56,6 +57,12 @@ def make_trace() -> MakeTrace:
         return Trace("test", tuple(requests))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One token a byte, and a template that shows everything."""
+    return saved(tmp_path_factory.mktemp("bytes"), TEMPLATE)
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ KINDS = "hints must be one of none, session, tool, ended_session, truth"
 SEQUENTIAL = replace(ONE_AT_A_TIME, block_size=2)
 
 
-def trace(*prompts: list[int], namespaces: tuple[bytes, ...] = ()) -> Trace:
-    names = namespaces or (b"",) * len(prompts)
+def trace(
+    *prompts: list[int], namespaces: tuple[bytes, ...] = (), outputs: tuple[int, ...] = ()
+) -> Trace:
+    names, lengths = namespaces or (b"",) * len(prompts), outputs or (1,) * len(prompts)
     requests = (
-        Request(
-            arrival_ms=i, prompt=np.array(prompt, np.uint32), num_output_tokens=1, namespace=name
-        )
-        for i, (prompt, name) in enumerate(zip(prompts, names, strict=True))
+        Request(arrival_ms=i, prompt=np.array(p, np.uint32), num_output_tokens=n, namespace=name)
+        for i, (p, name, n) in enumerate(zip(prompts, names, lengths, strict=True))
     )
     return Trace("made", tuple(requests))
 
@@ -135,18 +135,8 @@ class Told:
         return max((b for b in self.idle if b not in inner), key=lambda b: (self.idle[b], b))
 
 
-def lengths(*requests: tuple[list[int], int]) -> Trace:
-    return Trace(
-        "lengths",
-        tuple(
-            Request(arrival_ms=i, prompt=np.array(p, np.uint32), num_output_tokens=n)
-            for i, (p, n) in enumerate(requests)
-        ),
-    )
-
-
-SHORT_COMES_BACK = lengths(
-    ([1, 2, 3], 9), ([4, 5, 6], 1), ([7, 8, 9], 1), ([4, 5, 6, 7], 2), ([4, 5, 6, 7, 8], 3)
+SHORT_COMES_BACK = trace(
+    [1, 2, 3], [4, 5, 6], [7, 8, 9], [4, 5, 6, 7], [4, 5, 6, 7, 8], outputs=(9, 1, 1, 2, 3)
 )
 NO_OUTPUTS = replace(SEQUENTIAL, outputs="none")
 
