@@ -29,12 +29,12 @@ from blockmgr.config import ManagerConfig
 from blockmgr.digest import digest_options
 from blockmgr.lab.replay_result import ReplayResult
 from blockmgr.lab.request import ID_BITS, OUTPUT_TOKEN, HashedPrompt
-from blockmgr.lab.runs import COLUMNS, cut, made_up_blocks, prompt_blocks
+from blockmgr.lab.runs import COLUMNS, References, cut, made_up_blocks, prompt_blocks, with_own
 from blockmgr.lab.stored import StoredRequests
 
 if TYPE_CHECKING:
     from blockmgr.lab.replay_config import Clock, Progress, ReplayConfig
-    from blockmgr.lab.runs import References, Rule
+    from blockmgr.lab.runs import Rule
     from blockmgr.lab.trace import Trace
 
 __all__ = ["IdColumns", "IdReplays", "id_columns", "id_replays"]
@@ -256,7 +256,7 @@ class IdReplays:
         asked = self._blocks if rule == "manager" else cached + own
         last_tokens = (tokens - 1) % size + 1 if rule == "ids" else np.full_like(limit, size)
         limits, prompts = cuts.T
-        forest, ends = forest.with_own(prompts, own)
+        forest, ends = with_own(forest, prompts, own)
         rows = {
             "arrival_ms": self._columns.arrival_ms,
             "service_ms": self._service,
@@ -272,7 +272,7 @@ class IdReplays:
             "num_samples": np.ones_like(tokens),
         }
         requests = np.stack([rows[name] for name in COLUMNS], axis=1)
-        return forest.columns(size, requests, ends)
+        return References(size, *forest, requests, ends)
 
 
 def same_replays(config: ReplayConfig) -> ReplayConfig:

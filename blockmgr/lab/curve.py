@@ -37,7 +37,7 @@ universe", Journal of the American Statistical Association 47, 1952.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
@@ -133,37 +133,6 @@ def half_width(
     return width
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Hits:
-    """Look-ups by stack distance, as ranges of consecutive distances with one weight each.
-
-    Attributes:
-        first: First distance of each range: ``int64[n]``, like the others.
-        last: Last distance of each range.
-        blocks: Blocks that each distance of a range counts.
-        tokens: Tokens that each distance of a range counts.
-    """
-
-    first: Counts
-    last: Counts
-    blocks: Counts
-    tokens: Counts
-
-    def points(self, lowest: int) -> tuple[Counts, Counts, Counts]:
-        """Capacities from ``lowest`` on at which the slope changes, and the hits there."""
-        at = np.concatenate((self.first, self.last + 1, [lowest + 1]))
-        order = np.argsort(at, kind="stable")
-        at = at[order]
-        totals = []
-        for weight in (self.blocks, self.tokens):
-            slope = np.cumsum(np.concatenate((weight, -weight, [0]))[order])
-            growth = slope[:-1] * np.diff(at)
-            totals.append(np.concatenate((np.zeros(1, np.int64), np.cumsum(growth))))
-        # Distances [at[i], at[i + 1]) have one slope, so the hits are known at each at[i] - 1.
-        keep = (at > lowest) & np.append(at[1:] != at[:-1], True)
-        return at[keep] - 1, totals[0][keep], totals[1][keep]
-
-
 class StackPass:
     """A replay through an unbounded pool that stores the order of all releases.
 
@@ -173,7 +142,6 @@ class StackPass:
         rate: Fraction of the blocks that the runs contain.
 
     Attributes:
-        hits: Look-ups by stack distance.
         look_ups: Look-ups of a sample, by block; empty without sampling.
         longest: Blocks of the longest admitted request, at least 1.
         peak: Most blocks that were in use or requested at a time.
@@ -187,10 +155,26 @@ class StackPass:
         self.longest = int(held.max(initial=0)) if len(held) else 1
         found = columns.paths().stack_pass(max_seqs, rate)
         self.peak: int = found["peak"]
-        self.hits = Hits(found["first"], found["last"], found["blocks"], found["tokens"])
+        # Ranges of consecutive distances, each of which counts as many blocks and tokens.
+        self._first, self._last = found["first"], found["last"]
+        self._weights = found["blocks"], found["tokens"]
         first_node = np.cumsum(columns.length) - columns.length
         runs = found["runs"]
         self.look_ups = LookUps(first_node[runs], columns.length[runs], found["distances"])
+
+    def points(self, lowest: int) -> tuple[Counts, Counts, Counts]:
+        """Capacities from ``lowest`` on at which the slope changes, and the hits there."""
+        at = np.concatenate((self._first, self._last + 1, [lowest + 1]))
+        order = np.argsort(at, kind="stable")
+        at = at[order]
+        totals = []
+        for weight in self._weights:
+            slope = np.cumsum(np.concatenate((weight, -weight, [0]))[order])
+            growth = slope[:-1] * np.diff(at)
+            totals.append(np.concatenate((np.zeros(1, np.int64), np.cumsum(growth))))
+        # Distances [at[i], at[i + 1]) have one slope, so the hits are known at each at[i] - 1.
+        keep = (at > lowest) & np.append(at[1:] != at[:-1], True)
+        return at[keep] - 1, totals[0][keep], totals[1][keep]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -233,7 +217,7 @@ class Curve:
         Raises:
             ValueError: The longest request does not fit.
         """
-        return self._at(self.hit_tokens, num_blocks)
+        return self._one(self.hit_tokens, num_blocks)
 
     def hit_blocks_at(self, num_blocks: int) -> int:
         """Blocks found in a pool of ``num_blocks`` blocks.
@@ -241,7 +225,7 @@ class Curve:
         Raises:
             ValueError: The longest request does not fit.
         """
-        return self._at(self.hit_blocks, num_blocks)
+        return self._one(self.hit_blocks, num_blocks)
 
     def hit_rate_at(self, num_blocks: int) -> float:
         """Hit tokens over query tokens in a pool of ``num_blocks`` blocks, in ``0 … 1``.
@@ -289,17 +273,10 @@ class Curve:
 
     def as_json(self) -> dict[str, Any]:
         """The curve as plain numbers and lists for JSON."""
+        plain = {item.name: getattr(self, item.name) for item in fields(self)}
         return {
-            "capacities": self.capacities.tolist(),
-            "hit_blocks": self.hit_blocks.tolist(),
-            "hit_tokens": self.hit_tokens.tolist(),
-            "query_tokens": self.query_tokens,
-            "longest_request_blocks": self.longest_request_blocks,
-            "exact_from": self.exact_from,
-            "sampling_rate": self.sampling_rate,
-            "hit_rate_errors": (
-                None if self.hit_rate_errors is None else self.hit_rate_errors.tolist()
-            ),
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in plain.items()
         }
 
     def _check(self, num_blocks: int) -> None:
@@ -309,16 +286,20 @@ class Curve:
                 f"longest request, got {num_blocks}"
             )
 
-    def _at(self, counts: Counts, num_blocks: int) -> int:
+    def _one(self, counts: Counts, num_blocks: int) -> int:
         self._check(num_blocks)
-        right = int(np.searchsorted(self.capacities, num_blocks))
-        if right == len(counts):
-            return int(counts[-1])
-        if self.capacities[right] == num_blocks:
-            return int(counts[right])
-        low, high = int(self.capacities[right - 1]), int(self.capacities[right])
-        before, after = int(counts[right - 1]), int(counts[right])
-        return before + (after - before) * (num_blocks - low) // (high - low)
+        return int(between(self, counts, np.array([num_blocks]))[0])
+
+
+def between(curve: Curve, counts: Counts, sizes: Counts) -> Counts:
+    """The ``hit_blocks`` or ``hit_tokens`` of a curve at pool sizes of at least its first one."""
+    right = np.minimum(np.searchsorted(curve.capacities, sizes), len(counts) - 1)
+    left = np.maximum(right - 1, 0)
+    low, high = curve.capacities[left], curve.capacities[right]
+    steps = np.clip(sizes - low, 0, high - low)
+    grown = (counts[right] - counts[left]) * steps // np.maximum(1, high - low)
+    found: Counts = counts[left] + grown
+    return found
 
 
 def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -> Curve:
@@ -340,7 +321,7 @@ def hit_rate_curve(trace: Trace, config: ReplayConfig, rule: Rule = "manager") -
     _check(config)
     columns = references(trace, config, rule)
     walk = StackPass(columns, config.max_seqs)
-    capacities, blocks, tokens = walk.hits.points(walk.longest)
+    capacities, blocks, tokens = walk.points(walk.longest)
     return Curve(
         capacities=capacities,
         hit_blocks=blocks,
@@ -392,7 +373,7 @@ def sampled_curve(trace: Trace, config: ReplayConfig, rate: float, *, salt: int 
 
     stream = references(trace, config, sample=sample)
     walk = StackPass(stream, config.max_seqs, rate)
-    capacities, blocks, _ = walk.hits.points(0)
+    capacities, blocks, _ = walk.points(0)
     missed = (stream.looked_at_blocks - blocks) / rate
     found = np.maximum(0, stream.query_blocks - missed)
     longest = walk.longest

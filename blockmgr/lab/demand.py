@@ -16,8 +16,6 @@ from blockmgr.manager import BlockManager
 from blockmgr.tiers import TierConfig, TieredManager
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from blockmgr.blocks import Match
     from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.trace import Request, Trace
@@ -26,42 +24,16 @@ if TYPE_CHECKING:
 __all__ = [
     "Limits",
     "extra_blocks",
-    "grouped_blocks",
     "held_blocks",
     "replay_manager",
     "row_blocks",
 ]
 
 
-def row_blocks(num_prompt_tokens: int, outputs: Sequence[int], block_size: int) -> int:
+def row_blocks(request: Request, config: ReplayConfig) -> int:
     """Logical blocks of the longest sequence of a request."""
-    return -(-(num_prompt_tokens + max(outputs)) // block_size)
-
-
-def grouped_blocks(num_prompt_tokens: int, outputs: Sequence[int], config: ReplayConfig) -> int:
-    """Blocks that must be available for a request without cached tokens.
-
-    Args:
-        num_prompt_tokens: Tokens of the prompt.
-        outputs: Tokens of each sample.
-        config: Config of the replay.
-    """
-    size = config.block_size
-    shared = num_prompt_tokens // size
-    own = sum(-(-(num_prompt_tokens + output) // size) - shared for output in outputs if output)
-    own += num_prompt_tokens % size > 0 and 0 in outputs
-    total = 0
-    for group in config.groups:
-        if isinstance(group, RecurrentState):
-            total += len(outputs) * (1 + group.extra_blocks)
-        elif isinstance(group, FullAttention):
-            total += shared + own
-        else:
-            chunk = min(config.forward_tokens, num_prompt_tokens)
-            prefill = -(-(group.width - 1 + chunk) // size) + 1
-            running = -(-(group.width - 1) // size) + own  # each sequence has its own tail
-            total += min(shared + own, max(prefill, running))
-    return total
+    longest = request.num_prompt_tokens + max(config.output_lengths(request))
+    return -(-longest // config.block_size)
 
 
 def extra_blocks(match: Match, config: ReplayConfig) -> int:
@@ -83,18 +55,28 @@ def held_blocks(request: Request, config: ReplayConfig) -> int:
     different token on; samples without output share the prompt's tail. With groups of layers, the
     blocks of all groups count.
     """
-    if config.groups:
-        lengths = config.output_lengths(request)
-        return grouped_blocks(request.num_prompt_tokens, lengths, config)
-    prompt, block_size = request.num_prompt_tokens, config.block_size
+    prompt, size = request.num_prompt_tokens, config.block_size
     outputs = config.output_lengths(request)
-    shared = prompt // block_size
-    own = sum(-(-(prompt + output) // block_size) - shared for output in outputs if output)
-    tail = prompt % block_size > 0 and 0 in outputs
-    # A full last block is computed again if it is cached. Without remapping, both blocks then stay
-    # in use, and the samples take their own blocks after that.
-    twin = prompt % block_size == 0 and len(outputs) > 1 and config.dedup == "append_only"
-    return shared + own + tail + twin
+    shared = prompt // size
+    own = sum(-(-(prompt + output) // size) - shared for output in outputs if output)
+    own += prompt % size > 0 and 0 in outputs
+    if not config.groups:
+        # A full last block is computed again if it is cached. Without remapping, both blocks then
+        # stay in use, and the samples take their own blocks after that.
+        twin = prompt % size == 0 and len(outputs) > 1 and config.dedup == "append_only"
+        return shared + own + twin
+    total = 0
+    for group in config.groups:
+        if isinstance(group, RecurrentState):
+            total += len(outputs) * (1 + group.extra_blocks)
+        elif isinstance(group, FullAttention):
+            total += shared + own
+        else:
+            chunk = min(config.forward_tokens, prompt)
+            prefill = -(-(group.width - 1 + chunk) // size) + 1
+            running = -(-(group.width - 1) // size) + own  # each sequence has its own tail
+            total += min(shared + own, max(prefill, running))
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +99,11 @@ class Limits:
     @classmethod
     def of(cls, trace: Trace, config: ReplayConfig) -> Limits:
         """The limits of ``trace``. Cost: One pass over its requests."""
+        blocks = row_blocks if config.groups else held_blocks
         sequences = widest = 0
         for request in trace.requests:
             sequences += request.num_samples
-            if config.groups:
-                lengths = config.output_lengths(request)
-                blocks = row_blocks(request.num_prompt_tokens, lengths, config.block_size)
-            else:
-                blocks = held_blocks(request, config)
-            widest = max(widest, blocks)
+            widest = max(widest, blocks(request, config))
         return cls(sequences, widest)
 
 

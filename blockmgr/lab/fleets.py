@@ -24,7 +24,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.request import Request
     from blockmgr.lab.routing import RouterFactory
     from blockmgr.lab.study import Capacity
-    from blockmgr.lab.workers import Advance, RayCluster, Workers
+    from blockmgr.lab.workers import RayCluster
 
 __all__ = [
     "ApartResult",
@@ -333,15 +332,23 @@ def fleets(
     fitting = _fitting(trace, each, blocks, config)
     routes = list(_ways(routers, deliveries))
     chosen = options or FleetOptions()
-    tasks = [
-        (size, (each[size], config, router), replace(chosen, delivery=delivery or AT_ONCE))
-        for size, (router, delivery) in product(fitting, routes)
-    ]
+    told = progress or _ignore
+
+    def tell_all() -> None:
+        for _ in trace.requests:
+            told()
+
+    # Only this process can report progress for each request; others report whole fleets.
+    inside, advance = (told, _ignore) if jobs == 1 else (None, tell_all)
+    tasks = []
+    for size, (router, delivery) in product(fitting, routes):
+        how = replace(chosen, delivery=delivery or AT_ONCE)
+        tasks.append((_fleet, size, (each[size], config, router), how, inside))
     with workers_on(trace, jobs) as workers:
         bounds: list[float | None] = [None] * len(fitting)
         if not (config.min_partial_tokens or config.groups):
             bounds = workers.run([(_best, size, each[size], config) for size in fitting], _ignore)
-        found = iter(_run(workers, tasks, progress or _ignore, len(trace.requests), here=jobs == 1))
+        found = iter(workers.run(tasks, advance))
     best = dict(zip(fitting, bounds, strict=True))
     return tuple(
         FleetRow(
@@ -374,22 +381,6 @@ def _total(size: Size) -> int:
     return sum(size) if isinstance(size, Split) else size
 
 
-def _run(
-    workers: Workers,
-    calls: Sequence[tuple[Any, ...]],
-    progress: Progress,
-    num_requests: int,
-    *,
-    here: bool,
-) -> list[FleetResult | ApartResult]:
-    """Run ``_fleet``; only this process can report progress per request."""
-    if here:
-        return workers.run([(_fleet, *call, progress) for call in calls], _ignore)
-    return workers.run(
-        [(_fleet, *call) for call in calls], partial(_advance_by, num_requests, progress)
-    )
-
-
 def _best(replays: Replays, size: Size, num_blocks: int, config: ReplayConfig) -> float:
     if isinstance(size, Split):
         return best_apart_hit_rate(replays.trace, size.prefill, num_blocks, config)
@@ -401,17 +392,12 @@ def _fleet(
     size: Size,
     pool: tuple[int, ReplayConfig, str],
     options: FleetOptions,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> FleetResult | ApartResult:
     how: dict[str, Any] = {"options": options, "progress": progress}
     if isinstance(size, Split):
         return fleet_apart(replays.trace, size, *pool, **how)
     return fleet(replays.trace, size, *pool, **how)
-
-
-def _advance_by(count: int, advance: Advance) -> None:
-    for _ in range(count):
-        advance()
 
 
 def _ignore() -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from blockmgr.lab.demand import extra_blocks, grouped_blocks
+from blockmgr.lab.demand import extra_blocks, held_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +74,7 @@ class GroupedSteps:
     def _admit(self, request: Request, tokens: Tokens) -> int | None:
         """The handle, with blocks for the first chunk; None if there is no room for the rest."""
         config, manager, space = self._config, self._manager, request.namespace
-        outputs = config.output_lengths(request)
-        most = grouped_blocks(len(tokens), outputs, config)
+        most = held_blocks(request, config)
         # With one slot, the admission does not reduce the hit if there is no room for the rest.
         match = manager.match(tokens, namespace=space, num_slots=1)
         found = match.num_cached_tokens

@@ -214,8 +214,7 @@ def explain_request(
 
     # Requests are admitted in order, so later ones cannot affect this one.
     until = replace(trace, requests=trace.requests[:number])
-    ghosts = 0 if config.groups else unbounded(trace, config).working_set_blocks
-    _Explained(until, num_blocks, config, keep, progress=progress, ghost_blocks=ghosts).run()
+    _Explained(until, num_blocks, config, keep, progress=progress).run()
     if not found:
         needed = held_blocks(trace.requests[number - 1], config)
         raise ValueError(
@@ -267,13 +266,11 @@ class _Explained(EventLoop):
         add: Callable[[int, Explanation, int], None],
         *,
         progress: Progress | None,
-        ghost_blocks: int | None = None,
     ) -> None:
         # A manager with groups remembers no evicted blocks.
         self._seen = Seen(config.block_size) if config.groups else None
-        if ghost_blocks is None:
-            # The number of all blocks that can be evicted, so that none is forgotten.
-            ghost_blocks = 0 if config.groups else unbounded(trace, config).working_set_blocks
+        # The number of all blocks that can be evicted, so that none is forgotten.
+        ghost_blocks = 0 if config.groups else unbounded(trace, config).working_set_blocks
         limits = replace(Limits.of(trace, config), ghost_blocks=ghost_blocks)
         super().__init__(trace, num_blocks, config, progress=progress, limits=limits)
         self._add = add

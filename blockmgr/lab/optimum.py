@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from blockmgr.lab.runs import References
     from blockmgr.lab.trace import Trace
 
-__all__ = ["Optimum", "check_full_blocks_only", "optima", "optima_of", "optimum"]
+__all__ = ["Optimum", "check_full_blocks_only", "optima_of", "optimum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +79,8 @@ def optimum(trace: Trace, num_blocks: int, config: ReplayConfig, rule: Rule = "m
     return optima_of(references(trace, config, rule), [num_blocks], config)[0]
 
 
-def optima(trace: Trace, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
-    """``optimum`` at several pool sizes; computes the references once.
-
-    Raises:
-        ValueError: As ``optimum`` does.
-    """
-    return optima_of(references(trace, config), sizes, config)
-
-
 def optima_of(columns: References, sizes: Sequence[int], config: ReplayConfig) -> list[Optimum]:
-    """``optima`` for a trace with known references.
+    """``optimum`` at several pool sizes, for a trace with known references.
 
     Raises:
         ValueError: As ``optimum`` does.

@@ -111,10 +111,8 @@ def save_plot(study: Study, path: str | Path) -> tuple[Path, Path]:
         ValueError: As ``check_path`` does.
         OSError: A file cannot be written; an old file is unchanged.
     """
-    picture = _saved(path, (7.2, 4.3), lambda canvas: _draw_study(canvas, study))
-    data = picture.with_suffix(".csv")
-    _write_csv(data, COLUMNS, _numbers(study))
-    return picture, data
+    table = (COLUMNS, *_numbers(study))
+    return _saved(path, (7.2, 4.3), lambda canvas: _draw_study(canvas, study), table)
 
 
 def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, Path]:
@@ -131,11 +129,9 @@ def save_fleet_plot(rows: Sequence[FleetRow], path: str | Path) -> tuple[Path, P
         ValueError: As ``check_path`` does.
         OSError: A file cannot be written; an old file is unchanged.
     """
-    picture = _saved(path, (9.0, 4.7), lambda canvas: draw_fleets(canvas, rows))
-    data = picture.with_suffix(".csv")
-    shown = [row for row in rows if row.result is not None]
-    _write_csv(data, FLEET_COLUMNS, map(_fleet_numbers, shown))
-    return picture, data
+    shown = (row for row in rows if row.result is not None)
+    table = (FLEET_COLUMNS, *map(_fleet_numbers, shown))
+    return _saved(path, (9.0, 4.7), lambda canvas: draw_fleets(canvas, rows), table)
 
 
 def drawn(size: tuple[float, float], draw: Callable[[Canvas], None], kind: str = "svg") -> bytes:
@@ -161,12 +157,23 @@ def drawn(size: tuple[float, float], draw: Callable[[Canvas], None], kind: str =
     return file.getvalue()
 
 
-def _saved(path: str | Path, size: tuple[float, float], draw: Callable[[Canvas], None]) -> Path:
+def _saved(
+    path: str | Path,
+    size: tuple[float, float],
+    draw: Callable[[Canvas], None],
+    table: Iterable[tuple[object, ...]],
+) -> tuple[Path, Path]:
+    """A drawing in a file, and the numbers of it in another one."""
     picture = check_path(path)
     content = drawn(size, draw, picture.suffix.lower().lstrip("."))
     with replacing(picture) as file:
         file.write(content)
-    return picture
+    text = StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(table)
+    data = picture.with_suffix(".csv")
+    with replacing(data) as file:
+        file.write(text.getvalue().encode())
+    return picture, data
 
 
 def draw_curve(
@@ -367,15 +374,6 @@ def tick(result: ReplayResult, capacity: Capacity) -> str:
     """A pool size in blocks, with the requested share below it."""
     share = f"\n{capacity.text}" if capacity.text.endswith("%") else ""
     return f"{result.num_blocks:,}{share}"
-
-
-def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-    text = StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(columns)
-    table.writerows(rows)
-    with replacing(path) as file:
-        file.write(text.getvalue().encode())
 
 
 def _numbers(study: Study) -> Iterator[tuple[object, ...]]:

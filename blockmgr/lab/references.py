@@ -52,6 +52,7 @@ from blockmgr.lab.runs import (
     Rule,
     made_up_blocks,
     prompt_blocks,
+    with_own,
 )
 
 if TYPE_CHECKING:
@@ -150,8 +151,8 @@ class _Entering:
         paths = requests[:, prompt].copy()
         requests[:, place], requests[:, prompt] = cuts[paths].T
         ends, own = (np.array(column, dtype=np.int64) for column in (self._ends, self._own))
-        forest, ends = forest.with_own(cuts[ends, 1], own)
-        return forest.columns(self._config.block_size, requests, ends)
+        forest, ends = with_own(forest, cuts[ends, 1], own)
+        return References(self._config.block_size, *forest, requests, ends)
 
     def _enter(self, request: Request) -> tuple[int, ...]:
         """Enter a request's paths; returns its ``COLUMNS``, with its path for its runs."""

@@ -29,7 +29,7 @@ import heapq
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -186,7 +186,7 @@ class EventLoop:
     def run(self) -> ReplayResult:
         """Run all requests; call it once."""
         for number, request in enumerate(self._requests, start=1):
-            self._end_until(request.arrival_ms)
+            self.advance(request.arrival_ms)
             if self._is_over(request.arrival_ms):
                 break
             self.offer(number, request)
@@ -206,14 +206,10 @@ class EventLoop:
             self._head = Waiting(number, request)
         self._admit_waiting(request.arrival_ms)
 
-    def advance(self, now: int) -> None:
-        """Process all events until ``now``, in simulated milliseconds."""
-        self._end_until(now)
-
     def finish(self) -> ReplayResult:
         """Process all remaining events, and return the counts."""
         while self._agenda and not self._is_over(self._agenda[0][0]):
-            self._end_until(self._agenda[0][0])
+            self.advance(self._agenda[0][0])
         stats = self._manager.stats()
         by_tier = None if self._tiers is None else self._tiers.result(stats.evicted_blocks)
         return ReplayResult(
@@ -259,8 +255,8 @@ class EventLoop:
         """Whether ``now`` is after the last requested step."""
         return self._steps == self._stop_after and now > self._last_step_ms
 
-    def _end_until(self, now: int) -> None:
-        """End all requests that end up to ``now``, and admit waiting ones after each instant."""
+    def advance(self, now: int) -> None:
+        """End requests that end up to ``now`` ms, and admit waiting ones after each instant."""
         while self._agenda and self._agenda[0][0] <= now:
             instant = self._agenda[0][0]
             if self._is_over(instant):
@@ -379,13 +375,14 @@ class EventLoop:
             if verdict is not Admission.NOW:
                 return []
         slots = prompt + self._config.output_lengths(request)[0]
-        admit = manager.admit if self._tiers is None else self._tiers.admit
+        loads: dict[str, Any] = {} if self._tiers is None else {"load": True}
         try:
-            handle = admit(
+            handle = manager.admit(
                 tokens,
                 namespace=request.namespace,
                 num_slots=slots,
                 session=self._config.session_name(request),
+                **loads,
             )
         except OutOfBlocksError:
             return []
@@ -416,7 +413,10 @@ class EventLoop:
                 manager.append(handle, output)
                 manager.commit(handle, prompt + len(output) - 1)
         if self._outlook is not None and goes_on:
-            self._let_go_after(self._outlook.num_returning_tokens(number), handles[0], prompt)
+            # No later prompt finds what comes after the tokens that return.
+            returning = self._outlook.num_returning_tokens(number)
+            if returning < prompt:
+                manager.retain(handles[0], returning, prompt, priority=Priority.LOW)
         if self._watch is not None:
             self._watch.note_free()
         for handle in handles:
@@ -451,11 +451,6 @@ class EventLoop:
         if request.outputs or not length:
             return request.outputs
         return (np.full(length, OUTPUT_TOKEN + number % OUTPUT_TOKEN, dtype=np.uint32),)
-
-    def _let_go_after(self, num_tokens: int, handle: int, prompt: int) -> None:
-        """Lower the priority of the end of a prompt that no later prompt finds."""
-        if num_tokens < prompt:
-            self._manager.retain(handle, num_tokens, prompt, priority=Priority.LOW)
 
     def _apply_copies(self) -> None:
         """Take the copy plan and report it as applied, because the replay has no KV to copy."""

@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 __all__ = [
     "COLUMNS",
     "NO_RUN",
-    "Forest",
     "Paths",
     "References",
     "Rule",
     "cut",
     "made_up_blocks",
     "prompt_blocks",
+    "with_own",
 ]
 
 Numbers = npt.NDArray[np.int64]
+Forest = tuple[Numbers, Numbers, Numbers]
+"""``parent``, ``length`` and ``end`` of runs, as in ``References``."""
 
 NO_RUN: Final = -1
 """The number of the empty prefix, instead of a run."""
@@ -65,7 +67,7 @@ COLUMNS: Final = (
 """
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class References:
     """The blocks of a trace at one block size, as columns of ``int64``.
 
@@ -160,42 +162,23 @@ def made_up_blocks(rule: Rule, num_tokens: Count, output: Count, block_size: int
     return blocks * (blocks > 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Forest:
-    """The runs of a forest, as in ``References``."""
-
-    parent: Numbers
-    length: Numbers
-    end: Numbers
-
-    def with_own(self, above: Numbers, own: Numbers) -> tuple[Forest, Numbers]:
-        """The same with a run of ``own`` blocks after each run ``above``; and the last runs."""
-        longer = own > 0
-        parent = above[longer]
-        before = np.zeros_like(parent)
-        before[parent >= 0] = self.end[parent[parent >= 0]]
-        ends = above.copy()
-        ends[longer] = len(self.parent) + np.arange(len(parent))
-        more = (parent, own[longer], own[longer] + before)
-        columns = (self.parent, self.length, self.end)
-        return Forest(*map(np.concatenate, zip(columns, more, strict=True))), ends
-
-    def columns(self, block_size: int, requests: Numbers, ends: Numbers) -> References:
-        """The references of requests to these runs."""
-        return References(
-            block_size=block_size,
-            parent=self.parent,
-            length=self.length,
-            end=self.end,
-            requests=requests,
-            ends=ends,
-        )
+def with_own(forest: Forest, above: Numbers, own: Numbers) -> tuple[Forest, Numbers]:
+    """The forest with a run of ``own`` blocks after each run ``above``; and the last runs."""
+    parents, lengths, before = forest
+    longer = own > 0
+    parent, length = above[longer], own[longer]
+    end = length.copy()
+    end[parent >= 0] += before[parent[parent >= 0]]
+    ends = above.copy()
+    ends[longer] = len(parents) + np.arange(len(parent))
+    both = ((parents, parent), (lengths, length), (before, end))
+    return (np.concatenate(both[0]), np.concatenate(both[1]), np.concatenate(both[2])), ends
 
 
 def cut(named: _core.IdTrace, limits: Numbers) -> tuple[Forest, Numbers]:
     """The runs of a forest; and for each path, those that end with its limit and with the path."""
-    *columns, ends = named.runs(limits.tobytes())
-    return Forest(*columns), ends.reshape(-1, 2)
+    parent, length, end, ends = named.runs(limits.tobytes())
+    return (parent, length, end), ends.reshape(-1, 2)
 
 
 class Paths:

@@ -70,8 +70,8 @@ class Row:
     arrival_ms: int
     order: int
     prompt: Sequence[int] | npt.NDArray[Any]
-    num_tokens: int | None
-    num_output_tokens: int
+    num_tokens: int | None = None
+    num_output_tokens: int = 0
     outputs: Sequence[Sequence[int]] = ()
     namespace: bytes = b""
     session: int = 0

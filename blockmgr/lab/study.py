@@ -256,9 +256,8 @@ def ample_blocks(trace: Trace, config: ReplayConfig) -> int:
     slots = sum(extra_blocks_of(group) for group in config.groups)
     total = 0
     for request in trace.requests:
-        lengths = config.output_lengths(request)
-        blocks = row_blocks(request.num_prompt_tokens, lengths, config.block_size) + 1
-        total += len(lengths) * (blocks * attention + 5 * states + slots)
+        blocks = row_blocks(request, config) + 1
+        total += request.num_samples * (blocks * attention + 5 * states + slots)
     return total
 
 

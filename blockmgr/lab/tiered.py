@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -30,13 +30,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy.typing as npt
+    from _typeshed import DataclassInstance
 
     from blockmgr.lab.request import Running
     from blockmgr.lab.trace import Request, Trace
     from blockmgr.manager import BlockManager
     from blockmgr.tiers import Transfer
 
-__all__ = ["ByTier", "ReplayTier", "TierCounts", "TierSteps"]
+__all__ = ["ByTier", "ReplayTier", "TierCounts", "TierSteps", "less"]
+
+Counted = TypeVar("Counted", bound="DataclassInstance")
+
+
+def less(whole: Counted, first: Counted, *names: str, **changes: Any) -> Counted:
+    """``whole`` with the counts of these names less those of ``first``, and with the changes."""
+    counts = {name: getattr(whole, name) - getattr(first, name) for name in names}
+    return replace(whole, **counts, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +96,8 @@ class TierCounts:
 
     def after(self, first: TierCounts) -> TierCounts:
         """Without the counts of a replay of the first requests."""
-        names = [row.name for row in fields(TierStats)]
-        moved = {name: getattr(self.moved, name) - getattr(first.moved, name) for name in names}
-        return replace(
-            self,
-            hit_tokens=self.hit_tokens - first.hit_tokens,
-            moved=TierStats(**moved),
-            busy_ms=self.busy_ms - first.busy_ms,
-        )
+        moved = less(self.moved, first.moved, *(row.name for row in fields(TierStats)))
+        return less(self, first, "hit_tokens", "busy_ms", moved=moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,15 +158,14 @@ class ByTier:
 
     def after(self, first: ByTier) -> ByTier:
         """Without the counts of a replay of the first requests."""
-        names = ("device_tokens", "computed_tokens", "dropped_blocks", "one_pool_hit_tokens")
-        counts = {name: getattr(self, name) - getattr(first, name) for name in names}
         pairs = zip(self.tiers, first.tiers, strict=True)
-        return replace(
+        return less(
             self,
+            first,
+            *("device_tokens", "computed_tokens", "dropped_blocks", "one_pool_hit_tokens"),
             tiers=tuple(mine.after(other) for mine, other in pairs),
             tokens=self.tokens[len(first.tokens) :],
             load_ms=self.load_ms[len(first.load_ms) :],
-            **counts,
         )
 
     @property
@@ -220,10 +222,6 @@ class TierSteps:
         # Contents of the device that a tier has got from it or given to it.
         self._safe: set[int] = set()
         self._last_fetched = 0  # number of a request
-
-    def admit(self, *args: Any, **options: Any) -> int:
-        """``TieredManager.admit``, which begins to load."""
-        return self._manager.admit(*args, load=True, **options)
 
     def load(self, one: Running, now: int) -> int:
         """The time from which everything is there that an admitted request loads."""

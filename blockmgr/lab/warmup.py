@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from blockmgr.lab.curve import between
+from blockmgr.lab.tiered import less
+
 if TYPE_CHECKING:
     from fractions import Fraction
 
     from blockmgr.lab.attainable import Attainable
-    from blockmgr.lab.by_group import ByGroup
     from blockmgr.lab.curve import Counts, Curve
     from blockmgr.lab.replay_result import ReplayResult
     from blockmgr.lab.trace import Trace
@@ -70,21 +72,19 @@ def result_after(result: ReplayResult, first: ReplayResult) -> ReplayResult:
         ``result`` with reduced counts of requests, tokens, waits and evictions. The other numbers,
         such as peaks and means over time, are those of the whole replay.
     """
-    counts = {name: getattr(result, name) - getattr(first, name) for name in COUNTED}
-    by_group = _by_group_after(result.by_group, first.by_group)
-    by_tier = result.by_tier
+    by_group, by_tier = result.by_group, result.by_tier
+    if by_group is not None and first.by_group is not None:
+        pairs = zip(by_group.groups, first.by_group.groups, strict=True)
+        groups = tuple(less(mine, other, "refused_tokens") for mine, other in pairs)
+        by_group = replace(by_group, groups=groups)
     if by_tier is not None and first.by_tier is not None:
         by_tier = by_tier.after(first.by_tier)
-    return replace(result, by_group=by_group, by_tier=by_tier, **counts)
+    return less(result, first, *COUNTED, by_group=by_group, by_tier=by_tier)
 
 
 def attainable_after(whole: Attainable, first: Attainable) -> Attainable:
     """The hits of an unbounded pool after the first requests; blocks are those of all."""
-    return replace(
-        whole,
-        query_tokens=whole.query_tokens - first.query_tokens,
-        hit_tokens=whole.hit_tokens - first.hit_tokens,
-    )
+    return less(whole, first, "query_tokens", "hit_tokens")
 
 
 def curve_after(whole: Curve, first: Curve) -> Curve:
@@ -102,9 +102,9 @@ def curve_after(whole: Curve, first: Curve) -> Curve:
     asked = whole.query_tokens - first.query_tokens
 
     def after(name: str) -> Counts:
-        found = _at(whole, name, sizes) - _at(first, name, sizes)
+        found, before = (between(each, getattr(each, name), sizes) for each in (whole, first))
         # The difference of two estimates may decrease slightly.
-        return np.maximum.accumulate(np.maximum(found, 0))
+        return np.maximum.accumulate(np.maximum(found - before, 0))
 
     errors = None
     if whole.hit_rate_errors is not None and first.hit_rate_errors is not None:
@@ -119,25 +119,3 @@ def curve_after(whole: Curve, first: Curve) -> Curve:
         query_tokens=asked,
         hit_rate_errors=errors,
     )
-
-
-def _at(curve: Curve, name: str, sizes: Counts) -> Counts:
-    """``Curve.hit_blocks_at`` or ``hit_tokens_at`` for several pool sizes."""
-    capacities, counts = curve.capacities, getattr(curve, name)
-    right = np.minimum(np.searchsorted(capacities, sizes), len(counts) - 1)
-    left = np.maximum(right - 1, 0)
-    low, high = capacities[left], capacities[right]
-    before, after = counts[left], counts[right]
-    steps = np.clip(sizes - low, 0, high - low)
-    found: Counts = before + (after - before) * steps // np.maximum(1, high - low)
-    return found
-
-
-def _by_group_after(whole: ByGroup | None, first: ByGroup | None) -> ByGroup | None:
-    if whole is None or first is None:
-        return whole
-    groups = tuple(
-        replace(group, refused_tokens=group.refused_tokens - before.refused_tokens)
-        for group, before in zip(whole.groups, first.groups, strict=True)
-    )
-    return replace(whole, groups=groups)

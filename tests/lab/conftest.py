@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from blockmgr.files import MAX_LINE_BYTES
 from blockmgr.lab.formats import Reading, read_rows
 from blockmgr.lab.formats.fields import Notes
 from blockmgr.lab.formats.opened import opened
-from blockmgr.lab.trace import Request, Trace
+from blockmgr.lab.trace import Request, Trace, read_trace
+from tests.lab.byte_tokenizer import TEMPLATE, saved
 
 MakeRequest = Callable[..., Request]
 MakeTrace = Callable[..., Trace]
@@ -56,6 +59,12 @@ def make_trace() -> MakeTrace:
     return make
 
 
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One token a byte, and a template that shows everything."""
+    return saved(tmp_path_factory.mktemp("bytes"), TEMPLATE)
+
+
 @pytest.fixture
 def write_lines(tmp_path: Path) -> WriteLines:
     """Write lines into a trace file; bytes are written unchanged."""
@@ -68,6 +77,16 @@ def write_lines(tmp_path: Path) -> WriteLines:
         return path
 
     return write
+
+
+@pytest.fixture
+def read(write_lines: WriteLines) -> Callable[..., Trace]:
+    """Read a trace of JSON rows."""
+
+    def from_rows(*rows: Any, **options: Any) -> Trace:
+        return read_trace(write_lines(*map(json.dumps, rows)), **options)
+
+    return from_rows
 
 
 @pytest.fixture

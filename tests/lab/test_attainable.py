@@ -2,60 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from blockmgr.lab.attainable import Attainable, unbounded
 from blockmgr.lab.replay import ReplayConfig, replay
-from blockmgr.lab.trace import HashedPrompt, Request, Trace
-
-MakeRequest = Callable[..., Request]
-MakeTrace = Callable[..., Trace]
-
-
-def hashed(*prompts: tuple[list[int], int]) -> Trace:
-    requests = [
-        Request(
-            arrival_ms=number,
-            prompt=HashedPrompt(np.array(ids, dtype=np.int64), num_tokens),
-            num_output_tokens=3,
-        )
-        for number, (ids, num_tokens) in enumerate(prompts)
-    ]
-    return Trace("hashed", tuple(requests))
-
-
-def expanded(trace: Trace) -> Trace:
-    requests = [replace(request, prompt=request.tokens()) for request in trace.requests]
-    return Trace("expanded", tuple(requests))
-
-
-# A few ids with any parent, and lengths with a partial, full or almost empty last id.
-id_lists = st.lists(st.integers(0, 2), min_size=1, max_size=3)
-lengths = st.sampled_from([1, 63, 64, 65, 128, 300, 511, 512])
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    prompts=st.lists(st.tuples(id_lists, lengths), min_size=1, max_size=8),
-    block_size=st.sampled_from([64, 128, 512]),
-)
-def test_ids_and_the_tokens_they_stand_for_give_the_same(
-    prompts: list[tuple[list[int], int]], block_size: int
-) -> None:
-    trace = hashed(*((ids, 512 * (len(ids) - 1) + last) for ids, last in prompts))
-    config = ReplayConfig(block_size=block_size)
-
-    best = unbounded(trace, config)
-
-    assert best == unbounded(expanded(trace), config)
-    result = replay(trace, best.working_set_blocks, config)
-    assert (result.hit_tokens, result.evictions) == (best.hit_tokens, 0)
+from tests.lab.conftest import MakeRequest, MakeTrace
+from tests.lab.worlds import hashed
 
 
 def test_the_same_id_after_another_prefix_is_another_block() -> None:

@@ -11,18 +11,11 @@ import pytest
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.trace import Trace, read_trace
-from tests.lab.byte_tokenizer import TEMPLATE, saved
-
-WriteLines = Callable[..., Path]
+from tests.lab.byte_tokenizer import saved
+from tests.lab.conftest import WriteLines
 
 TIME = {"timestamp": 1_764_000_000}
 USER = {"role": "user", "content": "hello"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One token a byte, and a template that shows everything."""
-    return saved(tmp_path_factory.mktemp("bytes"), TEMPLATE)
 
 
 @pytest.fixture

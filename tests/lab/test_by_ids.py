@@ -13,7 +13,7 @@ import pytest
 from blockmgr.config import EVICTION_POLICIES
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.by_ids import IdReplays, id_columns, id_replays
-from blockmgr.lab.optimum import optima, optima_of
+from blockmgr.lab.optimum import optima_of
 from blockmgr.lab.references import Rule, references
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.replays import Replays
@@ -21,7 +21,7 @@ from blockmgr.lab.request import words_of
 from blockmgr.lab.study import parse_capacities
 from blockmgr.lab.sweep import largest_request_blocks, sweep
 from blockmgr.lab.trace import HashedPrompt, Request, Trace, read_trace
-from tests.lab.worlds import nodes
+from tests.lab.worlds import as_tokens, nodes
 
 TRACES = Path(__file__).parent / "traces"
 WIDE = 1 << 40
@@ -111,22 +111,6 @@ def by_ids(trace: Trace, config: ReplayConfig) -> IdReplays:
     return found
 
 
-def as_tokens(trace: Trace) -> Trace:
-    """The same requests with tokens instead of ids."""
-    return Trace(
-        trace.name,
-        tuple(
-            Request(
-                arrival_ms=r.arrival_ms,
-                prompt=r.tokens(),
-                num_output_tokens=r.num_output_tokens,
-                namespace=r.namespace,
-            )
-            for r in trace.requests
-        ),
-    )
-
-
 def everything(before: bytes, key: bytes) -> tuple[bytes, bool]:
     """A sample with every block, which makes ``references`` visit each in Python."""
     del before
@@ -161,18 +145,6 @@ def test_sessions_count_the_same_by_ids_under_every_policy(
     assert results[0].evictions > results[-1].evictions
 
 
-@pytest.mark.parametrize("name", ["mooncake.jsonl", "bailian.jsonl"])
-@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
-def test_the_traces_of_files_count_the_same_by_ids(name: str, eviction: str) -> None:
-    trace = read_trace(TRACES / name)
-    for size in (each for each in (1, 4, 16, 64, 512) if trace.tokens_per_id % each == 0):
-        config = ReplayConfig(block_size=size, eviction=eviction)
-        most = 2 * largest_request_blocks(trace, config)
-        replays = by_ids(trace, config)
-        for num_blocks in {1, most // 4 + 1, most // 2, most // 2 + 1, most}:
-            assert replays.replay(num_blocks, config) == replay(trace, num_blocks, config)
-
-
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.parametrize("rule", ["manager", "served", "ids"])
 def test_the_references_of_ids_are_those_that_every_block_gives(seed: int, rule: Rule) -> None:
@@ -198,8 +170,8 @@ def test_bounds_of_ids_are_those_of_their_tokens(seed: int) -> None:
     tokens = as_tokens(trace)
     assert unbounded(trace, config) == unbounded(tokens, config)
     sizes = random.sample(range(1, 60), 5)
-    stream = references(tokens, config)
-    assert optima(trace, sizes, config) == [optima_of(stream, [each], config)[0] for each in sizes]
+    one, other = (references(each, config) for each in (trace, tokens))
+    assert optima_of(one, sizes, config) == [optima_of(other, [n], config)[0] for n in sizes]
     longest = max(held_blocks(request, config) for request in trace.requests)
     assert largest_request_blocks(trace, config) == longest
 
@@ -238,13 +210,10 @@ def test_what_ids_cannot_tell_goes_through_a_manager(options: dict[str, object])
     assert Replays(trace).attainable(config).working_set_blocks > 0
 
 
-@pytest.mark.parametrize("block_size", [3, 16])
-def test_blocks_that_ids_do_not_divide_into_have_no_names(block_size: int) -> None:
-    assert id_columns(sessions(Random(1), 5), block_size) is None
-
-
-def test_prompts_known_by_tokens_have_no_names() -> None:
-    assert id_columns(as_tokens(sessions(Random(1), 5)), 4) is None
+def test_tokens_and_blocks_that_ids_do_not_divide_into_have_no_names() -> None:
+    trace = sessions(Random(1), 5)
+    assert id_columns(trace, 3) is id_columns(trace, 16) is None
+    assert id_columns(as_tokens(trace), 4) is None
 
 
 def hashed(ids: list[int], num_tokens: int, words: int = 1) -> Request:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -13,15 +12,10 @@ import pytest
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.curve import Curve, hit_rate_curve, sampled_curve
 from blockmgr.lab.replay import ReplayConfig, replay
-from blockmgr.lab.trace import HashedPrompt, Request, Trace
 from blockmgr.lab.workloads import generate
 from tests.lab.brute_force import lru_hits, uses
-from tests.lab.worlds import conversations, prompts
-
-MakeRequest = Callable[..., Request]
-MakeTrace = Callable[..., Trace]
-
-ONE_AT_A_TIME = ReplayConfig(min_service_ms=0, service_ms_per_token=0)
+from tests.lab.conftest import MakeTrace
+from tests.lab.worlds import ONE_AT_A_TIME, conversations, hashed, prompts
 
 
 @pytest.mark.parametrize("rule", ["ids", "served", "manager"])
@@ -225,12 +219,9 @@ def test_a_sample_says_how_far_it_is_off() -> None:
 
 def test_ids_that_are_looked_at_together_count_as_one() -> None:
     """A sample of half the ids is coarser than one of half the blocks, and its error says so."""
-    random, requests = Random(4), []
-    for number in range(400):
-        ids = np.arange(1000 * (first := random.randrange(40)), 1000 * first + 4)
-        prompt = HashedPrompt(ids, 4 * 512)
-        requests.append(Request(arrival_ms=number, prompt=prompt, num_output_tokens=0))
-    trace = Trace("ids", tuple(requests))
+    random = Random(4)
+    firsts = (1000 * random.randrange(40) for _ in range(400))
+    trace = hashed(*(([*range(first, first + 4)], 4 * 512) for first in firsts))
     curve = hit_rate_curve(trace, ONE_AT_A_TIME)
     for salt in range(4):
         sample = sampled_curve(trace, ONE_AT_A_TIME, 0.3, salt=salt)

@@ -77,18 +77,7 @@ class Late(Watched):
             self.checked += bool(self.knows(place))
 
 
-class AtOnce(Watched):
-    """Without losses and delays, the index has what each replica finds."""
-
-    def check(self, arrival: Arrival, replicas: Sequence[View]) -> None:
-        most = (len(arrival.tokens) - 1) // 2  # the last token is never served from the cache
-        found = self.index.found(replicas[0].block_digests(arrival)).sum(axis=1)
-        for count, replica in zip(found, replicas, strict=True):
-            assert min(count, most) == replica.cached_tokens(arrival) // 2
-            self.checked += count > 0
-
-
-class AtOnceByGroup(EventRouter):
+class AtOnce(EventRouter):
     """Nothing is lost or late: it knows what all groups of a replica serve."""
 
     def __init__(self, setting: Setting) -> None:
@@ -159,7 +148,7 @@ def test_events_of_several_groups_tell_what_all_of_them_serve(groups: tuple[Grou
     for seed in range(20):
         config = replace(CONFIG, groups=groups, forward_tokens=1 + seed % 5)
         trace = worlds.conversations(Random(seed), 80)
-        router = routed(AtOnceByGroup, trace, config, blocks=60)
+        router = routed(AtOnce, trace, config, blocks=60)
         checked += router.checked
         removed += router.removed
     assert checked > 300

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 from blockmgr.lab.formats import FORMATS
 from blockmgr.lab.formats.fields import LONGEST_NAME, MOST_NAMES, OTHERS, Known, Notes
 from blockmgr.lab.trace import AsRead, read_trace
-
-WriteLines = Callable[..., Path]
+from tests.lab.conftest import WriteLines
 
 TRACES = Path(__file__).parent / "traces"
 ROW: dict[str, Any] = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}

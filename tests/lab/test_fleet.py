@@ -18,8 +18,8 @@ from blockmgr.lab.routing import Arrival, Setting, View
 from blockmgr.lab.trace import Request, Trace
 from blockmgr.lab.workloads import generate
 from tests.lab import worlds
+from tests.lab.conftest import MakeTrace
 
-MakeTrace = Callable[..., Trace]
 CONFIG = ReplayConfig(block_size=2)
 CHAT = generate("chat", 3, conversations=40, system_tokens=64, think_s=4)
 

@@ -19,33 +19,18 @@ import numpy as np
 import pytest
 
 from blockmgr.errors import MissingExtraError, TraceFormatError
-from blockmgr.lab import stored
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.formats import ids, record
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.stored import RequestStore, Row
 from blockmgr.lab.sweep import largest_request_blocks
 from blockmgr.lab.trace import Request, Trace, read_trace
-
-WriteLines = Callable[..., Path]
+from tests.lab.conftest import WriteLines
+from tests.lab.worlds import facts, same
 
 TRACES = Path(__file__).parent / "traces"
 MOONCAKE = (TRACES / "mooncake.jsonl").read_text().splitlines()
 zstd = pytest.importorskip("backports.zstd" if sys.version_info < (3, 14) else "compression.zstd")
-
-
-def facts(request: Request) -> tuple[int, int, int]:
-    return request.arrival_ms, request.num_prompt_tokens, request.num_output_tokens
-
-
-def same(one: Trace, other: Trace) -> bool:
-    def everything(trace: Trace) -> list[Any]:
-        return [
-            (facts(r), r.tokens().tolist(), [o.tolist() for o in r.outputs], r.namespace)
-            for r in trace.requests
-        ]
-
-    return everything(one) == everything(other)
 
 
 # Ids
@@ -535,16 +520,6 @@ def test_requests_on_disk_are_those_in_memory_and_in_other_processes_too() -> No
     )
     expected = sum(len(r.tokens()) * (n + 1) for n, r in enumerate(one.requests))
     assert int(found.stdout) == expected
-
-
-def test_a_trace_that_is_read_from_disk_replays_alike(
-    write_lines: WriteLines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_lines(*records_of(64, random.Random(3), most_ids=100))
-    config = ReplayConfig(block_size=16)
-    expected = replay(read_trace(path), 5000, config)
-    monkeypatch.setattr(stored.RequestStore.__init__, "__defaults__", (64,))
-    assert replay(read_trace(path), 5000, config) == expected
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 300])

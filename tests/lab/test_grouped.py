@@ -18,9 +18,8 @@ from blockmgr import (
     RecurrentState,
     SlidingWindow,
 )
-from blockmgr.blocks import BlockState
 from blockmgr.groups import Group
-from blockmgr.lab.by_group import ByGroup, GroupCounts, GroupWatch
+from blockmgr.lab.by_group import ByGroup, GroupCounts
 from blockmgr.lab.curve import hit_rate_curve, sampled_curve
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.planning import PoolSearch, plan
@@ -31,11 +30,8 @@ from blockmgr.lab.study import ample_blocks, attainable, full_attention, parse_c
 from blockmgr.lab.sweep import largest_request_blocks, sweep
 from blockmgr.lab.trace import Request, Tokens, Trace
 from blockmgr.lab.workloads import generate
-from tests.lab.useless import useless_blocks
-from tests.lab.worlds import conversations
-
-MakeRequest = Callable[..., Request]
-MakeTrace = Callable[..., Trace]
+from tests.lab.conftest import MakeRequest, MakeTrace
+from tests.lab.worlds import as_tokens, conversations, hashed
 
 FULL, STATE = FullAttention(), RecurrentState()
 ONE_AT_A_TIME = ReplayConfig(block_size=4, min_service_ms=0, service_ms_per_token=0)
@@ -173,29 +169,6 @@ def test_blocks_are_counted_at_no_more_than_16_moments(
     assert of_groups(replay(trace, 9, replace(ONE_AT_A_TIME, groups=(FULL,)))).moments == moments
 
 
-def test_a_cached_block_that_no_boundary_needs_is_found_in_a_snapshot() -> None:
-    """Ten tokens in blocks of 4, a window of 5, a state at 8: remove one and count the rest."""
-    groups = (FULL, SlidingWindow(5), STATE)
-    manager = BlockManager(num_blocks=20, block_size=4, groups=groups, null_block=True)
-    handle = manager.admit(range(10))
-    for computed in (8, 10):
-        manager.commit(handle, computed)
-        manager.copies_applied(manager.take_copies().ticket)
-    manager.free(handle)
-    blocks = manager.blocks()
-    idle = {place: np.flatnonzero(blocks.group == place).tolist() for place in range(3)}
-    # The query at position 8 reads from position 4 on: one block of the window.
-    assert [len(idle[place]) for place in range(3)] == [2, 1, 1]
-    assert useless_blocks(blocks, groups, 4) == 0
-    for place, left in ((1, 3), (2, 3)):
-        state = blocks.state.copy()
-        state[idle[place]] = BlockState.FREE
-        assert useless_blocks(replace(blocks, state=state), groups, 4) == left
-    group = blocks.group.copy()
-    group[idle[1]] = 0  # one more block of full attention that nothing continues
-    assert useless_blocks(replace(blocks, group=group), groups, 4) == 4
-
-
 def test_with_windows_and_states_the_states_are_named(make_trace: MakeTrace) -> None:
     groups = (FULL, SlidingWindow(4), STATE)
     trace = make_trace(*([*range(8), *[value] * 12] for value in (50, 60, 70)))
@@ -257,9 +230,7 @@ def test_those_comparisons_happen() -> None:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_every_request_that_fits_an_empty_pool_is_served_and_all_blocks_add_up(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_request_that_fits_an_empty_pool_is_served_and_all_blocks_add_up(seed: int) -> None:
     """In a pool as small as the largest request, for any overlap, chunk and set of groups."""
     random = Random(seed)
     config = ReplayConfig(
@@ -275,15 +246,6 @@ def test_every_request_that_fits_an_empty_pool_is_served_and_all_blocks_add_up(
     trace = conversations(random, 40)
     blocks = largest_request_blocks(trace, config) + random.choice((0, 0, 1, 7))
 
-    left_over = []
-
-    def counted(watch: GroupWatch) -> ByGroup:
-        left = useless_blocks(watch._manager.blocks(), config.groups, config.block_size)
-        left_over.append(left)
-        return result_of(watch)
-
-    result_of = GroupWatch.result
-    monkeypatch.setattr(GroupWatch, "result", counted)
     result = replay(trace, blocks, config)
 
     assert result.rejected == 0
@@ -291,7 +253,6 @@ def test_every_request_that_fits_an_empty_pool_is_served_and_all_blocks_add_up(
     found = of_groups(result)
     held = sum(group.used_blocks + group.cached_blocks for group in found.groups)
     assert held + found.free_blocks == pytest.approx(blocks)
-    assert left_over == [0]
     for group in found.groups:
         assert 0 <= group.unfilled_used_blocks <= group.used_blocks
         assert 0 <= group.unfilled_cached_blocks <= group.cached_blocks
@@ -331,14 +292,7 @@ def test_full_attention_alone_bounds_what_states_let_a_prompt_find(make_trace: M
 
 def test_full_attention_is_bounded_by_whole_ids_where_a_block_ends_within_one() -> None:
     ids = ([1, 2, 3], [1, 2, 4], [1, 2, 4, 5])
-    prompts = [HashedPrompt(np.array(i), 4 * len(i), tokens_per_id=4) for i in ids]
-    trace = Trace(
-        "t",
-        tuple(
-            Request(arrival_ms=n, prompt=prompt, num_output_tokens=0)
-            for n, prompt in enumerate(prompts)
-        ),
-    )
+    trace = hashed(*((each, 4 * len(each)) for each in ids), size=4)
     config = replace(ONE_AT_A_TIME, block_size=6, groups=(FULL, STATE))
     assert full_attention(trace, config).hit_tokens == 8 + 12
 
@@ -367,14 +321,13 @@ def test_a_block_that_ends_within_an_id_is_counted_by_its_tokens() -> None:
     """Blocks of 6 over ids of 4 tokens give the counts of the same prompts as tokens."""
     config = replace(ONE_AT_A_TIME, block_size=6, min_partial_tokens=2, groups=(FULL, STATE))
     random = Random(1)
-    requests = []
-    for number in range(40):
-        ids = np.cumsum([random.randrange(1, 3) for _ in range(random.randint(1, 8))])
-        count = 4 * len(ids) - random.randrange(4)
-        prompt = HashedPrompt(ids.astype(np.int64), count, tokens_per_id=4)
-        requests.append(Request(arrival_ms=number, prompt=prompt, num_output_tokens=3))
-    by_ids = Trace("t", tuple(requests))
-    written = Trace("t", tuple(replace(r, prompt=r.tokens()) for r in requests))
+    ids = (
+        np.cumsum([random.randrange(1, 3) for _ in range(random.randint(1, 8))]).tolist()
+        for _ in range(40)
+    )
+    prompts = ((each, 4 * len(each) - random.randrange(4)) for each in ids)
+    by_ids = hashed(*prompts, size=4, outputs=3)
+    written = as_tokens(by_ids)
     for blocks in (30, 500):
         assert replay(by_ids, blocks, config) == replay(written, blocks, config)
     assert attainable(by_ids, config) == attainable(written, config)

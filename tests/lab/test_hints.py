@@ -11,30 +11,23 @@ import pytest
 from blockmgr.lab.hints import Clients, Outlook, Traits, sessions_of, tool_waits
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.replay_config import HINT_MODELS
-from blockmgr.lab.trace import HashedPrompt, Request, Trace
+from blockmgr.lab.trace import Request, Trace
 from blockmgr.lab.workloads import generate
+from tests.lab.worlds import ONE_AT_A_TIME, hashed
 
 KINDS = "hints must be one of none, session, tool, ended_session, truth"
-SEQUENTIAL = ReplayConfig(block_size=2, min_service_ms=0, service_ms_per_token=0)
+SEQUENTIAL = replace(ONE_AT_A_TIME, block_size=2)
 
 
-def trace(*prompts: list[int], namespaces: tuple[bytes, ...] = ()) -> Trace:
-    names = namespaces or (b"",) * len(prompts)
+def trace(
+    *prompts: list[int], namespaces: tuple[bytes, ...] = (), outputs: tuple[int, ...] = ()
+) -> Trace:
+    names, lengths = namespaces or (b"",) * len(prompts), outputs or (1,) * len(prompts)
     requests = (
-        Request(
-            arrival_ms=i, prompt=np.array(prompt, np.uint32), num_output_tokens=1, namespace=name
-        )
-        for i, (prompt, name) in enumerate(zip(prompts, names, strict=True))
+        Request(arrival_ms=i, prompt=np.array(p, np.uint32), num_output_tokens=n, namespace=name)
+        for i, (p, name, n) in enumerate(zip(prompts, names, lengths, strict=True))
     )
     return Trace("made", tuple(requests))
-
-
-def by_ids(*prompts: tuple[list[int], int]) -> Trace:
-    requests = (
-        Request(arrival_ms=i, prompt=HashedPrompt(np.array(ids), n), num_output_tokens=1)
-        for i, (ids, n) in enumerate(prompts)
-    )
-    return Trace("ids", tuple(requests))
 
 
 def said(made: Trace, admitted: int = 0) -> list[bool]:
@@ -69,7 +62,7 @@ def test_a_prompt_shorter_than_a_block_never_goes_on() -> None:
 
 
 def test_prompts_known_by_ids_go_on_by_whole_ids_at_every_block_size() -> None:
-    made = by_ids(([7, 8], 600), ([7, 9], 1000), ([6], 512))
+    made = hashed(([7, 8], 600), ([7, 9], 1000), ([6], 512))
     for block_size in (16, 512):
         outlook = Outlook(made, block_size)
         assert [outlook.goes_on(n, 0) for n in (1, 2, 3)] == [True, False, False]
@@ -83,14 +76,14 @@ def test_hints_save_what_will_be_used_from_what_will_not() -> None:
 
 
 def test_a_last_id_that_covers_less_than_its_tokens_does_not_come_back() -> None:
-    outlook = Outlook(by_ids(([7, 8], 600), ([7, 9], 1024), ([6], 100)), 16)
+    outlook = Outlook(hashed(([7, 8], 600), ([7, 9], 1024), ([6], 100)), 16)
     assert [outlook.num_returning_tokens(n) for n in (1, 2, 3)] == [512, 1024, 0]
     assert Outlook(trace([1, 2, 3]), 2).num_returning_tokens(1) == 3
 
 
 def test_hints_let_go_of_blocks_that_nobody_can_find() -> None:
     two = [([7, 8], 768), ([17, 18], 768)]  # each leaves two blocks that return, and one
-    made = by_ids(*two, ([5], 512), ([7, 9], 768), ([17, 19], 768))
+    made = hashed(*two, ([5], 512), ([7, 9], 768), ([17, 19], 768))
     hinted = replay(made, 6, replace(SEQUENTIAL, block_size=256, hints="truth", outputs="none"))
     assert hinted.hit_tokens == 2 * 512
 
@@ -142,18 +135,8 @@ class Told:
         return max((b for b in self.idle if b not in inner), key=lambda b: (self.idle[b], b))
 
 
-def lengths(*requests: tuple[list[int], int]) -> Trace:
-    return Trace(
-        "lengths",
-        tuple(
-            Request(arrival_ms=i, prompt=np.array(p, np.uint32), num_output_tokens=n)
-            for i, (p, n) in enumerate(requests)
-        ),
-    )
-
-
-SHORT_COMES_BACK = lengths(
-    ([1, 2, 3], 9), ([4, 5, 6], 1), ([7, 8, 9], 1), ([4, 5, 6, 7], 2), ([4, 5, 6, 7, 8], 3)
+SHORT_COMES_BACK = trace(
+    [1, 2, 3], [4, 5, 6], [7, 8, 9], [4, 5, 6, 7], [4, 5, 6, 7, 8], outputs=(9, 1, 1, 2, 3)
 )
 NO_OUTPUTS = replace(SEQUENTIAL, outputs="none")
 

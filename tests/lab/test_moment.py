@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from blockmgr.lab.replay import EventLoop, ReplayConfig, replay, replay_until
-from blockmgr.lab.trace import Request, Trace
+from blockmgr.lab.replay import ReplayConfig, replay, replay_until
 from blockmgr.lab.workloads import generate
-
-MakeRequest = Callable[..., Request]
-MakeTrace = Callable[..., Trace]
+from tests.lab.conftest import MakeRequest, MakeTrace
 
 CONFIG = ReplayConfig(block_size=2, min_service_ms=10, service_ms_per_token=0)
 
@@ -91,11 +86,3 @@ def test_a_step_the_replay_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"step must be {bound}.*got {step}$"):
         replay_until(make_trace([1, 2, 3]), 10, CONFIG, step)
-
-
-def test_an_event_loop_that_is_not_stopped_is_a_replay() -> None:
-    trace = generate("agent", 1, agents=4)
-    loop = EventLoop(trace, 400, ReplayConfig())
-    assert loop.run() == replay(trace, 400, ReplayConfig())
-    assert loop.running() == []
-    assert loop.num_waiting == 0

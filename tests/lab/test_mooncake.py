@@ -10,7 +10,7 @@ import pytest
 
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable
-from blockmgr.lab.trace import Request, Trace, read_trace, write_mooncake, write_trace
+from blockmgr.lab.trace import Request, Trace, read_trace, write_mooncake
 from blockmgr.lab.workloads import WORKLOADS, generate
 
 if TYPE_CHECKING:
@@ -46,14 +46,6 @@ def test_hits_are_found_at_all(tmp_path: Path) -> None:
     write_mooncake(generate("shared-prompt", 5), tmp_path / "out.jsonl")
     back = read_trace(tmp_path / "out.jsonl")
     assert attainable(back, CONFIG).hit_rate > 0.5
-
-
-def test_the_own_format_keeps_everything(tmp_path: Path) -> None:
-    trace = generate("parallel-sampling", 5, requests=20)
-    write_trace(trace, tmp_path / "out.jsonl")
-    back = read_trace(tmp_path / "out.jsonl")
-    config = ReplayConfig(block_size=16)
-    assert replay(back, 600, config) == replay(trace, 600, config)
 
 
 def test_equal_tokens_under_another_namespace_or_after_another_prefix_get_other_ids(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -12,9 +12,10 @@ from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.optimum import Optimum, optima_of, optimum
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import ReplayConfig, replay
-from blockmgr.lab.trace import Request, Trace
+from blockmgr.lab.trace import Trace
 from blockmgr.lab.workloads import generate
 from tests.lab.brute_force import (
+    Use,
     farthest_first_hits,
     hits_with_company,
     lru_hits,
@@ -22,36 +23,38 @@ from tests.lab.brute_force import (
     unbounded_hits,
     uses,
 )
+from tests.lab.conftest import MakeRequest, MakeTrace
 from tests.lab.worlds import conversations, prompts
-
-MakeRequest = Callable[..., Request]
-MakeTrace = Callable[..., Trace]
 
 RULES = ("ids", "served", "manager")
 
 
+def worlds(
+    seed: int, count: int, rule: str, *, most: tuple[int, int], room: int, widest: int = 2
+) -> Iterator[tuple[Trace, ReplayConfig, list[Use], int, Random]]:
+    """Random prompts: as a trace, as uses, and a pool with some room beside the largest."""
+    random = Random(seed)
+    for _ in range(count):
+        trace, size = prompts(random, *most), random.randint(1, widest)
+        known = list(uses(trace, size, rule))
+        blocks = max(1, *(use.held for use in known)) + random.randrange(room)
+        yield trace, ReplayConfig(block_size=size), known, blocks, random
+
+
 @pytest.mark.parametrize("rule", ["ids", "served"])
 def test_it_is_what_trying_every_eviction_finds(rule: str) -> None:
-    random = Random(5)
     below_unbounded = 0
-    for _ in range(2000):
-        trace, size = prompts(random, 7, 6), random.choice((1, 2))
-        known = list(uses(trace, size, rule))
-        blocks = max(1, *(use.held for use in known)) + random.randrange(4)
-        best = optimum(trace, blocks, ReplayConfig(block_size=size), rule)  # type: ignore[arg-type]
+    for trace, config, known, blocks, _ in worlds(5, 2000, rule, most=(7, 6), room=4):
+        best = optimum(trace, blocks, config, rule)  # type: ignore[arg-type]
         assert best.hit_blocks == most_hits(known, blocks)
         below_unbounded += best.hit_blocks < unbounded_hits(known)
     assert below_unbounded > 100  # worlds in which a useful block had to be evicted
 
 
 def test_for_the_manager_it_is_at_most_one_block_above_in_one_world_of_hundreds() -> None:
-    random = Random(6)
     above: Counter[int] = Counter()
-    for _ in range(3000):
-        trace, size = prompts(random, 7, 6), random.choice((1, 2))
-        known = list(uses(trace, size, "manager"))
-        blocks = max(1, *(use.held for use in known)) + random.randrange(4)
-        best = optimum(trace, blocks, ReplayConfig(block_size=size))
+    for trace, config, known, blocks, _ in worlds(6, 3000, "manager", most=(7, 6), room=4):
+        best = optimum(trace, blocks, config)
         above[best.hit_blocks - most_hits(known, blocks)] += 1
     assert min(above) == 0
     assert max(above) <= 1
@@ -73,24 +76,16 @@ def test_a_twin_that_only_leads_to_others_is_what_the_bound_forgets(make_trace: 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_it_counts_what_a_naive_simulation_counts(rule: str) -> None:
-    random = Random(7)
-    for _ in range(500):
-        trace, size = prompts(random, 30, 12), random.choice((1, 2, 3))
-        known = list(uses(trace, size, rule))
-        blocks = max(1, *(use.held for use in known)) + random.randrange(9)
-        best = optimum(trace, blocks, ReplayConfig(block_size=size), rule)  # type: ignore[arg-type]
+    for trace, config, known, blocks, _ in worlds(7, 500, rule, most=(30, 12), room=9, widest=3):
+        best = optimum(trace, blocks, config, rule)  # type: ignore[arg-type]
         assert best.hit_blocks == farthest_first_hits(known, blocks)
         assert lru_hits(known, blocks) <= best.hit_blocks <= unbounded_hits(known)
 
 
 def test_no_order_of_eviction_exceeds_it_with_or_without_company() -> None:
-    random = Random(8)
     reached = 0
-    for _ in range(1500):
-        trace, size = prompts(random, 9, 8), random.choice((1, 2))
-        known = list(uses(trace, size, "manager"))
-        blocks = max(1, *(use.held for use in known)) + random.randrange(6)
-        best = optimum(trace, blocks, ReplayConfig(block_size=size)).hit_blocks
+    for trace, config, known, blocks, random in worlds(8, 1500, "manager", most=(9, 8), room=6):
+        best = optimum(trace, blocks, config).hit_blocks
         for company in (1, 4):
             lasts = [random.randint(1, company) for _ in known]
             found = hits_with_company(known, blocks, lasts, random.randrange)

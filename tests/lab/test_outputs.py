@@ -14,8 +14,7 @@ from blockmgr.lab.optimum import optimum
 from blockmgr.lab.references import references
 from blockmgr.lab.replay import ReplayConfig, held_blocks, replay
 from blockmgr.lab.trace import HashedPrompt, Request, Trace
-
-ONE_AT_A_TIME = ReplayConfig(min_service_ms=0, service_ms_per_token=0)
+from tests.lab.worlds import ONE_AT_A_TIME
 
 
 def request(arrival_ms: int, ids: list[int], num_tokens: int, output: int) -> Request:
@@ -63,20 +62,6 @@ def test_the_curve_the_bound_and_the_unbounded_pool_are_those_of_a_replay(block_
         ample = replay(trace, best.working_set_blocks, config)
         assert (ample.evictions, ample.waited) == (0, 0)
         assert ample.hit_tokens == best.hit_tokens == curve.hit_tokens[-1]
-
-
-def test_ids_and_the_tokens_they_stand_for_refer_to_the_same_blocks() -> None:
-    random = Random(1)
-    for _ in range(40):
-        trace = conversations(random)
-        plain = Trace(
-            "tokens",
-            tuple(replace(each, prompt=each.tokens()) for each in trace.requests),
-        )
-        config = replace(ONE_AT_A_TIME, block_size=256)
-        by_ids, by_tokens = (hit_rate_curve(each, config) for each in (trace, plain))
-        assert by_ids.as_json() == by_tokens.as_json()
-        assert unbounded(trace, config) == unbounded(plain, config)
 
 
 def test_outputs_take_room_that_prompts_would_have_found_blocks_in() -> None:

@@ -36,16 +36,20 @@ def trace() -> Trace:
 
 @pytest.fixture(scope="module")
 def grouped(trace: Trace) -> page.Report:
+    sizes = parse_capacities("30%,60%")
     extent = page.Extent(model=MODEL)
-    options = {"capacity": THIRD, "capacities": parse_capacities("30%,60%"), "extent": extent}
-    return page.gather(trace, GROUPED, policies=("lru", "lfuda"), **options)
+    return gathered(trace, GROUPED, extent, capacities=sizes, policies=("lru", "lfuda"))
 
 
 @pytest.fixture(scope="module")
 def fleet(trace: Trace) -> page.Report:
-    extent = page.Extent(replicas=(1, 2, 64), routers=ROUTERS)
-    options = {"capacity": THIRD, "capacities": (THIRD,), "extent": extent}
-    return page.gather(trace, ReplayConfig(), policies=("lru",), **options)
+    return gathered(trace, ReplayConfig(), page.Extent(replicas=(1, 2, 64), routers=ROUTERS))
+
+
+def gathered(trace: Trace, config: ReplayConfig, extent: Any = None, **more: Any) -> Any:
+    """A report on LRU at one pool size."""
+    options = {"capacity": THIRD, "capacities": (THIRD,), "policies": ("lru",), **more}
+    return page.gather(trace, config, extent=extent, **options)
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -131,8 +135,7 @@ def test_a_page_on_sessions_says_what_each_model_of_hints_finds(
 ) -> None:
     config = replace(GROUPED, groups=groups)
     calls: list[None] = []
-    options = {"capacity": THIRD, "capacities": (THIRD,), "advance": lambda: calls.append(None)}
-    report = page.gather(named, config, policies=("lru",), **options)
+    report = gathered(named, config, advance=lambda: calls.append(None))
     assert len(calls) <= page.num_steps(policies=1, capacities=1, sessions=True)
     expected = ["session", "tool", "ended_session", *([] if groups else ["truth"])]
     assert list(report.hinted) == expected
@@ -153,7 +156,7 @@ def test_a_page_on_sessions_says_what_each_model_of_hints_finds(
 
 
 def test_without_names_of_sessions_a_page_has_no_chapter_on_them(trace: Trace) -> None:
-    report = page.gather(trace, GROUPED, policies=("lru",), capacity=THIRD, capacities=(THIRD,))
+    report = gathered(trace, GROUPED)
     assert report.hinted == {}
     text = page.as_html(report)
     assert 'id="sessions"' not in text
@@ -161,9 +164,7 @@ def test_without_names_of_sessions_a_page_has_no_chapter_on_them(trace: Trace) -
 
 
 def test_a_sampled_curve_stands_on_the_page_with_its_error(trace: Trace) -> None:
-    extent = page.Extent(sampling_rate=0.3)
-    options = {"capacity": THIRD, "capacities": (THIRD,), "extent": extent}
-    report = page.gather(trace, ReplayConfig(), policies=("lru",), **options)
+    report = gathered(trace, ReplayConfig(), page.Extent(sampling_rate=0.3))
     curve = sampled_curve(trace, ReplayConfig(), 0.3)
     blocks = report.result.num_blocks
     text = page.as_html(report)
@@ -178,22 +179,14 @@ def test_a_sample_of_a_curve_that_is_not_there_is_refused(trace: Trace) -> None:
     with pytest.raises(
         ValueError, match=r"sampling_rate must be 1 with groups of layers.* got 0.5"
     ):
-        page.gather(
-            trace,
-            GROUPED,
-            capacity=THIRD,
-            policies=("lru",),
-            extent=page.Extent(sampling_rate=0.5),
-        )
+        gathered(trace, GROUPED, page.Extent(sampling_rate=0.5))
 
 
 @pytest.mark.parametrize("config", [ReplayConfig(), GROUPED])
 def test_a_page_after_a_warm_up_counts_the_later_requests(
     trace: Trace, config: ReplayConfig
 ) -> None:
-    extent = page.Extent(warmup=40)
-    options = {"capacity": THIRD, "capacities": (THIRD,), "extent": extent}
-    report = page.gather(trace, config, policies=("lru",), **options)
+    report = gathered(trace, config, page.Extent(warmup=40))
     text = page.as_html(report)
     asked = sum(request.num_prompt_tokens for request in trace.requests[40:])
     assert "the first 40 requests fill the pool and are not counted" in text
@@ -205,9 +198,9 @@ def test_a_page_after_a_warm_up_counts_the_later_requests(
 
 
 def test_a_fleet_with_groups_has_no_bound_and_does_not_speak_of_one(trace: Trace) -> None:
-    options = {"capacity": THIRD, "extent": page.Extent(replicas=(1,), routers=("session",))}
+    extent = page.Extent(replicas=(1,), routers=("session",))
     for config, bounded in ((ReplayConfig(), True), (GROUPED, False)):
-        report = page.gather(trace, config, policies=("lru",), **options)
+        report = gathered(trace, config, extent)
         [row] = report.fleet
         [only] = row.result.replicas
         assert only.hit_tokens == report.result.hit_tokens
@@ -220,7 +213,6 @@ def test_a_page_on_windows_with_a_fleet_after_a_warm_up_says_what_each_part_coun
 ) -> None:
     extent = page.Extent(warmup=10, replicas=(1,), routers=("session",))
     config = replace(GROUPED, groups=GROUPS[:2])
-    options = {"capacity": THIRD, "capacities": (THIRD,), "extent": extent}
-    text = page.as_html(page.gather(trace, config, policies=("lru",), **options))
+    text = page.as_html(gathered(trace, config, extent))
     assert "The dashed line is what a pool without bounds would find." in text
     assert "All requests are counted here." in text

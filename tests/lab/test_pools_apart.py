@@ -45,24 +45,31 @@ def test_a_request_is_prefilled_and_then_handed_over() -> None:
     assert (prefill.peak_used_blocks, decode.peak_used_blocks) == (3, 2 + 2 + 3)
 
 
-def test_a_decode_replica_that_is_full_delays_decoding_and_not_the_first_token() -> None:
+@pytest.mark.parametrize(
+    ("blocks", "decode_blocks", "send_ms", "first_token_ms", "handover_ms"),
+    [
+        # The first request holds its blocks during the transfer and its service time.
+        (9, 3, 5, [10, 10], [15, 15 + 100 + 15]),
+        (3, 9, 0, [10, 20], [0, 0]),
+    ],
+    ids=["decode", "prefill"],
+)
+def test_a_full_replica_that_decodes_delays_decoding_and_one_that_prefills_the_first_token(
+    blocks: int,
+    decode_blocks: int,
+    send_ms: float,
+    first_token_ms: list[int],
+    handover_ms: list[int],
+) -> None:
     trace = Trace("two", (request(0, 1, 2, 3), request(0, 7, 8, 9)))
     model = PrefillModel(ms_per_token=0, overhead_ms=10)
-    options = FleetOptions(decode_blocks=3, send_ms_per_token=5, first_token=model)
-    found = fleet_apart(trace, Split(1, 1), 9, CONFIG, options=options)
-    assert found.first_token_ms.tolist() == [10, 10]
-    # The first request holds its blocks during the transfer and its service time.
-    assert found.handover_ms.tolist() == [15, 15 + 100 + 15]
+    options = FleetOptions(
+        decode_blocks=decode_blocks, send_ms_per_token=send_ms, first_token=model
+    )
+    found = fleet_apart(trace, Split(1, 1), blocks, CONFIG, options=options)
+    assert found.first_token_ms.tolist() == first_token_ms
+    assert found.handover_ms.tolist() == handover_ms
     assert found.waited == 1
-
-
-def test_a_prefill_replica_that_is_full_delays_the_first_token() -> None:
-    trace = Trace("two", (request(0, 1, 2, 3), request(0, 7, 8, 9)))
-    model = PrefillModel(ms_per_token=0, overhead_ms=10)
-    options = FleetOptions(decode_blocks=9, first_token=model)
-    found = fleet_apart(trace, Split(1, 1), 3, CONFIG, options=options)
-    assert found.first_token_ms.tolist() == [10, 20]
-    assert found.handover_ms.tolist() == [0, 0]
 
 
 def test_handovers_come_in_the_order_in_which_prompts_are_done() -> None:

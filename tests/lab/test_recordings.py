@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,17 @@ from blockmgr.lab.formats import kv_events as reader
 from blockmgr.lab.formats import recorded_engine
 from blockmgr.lab.formats.recorded_engine import UNKNOWN
 from blockmgr.lab.replay import ReplayConfig
-from blockmgr.lab.trace import Request, Trace, read_trace
+from blockmgr.lab.trace import Trace, read_trace
+from tests.lab.conftest import WriteLines
+from tests.lab.worlds import facts
+from tests.lab.worlds import prompts_of as prompts
 
 pytest.importorskip("msgspec", reason="the extra 'events'")
 
 from tests import fuzz_recordings, recordings
 
-WriteLines = Callable[..., Path]
-
 TRACES = Path(__file__).parent / "traces"
 PAUSE: list[list[Any]] = [[], [], []]
-
-
-def facts(request: Request) -> tuple[int, int, int]:
-    return request.arrival_ms, request.num_prompt_tokens, request.num_output_tokens
-
-
-def prompts(trace: Trace) -> list[list[int]]:
-    return [request.tokens().tolist() for request in trace.requests]
 
 
 def found(trace: Trace, block_size: int = 4) -> int:

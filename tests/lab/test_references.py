@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from random import Random
 
@@ -13,27 +11,9 @@ import pytest
 from blockmgr.lab.references import NO_RUN, References, references
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.runs import COLUMNS
-from blockmgr.lab.trace import HashedPrompt, Request, Trace
-from tests.lab.worlds import conversations, nodes, prompts
-
-MakeRequest = Callable[..., Request]
-MakeTrace = Callable[..., Trace]
-
-
-def hashed(*prompts_: tuple[list[int], int]) -> Trace:
-    requests = [
-        Request(
-            arrival_ms=number,
-            prompt=HashedPrompt(np.array(ids, dtype=np.int64), num_tokens),
-            num_output_tokens=0,
-        )
-        for number, (ids, num_tokens) in enumerate(prompts_)
-    ]
-    return Trace("hashed", tuple(requests))
-
-
-def expanded(trace: Trace) -> Trace:
-    return Trace("expanded", tuple(replace(r, prompt=r.tokens()) for r in trace.requests))
+from blockmgr.lab.trace import Trace
+from tests.lab.conftest import MakeTrace
+from tests.lab.worlds import as_tokens, conversations, hashed, nodes, prompts
 
 
 def node_paths(stream: References) -> list[list[list[int]]]:
@@ -82,7 +62,7 @@ def test_ids_and_the_tokens_they_stand_for_give_the_same_blocks(rule: str, block
         )
         config = ReplayConfig(block_size=block_size)
         by_ids = references(trace, config, rule)  # type: ignore[arg-type]
-        by_tokens = references(expanded(trace), config, rule)  # type: ignore[arg-type]
+        by_tokens = references(as_tokens(trace), config, rule)  # type: ignore[arg-type]
         assert _renumbered(by_ids) == _renumbered(by_tokens)
         assert by_ids.query_blocks == by_tokens.query_blocks
         for name in set(COLUMNS) - {"limit", "prompt"}:

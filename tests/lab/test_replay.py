@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +15,7 @@ from hypothesis import strategies as st
 from blockmgr.lab.replay import EventLoop, ReplayConfig, ReplayResult, held_blocks, replay
 from blockmgr.lab.study import attainable, study
 from blockmgr.lab.trace import Request, Trace
-
-MakeRequest = Callable[..., Request]
-MakeTrace = Callable[..., Trace]
+from tests.lab.conftest import MakeRequest, MakeTrace
 
 ONE_AT_A_TIME = ReplayConfig(block_size=2, min_service_ms=0, service_ms_per_token=0)
 
@@ -341,14 +338,6 @@ def test_with_parts_of_blocks_every_request_is_served_and_ample_room_finds_no_le
     assert attainable(trace, parts).hit_tokens >= attainable(trace, config).hit_tokens
 
 
-@settings(max_examples=200, deadline=None)
-@given(trace=traces(), capacity=st.integers(1, 14), config=configs)
-def test_the_same_replay_twice_counts_the_same(
-    trace: Trace, capacity: int, config: ReplayConfig
-) -> None:
-    assert replay(trace, capacity, config) == replay(trace, capacity, config)
-
-
 # Blocks of 2, a pool of 4, one request at a time. Letters are blocks; a tail of one token takes a
 # block while its request runs and is gone afterwards. Idle blocks are written oldest first.
 #
@@ -390,30 +379,6 @@ def test_a_request_waits_until_its_blocks_are_free(
     assert result.hit_tokens == 2
 
 
-def test_requests_that_end_make_room_for_one_that_arrives_just_then(
-    make_trace: MakeTrace, make_request: MakeRequest
-) -> None:
-    config = replace(ONE_AT_A_TIME, min_service_ms=10)
-    trace = make_trace(make_request([1, 2]), make_request([3, 4], arrival_ms=10))
-    assert replay(trace, 1, config).waited == 0
-
-
-def test_a_request_larger_than_the_pool_is_rejected_and_counts_as_missed(
-    make_trace: MakeTrace,
-) -> None:
-    result = replay(make_trace([1, 2, 3, 4, 5], [1, 2]), 2, ONE_AT_A_TIME)
-    assert (result.requests, result.rejected) == (2, 1)
-    assert (result.query_tokens, result.hit_tokens) == (7, 0)
-
-
-def test_more_samples_than_sequences_are_rejected(
-    make_trace: MakeTrace, make_request: MakeRequest
-) -> None:
-    trace = make_trace(make_request([1], outputs=[[1], [2], [3]]))
-    assert replay(trace, 50, replace(ONE_AT_A_TIME, max_seqs=2)).rejected == 1
-    assert replay(trace, 50, replace(ONE_AT_A_TIME, max_seqs=3)).rejected == 0
-
-
 def test_the_next_turn_finds_the_answer_but_for_its_last_token(
     make_trace: MakeTrace, make_request: MakeRequest
 ) -> None:
@@ -447,13 +412,6 @@ def test_samples_share_the_prompt_and_copy_its_tail(
     assert result.copies == 2
 
 
-def test_samples_of_a_prompt_that_fills_its_blocks_copy_nothing(
-    make_trace: MakeTrace, make_request: MakeRequest
-) -> None:
-    result = replay(make_trace(make_request([1, 2], outputs=[[4], [5]])), 20, ONE_AT_A_TIME)
-    assert (result.copies, result.peak_used_blocks) == (0, 3)
-
-
 def test_samples_end_in_order_so_the_first_is_given_up_first(
     make_trace: MakeTrace, make_request: MakeRequest
 ) -> None:
@@ -464,11 +422,6 @@ def test_samples_end_in_order_so_the_first_is_given_up_first(
     result = replay(make_trace(samples, filler, continued), 5, ONE_AT_A_TIME)
 
     assert (result.hit_tokens, result.evictions) == (4, 1)
-
-
-def test_namespaces_share_nothing(make_trace: MakeTrace, make_request: MakeRequest) -> None:
-    requests = [make_request([1, 2, 3], namespace=name) for name in (b"x", b"y", b"x")]
-    assert replay(make_trace(*requests), 20, ONE_AT_A_TIME).hit_tokens == 2
 
 
 def test_parts_of_blocks_are_reused_when_asked_for(make_trace: MakeTrace) -> None:

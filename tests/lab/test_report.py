@@ -52,11 +52,6 @@ def test_the_table_is_plain_aligned_lines_without_a_terminal(outcome: Study) -> 
     assert file.getvalue().isascii()
     assert all(line == line.rstrip() for line in file.getvalue().splitlines())
 
-
-def test_the_attainable_rate_stands_below_the_rates(outcome: Study) -> None:
-    file = StringIO()
-    print_study(outcome, file)
-    rows = file.getvalue().splitlines()[2:]
     for row, result in zip(rows, outcome.results, strict=False):
         assert row.split()[1:4] == [
             f"{result.num_blocks:,}",
@@ -158,11 +153,6 @@ def test_the_environment_says_how_to_get_a_missing_extra(monkeypatch: pytest.Mon
     assert dict(environment())["extra plot"] == expected
     # Brackets are markup for rich, and would disappear.
     assert expected in file.getvalue()
-
-
-def test_the_environment_is_printed_one_fact_a_line() -> None:
-    file = StringIO()
-    print_facts(environment(), file)
     assert len(file.getvalue().splitlines()) == len(environment())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,11 @@ from blockmgr.errors import TraceFormatError
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.trace import Trace, read_trace
-
-WriteLines = Callable[..., Path]
+from tests.lab.conftest import WriteLines
 
 
 def row(time: Any, tokens: int, ids: list[Any], **more: Any) -> dict[str, Any]:
     return {"timestamp": time, "input_length": tokens, "output_length": 1, "hash_ids": ids, **more}
-
-
-@pytest.fixture
-def read(write_lines: WriteLines) -> Callable[..., Trace]:
-    def from_rows(*rows: Any, **options: Any) -> Trace:
-        return read_trace(write_lines(*map(json.dumps, rows)), **options)
-
-    return from_rows
 
 
 def arrivals(trace: Trace) -> list[int]:

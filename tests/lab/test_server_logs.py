@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,10 @@ import pytest
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.formats import log_lines, sglang_log, vllm_log
-from blockmgr.lab.trace import Request, Trace, read_trace
+from blockmgr.lab.trace import read_trace
+from tests.lab.conftest import WriteLines
+from tests.lab.worlds import facts, same
+from tests.lab.worlds import prompts_of as prompts
 from tests.server_logs import (
     FRAMES,
     TRAP,
@@ -27,29 +29,9 @@ from tests.server_logs import (
     vllm,
 )
 
-WriteLines = Callable[..., Path]
-
 TRACES = Path(__file__).parent / "traces"
 VLLM = (TRACES / "vllm.log").read_text().splitlines()
 PROMPTS = [[128000, 46864, 11, 10137], [128000, 13347], [128000, 13347, 0]]
-
-
-def facts(request: Request) -> tuple[int, int, int]:
-    return request.arrival_ms, request.num_prompt_tokens, request.num_output_tokens
-
-
-def prompts(trace: Trace) -> list[list[int]]:
-    return [request.tokens().tolist() for request in trace.requests]
-
-
-def same(one: Trace, other: Trace) -> bool:
-    def everything(trace: Trace) -> list[Any]:
-        return [
-            (facts(r), r.tokens().tolist(), [o.tolist() for o in r.outputs], r.namespace)
-            for r in trace.requests
-        ]
-
-    return everything(one) == everything(other)
 
 
 def refused(path: Path) -> TraceFormatError:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
 
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import Capacity, attainable, parse_capacities, parse_share, study
-from blockmgr.lab.trace import Trace
 from blockmgr.lab.workloads import generate
-
-MakeTrace = Callable[..., Trace]
 
 
 def test_capacities_are_shares_or_blocks() -> None:

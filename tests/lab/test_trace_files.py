@@ -10,7 +10,6 @@ import pytest
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.lab.trace import read_trace
-from tests.lab.byte_tokenizer import TEMPLATE, saved
 from tests.server_logs import asked, received, sglang, vllm
 
 ROOT = Path(__file__).parents[2]
@@ -192,11 +191,6 @@ def rows_of_page() -> dict[str, str]:
 def sample_of(file: str) -> tuple[bytes, dict[str, Any]]:
     [found] = [value for name, value in SAMPLES.items() if file.startswith(name)]
     return found
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved(tmp_path_factory.mktemp("bytes"), TEMPLATE)
 
 
 def test_every_row_of_the_table_has_a_sample_and_every_sample_a_row() -> None:

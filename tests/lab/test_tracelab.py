@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from blockmgr.errors import TraceFormatError
 from blockmgr.lab.attainable import unbounded
 from blockmgr.lab.replay import ReplayConfig
 from blockmgr.lab.trace import HashedPrompt, Trace, read_trace
+from tests.lab.conftest import WriteLines
 
-WriteLines = Callable[..., Path]
 SIZE = ReplayConfig(block_size=64)
 
 
@@ -29,14 +28,6 @@ def row(index: int, tokens: int, prefix: int = 0, **more: Any) -> dict[str, Any]
         **{"input_tokens_total": tokens, "prefix_tokens": prefix, "output_tokens": 9},
         **{"timing_events": [event(index)], **more},
     }
-
-
-@pytest.fixture
-def read(write_lines: WriteLines) -> Callable[..., Trace]:
-    def from_rows(*rows: Any, **options: Any) -> Trace:
-        return read_trace(write_lines(*map(json.dumps, rows)), **options)
-
-    return from_rows
 
 
 def shared(trace: Trace) -> list[int]:

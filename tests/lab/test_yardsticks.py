@@ -1,4 +1,4 @@
-"""Exact counts of the optimum and the curve on a production trace.
+"""Exact counts of replays, of the optimum and of the curve on a production trace.
 
 The numbers of the tables come from an independent simulator; the naive simulations of
 ``brute_force`` reproduce every count. The trace is Mooncake's ``conversation_trace.jsonl`` (FAST'25
@@ -10,6 +10,9 @@ capacities. Simulators of ids have no outputs, so the replays here have none.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from blockmgr.lab.attainable import unbounded
@@ -17,9 +20,11 @@ from blockmgr.lab.curve import hit_rate_curve
 from blockmgr.lab.optimum import optima_of
 from blockmgr.lab.references import Rule, references
 from blockmgr.lab.replay import ReplayConfig, replay
-from blockmgr.lab.trace import Trace, read_trace
+from blockmgr.lab.trace import HashedPrompt, Request, Trace, read_trace
 from tests.lab.brute_force import farthest_first_hits, lru_hits, unbounded_hits, uses
-from tests.lab.test_anchors import CONVERSATION
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONVERSATION = REPOSITORY.parent / "shared" / "traces" / "conversation_trace.jsonl"
 
 pytestmark = pytest.mark.skipif(
     not CONVERSATION.exists(), reason=f"needs the Mooncake trace at {CONVERSATION}"
@@ -45,6 +50,8 @@ SERVED = {
     36_558: (100_999, 51_711_488, 105_584),
     91_395: (104_744, 53_628_928, 105_584),
 }
+# LRU blocks of a pool from which the last token of each prompt takes a block while it runs.
+LESS = {1827: 15_134, 3655: 22_861, 9139: 56_475, 18_279: 80_462, 36_558: 99_630}
 AT_512 = ReplayConfig(block_size=512, min_service_ms=0, service_ms_per_token=0, outputs="none")
 AT_16 = ReplayConfig(block_size=16, min_service_ms=0, service_ms_per_token=0, outputs="none")
 
@@ -54,12 +61,50 @@ def conversation() -> Trace:
     return read_trace(CONVERSATION)
 
 
+@pytest.fixture(scope="module")
+def whole_ids(conversation: Trace) -> Trace:
+    """Every id as a full block, so that each can hit; a unique token ends each prompt."""
+    requests = []
+    for number, request in enumerate(conversation.requests):
+        assert isinstance(request.prompt, HashedPrompt)
+        ids = request.prompt.ids
+        own = np.array([2**31 + number], dtype=np.uint32)
+        blocks = HashedPrompt(ids, 512 * len(ids)).expand()
+        requests.append(
+            Request(
+                arrival_ms=request.arrival_ms,
+                prompt=np.concatenate((blocks, own)),
+                num_output_tokens=request.num_output_tokens,
+            )
+        )
+    return Trace("whole ids", tuple(requests))
+
+
 def test_an_id_of_this_trace_names_its_prefix(conversation: Trace) -> None:
     before: dict[int, int] = {}
+    count = 0
     for request in conversation.requests:
         ids = request.prompt.ids.tolist()  # type: ignore[union-attr]
+        count += len(ids)
         for parent, own in zip((-1, *ids), ids, strict=False):
             assert before.setdefault(own, parent) == parent
+    assert (len(conversation.requests), count, len(before)) == (12_031, 288_500, 182_790)
+
+
+def test_the_unbounded_rate(conversation: Trace, whole_ids: Trace) -> None:
+    # Look-ups less distinct blocks: 288,500 - 182,790.
+    assert unbounded(whole_ids, AT_512).hit_tokens == 512 * 105_710
+    # Only full blocks, and the last token is recomputed.
+    assert unbounded(conversation, AT_512).hit_tokens == 512 * 105_592
+    rate = unbounded(conversation, ReplayConfig(outputs="none")).hit_rate
+    assert rate == pytest.approx(0.37362, abs=5e-6)
+
+
+@pytest.mark.parametrize("blocks", LESS)
+def test_lru_hits_of_the_manager_one_request_at_a_time(whole_ids: Trace, blocks: int) -> None:
+    # One block more than in the simulator: the prompt's last token takes one while it runs.
+    assert replay(whole_ids, blocks + 1, AT_512).hit_tokens == 512 * IDS[blocks][0]
+    assert replay(whole_ids, blocks, AT_512).hit_tokens == 512 * LESS[blocks]
 
 
 @pytest.mark.parametrize(("rule", "table"), [("ids", IDS), ("served", SERVED)])

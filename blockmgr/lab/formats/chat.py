@@ -25,7 +25,7 @@ from blockmgr.lab.formats.bodies import (
 )
 from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.record import MAX_NUMBER, shown
-from blockmgr.lab.formats.times import DELAYS, TIMES, TURN_MS, Arrivals, Times, answered_ms
+from blockmgr.lab.formats.times import DELAYS, TIMES, TURN_MS, WHOLE, Arrivals, Times, answered_ms
 from blockmgr.lab.request import OUTPUT_TOKEN
 from blockmgr.lab.stored import Row
 
@@ -54,7 +54,6 @@ ROLES: Final = {
     "function": "tool",
     "observation": "tool",
 }
-WHOLE: Final = ("full", "whole", "complete")
 DELTAS: Final = ("delta", "incremental", "append")
 LENGTHS: Final = ("output_length", "output_tokens")
 MOST_CHARS: Final = 2**28
@@ -229,7 +228,6 @@ class _Texts:
             arrival_ms=arrival_ms,
             order=order,
             prompt=tokens,
-            num_tokens=None,
             num_output_tokens=num_output_tokens,
             outputs=outputs,
             namespace=self._namespace,

@@ -7,9 +7,10 @@ SGLang 0.5.23, and ``blockmgr.events.wire`` for what blockmgr's own publisher ad
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.lab.formats.record import shown
+from blockmgr.lab.formats.record import checked_tokens, shown
 
 if TYPE_CHECKING:
     from blockmgr.lab.formats.record import Record
@@ -180,7 +181,13 @@ def stored_of(record: Record, fields: dict[str, Any]) -> Stored:
         TraceFormatError: A field is wrong, or the numbers of blocks, tokens and keys differ.
     """
     hashes = hashes_of(record, fields)
-    tokens = _tokens(record, fields.get("token_ids"))
+    values = fields.get("token_ids")
+    if isinstance(values, list) and values and all(_is_pair(value) for value in values):
+        # SGLang with EAGLE names pairs: each token with the one after it.
+        values = [first for first, _ in values]
+    refuse = partial(record.error, "token_ids")
+    expected = "integers from 0, of at most 64 bits"  # those of images (SGLang)
+    tokens = checked_tokens("token_ids", values, refuse, MOST_WIDE - 1, expected)
     size = fields.get("block_size")
     if type(size) is not int or size < 1:
         raise record.wrong("block_size", size, "an integer above 0")
@@ -203,20 +210,6 @@ def stored_of(record: Record, fields: dict[str, Any]) -> Stored:
         None if salt is None else str(salt),
         _keys(record, fields.get("extra_keys"), len(hashes)),
     )
-
-
-def _tokens(record: Record, values: Any) -> list[int]:
-    """Tokens, of which those of images may have up to 64 bits (SGLang)."""
-    if isinstance(values, list) and values and all(_is_pair(value) for value in values):
-        # SGLang with EAGLE names pairs: each token with the one after it.
-        values = [first for first, _ in values]
-    if not isinstance(values, list):
-        raise record.error("token_ids", f"{shown(values)} in token_ids", "a list of integers")
-    for value in values:
-        if type(value) is not int or not 0 <= value < MOST_WIDE:
-            expected = "integers from 0, of at most 64 bits"
-            raise record.error("token_ids", f"{shown(value)} in token_ids", expected)
-    return values
 
 
 def _is_pair(value: Any) -> bool:

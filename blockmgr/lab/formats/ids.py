@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from blockmgr.lab.formats.fields import Known
 from blockmgr.lab.formats.reading import IdSize
 from blockmgr.lab.formats.record import MAX_NUMBER, shown
-from blockmgr.lab.formats.times import CONVERSATION_MS, DELAYS, TIMES, answered_ms
+from blockmgr.lab.formats.times import CONVERSATION_MS, DELAYS, TIMES, WHOLE, answered_ms
 from blockmgr.lab.request import TOKENS_PER_HASH_ID
 from blockmgr.lab.stored import Row
 
@@ -41,7 +41,6 @@ CHECKED_IDS: Final = 2**19
 """Most distinct ids whose predecessors are checked: more take too much memory."""
 
 CHECKED_SESSIONS: Final = 2**17
-WHOLE_PROMPTS: Final = ("full", "whole", "complete")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,8 +315,8 @@ class _Ids:
                 before it ended has no id, so the turns cannot be joined.
         """
         mode, session = row.get("message_mode"), row.get("session_id")
-        if mode is not None and mode not in WHOLE_PROMPTS:
-            expected = f"rows with whole prompts ({', '.join(WHOLE_PROMPTS)})"
+        if mode is not None and mode not in WHOLE:
+            expected = f"rows with whole prompts ({', '.join(WHOLE)})"
             raise record.wrong("message_mode", mode, expected)
         if not isinstance(session, str | int):
             return None

@@ -14,13 +14,14 @@ import re
 from calendar import timegm
 from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from time import strptime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from blockmgr.errors import TraceFormatError
 from blockmgr.files import MAX_LINE_BYTES
-from blockmgr.lab.formats.record import MAX_TOKEN, is_json, shown
+from blockmgr.lab.formats.record import checked_tokens, is_json
+from blockmgr.lab.formats.times import iso_ms
 from blockmgr.lab.stored import Row
 
 if TYPE_CHECKING:
@@ -226,13 +227,8 @@ def _moment(text: str) -> int | str:
     if MICROSECONDS.fullmatch(text):
         return int(text) // 1000
     # Fractions of nanoseconds, which Docker writes, have too many digits for Python.
-    shorter = re.sub(r"(\.\d{6})\d+", r"\1", text.replace(",", "."))
-    try:
-        moment = datetime.fromisoformat(shorter)
-    except ValueError:
-        return text
-    base = datetime(1970, 1, 1, tzinfo=None if moment.tzinfo is None else UTC)
-    return (moment - base) // timedelta(milliseconds=1)
+    found = iso_ms(re.sub(r"(\.\d{6})\d+", r"\1", text.replace(",", ".")))
+    return text if found is None else found
 
 
 UNANSWERED: Final = 8192
@@ -258,7 +254,6 @@ class Asked:
             arrival_ms=self.arrival_ms,
             order=self.order,
             prompt=self.prompt,
-            num_tokens=None,
             num_output_tokens=longest if num_tokens is None else num_tokens,
             outputs=outputs,
             namespace=self.namespace,
@@ -326,13 +321,7 @@ class LoggedRequests(Generic[A]):
         Raises:
             TraceFormatError: They are not; ``where`` is the text at the position of the error.
         """
-        if not isinstance(values, list):
-            raise self.error(line, where, f"{shown(values)} in {name}", "a list of integers")
-        for value in values:
-            if type(value) is not int or not 0 <= value <= MAX_TOKEN:
-                expected = f"integers in [0, {MAX_TOKEN}]"
-                raise self.error(line, where, f"{shown(value)} in {name}", expected)
-        return values
+        return checked_tokens(name, values, partial(self.error, line, where))
 
     def tell(self, found: str, expected: str) -> None:
         """Report what was left out, after the last line.

@@ -43,7 +43,9 @@ def _check_header(record: Record) -> None:
 
 
 def _row(record: Record, reading: Reading) -> Row:
-    arrival_ms = reading.clock.at(record, "arrival_ms", record.integer("arrival_ms", 0, MAX_NUMBER))
+    arrival_ms = record.integer("arrival_ms", 0, MAX_NUMBER)
+    if (late := reading.clock.check(arrival_ms)) is not None:
+        raise record.wrong("arrival_ms", arrival_ms, late)
     tokens = record.tokens("tokens", record.items("tokens"))
     if not tokens:
         raise record.error("tokens", "an empty prompt", "at least 1 token")
@@ -59,7 +61,6 @@ def _row(record: Record, reading: Reading) -> Row:
         arrival_ms=arrival_ms,
         order=reading.next_order(),
         prompt=tokens,
-        num_tokens=None,
         num_output_tokens=num_output_tokens,
         outputs=outputs,
         namespace=_namespace(record),

@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.errors import TraceFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from blockmgr.lab.formats.opened import Opened
 
-__all__ = ["MAX_NUMBER", "MAX_TOKEN", "Record", "is_json", "kind_of", "records", "shown"]
+__all__ = [
+    "MAX_NUMBER",
+    "MAX_TOKEN",
+    "Record",
+    "checked_tokens",
+    "is_json",
+    "kind_of",
+    "records",
+    "shown",
+]
 
 TYPE_NAMES: Final = {
     bool: "a boolean",
@@ -159,13 +169,7 @@ class Record:
         Raises:
             TraceFormatError: They are not.
         """
-        if type(values) is not list:
-            raise self.error(field, f"{shown(values)} in {field}", "a list of integers")
-        for value in values:
-            if type(value) is not int or not 0 <= value <= MAX_TOKEN:
-                expected = f"integers in [0, {MAX_TOKEN}]"
-                raise self.error(field, f"{shown(value)} in {field}", expected)
-        return values
+        return checked_tokens(field, values, partial(self.error, field))
 
 
 class _TwiceError(ValueError):
@@ -199,14 +203,32 @@ def records(file: Opened, most_bytes: int) -> Iterator[Record]:
         TraceFormatError: A record is not JSON, or is longer than ``most_bytes``.
     """
     head = file.head.decode("utf-8", "replace").lstrip("\ufeff")
-    if ARRAY.match(head):
-        yield from _elements(file, most_bytes)
-        return
-    if OBJECT_OF_LINES.match(head):
-        yield from _objects(file, most_bytes)
+    is_array = ARRAY.match(head) is not None
+    if is_array or OBJECT_OF_LINES.match(head):
+        yield from _values(file, most_bytes, is_array=is_array)
         return
     for number, raw in file.lines(most_bytes):
         yield Record.of_line(file.path, number, raw.removeprefix(b"\xef\xbb\xbf"))
+
+
+def checked_tokens(
+    name: str,
+    values: Any,
+    refuse: Callable[[str, str], TraceFormatError],
+    most: int = MAX_TOKEN,
+    expected: str = f"integers in [0, {MAX_TOKEN}]",
+) -> list[int]:
+    """The value of the field ``name``, if it is a list of tokens up to ``most``.
+
+    Raises:
+        TraceFormatError: It is none; ``refuse`` returns the error.
+    """
+    if type(values) is not list:
+        raise refuse(f"{shown(values)} in {name}", "a list of integers")
+    for value in values:
+        if type(value) is not int or not 0 <= value <= most:
+            raise refuse(f"{shown(value)} in {name}", expected)
+    return values
 
 
 def kind_of(value: Any) -> str:
@@ -292,39 +314,29 @@ def _last_whole(raw: bytes) -> int:
     return len(raw)
 
 
-def _elements(file: Opened, most_bytes: int) -> Iterator[Record]:
-    """The elements of an array, one at a time, without holding all of it."""
+def _values(file: Opened, most_bytes: int, *, is_array: bool) -> Iterator[Record]:
+    """The elements of an array, or objects one after another, without holding all of them."""
     window = _Window(file, most_bytes)
     window.more()
-    window.drop(window.text.index("[") + 1)
-    if window.skip_space() == "]":
-        return
+    window.drop(len(window.text) - len(window.text.lstrip("\ufeff")))
+    if is_array:
+        window.drop(window.text.index("[") + 1)
+        if window.skip_space() == "]":
+            return
     decoder = json.JSONDecoder(object_pairs_hook=_once)
-    while True:
-        window.skip_space()
+    while window.skip_space() or is_array:
         line, column = window.line, window.column
         value, size = _decoded(decoder, window)
         yield Record(file.path, line, window.text[:size], value, column)
         window.drop(size)
+        if not is_array:
+            continue
         after = window.skip_space()
         if after not in (",", "]"):
             raise window.error(f"{after or 'the end of the file'!r}"[:40], "',' or ']'")
         window.drop(1)
         if after == "]":
             return
-
-
-def _objects(file: Opened, most_bytes: int) -> Iterator[Record]:
-    """Objects one after another, with their line breaks."""
-    window = _Window(file, most_bytes)
-    window.more()
-    window.drop(len(window.text) - len(window.text.lstrip("\ufeff")))
-    decoder = json.JSONDecoder(object_pairs_hook=_once)
-    while window.skip_space():
-        line, column = window.line, window.column
-        value, size = _decoded(decoder, window)
-        yield Record(file.path, line, window.text[:size], value, column)
-        window.drop(size)
 
 
 def _decoded(decoder: json.JSONDecoder, window: _Window) -> tuple[Any, int]:

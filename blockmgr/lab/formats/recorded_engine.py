@@ -220,22 +220,16 @@ class _Open:
             arrival_ms=self.arrival_ms,
             order=self.order,
             prompt=self.prompt,
-            num_tokens=None,
             num_output_tokens=len(output),
             outputs=[output] if output else [],
             namespace=self.namespace,
         )
 
-    def extend(self, run: StoredRun) -> None:
-        """Add blocks that continue this request."""
+    def extend(self, run: StoredRun, *, answered: bool) -> None:
+        """Add blocks that continue this request, or that are its answer as a whole."""
         is_chunk = len(run.stored.hashes) > 1 or run.batch == self.batch
-        part = self.prompt if is_chunk and not self.output else self.output
+        part = self.prompt if is_chunk and not self.output and not answered else self.output
         part += run.tokens
-        self.latest_ms, self.batch = run.now, run.batch
-
-    def answer(self, run: StoredRun) -> None:
-        """Add blocks that continue this request as its answer."""
-        self.output += run.tokens
         self.latest_ms, self.batch = run.now, run.batch
 
 
@@ -298,14 +292,12 @@ class RecordedEngine:
         self.know(record, run)
         request = None if parent is None else self._open.pop(parent, None)
         answered = None if parent is None or request else self._unanswered.pop(parent, None)
-        if request is not None:
-            request.extend(run)
-        elif answered is not None:
-            request = answered
-            request.answer(run)
-        else:
+        request = request or answered
+        if request is None:
             whole = path + run.tokens
             request = _Open(run.now, run.now, run.batch, order, run.namespace, whole)
+        else:
+            request.extend(run, answered=answered is not None)
         same = self._open.pop(tail, None)  # another request with the same blocks
         self._open[tail] = request
         if same is not None:

@@ -12,7 +12,7 @@ arrives ``TURN_MS`` after the answer before it, or after the ``delay`` that its 
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.formats.record import MAX_NUMBER
@@ -28,11 +28,16 @@ __all__ = [
     "DELAYS",
     "TIMES",
     "TURN_MS",
+    "WHOLE",
     "Arrivals",
     "Clock",
     "Times",
     "answered_ms",
+    "iso_ms",
 ]
+
+WHOLE: Final = ("full", "whole", "complete")
+"""Values of ``message_mode`` of rows with a whole prompt."""
 
 CONVERSATION_MS: Final = 1000
 TURN_MS: Final = 10_000
@@ -91,7 +96,7 @@ class Times:
         number = _number(value)
         is_date = number is None or number >= FIRST_DATE
         if number is None:
-            milliseconds, unit = _iso_ms(value), "ISO 8601"
+            milliseconds, unit = iso_ms(value), "ISO 8601"
         elif self._dates and is_date:
             _, more, less, unit = next(one for one in UNITS if number < one[0])
             milliseconds, unit = _scaled(number, more, less), f"{unit} since 1970"
@@ -116,17 +121,6 @@ class Clock:
     def __init__(self, *, sort: bool) -> None:
         self._sort = sort
         self._latest = 0
-
-    def at(self, record: Record, name: str, time_ms: int) -> int:
-        """``time_ms`` from the field ``name`` of ``record``, checked.
-
-        Raises:
-            TraceFormatError: It is earlier than a previous time in the same file.
-        """
-        error = self.check(time_ms)
-        if error is not None:
-            raise record.wrong(name, record.get(name), error)
-        return time_ms
 
     def check(self, time_ms: int) -> str | None:
         """The expected time instead of ``time_ms``; None if that is valid."""
@@ -244,10 +238,11 @@ def _scaled(number: float, more: int, less: int) -> int:
     return math.floor(round(number * more / less, 6))
 
 
-def _iso_ms(value: Any) -> int | None:
+def iso_ms(value: Any) -> int | None:
+    """Milliseconds from 1970 to an ISO 8601 date, of UTC without a zone; None if it is none."""
     try:
         time = datetime.fromisoformat(value)
         aware = time if time.tzinfo else time.replace(tzinfo=UTC)
-        return math.floor(round(aware.timestamp() * MS_IN_SECOND, 3))
+        return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     except (TypeError, ValueError, OverflowError):
         return None
