@@ -294,24 +294,6 @@ def check_block_sizes(groups: Sequence[Group], block_size: int) -> None:
         )
 
 
-def refuse_block_sizes(groups: Iterable[Group], whose: str) -> None:
-    """Refuses groups with block sizes of their own where all blocks must have as many tokens.
-
-    Args:
-        groups: The groups.
-        whose: What cannot use them, for the message.
-
-    Raises:
-        ValueError: A group has a block size of its own.
-    """
-    for position, group in enumerate(groups):
-        if getattr(group, "block_size", None) is not None:
-            raise ValueError(
-                f"groups must have no block_size of their own for {whose}, got {group} at position "
-                f"{position}"
-            )
-
-
 def refuse_rings(groups: Iterable[Group], whose: str) -> None:
     """Refuses rings.
 

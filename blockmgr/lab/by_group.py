@@ -14,7 +14,7 @@ import numpy as np
 
 from blockmgr.blocks import BlockState
 from blockmgr.explain import MissReason
-from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow
+from blockmgr.groups import ChunkedAttention, RecurrentState, SlidingWindow, sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -147,7 +147,7 @@ class GroupWatch:
     def __init__(self, manager: BlockManager, config: ReplayConfig, num_requests: int) -> None:
         self._manager = manager
         self._groups = config.groups
-        self._size = config.block_size
+        self._sizes = sizes_of(config.groups, config.block_size)
         self._every = -(-num_requests // MOMENTS)
         self._refused_tokens = 0
         self._refused = 0  # for the request that is about to be admitted
@@ -187,8 +187,9 @@ class GroupWatch:
                 count = int(np.count_nonzero(chosen))
                 filled = int(blocks.num_computed_tokens[chosen].sum(dtype=np.int64))
                 whole = isinstance(group, RecurrentState)  # a state has no tokens
-                unfilled = 0 if whole else count * self._size - filled
-                self._sums[number, column : column + 2] += count, unfilled / self._size
+                size = self._sizes[number]
+                unfilled = 0 if whole else count * size - filled
+                self._sums[number, column : column + 2] += count, unfilled / size
 
     def result(self) -> ByGroup:
         """All counts."""

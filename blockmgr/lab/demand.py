@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blockmgr.config import options_of
-from blockmgr.groups import FullAttention, RecurrentState
+from blockmgr.groups import FullAttention, RecurrentState, tokens_per_block
 from blockmgr.manager import BlockManager
 from blockmgr.tiers import TierConfig, TieredManager
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockmgr.blocks import Match
     from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.trace import Request, Trace
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Limits",
+    "attention_blocks",
     "extra_blocks",
     "held_blocks",
     "replay_manager",
@@ -44,8 +47,17 @@ def extra_blocks(match: Match, config: ReplayConfig) -> int:
         config: Config of the replay.
     """
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
-    attention = len(config.groups) - states
-    return states * (match.num_cached_tokens > 0) + attention * (match.num_partial_tokens > 0)
+    partly = match.num_partial_tokens > 0
+    return states * (match.num_cached_tokens > 0) + attention_blocks(config) * partly
+
+
+def attention_blocks(config: ReplayConfig) -> int:
+    """Blocks of all groups with attention that hold the tokens of one of the manager's."""
+    return sum(
+        config.block_size // tokens_per_block(group, config.block_size)
+        for group in config.groups
+        if not isinstance(group, RecurrentState)
+    )
 
 
 def held_blocks(request: Request, config: ReplayConfig) -> int:
@@ -57,9 +69,7 @@ def held_blocks(request: Request, config: ReplayConfig) -> int:
     """
     prompt, size = request.num_prompt_tokens, config.block_size
     outputs = config.output_lengths(request)
-    shared = prompt // size
-    own = sum(-(-(prompt + output) // size) - shared for output in outputs if output)
-    own += prompt % size > 0 and 0 in outputs
+    shared, own = _shared_and_own(prompt, outputs, size, size)
     if not config.groups:
         # A full last block is computed again if it is cached. Without remapping, both blocks then
         # stay in use, and the samples take their own blocks after that.
@@ -69,7 +79,10 @@ def held_blocks(request: Request, config: ReplayConfig) -> int:
     for group in config.groups:
         if isinstance(group, RecurrentState):
             total += len(outputs) * (1 + group.extra_blocks)
-        elif isinstance(group, FullAttention):
+            continue
+        size = tokens_per_block(group, config.block_size)
+        shared, own = _shared_and_own(prompt, outputs, size, config.block_size)
+        if isinstance(group, FullAttention):
             total += shared + own
         else:
             chunk = min(config.forward_tokens, prompt)
@@ -77,6 +90,15 @@ def held_blocks(request: Request, config: ReplayConfig) -> int:
             running = -(-(group.width - 1) // size) + own  # each sequence has its own tail
             total += min(shared + own, max(prefill, running))
     return total
+
+
+def _shared_and_own(
+    prompt: int, outputs: Sequence[int], size: int, shared_size: int
+) -> tuple[int, int]:
+    """Blocks that all samples of a prompt share, in whole ones of the manager, and all others."""
+    shared = prompt // shared_size * shared_size // size
+    own = sum(-(-(prompt + output) // size) - shared for output in outputs if output)
+    return shared, own + (-(-prompt // size) - shared) * (0 in outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ block has enough tokens to hold a state.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +29,10 @@ class Model:
     Attributes:
         name: Name of the model.
         groups: The groups of its layers; empty for a single group with full attention.
-        bytes_per_token: Bytes per token in all layers of one group.
-        block_size: Fewest tokens per block that hold a state; None without states.
+        bytes_per_token: Bytes per token in all layers of one group; where groups have block sizes
+            of their own, bytes of a block per token of ``block_size``.
+        block_size: Fewest tokens per block that hold a state, or the tokens that hold whole blocks
+            of each group; None if neither matters.
         num_kv_heads: K/V heads of a layer, which tensor parallelism divides; 1 with MLA.
     """
 
@@ -60,12 +63,14 @@ class Model:
         shape = HybridShape.from_config(config, _element(config, dtype), state_dtype=state)
         if len(shape.groups) == 1:
             return cls.as_one_group(name, config, dtype)
+        size = shape.block_size_for()
+        kvs = [shape.group_layer(group).kv for group in range(len(shape.groups))]
         return cls(
             name=name,
             groups=shape.groups,
-            bytes_per_token=shape.group_size * shape.kv.bytes_per_token,
-            block_size=shape.block_size_for() if shape.has_states else None,
-            num_kv_heads=shape.kv.num_kv_heads,
+            bytes_per_token=shape.bytes_per_block(size) // size,
+            block_size=size if shape.has_states or shape.has_sizes else None,
+            num_kv_heads=math.gcd(*(kv.num_kv_heads for kv in kvs if kv)),
         )
 
     @classmethod
@@ -120,11 +125,17 @@ class Model:
         }
 
     def check_block_size(self, block_size: int) -> None:
-        """Refuse blocks that are too small for a state.
+        """Refuse blocks that are too small for a state, or others than those of the groups.
 
         Raises:
-            ValueError: ``block_size`` is too small.
+            ValueError: ``block_size`` is too small, or another one.
         """
+        has_sizes = any(getattr(group, "block_size", None) for group in self.groups)
+        if has_sizes and block_size != self.block_size:
+            raise ValueError(
+                f"block_size must be {self.block_size} for {self.name}, whose groups have blocks of"
+                f" their own sizes, got {block_size}"
+            )
         if self.block_size is not None and block_size < self.block_size:
             raise ValueError(
                 f"block_size must be at least {self.block_size} for a block of {self.name} to hold "
@@ -161,6 +172,16 @@ NAMED: Final = {
             head_dim=256,
         ),
         _named(
+            "gemma-4",
+            model_type="gemma4_text",
+            num_hidden_layers=30,
+            layer_types=[*["sliding_attention"] * 5, "full_attention"] * 5,
+            sliding_window=512,
+            num_key_value_heads=4,
+            head_dim=256,
+            global_head_dim=512,
+        ),
+        _named(
             "qwen3-next",
             "bfloat16",
             num_hidden_layers=48,
@@ -187,8 +208,8 @@ NAMED: Final = {
         ),
     )
 }
-"""Llama 3.1 and Qwen3 in two sizes each, Gemma-3-12B, Qwen3-Next-80B-A3B and
-Nemotron-3-Nano-30B-A3B, with states in vLLM's types."""
+"""Llama 3.1 and Qwen3 in two sizes each, Gemma-3-12B, Gemma 4 with the defaults of transformers,
+Qwen3-Next-80B-A3B and Nemotron-3-Nano-30B-A3B, with states in vLLM's types."""
 
 
 def named(name: str) -> Model:

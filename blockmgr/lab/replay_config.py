@@ -15,9 +15,9 @@ from blockmgr.config import EVICTION_POLICIES, ManagerConfig
 from blockmgr.groups import (
     Group,
     RecurrentState,
+    check_block_sizes,
     check_prompt_end_stop,
     checked_groups,
-    refuse_block_sizes,
     refuse_rings,
 )
 from blockmgr.lab.tiered import ReplayTier
@@ -196,7 +196,7 @@ class ReplayConfig:
         check_options(self)
         object.__setattr__(self, "groups", checked_groups(self.groups))
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
-        refuse_block_sizes(self.groups, "a replay")
+        check_block_sizes(self.groups, self.block_size)
         refuse_rings(self.groups, "a replay")
         self._check_tiers()
         if self.groups:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from blockmgr.groups import RecurrentState, extra_blocks_of
 from blockmgr.lab.attainable import Attainable, unbounded
 from blockmgr.lab.choices import different
-from blockmgr.lab.demand import row_blocks
+from blockmgr.lab.demand import attention_blocks, row_blocks
 from blockmgr.lab.replay import Clock, Progress, ReplayConfig, ReplayResult, replay
 
 if TYPE_CHECKING:
@@ -237,11 +237,11 @@ def parse_capacity(text: str) -> Capacity:
 
 def as_alone(alone: Attainable, config: ReplayConfig) -> Attainable:
     """The counts with windows and chunks, from those of full attention alone."""
-    groups = len(config.groups)
+    count = attention_blocks(config)
     return replace(
         alone,
-        full_blocks=alone.full_blocks * groups,
-        peak_private_blocks=alone.peak_private_blocks * groups,
+        full_blocks=alone.full_blocks * count,
+        peak_private_blocks=alone.peak_private_blocks * count,
     )
 
 
@@ -252,7 +252,7 @@ def ample_blocks(trace: Trace, config: ReplayConfig) -> int:
     states at three stops and at its end, besides the current one.
     """
     states = sum(isinstance(group, RecurrentState) for group in config.groups)
-    attention = len(config.groups) - states
+    attention = attention_blocks(config)
     slots = sum(extra_blocks_of(group) for group in config.groups)
     total = 0
     for request in trace.requests:

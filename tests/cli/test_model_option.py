@@ -208,6 +208,7 @@ def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
     hybrid = {name: model for name, model in NAMED.items() if model.groups}
     assert {name: model.block_size for name, model in hybrid.items()} == {
         "gemma-3": None,
+        "gemma-4": 32,
         "qwen3-next": 544,
         "nemotron-h": 2096,
     }

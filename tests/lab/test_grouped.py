@@ -42,6 +42,12 @@ SETS: tuple[tuple[Group, ...], ...] = (
     (FULL, ChunkedAttention(4), SlidingWindow(9), FULL),
     (FULL, ChunkedAttention(6), STATE),
 )
+SIZED: tuple[tuple[Group, ...], ...] = (
+    (FullAttention(2), SlidingWindow(5)),
+    (FULL, SlidingWindow(4, 1), STATE),
+    (ChunkedAttention(6, 4), FullAttention(1), SlidingWindow(9, 2)),
+)
+"""In blocks of four tokens."""
 
 
 def of_groups(result: ReplayResult) -> ByGroup:
@@ -243,6 +249,10 @@ def test_every_request_that_fits_an_empty_pool_is_served_and_all_blocks_add_up(s
     )
     if config.has_states and config.min_partial_tokens:
         config = replace(config, prompt_end_stop=random.choice((None, 0, 0, 1)))
+    if seed % 3 == 0:
+        config = replace(
+            config, prompt_end_stop=None, block_size=4, groups=SIZED[seed // 3 % len(SIZED)]
+        )
     trace = conversations(random, 40)
     blocks = largest_request_blocks(trace, config) + random.choice((0, 0, 1, 7))
 
@@ -263,6 +273,8 @@ def test_a_pool_of_the_working_set_finds_all_that_is_attainable(seed: int) -> No
     random = Random(seed)
     groups = random.choice(SETS)
     config = replace(ONE_AT_A_TIME, block_size=random.choice((1, 2, 3)), groups=groups)
+    if seed % 3 == 0:
+        config = replace(config, block_size=4, groups=SIZED[seed // 3 % len(SIZED)])
     trace = conversations(random, 30)
     trace = replace(
         trace, requests=tuple(replace(r, arrival_ms=9 * i) for i, r in enumerate(trace.requests))
