@@ -233,8 +233,8 @@ class ManagerConfig:
             attention. ``block_tables`` holds the tables of the first group with full attention;
             without one, of the first window or chunk, or else of the first group. ``group_table``
             returns the others. See docs/guides/hybrid-models.md. With any, ``null_block`` must be
-            set, and ``ghost_blocks`` must be 0. Without full attention, ``retention``, ``quotas``
-            and a policy of your own are refused.
+            set, and ``ghost_blocks`` must be 0. Without full attention, ``retention``, ``quotas``,
+            ``events`` and a policy of your own are refused.
         max_rollback_tokens: With ``groups``, number of computed tokens that ``truncate`` may drop,
             as after rejected drafts, without losing a window: each window keeps that many more
             tokens.
@@ -390,6 +390,7 @@ class ManagerConfig:
             return
         refused: dict[str, bool] = {
             "retention": self.retention,
+            "events": self.events,
             "quotas": bool(self.quotas),
             "eviction": not isinstance(self.eviction, str),
         }

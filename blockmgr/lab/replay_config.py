@@ -17,6 +17,7 @@ from blockmgr.groups import (
     RecurrentState,
     check_prompt_end_stop,
     checked_groups,
+    refuse_bare,
     refuse_block_sizes,
     refuse_rings,
 )
@@ -195,6 +196,7 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "groups", checked_groups(self.groups))
+        refuse_bare(self.groups, "replays")
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         refuse_block_sizes(self.groups, "a replay")
         refuse_rings(self.groups, "a replay")

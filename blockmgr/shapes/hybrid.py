@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from blockmgr.arguments import whole
 from blockmgr.errors import PageSizeError
-from blockmgr.groups import MAX_GROUPS, FullAttention, Group, checked_groups, is_single
+from blockmgr.groups import (
+    MAX_GROUPS,
+    FullAttention,
+    Group,
+    checked_groups,
+    is_single,
+    table_group,
+)
 from blockmgr.shapes.config import layers_of
 from blockmgr.shapes.layer import LayerShape
 
@@ -86,7 +93,7 @@ class HybridShape:
         for i, layer in enumerate(own):
             if layer is not None:
                 alike.setdefault(layer, []).append(i)
-        # The block tables are those of the first group with full attention.
+        # The block tables are those of the first group with full attention, if there is one.
         kinds = sorted(alike, key=lambda layer: not isinstance(layer.kind, FullAttention))
         size = _group_size([len(alike[layer]) for layer in kinds], group_size)
         members = [
@@ -100,8 +107,8 @@ class HybridShape:
             members=tuple(members),
             groups=checked_groups(_kept(own, each).kind for each in members),
         )
-        if not self.groups:
-            raise ValueError("layers must have one of FullAttention, got none")
+        if all(is_single(kind) for kind in self.groups):
+            raise ValueError("layers must have one with attention, whose K/V pages are made for")
         self._check_alike()
 
     def _set(self, **values: Any) -> None:
@@ -146,7 +153,7 @@ class HybridShape:
 
         Raises:
             ValueError: Names a field that is missing or has no usable value, layers of
-                cross-attention or of an encoder, or a model without full attention.
+                cross-attention or of an encoder, or a model without attention.
             PageSizeError: Layers with attention keep K/V of different shapes.
             OSError: The file cannot be read.
             TypeError: A field or an argument is of the wrong type.
@@ -156,8 +163,7 @@ class HybridShape:
     @property
     def kv(self) -> ModelShape:
         """K/V of one layer with attention."""
-        full = next(i for i, kind in enumerate(self.groups) if isinstance(kind, FullAttention))
-        found = _kept(self.layers, self.members[full]).kv
+        found = _kept(self.layers, self.members[table_group(self.groups)]).kv
         assert found is not None
         return found
 

@@ -17,8 +17,10 @@ from blockmgr.groups import (
     RecurrentState,
     SlidingWindow,
     core_groups,
+    refuse_bare,
     refuse_rings,
     sizes_of,
+    table_group,
 )
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from blockmgr.groups import (
     FullAttention,
     RecurrentState,
     SlidingWindow,
-    first_full,
+    table_group,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def useless_blocks(blocks: BlockSnapshot, groups: Sequence[Group], block_size: i
     """
     findable = np.isin(blocks.state, (BlockState.CACHED, BlockState.IDLE))
     idle: list[bool] = (blocks.state == BlockState.IDLE).tolist()
-    full = first_full(groups)
+    full = table_group(groups)
     nodes = _parents_first(blocks, np.flatnonzero(findable & (blocks.group == full)).tolist())
     parents = blocks.parent.tolist()
     depth: dict[int, int] = {}

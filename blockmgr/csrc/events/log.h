@@ -43,14 +43,11 @@ struct EventExtras {
 
 class EventLog {
  public:
-  // full_group: which group of layers has the nodes' own blocks; kBare: they name no memory, so the
-  // log leaves them out.
-  static constexpr int kBare = -1;
+  // full_group: which group of layers has the nodes' own blocks.
   EventLog(const Nodes& nodes, std::int64_t capacity, int full_group, bool has_sessions);
 
   // The number of a group in the order of the engine; of kOwnBlock: that of the nodes' own blocks.
   static constexpr int kOwnBlock = -1;
-  bool has_group(int group) const { return number_of(group) != kBare; }
   int number_of(int group) const { return group == kOwnBlock ? full_group_ : group; }
   // A full block became findable: a node's own or, in another group, that of its part. parent:
   // digest of the block before it, nullptr for the first of a prompt. Whether the index has to hold

@@ -86,8 +86,7 @@ class Residents {
   void add_chain(NodeId first, std::uint32_t root) {
     chain_.clear();
     for (NodeId b = first; b != kNoNode; b = add_children(b)) chain_.push_back(b);
-    if (!index_.log() || index_.log()->has_group(EventLog::kOwnBlock))
-      add_told(EventLog::kOwnBlock, root, [&](NodeId b) { return index_.stands_for_digest(b); });
+    add_told(EventLog::kOwnBlock, root, [&](NodeId b) { return index_.stands_for_digest(b); });
     for (int i = 0; i < parts_.num_parts; ++i)
       add_told(parts_.group_of(i), root, [&](NodeId b) { return parts_.is_told(i, b); });
   }

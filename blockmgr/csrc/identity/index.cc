@@ -355,7 +355,7 @@ void PrefixIndex::log_stored(NodeId b, const Key& key, const std::uint8_t* diges
   const bool first = is_root(key.parent);
   const std::uint32_t root = first ? root_index(key.parent) : log_->root_of(key.parent);
   log_->set_root(b, root);
-  if (!log_->has_group(EventLog::kOwnBlock) || with_digest(digest) >= 0) return;
+  if (with_digest(digest) >= 0) return;
   const EventLog::Recorded recorded =
       log_->stored(b, EventLog::kOwnBlock, key.parent, first ? nullptr : nodes_.digest(key.parent),
                    digest, nodes_.tokens(b), key.extras);
@@ -365,8 +365,7 @@ void PrefixIndex::log_stored(NodeId b, const Key& key, const std::uint8_t* diges
 }
 
 void PrefixIndex::log_removed(NodeId b) noexcept {
-  if (log_->has_group(EventLog::kOwnBlock) && with_digest(nodes_.digest(b)) < 0)
-    log_->removed(EventLog::kOwnBlock, nodes_.digest(b));
+  if (with_digest(nodes_.digest(b)) < 0) log_->removed(EventLog::kOwnBlock, nodes_.digest(b));
 }
 
 void PrefixIndex::log_part_stored(NodeId b, int group) noexcept {

@@ -13,6 +13,14 @@ void Reading::check_slots(Handle handle, std::int64_t start, std::int64_t stop) 
                     " (slots), got " + std::to_string(start) + " and " + std::to_string(stop));
 }
 
+void Reading::check_table_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
+  if (!pool().is_bare()) [[likely]]
+    return check_slots(handle, start, stop);
+  if (!rows().has_table_slots())
+    throw Error(ErrorKind::kValue, "groups must have one of attention for slots, got none");
+  check_group_slots(handle, 0, start, stop);
+}
+
 void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                            std::int64_t* slots) const {
   const Sequence& s = rows().live(handle);

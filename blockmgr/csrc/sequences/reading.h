@@ -27,6 +27,8 @@ class Reading : public Part<Reading, Slices, GroupTables> {
     return row;
   }
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
+  // Likewise in the group of the block tables, whose window may be gone.
+  void check_table_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
   void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                     std::int64_t* slots) const;
   // The same in a group of attention beside that of the block tables: where its window is gone,

@@ -31,8 +31,7 @@ Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, cons
   open_steps_.reserve(static_cast<std::size_t>(steps_in_flight_));
   if (!config.remap && digester_) pool_.keep_twins();
   if (config.event_blocks)
-    index_.follow(std::make_unique<EventLog>(nodes_, config.event_blocks,
-                                             config.num_nodes ? EventLog::kBare : config.full_group,
+    index_.follow(std::make_unique<EventLog>(nodes_, config.event_blocks, config.full_group,
                                              config.retention && config.max_sessions));
   // Pools, logs, ghosts and policies of other kinds know blocks by their digests.
   if (digester_ && digester_->never_fails() && config.eviction == "lru" && !make &&
@@ -99,7 +98,7 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
 }
 
 void Store::throw_out_of_blocks(std::int64_t needed, int partition) const {
-  throw OutOfBlocks(needed, available(partition), 0, pool_.home(partition) != partition);
+  throw OutOfBlocks(needed, available(partition), 0, pool_.is_bare() && !partition);
 }
 
 // One reference to what a copy is pending into goes.
