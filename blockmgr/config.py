@@ -15,8 +15,8 @@ from blockmgr.groups import (
     check_rings,
     checked_groups,
     core_groups,
-    extra_blocks_of,
     default_nodes,
+    extra_blocks_of,
     full_block_size,
     is_bare,
     table_group,
@@ -206,7 +206,7 @@ class ManagerConfig:
             unused pages take address space but no memory.
         num_nodes: Only with ``groups`` none of which has full attention: most stretches of
             ``block_size`` tokens that sequences and cached prefixes consist of. Elsewhere the
-            blocks of full attention bound them. Takes some 200 bytes each, and 4 for each of its
+            blocks of full attention bound them. Takes some 160 bytes each, and 5 for each of its
             tokens. ``None`` for prefixes of 8,192 tokens, as many as can end in the blocks with
             their windows and states: at least the number of blocks, and otherwise at most 2**20.
         prefix_caching: False turns off matching, hashing and caching; the interface stays the same.

@@ -68,7 +68,9 @@ def layers_of(
     kinds = _kinds(fields)
     if all(kind is None or is_single(kind) for kind in kinds):
         named = ", ".join(dict.fromkeys(str(kind) for kind in kinds if kind is not None))
-        raise ValueError(f"{model} has no layer with attention, whose K/V pages are made for: {named}")
+        raise ValueError(
+            f"{model} has no layer with attention, whose K/V pages are made for: {named}"
+        )
     shapes = {
         kind: LayerShape(kind=kind, states=_states(fields, kept, kept_state))
         if isinstance(kind, RecurrentState)

@@ -156,7 +156,7 @@ def attention(kind: Any, kv: ModelShape = KV) -> LayerShape:
 @pytest.mark.parametrize(
     ("config", "size", "groups", "block_size"),
     MODELS,
-    ids=[config["model_type"] for config, *_ in MODELS],
+    ids=[f"{config['model_type']} {groups[0]}" for config, _, groups, _ in MODELS],
 )
 def test_groups_and_the_block_size_that_makes_pages_equal(
     config: dict[str, Any], size: int, groups: list[Any], block_size: int
@@ -299,7 +299,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda: StateTensor((1,), "float32"), TypeError, "dtype"),
     (lambda: HybridShape([3]), TypeError, r"layers\[0\]"),
     (lambda: HybridShape([]), ValueError, "one with attention"),
-    (lambda: HybridShape([LayerShape(kind=STATE)]), ValueError, "one with attention"),
+    (lambda: HybridShape([recurrent()]), ValueError, "with attention, whose K"),
     (lambda: HybridShape([attention(FULL)], group_size=2), ValueError, "group_size"),
     (lambda: HybridShape([attention(FULL)]).place(1), ValueError, "layer"),
     (lambda: HybridShape([attention(FULL)]).group_layer(1), ValueError, "group must be"),

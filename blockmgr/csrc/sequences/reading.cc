@@ -14,11 +14,9 @@ void Reading::check_slots(Handle handle, std::int64_t start, std::int64_t stop) 
 }
 
 void Reading::check_table_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
-  if (!pool().is_bare()) [[likely]]
-    return check_slots(handle, start, stop);
-  if (!rows().has_table_slots())
-    throw Error(ErrorKind::kValue, "groups must have one of attention for slots, got none");
-  check_group_slots(handle, 0, start, stop);
+  if (pool().is_bare() && rows().has_table_slots()) [[unlikely]]
+    return check_group_slots(handle, 0, start, stop);
+  check_slots(handle, start, stop);
 }
 
 void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
