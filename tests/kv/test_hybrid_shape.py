@@ -147,6 +147,7 @@ MODELS: list[tuple[dict[str, Any], int, list[Any], int]] = [
     (MISTRAL, 4, [SlidingWindow(4096)], 16),
 ]
 KV = ModelShape(num_layers=1, num_kv_heads=2, head_dim=8, dtype=BF16)
+STATEFUL = LayerShape(kind=STATE, states=(StateTensor((3,), BF16),))
 
 
 def attention(kind: Any, kv: ModelShape = KV) -> LayerShape:
@@ -299,7 +300,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda: StateTensor((1,), "float32"), TypeError, "dtype"),
     (lambda: HybridShape([3]), TypeError, r"layers\[0\]"),
     (lambda: HybridShape([]), ValueError, "one with attention"),
-    (lambda: HybridShape([recurrent()]), ValueError, "with attention, whose K"),
+    (lambda: HybridShape([STATEFUL]), ValueError, "with attention, whose K"),
     (lambda: HybridShape([attention(FULL)], group_size=2), ValueError, "group_size"),
     (lambda: HybridShape([attention(FULL)]).place(1), ValueError, "layer"),
     (lambda: HybridShape([attention(FULL)]).group_layer(1), ValueError, "group must be"),
