@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockmgr.blocks import BlockSnapshot, BlockState
-from blockmgr.groups import first_full, tokens_per_block
+from blockmgr.groups import table_group, tokens_per_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,7 +73,7 @@ def further_tables(manager: BlockManager, view: Sequence) -> list[tuple[int, Ids
         return []
     tables = []
     for number, group in enumerate(groups):
-        if number != first_full(groups):
+        if number != table_group(groups):
             entries = -(-view.num_slots // tokens_per_block(group, size))
             tables.append((number, manager.group_table(number)[view.row][:entries].copy()))
     return tables

@@ -119,11 +119,12 @@ class Match:
     Attributes:
         num_cached_tokens: Leading tokens that need not be computed.
         num_partial_tokens: Of those, tokens that would come from part of a block.
-        block_ids: ``int32[num_full_blocks]`` on the host: the whole blocks, in order.
+        block_ids: ``int32[num_full_blocks]`` on the host: the whole blocks, in order. Without a
+            group of full attention, those of the group of ``block_tables``; 0 where it has none.
         num_idle_blocks: Idle blocks that admission takes into use for it, besides the fresh ones.
             So it takes ``ceil(num_slots / block_size) - len(block_ids) + num_idle_blocks`` of the
             available blocks. With several groups of layers, the blocks that it takes for the other
-            groups count here, fresh ones too.
+            groups count here, fresh ones too; without full attention, it takes just these.
         num_computing_tokens: Tokens after the cached ones, in whole blocks, that a running sequence
             of the same namespace has not committed yet. A request that waits for this commit need
             not compute them.

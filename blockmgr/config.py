@@ -15,9 +15,11 @@ from blockmgr.groups import (
     check_rings,
     checked_groups,
     core_groups,
+    default_nodes,
     extra_blocks_of,
-    first_full,
     full_block_size,
+    is_bare,
+    table_group,
 )
 from blockmgr.options import check_options, names_nearest, rule
 from blockmgr.policy import policies_of
@@ -156,6 +158,7 @@ class ManagerOptions(PoolOptions, total=False):
     max_seqs: int
     max_sessions: int
     max_blocks_per_seq: int | None
+    num_nodes: int | None
     dedup: Literal["remap", "append_only"]
     min_partial_tokens: int
     groups: Sequence[Group]
@@ -199,8 +202,13 @@ class ManagerConfig:
             With quotas, each share knows a proportional part, rounded up. A share takes no memory
             for sessions before its first one.
         max_blocks_per_seq: Columns of the block table array; ``None`` for the number of blocks in
-            the pool. The array takes 4 bytes an entry; its unused pages take address space but no
-            memory.
+            the pool, or for ``num_nodes`` where that is set. The array takes 4 bytes an entry; its
+            unused pages take address space but no memory.
+        num_nodes: Only with ``groups`` none of which has full attention: most stretches of
+            ``block_size`` tokens that sequences and cached prefixes consist of. Elsewhere the
+            blocks of full attention bound them. Takes some 160 bytes each, and 5 for each of its
+            tokens. ``None`` for prefixes of 8,192 tokens, as many as can end in the blocks with
+            their windows and states: at least the number of blocks, and otherwise at most 2**20.
         prefix_caching: False turns off matching, hashing and caching; the interface stays the same.
         digest: ``"xxh3_128"``, ``"sha256"``, ``"sha256_cbor"`` (the digests that vLLM makes of the
             same tokens; see ``vllm_extras``), a ``VllmDigest``, a ``KeyedDigest``, or any function
@@ -222,10 +230,11 @@ class ManagerConfig:
             rest.
         groups: Groups of layers, for models whose layers do not all read every token, such as
             ``(FullAttention(), SlidingWindow(1024))``; empty for a single group with full
-            attention. At least one must have full attention: ``block_tables`` holds the tables of
-            the first such group, and ``group_table`` returns the others. See
-            docs/guides/hybrid-models.md. With more than one, ``null_block`` must be set, and
-            ``ghost_blocks`` must be 0.
+            attention. ``block_tables`` holds the tables of the first group with full attention;
+            without one, of the first window or chunk, or else of the first group. ``group_table``
+            returns the others. See docs/guides/hybrid-models.md. With any, ``null_block`` must be
+            set, and ``ghost_blocks`` must be 0. Without full attention, ``retention``, ``quotas``,
+            ``events`` and a policy of your own are refused.
         max_rollback_tokens: With ``groups``, number of computed tokens that ``truncate`` may drop,
             as after rejected drafts, without losing a window: each window keeps that many more
             tokens.
@@ -274,6 +283,7 @@ class ManagerConfig:
     max_seqs: int = field(default=256, metadata=rule(1, MOST))
     max_sessions: int = field(default=65_536, metadata=rule(0, MAX_SESSIONS))
     max_blocks_per_seq: int | None = field(default=None, metadata=rule(1, "most_columns"))
+    num_nodes: int | None = field(default=None, metadata=rule(1, "most_nodes"))
     prefix_caching: bool = True
     digest: str | Callable[[bytes], bytes] = field(
         default="xxh3_128", metadata=rule(choices=DIGEST_NAMES, or_function=True)
@@ -340,7 +350,19 @@ class ManagerConfig:
     @property
     def row_width(self) -> int:
         """Columns of the block table array."""
-        return self.max_blocks_per_seq or min(self.capacity, self.most_columns)
+        return self.max_blocks_per_seq or min(self.bare_nodes or self.capacity, self.most_columns)
+
+    @property
+    def most_nodes(self) -> int:
+        """Most ``num_nodes``."""
+        return MAX_BLOCKS - self.num_blocks
+
+    @property
+    def bare_nodes(self) -> int:
+        """Most nodes, where these have no blocks of their own; else 0."""
+        if not is_bare(self.groups):
+            return 0
+        return self.num_nodes or default_nodes(self.groups, self.block_size, self.capacity)
 
     @property
     def waiting_blocks(self) -> int:
@@ -363,10 +385,30 @@ class ManagerConfig:
                 f" got {len(quotas)}"
             )
 
+    def _check_bare(self) -> None:
+        if not is_bare(self.groups):
+            return
+        refused: dict[str, bool] = {
+            "retention": self.retention,
+            "events": self.events,
+            "quotas": bool(self.quotas),
+            "eviction": not isinstance(self.eviction, str),
+        }
+        for name, is_set in refused.items():
+            if is_set:
+                what = "a name" if name == "eviction" else "left out"
+                raise ValueError(f"{name} must be {what} without a group of FullAttention")
+
     def _check_groups(self) -> None:
+        if self.num_nodes is not None and not is_bare(self.groups):
+            raise ValueError(
+                f"num_nodes must be None unless all groups lack full attention, got "
+                f"{self.num_nodes}"
+            )
         if not self.groups:
             return
         check_block_sizes(self.groups, self.block_size)
+        self._check_bare()
         check_rings(self.groups, self.max_rollback_tokens)
         extra = max(map(extra_blocks_of, self.groups))
         if extra >= self.row_width:
@@ -398,7 +440,8 @@ def core_options(config: ManagerConfig) -> dict[str, Any]:
     options["quotas"] = list(config.quotas.items())
     options["event_blocks"] = config.waiting_blocks
     options["groups"] = core_groups(config.groups, config.block_size)
-    options["full_group"] = first_full(config.groups)
+    options["full_group"] = table_group(config.groups)
+    options["num_nodes"] = config.bare_nodes
     options["full_block_size"] = full_block_size(config.groups, config.block_size)
     options.update(digest_options(config.digest, config.prefix_caching))
     return options

@@ -72,20 +72,28 @@ class OutOfBlocksError(BlockMgrError):
         needed: Blocks the call would have taken, idle blocks it would have hit included.
         available: Blocks that could be handed out (free and idle).
         reserved_by_watermark: Of those, blocks held back from new work.
+        of_nodes: Whether nodes are short, not blocks, and counted here: see
+            ``ManagerConfig.num_nodes``.
     """
 
-    def __init__(self, needed: int, available: int, reserved_by_watermark: int = 0) -> None:
+    def __init__(
+        self, needed: int, available: int, reserved_by_watermark: int = 0, of_nodes: bool = False
+    ) -> None:
         self.needed = needed
         self.available = available
         self.reserved_by_watermark = reserved_by_watermark
-        message = f"need {needed} blocks, {available} available"
+        self.of_nodes = of_nodes
+        message = f"need {needed} {'nodes' if of_nodes else 'blocks'}, {available} available"
+        if of_nodes:
+            message += "; num_nodes sets how many there are"
         if reserved_by_watermark:
             held_back = min(reserved_by_watermark, available)
             message += f", {held_back} of them held back by the watermark"
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
-        return type(self), (self.needed, self.available, self.reserved_by_watermark)
+    def __reduce__(self) -> tuple[type, tuple[int, int, int, bool]]:
+        numbers = (self.needed, self.available, self.reserved_by_watermark)
+        return type(self), (*numbers, self.of_nodes)
 
 
 class OutOfSequencesError(BlockMgrError):

@@ -42,8 +42,9 @@ class MissReason(enum.Enum):
     yet, or still waits for a copy."""
 
     GROUP = "not in every group"
-    """Full attention has the block cached, but another group of layers lacks what the token after
-    it reads: a block of its window or chunk, or a state at exactly that token."""
+    """The block belongs to a cached prefix, in full attention if a group has that, but a group of
+    layers lacks what the token after it reads: a block of its window or chunk, or a state at
+    exactly that token."""
 
     EVICTED = "evicted"
     """It was cached and then evicted."""
@@ -104,7 +105,7 @@ class Miss:
             case MissReason.DIVERGED:
                 return f"differ from what is cached, from token {self.diverges_at:,} on"
             case MissReason.GROUP:
-                return f"are cached in full attention, but group {self.group} has no block there"
+                return f"belong to a cached prefix, but group {self.group} has no block there"
             case _:
                 return _SENTENCES[self.reason]
 

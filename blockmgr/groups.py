@@ -160,11 +160,11 @@ _KINDS = (FullAttention, SlidingWindow, ChunkedAttention, RecurrentState, Ring)
 
 
 def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
-    """The checked groups; ``block_tables`` belongs to the first one with full attention.
+    """The checked groups; ``block_tables`` belongs to the one that ``table_group`` names.
 
     Raises:
-        ValueError: None has full attention, there are more than 64, or those of states have
-            different ``extra_blocks``, or some beside rings.
+        ValueError: There are more than 64, or only rings, or those of states have different
+            ``extra_blocks``, or some beside rings.
         TypeError: An entry is not a group.
     """
     try:
@@ -181,8 +181,8 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
             )
     if len(found) > MAX_GROUPS:
         raise ValueError(f"groups must be at most {MAX_GROUPS}, got {len(found)}")
-    if found and not any(isinstance(group, FullAttention) for group in found):
-        raise ValueError("groups must have one of FullAttention, got none")
+    if found and all(isinstance(group, Ring) for group in found):
+        raise ValueError("groups must have one that is no ring, got none")
     extra = {group.extra_blocks for group in found if isinstance(group, RecurrentState)}
     if len(extra) > 1:
         raise ValueError(
@@ -214,12 +214,25 @@ def check_prompt_end_stop(
         )
 
 
-def first_full(groups: Sequence[Group]) -> int:
-    """Position of the group whose blocks are in ``BlockManager.block_tables``."""
+def is_bare(groups: Sequence[Group]) -> bool:
+    """Whether none of the groups has full attention, so that nodes have no blocks of their own."""
     # No generator, as in ``arguments.is_number``.
-    for position, group in enumerate(groups):
+    for group in groups:
         if isinstance(group, FullAttention):
-            return position
+            return False
+    return bool(groups)
+
+
+def table_group(groups: Sequence[Group]) -> int:
+    """Position of the group whose blocks are in ``BlockManager.block_tables``.
+
+    The first group with full attention; else the first one of attention; else the first one.
+    """
+    # No generator, as in ``arguments.is_number``.
+    for kinds in (FullAttention, (SlidingWindow, ChunkedAttention)):
+        for position, group in enumerate(groups):
+            if isinstance(group, kinds):
+                return position
     return 0
 
 
@@ -240,7 +253,7 @@ def extra_blocks_of(group: Group | None) -> int:
 
 def full_block_size(groups: Sequence[Group], block_size: int) -> int:
     """Tokens per block of ``BlockManager.block_tables``."""
-    return tokens_per_block(groups[first_full(groups)], block_size) if groups else block_size
+    return tokens_per_block(groups[table_group(groups)], block_size) if groups else block_size
 
 
 def sizes_of(groups: Sequence[Group], block_size: int) -> list[int]:
@@ -311,6 +324,48 @@ def refuse_rings(groups: Iterable[Group], whose: str) -> None:
             )
 
 
+def refuse_bare(groups: Sequence[Group], whose: str) -> None:
+    """Refuses groups none of which has full attention.
+
+    Args:
+        groups: The groups.
+        whose: What cannot use them, for the message.
+
+    Raises:
+        ValueError: There are groups, and none has full attention.
+    """
+    if is_bare(groups):
+        raise ValueError(f"groups must have one of FullAttention for {whose}, got none")
+
+
+# A cached prefix of so many tokens has nodes by default.
+_TOKENS_OF_PREFIX = 8192
+_MOST_NODES_BY_DEFAULT = 2**20
+
+
+def default_nodes(groups: Sequence[Group], block_size: int, capacity: int) -> int:
+    """Nodes of a manager none of whose groups has full attention.
+
+    Enough for as many prefixes of 8,192 tokens as can end in the blocks: the end of one takes the
+    blocks of each window and one for each state. At least as many as there are blocks, and
+    otherwise at most 2**20.
+
+    Args:
+        groups: The groups.
+        block_size: Tokens of a node.
+        capacity: Blocks.
+    """
+    each = 0
+    for group in groups:
+        if is_single(group):
+            each += 1
+        else:
+            each += -(-group.width // tokens_per_block(group, block_size)) + 1  # type: ignore[union-attr]
+    ends = -(-capacity // each)
+    due = min(ends * -(-_TOKENS_OF_PREFIX // block_size), _MOST_NODES_BY_DEFAULT)
+    return max(due, capacity)
+
+
 def check_rings(groups: Sequence[Group], max_rollback_tokens: int) -> None:
     """Checks that rings hold what is read after drafts are taken back.
 
@@ -332,8 +387,10 @@ def check_rings(groups: Sequence[Group], max_rollback_tokens: int) -> None:
 
 
 def first_slices(groups: Sequence[Group], block_size: int) -> tuple[int, ...]:
-    """By group, the number of its first slice in ``core_groups``; -1 for that of the nodes."""
-    found, full, total = [], first_full(groups), 0
+    """By group, its first slice in ``core_groups``; -1 for that of ``block_tables``."""
+    found, full, total = [], table_group(groups), 0
+    if is_bare(groups):  # its slices come first
+        total = block_size // tokens_per_block(groups[full], block_size)
     # No comprehension, as in ``arguments.is_number``.
     for position, group in enumerate(groups):
         if position == full:
@@ -348,26 +405,27 @@ def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, 
     """What the core has of each group beside the nodes' own blocks, by slice.
 
     Those are the blocks of the first group with full attention or, if they are smaller than a node,
-    the first one of each node; the others of that group come last.
+    the first one of each node; the others of that group come last. Without such a group, nodes have
+    no blocks of their own, and the slices of the group of ``block_tables`` come first.
 
     Returns:
         For each slice: kind, width, first token in a node and the one after its last, position of
         the group, number of the slice in the group, slices of the group, whether it has events,
         where it restarts, and its ``extra_blocks``.
     """
-    full = first_full(groups)
+    full, bare = table_group(groups), is_bare(groups)
     found = []
     for position, group in enumerate(groups):
         size = tokens_per_block(group, block_size)
         width, extra = getattr(group, "width", 0), extra_blocks_of(group)
         for number, begin in enumerate(range(0, block_size, size)):
             of_full = position == full
-            if of_full and not number:
+            if of_full and not number and not bare:
                 continue
             kind = _KINDS.index(type(group))
             slices = block_size // size
             restart = getattr(group, "restart", 1)
-            place = (position, number, slices, not of_full)
+            place = (position, number, slices, bare or not of_full)
             row = (kind, width, begin, begin + size, *place, restart, extra)
-            found.append((of_full, row))
+            found.append((of_full != bare, row))
     return [row for _, row in sorted(found, key=lambda each: each[0])]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from blockmgr.block_words import count, further_tables, group_blocks, listed, ranges
 from blockmgr.blocks import BlockSnapshot, BlockState
-from blockmgr.groups import first_full, full_block_size, sizes_of
+from blockmgr.groups import full_block_size, sizes_of, table_group
 from blockmgr.manager import BlockManager, Sequence
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def pieces(
     if sequences:
         yield Piece("\n")
         yield from _strips(
-            rows(manager, names), blocks, sizes[first_full(config.groups)], max_lines
+            rows(manager, names), blocks, sizes[table_group(config.groups)], max_lines
         )
     if np.any(blocks.copy_source >= 0):
         yield Piece("\n")

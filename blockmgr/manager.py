@@ -653,13 +653,12 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
             TypeError: ``group`` is not an int.
         """
         kind, position = self._group(group)
+        if is_single(kind):
+            whole = self.block_tables if position < 0 else self._group_tables[position]
+            slots: npt.NDArray[np.int32] = whole[:, : 1 + extra_blocks_of(kind)]
+            return slots
         if position < 0:
             return self.block_tables
-        if is_single(kind):
-            slots: npt.NDArray[np.int32] = self._group_tables[
-                position, :, : 1 + extra_blocks_of(kind)
-            ]
-            return slots
         slices = self._config.block_size // tokens_per_block(kind, self._config.block_size)
         table: npt.NDArray[np.int32] = self._group_tables[position : position + slices]
         return table.reshape(self._config.max_seqs, -1)
@@ -680,7 +679,8 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
                 group of ``block_tables``.
 
         Returns:
-            ``int64[stop - start]`` on the host, owned by the caller. Never ``PAD_SLOT``.
+            ``int64[stop - start]`` on the host, owned by the caller. ``PAD_SLOT`` only if no group
+            is one of attention.
 
         Raises:
             UnknownSequenceError: The handle is not live.

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from blockmgr.groups import refuse_bare
 from blockmgr.lab.choices import pick
 from blockmgr.shapes import ELEMENTS, ConfigFields, HybridShape, ModelShape, element_of
 from blockmgr.shapes.fields import DTYPE
@@ -55,12 +56,13 @@ class Model:
             state_dtype: Element type of recurrences.
 
         Raises:
-            ValueError: As ``HybridShape.from_config``, among others without full attention.
+            ValueError: As ``HybridShape.from_config``, and without full attention.
             OSError: The file cannot be read.
             TypeError: A field is of the wrong type.
         """
         state: Any = ELEMENTS[state_dtype]
         shape = HybridShape.from_config(config, _element(config, dtype), state_dtype=state)
+        refuse_bare(shape.groups, "replays")
         if len(shape.groups) == 1:
             return cls.as_one_group(name, config, dtype)
         size = shape.block_size_for()

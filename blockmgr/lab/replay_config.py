@@ -18,6 +18,7 @@ from blockmgr.groups import (
     check_block_sizes,
     check_prompt_end_stop,
     checked_groups,
+    refuse_bare,
     refuse_rings,
 )
 from blockmgr.lab.tiered import ReplayTier
@@ -195,6 +196,7 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "groups", checked_groups(self.groups))
+        refuse_bare(self.groups, "replays")
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         check_block_sizes(self.groups, self.block_size)
         refuse_rings(self.groups, "a replay")

@@ -11,6 +11,7 @@ from blockmgr.groups import (
     Group,
     RecurrentState,
     SlidingWindow,
+    is_single,
 )
 from blockmgr.shapes.elements import torch_dtype
 from blockmgr.shapes.fields import (
@@ -64,9 +65,11 @@ def layers_of(
     kept = dtype if dtype is not None else torch_dtype(fields.get(*DTYPE))
     kept_state = state_dtype if state_dtype is not None else torch_dtype("float32")
     kinds = _kinds(fields)
-    if not any(isinstance(kind, FullAttention) for kind in kinds):
+    if all(kind is None or is_single(kind) for kind in kinds):
         named = ", ".join(dict.fromkeys(str(kind) for kind in kinds if kind is not None))
-        raise ValueError(f"{model} has no layer of FullAttention, which a manager needs: {named}")
+        raise ValueError(
+            f"{model} has no layer with attention, whose K/V pages are made for: {named}"
+        )
     return [
         None if kind is None else _layer(fields.layer(i), kind, kept, kept_state)
         for i, kind in enumerate(kinds)

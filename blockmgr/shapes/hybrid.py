@@ -24,9 +24,9 @@ from blockmgr.groups import (
     Ring,
     check_block_sizes,
     checked_groups,
-    first_full,
     is_single,
     prefix_granularity,
+    table_group,
     tokens_per_block,
 )
 from blockmgr.shapes.config import layers_of
@@ -103,7 +103,7 @@ class HybridShape:
         for i, layer in enumerate(own):
             if layer is not None:
                 alike.setdefault(layer, []).append(i)
-        # The block tables are those of the first group with full attention.
+        # The block tables are those of the first group with full attention, if there is one.
         kinds = sorted(alike, key=lambda layer: not isinstance(layer.kind, FullAttention))
         size = _group_size([len(alike[layer]) for layer in kinds], group_size)
         members = [
@@ -117,8 +117,8 @@ class HybridShape:
             members=tuple(members),
             groups=checked_groups(_kept(own, each).kind for each in members),
         )
-        if not self.groups:
-            raise ValueError("layers must have one of FullAttention, got none")
+        if all(is_single(kind) for kind in self.groups):
+            raise ValueError("layers must have one with attention, whose K/V pages are made for")
         if not self.has_sizes:
             self._check_alike()
         elif all(tokens_per_block(kind, 0) for kind in self.groups if not is_single(kind)):
@@ -142,7 +142,7 @@ class HybridShape:
     def _check_pages(self, block_size: int) -> None:
         """Checks that pages of groups with attention are equal, and of one type."""
         first = self.kv
-        page = tokens_per_block(self.groups[first_full(self.groups)], block_size)
+        page = tokens_per_block(self.groups[table_group(self.groups)], block_size)
         page *= first.bytes_per_token
         for number, kind in enumerate(self.groups):
             kv = self.group_layer(number).kv
@@ -258,7 +258,7 @@ class HybridShape:
 
         Raises:
             ValueError: Names a field that is missing or has no usable value, layers of
-                cross-attention or of an encoder, or a model without full attention.
+                cross-attention or of an encoder, or a model without attention.
             PageSizeError: Layers with attention keep K/V that no equal pages hold.
             OSError: The file cannot be read.
             TypeError: A field or an argument is of the wrong type.
@@ -268,8 +268,7 @@ class HybridShape:
     @property
     def kv(self) -> ModelShape:
         """K/V of one layer with attention."""
-        full = next(i for i, kind in enumerate(self.groups) if isinstance(kind, FullAttention))
-        found = _kept(self.layers, self.members[full]).kv
+        found = _kept(self.layers, self.members[table_group(self.groups)]).kv
         assert found is not None
         return found
 
@@ -325,7 +324,7 @@ class HybridShape:
         size = whole("block_size", block_size, 1)
         check_block_sizes(self.groups, size)
         self._check_pages(size)
-        lead = self.groups[first_full(self.groups)]
+        lead = self.groups[table_group(self.groups)]
         page = self.kv.bytes_per_block(tokens_per_block(lead, size))
         for number in range(len(self.groups)):
             if problem := self._problem(number, page):

@@ -17,9 +17,10 @@ from blockmgr.groups import (
     RecurrentState,
     SlidingWindow,
     core_groups,
-    first_full,
+    refuse_bare,
     refuse_rings,
     sizes_of,
+    table_group,
 )
 
 if TYPE_CHECKING:
@@ -80,8 +81,9 @@ class Layout:
         self.block_size: Final = config.block_size
         groups = config.groups
         refuse_rings(groups, "tiers")
+        refuse_bare(groups, "tiers")
         self._groups = groups
-        self._full = first_full(groups)
+        self._full = table_group(groups)
         rows = core_groups(groups, config.block_size)
         self.num_parts: Final = 1 + len(rows)
         self._group_of = np.array([self._full, *(row[4] for row in rows)], np.int32)

@@ -26,9 +26,10 @@ LAYOUTS: tuple[Layout, ...] = (
     ("window 9", "state"),
     ("full", "window 6", "state", "state"),
 )
-"""Some are those of released models. The manager has no model without full attention."""
+"""Some are those of released models."""
 
 WITH_FULL = tuple(layout for layout in LAYOUTS if "full" in layout)
+BARE = tuple(layout for layout in LAYOUTS if "full" not in layout)
 SETS: tuple[tuple[Kind, ...], ...] = tuple(kinds_of(groups_named(names)) for names in LAYOUTS)
 
 
@@ -63,7 +64,7 @@ def play(
     """
     # The specification moves entries of tables.
     specified = manager is not BlockManager or "D" in detectors
-    fixed = {"dedup": "remap"} if specified else {}
+    fixed = {"dedup": "remap", "num_nodes": None} if specified else {}
     options = {**fixed, **(options or {})}
     plan = Plan(ops, detectors=detectors, manager=manager, options=options, layout=layout)
     run = Run(plan, "groups", seed)

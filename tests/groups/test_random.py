@@ -20,7 +20,7 @@ POLICIES = ["lfuda", "s3fifo", "arc"]
 
 @pytest.mark.parametrize(
     ("manager", "layout"),
-    [*((ModelBoundaries, each) for each in LAYOUTS), *((BlockManager, each) for each in WITH_FULL)],
+    [(build, each) for build in (ModelBoundaries, BlockManager) for each in LAYOUTS],
     ids=lambda value: ", ".join(value) if isinstance(value, tuple) else value.__name__,
 )
 def test_no_engine_reads_anything_wrong(manager: Callable[..., Any], layout: Layout) -> None:

@@ -144,8 +144,10 @@ MODELS: list[tuple[dict[str, Any], int, list[Any], int]] = [
     (BAMBA_9B, 3, [FULL, *[STATE] * 10], 1056),
     (NEMOTRON_H_8B, 4, [FULL, *[STATE] * 6], 1056),
     (MISTRAL | {"use_sliding_window": False}, 4, [FULL], 16),
+    (MISTRAL, 4, [SlidingWindow(4096)], 16),
 ]
 KV = ModelShape(num_layers=1, num_kv_heads=2, head_dim=8, dtype=BF16)
+STATEFUL = LayerShape(kind=STATE, states=(StateTensor((3,), BF16),))
 
 
 def attention(kind: Any, kv: ModelShape = KV) -> LayerShape:
@@ -155,7 +157,7 @@ def attention(kind: Any, kv: ModelShape = KV) -> LayerShape:
 @pytest.mark.parametrize(
     ("config", "size", "groups", "block_size"),
     MODELS,
-    ids=[config["model_type"] for config, *_ in MODELS],
+    ids=[f"{config['model_type']} {groups[0]}" for config, _, groups, _ in MODELS],
 )
 def test_groups_and_the_block_size_that_makes_pages_equal(
     config: dict[str, Any], size: int, groups: list[Any], block_size: int
@@ -239,8 +241,7 @@ def test_kinds_that_are_nearly_as_many_make_one_group_each() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (FALCON_MAMBA, r"falcon_mamba has no layer of FullAttention.*RecurrentState\(\)"),
-    (MISTRAL, r"mistral has no layer of FullAttention.*SlidingWindow\(width=4096\)"),
+    (FALCON_MAMBA, r"falcon_mamba has no layer with attention.*RecurrentState\(\)"),
     (GPT_OSS_20B | {"is_encoder_decoder": True}, "gpt_oss has is_encoder_decoder.*cross-attention"),
     (GPT_OSS_20B | {"add_cross_attention": True}, "no group of cross-attention"),
     (GPT_OSS_20B | {"cross_attention_layers": [3]}, r"cross_attention_layers \[3\]"),
@@ -335,8 +336,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda: StateTensor((), F32), ValueError, "axis"),
     (lambda: StateTensor((1,), "float32"), TypeError, "dtype"),
     (lambda: HybridShape([3]), TypeError, r"layers\[0\]"),
-    (lambda: HybridShape([]), ValueError, "one of FullAttention"),
-    (lambda: HybridShape([attention(SlidingWindow(2))]), ValueError, "FullAttention"),
+    (lambda: HybridShape([]), ValueError, "one with attention"),
+    (lambda: HybridShape([STATEFUL]), ValueError, "with attention, whose K"),
     (lambda: HybridShape([attention(FULL)], group_size=2), ValueError, "group_size"),
     (lambda: HybridShape([attention(FULL)]).place(1), ValueError, "layer"),
     (lambda: HybridShape([attention(FULL)]).group_layer(1), ValueError, "group must be"),

@@ -389,7 +389,7 @@ def test_the_curve_of_a_manager_with_groups_is_refused_with_the_way_out() -> Non
             "hints must be 'none' or 'session' or 'tool' or 'ended_session' with groups",
         ),
         ({"forward_tokens": 0}, "forward_tokens must be at least 1, got 0"),
-        ({"groups": (STATE,)}, "groups must have one of FullAttention, got none"),
+        ({"groups": (STATE,)}, "groups must have one of FullAttention for replays, got none"),
     ],
 )
 def test_a_setting_that_groups_exclude_is_refused(settings: dict[str, Any], message: str) -> None:

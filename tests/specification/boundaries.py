@@ -281,6 +281,22 @@ class ModelBoundaries(Specification):
 
         return next(filter(fits, range(end, 0, -1)), 0)
 
+    def is_known(self, prefix: Prefix) -> bool:
+        """Whether a boundary or a running sequence is at, or behind, this place of the path."""
+        length = len(prefix[1])
+        return any(cut(p, length) == prefix and len(p[1]) >= length for p in self.stamps) or any(
+            s.promoted * self.size >= length and s.prefix(length) == prefix
+            for s in self.seqs.values()
+        )
+
+    def deepest(self, seq: Seq, last: int, *, partial: bool) -> tuple[int, Plan] | None:
+        """As where there is full attention, beyond the first unit that is not known nothing is."""
+        if not self.full_attention():
+            units = range(1, last // self.size + 1)
+            reach = (unit for unit in units if not self.is_known(seq.prefix(unit * self.size)))
+            last = min(last, (next(reach, len(units) + 1)) * self.size - 1)
+        return super().deepest(seq, last, partial=partial)
+
     def stops_of(self, seq: Seq, terms: Terms) -> set[int]:
         """Positions where prompts may continue, so that a state is worth keeping (rule 11).
 
@@ -293,6 +309,8 @@ class ModelBoundaries(Specification):
         asked = self.full_attention() or [g for g, _ in self.attention()]
 
         def served(length: int) -> bool:
+            if not self.full_attention():
+                return self.is_known(seq.prefix(length))
             needed = [c for c in self.needs(seq.prefix(length)) if c[0] in asked]
             return all(map(self.find, needed))
 
@@ -311,6 +329,8 @@ class ModelBoundaries(Specification):
 
         def shares(length: int) -> bool:
             prefix = seq.prefix(length)
+            if not self.full_attention():
+                return self.is_known(prefix)
             return all(self.most_like(group, prefix, promised=True) for group in asked)
 
         return next(filter(shares, range(most, deepest + self.min_partial_tokens - 1, -1)), 0)

@@ -200,14 +200,6 @@ class ModelParts(ModelBoundaries):
         nodes = {cut(p, n) for p in ends for n in range(self.size, len(p[1]) + 1, self.size)}
         return nodes | set(self.stamps)
 
-    def is_known(self, prefix: Prefix) -> bool:
-        """Whether a boundary or a running sequence is at, or behind, this place of the path."""
-        length = len(prefix[1])
-        return any(cut(p, length) == prefix and len(p[1]) >= length for p in self.stamps) or any(
-            s.promoted * self.size >= length and s.prefix(length) == prefix
-            for s in self.seqs.values()
-        )
-
     def evict(self, share: bytes | None) -> None:
         """If nothing is free then, the boundary above it in the same block goes, too (G22)."""
         victim: Prefix | None = self.next_victim(share)

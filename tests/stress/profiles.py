@@ -265,9 +265,10 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
     room = room * blocks_in_a_node(layout, size) // len(layout)
     quotas = draw_quotas(rng, profile, room // 2)
     has_states = "state" in layout
+    bare = all(name.split()[0] != "full" for name in layout)
     rings = [group for group in groups_named(layout) if isinstance(group, layers.Ring)]
     back = min([12, *(ring.width - ring.restart for ring in rings)])
-    return {
+    options = {
         "layout": list(layout),
         "num_blocks": room + 1,
         "block_size": size,
@@ -288,6 +289,10 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
         "debug": rng.choice([0, 0, 0, 1]),
         "hit_rate_window": rng.choice([0, 5, 1000]),
     }
+    if bare:  # what such a manager has not, and few nodes where there is little room
+        options |= {"quotas": {}, "retention": False, "max_pinned_blocks": 0}
+        options |= {"num_nodes": room if room < 100 else None}
+    return options
 
 
 LAYERS = {

@@ -17,6 +17,7 @@ from blockmgr import (
     ManagerConfig,
     OutOfBlocksError,
     RecurrentState,
+    Ring,
     SlidingWindow,
     StepError,
 )
@@ -204,7 +205,7 @@ def test_one_group_of_full_attention_is_as_none() -> None:
 REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("width must be in", lambda: SlidingWindow(0)),
     ("width must be in", lambda: ChunkedAttention(2**31)),
-    ("groups must have one of FullAttention", lambda: hybrid(groups=[SlidingWindow(4)])),
+    ("groups must have one that is no ring", lambda: hybrid(groups=[Ring(4)])),
     ("groups must be at most 64", lambda: hybrid(groups=[FullAttention()] * 65)),
     ("null_block must be True", lambda: hybrid(null_block=False)),
     ("ghost_blocks must be 0", lambda: hybrid(ghost_blocks=4)),

@@ -80,7 +80,7 @@ static void set_error(const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
   } catch (const OutOfBlocks& e) {
-    set_python_error(python.out_of_blocks, nb::make_tuple(e.needed, e.available, e.watermark));
+    set_python_error(python.out_of_blocks, nb::make_tuple(e.needed, e.available, e.watermark, e.of_nodes));
   } catch (const BrokenInvariants& e) {
     nb::list violations = made(nb::list());
     for (const std::string& violation : e.violations) violations.append(violation);

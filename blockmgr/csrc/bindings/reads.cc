@@ -13,7 +13,7 @@ nb::object slot_mapping(Core& self, nb::handle handle, nb::handle start, nb::han
   const std::int64_t first = int_argument(start, "start");
   const std::int64_t last = int_argument(stop, "stop");
   auto slots = self.read([&](const Sequences& core) {
-    core.check_slots(h, first, last);
+    core.check_table_slots(h, first, last);
     auto numbers = new_numbers<std::int64_t>(last - first);
     core.slot_mapping(h, first, last, numbers.get());
     return numbers;

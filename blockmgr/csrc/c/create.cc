@@ -63,6 +63,7 @@ struct ReadOption {
         {"max_pinned_blocks", given.max_pinned_blocks},
         {"event_blocks", given.event_blocks},
         {"full_group", 0},
+        {"num_nodes", 0},
         {"full_block_size", 0},
         {"max_sessions", 0},
         {"max_seqs", given.max_seqs},

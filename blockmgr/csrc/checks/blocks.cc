@@ -19,7 +19,7 @@ void BlockAudit::check_blocks() {
 // Each block is free, kept back, or that of one node; and each id is free or that of a node.
 void BlockAudit::check_places() {
   std::set<std::int32_t> free;
-  const std::int32_t first = nodes_.num_blocks - pool_.capacity();
+  const std::int32_t first = pool_.num_blocks() - pool_.capacity();
   for (int i = 0; i < pool_.num_partitions(); ++i) {
     const Pool::Partition& own = pool_.partition(i);
     int bound = 0;
@@ -49,7 +49,7 @@ void BlockAudit::check_places() {
   int leaving = 0;
   for (std::int32_t b = 0; b < nodes_.num_blocks; ++b) {
     const NodeId n = nodes_.owner(b);
-    const bool out = b >= pool_.limit();
+    const bool out = b >= pool_.limit() && b < pool_.num_blocks();
     leaving += out && n != kNoNode;
     BLOCKMGR_EXPECT((n == kNoNode) == (b < first || free.count(b)) || (out && n == kNoNode),
                     "block " + std::to_string(b) + " is lost");
@@ -189,6 +189,7 @@ void BlockAudit::check_queues() {
   }
   BLOCKMGR_EXPECT(pool_.num_free() + pool_.num_idle() == pool_.available(),
                   "free and idle blocks do not add up to what is available");
+  if (pool_.is_bare()) fenced -= pool_.partition(0).num_fenced;
   BLOCKMGR_EXPECT(pool_.num_used() + pool_.available() + fenced + pool_.num_withheld() ==
                       pool_.capacity(),
                   "used, free, idle, fenced and withheld blocks do not add up to the capacity");

@@ -25,10 +25,12 @@ struct Error : std::runtime_error {
 };
 
 struct OutOfBlocks : std::exception {
-  OutOfBlocks(std::int64_t needed, std::int64_t available, std::int64_t watermark)
-      : needed(needed), available(available), watermark(watermark) {}
+  OutOfBlocks(std::int64_t needed, std::int64_t available, std::int64_t watermark,
+              bool of_nodes = false)
+      : needed(needed), available(available), watermark(watermark), of_nodes(of_nodes) {}
   const char* what() const noexcept override { return "out of blocks"; }
   std::int64_t needed, available, watermark;
+  bool of_nodes;  // what is short: nodes, which have no blocks of their own
 };
 
 // The books do not balance: one sentence for each thing found.

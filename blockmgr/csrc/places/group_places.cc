@@ -295,9 +295,13 @@ bool GroupPlaces::frees_something(NodeId n) const {
   return false;
 }
 
-void GroupPlaces::evict(int partition, std::int64_t count) noexcept {
-  while (pool_.free_blocks(partition).size() < count) {
-    if (evict_passed(partition, count)) continue;
+void GroupPlaces::evict(int from, std::int64_t count) noexcept {
+  const FreeBlocks& free = pool_.free_blocks(from);
+  const int partition = pool_.nodes_of(from);
+  // A passed boundary whose node is used has blocks, and leaves no bare one free.
+  const bool frees_any = pool_.home(partition) == from;
+  while (free.size() < count) {
+    if (frees_any && evict_passed(partition, free, count)) continue;
     if (pool_.partition(partition).retention && evict_used_below(partition)) continue;
     if (!pool_.partition(partition).idle.empty()) {
       prune(pool_.evict_next(partition));
@@ -319,9 +323,9 @@ void GroupPlaces::prefetch_before(NodeId n) const {
 // Evicts the first passed boundary and those next to it that each continue the next one, for many
 // come from one path; until so many blocks are free. Whether there was one. Their parts become free
 // group by group, so that blocks of one group stay together: they are handed out in that order.
-bool GroupPlaces::evict_passed(int partition, std::int64_t count) noexcept {
+bool GroupPlaces::evict_passed(int partition, const FreeBlocks& free,
+                               std::int64_t count) noexcept {
   const NodeId sentinel = nodes_.count + partition;
-  const FreeBlocks& free = pool_.free_blocks(partition);
   NodeId next = passed_[static_cast<std::size_t>(sentinel)].next;
   if (next == sentinel) return false;
   std::array<NodeId, 64> ends, parts;

@@ -248,7 +248,7 @@ class GroupPlaces {
     if (nodes_[b].keyed()) before_idle(b);
   }
   // Gives the pool free blocks until there are so many, which must be available in the partition.
-  void evict(int partition, std::int64_t count) noexcept;
+  void evict(int from, std::int64_t count) noexcept;
   // From a node on, towards the root: takes the keys of idle nodes that no boundary needs.
   void prune(NodeId n) noexcept;
 
@@ -315,7 +315,7 @@ class GroupPlaces {
   void refresh(NodeId n) noexcept;
   NodeId first_to_go(NodeId last) const;
   void prefetch_before(NodeId n) const;
-  bool evict_passed(int partition, std::int64_t count) noexcept;
+  bool evict_passed(int partition, const FreeBlocks& free, std::int64_t count) noexcept;
   void evict_used(int partition) noexcept;
   template <class Wanted>
   bool evict_last_used(int partition, Wanted wanted) noexcept;

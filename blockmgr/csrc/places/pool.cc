@@ -51,16 +51,17 @@ int Pool::num_nodes(int num_blocks, int num_reserved, const std::vector<int>& ap
 
 // The first blocks are set apart, in the order of the partitions.
 Pool::Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
-           const std::vector<int>& apart)
+           const std::vector<int>& apart, int num_bare)
     : nodes_(nodes),
       index_(index),
       num_reserved_(num_reserved),
+      num_bare_(num_bare),
       common_(nodes, std::accumulate(apart.begin(), apart.end(), num_reserved),
               nodes.num_blocks - std::accumulate(apart.begin(), apart.end(), num_reserved), 0,
               nodes.count + 2),
       plain_(apart.empty()),
       idles_unheard_(apart.empty()),
-      limit_(nodes.num_blocks) {
+      limit_(nodes.num_blocks - num_bare) {
   fences_.reserve(static_cast<std::size_t>(num_fences));
   for (int i = 0; i < num_fences; ++i) fences_.emplace_back(nodes, nodes.count + 3 + i);
   if (apart.empty()) return;
@@ -463,18 +464,19 @@ void Pool::tell_unused(NodeId b) noexcept {
 // A block that has just become free is the next to be handed out. To observers, a withheld one is
 // in use.
 void Pool::withhold_freed() noexcept {
-  FreeBlocks& free = common_.free;
+  Partition& own = at(home(0));
+  FreeBlocks& free = own.free;
   if (free.empty() || number(free.next()) < limit_) return;
   free.pop();
   num_queued_ -= partitions_ != nullptr;
-  ++common_.num_withheld;
+  ++own.num_withheld;
   --num_leaving_;
-  tell_taken(common_);
+  tell_taken(own);
   set_fence(open_fence_);
 }
 
 void Pool::shrink(std::int32_t limit) noexcept {
-  Partition& own = common_;
+  Partition& own = at(home(0));
   const int before = own.free.size();
   own.free.remove_if([limit](BlockId b) { return number(b) >= limit; });
   const int withheld = before - own.free.size();
@@ -488,7 +490,7 @@ void Pool::shrink(std::int32_t limit) noexcept {
 
 // The first of them is handed out first.
 void Pool::grow(std::int32_t limit) noexcept {
-  Partition& own = common_;
+  Partition& own = at(home(0));
   const int before = own.free.size();
   for (std::int32_t b = limit; b-- > limit_;) {
     if (nodes_.owner(b) < 0) {
@@ -619,10 +621,12 @@ void Pool::exchange(NodeId own, NodeId twin) noexcept {
 }
 
 int Pool::num_free() const {
+  if (is_bare()) return apart_[0].free.size();
   return sum([](const Partition& p) { return p.free.size(); });
 }
 
 int Pool::num_idle() const {
+  if (is_bare()) return apart_[0].num_kept;
   return sum([](const Partition& p) { return p.idle.size() + p.num_kept; });
 }
 

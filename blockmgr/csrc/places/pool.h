@@ -7,6 +7,10 @@
 // is felt in another. Partition 0 is what is left to all others; most pools have no other. It has
 // the last blocks, of which a holder can withhold some: see shrink.
 //
+// Where no group of layers has full attention, the nodes' own blocks are *bare*: they name no memory
+// and bound how many nodes there are. Then partition 0 has these, the last ones, and partition 1 all
+// others; counts of blocks leave them out.
+//
 // Observers are notified of runs, each with what a policy knows of the request behind it.
 //
 // Every function here is noexcept and allocates nothing: callers count first, then commit.
@@ -33,9 +37,9 @@ class GroupPlaces;
 class Pool {
  public:
   // A pool of all blocks but the first num_reserved, with this many fence lists, and a partition
-  // for each number of blocks that are set apart.
+  // for each number of blocks that are set apart. num_bare: blocks that name no memory.
   Pool(Nodes& nodes, PrefixIndex& index, int num_reserved, int num_fences,
-       const std::vector<int>& apart = {});
+       const std::vector<int>& apart = {}, int num_bare = 0);
   // Groups of layers beside full attention have blocks here as well: see there. Before anything is
   // taken.
   // nullptr: full attention alone.
@@ -53,14 +57,24 @@ class Pool {
   NodeId copies_sentinel() const { return nodes_.count; }
   NodeId unwritten_sentinel() const { return nodes_.count + 1; }
 
-  int capacity() const { return nodes_.num_blocks - num_reserved_; }
+  int num_blocks() const { return nodes_.num_blocks - num_bare_; }
+  int capacity() const { return num_blocks() - num_reserved_; }
   int available() const {
+    if (is_bare()) [[unlikely]]
+      return apart_[0].available();
     return partitions_ ? num_queued_ : common_.available();
   }
   int num_free() const;
   int num_idle() const;
-  int num_fenced() const { return num_fenced_; }
-  int num_used() const { return capacity() - available() - num_fenced_ - num_withheld(); }
+  int num_fenced() const { return is_bare() ? apart_[0].num_fenced : num_fenced_; }
+  // Whether the nodes' own blocks are bare.
+  bool is_bare() const { return num_bare_ != 0; }
+  bool is_bare(NodeId n) const { return is_bare() && number(nodes_.block(n)) >= num_blocks(); }
+  // Where the sequences whose nodes a partition has get blocks with memory: there, or beside it.
+  int home(int partition) const { return partition + is_bare(); }
+  // The partition whose nodes' boundaries keep the blocks of this one.
+  int nodes_of(int partition) const { return is_bare() ? 0 : partition; }
+  int num_used() const { return capacity() - available() - num_fenced() - num_withheld(); }
   std::int64_t num_evicted() const;
 
   struct Partition {
@@ -95,15 +109,15 @@ class Pool {
     std::int64_t num_evicted = 0;
     int num_withheld = 0;
   };
-  // Blocks from this one on are not handed out: `limit` is one block of partition 0, or its end. Free
+  // Blocks from this one on are not handed out: `limit` is one block of home(0), or its end. Free
   // ones are withheld at once, others when they become free. Nothing of what they hold is cached, and
   // it may not be promoted any more.
   void shrink(std::int32_t limit) noexcept;
   // Blocks below this one, which is no lower than the limit, are handed out again.
   void grow(std::int32_t limit) noexcept;
   std::int32_t limit() const { return limit_; }
-  bool is_out(NodeId b) const { return number(nodes_.block(b)) >= limit_; }
-  int num_withheld() const { return common_.num_withheld; }
+  bool is_out(NodeId b) const { return number(nodes_.block(b)) >= limit_ && !is_bare(b); }
+  int num_withheld() const { return partition(home(0)).num_withheld; }
   // Blocks from the limit on that are not free yet. They do not become available.
   int num_leaving() const { return num_leaving_; }
   // Gives a partition its eviction order, under retention or not, and its past. Likewise.
@@ -383,6 +397,7 @@ class Pool {
   Nodes& nodes_;
   PrefixIndex& index_;
   int num_reserved_;
+  int num_bare_;
   Partition common_;
   std::vector<Partition> apart_;
   std::unique_ptr<std::uint16_t[]>

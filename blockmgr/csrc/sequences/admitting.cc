@@ -22,15 +22,20 @@ AdmissionPlan Admitting::plan_admission(const Token* tokens, std::int64_t count,
   return plan;
 }
 
+bool Admitting::has_nodes(const Demand& demand, int partition) const {
+  return demand.num_nodes() == 0 || demand.num_nodes() <= rows().available(partition);
+}
+
 // Whether it does now, and what it takes. With full attention alone, what never fits was refused
 // before.
 [[gnu::always_inline]] inline bool Admitting::fits(AdmissionPlan& plan, std::int64_t slots,
                                                    const Applicant& applicant) const {
   plan.demand = use<Needs>().demand(plan.found, slots);
   plan.never = groups() && use<Needs>().first_blocks(plan.found, slots) >
-                               pool().partition(applicant.partition).capacity - applicant.held_back;
+                               rows().home_of(applicant.partition).capacity - applicant.held_back;
   plan.fits =
-      !plan.never && plan.demand.fits(rows().available(applicant.partition), applicant.held_back);
+      !plan.never && has_nodes(plan.demand, applicant.partition) &&
+      plan.demand.fits(rows().home_of(applicant.partition).available(), applicant.held_back);
   return plan.fits;
 }
 
@@ -79,7 +84,9 @@ AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t cou
     if (plan.never)
       use<Needs>().throw_never_fits(count, slots, applicant.partition, applicant.held_back,
                                     &plan.found);
-    throw OutOfBlocks(plan.demand.needed(), rows().available(applicant.partition),
+    if (!has_nodes(plan.demand, applicant.partition))
+      rows().check_available(plan.demand.num_nodes(), applicant.partition);
+    throw OutOfBlocks(plan.demand.needed(), rows().home_of(applicant.partition).available(),
                       applicant.held_back);
   }
   if (const ReuseTracker* past = pool().past(applicant.partition); past && applicant.read_cache) {
@@ -232,7 +239,7 @@ Sequence& Admitting::preempted(Handle handle) {
 
 // What grew past the watermark must be able to come back to an empty pool.
 std::int64_t Admitting::held_back_from(int partition, std::int64_t most) const {
-  return std::clamp<std::int64_t>(pool().partition(partition).capacity - most, 0,
+  return std::clamp<std::int64_t>(rows().home_of(partition).capacity - most, 0,
                                   rows().watermark(partition));
 }
 
@@ -316,13 +323,16 @@ MatchResult Admitting::match(const Prompt& prompt) {
   result.num_cached = num_cached(found);
   result.num_shared = plan.num_shared;
   const Demand& demand = plan.demand;
-  result.num_idle = demand.needed() - (demand.num_blocks - found.num_full);
+  result.num_idle = demand.needed() - own_blocks(demand.num_blocks - found.num_full);
   result.num_computing = use<Finding>().num_computing(prompt, found);
   if (num_states()) [[unlikely]]
     result.stops = use<Needs>().stops_of(prompt.num_tokens, result.num_cached, plan.num_shared,
                                          use<Needs>().prompt_end_of(prompt.num_tokens));
   result.blocks.resize(static_cast<std::size_t>(found.num_full));
-  nodes().name_all(found.full, found.num_full, result.blocks.data());
+  if (!pool().is_bare()) [[likely]]
+    nodes().name_all(found.full, found.num_full, result.blocks.data());
+  for (std::size_t i = 0; pool().is_bare() && i < result.blocks.size(); ++i)
+    result.blocks[i] = rows().name(found.full[i]);
   return result;
 }
 

@@ -36,6 +36,8 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
   Sequence& preempted(Handle handle);
   // Blocks of its partition that a preempted sequence may not take, if this many would do for it.
   std::int64_t held_back_from(int partition, std::int64_t most) const;
+  // Whether there are as many as it needs where nodes' own blocks are bare.
+  bool has_nodes(const Demand& demand, int partition) const;
   // Once it runs: its tokens lie in its blocks, as far as there are any.
   void settle_resumed(Sequence& s, bool read_cache) noexcept;
 

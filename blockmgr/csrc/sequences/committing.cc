@@ -115,12 +115,14 @@ std::int64_t Committing::num_lost(const Sequence& s, std::int64_t logical, NodeI
   std::int64_t lost = 0;
   const auto count = [&](NodeId left, NodeId there) {
     const Uses& uses = nodes().uses(left);
-    if (uses.ref_count + uses.pins == 1) return;
+    if (uses.ref_count + uses.pins == 1) return false;
     const bool taken = pool().counts_as_available(there) ||
                        std::find(dropped.begin(), dropped.end(), there) != dropped.end();
-    lost += taken && plan.taken.add(there) == 1;
+    const bool is_lost = taken && plan.taken.add(there) == 1;
+    lost += is_lost;
+    return is_lost;
   };
-  count(rows().table(s)[logical], cached);
+  plan.lost_nodes += count(rows().table(s)[logical], cached) && pool().is_bare();
   use<GroupTables>().each_part(s, logical, [&](int g, NodeId part) {
     if (const NodeId there = groups()->part(g, cached); there >= 0) count(part, there);
   });
@@ -238,12 +240,13 @@ void Committing::deduplicate(const Promotion& promotion, std::int64_t logical,
       });
     return;
   }
+  const std::int32_t left = rows().name(own);
   if (groups()) [[unlikely]]
     use<GroupTables>().merge_parts(*promotion.sequence, logical, cached);
   rows().set_entry(promotion.row, logical, cached);
   ++remaps_version_;
   remaps_.push_back({rows().handle_of(promotion.row), static_cast<std::int32_t>(logical),
-                     nodes().name(own), nodes().name(cached)});
+                     left, rows().name(cached)});
   pool().exchange(own, cached);  // a copy into it would have kept it from being promoted
 }
 
@@ -255,7 +258,7 @@ Remaps Committing::remaps() {
     const std::int64_t index = rows().row_of(s);
     for (std::int32_t i = 0; i < s.num_blocks; ++i)
       all.records.push_back(
-          {rows().handle_of(index), i, kNoNode, nodes().name(rows().table_at(index)[i])});
+          {rows().handle_of(index), i, kNoNode, rows().name(rows().table_at(index)[i])});
   }
   return all;
 }

@@ -27,7 +27,7 @@ void CopyTracker::plan(NodeId source, NodeId destination, std::int32_t num_token
   nodes_[destination].copy_source = root;
   nodes_[destination].copy_tokens = static_cast<std::uint16_t>(num_tokens);
   pending_.push_back(destination);
-  ++num_planned_;
+  num_planned_ += !pool_.is_bare(destination);
 }
 
 void CopyTracker::plan_zeros(NodeId block) noexcept {
@@ -45,8 +45,15 @@ void CopyTracker::drop(NodeId destination) noexcept {
   const NodeId root = record.copy_source;
   record.copy_source = kNoNode;
   record.copy_tokens = 0;
-  num_cancelled_ += root != destination;
+  num_cancelled_ += root != destination && !pool_.is_bare(destination);
   pool_.unpin(root);
+}
+
+int CopyTracker::num_to_do() const {
+  if (!pool_.is_bare()) return num_pending();
+  int count = 0;
+  each_pending([&](const Copy& copy) { count += !pool_.is_bare(copy.destination); });
+  return count;
 }
 
 const std::vector<Copy>& CopyTracker::take() noexcept {

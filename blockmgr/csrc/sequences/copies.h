@@ -44,6 +44,8 @@ class CopyTracker {
       : nodes_(nodes), pool_(pool), pending_(nodes, pool.copies_sentinel()) {}
 
   int num_pending() const { return pending_.size(); }
+  // Those of them that move anything.
+  int num_to_do() const;
   bool in_flight() const { return open_; }
 
   // Tokens that a copy of the source can bring: fewer than num_tokens when the source itself is

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "sequences/sequences.h"
 
@@ -130,8 +131,11 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
     const std::int64_t more =
         use<Committing>().plan_promotion(s, s.num_tokens, s.num_tokens, plan.promotions);
     lost += more;
-    if (by_partition) [[unlikely]]
-      plan.needed_by[s.partition] += more;
+    if (by_partition) [[unlikely]] {
+      const std::int64_t lost_nodes = std::exchange(plan.promotions.lost_nodes, 0);
+      plan.needed_by[s.partition] += lost_nodes;
+      home_needs(plan, s) += more - lost_nodes;
+    }
   }
   if (lost) [[unlikely]] {
     needed += lost;
@@ -191,7 +195,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   }
   if (grouped) [[unlikely]] {
     // Before the commits, which may take cached blocks into use.
-    if (use<Slices>().has_slices()) [[unlikely]]
+    if (use<Slices>().has_other_slots()) [[unlikely]]
       take_slices(handles, count, slots);
     if (!drops_first) commit_decoded(handles, count, plan.promotions);
     return keep_decoded(handles, count);
@@ -199,12 +203,17 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   use<Committing>().promote_all(plan.promotions);
 }
 
+// What is needed where a sequence gets blocks beside its nodes' own.
+inline std::int64_t& Decoding::home_needs(DecodePlan& plan, const Sequence& s) const {
+  return plan.needed_by[nth(pool().home(s.partition))];
+}
+
 // Of a sequence that moves to a block of its own.
 void Decoding::plan_moved_parts(const Sequence& s, std::int64_t logical, DecodePlan& plan) const {
   use<GroupTables>().refuse_unknown_state(s, "decode");
   const std::int64_t parts = use<GroupTables>().num_parts(s, logical);
   plan.moved_parts += parts;
-  if (!plan.needed_by.empty()) plan.needed_by[s.partition] += parts;
+  if (!plan.needed_by.empty()) home_needs(plan, s) += parts;
 }
 
 // The parts that a batch takes, less those that it gives back before. Counts them by partition as
@@ -219,7 +228,7 @@ std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, Dec
       use<GroupTables>().refuse_loading(s, "decode");
     const std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
     needed += parts;
-    if (!plan.needed_by.empty()) plan.needed_by[s.partition] += parts;
+    if (!plan.needed_by.empty()) home_needs(plan, s) += parts;
   }
   if (!drops_before_taking()) return needed;
   std::int64_t committed = 0;
@@ -227,7 +236,7 @@ std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, Dec
     const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
     const std::int64_t dropped = use<GroupTables>().num_dropped(s, plan.promotions.dropped);
     needed -= dropped;
-    if (!plan.needed_by.empty()) plan.needed_by[s.partition] -= dropped;
+    if (!plan.needed_by.empty()) home_needs(plan, s) -= dropped;
     committed += std::max<std::int64_t>(block_size().whole(s.num_tokens) - s.num_chained, 0);
   }
   plan.promotions.count_taken(use<GroupTables>().blocks_of_units(committed));

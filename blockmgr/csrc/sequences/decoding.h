@@ -15,7 +15,10 @@ namespace blockmgr {
 class Decoding
     : public Part<Decoding, Slices, GroupTables, Keeping, Needs, Growing, GroupEnds, Committing> {
  public:
-  Decoding() { plan_.needed_by.resize(config().quotas.empty() ? 0 : 1 + config().quotas.size()); }
+  Decoding() {
+    const int partitions = pool().num_partitions();
+    plan_.needed_by.resize(partitions > 1 ? static_cast<std::size_t>(partitions) : 0);
+  }
 
   std::size_t memory() const {
     return plan_.promotions.memory() + plan_.sharers.memory() +
@@ -31,6 +34,7 @@ class Decoding
   void refuse_uncopied(const Sequence& s, std::int64_t logical) const;
   void plan_decode(const Handle* handles, std::int64_t count, DecodePlan& plan);
   void note_decoded(Sequence& s) noexcept;
+  std::int64_t& home_needs(DecodePlan& plan, const Sequence& s) const;
   // Whether decode gives back what windows have passed before it takes blocks. What steps in flight
   // may read is not there to be taken, so it is given back at the end.
   bool drops_before_taking() const { return groups() && open_steps().empty(); }

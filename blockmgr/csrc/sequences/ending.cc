@@ -32,8 +32,9 @@ void Ending::release_nodes(Sequence& s, std::int64_t keep) noexcept {
   } else {
     pool().release_table(t + keep, count);
   }
-  std::fill_n(rows().shown_at(rows().row_of(s)) + rows().shown_width(keep),
-              rows().shown_width(count), 0);
+  if (!pool().is_bare())  // else GroupTables shows none of them any more
+    std::fill_n(rows().shown_at(rows().row_of(s)) + rows().shown_width(keep),
+                rows().shown_width(count), 0);
   s.num_blocks = static_cast<std::int32_t>(keep);
   s.missing_slots = 0;
 }
@@ -270,7 +271,7 @@ void Ending::check_withdrawal(const Sequence& s, const char* call) const {
     if (nodes()[n].unwritten && nodes().uses(n).ref_count > 1)
       throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                         std::to_string(rows().handle_of(rows().row_of(s))) +
-                                        ": block " + std::to_string(nodes().name(n)) +
+                                        ": block " + std::to_string(rows().name(n)) +
                                         ", which this step's forward writes for it, is shared");
   };
   const std::int32_t* t = rows().table(s);

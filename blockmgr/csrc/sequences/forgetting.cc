@@ -184,7 +184,7 @@ void Forgetting::check_limit(std::int64_t num_blocks, std::int64_t least,
 std::int64_t Forgetting::shrink_pool(std::int64_t num_blocks) {
   Call call(rows());
   const std::int64_t limit = pool().limit();
-  check_limit(num_blocks, pool().partition(0).first, limit);
+  check_limit(num_blocks, rows().home_of(0).first, limit);
   if (num_blocks == limit) return pool().num_leaving();
   // A block that is not written yet would lose its mark with its key.
   for (const Sequence& s : rows().sequences) rows().refuse_ahead(s, "shrink the pool around");
@@ -199,7 +199,7 @@ std::int64_t Forgetting::shrink_pool(std::int64_t num_blocks) {
 
 void Forgetting::grow_pool(std::int64_t num_blocks) {
   Call call(rows());
-  check_limit(num_blocks, pool().limit(), nodes().num_blocks);
+  check_limit(num_blocks, pool().limit(), pool().num_blocks());
   pool().grow(static_cast<std::int32_t>(num_blocks));
 }
 

@@ -152,7 +152,8 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
       if (parents[i] == i) continue;
       const Sequence& parent = rows().live(handles[parents[i]]);
       use<GroupTables>().refuse_moved(parent, "fork");
-      rows().check_available(needed[parent.partition] += num_singles(), parent.partition);
+      const int home = pool().home(parent.partition);
+      rows().check_available(needed[nth(home)] += num_singles(), home);
       group_rows.push_back(rows().group_row(parent));
     }
     for (std::size_t c = 0; c < successors.size(); ++c)
@@ -188,7 +189,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
 // Whether so many more sequences can have the parent's states.
 void Forking::check_states(const Sequence& parent, std::int64_t count) const {
   use<GroupTables>().refuse_moved(parent, "fork");
-  rows().check_available(count * num_singles(), parent.partition);
+  rows().check_available(count * num_singles(), pool().home(parent.partition));
 }
 
 void Forking::fork_groups(const Sequence& parent, const Handle* children,

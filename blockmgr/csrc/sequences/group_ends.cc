@@ -126,8 +126,8 @@ void GroupEnds::keep_state(Sequence& s) noexcept {
   const auto stop = takes_stop(s);
   if (!stop) return;
   const bool passed = stop == GroupRow::kPromptEnd;
-  const std::int64_t room =
-      passed ? pool().free_blocks(s.partition).size() : rows().available(s.partition);
+  const Pool::Partition& home = rows().home_of(s.partition);
+  const std::int64_t room = passed ? home.free.size() : home.available();
   if (s.num_computed % config().block_size) return keep_branch(s, room, passed);
   const bool is_kept = keep_whole(s, room, passed);
   if (is_kept && (stop == GroupRow::kDiverges || stop == GroupRow::kRetained))
@@ -169,7 +169,7 @@ bool GroupEnds::cache_state(Handle handle) {
       rows().settled(s) == s.num_computed && s.num_computed % config().block_size == 0;
   if (!s.num_computed || !at_end || s.outdated || !digester()) return false;
   use<Keeping>().reserve_keeps(1);
-  return keep_whole(s, pool().free_blocks(s.partition).size(), true);
+  return keep_whole(s, rows().home_of(s.partition).free.size(), true);
 }
 
 // A stop within a block, where prompts diverge: the computed tokens of the block become a findable
@@ -179,7 +179,9 @@ void GroupEnds::keep_branch(Sequence& s, std::int64_t room, bool passed) noexcep
   const std::int64_t unit = s.num_computed / config().block_size;
   const auto rest = static_cast<int>(s.num_computed % config().block_size);
   if (s.num_chained < unit || !use<Needs>().can_stop_at(s.num_computed)) return;
-  if (groups()->num_groups() + 1 - static_cast<int>(rings().size()) > room) return;
+  if (groups()->num_groups() + own_blocks(1) - static_cast<int>(rings().size()) > room) return;
+  const Pool::Partition& nodes_of = pool().partition(s.partition);
+  if (pool().is_bare() && !(passed ? nodes_of.free.size() : nodes_of.available())) return;
   for (const int g : recurrent())
     if (config().remap && nodes().uses(rows().group_row(s).states[nth(g)]).pins) return;
   if (passed) {  // it takes no look-up from a tail that is more than that

@@ -19,7 +19,7 @@ const NodeId* GroupTables::path_of_twins(const Sequence& s, std::int64_t from,
 }
 
 NodeId GroupTables::take_of(int g, int partition, NodeId before) noexcept {
-  const NodeId m = pool().take(partition, before);
+  const NodeId m = pool().take(pool().home(partition), before);
   groups()->set_owner(m, g);
   return m;
 }
@@ -31,9 +31,9 @@ NodeId GroupTables::take_part_run(const Sequence& s, int g, std::int64_t from, s
   const NodeId* t = rows().table(s);
   NodeId* const fresh = parts_room_.data();
   if (to - from == 1) {
-    *fresh = pool().take(s.partition, before);
+    *fresh = pool().take(pool().home(s.partition), before);
   } else {
-    pool().take_run(s.partition, before, to - from, fresh);
+    pool().take_run(pool().home(s.partition), before, to - from, fresh);
   }
   for (std::int64_t unit = from; unit < to; ++unit) {
     const NodeId m = fresh[unit - from];
@@ -208,7 +208,7 @@ void GroupTables::drop_part_run(const Sequence& s, int g, std::int64_t from,
       drop_part(g, n);
     }
   }
-  pool().count_kept(s.partition, kept);
+  pool().count_kept(pool().home(s.partition), kept);
   const Slices::Shown shown = use<Slices>().shown_group_at(g, rows().row_of(s));
   for (std::int64_t unit = from; unit < to; ++unit) shown[unit] = 0;
 }

@@ -67,10 +67,12 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
   const bool copies = writes && must_copy(s, logical);
   if (copies) refuse_unwritten(s, logical, call);
   const GrowthPlan plan{std::max<std::int64_t>(target - s.num_blocks, 0), writes ? logical : -1};
-  std::int64_t needed = plan.num_fresh + copies;
+  const std::int64_t needed = plan.num_fresh + copies;
   if (groups()) [[unlikely]] {
     if (copies) use<GroupTables>().refuse_moved(s, call);
-    needed += use<GroupTables>().parts_to_grow(s, slots, copies ? logical : -1);
+    const std::int64_t parts = use<GroupTables>().parts_to_grow(s, slots, copies ? logical : -1);
+    if (needed + parts) rows().check_available(needed, parts, s.partition);
+    return plan;
   }
   if (needed) rows().check_available(needed, s.partition);
   return plan;

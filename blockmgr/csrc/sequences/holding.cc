@@ -6,9 +6,9 @@ namespace blockmgr {
 
 NodeId Holding::checked_block(std::int64_t id, std::int64_t position) const {
   const int first = config().null_block ? 1 : 0;
-  if (id >= first && id < nodes().num_blocks) return nodes().owner(id);
+  if (id >= first && id < pool().num_blocks()) return nodes().owner(id);
   const std::string bound =
-      "[" + std::to_string(first) + ", " + std::to_string(nodes().num_blocks) + ")";
+      "[" + std::to_string(first) + ", " + std::to_string(pool().num_blocks()) + ")";
   if (position < 0)
     throw Error(ErrorKind::kValue, "block must be in " + bound + ", got " + std::to_string(id));
   throw Error(ErrorKind::kValue, "blocks must be in " + bound + ", got " + std::to_string(id) +

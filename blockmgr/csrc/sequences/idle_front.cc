@@ -76,9 +76,17 @@ bool add_parts(const Store& store, const std::vector<NodeId>& path, std::int64_t
 
 }  // namespace
 
+// What is copied elsewhere is named by the nodes' own blocks.
+static void refuse_bare(const Pool& pool, const char* call) {
+  if (pool.is_bare())
+    throw Error(ErrorKind::kValue,
+                "groups must have one of FullAttention for " + std::string(call) + ", got none");
+}
+
 IdleFront idle_front(const Store& store, std::int64_t most) {
   IdleFront front;
   const Pool& pool = store.pool();
+  refuse_bare(pool, "idle_front");
   const std::int64_t all = std::max(1, pool.capacity());
   for (int i = 0; i < pool.num_partitions(); ++i) {
     std::int64_t left = (std::min(most, all) * pool.partition(i).capacity + all - 1) / all;
@@ -98,6 +106,7 @@ IdleFront idle_front(const Store& store, std::int64_t most) {
 }
 
 CachedPrefix prefix_of(const Store& store, std::int64_t block) {
+  refuse_bare(store.pool(), "prefix_of");
   const Nodes& nodes = store.nodes();
   const int first = nodes.num_blocks - store.pool().capacity();
   if (block < first || block >= nodes.num_blocks)

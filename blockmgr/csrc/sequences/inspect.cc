@@ -26,9 +26,9 @@ std::vector<BlockFacts> inspect(const Nodes& nodes, const Pool& pool, const Copy
   const auto at = [&](NodeId n) -> BlockFacts& {
     return facts[static_cast<std::size_t>(nodes.name(n))];
   };
-  for (std::int32_t b = nodes.num_blocks - pool.capacity(); b < nodes.num_blocks; ++b) {
+  for (std::int32_t b = pool.num_blocks() - pool.capacity(); b < nodes.num_blocks; ++b) {
     BlockFacts& fact = facts[static_cast<std::size_t>(b)];
-    fact.state = b < pool.limit() ? BlockFacts::kFree : BlockFacts::kOut;
+    fact.state = b < pool.limit() || b >= pool.num_blocks() ? BlockFacts::kFree : BlockFacts::kOut;
     const NodeId n = nodes.owner(b);
     if (n < 0) continue;
     const Node& record = nodes[n];
@@ -75,13 +75,19 @@ static void add_levels(std::vector<BlockFacts>& facts, const Sequences& core) {
   }
 }
 
+// Where a node has no block: that of its parent in the group; kNoNode if it has none there.
+static std::int32_t part_before(const Sequences& core, int g, NodeId n) {
+  const NodeId parent = core.nodes()[n].parent;
+  return core.nodes().name(parent < 0 ? kNoNode : core.groups()->cached(g, parent));
+}
+
 // A part has the tokens of its node, and that node's block for a parent. A state has no tokens of its
 // own.
 static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
   const Nodes& nodes = core.nodes();
   const GroupPlaces& groups = *core.groups();
   for (BlockFacts& fact : facts)
-    if (fact.group >= 0 && fact.group != core.config().full_group)
+    if (fact.group >= 0 && (core.pool().is_bare() || fact.group != core.config().full_group))
       fact.num_tokens = fact.num_computed = 0;
   const auto at = [&](NodeId n) -> BlockFacts& {
     return facts[static_cast<std::size_t>(nodes.name(n))];
@@ -93,7 +99,7 @@ static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
       if (nodes.block(n) == kNoBlock || !nodes[n].keyed() || Pool::is_part(nodes[n])) continue;
       const NodeId m = groups.cached(g, n);
       if (m < 0) continue;
-      at(m).parent = nodes.name(n);
+      at(m).parent = core.pool().is_bare() ? part_before(core, g, n) : nodes.name(n);
       at(m).priority = at(n).priority;
       if (!recurrent)
         at(m).num_tokens = at(m).num_computed = core.tokens_of_block(g, nodes[n].key_tokens);
@@ -145,6 +151,7 @@ std::vector<BlockFacts> inspect(const Sequences& core) {
     }
   }
   if (core.full_size() != size) limit_to_full_size(facts, core);
+  facts.resize(static_cast<std::size_t>(core.pool().num_blocks()));
   return facts;
 }
 

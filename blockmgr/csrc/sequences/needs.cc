@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "sequences/sequences.h"
 
@@ -9,8 +10,9 @@ void Needs::measure() {
   std::int64_t least = config().row_width;
   std::int64_t most = 0;
   for (int i = 0; i < pool().num_partitions(); ++i) {
+    if (pool().nodes_of(i) != i) continue;
     const std::int64_t blocks = rows().longest(i);
-    std::int64_t left = pool().partition(i).capacity - rows().watermark(i);
+    std::int64_t left = rows().home_of(i).capacity - rows().watermark(i);
     left = (left - num_singles()) / use<GroupTables>().blocks_of_units(1);
     least = std::min(least, std::min(blocks, left));
     most = std::max(most, blocks);
@@ -23,7 +25,7 @@ void Needs::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int pa
                              std::int64_t held_back, const Found* found) const {
   if (held_back < 0) held_back = rows().watermark(partition);
   const std::int64_t most = std::max(num_tokens, slots);
-  const std::int64_t capacity = pool().partition(partition).capacity;
+  const std::int64_t capacity = rows().home_of(partition).capacity;
   const char* whose = partitions().empty() ? "the pool has "
                       : partition          ? "the quota of its namespace is "
                                            : "the quotas leave other namespaces ";
@@ -36,6 +38,8 @@ void Needs::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int pa
     message = "slots for " + std::to_string(most) + " tokens take " +
               std::to_string(rows().blocks_for(most)) + " blocks; a block table row holds " +
               std::to_string(config().row_width) + " and ";
+    if (config().num_nodes)
+      message += "num_nodes is " + std::to_string(config().num_nodes) + "; ";
   }
   message += whose + std::to_string(capacity);
   if (held_back)
@@ -75,6 +79,10 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   d.missing_slots = d.num_blocks * config().block_size - usable;
   const NodeId end = last_node(found);
   const bool takes_states = !resumes(found) || !found.take_over;
+  if (config().num_nodes) {
+    d.fresh_nodes = std::exchange(d.to_take, 0);
+    d.unused_nodes = std::exchange(d.unused_hits, 0);
+  }
   const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
   d.to_take += static_cast<std::int64_t>(rings().size());
   for (const int g : recurrent()) {
@@ -97,7 +105,7 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
 std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
   const std::int64_t cached = num_cached(found);
   const std::int64_t most = std::max(slots, cached);
-  std::int64_t sum = rows().blocks_for(most) + num_singles();
+  std::int64_t sum = own_blocks(rows().blocks_for(most)) + num_singles();
   for (const int g : attention()) {
     const std::int64_t units = use<Slices>().units_of(g, most);
     sum += std::max<std::int64_t>(units - groups()->first_unit(g, first_query(found)), 0);
@@ -114,7 +122,7 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
   for (std::int64_t position = slots; position < num_tokens; position += size - position % size) {
     const std::int64_t blocks = position / size + 1;
     const std::int64_t from = std::max<std::int64_t>(0, position - config().max_rollback);
-    std::int64_t sum = use<GroupTables>().blocks_of_units(blocks);
+    std::int64_t sum = own_blocks(blocks) + blocks * static_cast<std::int64_t>(attention().size());
     for (const int g : attention()) sum -= groups()->first_unit(g, from);
     most = std::max(most, sum);
   }
@@ -124,8 +132,9 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
 // The most slots with which a prompt can begin alone in so many blocks, and then be computed in
 // parts to its end; 0: it never can.
 std::int64_t Needs::most_first_slots(std::int64_t num_tokens, std::int64_t most) const {
-  std::int64_t units = (most - num_singles()) / use<GroupTables>().blocks_of_units(1);
-  units = std::min(units, rows().blocks_for(num_tokens));
+  const std::int64_t each = own_blocks(1) + static_cast<std::int64_t>(attention().size());
+  std::int64_t units = rows().blocks_for(num_tokens);
+  if (each) units = std::min(units, (most - num_singles()) / each);
   const std::int64_t slots = std::min(units * config().block_size, num_tokens);
   return slots > 0 && later_blocks(num_tokens, slots) <= most ? slots : 0;
 }
@@ -133,9 +142,10 @@ std::int64_t Needs::most_first_slots(std::int64_t num_tokens, std::int64_t most)
 // Why a prompt never fits in all groups, and with which slots it would.
 std::string Needs::never_in_groups(std::int64_t num_tokens, std::int64_t slots, const Found& found,
                                    std::int64_t most) const {
-  int num_groups = 1;
+  int num_groups = static_cast<int>(own_blocks(1));
   for (int g = 0; g < groups()->num_groups(); ++g)
-    num_groups += !groups()->group(g).slice && groups()->group(g).number != config().full_group;
+    num_groups += !groups()->group(g).slice &&
+                  (config().num_nodes || groups()->group(g).number != config().full_group);
   const std::string where = std::to_string(num_groups) + " groups of layers";
   const std::int64_t first = first_blocks(found, slots);
   const std::int64_t parts = most_first_slots(num_tokens, most);

@@ -81,9 +81,11 @@ inline bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int p
                               std::int64_t watermark) const {
   std::int64_t blocks = rows().blocks_for(std::max(num_tokens, slots));
   if (blocks > config().row_width) return true;
-  if (groups()) [[unlikely]]
+  if (groups()) [[unlikely]] {
+    if (blocks > rows().longest(partition)) return true;
     blocks = later_blocks(num_tokens, slots ? slots : num_tokens);
-  return blocks > pool().partition(partition).capacity - watermark;
+  }
+  return blocks > rows().home_of(partition).capacity - watermark;
 }
 
 }  // namespace blockmgr

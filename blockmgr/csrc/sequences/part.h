@@ -66,6 +66,10 @@ class Part {
     return num_states() * (1 + std::int64_t{extra_blocks()}) +
            static_cast<std::int64_t>(rings().size());
   }
+  // Blocks that so many nodes have of their own.
+  std::int64_t own_blocks(std::int64_t num_nodes) const {
+    return config().num_nodes ? 0 : num_nodes;
+  }
   bool can_start(std::int64_t length) const { return !groups() || groups()->can_start(length); }
   std::int64_t num_cached(const Found& found) const {
     return found.num_full * config().block_size + found.num_partial;

@@ -36,6 +36,10 @@ struct Demand {
   std::int64_t missing_slots = 0;  // of the last one: see Sequence
   std::int64_t to_take = 0;
   std::int64_t unused_hits = 0;  // available blocks it will use by finding them
+  // Where nodes' own blocks are bare, they are counted here: those it takes, and unused ones found.
+  std::int64_t fresh_nodes = 0;
+  std::int64_t unused_nodes = 0;
+  std::int64_t num_nodes() const { return fresh_nodes + unused_nodes; }
   std::int64_t needed() const { return to_take + unused_hits; }
   // The watermark holds back blocks; what takes none is free to go.
   bool fits(std::int64_t available, std::int64_t watermark) const {
@@ -95,11 +99,13 @@ struct PromotionPlan {
   std::vector<std::uint8_t> digests;
   std::vector<NodeId> dropped;  // parts that the batch is counted on to make available
   Tally taken;                  // cached blocks that it takes into use: see num_lost
+  std::int64_t lost_nodes = 0;  // of what is lost, bare nodes
   bool counts_taken = false;
   void clear() {
     promotions.clear();
     digests.clear();
     counts_taken = false;
+    lost_nodes = 0;
   }
   // With several groups, before blocks are taken. most: cached blocks that it may take into use.
   void count_taken(std::int64_t most) {
@@ -114,7 +120,7 @@ struct PromotionPlan {
 };
 
 struct DecodePlan {
-  std::vector<std::int64_t> needed_by;  // blocks by partition; empty without quotas
+  std::vector<std::int64_t> needed_by;  // blocks by partition; empty if there is one
   std::vector<NodeId> rewritten;        // written in place, and twins until then
   std::int64_t moved_parts = 0;         // of blocks that sequences leave for their own
   Tally sharers;                        // of the batch that write into a shared block

@@ -13,11 +13,17 @@ void Reading::check_slots(Handle handle, std::int64_t start, std::int64_t stop) 
                     " (slots), got " + std::to_string(start) + " and " + std::to_string(stop));
 }
 
+void Reading::check_table_slots(Handle handle, std::int64_t start, std::int64_t stop) const {
+  if (pool().is_bare() && rows().has_table_slots()) [[unlikely]]
+    return check_group_slots(handle, 0, start, stop);
+  check_slots(handle, start, stop);
+}
+
 void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                            std::int64_t* slots) const {
   const Sequence& s = rows().live(handle);
   const std::int64_t size = config().block_size;
-  if (rows().full_size() != size) [[unlikely]] {
+  if (rows().full_size() != size || pool().is_bare()) [[unlikely]] {
     while (start < stop) *slots++ = use<Slices>().full_slot(s, start++);
     return;
   }
@@ -58,7 +64,7 @@ std::vector<std::int32_t> Reading::block_ids(Handle handle, std::int64_t start) 
   const std::int64_t count = num_full_blocks(s);
   const std::int64_t first = std::min(start, count);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(count - first));
-  if (rows().full_size() == config().block_size) [[likely]] {
+  if (rows().full_size() == config().block_size && !pool().is_bare()) [[likely]] {
     nodes().name_all(rows().table(s) + first, count - first, ids.data());
   } else {
     for (std::int64_t i = first; i < count; ++i)
@@ -87,7 +93,7 @@ std::vector<LeavingBlock> Reading::leaving() const {
     use<GroupTables>().each_single([&](int g) { add(row.states[nth(g)]); });
     for (const NodeId other : row.others) add(other);
   }
-  for (std::int32_t b = pool().limit(); b < nodes().num_blocks; ++b)
+  for (std::int32_t b = pool().limit(); b < pool().num_blocks(); ++b)
     if (nodes().owner(b) >= 0 && !has_any[static_cast<std::size_t>(b)]) found.push_back({b, -1});
   std::stable_sort(found.begin(), found.end(), [](const LeavingBlock& a, const LeavingBlock& b) {
     return a.block < b.block;

@@ -27,6 +27,8 @@ class Reading : public Part<Reading, Slices, GroupTables> {
     return row;
   }
   void check_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
+  // Likewise in the group of the block tables, whose window may be gone.
+  void check_table_slots(Handle handle, std::int64_t start, std::int64_t stop) const;
   void slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                     std::int64_t* slots) const;
   // The same in a group of attention beside that of the block tables: where its window is gone,
@@ -34,8 +36,9 @@ class Reading : public Part<Reading, Slices, GroupTables> {
   void check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const;
   void group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
                    std::int64_t* slots) const;
-  // Blocks in its table of full attention.
+  // Columns of its row of the block tables.
   std::int64_t num_full_blocks(const Sequence& s) const {
+    if (!rows().has_table_slots()) return 0;
     const std::int64_t size = rows().full_size();
     return (rows().num_slots(s) + size - 1) / size;
   }

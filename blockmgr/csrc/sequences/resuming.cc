@@ -155,19 +155,20 @@ void Resuming::share_ends(std::vector<Member>& members, Reuse reuse) const {
 }
 
 // The blocks that a member takes beside those of its donor.
-std::int64_t Resuming::count_joining(Member& m, const Member& donor) const {
+Resuming::Taken Resuming::count_joining(Member& m, const Member& donor) const {
   const std::int64_t size = config().block_size;
   const std::int64_t had = m.num_shared == donor.num_blocks ? donor.num_slots : m.num_shared * size;
   m.num_blocks = std::max(m.num_shared, rows().blocks_for(m.slots));
-  std::int64_t taken = m.num_blocks - m.num_shared;
+  Taken taken{m.num_blocks - m.num_shared, 0};
   if (!groups()) {
     m.num_slots = m.num_blocks * size;
     return taken;
   }
   m.num_slots = m.slots > had ? use<Slices>().usable_slots(m.slots) : had;
   for (const int g : attention())
-    taken += use<Slices>().units_of(g, m.num_slots) - use<Slices>().units_of(g, had);
-  return taken + num_singles();
+    taken.others += use<Slices>().units_of(g, m.num_slots) - use<Slices>().units_of(g, had);
+  taken.others += num_singles();
+  return taken;
 }
 
 Resuming::Bill Resuming::bill(std::vector<Member>& members) {
@@ -179,18 +180,23 @@ Resuming::Bill Resuming::bill(std::vector<Member>& members) {
   Tally seen;
   seen.begin(most);
   for (Member& m : members) {
-    const auto p = static_cast<std::size_t>(m.sequence->partition);
+    const int partition = m.sequence->partition;
+    const auto take = [&](int from, std::int64_t count) {
+      due.needed[nth(from)] += count;
+      due.held[nth(from)] += count;
+    };
     if (m.donor >= 0) {
-      const std::int64_t taken = count_joining(m, members[static_cast<std::size_t>(m.donor)]);
-      due.needed[p] += taken;
-      due.held[p] += taken;
+      const Taken taken = count_joining(m, members[static_cast<std::size_t>(m.donor)]);
+      take(partition, taken.nodes);
+      take(pool().home(partition), taken.others);
       continue;
     }
     const Found& found = m.plan.found;
-    due.needed[p] += m.plan.demand.to_take;
-    due.held[p] += m.plan.demand.to_take;
+    take(pool().home(partition), m.plan.demand.to_take);
+    if (pool().is_bare()) take(partition, m.plan.demand.fresh_nodes);
     const auto uses = [&](NodeId n) {
       if (n < 0 || seen.add(n) > 1) return;
+      const std::size_t p = nth(pool().partition_of(n));
       ++due.held[p];
       due.needed[p] += pool().counts_as_available(n);
     };
@@ -254,11 +260,14 @@ std::vector<std::int64_t> Resuming::held_back(std::vector<Member>& members) {
   std::vector<std::int64_t> most = plan_all(members, Reuse::kNothing).held;
   for (std::size_t i = 0; i < members.size(); ++i) members[i].most = kept[i];
   for (const Member& m : members) {
-    std::int64_t& blocks = most[m.sequence->partition];
+    std::int64_t& blocks = most[nth(pool().home(m.sequence->partition))];
     blocks = std::max(blocks, use<Needs>().later_blocks(m.sequence->num_tokens, m.slots));
   }
-  for (std::size_t p = 0; p < held.size(); ++p)
-    held[p] = use<Admitting>().held_back_from(static_cast<int>(p), most[p]);
+  for (int p = 0; p < pool().num_partitions(); ++p) {
+    if (pool().nodes_of(p) != p) continue;
+    const std::size_t home = nth(pool().home(p));
+    held[home] = use<Admitting>().held_back_from(p, most[home]);
+  }
   return held;
 }
 
@@ -283,19 +292,21 @@ void Resuming::resume_together(const Handle* handles, std::int64_t count, std::i
     const Bill due = plan_all(members, reuse);
     bool fits = true;
     bool may_fit = true;
+    const auto is_bare = [&](std::size_t p) { return pool().is_bare() && !p; };
     for (std::size_t p = 0; p < held.size(); ++p) {
       const std::int64_t capacity = pool().partition(static_cast<int>(p)).capacity;
       const std::int64_t available = rows().available(static_cast<int>(p));
       if (due.held[p] > capacity) {
         may_fit = false;
-        last = Error(ErrorKind::kNeverFits, "the sequences take " + std::to_string(due.held[p]) +
-                                                " blocks together, and there are " +
-                                                std::to_string(capacity));
+        last = Error(ErrorKind::kNeverFits,
+                     "the sequences take " + std::to_string(due.held[p]) +
+                         (is_bare(p) ? " nodes" : " blocks") + " together, and there are " +
+                         std::to_string(capacity));
       }
       if (!due.needed[p] || due.needed[p] <= available - held[p]) continue;
       fits = false;
       if (!lacking.needed || due.needed[p] < lacking.needed)
-        lacking = OutOfBlocks(due.needed[p], available, held[p]);
+        lacking = OutOfBlocks(due.needed[p], available, held[p], is_bare(p));
     }
     if (fits) return settle(members, read_cache);
     never = never && !may_fit;

@@ -64,7 +64,11 @@ class Resuming : public Part<Resuming, Slices, GroupTables, Finding, Needs, Grow
   void choose_donor(std::vector<Member>& members, std::size_t i) const;
   void share_ends(std::vector<Member>& members, Reuse reuse) const;
   Bill bill(std::vector<Member>& members);
-  std::int64_t count_joining(Member& m, const Member& donor) const;
+  struct Taken {
+    std::int64_t nodes;   // with blocks of their own
+    std::int64_t others;  // blocks
+  };
+  Taken count_joining(Member& m, const Member& donor) const;
   std::vector<std::int64_t> held_back(std::vector<Member>& members);
   void settle(std::vector<Member>& members, bool read_cache);
   void resolve_ghosts(const std::vector<Member>& members);

@@ -31,6 +31,7 @@ class Rows : public Store {
   // The group of a block in the order of the engine; 0 if there is one.
   int group_number(NodeId n) const { return groups_ ? in_engine(groups_->owner(n)) : 0; }
   // The number that the engine gives a further group; -1: the one of the block tables.
+  // With bare nodes, -1 is that of the block tables as well, and no block is asked for it.
   int in_engine(int g) const { return g < 0 ? config_.full_group : config_.groups[nth(g)].number; }
   // The tokens that a block has of so many leading ones of its node.
   std::int32_t tokens_of_block(int g, std::int64_t num_tokens) const {
@@ -96,7 +97,8 @@ class Rows : public Store {
   void set_entry(std::int64_t row, std::int64_t logical, NodeId n) noexcept {
     const auto at = static_cast<std::size_t>(row * config_.row_width + logical);
     tables_[at] = n;
-    shown_tables[at * full_slices_] = nodes_.name(n);
+    if (!pool_.is_bare()) [[likely]]
+      shown_tables[at * full_slices_] = nodes_.name(n);
   }
   // Entries of a node follow one another: one for each slice of full attention.
   std::int32_t* shown_at(std::int64_t row) const {
@@ -105,8 +107,19 @@ class Rows : public Store {
   std::int64_t shown_width(std::int64_t num_nodes) const {
     return num_nodes * static_cast<std::int64_t>(full_slices_);
   }
+  // The block by which a caller knows a node: that of the block tables, or 0 if it has none there.
+  std::int32_t name(NodeId n) const {
+    if (!pool_.is_bare() || n < 0) [[likely]]
+      return nodes_.name(n);
+    const NodeId m = has_table_slots() ? groups_->part(0, n) : kNoNode;
+    return m < 0 ? 0 : nodes_.name(m);
+  }
+  // Whether the block tables are those of attention: of full attention, or of the group whose slices
+  // come first.
+  bool has_table_slots() const { return !pool_.is_bare() || config_.groups[0].is_attention(); }
   // Shows callers the blocks of these nodes of a row, without those of further slices.
   void show(std::int64_t row, std::int64_t from, std::int64_t count) noexcept {
+    if (pool_.is_bare()) return;  // GroupTables::show_groups does
     if (full_slices_ == 1) [[likely]]
       return nodes_.name_all(table_at(row) + from, count, shown_at(row) + from);
     for (std::int64_t i = from; i < from + count; ++i)
@@ -116,6 +129,10 @@ class Rows : public Store {
   // Blocks that a sequence can have at most.
   std::int64_t longest(int partition) const {
     return std::min(config_.row_width, pool_.partition(partition).capacity);
+  }
+  // Where sequences whose nodes a partition has get blocks beside these.
+  const Pool::Partition& home_of(int partition) const {
+    return pool_.partition(pool_.home(partition));
   }
   // Blocks held back from admission: of a partition, its share of all, rounded down. asked: all
   // that are held back in this call; -1: as the config says.

@@ -39,19 +39,26 @@ class Slices : public Part<Slices> {
   // The slot of a position in full attention, whose blocks may be smaller than nodes.
   std::int64_t full_slot(const Sequence& s, std::int64_t position) const {
     const std::int64_t size = rows().full_size();
+    if (!rows().has_table_slots()) return -1;
     return number(full_block(s, position / size)) * size + position % size;
   }
-  // The block of so many tokens of full attention.
+  // The block of so many tokens in the block tables; 0: its window has left it.
   BlockId full_block(const Sequence& s, std::int64_t logical) const {
     const auto slices = rows().shown_width(1);
     const NodeId n = rows().table(s)[logical / slices];
     const auto slice = static_cast<int>(logical % slices);
+    if (pool().is_bare()) [[unlikely]] {
+      const bool has = logical / slices >= rows().group_row(s).first[nth(slice)];
+      return has ? nodes().block(groups()->part(slice, n)) : BlockId{0};
+    }
     if (!slice) return nodes().block(n);
     const int g = groups()->num_groups() - static_cast<int>(slices) + slice;
     return nodes().block(groups()->part(g, n));
   }
   // Whether a group has blocks that are smaller than nodes.
   bool has_slices() const { return usable_[1] != config().block_size; }
+  // Whether slots lie in other blocks than the nodes' own.
+  bool has_other_slots() const { return has_slices() || pool().is_bare(); }
   // The slots that a sequence has if it is given so many: every group has whole blocks.
   std::int64_t usable_slots(std::int64_t slots) const {
     const std::int64_t whole = block_size().whole(slots) * config().block_size;

@@ -7,6 +7,7 @@ namespace blockmgr {
 
 std::vector<int> Store::apart(const StoreConfig& config) {
   std::vector<int> blocks;
+  if (config.num_nodes) blocks.push_back(config.num_blocks - config.null_block);
   for (const Quota& quota : config.quotas) blocks.push_back(quota.blocks);
   return blocks;
 }
@@ -14,11 +15,13 @@ std::vector<int> Store::apart(const StoreConfig& config) {
 Store::Store(const StoreConfig& config, std::unique_ptr<Digester> digester, const char* what,
              const PolicyMaker& make)
     : digester_(std::move(digester)),
-      nodes_(Pool::num_nodes(config.num_blocks, config.null_block, apart(config)),
-             config.num_blocks, config.block_size, digester_ ? digester_->size() : 0,
-             Pool::num_lists(config.steps_in_flight, static_cast<int>(config.quotas.size()))),
+      nodes_(Pool::num_nodes(config.num_blocks + config.num_nodes, config.null_block, apart(config)),
+             config.num_blocks + config.num_nodes, config.block_size,
+             digester_ ? digester_->size() : 0,
+             Pool::num_lists(config.steps_in_flight, static_cast<int>(apart(config).size()))),
       index_(nodes_, digester_.get()),
-      pool_(nodes_, index_, config.null_block ? 1 : 0, config.steps_in_flight, apart(config)),
+      pool_(nodes_, index_, config.null_block ? 1 : 0, config.steps_in_flight, apart(config),
+            config.num_nodes),
       copies_(nodes_, pool_),
       unwritten_(nodes_, pool_.unwritten_sentinel()),
       steps_in_flight_(config.steps_in_flight),
@@ -70,6 +73,7 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
   std::int32_t first_pin = 0;
   for (int i = 0; i < pool_.num_partitions(); ++i) {
     const Range range = pool_.partition(i).range;
+    if (pool_.nodes_of(i) != i) continue;  // of parts alone
     std::unique_ptr<Policy> policy;
     if (range.count)
       policy =
@@ -94,7 +98,7 @@ void Store::observe(const StoreConfig& config, const PolicyMaker& make) {
 }
 
 void Store::throw_out_of_blocks(std::int64_t needed, int partition) const {
-  throw OutOfBlocks(needed, available(partition), 0);
+  throw OutOfBlocks(needed, available(partition), 0, pool_.is_bare() && !partition);
 }
 
 // One reference to what a copy is pending into goes.
@@ -145,7 +149,9 @@ std::int64_t Store::take_plan(std::vector<BlockCopy>& copies) {
   copies.resize(static_cast<std::size_t>(copies_.num_pending()));
   auto out = copies.begin();
   for (const Copy& copy : copies_.take())
-    *out++ = {nodes_.name(copy.source), nodes_.name(copy.destination), copy.num_tokens};
+    if (!pool_.is_bare(copy.destination)) [[likely]]
+      *out++ = {nodes_.name(copy.source), nodes_.name(copy.destination), copy.num_tokens};
+  copies.erase(out, copies.end());
   ++last_ticket_;
   if (steps_in_flight_) {
     const int fence = open_steps_.empty() ? 1 : open_steps_.back().fence % steps_in_flight_ + 1;

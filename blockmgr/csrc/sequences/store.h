@@ -48,6 +48,7 @@ struct StoreConfig {
   std::vector<Quota> quotas;
   std::vector<Group> groups;      // of layers, beside one of full attention
   int full_group = 0;             // which one that is, in the order of the engine
+  int num_nodes = 0;              // where there is no such group: the most nodes there are
   bool evicts_on_demand = false;  // a holder may have blocks evicted while others are free
 
   // Calls with the name of each option that is a number, a flag or a name, and with its member.
@@ -64,6 +65,7 @@ struct StoreConfig {
     visit("max_pinned_blocks", max_pinned_blocks);
     visit("event_blocks", event_blocks);
     visit("full_group", full_group);
+    visit("num_nodes", num_nodes);
   }
 };
 
@@ -146,6 +148,15 @@ class Store {
   // Throws unless so many blocks can be had.
   void check_available(std::int64_t needed, int partition = 0) const {
     if (needed > available(partition)) throw_out_of_blocks(needed, partition);
+  }
+  // Likewise of so many nodes, with their own blocks, and of other blocks for sequences that have
+  // their nodes in this partition.
+  void check_available(std::int64_t nodes, std::int64_t others, int partition) const {
+    const int home = pool_.home(partition);
+    if (home == partition) [[likely]]
+      return check_available(nodes + others, partition);
+    check_available(nodes, partition);
+    check_available(others, home);
   }
   [[noreturn]] void throw_out_of_blocks(std::int64_t needed, int partition) const;
 

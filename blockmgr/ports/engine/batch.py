@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from blockmgr.groups import RecurrentState, first_full, tokens_per_block
+from blockmgr.groups import RecurrentState, table_group, tokens_per_block
 from blockmgr.ports.transformers.attention import GroupTables, PagedBatch
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def batch_of(manager: BlockManager, tracks: list[Track]) -> PagedBatch:
         table = manager.block_tables if group is None else manager.group_table(group)
         size = config.block_size
         if config.groups:
-            kind = config.groups[first_full(config.groups) if group is None else group]
+            kind = config.groups[table_group(config.groups) if group is None else group]
             size = tokens_per_block(kind, size)
         return GroupTables(slots=slots, block_tables=table[rows, : -(-longest // size)])
 
