@@ -92,7 +92,7 @@ def test_nodes_that_run_out_are_a_shortage_that_ends() -> None:
 
 
 def test_a_prompt_with_more_nodes_than_there_are_never_fits() -> None:
-    manager = bare(40, 4, num_nodes=10)
+    manager = bare(40, 4, num_nodes=10, max_blocks_per_seq=50)
     assert manager.can_admit(prompt(1, 40), num_slots=4) is Admission.NOW
     assert manager.can_admit(prompt(1, 41), num_slots=4) is Admission.NEVER
     with pytest.raises(NeverFitsError, match="num_nodes is 10"):
@@ -248,7 +248,7 @@ def test_blocks_of_windows_leave_the_pool_and_come_back() -> None:
     assert manager.stats().capacity == 2
     assert manager.can_admit(range(12)) is Admission.LATER
     manager.grow(21)
-    assert serve(manager, list(range(16))) == 0
+    assert serve(manager, list(range(50, 66))) == 0
     with pytest.raises(ValueError, match=r"num_blocks must be in \[21, 21\]"):
         manager.grow(22)
 

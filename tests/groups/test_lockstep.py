@@ -12,7 +12,7 @@ from tests.stress.lockstep import DivergenceError
 
 SEEDS = 12
 SEVERAL = [layout for layout in WITH_FULL if len(layout) > 1]
-SEVERAL += [("window 5",), ("window 9", "state"), ("window 4", "window 9"), ("chunk 6", "window 7")]
+SEVERAL += [("window 5",), ("window 9", "state"), ("window 4", "window 9")]
 
 
 @pytest.mark.parametrize("layout", SEVERAL, ids=", ".join)

@@ -82,4 +82,4 @@ def test_an_error_that_cannot_be_made_is_replaced_by_what_went_wrong(
     monkeypatch.setattr(blockmgr.OutOfBlocksError, "__init__", fail_once)
     with pytest.raises(LookupError, match="no words"):
         manager.admit([2] * 5)
-    assert calls == [(3, 1, 0)]
+    assert calls == [(3, 1, 0, False)]
