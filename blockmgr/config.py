@@ -12,6 +12,7 @@ from blockmgr.groups import (
     MAX_BLOCK_SIZE,
     check_block_sizes,
     check_prompt_end_stop,
+    check_replay,
     check_rings,
     checked_groups,
     core_groups,
@@ -368,6 +369,7 @@ class ManagerConfig:
             return
         check_block_sizes(self.groups, self.block_size)
         check_rings(self.groups, self.max_rollback_tokens)
+        check_replay(self.groups, self.early_commit)
         extra = max(map(extra_blocks_of, self.groups))
         if extra >= self.row_width:
             raise ValueError(

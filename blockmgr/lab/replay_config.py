@@ -18,7 +18,7 @@ from blockmgr.groups import (
     check_prompt_end_stop,
     checked_groups,
     refuse_block_sizes,
-    refuse_rings,
+    refuse_uncached,
 )
 from blockmgr.lab.tiered import ReplayTier
 from blockmgr.options import check_options, rule, same_option
@@ -197,7 +197,7 @@ class ReplayConfig:
         object.__setattr__(self, "groups", checked_groups(self.groups))
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         refuse_block_sizes(self.groups, "a replay")
-        refuse_rings(self.groups, "a replay")
+        refuse_uncached(self.groups, "a replay")
         self._check_tiers()
         if self.groups:
             told = tuple(name for name, model in HINT_MODELS.items() if not model.foretells)

@@ -18,7 +18,7 @@ from blockmgr.groups import (
     SlidingWindow,
     core_groups,
     first_full,
-    refuse_rings,
+    refuse_uncached,
     sizes_of,
 )
 
@@ -79,7 +79,7 @@ class Layout:
     def __init__(self, config: ManagerConfig) -> None:
         self.block_size: Final = config.block_size
         groups = config.groups
-        refuse_rings(groups, "tiers")
+        refuse_uncached(groups, "tiers")
         self._groups = groups
         self._full = first_full(groups)
         rows = core_groups(groups, config.block_size)

@@ -152,7 +152,8 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
       if (parents[i] == i) continue;
       const Sequence& parent = rows().live(handles[parents[i]]);
       use<GroupTables>().refuse_moved(parent, "fork");
-      rows().check_available(needed[parent.partition] += num_singles(), parent.partition);
+      rows().check_available(needed[parent.partition] += use<GroupTables>().blocks_to_fork(parent),
+                             parent.partition);
       group_rows.push_back(rows().group_row(parent));
     }
     for (std::size_t c = 0; c < successors.size(); ++c)
@@ -188,7 +189,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
 // Whether so many more sequences can have the parent's states.
 void Forking::check_states(const Sequence& parent, std::int64_t count) const {
   use<GroupTables>().refuse_moved(parent, "fork");
-  rows().check_available(count * num_singles(), parent.partition);
+  rows().check_available(count * use<GroupTables>().blocks_to_fork(parent), parent.partition);
 }
 
 void Forking::fork_groups(const Sequence& parent, const Handle* children,
@@ -213,6 +214,7 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
       to.states[nth(g)] = state;
     }
     use<GroupTables>().fork_rings(from, parent.partition, to);
+    use<GroupTables>().fork_own(child, from, to);
     use<GroupTables>().take_others(to, parent.partition);
     use<GroupTables>().show_groups(child, 0);
   }
@@ -233,6 +235,7 @@ void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& t
     if (model.num_computed) copies().plan(source, row.states[nth(g)], config().block_size);
   }
   use<GroupTables>().fork_rings(row, model.partition, row);
+  use<GroupTables>().fork_own(model, row, row);
   use<GroupTables>().take_others(row, model.partition);
 }
 

@@ -91,6 +91,9 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
     d.to_take -= found.take_over;
     uses(groups()->cached(g, found.partial));
   }
+  for (const int g : replayed())
+    d.to_take += std::max<std::int64_t>(
+        use<Slices>().units_of(g, usable) - use<GroupTables>().first_own(g, cached), 0);
 }
 
 // The blocks of a sequence that begins with so many slots behind what is found.
@@ -102,6 +105,9 @@ std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
     const std::int64_t units = use<Slices>().units_of(g, most);
     sum += std::max<std::int64_t>(units - groups()->first_unit(g, first_query(found)), 0);
   }
+  for (const int g : replayed())
+    sum += std::max<std::int64_t>(
+        use<Slices>().units_of(g, most) - use<GroupTables>().first_own(g, cached), 0);
   return sum;
 }
 
@@ -115,7 +121,7 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
     const std::int64_t blocks = position / size + 1;
     const std::int64_t from = std::max<std::int64_t>(0, position - config().max_rollback);
     std::int64_t sum = use<GroupTables>().blocks_of_units(blocks);
-    for (const int g : attention()) sum -= groups()->first_unit(g, from);
+    for (const int g : growing()) sum -= groups()->first_unit(g, from);
     most = std::max(most, sum);
   }
   return most + num_singles();

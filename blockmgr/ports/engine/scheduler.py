@@ -24,7 +24,7 @@ from blockmgr.groups import (
     RecurrentState,
     SlidingWindow,
     refuse_block_sizes,
-    refuse_rings,
+    refuse_uncached,
 )
 from blockmgr.manager import BlockManager
 from blockmgr.ports.engine.batch import batch_of
@@ -78,7 +78,7 @@ class Scheduler:
         tiers: EngineTiers | None = None,
     ) -> None:
         refuse_block_sizes(config.groups, "the transformers engine")
-        refuse_rings(config.groups, "the transformers engine")
+        refuse_uncached(config.groups, "the transformers engine")
         self._tiers = tiers
         self.manager = tiers.manager if tiers else BlockManager.from_config(config)
         self.tally = EngineReport()  # with the counts of earlier managers only
