@@ -391,22 +391,18 @@ def test_cached_is_a_bool() -> None:
         SlidingWindow(5, None, 0, 5)  # type: ignore[arg-type]
 
 
-def play(seed: int, detectors: str) -> Run:
-    run = Run(Plan(60, detectors=detectors), "replays", seed)
-    for _ in range(60):
+def play(seed: int) -> Run:
+    run = Run(Plan(150), "replays", seed)
+    for _ in range(150):
         run.one()
     finish_up(run.world)
     return run
 
 
+@pytest.mark.specification_alone
 def test_random_worlds_agree_with_the_specification_and_read_nothing_wrong() -> None:
-    worlds = [play(seed, "IKD").world for seed in range(20)]
-    assert sum(world.found for world in worlds) > 100
+    worlds = [play(seed).world for seed in range(12)]
+    assert sum(world.replayed for world in worlds) > 50
     assert sum(world.device.num_reads for world in worlds) > 3_000
-    sizes = {
-        kind.block_size
-        for world in worlds
-        for kind in world.kinds
-        if not (kind.cached or isinstance(kind, kinds.Ring))
-    }
-    assert len(sizes) > 2  # windows in blocks of their own, too
+    windows = [k for w in worlds for k in w.kinds if not k.cached and not isinstance(k, kinds.Ring)]
+    assert len({kind.block_size for kind in windows}) > 1  # in blocks of their own, too

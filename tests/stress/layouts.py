@@ -44,6 +44,8 @@ class LayoutWorld(World):
         super().__init__(*args, **options)
         self.mirror = None  # of one group
 
+    replayed = 0  # tokens that were found, and are computed again
+
     tied = False
     """Whether a copy comes from another one of several blocks with the same prefix."""
 
@@ -109,6 +111,7 @@ class LayoutWorld(World):
 
     def begin_entry(self, entry: Entry) -> None:
         super().begin_entry(entry)
+        self.replayed += self.manager.sequence(entry.handle).num_replayed_tokens
         entry.ran = entry.left_off
         entry.begins = True
 
@@ -158,7 +161,7 @@ class LayoutWorld(World):
     def replay_in(self, work: Work, entry: Entry, view: Any) -> None:
         """Before its hit, a forward writes uncached groups only, and these read no more (G19)."""
         since = view.num_cached_tokens
-        work.hit = since + view.num_replayed_tokens
+        work.hit, work.begun = since + view.num_replayed_tokens, not entry.begins
         uncached = [g for g, kind in enumerate(self.kinds) if not kind.cached]
         work.low = {**work.low, **dict.fromkeys(uncached, since)}
         if work.start < work.hit:

@@ -260,8 +260,8 @@ def draw_replays(rng: random.Random) -> list[str]:
     layout = ["full", *cached]
     most = 1
     for _ in range(rng.choice([1, 1, 2])):
-        width = rng.randint(1, 9)
-        replay = max(1, width - 1 + rng.choice([0, 0, 1, 4]))
+        width = rng.randint(1, 6)
+        replay = max(1, width - 1 + rng.choice([0, 0, 0, 1, 4]))
         layout.append(f"window {width} cached=0 replay={replay}")
         most = max(most, replay)
     if rng.random() < 0.5:
