@@ -436,8 +436,9 @@ bool GroupTables::has_own(const Sequence& s, std::int64_t length) const {
   if (rows().replays(s)) return false;
   const GroupRow& row = rows().group_row(s);
   return std::all_of(replayed().begin(), replayed().end(), [&](int g) {
+    const std::int64_t unit = groups()->first_unit(g, length);
     return groups()->group(g).first_read(length) >= row.start &&
-           groups()->first_unit(g, length) >= row.first[nth(g)];
+           (unit >= row.first[nth(g)] || !groups()->reads(g, length, unit));
   });
 }
 
