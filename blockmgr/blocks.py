@@ -117,7 +117,7 @@ class Match:
     """The part of a prompt that is in the prefix cache.
 
     Attributes:
-        num_cached_tokens: Leading tokens that need not be computed.
+        num_cached_tokens: Leading tokens that need not be computed: the first forward begins here.
         num_partial_tokens: Of those, tokens that would come from part of a block.
         block_ids: ``int32[num_full_blocks]`` on the host: the whole blocks, in order. Without a
             group of full attention, those of the group of ``block_tables``; 0 where it has none.
@@ -132,6 +132,8 @@ class Match:
             choose the first chunk of the prompt before it admits the prompt.
         num_shared_tokens: Leading tokens that full attention has. Fewer are cached where other
             groups lack what the query behind them reads, and the last token is computed.
+        num_replayed_tokens: With uncached windows, the tokens after the cached ones that are found,
+            too, and are computed again for uncached groups alone; else 0.
     """
 
     num_cached_tokens: int
@@ -141,6 +143,7 @@ class Match:
     num_computing_tokens: int = 0
     stops: tuple[int, ...] = ()
     num_shared_tokens: int = 0
+    num_replayed_tokens: int = 0
 
 
 class Priority(enum.IntEnum):

@@ -12,6 +12,7 @@ from blockmgr.groups import (
     MAX_BLOCK_SIZE,
     check_block_sizes,
     check_prompt_end_stop,
+    check_replay,
     check_rings,
     checked_groups,
     core_groups,
@@ -410,6 +411,7 @@ class ManagerConfig:
         check_block_sizes(self.groups, self.block_size)
         self._check_bare()
         check_rings(self.groups, self.max_rollback_tokens)
+        check_replay(self.groups, self.early_commit)
         extra = max(map(extra_blocks_of, self.groups))
         if extra >= self.row_width:
             raise ValueError(

@@ -47,6 +47,8 @@ def _repr(group: FullAttention | SlidingWindow | ChunkedAttention) -> str:
     values = [] if isinstance(group, FullAttention) else [f"width={group.width}"]
     if group.block_size is not None:
         values.append(f"block_size={group.block_size}")
+    if not is_cached(group):
+        values += ["cached=False", f"replay={replay_of(group)}"]
     return f"{type(group).__name__}({', '.join(values)})"
 
 
@@ -75,13 +77,32 @@ class SlidingWindow:
     Attributes:
         width: In tokens, at least 1.
         block_size: As in ``FullAttention``.
+        cached: Whether prompts find its blocks. If not, a prompt that finds a prefix computes the
+            end of that prefix again, for the uncached groups alone (``num_replayed_tokens``).
+        replay: Without ``cached``, how many of these tokens, at least 1 and at least all that the
+            next query reads: ``width - 1``. A prefix of no more tokens counts as not found. The
+            largest ``replay`` is that of all groups. With ``cached``, 0.
     """
 
     width: int
     block_size: int | None = None
+    cached: bool = True
+    replay: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
+        if not isinstance(self.cached, bool):
+            raise TypeError(f"cached must be a bool, got {self.cached!r}")
+        replay = whole("replay", self.replay, 0, MAX_WIDTH)
+        object.__setattr__(self, "replay", replay)
+        if self.cached and replay:
+            raise ValueError(f"replay must be 0 for a window that is cached, got {replay}")
+        least = max(1, self.width - 1)
+        if not self.cached and replay < least:
+            raise ValueError(
+                f"replay must be at least {least} for an uncached window of {self.width}, because "
+                f"the first query behind a hit reads as much, got {replay}"
+            )
 
     def __repr__(self) -> str:
         return _repr(self)
@@ -164,7 +185,8 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
 
     Raises:
         ValueError: There are more than 64, or only rings, or those of states have different
-            ``extra_blocks``, or some beside rings.
+            ``extra_blocks``, or some beside rings, or stand beside uncached windows; or these beside
+            no full attention.
         TypeError: An entry is not a group.
     """
     try:
@@ -190,6 +212,12 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
         )
     if any(extra) and any(isinstance(group, Ring) for group in found):
         raise ValueError(f"extra_blocks must be 0 beside rings, got {max(extra)}")
+    if extra and (replay := max(map(replay_of, found))):
+        raise ValueError(
+            f"replay must be 0 beside states, which take each token once, got {replay}"
+        )
+    if is_bare(found) and any(map(replay_of, found)):
+        raise ValueError("groups must have one of FullAttention beside uncached windows, got none")
     return found
 
 
@@ -239,6 +267,16 @@ def table_group(groups: Sequence[Group]) -> int:
 def is_single(group: Group) -> bool:
     """Whether a sequence has one block of the group, whatever its length."""
     return isinstance(group, RecurrentState | Ring)
+
+
+def is_cached(group: Group) -> bool:
+    """Whether prompts find what a sequence leaves of the group."""
+    return not isinstance(group, Ring) and getattr(group, "cached", True)
+
+
+def replay_of(group: Group) -> int:
+    """Tokens before a hit that are computed again for the group."""
+    return group.replay if isinstance(group, SlidingWindow) else 0
 
 
 def tokens_per_block(group: Group, block_size: int) -> int:
@@ -307,20 +345,39 @@ def check_block_sizes(groups: Sequence[Group], block_size: int) -> None:
         )
 
 
-def refuse_rings(groups: Iterable[Group], whose: str) -> None:
-    """Refuses rings.
+def refuse_uncached(groups: Iterable[Group], whose: str) -> None:
+    """Refuses rings and uncached windows.
 
     Args:
         groups: The groups.
         whose: What cannot use them, for the message.
 
     Raises:
-        ValueError: A group is a ring.
+        ValueError: A group is not cached.
     """
     for position, group in enumerate(groups):
-        if isinstance(group, Ring):
+        if not is_cached(group):
+            what = "rings" if isinstance(group, Ring) else "uncached windows"
             raise ValueError(
-                f"groups must have no rings for {whose}, got {group} at position {position}"
+                f"groups must have no {what} for {whose}, got {group} at position {position}"
+            )
+
+
+def check_replay(groups: Sequence[Group], early_commit: bool) -> None:
+    """Checks that it is committed after its forward, and that it is all that rings read.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not (replay := max(map(replay_of, groups), default=0)):
+        return
+    if early_commit:
+        raise ValueError("early_commit must be False with uncached windows, got True")
+    for position, group in enumerate(groups):
+        if isinstance(group, Ring) and group.restart > replay + 1:
+            raise ValueError(
+                f"groups must have rings with a restart of at most replay + 1, {replay + 1}, got "
+                f"{group} at position {position}"
             )
 
 
@@ -411,7 +468,7 @@ def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, 
     Returns:
         For each slice: kind, width, first token in a node and the one after its last, position of
         the group, number of the slice in the group, slices of the group, whether it has events,
-        where it restarts, and its ``extra_blocks``.
+        where it restarts, its ``extra_blocks`` and its ``replay``.
     """
     full, bare = table_group(groups), is_bare(groups)
     found = []
@@ -422,10 +479,11 @@ def core_groups(groups: Sequence[Group], block_size: int) -> list[tuple[object, 
             of_full = position == full
             if of_full and not number and not bare:
                 continue
-            kind = _KINDS.index(type(group))
+            is_replayed = replay_of(group) > 0
+            kind = len(_KINDS) if is_replayed else _KINDS.index(type(group))
             slices = block_size // size
             restart = getattr(group, "restart", 1)
-            place = (position, number, slices, bare or not of_full)
-            row = (kind, width, begin, begin + size, *place, restart, extra)
+            place = (position, number, slices, (bare or not of_full) and not is_replayed)
+            row = (kind, width, begin, begin + size, *place, restart, extra, replay_of(group))
             found.append((of_full != bare, row))
     return [row for _, row in sorted(found, key=lambda each: each[0])]

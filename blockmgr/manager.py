@@ -679,8 +679,9 @@ class BlockManager(EventCalls, DigestCalls, IdleCalls, NotCopied):
                 group of ``block_tables``.
 
         Returns:
-            ``int64[stop - start]`` on the host, owned by the caller. ``PAD_SLOT`` only if no group
-            is one of attention.
+            ``int64[stop - start]`` on the host, owned by the caller. ``PAD_SLOT`` only at the
+            ``num_replayed_tokens`` after ``num_cached_tokens``, in groups that are cached: there
+            is nothing to write; or if no group is one of attention.
 
         Raises:
             UnknownSequenceError: The handle is not live.
@@ -1700,6 +1701,11 @@ class Sequence(NotCopied):
     def num_cached_tokens(self) -> int:
         """Leading tokens that came from the cache when the sequence was admitted."""
         return self._manager._core.view(self.handle)[2]
+
+    @property
+    def num_replayed_tokens(self) -> int:
+        """Tokens after these that were found, too, and are computed again for uncached groups."""
+        return self._manager._core.view(self.handle)[6]
 
     @property
     def num_blocks(self) -> int:

@@ -19,7 +19,7 @@ from blockmgr.groups import (
     check_prompt_end_stop,
     checked_groups,
     refuse_bare,
-    refuse_rings,
+    refuse_uncached,
 )
 from blockmgr.lab.tiered import ReplayTier
 from blockmgr.options import check_options, rule, same_option
@@ -199,7 +199,7 @@ class ReplayConfig:
         refuse_bare(self.groups, "replays")
         check_prompt_end_stop(self.prompt_end_stop, self.groups, self.min_partial_tokens)
         check_block_sizes(self.groups, self.block_size)
-        refuse_rings(self.groups, "a replay")
+        refuse_uncached(self.groups, "a replay")
         self._check_tiers()
         if self.groups:
             told = tuple(name for name, model in HINT_MODELS.items() if not model.foretells)

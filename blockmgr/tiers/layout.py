@@ -18,7 +18,7 @@ from blockmgr.groups import (
     SlidingWindow,
     core_groups,
     refuse_bare,
-    refuse_rings,
+    refuse_uncached,
     sizes_of,
     table_group,
 )
@@ -80,7 +80,7 @@ class Layout:
     def __init__(self, config: ManagerConfig) -> None:
         self.block_size: Final = config.block_size
         groups = config.groups
-        refuse_rings(groups, "tiers")
+        refuse_uncached(groups, "tiers")
         refuse_bare(groups, "tiers")
         self._groups = groups
         self._full = table_group(groups)

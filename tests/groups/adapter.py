@@ -28,7 +28,9 @@ class Copy(NamedTuple):
 
 
 def group_of(kind: kinds.Kind) -> groups.Group:
-    if isinstance(kind, kinds.SlidingWindow | kinds.ChunkedAttention):
+    if isinstance(kind, kinds.SlidingWindow):
+        return groups.SlidingWindow(kind.width, None, kind.cached, kind.replay)
+    if isinstance(kind, kinds.ChunkedAttention):
         return getattr(groups, type(kind).__name__)(kind.width)  # type: ignore[no-any-return]
     if isinstance(kind, kinds.Ring):
         return groups.Ring(kind.width, kind.restart)

@@ -9,7 +9,7 @@ from tests.groups import world
 from tests.specification.boundaries import ModelBoundaries
 
 WORLDS = {"test_rules", "test_steps", "test_shares", "test_retention", "test_holds"}
-WORLDS |= {"test_rings"}
+WORLDS |= {"test_rings", "test_replays"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -36,10 +36,18 @@ class World:
     def work(self, handle: int, start: int, stop: int) -> Work:
         seq, size = self.manager.seqs[handle], self.manager.size
         prefixes = prefixes_of(seq.tokens[:stop], size, seq.namespace)
-        tables = self.manager.tables(handle)
-        return Work.on_tables(
-            str(handle), prefixes, start, tables, kinds=self.manager.kinds, block_size=size
-        )
+        tables, kinds = self.manager.tables(handle), self.manager.kinds
+        work = Work.on_tables(str(handle), prefixes, start, tables, kinds=kinds, block_size=size)
+        if any(kind.replay for kind in kinds):
+            view = self.manager.core.sequence(handle)
+            since = view.num_cached_tokens
+            work.hit = since + view.num_replayed_tokens
+            for group, kind in enumerate(kinds):
+                uncached = isinstance(kind, Ring) or not kind.cached
+                late = isinstance(kind, Ring) and start >= work.hit
+                work.low = {**work.low, **({group: -1 if late else since} if uncached else {})}
+                work.first = {**work.first, **({} if uncached else {group: max(start, work.hit)})}
+        return work
 
     def launch(self, *work: Work) -> None:
         """Closes a step that does this work, and runs it."""

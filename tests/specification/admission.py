@@ -160,7 +160,9 @@ class ModelAdmission(ModelSteps):
         most = most if most is None else whole("max_cached_tokens", most, 0, 2**62)
         if match is not None and (most is not None or not values["read_cache"]):
             raise ValueError("match says what is taken from the cache")
+        most = most if most is None else most + self.replay
         due = None if match is None else match.num_cached_tokens
+        due = due + self.replay if due else due
         watermark = self.watermark(self.share(seq.namespace), held_back)
         return seq, Terms(watermark, values["read_cache"], most if due is None else due, due)
 
@@ -290,6 +292,8 @@ class ModelAdmission(ModelSteps):
         for group, kind in self.attention():
             first = self.first_unit(kind, plan.cached)
             plan.fresh += max(0, units - first) - len(plan.shared[group])
+        for _ in self.uncached():
+            plan.fresh += units - self.start_of(plan.cached) // self.size
         if plan.taken_over:
             plan.fresh -= len(plan.copied)
         idle = self.idle_of(self.share(seq.namespace))
@@ -320,6 +324,7 @@ class ModelAdmission(ModelSteps):
         """Whether the plan fits into its share if no other sequence uses it."""
         units = self.units(max(num_slots, plan.cached))
         first = [self.first_unit(kind, plan.cached) for _, kind in self.attention()]
+        first += [self.start_of(plan.cached) // self.size for _ in self.uncached()]
         return sum(units - unit for unit in first) + len(self.singles()) <= self.limit(share)
 
     def fitting_plan(self, seq: Seq, num_slots: int, terms: Terms) -> Plan:
@@ -342,6 +347,7 @@ class ModelAdmission(ModelSteps):
         fresh = iter(self.take(plan.fresh, self.share(seq.namespace)))
         units = self.units(max(num_slots, plan.cached))
         seq.tables = [[] for _ in self.kinds]
+        start = self.start_of(plan.cached)
         for group, kind in enumerate(self.kinds):
             table = seq.tables[group]
             if isinstance(kind, RecurrentState):
@@ -351,12 +357,18 @@ class ModelAdmission(ModelSteps):
                 table.append(ring := next(fresh))
                 self.empty(ring)
                 continue
+            if not kind.cached:
+                table += [None] * (start // self.size)
+                table += [next(fresh) for _ in range(units - len(table))]
+                continue
             table += [None] * self.first_unit(kind, plan.cached)
             table += plan.shared[group]
             if own := self.going_on(group, plan, fresh):
                 table.append(own)
             table += [next(fresh) for _ in range(units - len(table))]
-        seq.computed = seq.cached = seq.since = seq.farthest = plan.cached
+        seq.computed = seq.cached = plan.cached
+        seq.since = seq.farthest = seq.replayed = start
+        seq.again = (start, plan.cached) if self.replay else (0, 0)
         seq.promoted = plan.cached // self.size
         seq.stands, seq.moves, seq.preempted = True, 0, False
         self.settle_at(seq, plan.cached)

@@ -129,11 +129,15 @@ class Seq:
     moves: int = 0  # steps that were closed since, each of which may have moved them
     since: int = 0  # its rings were empty here
     farthest: int = 0  # up to here, launched forwards may have written them
+    again: tuple[int, int] = (0, 0)  # computed again, for uncached groups alone: see ``computed``
+    replayed: int = 0  # up to here, they are
 
     row = property(lambda self: self.handle & 0xFFFFFFFF)
     num_tokens = property(lambda self: len(self.tokens))
-    num_computed_tokens = property(lambda self: self.computed)
-    num_cached_tokens = property(lambda self: self.cached)
+    replays = property(lambda self: self.replayed < self.again[1])
+    num_computed_tokens = property(lambda s: s.replayed if s.replays else s.computed)
+    num_replayed_tokens = property(lambda self: self.again[1] - self.again[0])
+    num_cached_tokens = property(lambda self: self.cached - self.num_replayed_tokens)
     is_preempted = property(lambda self: self.preempted)
     blocks = property(lambda self: self.tables[self.lead or 0])
     num_blocks = property(lambda self: len(self.blocks))
@@ -176,7 +180,11 @@ class ModelBlocks:
         self.prompt_end_stop: int | None = options.pop("prompt_end_stop", None)
         self.config = ManagerConfig(num_blocks=num_blocks, block_size=block_size, **options)
         self.size = block_size
-        self.restart = math.lcm(*(kind.restart for kind in self.kinds))
+        self.replay = max(kind.replay for kind in self.kinds)
+        """Tokens before a hit that are computed again, for groups that are not cached alone."""
+
+        self.ring_restart = math.lcm(*(kind.restart for kind in self.kinds))
+        self.restart = 1 if self.replay else self.ring_restart
         """Where a sequence begins, all rings are right if they are empty: at its multiples."""
 
         self.due_zeros: list[Block] = []
@@ -208,8 +216,13 @@ class ModelBlocks:
 
     def attention(self) -> Iterator[tuple[int, Attention]]:
         for group, kind in enumerate(self.kinds):
-            if isinstance(kind, Attention):
+            if isinstance(kind, Attention) and kind.cached:
                 yield group, kind
+
+    def uncached(self) -> list[tuple[int, Attention]]:
+        """Windows that prompts do not find: each block has one sequence."""
+        kinds = enumerate(self.kinds)
+        return [(g, k) for g, k in kinds if isinstance(k, Attention) and not k.cached]
 
     def full_attention(self) -> list[int]:
         return [g for g, kind in enumerate(self.kinds) if isinstance(kind, FullAttention)]
@@ -225,8 +238,12 @@ class ModelBlocks:
         return [*self.recurrent(), *self.rings()]
 
     def can_start(self, length: int) -> bool:
-        """Whether a sequence can begin here with empty rings (G17)."""
-        return length % self.restart == 0
+        """Whether a sequence can begin here with empty rings (G17), or behind a replay (G19)."""
+        return length % self.restart == 0 and (length > self.replay or length == 0)
+
+    def start_of(self, hit: int) -> int:
+        """Where the first forward behind a hit begins (G19)."""
+        return hit - min(self.replay, hit)
 
     @property
     def lead(self) -> int | None:

@@ -381,7 +381,7 @@ class ModelBoundaries(Specification):
 
         The sequence needs at least these, whatever its engine does (rule 14).
         """
-        kinds = [kind for _, kind in self.attention()]
+        kinds = [kind for _, kind in (*self.attention(), *self.uncached())]
         most = 0
         for position in range(num_slots, num_tokens):
             last = max(0, position - self.lookahead)
@@ -391,7 +391,7 @@ class ModelBoundaries(Specification):
 
     def peak(self, num_slots: int, num_tokens: int) -> int:
         """The same peak including the first forward, for a sequence that finds nothing."""
-        first = len(list(self.attention())) * self.units(num_slots) + len(self.singles())
+        first = len(self.growing()) * self.units(num_slots) + len(self.singles())
         return max(first, self.later_peak(num_slots, num_tokens))
 
     def checked_slots(self, seq: Seq, num_slots: int | None, terms: Terms) -> int:
@@ -575,4 +575,9 @@ class ModelBoundaries(Specification):
             for group, kind in self.attention():
                 if None in seq.tables[group][self.first_unit(kind, seq.settled) :]:
                     found.append(f"sequence {seq.handle} has a gap in group {group}")
+            for group, kind in self.uncached():
+                first = seq.replayed if seq.replays else kind.first_read(seq.settled)
+                own = seq.tables[group][first // self.size :]
+                if None in own or any(b.content or self.references(b) > 1 for b in own if b):
+                    found.append(f"sequence {seq.handle} lacks or shares blocks of group {group}")
         return found

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-from blockmgr.blocks import Match
 from tests.specification.admission import Plan, Terms
 from tests.specification.blocks import Block, Prefix, Seq, cut
 from tests.specification.layers import Attention, RecurrentState, Ring
@@ -98,14 +96,6 @@ class ModelEntries(ModelParts):
     def nothing(self) -> Plan:
         return Plan(0, {group: [] for group, _ in self.cached()})
 
-    def match(self, tokens: Iterable[int], *, num_slots: int | None = None, **asked: Any) -> Match:
-        found = super().match(tokens, num_slots=num_slots, **asked)
-        return replace(found, num_cached_tokens=self.start_of(Plan(found.num_cached_tokens)))
-
-    def start_of(self, plan: Plan) -> int:
-        """Where its forward begins: before the hit if groups are computed again (G19)."""
-        return plan.cached - min(self.replay, plan.cached)
-
     def is_continued(self, plan: Plan, group: int) -> bool:
         """Whether the sequence writes in the block that it found, and takes no copy."""
         block = plan.copied[group]
@@ -126,7 +116,7 @@ class ModelEntries(ModelParts):
             first = self.goes_on(group, hit)
             more = end - first if kind.moves else 1 + kind.extra_blocks
             return [None] * first + (own + [Block] * more)[: max(1, more)]
-        first = self.goes_on(group, hit if kind.cached else self.start_of(plan))
+        first = self.goes_on(group, hit if kind.cached else self.start_of(hit))
         table = [None] * first + plan.shared.get(group, []) + own
         return table + [Block] * (end - len(table))
 
@@ -157,7 +147,7 @@ class ModelEntries(ModelParts):
             if own is not source:
                 self.copy_beginning(group, source, own, plan.cached)
         seq.hit = seq.proved = plan.cached
-        seq.computed = seq.cached = seq.since = self.start_of(plan)
+        seq.computed = seq.cached = seq.since = self.start_of(plan.cached)
         seq.begin = seq.reached = seq.computed
         seq.promoted = plan.cached // self.size
         seq.stands, seq.moves, seq.preempted = True, 0, False

@@ -121,6 +121,10 @@ class ModelKeeping(ModelForgetting):
             first = self.first_unit(kind, max(0, seq.settled - self.lookahead))
             table = seq.tables[group]
             table[:first] = [None] * min(first, len(table))
+        for group, kind in () if seq.replays else self.uncached():
+            first = self.first_unit(kind, max(0, seq.settled - self.lookahead))
+            table = seq.tables[group]
+            table[:first] = [None] * min(first, len(table))
 
     # ---- states, and ends of sequences --------------------------------------------------
 
@@ -216,7 +220,8 @@ class ModelKeeping(ModelForgetting):
         """
         if self.recurrent() and not self.can_start(seq.computed):
             return 0
-        return seq.computed - seq.computed % self.restart
+        end = seq.computed - seq.computed % self.restart
+        return end if self.can_start(end) else 0
 
     def keep_end(self, seq: Seq) -> bool:
         """Caches the state and the tail at the end of a sequence.
@@ -261,7 +266,8 @@ class ModelKeeping(ModelForgetting):
                     end > length or self.found_again(seq, group, end) is None
                 ):
                     return False
-        if not (self.can_start(length) or self.rings_reach(seq, length)):
+        has_rings = length % self.ring_restart == 0 or self.rings_reach(seq, length)
+        if not (has_rings and self.holds_own(seq, length)):
             return False
         if length == 0 or not self.recurrent():
             return True
@@ -270,6 +276,17 @@ class ModelKeeping(ModelForgetting):
         if length % self.size:
             return False  # its block is not that of the tail with the state
         return all(self.state_to_go_back_to(seq, group, length) for group in self.recurrent())
+
+    def holds_own(self, seq: Seq, length: int) -> bool:
+        """Whether it has computed, and still has, what uncached windows read here (G15)."""
+        if length in {0, seq.computed} or not self.uncached():
+            return True
+        units = self.units(length)
+        return not seq.replays and all(
+            kind.first_read(length) >= seq.again[0]
+            and None not in seq.tables[group][self.first_unit(kind, length) : units]
+            for group, kind in self.uncached()
+        )
 
     def rings_reach(self, seq: Seq, length: int) -> bool:
         """Whether its rings have what the query here reads (G15)."""
@@ -309,8 +326,14 @@ class ModelKeeping(ModelForgetting):
             while end < len(table) and table[end] is not None:
                 end += 1
             covered.append(max(end, first))
-        for group, _ in self.attention():
+        for group, kind in self.uncached():
+            first = self.first_unit(kind, length)
+            held = seq.tables[group][first:]
+            covered.append(first + (held.index(None) if None in held else len(held)))
+        for group in self.growing():
             del seq.tables[group][min(covered) :]
+        seq.again = (min(seq.again[0], length), min(seq.again[1], length))
+        seq.replayed = min(seq.replayed, length)
         if length < before or not seq.stands:
             for group in self.recurrent() if length else ():
                 source = self.state_to_go_back_to(seq, group, length)

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layer:
-    """What all groups have; of these fields the manager has ``block_size`` and ``restart``.
+    """What all groups have; the manager has ``look_ahead`` and ``moves`` of none.
 
     Attributes:
         block_size: Tokens of a block; None: those of a node. Of a state that moves, the tokens of a
@@ -102,6 +102,8 @@ def vars_of(group: Any) -> dict[str, Any]:
         "width": getattr(group, "width", None),
         "block_size": getattr(group, "block_size", None),
         "restart": getattr(group, "restart", None),
+        "cached": getattr(group, "cached", None),
+        "replay": getattr(group, "replay", None),
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -53,12 +53,14 @@ class Specification(ModelKeeping):
         lead = plan.shared.get(0, [])
         last = len(seq.tokens) - 1 if terms.most is None else min(len(seq.tokens) - 1, terms.most)
         most = self.num_computing(seq.prefix(last // self.size * self.size))
+        start = self.start_of(plan.cached)
         return Match(
-            plan.cached,
+            start,
             plan.cached % self.size,
             np.array([block.id for block in lead], np.int32),
             plan.idle - plan.taken_over * len(plan.copied),
             most * self.size - plan.cached if most > len(lead) else 0,
+            num_replayed_tokens=plan.cached - start,
         )
 
     def can_admit(
@@ -85,13 +87,14 @@ class Specification(ModelKeeping):
             self.seqs[seq.handle] = seq
         if terms.read_cache:
             self.count_hits(seq, "")
-            self.count["partial_hit_tokens"] += seq.cached % self.size
-            self.lookups.append((len(seq.tokens), seq.cached))
+            hit = seq.num_cached_tokens
+            self.count["partial_hit_tokens"] += min(seq.cached % self.size, hit)
+            self.lookups.append((len(seq.tokens), hit))
         return seq.handle
 
     def count_hits(self, seq: Seq, kind: str) -> None:
         self.count[f"{kind}query_tokens"] += len(seq.tokens)
-        self.count[f"{kind}hit_tokens"] += seq.cached
+        self.count[f"{kind}hit_tokens"] += seq.num_cached_tokens
 
     # ---- growth -------------------------------------------------------------------------
 
@@ -163,14 +166,14 @@ class Specification(ModelKeeping):
 
     def growing(self) -> list[int]:
         """The groups whose tables grow with the slots."""
-        return [group for group, _ in self.attention()]
+        return [group for group, _ in (*self.attention(), *self.uncached())]
 
     def num_left(self, seq: Seq) -> int:
         """The blocks that windows give back once all tokens of a sequence are computed."""
         kept = {block for copy in self.waiting() for block in (copy.source, copy.destination)}
         kept.update(self.holds)
         count = 0
-        for group, kind in self.attention():
+        for group, kind in (*self.attention(), *self.uncached()):
             first = self.first_unit(kind, max(0, seq.num_tokens - self.lookahead))
             left = [block for block in seq.tables[group][:first] if block and block not in kept]
             count += sum(self.references(b) == 1 and b.id not in self.out for b in left)
@@ -225,8 +228,12 @@ class Specification(ModelKeeping):
         seq = self.running(handle)
         self.check_no_open_ticket()
         high = min(len(seq.tokens), self.num_slots(seq))
-        n = whole("num_computed_tokens", num_computed_tokens, seq.computed, high)
+        n = whole("num_computed_tokens", num_computed_tokens, seq.num_computed_tokens, high)
         with self.call():
+            seq.replayed = min(n, seq.again[1])
+            if seq.replays:  # nothing else changes (G20)
+                seq.stands, seq.moves = (True, 0) if self.confirms(seq) else (False, seq.moves)
+                return
             seq.computed = n
             if not self.early:
                 seq.settled = seq.written = n
@@ -288,6 +295,7 @@ class Specification(ModelKeeping):
             self.take_growth(seqs, wanted)
         for seq in seqs:
             with self.call():
+                seq.replayed = seq.again[1]
                 self.follow(seq, within=False)
         if drops_first:
             self.take_growth(seqs, wanted)
@@ -358,9 +366,10 @@ class Specification(ModelKeeping):
             self.let_go(left)
 
     def num_forked(self, parent: Seq) -> int:
-        """The blocks that a fork takes: states and rings of its own (rule 9, G16)."""
-        del parent
-        return len(self.singles())
+        """The blocks that a fork takes: states, rings and uncached windows (rule 9, G16, G20)."""
+        units = self.units(len(parent.tokens))
+        tables = [parent.tables[group][:units] for group, _ in self.uncached()]
+        return len(self.singles()) + sum(len(t) - t.count(None) for t in tables)
 
     def become_fork(self, child: Seq, parent: Seq, fresh: Iterator[Block] | None = None) -> None:
         """Takes over everything; in look-ahead slots, nothing is written yet.
@@ -375,6 +384,7 @@ class Specification(ModelKeeping):
         child.promoted, child.outdated = parent.promoted, parent.outdated
         child.stands, child.moves = parent.stands, parent.moves
         child.since, child.farthest = parent.since, parent.farthest
+        child.again, child.replayed = parent.again, parent.replayed
         child.stops, child.named = set(parent.stops), set(parent.named)
         child.diverges, child.last = parent.diverges, parent.last
         child.retained_end, child.prompt_end = parent.retained_end, parent.prompt_end
@@ -389,6 +399,13 @@ class Specification(ModelKeeping):
             assert ring is not None
             child.tables[group] = [block := next(fresh)]
             self.record(group, ring, block, self.size)
+        for group, _ in self.uncached() if fresh else ():
+            for unit, source in enumerate(child.tables[group]):
+                if source is not None:
+                    child.tables[group][unit] = own = next(fresh)
+                    valid = min(self.size, child.num_computed_tokens - unit * self.size)
+                    if valid > 0:
+                        self.record(group, source, own, valid)
 
     # ---- taking back --------------------------------------------------------------------
 
@@ -412,7 +429,7 @@ class Specification(ModelKeeping):
             self.fall_to(seq, length, before)
             seq.promoted = min(seq.promoted, length // self.size)
             seq.cached = min(seq.cached, seq.computed)
-        return seq.computed
+        return seq.num_computed_tokens
 
     def reach(self, seq: Seq) -> int:
         """The end of what it has."""
@@ -438,6 +455,7 @@ class Specification(ModelKeeping):
             self.settle()  # its end gets the requested level
             seq.retained, seq.retained_end, seq.last = {}, 0, 0
             seq.computed = seq.settled = seq.written = seq.cached = seq.promoted = 0
+            seq.again, seq.replayed = (0, 0), 0
             seq.prompt_end = max({seq.prompt_end} & seq.stops, default=0)
             seq.stops, seq.named = set(), set()
             seq.preempted, seq.outdated = True, False
@@ -496,7 +514,8 @@ class Specification(ModelKeeping):
         seq = self.sequence(handle)
         whole("stop", stop, 0, self.num_slots(seq))
         whole("start", start, 0, stop)
-        return np.array([self.slot(seq, position) for position in range(start, stop)], int)
+        again = range(*seq.again)  # it writes nothing there
+        return np.array([-1 if p in again else self.slot(seq, p) for p in range(start, stop)], int)
 
     def group_table(self, group: int) -> Any:
         longest = (len(seq.tables[group]) for seq in self.seqs.values())

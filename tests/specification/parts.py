@@ -59,6 +59,12 @@ class ModelParts(ModelBoundaries):
         """Whether a replay computes all that its query at the hit reads (G17)."""
         return self.replay > 0 and (kind.replay > 0 or kind.restart <= self.replay + 1)
 
+    def attention(self) -> Iterator[tuple[int, Attention]]:
+        return ((g, kind) for g, kind in enumerate(self.kinds) if isinstance(kind, Attention))
+
+    def uncached(self) -> list[tuple[int, Attention]]:
+        return []  # here, they are in ``attention``
+
     def cached(self) -> Iterator[tuple[int, Attention]]:
         return ((group, kind) for group, kind in self.attention() if kind.cached)
 

@@ -91,7 +91,9 @@ class ModelSteps(ModelBlocks):
         self.moved = [
             seq
             for seq in self.seqs.values()
-            if not seq.preempted and seq.settled < min(len(seq.tokens), self.num_slots(seq))
+            if not seq.preempted
+            and (seq.replayed if seq.replays else seq.settled)
+            < min(len(seq.tokens), self.num_slots(seq))
         ]
         for seq in self.moved:
             seq.stands, seq.moves = False, seq.moves + 1

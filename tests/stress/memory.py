@@ -92,6 +92,7 @@ class Work:
         first: By group, the first position to write, if it is not ``start``.
         low: By group, the first position that may be read.
         hit: Before it, only groups that are not cached are computed, again.
+        begun: Its rings need not be empty where it starts: an earlier forward has begun there.
         states: By group, the slots of the state to read, and by position those to write.
     """
 
@@ -103,6 +104,7 @@ class Work:
     first: Mapping[int, int] = field(default_factory=dict)
     low: Mapping[int, int] = field(default_factory=dict)
     hit: int = 0
+    begun: bool = False
     states: Mapping[int, tuple[Array, Mapping[int, Array]]] = field(default_factory=dict)
 
     stop = property(lambda self: len(self.prefixes))
@@ -254,7 +256,7 @@ class Device:
         if base < self.first_slot:
             raise WrongReadError(f"{work.name} has no ring of group {group}")
         low = work.low.get(group, 0)
-        if work.start == low and self.cells[base : base + ring.width].any():
+        if work.start == low and not work.begun and self.cells[base : base + ring.width].any():
             raise WrongReadError(
                 f"{work.name} begins with a ring of group {group} that is not empty"
             )

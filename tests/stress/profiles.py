@@ -84,6 +84,7 @@ class Profile:
             either.
         layouts: Whether a run has any groups of layers, or only full attention.
         rings: Whether its layouts have rings; in no run of all profiles, as with ``together``.
+        replays: Likewise windows that are computed again instead of cached.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
     """
@@ -99,6 +100,7 @@ class Profile:
     swarm: float = 0.5
     layouts: bool = False
     rings: bool = False
+    replays: bool = False
     sizes_by_group: bool = False
     sessions: bool = False
     together: bool = False
@@ -172,6 +174,18 @@ PROFILES = {
         weights={"turn": 4, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
                  "abort": 3, "truncate": 6, "fork": 8},
     ),
+    "replays": Profile(
+        sizes=(1, 2, 3, 4, 5, 8, 16),
+        prompt=36,
+        vocabulary=(2, 2, 3),
+        quotas=True,
+        swarm=1.0,
+        layouts=True,
+        rings=True,
+        replays=True,
+        weights={"turn": 6, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
+                 "abort": 3, "truncate": 6, "fork": 8},
+    ),
     "families": Profile(blocks=(3, 24), quotas=True, together=True, weights=FAMILIES),
     "families_in_groups": Profile(
         sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, together=True,
@@ -212,7 +226,10 @@ def made(classes: Mapping[str, Callable[..., Any]], text: str) -> Any:
     name, *parts = text.split()
     widths = [int(part) for part in parts if "=" not in part]
     pairs = (part.split("=") for part in parts if "=" in part)
-    return classes[name](*widths, **{field: int(value) for field, value in pairs})
+    values: dict[str, Any] = {field: int(value) for field, value in pairs}
+    if "cached" in values:
+        values["cached"] = bool(values["cached"])
+    return classes[name](*widths, **values)
 
 
 def draw_layout(rng: random.Random) -> list[str]:
@@ -233,6 +250,24 @@ def draw_rings(rng: random.Random) -> list[str]:
         restart = rng.choice([1, 2, 3, 4, 4, 8])
         ring = f"ring {restart + rng.choice([0, 1, 3, 12])} restart={restart}"
         layout.insert(rng.randint(0, len(layout)), ring)
+    return layout
+
+
+def draw_replays(rng: random.Random) -> list[str]:
+    """Full attention, windows that are cached and that are not, and in half of them rings."""
+    count = rng.choice([0, 0, 1, 2])
+    cached = [f"{rng.choice(['window', 'chunk'])} {rng.randint(1, 20)}" for _ in range(count)]
+    layout = ["full", *cached]
+    most = 1
+    for _ in range(rng.choice([1, 1, 2])):
+        width = rng.randint(1, 6)
+        replay = max(1, width - 1 + rng.choice([0, 0, 0, 1, 4]))
+        layout.append(f"window {width} cached=0 replay={replay}")
+        most = max(most, replay)
+    if rng.random() < 0.5:
+        restart = rng.randint(1, min(8, most + 1))
+        layout.append(f"ring {restart + rng.choice([0, 1, 3, 12])} restart={restart}")
+    rng.shuffle(layout)
     return layout
 
 
@@ -281,7 +316,7 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
         "quotas": quotas,
         "eviction": rng.choice(["lru", "lru", rng.choice(EVICTION_POLICIES)]),
         "steps_in_flight": in_flight,
-        "early_commit": rng.random() < 0.3,
+        "early_commit": rng.random() < 0.3 and not any("replay" in name for name in layout),
         "max_rollback_tokens": 0 if has_states else min(back, rng.choice([0, 0, 2, 12])),
         "dedup": dedup,
         "retention": (retention := rng.random() < 0.5),
@@ -396,6 +431,7 @@ def draw_config(
         return draw_layers(rng, profile, layout)
     if profile.layouts:
         draw = draw_rings if profile.rings else draw_layout
+        draw = draw_replays if profile.replays else draw
         return draw_groups(rng, profile, layout or draw(rng))
     null_block = rng.random() < 0.2
     num_blocks = rng.randint(*profile.blocks)

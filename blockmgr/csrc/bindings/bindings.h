@@ -263,6 +263,7 @@ struct Known {
   PyObject* array_name;  // "__array__"
   PyObject* match;    // blockmgr.blocks.Match, and its fields
   Field num_cached_tokens;
+  Field num_replayed_tokens;
   Field num_partial_tokens;
   Field block_ids;
   Field num_idle_blocks;

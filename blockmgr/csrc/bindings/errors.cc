@@ -1,6 +1,7 @@
 // The core's exceptions as the Python classes of blockmgr.errors.
-#include "bindings/bindings.h"
 #include "memory/errors.h"
+
+#include "bindings/bindings.h"
 
 namespace blockmgr {
 
@@ -52,6 +53,7 @@ void know_python() {
             nb::object(nb::steal(PyUnicode_InternFromString("__array__"))).release().ptr(),
             match,
             field(match, "num_cached_tokens"),
+            field(match, "num_replayed_tokens"),
             field(match, "num_partial_tokens"),
             field(match, "block_ids"),
             field(match, "num_idle_blocks"),

@@ -167,6 +167,7 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   const auto record =
       made(nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(python.match), 0)));
   python.num_cached_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_cached)));
+  python.num_replayed_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_replayed)));
   python.num_partial_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_partial)));
   python.block_ids.set(record, ids.array);
   python.num_idle_blocks.set(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
@@ -665,7 +666,7 @@ NB_MODULE(_core, m) {
            nb::sig(
                "def take_snapshot(self, make: typing.Callable[..., typing.Any], /) -> typing.Any"))
       .def("view", view,
-           nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool, int]"), any())
+           nb::sig("def view(self, handle: object, /) -> tuple[int, int, int, int, bool, int, int]"), any())
       .def("block_ids", block_ids,
            nb::sig("def block_ids(self, handle: object, /) -> " BM_ARRAY("int32")), any())
       .def("tokens", tokens_of,

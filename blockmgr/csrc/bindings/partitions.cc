@@ -33,7 +33,7 @@ void read_lists(const nb::dict& options, StoreConfig& config) {
                              nb::cast<std::int64_t>(group[3]), nb::cast<int>(group[4]),
                              nb::cast<int>(group[5]), nb::cast<int>(group[6]),
                              nb::cast<bool>(group[7]), nb::cast<std::int64_t>(group[8]),
-                             nb::cast<int>(group[9])});
+                             nb::cast<int>(group[9]), nb::cast<std::int64_t>(group[10])});
 }
 
 }  // namespace

@@ -38,8 +38,10 @@ nb::tuple view(Core& self, nb::handle handle) {
   const std::int64_t h = handle_argument(handle);
   const auto facts = self.read([&](const Sequences& core) {
     const Sequence& s = core.view(h);
-    return std::make_tuple(s.num_tokens, s.num_computed, s.num_cached, core.num_full_blocks(s),
-                           s.state == Sequence::kPreempted, core.num_slots(s));
+    const std::int64_t again = core.num_replayed(s);
+    return std::make_tuple(s.num_tokens, core.computed(s), s.num_cached - again,
+                           core.num_full_blocks(s), s.state == Sequence::kPreempted,
+                           core.num_slots(s), again);
   });
   return std::apply([](auto... fact) { return nb::make_tuple(fact...); }, facts);
 }

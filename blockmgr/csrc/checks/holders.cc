@@ -105,6 +105,10 @@ class Audit : public BlockAudit {
     }
     for (int g = 0; g < groups.num_groups(); ++g) {
       const std::string what = who + ", group " + std::to_string(g);
+      if (groups.group(g).is_replayed()) {
+        check_own(s, g, what);
+        continue;
+      }
       if (!groups.group(g).is_attention()) {
         const NodeId state = row.states[static_cast<std::size_t>(g)];
         BLOCKMGR_EXPECT(valid(state), what + " has no state");
@@ -124,6 +128,28 @@ class Audit : public BlockAudit {
       BLOCKMGR_EXPECT(groups.first_unit(g, read) >= row.first[static_cast<std::size_t>(g)],
                       what + " has given back what it reads");
     }
+  }
+
+  // From the first unit on that it reads or computes again it has a block that no other sequence has.
+  void check_own(const Sequence& s, int g, const std::string& what) {
+    const GroupRow& row = core_.group_row(s);
+    const std::int64_t first = row.first[static_cast<std::size_t>(g)];
+    const auto& own = row.own[static_cast<std::size_t>(g)];
+    for (std::int64_t i = first; i * size_ + core_.groups_->group(g).begin < core_.num_slots(s);
+         ++i) {
+      const NodeId block = own[static_cast<std::size_t>(i)];
+      BLOCKMGR_EXPECT(valid(block), what + " has a gap at " + std::to_string(i));
+      if (!valid(block)) continue;
+      ++refs(block);
+      BLOCKMGR_EXPECT(nodes_.uses(block).ref_count == 1 && !nodes_[block].keyed(),
+                      what + " shares what nobody finds");
+    }
+    const std::int64_t due = core_.replays(s) ? core_.groups_->unit_at(g, row.replayed)
+                                              : core_.groups_->first_unit(g, core_.settled(s));
+    BLOCKMGR_EXPECT(first <= due, what + " has given back what it reads");
+    BLOCKMGR_EXPECT(
+        row.start <= row.replayed && row.replayed <= row.hit && row.hit <= s.num_computed,
+        what + " replays in no order");
   }
 
   void check_keyed(const Sequence& s, const std::int32_t* t, std::int64_t i,
@@ -202,7 +228,7 @@ std::string Sequences::fingerprint() const {
   for (const Sequence& s : sequences) {
     put_numbers(out, s.generation - first_generation, s.state, s.num_blocks, s.num_chained,
                 s.num_tokens, s.num_computed, s.num_cached, settled(s), written(s), s.root,
-                s.partition, s.num_waiting(), s.outdated);
+                s.partition, s.num_waiting(), s.outdated, computed(s));
     for (std::int32_t i = 0; i < s.num_blocks; ++i) put_numbers(out, table(s)[i]);
     for (std::size_t i = s.waiting_start; i < s.waiting.size(); ++i) put_numbers(out, s.waiting[i]);
   }

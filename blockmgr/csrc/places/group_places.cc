@@ -28,8 +28,10 @@ GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vect
       passed_(static_cast<std::size_t>(nodes.count + num_partitions)) {
   for (const Group& group : groups_) {
     num_states_ += group.recurrent();
-    restart_ = std::lcm(restart_, group.restart);
+    ring_restart_ = std::lcm(ring_restart_, group.restart);
+    replay_ = std::max(replay_, group.replay);
   }
+  if (!replay_) restart_ = ring_restart_;
   for (int i = 0; i < num_partitions; ++i) {
     ring::clear(links_.data(), nodes.count + i);
     ring::clear(passed_.data(), nodes.count + i);
@@ -287,7 +289,7 @@ bool GroupPlaces::frees_something(NodeId n) const {
       if (is_idle(cached(g, n))) return true;
       continue;
     }
-    if (group(g).is_ring()) continue;
+    if (!group(g).is_cached()) continue;
     const std::int64_t first = first_unit(g, length(n));
     for (NodeId a = n; a >= 0 && unit(a) >= first; a = nodes_[a].parent)
       if (is_idle(cached(g, a))) return true;

@@ -91,14 +91,26 @@ class GroupPlaces {
               int num_partitions);
 
   int num_groups() const { return num_groups_; }
-  // Whether a sequence can begin after so many tokens: every ring is right there if it is empty.
-  bool can_start(std::int64_t length) const { return restart_ == 1 || length % restart_ == 0; }
+  // Whether a sequence can begin after so many tokens: every ring is right there if it is empty, or
+  // is computed again. A hit of no more tokens than are computed again counts as none.
+  bool can_start(std::int64_t length) const {
+    return (restart_ == 1 || length % restart_ == 0) && (length > replay_ || !length);
+  }
   std::int64_t restart() const { return restart_; }
+  // Whether every ring is right after so many tokens if it is empty there.
+  bool begins_empty(std::int64_t length) const { return length % ring_restart_ == 0; }
+  // Tokens before a hit that are computed again, for all uncached groups: the most of any.
+  std::int64_t replay() const { return replay_; }
+  // Where the first forward behind a hit of so many tokens begins.
+  std::int64_t start_of(std::int64_t hit) const { return hit - std::min(replay_, hit); }
+  // The first unit of a slice that has this position or a later one.
+  std::int64_t unit_at(int g, std::int64_t position) const {
+    return (position + nodes_.block_size - group(g).end) / nodes_.block_size;
+  }
   const Group& group(int g) const { return groups_[static_cast<std::size_t>(g)]; }
   // The first unit that the query at this position reads or writes.
   std::int64_t first_unit(int g, std::int64_t position) const {
-    const Group& of = group(g);
-    return (of.first_read(position) + nodes_.block_size - of.end) / nodes_.block_size;
+    return unit_at(g, group(g).first_read(position));
   }
   // Whether the query after so many tokens reads this unit. Attention only.
   [[gnu::always_inline]] bool reads(const Group& group, std::int64_t length,
@@ -337,7 +349,9 @@ class GroupPlaces {
   std::vector<Group> groups_;
   int num_groups_;
   int num_states_ = 0;
-  std::int64_t restart_ = 1;  // of all rings: the least common multiple
+  std::int64_t ring_restart_ = 1;  // of all rings: the least common multiple
+  std::int64_t restart_ = 1;       // the same, unless they are computed again
+  std::int64_t replay_ = 0;
   ContinuedEnds continued_ends_;
   int num_cached_ = 0;
   ZeroedArray<NodeId> parts_;  // by node, then group: the part, plus 1

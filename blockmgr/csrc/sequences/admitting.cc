@@ -73,7 +73,7 @@ void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t
   nothing.node = applicant.root;
   nothing.num_loaded = applicant.num_loaded;
   if (groups() && num_whole && fits_somehow(nothing)) return;
-  if (!any_due) throw StaleMatch(applicant.due_cached, most);
+  if (!any_due) throw StaleMatch(start_of(applicant.due_cached), start_of(most));
   if (waits) plan = *waits;
 }
 
@@ -169,6 +169,9 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
 // Where the first forward begins behind a load, which brings no ring.
 inline std::int64_t Admitting::first_behind_load(const Prompt& prompt) const {
   const std::int64_t end = loaded_of(prompt);
+  if (end && groups() && groups()->replay())
+    throw Error(ErrorKind::kValue,
+                "num_loaded_tokens must be 0 with uncached windows, got " + std::to_string(end));
   return groups() ? end - end % groups()->restart() : end;
 }
 
@@ -188,7 +191,7 @@ inline std::int64_t Admitting::first_behind_load(const Prompt& prompt) const {
   const AdmissionPlan plan = settled_admission(
       prompt.tokens, prompt.num_tokens, slots,
       {root.node(), extras ? &extras->ids() : nullptr, partition, held_back, prompt.read_cache,
-       prompt.most_cached, prompt.due_cached, first_behind_load(prompt)});
+       most_hit(prompt), due_hit(prompt), first_behind_load(prompt)});
   const std::int64_t room = plan.demand.num_blocks * config().block_size;
   std::vector<Token> waiting;
   if (room < prompt.num_tokens)
@@ -212,9 +215,10 @@ inline std::int64_t Admitting::first_behind_load(const Prompt& prompt) const {
   occupy(s, prompt.tokens, plan);
   if (prompt.read_cache) {
     rows().counters.query_tokens += s.num_tokens;
-    rows().counters.hit_tokens += s.num_cached;
-    rows().counters.partial_hit_tokens += found.num_partial;
-    rows().recent_hits.count(s.num_tokens, s.num_cached);
+    const std::int64_t hit = start_of(s.num_cached);
+    rows().counters.hit_tokens += hit;
+    rows().counters.partial_hit_tokens += std::min<std::int64_t>(found.num_partial, hit);
+    rows().recent_hits.count(s.num_tokens, hit);
   }
   return rows().handle_of(index);
 }
@@ -252,7 +256,7 @@ void Admitting::settle_resumed(Sequence& s, bool read_cache) noexcept {
   }
   if (!read_cache) return;
   rows().counters.resumed_query_tokens += s.num_tokens;
-  rows().counters.resumed_hit_tokens += s.num_cached;
+  rows().counters.resumed_hit_tokens += start_of(s.num_cached);
 }
 
 void Admitting::begin_resumed(Sequence& s, const AdmissionPlan& plan,
@@ -295,8 +299,8 @@ AdmissionPlan Admitting::plan_prompt(const Prompt& prompt, int partition, std::i
                             partition,
                             held_back,
                             prompt.read_cache,
-                            prompt.most_cached,
-                            prompt.due_cached,
+                            most_hit(prompt),
+                            due_hit(prompt),
                             first_behind_load(prompt)};
   const std::int64_t slots = prompt.num_slots ? prompt.num_slots : prompt.num_tokens;
   return plan_admission(prompt.tokens, prompt.num_tokens, slots, applicant);
@@ -320,7 +324,8 @@ MatchResult Admitting::match(const Prompt& prompt) {
     plan = plan_prompt(prompt, partition, anything());
   const Found& found = plan.found;
   result.num_partial = found.num_partial;
-  result.num_cached = num_cached(found);
+  result.num_cached = start_of(num_cached(found));
+  result.num_replayed = num_cached(found) - result.num_cached;
   result.num_shared = plan.num_shared;
   const Demand& demand = plan.demand;
   result.num_idle = demand.needed() - own_blocks(demand.num_blocks - found.num_full);
@@ -359,7 +364,7 @@ void Admitting::each_source(const Visit& visit) const {
 NodeId Admitting::source_of(int g, const Found& found) const {
   const NodeId end = last_node(found);
   if (groups()->group(g).recurrent()) return resumes(found) ? groups()->part(g, end) : kNoNode;
-  if (groups()->group(g).is_ring()) return kNoNode;
+  if (!groups()->group(g).is_cached()) return kNoNode;
   const bool reads = found.partial >= 0 && groups()->reads(g, first_query(found), found.num_full);
   return reads ? groups()->part(g, end) : kNoNode;
 }
@@ -407,7 +412,7 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
       if (source >= 0) copies().plan(source, state, config().block_size);
       continue;
     }
-    if (groups()->group(g).is_ring()) continue;
+    if (!groups()->group(g).is_cached()) continue;
     const std::int64_t first = row.first[nth(g)];
     const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
     NodeId before = found.num_full > first ? groups()->part(g, t[found.num_full - 1]) : kNoNode;
@@ -420,7 +425,8 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
   }
   use<GroupTables>().take_others(row, s.partition);
   if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
-  use<GroupTables>().take_rings(s, first_query(found));
+  use<GroupTables>().take_rings(s, groups()->start_of(first_query(found)));
+  use<GroupTables>().begin_replay(s);
   s.loads = found.num_loaded > num_cached(found);
   row.num_loaded = found.num_loaded;
   row.stands = true;

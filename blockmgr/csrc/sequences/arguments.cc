@@ -142,6 +142,7 @@ void set_groups(Config& config, const std::vector<Group>& groups) {
     bad_value("groups must be at most " + std::to_string(kMaxGroups) + ", got " +
               std::to_string(groups.size()));
   bool recurrent = false;
+  std::int64_t replay = 0;
   std::int64_t restart = 1;
   auto full = groups.end();
   for (auto group = groups.begin(); group != groups.end(); ++group) {
@@ -152,8 +153,20 @@ void set_groups(Config& config, const std::vector<Group>& groups) {
     if (restart > INT32_MAX)
       bad_value("groups must restart at common positions below 2**31, got rings that do not");
     recurrent |= group->recurrent();
+    replay = std::max(replay, group->replay);
+    const std::int64_t least = std::max<std::int64_t>(group->width - 1, 1);
+    check_bounds("replay of a group", group->replay, group->is_replayed() ? least : 0,
+                 group->is_replayed() ? INT32_MAX : 0);
     if (group->kind == Group::kFull && full == groups.end()) full = group;
   }
+  const auto lacks = [&](const Group& group) {
+    return group.is_ring() && group.restart > replay + 1;
+  };
+  if (replay &&
+      (recurrent || config.early_commit || std::any_of(groups.begin(), groups.end(), lacks)))
+    bad_value(
+        "groups with replay need early_commit=False, no states beside them, and rings that "
+        "restart within it");
   if (!groups.empty() && full == groups.end())
     bad_value("groups must have one with full attention, got none");
   if (!groups.empty() && (!config.null_block || !config.prefix_caching || config.ghost_blocks))

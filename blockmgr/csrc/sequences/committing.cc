@@ -283,15 +283,17 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   Sequence& s = rows().running(handle);
   rows().refuse_open_ticket("commit");
   const std::int64_t most = std::min(s.num_tokens, rows().num_slots(s));
-  if (num_computed < s.num_computed || num_computed > most)
-    throw Error(ErrorKind::kValue,
-                "num_computed_tokens must be in [" + std::to_string(s.num_computed) + ", " +
-                    std::to_string(most) + "], got " + std::to_string(num_computed));
+  const std::int64_t least = rows().computed(s);
+  if (num_computed < least || num_computed > most)
+    throw Error(ErrorKind::kValue, "num_computed_tokens must be in [" + std::to_string(least) +
+                                       ", " + std::to_string(most) + "], got " +
+                                       std::to_string(num_computed));
   PromotionPlan& plan = plan_;
   plan.clear();
   if (groups()) [[unlikely]] {
     if (s.loads)
       check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
+    if (use<GroupTables>().replay_to(s, num_computed)) return;
     use<Keeping>().reserve_keeps(1);
   }
   if (block_size().whole(num_computed) > s.num_chained) {

@@ -50,11 +50,12 @@ void Decoding::refuse_uncopied(const Sequence& s, std::int64_t logical) const {
 void Decoding::refuse_uncomputed(const Handle* handles, std::int64_t count) const {
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().running(handles[i]);
-    if (s.num_tokens - s.num_computed <= 1) continue;
-    throw Error(ErrorKind::kSequenceState,
-                "sequence " + std::to_string(handles[i]) + " has " +
-                    std::to_string(s.num_tokens - s.num_computed) +
-                    " tokens to compute, and strict_decode allows 1; commit what forwards computed");
+    const std::int64_t left = s.num_tokens - rows().computed(s);
+    if (left <= 1) continue;
+    throw Error(
+        ErrorKind::kSequenceState,
+        "sequence " + std::to_string(handles[i]) + " has " + std::to_string(left) +
+            " tokens to compute, and strict_decode allows 1; commit what forwards computed");
   }
 }
 
@@ -250,6 +251,7 @@ void Decoding::commit_decoded(const Handle* handles, std::int64_t count,
   use<Committing>().promote_all(plan);
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
+    use<GroupTables>().replay_to(s, s.num_computed);
     use<GroupTables>().note_state(s);
     use<GroupTables>().drop_windows(s);
   }

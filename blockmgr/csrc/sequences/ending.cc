@@ -134,7 +134,7 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
     fall_to(s, length, before);
     rows().note_computing(s);
   }
-  return s.num_computed;
+  return rows().computed(s);
 }
 
 // Its tokens from here on are to wait for slots again. Nothing else changes.
@@ -178,8 +178,11 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
     return true;
   };
   for (std::int64_t length = most; length > 0; --length) {
-    const bool has_rings = can_start(length) || use<GroupTables>().rings_reach(s, length);
-    if (has_rings && has_state(length) && has_attention(length)) return length;
+    const bool has_rings =
+        groups()->begins_empty(length) || use<GroupTables>().rings_reach(s, length);
+    if (has_rings && use<GroupTables>().has_own(s, length) && has_state(length) &&
+        has_attention(length))
+      return length;
   }
   return 0;
 }
@@ -188,7 +191,7 @@ std::int64_t Ending::fall_of(const Sequence& s, std::int64_t most, std::int64_t 
 std::int64_t Ending::units_after_fall(const Sequence& s, std::int64_t length) const {
   std::int64_t units = s.num_blocks;
   const std::int64_t whole = length / config().block_size;
-  for (const int g : attention())
+  for (const int g : growing())
     if (rows().group_row(s).first[nth(g)] > whole)
       units = std::min(units, std::max(whole, groups()->first_unit(g, length)));
   return units;
@@ -215,6 +218,9 @@ void Ending::fall_to(Sequence& s, std::int64_t length, std::int64_t before) noex
       pool().acquire(groups()->part(g, t[unit]));
     first = std::min(first, due);
   }
+  row.hit = std::min(row.hit, length);
+  row.start = std::min(row.start, length);
+  row.replayed = std::min(row.replayed, length);
   if (length < before || !row.stands) {
     row.stands = true;
     row.moves = 0;

@@ -63,9 +63,12 @@ std::int64_t Explaining::longest_child_prefix(const Token* tokens, std::uint32_t
 // The group, in the order of the engine, that does not serve so many blocks of a cached chain.
 int Explaining::refusing_group(const NodeId* chain, std::int64_t length) const {
   for (const int g : rings())
-    if (length * config().block_size % groups()->group(g).restart) return rows().in_engine(g);
+    if (!groups()->replay() && length * config().block_size % groups()->group(g).restart)
+      return rows().in_engine(g);
+  for (const int g : replayed())
+    if (length * config().block_size <= groups()->group(g).replay) return rows().in_engine(g);
   for (int g = 0; g < groups()->num_groups(); ++g) {
-    if (groups()->group(g).is_ring()) continue;
+    if (!groups()->group(g).is_cached()) continue;
     if (groups()->group(g).recurrent()) {
       const NodeId state = groups()->cached(g, chain[length - 1]);
       if (state < 0 || groups()->is_being_kept(state)) return rows().in_engine(g);

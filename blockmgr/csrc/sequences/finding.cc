@@ -102,7 +102,7 @@ int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasI
         n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
     const bool may_end = n < config().block_size && (at_end || !(num_states() || tails_only));
     if (!is_better || !may_end) continue;
-    if (groups() && !is_served(found, child, n)) continue;
+    if (groups() && !(groups()->can_start(start + n) && is_served(found, child, n))) continue;
     // What does not match would be lost to others, so a tail is taken over whole or copied.
     const bool takes_over =
         at_end && !(groups() && groups()->is_branch(child)) && is_unused(child, true);
@@ -215,7 +215,7 @@ std::int64_t Finding::num_computing(const Prompt& prompt, const Found& found) {
   const std::uint32_t root = index().find_root(prompt.name);
   if (root == kUnknownId) return 0;
   const std::int64_t size = config().block_size;
-  const std::int64_t last = std::min(prompt.num_tokens - 1, prompt.most_cached);
+  const std::int64_t last = std::min(prompt.num_tokens - 1, most_hit(prompt));
   const ExtrasIds extras = known_extras(index().extras(), prompt.extras);
   const std::int64_t most = count_with_computing(prompt.tokens, last / size, root, extras, found);
   const std::int64_t cached = found.num_full * size + found.num_partial;

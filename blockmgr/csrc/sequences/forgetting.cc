@@ -121,7 +121,8 @@ NodeId Forgetting::forget_part(NodeId n) noexcept {
     if (!groups()->group(g).is_attention()) {
       const GroupRow& row = rows().group_row(s);
       const bool is_slot = std::count(row.others.begin(), row.others.end(), n) > 0;
-      if (is_slot || row.states[nth(g)] == n) detach(s);
+      const bool is_own = std::count(row.own[nth(g)].begin(), row.own[nth(g)].end(), n) > 0;
+      if (is_slot || is_own || row.states[nth(g)] == n) detach(s);
       continue;
     }
     for (std::int64_t i = rows().group_row(s).first[nth(g)]; i < s.num_blocks; ++i)

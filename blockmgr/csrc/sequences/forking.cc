@@ -153,7 +153,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
       const Sequence& parent = rows().live(handles[parents[i]]);
       use<GroupTables>().refuse_moved(parent, "fork");
       const int home = pool().home(parent.partition);
-      rows().check_available(needed[nth(home)] += num_singles(), home);
+      rows().check_available(needed[nth(home)] += use<GroupTables>().blocks_to_fork(parent), home);
       group_rows.push_back(rows().group_row(parent));
     }
     for (std::size_t c = 0; c < successors.size(); ++c)
@@ -189,7 +189,8 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
 // Whether so many more sequences can have the parent's states.
 void Forking::check_states(const Sequence& parent, std::int64_t count) const {
   use<GroupTables>().refuse_moved(parent, "fork");
-  rows().check_available(count * num_singles(), pool().home(parent.partition));
+  rows().check_available(count * use<GroupTables>().blocks_to_fork(parent),
+                         pool().home(parent.partition));
 }
 
 void Forking::fork_groups(const Sequence& parent, const Handle* children,
@@ -214,6 +215,7 @@ void Forking::fork_groups(const Sequence& parent, const Handle* children,
       to.states[nth(g)] = state;
     }
     use<GroupTables>().fork_rings(from, parent.partition, to);
+    use<GroupTables>().fork_own(child, from, to);
     use<GroupTables>().take_others(to, parent.partition);
     use<GroupTables>().show_groups(child, 0);
   }
@@ -234,6 +236,7 @@ void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& t
     if (model.num_computed) copies().plan(source, row.states[nth(g)], config().block_size);
   }
   use<GroupTables>().fork_rings(row, model.partition, row);
+  use<GroupTables>().fork_own(model, row, row);
   use<GroupTables>().take_others(row, model.partition);
 }
 

@@ -81,7 +81,7 @@ void GroupEnds::mark_boundaries(Sequence& s, std::int64_t from) noexcept {
     const bool passes = !num_states() && !is_stop(end);
     bool all_cached = true;
     for (int g = 0; g < num_groups; ++g) {
-      if (groups()->group(g).is_ring() || groups()->cached(g, path[i]) >= 0) continue;
+      if (!groups()->group(g).is_cached() || groups()->cached(g, path[i]) >= 0) continue;
       since_room_[nth(g)] = i + 1;
       all_cached = false;
     }
@@ -318,7 +318,7 @@ inline void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
     // Of a tail without a state, as much serves as others can begin with an empty ring.
     if (num_states() && !can_start(end)) return;
     end -= end % groups()->restart();
-    if (!end) return;
+    if (!end || !can_start(end)) return;
   }
   const std::int64_t unit = block_size().whole(end);
   const auto rest = static_cast<int>(end - unit * config().block_size);

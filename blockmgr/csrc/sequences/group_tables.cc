@@ -63,6 +63,12 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
          unit < until; ++unit)
       out[unit] = number(nodes().block(groups()->part(g, t[unit])));
   }
+  for (const int g : replayed()) {
+    const Slices::Shown out = use<Slices>().shown_group_at(g, rows().row_of(s));
+    const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
+    for (std::int64_t unit = std::max<std::int64_t>(from, row.first[nth(g)]); unit < until; ++unit)
+      out[unit] = number(nodes().block(row.own[nth(g)][static_cast<std::size_t>(unit)]));
+  }
 }
 
 void GroupTables::refuse_loading(const Sequence& s, const char* call) const {
@@ -94,6 +100,7 @@ void GroupTables::drop_windows(Sequence& s) noexcept {
     drop_part_run(s, g, first, std::min(until, s.num_blocks));
     first = until;
   }
+  drop_own_windows(s, from);
 }
 
 // Whether a commit of what is computed tells where the states stand.
@@ -131,6 +138,15 @@ std::int64_t GroupTables::num_dropped(const Sequence& s, std::vector<NodeId>& pa
       ++dropped;
     }
   }
+  for (const int g : replayed()) {
+    const GroupRow& row = rows().group_row(s);
+    const std::int64_t until =
+        std::min(groups()->first_unit(g, from), use<Slices>().units_of(g, rows().num_slots(s)));
+    for (std::int64_t unit = row.first[nth(g)]; unit < until; ++unit) {
+      const NodeId m = row.own[nth(g)][static_cast<std::size_t>(unit)];
+      if (nodes().uses(m) == Uses{1, 0} && !(pool().num_leaving() && pool().is_out(m))) ++dropped;
+    }
+  }
   return dropped;
 }
 
@@ -152,6 +168,9 @@ void GroupTables::take_parts(Sequence& s, std::int64_t had_slots, std::int64_t s
     const NodeId before = continues ? groups()->part(g, t[from - 1]) : kNoNode;
     take_part_run(s, g, from, whole + (rest > groups()->group(g).begin), before);
   }
+  for (const int g : replayed())
+    take_own(s, g, had + (had_rest > groups()->group(g).begin),
+             whole + (rest > groups()->group(g).begin));
   show_groups(s, had);
 }
 
@@ -226,6 +245,13 @@ void GroupTables::drop_parts(Sequence& s, std::int64_t from) noexcept {
     }
     first = static_cast<std::int32_t>(std::min<std::int64_t>(first, from));
   }
+  for (const int g : replayed()) {
+    const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(s));
+    const auto least = static_cast<std::int32_t>(from);
+    std::int32_t& first = rows().group_row(s).first[nth(g)];
+    drop_own(s, g, std::max(first, least), until);
+    first = std::min(first, least);
+  }
 }
 
 void GroupTables::drop_states(Sequence& s) noexcept {
@@ -240,6 +266,8 @@ void GroupTables::drop_states(Sequence& s) noexcept {
     if (other >= 0) rows().drop_reference(other);
     other = kNoNode;
   }
+  GroupRow& row = rows().group_row(s);
+  row.start = row.hit = row.replayed = 0;
 }
 
 NodeId* GroupTables::others_of(const Sequence& s, int g) const {
@@ -310,6 +338,108 @@ void GroupTables::empty_rings(const Sequence& s, std::int64_t length) noexcept {
   GroupRow& row = rows().group_row(s);
   for (const int g : rings()) copies().plan_zeros(row.states[nth(g)]);
   row.since = row.farthest = length;
+}
+
+// Its forwards begin before its hit, with blocks of its own from there on.
+void GroupTables::begin_replay(const Sequence& s) noexcept {
+  if (!groups()->replay()) return;
+  GroupRow& row = rows().group_row(s);
+  row.hit = s.num_computed;
+  row.start = row.replayed = groups()->start_of(row.hit);
+  for (const int g : replayed()) {
+    row.first[nth(g)] = static_cast<std::int32_t>(first_own(g, row.hit));
+    take_own(s, g, row.first[nth(g)], use<Slices>().units_of(g, rows().num_slots(s)));
+  }
+}
+
+// So many tokens are computed. Whether that is still before its hit: then nothing else changes.
+bool GroupTables::replay_to(Sequence& s, std::int64_t num_computed) noexcept {
+  GroupRow& row = rows().group_row(s);
+  row.replayed = std::min(num_computed, row.hit);
+  if (num_computed >= row.hit) return false;
+  note_state(s);
+  return true;
+}
+
+void GroupTables::take_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept {
+  const GroupRow& row = rows().group_row(s);
+  std::vector<NodeId>& own = rows().group_row(s).own[nth(g)];
+  for (std::int64_t unit = from; unit < to; ++unit) {
+    const NodeId before =
+        unit > row.first[nth(g)] ? own[static_cast<std::size_t>(unit - 1)] : kNoNode;
+    own[static_cast<std::size_t>(unit)] = take_of(g, s.partition, before);
+  }
+}
+
+// Units [from, to), the last first.
+void GroupTables::drop_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept {
+  const Slices::Shown shown = use<Slices>().shown_group_at(g, rows().row_of(s));
+  for (std::int64_t unit = to; unit-- > from;) {
+    NodeId& own = rows().group_row(s).own[nth(g)][static_cast<std::size_t>(unit)];
+    rows().drop_reference(own);
+    own = kNoNode;
+    shown[unit] = 0;
+  }
+}
+
+// What no query from this one on reads; nothing while it is computed again.
+void GroupTables::drop_own_windows(const Sequence& s, std::int64_t from) noexcept {
+  if (rows().replays(s)) return;
+  for (const int g : replayed()) {
+    std::int32_t& first = rows().group_row(s).first[nth(g)];
+    const auto until = static_cast<std::int32_t>(groups()->first_unit(g, from));
+    if (first >= until) continue;
+    drop_own(s, g, first, std::min(until, s.num_blocks));
+    first = until;
+  }
+}
+
+// What a fork takes at once: states, rings, and all that uncached windows hold.
+std::int64_t GroupTables::blocks_to_fork(const Sequence& parent) const {
+  std::int64_t blocks = num_singles();
+  const std::int64_t slots = std::min(rows().num_slots(parent),
+                                      rows().blocks_for(parent.num_tokens) * config().block_size);
+  for (const int g : replayed())
+    blocks += std::max<std::int64_t>(
+        use<Slices>().units_of(g, slots) - rows().group_row(parent).first[nth(g)], 0);
+  return blocks;
+}
+
+// Copies of what a sequence's uncached windows hold, for one that goes on as it does. model: what
+// the other is to be, in any row. Both rows may be one.
+void GroupTables::fork_own(const Sequence& model, const GroupRow& from, GroupRow& to) noexcept {
+  to.start = from.start;
+  to.hit = from.hit;
+  to.replayed = from.replayed;
+  const std::int64_t size = config().block_size;
+  const std::int64_t computed = to.replayed < to.hit ? to.replayed : model.num_computed;
+  for (const int g : replayed()) {
+    NodeId before = kNoNode;
+    const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(model));
+    for (std::int64_t unit = from.first[nth(g)]; unit < until; ++unit) {
+      const NodeId source = from.own[nth(g)][static_cast<std::size_t>(unit)];
+      before = take_of(g, model.partition, before);
+      to.own[nth(g)][static_cast<std::size_t>(unit)] = before;
+      const auto valid =
+          static_cast<std::int32_t>(std::clamp<std::int64_t>(computed - unit * size, 0, size));
+      const std::int32_t brought = valid > 0 ? copies().reach(source, valid) : 0;
+      if (groups()->group(g).tokens_of(brought)) copies().plan(source, before, brought);
+    }
+    std::vector<NodeId>& own = to.own[nth(g)];
+    if (&from == &to) std::fill(own.begin() + until, own.end(), kNoNode);  // look-ahead slots
+  }
+}
+
+// Whether its uncached windows hold what the query after so many tokens reads.
+bool GroupTables::has_own(const Sequence& s, std::int64_t length) const {
+  if (replayed().empty() || !length || length == s.num_computed) return true;
+  if (rows().replays(s)) return false;
+  const GroupRow& row = rows().group_row(s);
+  return std::all_of(replayed().begin(), replayed().end(), [&](int g) {
+    const std::int64_t unit = groups()->first_unit(g, length);
+    return groups()->group(g).first_read(length) >= row.start &&
+           (unit >= row.first[nth(g)] || !groups()->reads(g, length, unit));
+  });
 }
 
 // A unit is findable from here on as `node`. In each group, the part that is there stands for the

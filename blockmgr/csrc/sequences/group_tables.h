@@ -54,7 +54,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   }
   // Blocks of so many nodes in all groups of attention.
   std::int64_t blocks_of_units(std::int64_t units) const {
-    return units * (1 + static_cast<std::int64_t>(attention().size()));
+    return units * (1 + static_cast<std::int64_t>(growing().size()));
   }
   // A sequence does nothing else before what is loaded is committed.
   void refuse_loading(const Sequence& s, const char* call) const;
@@ -64,7 +64,7 @@ class GroupTables : public Part<GroupTables, Slices> {
   void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
                           std::int32_t num_tokens) noexcept;
   void drop_parts(Sequence& s, std::int64_t from) noexcept;
-  // Of states and of rings.
+  // Of states and of rings; and it replays nothing any more.
   void drop_states(Sequence& s) noexcept;
   template <class Visit>
   void each_single(Visit visit) const {
@@ -75,6 +75,17 @@ class GroupTables : public Part<GroupTables, Slices> {
   void fork_rings(const GroupRow& from, int partition, GroupRow& to) noexcept;
   bool rings_reach(const Sequence& s, std::int64_t length) const;
   void empty_rings(const Sequence& s, std::int64_t length) noexcept;
+  // Uncached windows, whose blocks are a sequence's own. The first unit that a sequence with a hit
+  // of so many tokens has, because it computes it again.
+  std::int64_t first_own(int g, std::int64_t hit) const {
+    return groups()->unit_at(g, groups()->start_of(hit));
+  }
+  void begin_replay(const Sequence& s) noexcept;
+  bool replay_to(Sequence& s, std::int64_t num_computed) noexcept;
+  void take_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
+  std::int64_t blocks_to_fork(const Sequence& parent) const;
+  void fork_own(const Sequence& model, const GroupRow& from, GroupRow& to) noexcept;
+  bool has_own(const Sequence& s, std::int64_t length) const;
   // The slots beside the first, in which its states are.
   void take_others(GroupRow& row, int partition) noexcept;
   void place_state(Handle handle, std::int64_t slot);
@@ -101,6 +112,8 @@ class GroupTables : public Part<GroupTables, Slices> {
   [[gnu::noinline]] int count_unwritten(NodeId node) const;
   const NodeId* path_of_twins(const Sequence& s, std::int64_t from, std::int64_t to) noexcept;
   void drop_part_here(int g, NodeId node) noexcept;
+  void drop_own(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
+  void drop_own_windows(const Sequence& s, std::int64_t from) noexcept;
   void drop_part(int g, NodeId node) noexcept;
   void drop_part_run(const Sequence& s, int g, std::int64_t from, std::int64_t to) noexcept;
   bool tells_state(const Sequence& s) const;

@@ -59,7 +59,7 @@ bool add_parts(const Store& store, const std::vector<NodeId>& path, std::int64_t
   const Nodes& nodes = store.nodes();
   const GroupPlaces& groups = *store.pool().groups();
   const Group& group = groups.group(g);
-  if (group.is_ring()) return true;
+  if (!group.is_cached()) return true;
   const auto count = static_cast<std::int64_t>(path.size());
   std::int64_t unit = group.recurrent() ? count - 1 : groups.first_unit(g, length);
   for (; unit < count; ++unit) {

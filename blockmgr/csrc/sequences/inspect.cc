@@ -81,8 +81,24 @@ static std::int32_t part_before(const Sequences& core, int g, NodeId n) {
   return core.nodes().name(parent < 0 ? kNoNode : core.groups()->cached(g, parent));
 }
 
-// A part has the tokens of its node, and that node's block for a parent. A state has no tokens of its
-// own.
+// Tokens of the blocks that sequences have of an uncached window.
+static void add_own(std::vector<BlockFacts>& facts, const Sequences& core, int g) {
+  const std::int64_t size = core.config().block_size;
+  for (const Handle handle : core.handles()) {
+    const Sequence& s = core.view(handle);
+    if (s.state != Sequence::kRunning) continue;
+    const GroupRow row = core.view_groups(handle);
+    for (std::int64_t i = row.first[nth(g)]; i < core.units_of(g, core.num_slots(s)); ++i) {
+      const NodeId own = row.own[nth(g)][static_cast<std::size_t>(i)];
+      BlockFacts& fact = facts[static_cast<std::size_t>(core.nodes().name(own))];
+      at_least(fact.num_tokens, core.tokens_of_block(g, s.num_tokens - i * size));
+      at_least(fact.num_computed, core.tokens_of_block(g, core.computed(s) - i * size));
+    }
+  }
+}
+
+// A part has the tokens of its node, and that node's block for a parent. A state has no tokens of
+// its own.
 static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
   const Nodes& nodes = core.nodes();
   const GroupPlaces& groups = *core.groups();
@@ -104,6 +120,7 @@ static void add_parts(std::vector<BlockFacts>& facts, const Sequences& core) {
       if (!recurrent)
         at(m).num_tokens = at(m).num_computed = core.tokens_of_block(g, nodes[n].key_tokens);
     }
+    if (groups.group(g).is_replayed()) add_own(facts, core, g);
     if (recurrent) continue;
     for (const Handle handle : core.handles()) {
       const Sequence& s = core.view(handle);

@@ -99,6 +99,9 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
     d.to_take -= found.take_over;
     uses(groups()->cached(g, found.partial));
   }
+  for (const int g : replayed())
+    d.to_take += std::max<std::int64_t>(
+        use<Slices>().units_of(g, usable) - use<GroupTables>().first_own(g, cached), 0);
 }
 
 // The blocks of a sequence that begins with so many slots behind what is found.
@@ -110,6 +113,9 @@ std::int64_t Needs::first_blocks(const Found& found, std::int64_t slots) const {
     const std::int64_t units = use<Slices>().units_of(g, most);
     sum += std::max<std::int64_t>(units - groups()->first_unit(g, first_query(found)), 0);
   }
+  for (const int g : replayed())
+    sum += std::max<std::int64_t>(
+        use<Slices>().units_of(g, most) - use<GroupTables>().first_own(g, cached), 0);
   return sum;
 }
 
@@ -122,8 +128,8 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
   for (std::int64_t position = slots; position < num_tokens; position += size - position % size) {
     const std::int64_t blocks = position / size + 1;
     const std::int64_t from = std::max<std::int64_t>(0, position - config().max_rollback);
-    std::int64_t sum = own_blocks(blocks) + blocks * static_cast<std::int64_t>(attention().size());
-    for (const int g : attention()) sum -= groups()->first_unit(g, from);
+    std::int64_t sum = own_blocks(blocks) + blocks * static_cast<std::int64_t>(growing().size());
+    for (const int g : growing()) sum -= groups()->first_unit(g, from);
     most = std::max(most, sum);
   }
   return most + num_singles();
@@ -132,7 +138,7 @@ std::int64_t Needs::later_blocks(std::int64_t num_tokens, std::int64_t slots) co
 // The most slots with which a prompt can begin alone in so many blocks, and then be computed in
 // parts to its end; 0: it never can.
 std::int64_t Needs::most_first_slots(std::int64_t num_tokens, std::int64_t most) const {
-  const std::int64_t each = own_blocks(1) + static_cast<std::int64_t>(attention().size());
+  const std::int64_t each = own_blocks(1) + static_cast<std::int64_t>(growing().size());
   std::int64_t units = rows().blocks_for(num_tokens);
   if (each) units = std::min(units, (most - num_singles()) / each);
   const std::int64_t slots = std::min(units * config().block_size, num_tokens);

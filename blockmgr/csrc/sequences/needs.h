@@ -46,6 +46,7 @@ class Needs : public Part<Needs, Slices, GroupTables> {
   }
   // The last place up to here at which a sequence can begin: rings are right there if empty.
   std::int64_t last_start(std::int64_t end) const {
+    if (end <= groups()->replay()) return 0;
     return groups()->restart() == 1 ? end : last_start_of_rings(end);
   }
   // With states: whether a prompt can continue from a state after so many tokens.

@@ -57,6 +57,10 @@ class Part {
   const std::vector<int>& recurrent() const { return rows().recurrent; }
   int num_states() const { return static_cast<int>(recurrent().size()); }
   const std::vector<int>& rings() const { return rows().rings; }
+  // Windows that prompts do not find, whose blocks belong to one sequence each.
+  const std::vector<int>& replayed() const { return rows().replayed; }
+  // All whose tables grow with the slots.
+  const std::vector<int>& growing() const { return rows().growing; }
   // Slots of a sequence in each group of states beside the one that its state is in.
   int extra_blocks() const {
     return num_states() ? groups()->group(recurrent().front()).extra_blocks : 0;
@@ -74,7 +78,19 @@ class Part {
   std::int64_t num_cached(const Found& found) const {
     return found.num_full * config().block_size + found.num_partial;
   }
-  // Where the first forward begins, or what is loaded ends.
+  // Where the first forward begins behind a hit of so many tokens: before it where windows are
+  // replayed.
+  std::int64_t start_of(std::int64_t hit) const { return groups() ? groups()->start_of(hit) : hit; }
+  // What a caller says of num_cached, as the hits that it means.
+  std::int64_t most_hit(const Prompt& prompt) const {
+    const std::int64_t replay = groups() ? groups()->replay() : 0;
+    return prompt.most_cached > INT64_MAX - replay ? INT64_MAX : prompt.most_cached + replay;
+  }
+  std::int64_t due_hit(const Prompt& prompt) const {
+    return prompt.due_cached > 0 && groups() ? prompt.due_cached + groups()->replay()
+                                             : prompt.due_cached;
+  }
+  // Where the first query that reads cached blocks is, or what is loaded ends.
   std::int64_t first_query(const Found& found) const {
     return std::max(num_cached(found), found.num_loaded);
   }

@@ -23,9 +23,11 @@ void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
                            std::int64_t* slots) const {
   const Sequence& s = rows().live(handle);
   const std::int64_t size = config().block_size;
+  std::int64_t* const first = slots;
   if (rows().full_size() != size || pool().is_bare()) [[unlikely]] {
-    while (start < stop) *slots++ = use<Slices>().full_slot(s, start++);
-    return;
+    for (std::int64_t position = start; position < stop; ++position)
+      *slots++ = use<Slices>().full_slot(s, position);
+    return pad_replay(handle, start, stop, first);
   }
   const std::int32_t* t = rows().table(s);
   for (std::int64_t position = start; position < stop;) {
@@ -33,14 +35,26 @@ void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
     std::int64_t slot = nodes().name(t[position / size]) * size + position % size;
     for (; position < end; ++position) *slots++ = slot++;
   }
+  if (groups()) [[unlikely]]
+    pad_replay(handle, start, stop, first);
+}
+
+void Reading::pad_replay(Handle handle, std::int64_t start, std::int64_t stop,
+                         std::int64_t* slots) const {
+  const GroupRow& row = rows().group_row(rows().live(handle));
+  for (std::int64_t at = std::max(start, row.start); at < std::min(stop, row.hit); ++at)
+    slots[at - start] = -1;
 }
 
 void Reading::check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const {
   check_slots(handle, start, stop);
-  if (!groups() || g < 0 || g >= groups()->num_groups() || !groups()->group(g).is_attention())
+  if (!groups() || g < 0 || g >= groups()->num_groups() ||
+      !(groups()->group(g).is_attention() || groups()->group(g).is_replayed()))
     throw Error(ErrorKind::kValue,
                 "group must be one of attention, got " + std::to_string(g) + " of the core");
   const GroupRow& row = rows().group_row(rows().live(handle));
+  if (!groups()->group(g).is_replayed() && start >= row.start)
+    start = std::max(start, std::min(row.hit, stop));  // there are no slots before
   std::int64_t first = INT64_MAX;
   for (int i = g; i < g + groups()->group(g).num_slices; ++i)
     first = std::min(
@@ -56,7 +70,8 @@ void Reading::group_slots(Handle handle, int g, std::int64_t start, std::int64_t
   const std::int64_t size = groups()->group(g).end;
   const std::int32_t* t = &use<Slices>().shown_group_at(g, rows().row_of(handle))[0];
   for (std::int64_t position = start; position < stop; ++position)
-    *slots++ = t[position / size] * size + position % size;
+    slots[position - start] = t[position / size] * size + position % size;
+  if (!groups()->group(g).is_replayed()) pad_replay(handle, start, stop, slots);
 }
 
 std::vector<std::int32_t> Reading::block_ids(Handle handle, std::int64_t start) const {
@@ -92,6 +107,10 @@ std::vector<LeavingBlock> Reading::leaving() const {
     const GroupRow& row = rows().group_row(s);
     use<GroupTables>().each_single([&](int g) { add(row.states[nth(g)]); });
     for (const NodeId other : row.others) add(other);
+    for (const int g : replayed())
+      for (std::int64_t i = row.first[nth(g)]; i < use<Slices>().units_of(g, rows().num_slots(s));
+           ++i)
+        add(row.own[nth(g)][static_cast<std::size_t>(i)]);
   }
   for (std::int32_t b = pool().limit(); b < pool().num_blocks(); ++b)
     if (nodes().owner(b) >= 0 && !has_any[static_cast<std::size_t>(b)]) found.push_back({b, -1});

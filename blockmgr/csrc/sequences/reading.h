@@ -36,6 +36,8 @@ class Reading : public Part<Reading, Slices, GroupTables> {
   void check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const;
   void group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop,
                    std::int64_t* slots) const;
+  // What forwards compute again, they write in uncached groups alone: no slots in all others.
+  void pad_replay(Handle handle, std::int64_t start, std::int64_t stop, std::int64_t* slots) const;
   // Columns of its row of the block tables.
   std::int64_t num_full_blocks(const Sequence& s) const {
     if (!rows().has_table_slots()) return 0;

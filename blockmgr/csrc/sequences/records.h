@@ -79,6 +79,7 @@ using Stops = std::array<std::int64_t, 4>;
 
 struct MatchResult {
   std::int64_t num_cached = 0;
+  std::int64_t num_replayed = 0;  // tokens after them that are computed again for some groups
   std::int64_t num_partial = 0;
   std::int64_t num_idle = 0;       // blocks that admission takes into use beside the fresh ones
   std::int64_t num_shared = 0;     // leading tokens that full attention has
@@ -206,6 +207,13 @@ struct GroupRow {
   std::int64_t since = 0;
   std::int64_t farthest = 0;
   std::int64_t num_loaded = 0;  // if it loads: it was admitted without what only these tokens read
+  // By uncached window and unit, its blocks, from `first` on.
+  std::vector<std::vector<NodeId>> own;
+  // Its forwards began at `start` and computed [start, hit) for uncached groups alone: so far, up
+  // to `replayed`.
+  std::int64_t start = 0;
+  std::int64_t hit = 0;
+  std::int64_t replayed = 0;
 };
 
 }  // namespace blockmgr

@@ -274,6 +274,10 @@ std::vector<std::int64_t> Resuming::held_back(std::vector<Member>& members) {
 void Resuming::resume_together(const Handle* handles, std::int64_t count, std::int64_t num_slots,
                                bool read_cache) {
   Call call(rows());
+  if (groups() && groups()->replay())
+    throw Error(ErrorKind::kValue,
+                "handles must be resumed one by one with uncached windows, got " +
+                    std::to_string(count) + " together");
   ++rows().batch_mark;
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = use<Admitting>().preempted(handles[i]);

@@ -54,9 +54,14 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
   if (config.groups.empty()) return;
   for (std::size_t g = 0; g < config.groups.size(); ++g) {
     const Group& group = config.groups[g];
-    (group.recurrent() ? recurrent : group.is_ring() ? rings : attention)
+    (group.recurrent()     ? recurrent
+     : group.is_ring()     ? rings
+     : group.is_replayed() ? replayed
+                           : attention)
         .push_back(static_cast<int>(g));
   }
+  growing = attention;
+  growing.insert(growing.end(), replayed.begin(), replayed.end());
   groups_ =
       std::make_unique<GroupPlaces>(nodes_, index_, pool_, config_.groups, pool_.num_partitions());
   pool_.set_groups(groups_.get());
@@ -64,6 +69,8 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
   for (GroupRow& row : group_rows_) {
     row.first.resize(config.groups.size());
     row.states.resize(config.groups.size(), kNoNode);
+    row.own.resize(config.groups.size());
+    for (const int g : replayed) row.own[nth(g)].resize(nth(config.row_width), kNoNode);
     for (const int g : recurrent)
       row.others.resize(row.others.size() + nth(config.groups[nth(g)].extra_blocks), kNoNode);
   }
@@ -73,6 +80,8 @@ std::size_t Rows::memory() const {
   std::size_t total = store_memory() + shown_tables.bytes() + tables_.bytes();
   total += shown_lengths.bytes() + shown_groups.bytes() + computing.bytes() + recent_hits.bytes();
   if (groups_) total += groups_->memory();
+  for (const GroupRow& row : group_rows_)
+    for (const std::vector<NodeId>& own : row.own) total += own.capacity() * sizeof(NodeId);
   total += sequences.capacity() * sizeof(Sequence);
   total += unused_rows.capacity() * sizeof(std::int32_t) + keeps.capacity() * sizeof(Kept);
   for (const Sequence& s : sequences) total += s.waiting.capacity() * sizeof(Token);

@@ -76,6 +76,19 @@ class Rows : public Store {
   NodeId before(const Sequence& s, std::int64_t logical) const {
     return logical ? table(s)[logical - 1] : kNoNode;
   }
+  // Whether its forwards still compute tokens before its hit, for uncached groups alone. For all
+  // others num_computed is the hit.
+  bool replays(const Sequence& s) const {
+    return groups_ && group_row(s).replayed < group_row(s).hit;
+  }
+  // Where its next forward begins.
+  std::int64_t computed(const Sequence& s) const {
+    return replays(s) ? group_row(s).replayed : s.num_computed;
+  }
+  // Of the tokens found, those that are computed again.
+  std::int64_t num_replayed(const Sequence& s) const {
+    return groups_ ? group_row(s).hit - group_row(s).start : 0;
+  }
   bool committed_ahead(const Sequence& s) const { return s.num_computed > settled(s); }
   std::int64_t settled(const Sequence& s) const {
     return s.early_step == step_ ? s.num_settled : s.num_computed;
@@ -165,6 +178,8 @@ class Rows : public Store {
   std::vector<int> attention;
   std::vector<int> recurrent;
   std::vector<int> rings;
+  std::vector<int> replayed;
+  std::vector<int> growing;  // those of attention, and the last ones
   std::vector<Kept> keeps;  // all of them wait for their copies whenever no call is under way
   std::uint64_t batch_mark = 0;
   std::uint32_t first_generation;  // of every row: handles of other managers are told apart

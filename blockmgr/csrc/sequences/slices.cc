@@ -12,7 +12,7 @@ void Slices::measure() {
   for (std::int32_t n = 0; n <= size; ++n) {
     std::int32_t& usable = usable_[static_cast<std::size_t>(n)];
     usable = (n + full - 1) / full * full;
-    for (const int g : attention()) {
+    for (const int g : growing()) {
       const Group& group = groups()->group(g);
       parts_before_[static_cast<std::size_t>(n)] += group.begin < n;
       if (group.begin < n && n <= group.end)

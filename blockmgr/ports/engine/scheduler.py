@@ -23,7 +23,7 @@ from blockmgr.groups import (
     ChunkedAttention,
     RecurrentState,
     SlidingWindow,
-    refuse_rings,
+    refuse_uncached,
 )
 from blockmgr.manager import BlockManager
 from blockmgr.ports.engine.batch import batch_of
@@ -76,7 +76,7 @@ class Scheduler:
         waits: bool,
         tiers: EngineTiers | None = None,
     ) -> None:
-        refuse_rings(config.groups, "the transformers engine")
+        refuse_uncached(config.groups, "the transformers engine")
         self._tiers = tiers
         self.manager = tiers.manager if tiers else BlockManager.from_config(config)
         self.tally = EngineReport()  # with the counts of earlier managers only

@@ -76,3 +76,4 @@ GROUPS = register(
     "groups/block_sizes",
     tests=OF_GROUPS,
 ) + register("groups/rings", tests=("tests/groups/test_rings.py",))
+GROUPS += register("groups/replays", tests=("tests/groups/test_replays.py",))
