@@ -185,8 +185,8 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
 
     Raises:
         ValueError: There are more than 64, or only rings, or those of states have different
-            ``extra_blocks``, or some beside rings, or stand beside uncached windows; or these beside
-            no full attention.
+            ``extra_blocks``, or some beside rings, or stand beside uncached windows; or these are
+            without full attention.
         TypeError: An entry is not a group.
     """
     try:
