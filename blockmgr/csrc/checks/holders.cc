@@ -130,11 +130,7 @@ class Audit : public BlockAudit {
     }
   }
 
-<<<<<<< HEAD
-  // From the first unit on that it reads or computes again it has a block that no other sequence has.
-=======
   // From the first unit on that it reads or computes again, its blocks are its own.
->>>>>>> replay
   void check_own(const Sequence& s, int g, const std::string& what) {
     const GroupRow& row = core_.group_row(s);
     const std::int64_t first = row.first[static_cast<std::size_t>(g)];
