@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -345,7 +346,8 @@ class ModelAdmission(ModelSteps):
         for group, kind in enumerate(self.kinds):
             table = seq.tables[group]
             if isinstance(kind, RecurrentState):
-                table.append(self.going_on(group, plan, fresh) or next(fresh))
+                own = self.going_on(group, plan, fresh)
+                table += self.new_slots(group, chain([own] if own else [], fresh))
                 continue
             if isinstance(kind, Ring):
                 table.append(ring := next(fresh))
@@ -358,10 +360,13 @@ class ModelAdmission(ModelSteps):
             table += [next(fresh) for _ in range(units - len(table))]
         seq.computed = seq.cached = seq.since = seq.farthest = plan.cached
         seq.promoted = plan.cached // self.size
-        seq.stands, seq.moves, seq.preempted = True, 0, False
+        seq.stands, seq.moves, seq.preempted, seq.slot = True, 0, False, 0
         self.settle_at(seq, plan.cached)
         self.enter(seq)
         return plan
+
+    def new_slots(self, group: int, fresh: Iterator[Block]) -> list[Block | None]:
+        return [next(fresh) for _ in range(1 + self.kinds[group].extra_blocks)]
 
     def going_on(self, group: int, plan: Plan, fresh: Iterator[Block]) -> Block | None:
         """The block in which the sequence continues what it found in part."""

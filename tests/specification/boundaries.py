@@ -532,7 +532,7 @@ class ModelBoundaries(Specification):
         """Violations of invariants, which no call may leave behind."""
         found = []
         running = [seq for seq in self.seqs.values() if not seq.preempted]
-        states = [seq.tables[group][0] for seq in running for group in self.recurrent()]
+        states = [slot for seq in running for g in self.recurrent() for slot in seq.tables[g]]
         if len(states) != len(set(states)):
             found.append("two sequences share a state")
         if any(block is None or block.content for block in states):

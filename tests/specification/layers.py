@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Layer:
-    """What all groups have; of these fields the manager has ``block_size`` and ``restart``.
+    """What all groups have; the manager lacks ``cached``, ``replay``, ``look_ahead``, ``moves``.
 
     Attributes:
         block_size: Tokens of a block; None: those of a node. Of a state that moves, the tokens of a
@@ -102,6 +102,7 @@ def vars_of(group: Any) -> dict[str, Any]:
         "width": getattr(group, "width", None),
         "block_size": getattr(group, "block_size", None),
         "restart": getattr(group, "restart", None),
+        "extra_blocks": getattr(group, "extra_blocks", None),
     }
     return {name: value for name, value in given.items() if value is not None}
 

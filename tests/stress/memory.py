@@ -93,6 +93,7 @@ class Work:
         low: By group, the first position that may be read.
         hit: Before it, only groups that are not cached are computed, again.
         states: By group, the slots of the state to read, and by position those to write.
+        placed: By position, in which of the slots of a sequence the state there is.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Work:
     low: Mapping[int, int] = field(default_factory=dict)
     hit: int = 0
     states: Mapping[int, tuple[Array, Mapping[int, Array]]] = field(default_factory=dict)
+    placed: Mapping[int, int] = field(default_factory=dict)
 
     stop = property(lambda self: len(self.prefixes))
 
