@@ -108,6 +108,26 @@ void add_preemptions(Operations& all, const Names&) {
   add_for_each(all, "resume", [](World& world, const EntryPtr& e) { world.resume(*e, 0); });
 }
 
+// All running sequences, and all preempted ones: where nothing else has blocks, they fit again.
+void add_together(Operations& all, const Names&) {
+  all.push_back({"preempt all, and resume them together", [](World& world) {
+                   const bool must_fit = world.may_regroup();
+                   std::vector<EntryPtr> family;
+                   for (const EntryPtr& entry : std::vector<EntryPtr>(world.entries())) {
+                     if (!entry->running) continue;
+                     world.preempt(*entry, true);
+                     if (!entry->running) family.push_back(entry);
+                   }
+                   if (!family.empty()) world.resume_together(family, 0, true, must_fit);
+                 }});
+  all.push_back({"resume together", [](World& world) {
+                   std::vector<EntryPtr> waiting;
+                   for (const EntryPtr& entry : world.entries())
+                     if (!entry->running) waiting.push_back(entry);
+                   if (!waiting.empty()) world.resume_together(waiting, 0, true);
+                 }});
+}
+
 void add_look_aheads(Operations& all, const Names&) {
   add_for_each(all, "look ahead of", [](World& world, const EntryPtr& entry) {
     world.reserve(*entry, static_cast<std::int64_t>(entry->tokens.size()) + 2);
@@ -193,7 +213,8 @@ void add_resizes(Operations& all, const Names&) {
 
 // Not part of "all": they interact with few other operations and would multiply the states.
 const std::map<std::string, void (*)(Operations&, const Names&)> kMoreFamilies = {
-    {"reset", add_resets}, {"resize", add_resizes}, {"unread", add_unread}};
+    {"reset", add_resets}, {"resize", add_resizes}, {"together", add_together},
+    {"unread", add_unread}};
 
 const std::map<std::string, void (*)(Operations&, const Names&)> kFamilies = {
     {"prompts", add_prompts},       {"truncate", add_truncations}, {"preempt", add_preemptions},

@@ -31,6 +31,7 @@ SETS = [
     ("full", "window 5", "window 1"),
     ("full", "chunk 6", "window 7"),
     ("full", "window 6", "state"),
+    ("full", "window 5", "ring 4 restart=2", "ring 3"),
 ]
 
 
@@ -46,7 +47,9 @@ def plan(*copies: tuple[int, int, int, int], groups: bool = True) -> CopyPlan:
 
 
 def run(seed: int, layout: tuple[str, ...], backend: str, ops: int) -> TensorMemory:
-    whole = {"layout": list(layout)}  # a cache has blocks of one size
+    whole: dict[str, Any] = {"layout": list(layout)}  # a cache has blocks of one size
+    if "ring 3" in layout:
+        whole["block_size"] = 4  # which holds a ring
     one = Run(Plan(ops, detectors="K", layout=layout, options=whole), "groups", seed)
     config = one.world.manager.config
     memory = TensorMemory(config.num_blocks, config.block_size, layout, backend)
@@ -67,6 +70,14 @@ def test_engines_read_what_was_computed_from_their_own_prefix(
     assert sum(memory.num_reads for memory in memories) > 50 * seeds
     if "state" in layout:
         assert sum(memory.num_state_copies for memory in memories) > seeds
+    if "ring 3" in layout:
+        assert sum(memory.num_emptied for memory in memories) > 4 * seeds
+
+
+def test_a_ring_that_is_not_emptied_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GroupedKVCache, "zero", lambda self, blocks: None)
+    with pytest.raises(WrongReadError, match="a ring in layer 4 that is not empty"):
+        run(0, SETS[3], "torch", 120)
 
 
 def test_a_state_that_is_not_copied_shows(monkeypatch: pytest.MonkeyPatch) -> None:

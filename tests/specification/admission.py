@@ -336,10 +336,18 @@ class ModelAdmission(ModelSteps):
         """Gives a sequence its blocks, or raises with nothing changed."""
         plan = self.fitting_plan(seq, num_slots, terms)
         self.expect(seq, plan, terms)
+        self.hold_found(plan)
+        self.fill(seq, num_slots, plan)
+        return plan
+
+    def hold_found(self, plan: Plan) -> None:
+        """What it found stays, whatever is taken now; nobody else finds what it takes over."""
         self.held += plan.acquired()
         for block in plan.copied.values() if plan.taken_over else ():
             self.take_over(block)
         self.settle()
+
+    def fill(self, seq: Seq, num_slots: int, plan: Plan) -> None:
         fresh = iter(self.take(plan.fresh, self.share(seq.namespace)))
         units = self.units(max(num_slots, plan.cached))
         seq.tables = [[] for _ in self.kinds]
@@ -363,7 +371,6 @@ class ModelAdmission(ModelSteps):
         seq.stands, seq.moves, seq.preempted, seq.slot = True, 0, False, 0
         self.settle_at(seq, plan.cached)
         self.enter(seq)
-        return plan
 
     def new_slots(self, group: int, fresh: Iterator[Block]) -> list[Block | None]:
         return [next(fresh) for _ in range(1 + self.kinds[group].extra_blocks)]
@@ -403,6 +410,9 @@ class ModelAdmission(ModelSteps):
 
     def expect(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         """A prompt is admitted; its blocks are not taken yet."""
+
+    def expect_stops(self, seq: Seq, plan: Plan, terms: Terms) -> None:
+        """Decides where the forward should stop."""
 
     def enter(self, seq: Seq) -> None:
         """The sequence has its blocks."""

@@ -324,6 +324,16 @@ class LayoutWorld(World):
                     self.differ(f"match found {found.num_cached_tokens}, expected {plan.cached}")
         return None if error else (found, found)
 
+    def resume_together(self, entries: list[Entry], **key: Any) -> bool:
+        """Of ends that two of them find, one begins in a copy, so the choice among equals shows."""
+        for entry in entries if self.model is not None else ():
+            seq = self.model.seqs[entry.twin]
+            if not seq.preempted:
+                continue
+            plan = next(self.model.plans(seq, key.get("num_slots") or len(entry.tokens)))
+            self.tied |= len(self.model.alike(seq.prefix(plan.cached))) > 1
+        return super().resume_together(entries, **key)
+
     def decode(self, entries: list[Entry], tokens: list[int]) -> None:
         for entry in entries:
             self.place(entry, entry.slot)

@@ -78,8 +78,8 @@ class Profile:
         quotas: Whether some of the namespaces have quotas.
         swarm: Largest exponent of 2 by which a weight is multiplied, drawn for each run.
         sessions: Whether prompts have sessions.
-        together: Whether preempted sequences are resumed together, which the model cannot do. Such
-            a profile is in no run of all profiles, whose seeds would stand for others.
+        together: Whether preempted sequences are resumed together. Such a profile is in no run of
+            all profiles, whose seeds would stand for others.
         resized: Whether the pool shrinks and grows. Such a profile is in no run of all profiles,
             either.
         layouts: Whether a run has any groups of layers, or only full attention.
