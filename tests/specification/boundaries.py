@@ -180,7 +180,7 @@ class ModelBoundaries(ModelResuming):
         return [b for b in after if b.content and cut(b.content[1], len(prefix[1])) == prefix]
 
     def bring_forward(self, blocks: Iterable[Block]) -> None:
-        """Of blocks that begin alike, the next prompt that diverges there copies these."""
+        """Of blocks with a common beginning, the next prompt that diverges there copies these."""
         for block in blocks:
             block.linked = next(self.clock)
 
