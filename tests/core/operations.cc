@@ -110,22 +110,23 @@ void add_preemptions(Operations& all, const Names&) {
 
 // All running sequences, and all preempted ones: where nothing else has blocks, they fit again.
 void add_together(Operations& all, const Names&) {
-  all.push_back({"preempt all, and resume them together", [](World& world) {
-                   const bool must_fit = world.may_regroup();
-                   std::vector<EntryPtr> family;
-                   for (const EntryPtr& entry : std::vector<EntryPtr>(world.entries())) {
-                     if (!entry->running) continue;
-                     world.preempt(*entry, true);
-                     if (!entry->running) family.push_back(entry);
-                   }
-                   if (!family.empty()) world.resume_together(family, 0, true, must_fit);
-                 }});
-  all.push_back({"resume together", [](World& world) {
-                   std::vector<EntryPtr> waiting;
-                   for (const EntryPtr& entry : world.entries())
-                     if (!entry->running) waiting.push_back(entry);
-                   if (!waiting.empty()) world.resume_together(waiting, 0, true);
-                 }});
+  const auto chosen = [](World& world, const Order& order, bool running) {
+    std::vector<EntryPtr> found;
+    for (const std::size_t index : order)
+      if (world.entries()[index]->running == running) found.push_back(world.entries()[index]);
+    return found;
+  };
+  add_for_each_order(all, "regroup", [=](World& world, const Order& order) {
+    const bool must_fit = world.may_regroup();
+    std::vector<EntryPtr> family = chosen(world, order, true);
+    for (const EntryPtr& entry : family) world.preempt(*entry, true);
+    std::erase_if(family, [](const EntryPtr& entry) { return entry->running; });
+    if (!family.empty()) world.resume_together(family, 0, true, must_fit);
+  });
+  add_for_each_order(all, "resume together", [=](World& world, const Order& order) {
+    const std::vector<EntryPtr> waiting = chosen(world, order, false);
+    if (!waiting.empty()) world.resume_together(waiting, 0, true);
+  });
 }
 
 void add_look_aheads(Operations& all, const Names&) {
