@@ -67,6 +67,10 @@ class GroupDevice {
       if (cells_[at(block, word)] != state_of(g, prefix, word)) return false;
     return true;
   }
+  // The memory of a block is released.
+  void spoil(std::int32_t block) {
+    for (std::int64_t word = 0; word < size_; ++word) cells_[at(block, word)] = ~Cell{0};
+  }
   std::int64_t num_reads() const { return num_reads_; }
 
  private:

@@ -26,8 +26,9 @@ std::vector<Group> without_full(const std::vector<Group>& groups, int full) {
 
 }  // namespace
 
-GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c)
+GroupPlay::GroupPlay(Bytes& bytes, Counts* counts, Trial* trial, bool through_c, bool resizes)
     : GroupPlay(bytes, draw(bytes, through_c), counts, trial) {
+  setup_.resizes = resizes;
   core_.set_debug(bytes.one_in(4));
 }
 
@@ -165,7 +166,7 @@ Outcome GroupPlay::call(Op op, const std::function<void()>& run) {
   const auto waiting = setup_.core.retention ? idle_boundaries() : std::map<NodeId, Waiting>();
   const Outcome outcome =
       trial_ ? outcome_of([&] { put_on_trial(op, run); }) : outcome_of(run);
-  if (op != kFree && op != kPreempt && op != kForget) check_order(waiting);
+  if (op != kFree && op != kPreempt && op != kForget && op != kShrink) check_order(waiting);
   EXPECT(core_.findings().empty(), core_.findings().front());
   if (snapshot && (outcome != kDone || op == kMatch || op == kCanAdmit))
     EXPECT(core_.fingerprint() == before, std::string(name_of(op)) + " ended in \"" +
@@ -496,6 +497,45 @@ void GroupPlay::preempt(const SeqPtr& seq) {
   forget(*seq);
   if (!done(kPreempt, [&] { caller_.preempt(seq->handle); })) fail("preempt was refused");
   seq->preempted = true;
+}
+
+// Any number of blocks, but those of quotas.
+void GroupPlay::resize() {
+  const auto limit = static_cast<int>(core_.pool().limit());
+  const int least = core_.pool().partition(0).first;
+  if (bytes_.one_in(2)) return shrink(bytes_.between(least, limit));
+  const int most = setup_.core.num_blocks;
+  const int grown = bytes_.one_in(2) ? most : bytes_.between(limit, most);
+  if (!done(kGrow, [&] { caller_.grow(grown); })) fail("the pool did not grow");
+}
+
+// Blocks that are in no use leave at once, and nothing reads their memory any more; most of the
+// sequences that have others are preempted.
+void GroupPlay::shrink(std::int64_t num_blocks) {
+  const bool ahead =
+      std::any_of(seqs_.begin(), seqs_.end(), [&](const SeqPtr& seq) { return is_ahead(*seq); });
+  std::int64_t leaving = 0;
+  if (!done(kShrink, [&] { leaving = caller_.shrink(num_blocks); })) {
+    EXPECT(ahead, "the pool did not shrink");
+    return;
+  }
+  for (std::int64_t b = num_blocks; b < setup_.core.num_blocks; ++b) {
+    const NodeId n = core_.nodes().owner(b);
+    EXPECT(n < 0 || core_.nodes().used(n) || core_.nodes()[n].fence,
+           "a block in no use has not left");
+    EXPECT(n < 0 || !core_.nodes()[n].keyed(), "a block that is to leave can be found");
+    leaving -= n >= 0;
+    if (n < 0) device_.spoil(static_cast<std::int32_t>(b));
+  }
+  EXPECT(!leaving, "shrink returns a wrong count");
+  for (const SeqPtr& seq : std::vector<SeqPtr>(seqs_)) {
+    if (seq->preempted || is_ahead(*seq) || bytes_.one_in(3)) continue;
+    const Tables all = tables(*seq);
+    const bool is_in_the_way = std::any_of(all.begin(), all.end(), [&](const auto& table) {
+      return std::any_of(table.begin(), table.end(), [&](std::int32_t b) { return b >= num_blocks; });
+    });
+    if (is_in_the_way) preempt(seq);
+  }
 }
 
 bool GroupPlay::resume(const SeqPtr& seq) {

@@ -25,7 +25,7 @@ class GroupPlay {
  public:
   // Draws a configuration, groups and habits from the stream.
   explicit GroupPlay(Bytes& bytes, Counts* counts = nullptr, Trial* trial = nullptr,
-                     bool through_c = false);
+                     bool through_c = false, bool resizes = false);
   // Makes some calls and a step; false when the stream is at its end.
   bool move();
   // Frees everything, then checks that nothing leaked.
@@ -75,6 +75,7 @@ class GroupPlay {
     int vocabulary;
     int check_every;
     bool through_c = false;  // calls go through the C interface
+    bool resizes = false;    // the pool shrinks and grows
     int snapshot_every = 4;  // calls between comparisons of what a refused call left
   };
   // A live sequence, as the engine sees it.
@@ -148,6 +149,8 @@ class GroupPlay {
   void reparent();
   void reparent(const std::vector<SeqPtr>& chosen, const std::vector<std::int64_t>& parents);
   void preempt(const SeqPtr& seq);
+  void resize();
+  void shrink(std::int64_t num_blocks);
   bool resume(const SeqPtr& seq);
   void cache_state(const SeqPtr& seq);
   void extend(Seq& seq, const std::vector<Token>& tokens);

@@ -262,6 +262,7 @@ std::vector<Handle> GroupPlay::decode(const std::vector<Handle>& batch,
 bool GroupPlay::move() {
   if (bytes_.done()) return false;
   for (int i = bytes_.below(5); i > 0; --i) plan(kPlanAny);
+  if (setup_.resizes && bytes_.one_in(4)) resize();
   if (setup_.core.early_commit) promise();
   step();
   return true;
@@ -273,6 +274,7 @@ void GroupPlay::finish_up() {
   setup_.habits.plans_ahead = setup_.habits.overlaps = false;
   step();
   while (!seqs_.empty()) free(seqs_.back());
+  if (setup_.resizes) done(kGrow, [&] { caller_.grow(setup_.core.num_blocks); });
   release_holds();
   step();
   const std::vector<std::string> violations = core_.violations();

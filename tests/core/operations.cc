@@ -108,6 +108,27 @@ void add_preemptions(Operations& all, const Names&) {
   add_for_each(all, "resume", [](World& world, const EntryPtr& e) { world.resume(*e, 0); });
 }
 
+// All running sequences, and all preempted ones: where nothing else has blocks, they fit again.
+void add_together(Operations& all, const Names&) {
+  const auto chosen = [](World& world, const Order& order, bool running) {
+    std::vector<EntryPtr> found;
+    for (const std::size_t index : order)
+      if (world.entries()[index]->running == running) found.push_back(world.entries()[index]);
+    return found;
+  };
+  add_for_each_order(all, "regroup", [=](World& world, const Order& order) {
+    const bool must_fit = world.may_regroup();
+    std::vector<EntryPtr> family = chosen(world, order, true);
+    for (const EntryPtr& entry : family) world.preempt(*entry, true);
+    std::erase_if(family, [](const EntryPtr& entry) { return entry->running; });
+    if (!family.empty()) world.resume_together(family, 0, true, must_fit);
+  });
+  add_for_each_order(all, "resume together", [=](World& world, const Order& order) {
+    const std::vector<EntryPtr> waiting = chosen(world, order, false);
+    if (!waiting.empty()) world.resume_together(waiting, 0, true);
+  });
+}
+
 void add_look_aheads(Operations& all, const Names&) {
   add_for_each(all, "look ahead of", [](World& world, const EntryPtr& entry) {
     world.reserve(*entry, static_cast<std::int64_t>(entry->tokens.size()) + 2);
@@ -193,7 +214,8 @@ void add_resizes(Operations& all, const Names&) {
 
 // Not part of "all": they interact with few other operations and would multiply the states.
 const std::map<std::string, void (*)(Operations&, const Names&)> kMoreFamilies = {
-    {"reset", add_resets}, {"resize", add_resizes}, {"unread", add_unread}};
+    {"reset", add_resets}, {"resize", add_resizes}, {"together", add_together},
+    {"unread", add_unread}};
 
 const std::map<std::string, void (*)(Operations&, const Names&)> kFamilies = {
     {"prompts", add_prompts},       {"truncate", add_truncations}, {"preempt", add_preemptions},

@@ -21,6 +21,7 @@ std::vector<std::string> kind_names_through_c() {
 
 std::uint8_t kind_of(const std::string& name) {
   if (name == "c:groups") return kGroupKind + 32;
+  if (name.ends_with("resize_in_groups")) return kResizeInGroupsKind + name.starts_with("c:");
   if (name.ends_with(families().name)) return kFamilyKind + name.starts_with("c:");
   if (name.ends_with(resizes().name)) return kResizeKind + name.starts_with("c:");
   if (name.starts_with("c:")) {
@@ -63,6 +64,10 @@ void run(Bytes& bytes, std::uint8_t kind, int moves, std::int64_t& calls, Counts
   }
   if (kind >= kResizeKind) {
     Play play(bytes, -2, counts, nullptr, kind > kResizeKind);
+    return play_to_the_end(play, moves, calls);
+  }
+  if (kind >= kResizeInGroupsKind) {
+    GroupPlay play(bytes, counts, nullptr, kind > kResizeInGroupsKind, true);
     return play_to_the_end(play, moves, calls);
   }
   if (kind >= kPoolKind) {

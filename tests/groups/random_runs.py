@@ -28,6 +28,10 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 """Some are those of released models."""
 
+WITH_DRAFTS: tuple[Layout, ...] = (
+    ("full", "state extra_blocks=2"),
+    ("full", "window 6", "state extra_blocks=3", "state extra_blocks=3"),
+)
 WITH_FULL = tuple(layout for layout in LAYOUTS if "full" in layout)
 BARE = tuple(layout for layout in LAYOUTS if "full" not in layout)
 SETS: tuple[tuple[Kind, ...], ...] = tuple(kinds_of(groups_named(names)) for names in LAYOUTS)

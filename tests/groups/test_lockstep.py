@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from blockmgr import BlockManager
-from tests.groups.random_runs import WITH_FULL, Layout, layout_of, play
+from tests.groups.random_runs import WITH_DRAFTS, WITH_FULL, Layout, layout_of, play
 from tests.stress.lockstep import DivergenceError
 
 SEEDS = 12
-SEVERAL = [layout for layout in WITH_FULL if len(layout) > 1]
+SEVERAL = [*(layout for layout in WITH_FULL if len(layout) > 1), *WITH_DRAFTS]
 SEVERAL += [("window 5",), ("window 9", "state"), ("window 4", "window 9")]
 
 
@@ -27,6 +27,13 @@ def test_so_it_does_with_any_layout() -> None:
     assert sum(run.compared for run in runs) > 50 * len(runs)
 
 
+class StaysInItsSlot(BlockManager):
+    """The states of a sequence are always in its first slot."""
+
+    def place_state(self, handle: int, slot: int) -> None:
+        super().place_state(handle, slot and 0)
+
+
 class KeepsNoTails(BlockManager):
     """The manager keeps no tails, the specification does."""
 
@@ -37,3 +44,5 @@ class KeepsNoTails(BlockManager):
 def test_a_manager_that_decides_otherwise_is_noticed() -> None:
     with pytest.raises(DivergenceError):
         [play(s, ("full", "state"), manager=KeepsNoTails, detectors="D") for s in range(SEEDS)]
+    with pytest.raises(DivergenceError):
+        [play(s, WITH_DRAFTS[0], manager=StaysInItsSlot, detectors="D") for s in range(SEEDS)]

@@ -9,7 +9,7 @@ import pytest
 
 from blockmgr import BlockManager
 from tests.groups import broken
-from tests.groups.random_runs import LAYOUTS, WITH_FULL, Layout, layout_of, play
+from tests.groups.random_runs import LAYOUTS, WITH_DRAFTS, WITH_FULL, Layout, layout_of, play
 from tests.specification.boundaries import ModelBoundaries
 from tests.stress.memory import WrongReadError
 
@@ -20,7 +20,7 @@ POLICIES = ["lfuda", "s3fifo", "arc"]
 
 @pytest.mark.parametrize(
     ("manager", "layout"),
-    [(build, each) for build in (ModelBoundaries, BlockManager) for each in LAYOUTS],
+    [(build, each) for build in (ModelBoundaries, BlockManager) for each in LAYOUTS + WITH_DRAFTS],
     ids=lambda value: ", ".join(value) if isinstance(value, tuple) else value.__name__,
 )
 def test_no_engine_reads_anything_wrong(manager: Callable[..., Any], layout: Layout) -> None:

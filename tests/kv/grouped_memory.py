@@ -1,8 +1,9 @@
 """A device memory of real tensors for random runs with groups.
 
 K of a token is a number that depends on its layer and on all tokens up to its own; so is the state,
-in two tensors of different types. A forward must read exactly these numbers through its tables. The
-pages start with random bytes.
+in two tensors of different types. A ring has the numbers of its last tokens, and is empty where a
+sequence begins. A forward must read exactly these numbers through its tables. The pages start with
+random bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 import torch
 
 from blockmgr import FullAttention, RecurrentState
-from blockmgr.groups import Group, tokens_per_block
+from blockmgr.groups import Group, Ring, tokens_per_block
 from blockmgr.kv import GroupedKVCache, HybridShape, LayerShape, ModelShape, StateTensor
 from tests.specification.layers import RecurrentState as State
+from tests.specification.layers import Ring as RingKind
 from tests.specification.layers import kinds_of
 from tests.stress.memory import Device, Step, Work, WrongReadError
 from tests.stress.profiles import groups_named
@@ -32,6 +34,8 @@ def layer_of(kind: Group, block_size: int = 1) -> LayerShape:
     """With as many more heads as its blocks have fewer tokens than those of the manager."""
     if isinstance(kind, RecurrentState):
         return LayerShape(kind=kind, states=STATES)
+    if isinstance(kind, Ring):
+        return LayerShape(kind=kind, states=(StateTensor((kind.width,), torch.int32),))
     heads = KV.num_kv_heads * block_size // tokens_per_block(kind, block_size)
     return LayerShape(kind=kind, kv=replace(KV, num_kv_heads=heads))
 
@@ -62,7 +66,8 @@ class TensorMemory(Device):
         for tensor in self.cache.blocks.segments:
             noise = rng.integers(0, 256, tensor.tensor.untyped_storage().nbytes(), np.uint8)
             tensor.tensor.untyped_storage().copy_(torch.from_numpy(noise).untyped_storage())
-        self.num_state_copies = 0
+        self.num_state_copies = self.num_emptied = 0
+        assert self.stride == block_size, "a ring is wider than a block"
         first = next(i for i, g in enumerate(self.shape.groups) if isinstance(g, FullAttention))
         assert first == 0
 
@@ -70,15 +75,18 @@ class TensorMemory(Device):
         self.cache.copy(step.plan)
         states = [i for i, kind in enumerate(self.kinds) if isinstance(kind, State)]
         self.num_state_copies += int(np.isin(step.plan.groups, states).sum())
+        self.num_emptied += len(step.emptied)
         work = [one for one in step.work if one.stop > one.start]
         for group, members in enumerate(self.shape.members):
             for layer in members:
                 for one in work:
                     if isinstance(self.kinds[group], State):
                         self.advance(layer, group, one)
+                    elif isinstance(self.kinds[group], RingKind):
+                        self.turn(layer, group, one)
                     else:
                         self.write(layer, group, one)
-                if not isinstance(self.kinds[group], State):
+                if not isinstance(self.kinds[group], State | RingKind):
                     for one in work:
                         self.read(layer, group, one)
 
@@ -96,7 +104,7 @@ class TensorMemory(Device):
 
     def read(self, layer: int, group: int, one: Work) -> None:
         kind = self.kinds[group]
-        assert not isinstance(kind, State)
+        assert not isinstance(kind, State | RingKind)
         start = kind.first_read(one.start)
         table = one.slots[group][:: self.sizes[group]] // self.stride
         keys, values = self.cache.gather(layer, table, one.stop)
@@ -105,6 +113,24 @@ class TensorMemory(Device):
         self.num_reads += one.stop - start
         if not (torch.equal(keys[start:], due) and torch.equal(values[start:], -due)):
             raise WrongReadError(f"{one.name} reads foreign K/V in layer {layer}, group {group}")
+
+    def turn(self, layer: int, group: int, one: Work) -> None:
+        """Writes and reads position by position."""
+        kind = self.kinds[group]
+        assert isinstance(kind, RingKind)
+        [rings] = self.cache.states(layer)
+        own = rings[int(one.slots[group][0]) // self.stride]
+        if one.start == one.low[group] and own.any():
+            raise WrongReadError(
+                f"{one.name} begins with a ring in layer {layer} that is not empty"
+            )
+        due = [number(layer, prefix) for prefix in one.prefixes]
+        for position in range(one.start, one.stop):
+            own[position % kind.width] = due[position]
+            read = range(kind.first_read(position), position + 1)
+            if [int(own[p % kind.width]) for p in read] != [due[p] for p in read]:
+                raise WrongReadError(f"{one.name} reads a foreign ring in layer {layer}")
+            self.num_reads += 1
 
     def state(self, layer: int, prefix: int) -> list[torch.Tensor]:
         return [

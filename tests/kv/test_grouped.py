@@ -31,6 +31,7 @@ SETS = [
     ("full", "window 5", "window 1"),
     ("full", "chunk 6", "window 7"),
     ("full", "window 6", "state"),
+    ("full", "window 5", "ring 4 restart=2", "ring 3"),
 ]
 
 
@@ -55,6 +56,8 @@ def plan(*copies: tuple[int, int, int, int], groups: bool = True) -> CopyPlan:
 
 def run(seed: int, layout: tuple[str, ...], backend: str, ops: int, **options: Any) -> TensorMemory:
     options["layout"] = list(layout)
+    if "ring 3" in layout:
+        options["block_size"] = 4  # which holds a ring
     one = Run(Plan(ops, detectors="K", layout=layout, options=options), "groups", seed)
     config = one.world.manager.config
     memory = TensorMemory(config.num_blocks, config.block_size, layout, backend)
@@ -75,6 +78,14 @@ def test_engines_read_what_was_computed_from_their_own_prefix(
     assert sum(memory.num_reads for memory in memories) > 50 * seeds
     if "state" in layout:
         assert sum(memory.num_state_copies for memory in memories) > seeds
+    if "ring 3" in layout:
+        assert sum(memory.num_emptied for memory in memories) > 4 * seeds
+
+
+def test_a_ring_that_is_not_emptied_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GroupedKVCache, "zero", lambda self, blocks: None)
+    with pytest.raises(WrongReadError, match="a ring in layer 4 that is not empty"):
+        run(0, SETS[3], "torch", 120)
 
 
 @pytest.mark.parametrize("layout", SIZED, ids=", ".join)

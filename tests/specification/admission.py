@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -340,10 +341,18 @@ class ModelAdmission(ModelSteps):
         """Gives a sequence its blocks, or raises with nothing changed."""
         plan = self.fitting_plan(seq, num_slots, terms)
         self.expect(seq, plan, terms)
+        self.hold_found(plan)
+        self.fill(seq, num_slots, plan)
+        return plan
+
+    def hold_found(self, plan: Plan) -> None:
+        """What it found stays, whatever is taken now; nobody else finds what it takes over."""
         self.held += plan.acquired()
         for block in plan.copied.values() if plan.taken_over else ():
             self.take_over(block)
         self.settle()
+
+    def fill(self, seq: Seq, num_slots: int, plan: Plan) -> None:
         fresh = iter(self.take(plan.fresh, self.share(seq.namespace)))
         units = self.units(max(num_slots, plan.cached))
         seq.tables = [[] for _ in self.kinds]
@@ -351,7 +360,8 @@ class ModelAdmission(ModelSteps):
         for group, kind in enumerate(self.kinds):
             table = seq.tables[group]
             if isinstance(kind, RecurrentState):
-                table.append(self.going_on(group, plan, fresh) or next(fresh))
+                own = self.going_on(group, plan, fresh)
+                table += self.new_slots(group, chain([own] if own else [], fresh))
                 continue
             if isinstance(kind, Ring):
                 table.append(ring := next(fresh))
@@ -370,10 +380,12 @@ class ModelAdmission(ModelSteps):
         seq.since = seq.farthest = seq.replayed = start
         seq.again = (start, plan.cached) if self.replay else (0, 0)
         seq.promoted = plan.cached // self.size
-        seq.stands, seq.moves, seq.preempted = True, 0, False
+        seq.stands, seq.moves, seq.preempted, seq.slot = True, 0, False, 0
         self.settle_at(seq, plan.cached)
         self.enter(seq)
-        return plan
+
+    def new_slots(self, group: int, fresh: Iterator[Block]) -> list[Block | None]:
+        return [next(fresh) for _ in range(1 + self.kinds[group].extra_blocks)]
 
     def going_on(self, group: int, plan: Plan, fresh: Iterator[Block]) -> Block | None:
         """The block in which the sequence continues what it found in part."""
@@ -410,6 +422,9 @@ class ModelAdmission(ModelSteps):
 
     def expect(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         """A prompt is admitted; its blocks are not taken yet."""
+
+    def expect_stops(self, seq: Seq, plan: Plan, terms: Terms) -> None:
+        """Decides where the forward should stop."""
 
     def enter(self, seq: Seq) -> None:
         """The sequence has its blocks."""

@@ -102,7 +102,7 @@ class Seq:
     size: int
     lead: int | None  # the first group with full attention, or else with any; None: states alone
     tables: list[list[Block | None]] = field(default_factory=list)
-    """For each group its blocks by unit, None where it has none; for a state, one block."""
+    """For each group its blocks by unit, None where it has none; for a state, its slots."""
 
     computed: int = 0
     settled: int = 0  # of those, what was not committed early in this step: its forward begins here
@@ -127,6 +127,7 @@ class Seq:
     retained_end: int = 0  # the end of the retained prefix: prompts will continue from there
     stands: bool = True  # its states are at ``computed``: no launched forward has moved them
     moves: int = 0  # steps that were closed since, each of which may have moved them
+    slot: int = 0  # of the slots of a state, the one that it is in
     since: int = 0  # its rings were empty here
     farthest: int = 0  # up to here, launched forwards may have written them
     again: tuple[int, int] = (0, 0)  # computed again, for uncached groups alone: see ``computed``
@@ -157,6 +158,11 @@ class Seq:
 
     def extra(self, unit: int) -> bytes:
         return self.extras.get(unit, b"")
+
+    def state(self, group: int) -> Block:
+        block = self.tables[group][self.slot]
+        assert block is not None
+        return block
 
     def own(self, group: int, unit: int) -> Block | None:
         table = self.tables[group]
@@ -234,8 +240,9 @@ class ModelBlocks:
         return [g for g, kind in enumerate(self.kinds) if isinstance(kind, Ring)]
 
     def singles(self) -> list[int]:
-        """The groups of which a sequence has one block, whatever its length."""
-        return [*self.recurrent(), *self.rings()]
+        """The groups of the blocks that a sequence has whatever its length: slots and rings."""
+        slots = [[g] * (1 + self.kinds[g].extra_blocks) for g in self.recurrent()]
+        return [*itertools.chain.from_iterable(slots), *self.rings()]
 
     def can_start(self, length: int) -> bool:
         """Whether a sequence can begin here with empty rings (G17), or behind a replay (G19)."""

@@ -16,12 +16,12 @@ from blockmgr.blocks import Priority
 from blockmgr.errors import NeverFitsError
 from tests.specification.admission import Plan, Terms
 from tests.specification.blocks import Block, Content, Prefix, Seq, cut
-from tests.specification.manager import Specification
+from tests.specification.resuming import ModelResuming
 
 __all__ = ["ModelBoundaries"]
 
 
-class ModelBoundaries(Specification):
+class ModelBoundaries(ModelResuming):
     """A manager for any groups."""
 
     past_slots = True
@@ -165,6 +165,24 @@ class ModelBoundaries(Specification):
 
     def pass_no_more(self, prefix: Prefix) -> None:
         self.passed.pop(prefix, None)
+        alike = self.alike(prefix)
+        # Without states, a longer block that is found first stands for it.
+        if self.recurrent() or alike[0].content == (self.lead, prefix):
+            ends = (self.find((group, prefix)) for group, _ in self.attention())
+            self.bring_forward(filter(None, ends))
+
+    def alike(self, prefix: Prefix) -> list[Block]:
+        """The blocks of full attention that begin with the last tokens of a prefix."""
+        if self.lead is None or not prefix[1]:
+            return []
+        start = (self.units(len(prefix[1])) - 1) * self.size
+        after = self.children(self.lead, cut(prefix, start))
+        return [b for b in after if b.content and cut(b.content[1], len(prefix[1])) == prefix]
+
+    def bring_forward(self, blocks: Iterable[Block]) -> None:
+        """Of blocks with a common beginning, the next prompt that diverges there copies these."""
+        for block in blocks:
+            block.linked = next(self.clock)
 
     def keep_as_shared(self, prefix: Prefix) -> None:
         self.passed.pop(prefix, None)
@@ -246,13 +264,21 @@ class ModelBoundaries(Specification):
 
     def expect(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         """Decides where the forward should stop, and counts the prompt."""
+        self.expect_stops(seq, plan, terms)
+        self.count_end(seq.prefix(plan.cached))  # before a tail is taken over and disappears
+
+    def expect_stops(self, seq: Seq, plan: Plan, terms: Terms) -> None:
         stops = self.stops_of(seq, terms) | self.halfway(seq, plan.cached)
         seq.prompt_end = self.prompt_end(seq, stops, plan.cached)
         stops = {stop for stop in {*stops, seq.prompt_end} if stop > plan.cached}
         seq.stops, seq.named = (stops, set()) if self.recurrent() else (set(), stops)
         last = (len(seq.tokens) - 1) // self.stride * self.stride
         seq.last = last if last in stops and last != seq.diverges else 0
-        self.count_end(seq.prefix(plan.cached))  # before a tail is taken over and disappears
+
+    def hold_found(self, plan: Plan) -> None:
+        if plan.cached % self.size:
+            self.bring_forward(plan.copied[group] for group, _ in self.attention())
+        super().hold_found(plan)
 
     def enter(self, seq: Seq) -> None:
         # Units before the last one may be promised, but only the last one is ever copied.
@@ -552,7 +578,7 @@ class ModelBoundaries(Specification):
         """Violations of invariants, which no call may leave behind."""
         found = []
         running = [seq for seq in self.seqs.values() if not seq.preempted]
-        states = [seq.tables[group][0] for seq in running for group in self.recurrent()]
+        states = [slot for seq in running for g in self.recurrent() for slot in seq.tables[g]]
         if len(states) != len(set(states)):
             found.append("two sequences share a state")
         if any(block is None or block.content for block in states):

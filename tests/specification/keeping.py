@@ -160,17 +160,16 @@ class ModelKeeping(ModelForgetting):
         """Caches the state at the end of a unit if its copies take no more blocks than these."""
         prefix = seq.prefix(seq.computed)
         missing = [g for g in self.recurrent() if self.find((g, prefix)) is None]
-        own = [seq.tables[group][0] for group in missing]
-        if any(block and (self.is_kept(block) or self.is_destination(block)) for block in own):
+        own = map(seq.state, missing)
+        if any(self.is_kept(block) or self.is_destination(block) for block in own):
             return False
         if len(missing) > room or seq.promoted * self.size < seq.computed:
             return False
         fresh = self.take(len(missing), self.share(seq.namespace))
         for group, successor in zip(missing, fresh, strict=True):
-            [state] = seq.tables[group]
-            assert state is not None
+            state = seq.state(group)
             self.publish(state, (group, prefix))
-            seq.tables[group] = [successor]
+            seq.tables[group][seq.slot] = successor
             self.record(group, state, successor, self.size, keeps=True)
         return self.is_boundary_now(prefix)
 
@@ -189,7 +188,7 @@ class ModelKeeping(ModelForgetting):
         if any(self.find((group, prefix)) for group in range(len(self.kinds))):
             self.pass_no_more(prefix)
             return False
-        own: dict[int, Block | None] = {g: seq.tables[g][0] for g in self.recurrent()}
+        own: dict[int, Block | None] = {g: seq.state(g) for g in self.recurrent()}
         if any(block and self.is_kept(block) for block in own.values()):
             return False
         own |= {group: seq.own(group, unit) for group, _ in self.attention()}
@@ -199,7 +198,7 @@ class ModelKeeping(ModelForgetting):
             assert block is not None
             self.publish(block, (group, prefix))
             recurrent = group in self.recurrent()
-            seq.tables[group][0 if recurrent else unit] = fresh
+            seq.tables[group][seq.slot if recurrent else unit] = fresh
             self.record(group, block, fresh, self.size if recurrent else rest, keeps=recurrent)
         self.is_boundary_now(prefix)
         return True
@@ -241,7 +240,7 @@ class ModelKeeping(ModelForgetting):
             if rest:
                 self.pass_no_more(prefix)  # it is an end, too
             return rest == 0
-        ends: list[tuple[int, Block | None]] = [(g, seq.tables[g][0]) for g in self.recurrent()]
+        ends: list[tuple[int, Block | None]] = [(g, seq.state(g)) for g in self.recurrent()]
         if rest:
             # Even if unread: the unit may become full.
             ends += [(group, seq.own(group, unit)) for group, _ in self.attention()]
@@ -307,9 +306,9 @@ class ModelKeeping(ModelForgetting):
 
     def state_to_go_back_to(self, seq: Seq, group: int, length: int) -> Block | None:
         """A cached state; none if the sequence's own one is kept, or a copy is writing it now."""
-        [state] = seq.tables[group]
+        state = seq.state(group)
         source = self.found_again(seq, group, length)
-        if state is None or self.is_kept(state):
+        if self.is_kept(state):
             return None
         is_written = any(state is copy.destination for copy in self.taken or ())
         return None if is_written else source
@@ -337,10 +336,8 @@ class ModelKeeping(ModelForgetting):
         if length < before or not seq.stands:
             for group in self.recurrent() if length else ():
                 source = self.state_to_go_back_to(seq, group, length)
-                [state] = seq.tables[group]
                 assert source is not None
-                assert state is not None
-                self.record(group, source, state, self.size)
+                self.record(group, source, seq.state(group), self.size)
             seq.stands, seq.moves = True, 0
         if self.rings() and not self.rings_reach(seq, length):
             for group in self.rings():

@@ -104,6 +104,7 @@ def vars_of(group: Any) -> dict[str, Any]:
         "restart": getattr(group, "restart", None),
         "cached": getattr(group, "cached", None),
         "replay": getattr(group, "replay", None),
+        "extra_blocks": getattr(group, "extra_blocks", None),
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -16,7 +16,7 @@ from blockmgr.blocks import Pin, Priority
 from blockmgr.errors import PinBudgetError, UnknownPinError
 from tests.specification.admission import Plan, Terms
 from tests.specification.blocks import Block, Content, Prefix, Seq, cut
-from tests.specification.manager import Specification
+from tests.specification.resuming import ModelResuming
 
 __all__ = ["ModelLeaves"]
 
@@ -29,7 +29,7 @@ class Pinned:
     share: bytes | None = None
 
 
-class ModelLeaves(Specification):
+class ModelLeaves(ModelResuming):
     """A manager for full attention alone."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -239,6 +239,12 @@ class Specification(ModelKeeping):
                 seq.settled = seq.written = n
             self.follow(seq)
 
+    def place_state(self, handle: int, slot: int) -> None:
+        """Says in which of its slots the states of a sequence are: its forward has left several."""
+        seq = self.running(handle)
+        extra = max((self.kinds[group].extra_blocks for group in self.recurrent()), default=0)
+        seq.slot = whole("slot", slot, 0, extra)
+
     def cache_state(self, handle: int) -> bool:
         """Caches the state at the end of a unit in free blocks; the boundary is only passed."""
         seq = self.running(handle)
@@ -377,23 +383,24 @@ class Specification(ModelKeeping):
         fresh: blocks of its own; None: it only remembers what the parent was.
         """
         units = self.units(len(parent.tokens))
-        child.tokens, child.tables = list(parent.tokens), [t[:units] for t in parent.tables]
+        child.tokens, child.tables = list(parent.tokens), [list(t) for t in parent.tables]
+        for group in self.growing():
+            del child.tables[group][units:]
         child.namespace, child.extras = parent.namespace, dict(parent.extras)
         child.computed, child.cached = parent.computed, parent.cached
         child.settled, child.written = parent.settled, parent.written
         child.promoted, child.outdated = parent.promoted, parent.outdated
         child.stands, child.moves = parent.stands, parent.moves
+        child.slot = 0 if fresh else parent.slot
         child.since, child.farthest = parent.since, parent.farthest
         child.again, child.replayed = parent.again, parent.replayed
         child.stops, child.named = set(parent.stops), set(parent.named)
         child.diverges, child.last = parent.diverges, parent.last
         child.retained_end, child.prompt_end = parent.retained_end, parent.prompt_end
         for group in self.recurrent() if fresh else ():
-            [state] = parent.tables[group]
-            assert state is not None
-            child.tables[group] = [block := next(fresh)]
+            child.tables[group] = self.new_slots(group, fresh)
             if parent.computed:
-                self.record(group, state, block, self.size)
+                self.record(group, parent.state(group), child.state(group), self.size)
         for group in self.rings() if fresh else ():
             [ring] = parent.tables[group]
             assert ring is not None

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from blockmgr import BlockManager, BlockState, Priority
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, OutOfSequencesError, StepError
 from tests.specification.admission import Terms
@@ -43,6 +45,12 @@ class LayoutWorld(World):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.mirror = None  # of one group
+        states = [kind for kind in self.kinds if isinstance(kind, RecurrentState)]
+        self.extra = max((kind.extra_blocks for kind in states), default=0)
+        self.places = self.extra > 0
+
+    places: bool
+    """Whether the engine says in which slot a state is."""
 
     replayed = 0  # tokens that were found, and are computed again
 
@@ -71,7 +79,7 @@ class LayoutWorld(World):
             return ()
         row, slots = self.manager.row(handle), view.num_slots
         ends = (
-            1 if isinstance(kind, RecurrentState | Ring) else -(-slots // size)
+            1 + kind.extra_blocks if isinstance(kind, RecurrentState | Ring) else -(-slots // size)
             for kind, size in self.sizes
         )
         return tuple(
@@ -106,6 +114,11 @@ class LayoutWorld(World):
     def lose_launched(self, entry: Entry) -> None:
         entry.version += 1
         entry.left_off = entry.ran = self.manager.sequence(entry.handle).num_computed_tokens
+        self.take_slot(entry, entry.placed, entry.ran)
+
+    def take_slot(self, entry: Entry, slot: int, after: int) -> None:
+        """After so many tokens, the state is in this slot."""
+        entry.slot, entry.slot_at = slot, after
 
     # ---- what an engine does ------------------------------------------------------------
 
@@ -113,11 +126,15 @@ class LayoutWorld(World):
         super().begin_entry(entry)
         self.replayed += self.manager.sequence(entry.handle).num_replayed_tokens
         entry.ran = entry.left_off
+        entry.placed = 0
+        self.take_slot(entry, 0, entry.start)
         entry.begins = True
 
     def trust_what_is_computed(self, entry: Entry) -> None:
         super().trust_what_is_computed(entry)
         entry.left_off = entry.ran = entry.start
+        entry.placed = 0
+        self.take_slot(entry, 0, entry.start)
         self.hand(entry)
 
     def first_to_write(self, entry: Entry) -> int:
@@ -153,6 +170,8 @@ class LayoutWorld(World):
         work.low = dict.fromkeys(self.rings(), begins)
         if any(kind.replay for kind in self.kinds):
             self.replay_in(work, entry, view)
+        if self.places:
+            self.place_work(entry, work)
         return work
 
     def rings(self) -> list[int]:
@@ -184,6 +203,20 @@ class LayoutWorld(World):
                 if slot != (due if position >= work.first.get(group, work.start) else -1):
                     raise DivergenceError(f"slot {slot} of group {group} at {position}")
 
+    def place_work(self, entry: Entry, work: Work) -> None:
+        """A forward of a few tokens leaves the state after each in a slot of its own."""
+        ends, slots = [work.stop] if work.stop > work.start else [], list(range(1 + self.extra))
+        self.rng.shuffle(slots)
+        if work.stop - work.start <= len(slots) and self.rng.random() < 0.7:
+            ends = list(range(work.start + 1, work.stop + 1))
+        work.placed = {work.start: entry.slot} | dict(zip(ends, slots, strict=False))
+        for group, kind in enumerate(self.kinds):
+            if not isinstance(kind, RecurrentState):
+                continue
+            rows = [b * self.device.stride + np.arange(self.size) for b in entry.tables[group]]
+            written = {end: rows[work.placed[end]] for end in ends}
+            work.states = {**work.states, group: (rows[entry.slot], written)}
+
     def complete_step(self, step: Step) -> None:
         """A ring is copied whole, and emptied after the copies."""
         step.emptied = step.plan.zeros.tolist() if step.plan.zeros is not None else []
@@ -199,6 +232,7 @@ class LayoutWorld(World):
         entry.begins &= work.stop == work.start
         if not self.early:
             entry.left_off = work.stop
+        self.take_slot(entry, work.placed.get(work.stop, 0), work.stop)
 
     def note_run(self, entry: Entry, work: Work, held_back: int) -> None:
         entry.ran = max(entry.ran, work.stop)
@@ -207,14 +241,33 @@ class LayoutWorld(World):
             if self.habits.affirms and entry.start == computed and self.open is None:
                 self.declare(entry, computed)
         elif work.stop > computed - self.habits.affirms and not held_back:
-            self.declare(entry, work.stop)
+            self.declare(entry, self.accepted(entry, work), work.placed)
+
+    def accepted(self, entry: Entry, work: Work) -> int:
+        """Where a forward over drafts goes on: the last of them may be wrong."""
+        few = 1 < work.stop - work.start == len(work.placed) - 1
+        if not few or entry.left_off != work.stop or self.rng.random() < 0.5:
+            return int(work.stop)
+        entry.ran = entry.left_off = accepted = self.rng.randint(work.start + 1, work.stop)
+        self.take_slot(entry, work.placed[accepted], accepted)
+        entry.version += 1  # a step that was launched since does nothing
+        return accepted
 
     def note_abort(self, entry: Entry, work: Work) -> None:
         entry.begins |= work.start in work.low.values()
         if not self.early:
             entry.left_off = min(entry.left_off, work.start)
+        self.take_slot(entry, work.placed.get(work.start, 0), work.start)
 
-    def declare(self, entry: Entry, num_computed_tokens: int) -> None:
+    def place(self, entry: Entry, slot: int) -> None:
+        """Says in which slot the states are, before a commit."""
+        if self.places and self.on("place_state", entry, slot):
+            entry.placed = slot
+
+    def declare(
+        self, entry: Entry, num_computed_tokens: int, placed: Mapping[int, int] | None = None
+    ) -> None:
+        self.place(entry, (placed or {}).get(num_computed_tokens, entry.slot))
         if self.on("commit", entry, num_computed_tokens):
             self.hand_after_commit(entry)
         self.settle()
@@ -305,7 +358,19 @@ class LayoutWorld(World):
                     self.differ(f"match found {found.num_cached_tokens}, expected {plan}")
         return None if error else (found, found)
 
+    def resume_together(self, entries: list[Entry], **key: Any) -> bool:
+        """Of ends that two of them find, one begins in a copy, so the choice among equals shows."""
+        for entry in entries if self.model is not None else ():
+            seq = self.model.seqs[entry.twin]
+            if not seq.preempted:
+                continue
+            plan = next(self.model.plans(seq, key.get("num_slots") or len(entry.tokens)))
+            self.tied |= len(self.model.alike(seq.prefix(plan.cached))) > 1
+        return super().resume_together(entries, **key)
+
     def decode(self, entries: list[Entry], tokens: list[int]) -> None:
+        for entry in entries:
+            self.place(entry, entry.slot)
         super().decode(entries, tokens)
         for entry in entries:
             self.hand(entry)
@@ -317,6 +382,8 @@ class LayoutWorld(World):
             del entry.tokens[num_tokens:], entry.prefixes[num_tokens:]
             if answer[0] < entry.left_off:
                 self.lose_launched(entry)
+            if answer[0] < entry.slot_at:
+                self.take_slot(entry, entry.placed, answer[0])
             self.hand(entry)
         self.settle()
 

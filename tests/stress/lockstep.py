@@ -63,6 +63,9 @@ class Entry:
     promise: int = 0
     begins: bool = False  # with rings: they are empty where its next forward begins
     ran: int = 0  # with groups: where the last forward that has run ended
+    slot: int = 0  # with drafts: the one in which the last launched forward leaves the state
+    slot_at: int = 0  # and after how many tokens
+    placed: int = 0  # with drafts: the one that the manager was told last
     tables: Any = ()  # with groups: those after the last call on it
     handed: Any = field(default_factory=lambda: np.zeros(0, np.int64))
     running: bool = True

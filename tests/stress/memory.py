@@ -94,6 +94,7 @@ class Work:
         hit: Before it, only groups that are not cached are computed, again.
         begun: Its rings need not be empty where it starts: an earlier forward has begun there.
         states: By group, the slots of the state to read, and by position those to write.
+        placed: By position, in which of the slots of a sequence the state there is.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Work:
     hit: int = 0
     begun: bool = False
     states: Mapping[int, tuple[Array, Mapping[int, Array]]] = field(default_factory=dict)
+    placed: Mapping[int, int] = field(default_factory=dict)
 
     stop = property(lambda self: len(self.prefixes))
 

@@ -78,13 +78,14 @@ class Profile:
         quotas: Whether some of the namespaces have quotas.
         swarm: Largest exponent of 2 by which a weight is multiplied, drawn for each run.
         sessions: Whether prompts have sessions.
-        together: Whether preempted sequences are resumed together, which the model cannot do. Such
-            a profile is in no run of all profiles, whose seeds would stand for others.
+        together: Whether preempted sequences are resumed together. Such a profile is in no run of
+            all profiles, whose seeds would stand for others.
         resized: Whether the pool shrinks and grows. Such a profile is in no run of all profiles,
             either.
         layouts: Whether a run has any groups of layers, or only full attention.
         rings: Whether its layouts have rings; in no run of all profiles, as with ``together``.
         replays: Likewise windows that are computed again instead of cached.
+        drafts: The same with slots for drafts.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
     """
@@ -101,6 +102,7 @@ class Profile:
     layouts: bool = False
     rings: bool = False
     replays: bool = False
+    drafts: bool = False
     sizes_by_group: bool = False
     sessions: bool = False
     together: bool = False
@@ -186,6 +188,17 @@ PROFILES = {
         weights={"turn": 6, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
                  "abort": 3, "truncate": 6, "fork": 8},
     ),
+    "drafts": Profile(
+        sizes=(1, 2, 3, 4, 5, 8, 16),
+        prompt=36,
+        vocabulary=(2, 2, 3),
+        quotas=True,
+        swarm=1.0,
+        layouts=True,
+        drafts=True,
+        weights={"turn": 4, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
+                 "abort": 3, "truncate": 6, "fork": 8, "append": 24},
+    ),
     "families": Profile(blocks=(3, 24), quotas=True, together=True, weights=FAMILIES),
     "families_in_groups": Profile(
         sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, together=True,
@@ -202,7 +215,7 @@ PROFILES = {
 OF_THE_MANAGER = tuple(
     name
     for name, each in PROFILES.items()
-    if not (each.sizes_by_group or each.together or each.rings or each.resized)
+    if not (each.sizes_by_group or each.together or each.rings or each.drafts or each.resized)
 )
 ONE_GROUP = tuple(name for name in OF_THE_MANAGER if not PROFILES[name].layouts)
 
@@ -271,6 +284,14 @@ def draw_replays(rng: random.Random) -> list[str]:
     return layout
 
 
+def draw_drafts(rng: random.Random) -> list[str]:
+    """Groups as of ``draw_layout``, one of them with states, which all have slots for drafts."""
+    layout = draw_layout(rng)
+    layout += ["state"] * ("state" not in layout)
+    extra = rng.randint(1, 4)
+    return [f"state extra_blocks={extra}" if name == "state" else name for name in layout]
+
+
 def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str]:
     """Every fourth time, with blocks of their own for some groups; the seed comes from a draw."""
     rng = random.Random(f"{layout} {size} {seed}")
@@ -299,7 +320,7 @@ def draw_groups(rng: random.Random, profile: Profile, layout: Sequence[str]) -> 
     layout = draw_smaller_blocks(layout, size, room)
     room = room * blocks_in_a_node(layout, size) // len(layout)
     quotas = draw_quotas(rng, profile, room // 2)
-    has_states = "state" in layout
+    has_states = any(name.startswith("state") for name in layout)
     bare = all(name.split()[0] != "full" for name in layout)
     rings = [group for group in groups_named(layout) if isinstance(group, layers.Ring)]
     back = min([12, *(ring.width - ring.restart for ring in rings)])
@@ -432,6 +453,7 @@ def draw_config(
     if profile.layouts:
         draw = draw_rings if profile.rings else draw_layout
         draw = draw_replays if profile.replays else draw
+        draw = draw_drafts if profile.drafts else draw
         return draw_groups(rng, profile, layout or draw(rng))
     null_block = rng.random() < 0.2
     num_blocks = rng.randint(*profile.blocks)

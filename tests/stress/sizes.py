@@ -28,7 +28,7 @@ class SizesWorld(LayoutWorld):
         super().__init__(*args, **options)
         self.device.one_writer = "K" in self.detectors
         self.shown: dict[Entry, tuple[tuple[int, ...], ...]] = {}
-        self.drafts = any(kind.extra_blocks for kind in self.kinds)
+        self.drafts, self.places = self.places, False  # the specification knows where states are
 
     def size_of(self, group: int) -> int:
         return self.kinds[group].block_size or self.size

@@ -94,9 +94,9 @@ class World(ResizingEngine):
         self.settle()
 
     def resume_together(self, entries: list[Entry], **key: Any) -> bool:
-        """Without a model; returns whether the sequences run."""
-        handles = [entry.handle for entry in entries]
-        done = self.both("resume_together", [handles], [handles], **key) is not None
+        """Returns whether the sequences run."""
+        ours, theirs = [entry.handle for entry in entries], [entry.twin for entry in entries]
+        done = self.both("resume_together", [ours], [theirs], **key) is not None
         for entry in entries if done else ():
             entry.running = True
             self.begin_entry(entry)

@@ -49,6 +49,17 @@ def test_free_and_idle_blocks_leave_at_once_and_come_back(make_manager: MakeMana
     assert len(set(ids(serve(manager, [9] * 16)))) == 8
 
 
+def test_a_state_that_waits_to_be_kept_is_not_counted_when_it_leaves() -> None:
+    groups = [FullAttention(), RecurrentState()]
+    manager = BlockManager(24, 4, groups=groups, null_block=True, dedup="append_only")
+    handle = manager.admit(range(9))
+    manager.copies_applied(manager.take_copies().ticket)
+    manager.commit(handle, 8)  # a stop: a copy of the state is planned
+    assert manager.stats().pending_copies == 1
+    [kept] = (b for b, source in enumerate(manager.blocks().copy_source) if source >= 0)
+    assert manager.shrink(kept) == len(manager.leaving()) == 0
+
+
 def test_a_block_in_use_leaves_when_its_last_table_drops_it(make_manager: MakeManager) -> None:
     manager = make_manager(8, 2)
     first, second = serve(manager, LONG), serve(manager, [8, 9, 10])

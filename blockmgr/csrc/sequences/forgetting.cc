@@ -195,6 +195,7 @@ std::int64_t Forgetting::shrink_pool(std::int64_t num_blocks) {
   std::vector<bool> wrong(static_cast<std::size_t>(nodes().count));
   forget_all(ids.data(), static_cast<std::int64_t>(ids.size()), wrong);
   pool().shrink(static_cast<std::int32_t>(num_blocks));
+  rows().settle_keeps();  // states that would be kept for what is forgotten leave, too
   return pool().num_leaving();
 }
 
