@@ -164,7 +164,7 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
 
     Raises:
         ValueError: None has full attention, there are more than 64, or those of states have
-            different ``extra_blocks``, or some beside rings.
+            different ``extra_blocks``.
         TypeError: An entry is not a group.
     """
     try:
@@ -188,8 +188,6 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
         raise ValueError(
             f"extra_blocks must be the same in all groups of states, got {sorted(extra)}"
         )
-    if any(extra) and any(isinstance(group, Ring) for group in found):
-        raise ValueError(f"extra_blocks must be 0 beside rings, got {max(extra)}")
     return found
 
 

@@ -81,7 +81,13 @@ class Settings:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Tokens per block, by group."""
-        return tuple(self.block_size * each.scale for each in self.layers)
+        return tuple(each.size(self.block_size, self.drafts) for each in self.layers)
+
+    @property
+    def hash_size(self) -> int:
+        """Tokens that each hash of a request covers; prompts do not find rings."""
+        sizes = zip(self.sizes, self.layers, strict=True)
+        return math.gcd(*(size for size, each in sizes if each.kind != "ring"))
 
     @property
     def has_states(self) -> bool:
@@ -144,7 +150,10 @@ def draw(
     if options and "quotas" in options:  # given for one group
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
-    num_blocks = sum(-(-num_blocks // each.scale) for each in layers if each.kind != "state")
+    num_rings = sum(each.kind == "ring" for each in layers)
+    of_attention = [each for each in layers if each.kind not in ("state", "ring")]
+    num_blocks = sum(-(-num_blocks // each.scale) for each in of_attention)
+    num_blocks += max_seqs * num_rings
     if sized and options and "quotas" in options:
         num_blocks += sum(options["quotas"].values())
     num_drafts = rng.randint(1, 4) if drafts else 0
@@ -213,7 +222,9 @@ def arguments(settings: Settings) -> dict[str, Any]:
     # Blocks that so many tokens take, in all groups.
     whole = math.lcm(*settings.sizes)
     room = min(shares) - (settings.slots if settings.drafts or settings.checkpoints else 0)
-    most = room // sum(whole // size for size in settings.sizes) * whole
+    rings = [each.kind == "ring" for each in settings.layers]
+    per_unit = [whole // size for size, ring in zip(settings.sizes, rings, strict=True) if not ring]
+    most = (room - sum(rings)) // sum(per_unit) * whole
     length = min(MODEL_LENGTH, most)
     scheduling = SchedulerConfig(
         max_num_seqs=settings.max_seqs,
@@ -261,7 +272,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
         "kv_cache_config": layout,
         "structured_output_manager": StructuredOutputManager(config),
         "block_size": math.lcm(*settings.sizes),
-        "hash_block_size": math.gcd(*settings.sizes),
+        "hash_block_size": settings.hash_size,
         "log_stats": True,
     }
 
@@ -287,7 +298,7 @@ class World:
         self.rng = random.Random(settings.seed)
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
-        self.hasher = get_request_block_hasher(math.gcd(*settings.sizes), function)
+        self.hasher = get_request_block_hasher(settings.hash_size, function)
         self.stride = max(settings.sizes)  # slots of a block, of which small ones use the first
         self.memory: dict[int, tuple[int, int, int]] = {}  # by slot: group, position, prefix
         self.tables: dict[str, list[list[int]]] = {}  # by request and group
@@ -469,18 +480,14 @@ class World:
         of_attention = [
             (group, layers)
             for group, layers in enumerate(self.settings.layers)
-            if layers.kind != "state"
+            if layers.kind not in ("state", "ring")
         ]
         for name, start, stop in batch:  # all write before any reads, as layer by layer
             for group, _ in of_attention:
                 for position in range(start, stop):
                     held = group, position, prefixes[name][position]
                     self.memory[self.slot(name, group, position)] = held
-        for name, start, stop in batch:
-            for group, layers in enumerate(self.settings.layers):
-                if layers.kind == "state":
-                    count = len(drafts.get(name, ()))
-                    self.states.consume(name, group, (start, stop, count), prefixes[name])
+        self.consume(batch, drafts, prefixes)
         for name, start, stop in batch:
             for group, layers in of_attention:
                 self.read(name, group, range(layers.first_read(start), stop), prefixes[name])
@@ -586,6 +593,31 @@ class World:
                 self.tally.wrong.append((self.tally.steps, f"{name}, group {group}", position))
                 return
 
+    def consume(
+        self,
+        batch: list[tuple[str, int, int]],
+        drafts: dict[str, list[int]],
+        prefixes: dict[str, list[int]],
+    ) -> None:
+        """Continues states and rings."""
+        for name, start, stop in batch:
+            for group, layers in enumerate(self.settings.layers):
+                if layers.kind == "state":
+                    count = len(drafts.get(name, ()))
+                    self.states.consume(name, group, (start, stop, count), prefixes[name])
+                elif layers.kind == "ring":
+                    self.turn(name, group, (start, stop), prefixes[name])
+
+    def turn(self, name: str, group: int, step: tuple[int, int], prefixes: list[int]) -> None:
+        """Compresses tokens: a ring has those that wait for an entry, and gets the step's last."""
+        (start, stop), layers = step, self.settings.layers[group]
+        if len(self.tables[name][group]) != 1:
+            self.tally.wrong.append((self.tally.steps, f"{name}, ring {group}", start))
+            return
+        self.read(name, group, range(layers.first_read(start), start), prefixes)
+        for position in range(max(start, stop - self.settings.sizes[group]), stop):
+            self.memory[self.slot(name, group, position)] = group, position, prefixes[position]
+
     def batch(self, output: Any) -> list[tuple[str, int, int]]:
         """The requests of a step and the positions they compute; updates the workers' tables."""
         batch = []
@@ -611,7 +643,8 @@ class World:
 
     def slot(self, name: str, group: int, position: int) -> int:
         size = self.settings.sizes[group]
-        return self.tables[name][group][position // size] * self.stride + position % size
+        column = 0 if self.settings.layers[group].kind == "ring" else position // size
+        return self.tables[name][group][column] * self.stride + position % size
 
     def prefixes(self, name: str, stop: int, drafts: Sequence[int] = ()) -> list[int]:
         request = self.scheduler.requests[name]
