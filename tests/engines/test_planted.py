@@ -297,13 +297,26 @@ def test_a_slot_for_each_draft_alone_is_noticed(monkeypatch: pytest.MonkeyPatch)
     assert wrong_runs(PARTIAL, "state", drafts="ngram") > 0
 
 
+def runs_of_conversations() -> int:
+    """Wrong runs with drafts in which most prompts continue an answer."""
+    wrong = 0
+    for seed in range(SEEDS):
+        settings = draw(
+            seed, MODEL, "fcfs", False, PARTIAL, kind="state", lossless=True, drafts="ngram"
+        )
+        wrong += bool(World(replace(settings, talkative=True)).run().wrong)
+    return wrong
+
+
 def test_the_state_after_right_drafts_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs_of_conversations() == 0
+
     def after_drafts(self: Slots, num_tokens: int, least: int, end: int) -> None:
         column = (self.computed + num_tokens - 1) // self.size
         self.state, self.computed = WholeState(end, column + end - least), end
 
     monkeypatch.setattr(Slots, "_move", after_drafts)
-    assert wrong_runs(PARTIAL, "state", drafts="ngram") > 0
+    assert runs_of_conversations() > 0
 
 
 def test_a_state_that_a_step_in_flight_overwrites_is_noticed(

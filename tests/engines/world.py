@@ -72,6 +72,7 @@ class Settings:
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
     remote: bool = False  # a connector loads prefixes
     checkpoints: bool = False  # the forward of a prompt writes a state on its way
+    talkative: bool = False  # most prompts continue others, also those that have ended
 
     @property
     def has_runner_v2(self) -> bool:
@@ -307,6 +308,7 @@ class World:
         self.proposed: dict[str, list[int]] = {}  # by request, the drafts of its next step
         self.tally = Tally()
         self.alive: list[str] = []
+        self.added: list[Request] = []
         self.sessions: dict[str, int] = {}  # streaming sessions, and their turns to come
         longest = min(96, self.scheduler.max_model_len // 2)
         self.heads = [self._tokens(self.rng.randint(4, longest)) for _ in range(3)]
@@ -342,14 +344,10 @@ class World:
         rng, size = self.rng, self.settings.block_size
         head = rng.choice(self.heads)
         prompt = head[: rng.randint(1, len(head))] + self._tokens(rng.randint(1, 2 * size))
-        if (
-            self.tables and not self.settings.calm and rng.random() < 0.2
-        ):  # the next turn of a conversation
-            earlier = self.scheduler.requests.get(rng.choice(list(self.tables)))
-            if earlier:
-                is_thoughts = self.settings.has_states and number % 2 == 0
-                said = earlier.prompt_token_ids if is_thoughts else earlier._all_token_ids
-                prompt = [*said, *self._tokens(3)]
+        if earlier := self.earlier():  # the next turn of a conversation
+            is_thoughts = self.settings.has_states and number % 2 == 0
+            said = earlier.prompt_token_ids if is_thoughts else earlier._all_token_ids
+            prompt = [*said, *self._tokens(3)]
         room = self.scheduler.max_model_len
         prompt = prompt[: room - 2]
         name = f"r{number}"
@@ -379,6 +377,17 @@ class World:
         )
         self.scheduler.add_request(request)
         self.alive.append(request.request_id)
+        self.added.append(request)
+
+    def earlier(self) -> Request | None:
+        """The request that the next prompt continues, if it continues one."""
+        rng, settings = self.rng, self.settings
+        if settings.talkative:
+            return rng.choice(self.added) if self.added and rng.random() < 0.8 else None
+        if not self.tables or settings.calm or rng.random() >= 0.2:
+            return None
+        found: Request | None = self.scheduler.requests.get(rng.choice(list(self.tables)))
+        return found
 
     def continue_sessions(self) -> None:
         """The next turns of streaming sessions that wait for one."""

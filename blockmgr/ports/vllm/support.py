@@ -102,7 +102,7 @@ def _not_with_groups(
     groups = arguments["kv_cache_config"].kv_cache_groups
     states = any(has_states(group.kv_cache_spec) for group in groups)
     rings = any(isinstance(group_of(group.kv_cache_spec), Ring) for group in groups)
-    # They store the state of each block end, and a request has one state here.
+    # vLLM's manager tells them which block has the state at the end of which block of tokens.
     has_connector = vllm_config.kv_transfer_config is not None
     yield "KV connectors do not work with recurrent states", has_connector and states
     yield "KV connectors do not work with rings", has_connector and rings
