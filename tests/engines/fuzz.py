@@ -78,7 +78,7 @@ if HAS_RINGS:
 
 
 # Requests find other numbers of tokens than with vLLM's own manager, so steps are others.
-FINDS_MORE = ("windows, eagle", "sizes, eagle", "windows, partial, eagle", "rings, eagle")
+FINDS_MORE = ("windows, eagle", "sizes, eagle", "windows, partial, eagle")
 # Behind what was loaded, the managers find other prefixes, and vLLM's own reads wrong K/V.
 APART = ("windows, connector", "chunks, connector", "sizes, connector")
 

@@ -54,7 +54,8 @@ class Layers:
             drafts: Most draft tokens of a step.
         """
         if self.kind == "ring":
-            return -(-(self.width + drafts) // self.width) * self.width
+            most = self.width + drafts  # models round up, so that a ring divides their blocks
+            return self.width << ((most - 1) // self.width).bit_length()
         return block_size * self.scale
 
     def as_vllm_has_it(self, block_size: int, drafts: int = 0, checkpoints: bool = False) -> Any:

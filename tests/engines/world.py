@@ -151,16 +151,16 @@ def draw(
     if options and "quotas" in options:  # given for one group
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
-    num_rings = sum(each.kind == "ring" for each in layers)
     of_attention = [each for each in layers if each.kind not in ("state", "ring")]
     num_blocks = sum(-(-num_blocks // each.scale) for each in of_attention)
-    num_blocks += max_seqs * num_rings
     if sized and options and "quotas" in options:
         num_blocks += sum(options["quotas"].values())
     num_drafts = rng.randint(1, 4) if drafts else 0
     if num_states:  # their blocks are much longer than the drafts of a step
         num_drafts = min(num_drafts, block_size - 1)
-    num_blocks += (2 + num_drafts) * max_seqs * num_states
+    rings = [each.size(block_size, num_drafts) for each in layers if each.kind == "ring"]
+    block_size = max(block_size, *rings, 0)
+    num_blocks += (2 + num_drafts) * max_seqs * num_states + max_seqs * len(rings)
     return Settings(
         seed,
         model,
