@@ -185,8 +185,7 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
 
     Raises:
         ValueError: There are more than 64, or only rings, or those of states have different
-            ``extra_blocks``, or some beside rings, or stand beside uncached windows; or these are
-            without full attention.
+            ``extra_blocks`` or stand beside uncached windows; or these are without full attention.
         TypeError: An entry is not a group.
     """
     try:
@@ -210,8 +209,6 @@ def checked_groups(groups: Iterable[Group]) -> tuple[Group, ...]:
         raise ValueError(
             f"extra_blocks must be the same in all groups of states, got {sorted(extra)}"
         )
-    if any(extra) and any(isinstance(group, Ring) for group in found):
-        raise ValueError(f"extra_blocks must be 0 beside rings, got {max(extra)}")
     if extra and (replay := max(map(replay_of, found))):
         raise ValueError(
             f"replay must be 0 beside states, which take each token once, got {replay}"

@@ -15,6 +15,7 @@ import argparse
 import sys
 from typing import Any
 
+from tests.engines.layers import HAS_RINGS
 from tests.engines.world import Tally, World, draw
 
 ARMS: dict[str, Any] = {
@@ -63,6 +64,17 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "chunks, connector": ("chunk", {"debug": 1}),
     "sizes, connector": ("window", {"debug": 1}),
 }
+if HAS_RINGS:
+    GROUPED |= {
+        "rings": ("ring", {"debug": 1}),
+        "rings, uncached": ("ring", {"debug": 1}),
+        "rings, quotas": ("ring", {"quotas": {"tenant": 8}, "debug": 1}),
+        "rings, eagle": ("ring", {"debug": 1}),
+        "sizes, rings": ("ring", {"debug": 1}),
+        "rings, states": ("ring, state", {"debug": 1}),
+        "rings, states, ngram": ("ring, state", {"debug": 1}),
+        "rings, states, eagle": ("ring, state", {"debug": 1}),
+    }
 
 
 # Requests find other numbers of tokens than with vLLM's own manager, so steps are others.
@@ -82,7 +94,7 @@ def main() -> int:
     for arm in args.arms:
         for policy in ("fcfs", "priority"):
             runs = grouped_campaign if arm in GROUPED else campaign
-            has_drafts = arm in DRAFTS or (arm.endswith("eagle") and not arm.startswith("states"))
+            has_drafts = arm in DRAFTS or (arm.endswith("eagle") and "states" not in arm)
             for asynchronous in (False,) if has_drafts else (False, True):
                 bad += runs(args, arm, policy, asynchronous)
     return int(bad > 0)
@@ -113,7 +125,7 @@ def decided_alike(one: Tally, other: Tally) -> bool:
 def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchronous: bool) -> int:
     """Runs an arm with several groups; the number of runs with wrong reads or schedules."""
     kind, options = GROUPED[arm]
-    finds_more = kind == "state" or arm in FINDS_MORE  # with states, chunks end elsewhere
+    finds_more = kind.endswith("state") or arm in FINDS_MORE  # with states, chunks end elsewhere
     total, wrong, differ, stock_tokens, stock_wrong = Tally(), [], [], 0, 0
     roomy = stock_roomy = 0
 

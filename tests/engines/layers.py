@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from vllm.v1 import kv_cache_interface
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -17,7 +18,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-__all__ = ["FULL", "Layers", "draw_layers", "with_sizes"]
+__all__ = ["FULL", "HAS_RINGS", "Layers", "draw_layers", "with_sizes"]
+
+HAS_RINGS = hasattr(kv_cache_interface, "CircularBufferSpec")  # since vLLM 0.33
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Layers:
     """One group.
 
     Attributes:
-        kind: ``full``, ``window``, ``chunk`` or ``state``.
-        width: Tokens of the window or of the chunk.
+        kind: ``full``, ``window``, ``chunk``, ``state`` or ``ring``.
+        width: Tokens of the window or of the chunk; of a ring, those that become one entry.
         scale: Its block size, in multiples of the smallest one.
         is_latent: Whether it has vLLM's specs of latent attention, with 4 tokens an entry in full
             attention, as DeepSeek-V4.
@@ -41,7 +44,19 @@ class Layers:
         """The first position that the query at this position reads."""
         if self.kind == "window":
             return max(0, position - self.width + 1)
-        return position - position % self.width if self.kind == "chunk" else 0
+        return position - position % self.width if self.kind in ("chunk", "ring") else 0
+
+    def size(self, block_size: int, drafts: int = 0) -> int:
+        """Tokens of its blocks: a ring holds those that wait, and the drafts of a step.
+
+        Args:
+            block_size: The smallest one of the groups.
+            drafts: Most draft tokens of a step.
+        """
+        if self.kind == "ring":
+            most = self.width + drafts  # models round up, so that a ring divides their blocks
+            return self.width << ((most - 1) // self.width).bit_length()
+        return block_size * self.scale
 
     def as_vllm_has_it(self, block_size: int, drafts: int = 0, checkpoints: bool = False) -> Any:
         """The group's spec in vLLM.
@@ -52,7 +67,7 @@ class Layers:
             checkpoints: Whether the forward of a prompt writes a state on its way (Mamba2).
         """
         common: dict[str, Any] = {
-            "block_size": block_size * self.scale,
+            "block_size": self.size(block_size, drafts),
             "num_kv_heads": 1,
             "head_size": 1,
             "dtype": torch.float32,
@@ -68,10 +83,13 @@ class Layers:
                 num_prefill_checkpoint_blocks=int(checkpoints),
                 prefill_checkpoint_alignment=1 if checkpoints else None,
             )
-        if self.is_latent and self.kind == "window":
-            return SlidingWindowMLASpec(sliding_window=self.width, **common)
+        if self.kind == "ring":
+            return kv_cache_interface.CircularBufferSpec(head_size_v=0, **common)
         if self.is_latent:
-            return MLAAttentionSpec(tokens_per_state=4, **common)
+            window = self.kind == "window"
+            kind = SlidingWindowMLASpec if window else MLAAttentionSpec
+            more = {"sliding_window": self.width} if window else {"tokens_per_state": 4}
+            return kind(**more, **common)
         if self.kind == "window":
             return SlidingWindowSpec(sliding_window=self.width, **common)
         if self.kind == "chunk":
@@ -92,6 +110,15 @@ def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers,
     """
     if kind == "full":
         return FULL
+    if kind.startswith("ring"):
+        beside = "state" if kind.endswith("state") else rng.choice(["full", "window", "latent"])
+        width = rng.choice([each for each in (2, 4, 8) if block_size % each == 0])
+        groups = [
+            *draw_layers(rng, beside, block_size),
+            *[Layers("ring", width)] * rng.choice([1, 2]),
+        ]
+        rng.shuffle(groups)
+        return tuple(groups)
     if kind == "state":
         groups = [*FULL, *[Layers("state")] * rng.choice([1, 1, 2, 3])]
         if rng.random() < 0.2:

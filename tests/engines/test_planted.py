@@ -14,16 +14,18 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vLLM: see tests/engines/run")
 
-from blockmgr import BlockManager, ChunkedAttention, RecurrentState, SlidingWindow
-from blockmgr.ports.vllm import held, layers, manager, prompts, states, tables
+from blockmgr import BlockManager, ChunkedAttention, RecurrentState, Ring, SlidingWindow
+from blockmgr.ports.vllm import held, layers, manager, prompts, states, support, tables
 from blockmgr.ports.vllm.options import Options
 from blockmgr.ports.vllm.slots import Slots, WholeState
 from tests.engines.fuzz import compared, decided_alike
+from tests.engines.layers import HAS_RINGS
 from tests.engines.world import World, draw
 
 MODEL = os.environ.get("BLOCKMGR_TINY_MODEL", "")
 pytestmark = pytest.mark.skipif(not MODEL, reason="BLOCKMGR_TINY_MODEL names no model")
 SEEDS = 12
+needs_rings = pytest.mark.skipif(not HAS_RINGS, reason="this vLLM has no rings")
 
 
 def wrong_runs(
@@ -295,13 +297,26 @@ def test_a_slot_for_each_draft_alone_is_noticed(monkeypatch: pytest.MonkeyPatch)
     assert wrong_runs(PARTIAL, "state", drafts="ngram") > 0
 
 
+def runs_of_conversations() -> int:
+    """Wrong runs with drafts in which most prompts continue an answer."""
+    wrong = 0
+    for seed in range(SEEDS):
+        settings = draw(
+            seed, MODEL, "fcfs", False, PARTIAL, kind="state", lossless=True, drafts="ngram"
+        )
+        wrong += bool(World(replace(settings, talkative=True)).run().wrong)
+    return wrong
+
+
 def test_the_state_after_right_drafts_is_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs_of_conversations() == 0
+
     def after_drafts(self: Slots, num_tokens: int, least: int, end: int) -> None:
         column = (self.computed + num_tokens - 1) // self.size
         self.state, self.computed = WholeState(end, column + end - least), end
 
     monkeypatch.setattr(Slots, "_move", after_drafts)
-    assert wrong_runs(PARTIAL, "state", drafts="ngram") > 0
+    assert runs_of_conversations() > 0
 
 
 def test_a_state_that_a_step_in_flight_overwrites_is_noticed(
@@ -339,3 +354,36 @@ def test_a_window_that_begins_behind_what_is_loaded_is_noticed(
 
     monkeypatch.setattr(BlockManager, "admit", later)
     assert wrong_runs({}, "window", remote=True) > 0
+
+
+@needs_rings
+@pytest.mark.parametrize("kind", ["ring", "ring, state"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_port_is_clean_with_rings(kind: str, asynchronous: bool) -> None:
+    assert wrong_runs({"debug": 1}, kind, asynchronous=asynchronous) == 0
+
+
+@needs_rings
+def test_a_ring_that_workers_zero_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_all(self: Any, held: Any, start: int) -> list[int]:
+        pairs = zip(self.blocks(held).by_group, self._layers, strict=True)
+        rings = [block for ids, each in pairs if each.is_ring for block in ids]
+        return rings + real(self, held, start)
+
+    real = tables.Tables.ids_to_zero
+    monkeypatch.setattr(tables.Tables, "ids_to_zero", of_all)
+    assert wrong_runs({}, "ring, state") > 0
+
+
+@needs_rings
+def test_a_prompt_that_begins_inside_a_ring_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = layers.group_of
+
+    def anywhere(spec: Any, block_size: int | None = None) -> Any:
+        group = real(spec, block_size)
+        return Ring(group.width) if isinstance(group, Ring) else group
+
+    monkeypatch.setattr(support, "_of_partial_tokens", lambda *arguments: iter(()))
+    assert wrong_runs({"min_partial_tokens": 1}, "ring") == 0
+    monkeypatch.setattr(layers, "group_of", anywhere)
+    assert wrong_runs({"min_partial_tokens": 1}, "ring") > 0

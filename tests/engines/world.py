@@ -72,6 +72,7 @@ class Settings:
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
     remote: bool = False  # a connector loads prefixes
     checkpoints: bool = False  # the forward of a prompt writes a state on its way
+    talkative: bool = False  # most prompts continue others, also those that have ended
 
     @property
     def has_runner_v2(self) -> bool:
@@ -81,7 +82,13 @@ class Settings:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Tokens per block, by group."""
-        return tuple(self.block_size * each.scale for each in self.layers)
+        return tuple(each.size(self.block_size, self.drafts) for each in self.layers)
+
+    @property
+    def hash_size(self) -> int:
+        """Tokens that each hash of a request covers; prompts do not find rings."""
+        sizes = zip(self.sizes, self.layers, strict=True)
+        return math.gcd(*(size for size, each in sizes if each.kind != "ring"))
 
     @property
     def has_states(self) -> bool:
@@ -144,13 +151,16 @@ def draw(
     if options and "quotas" in options:  # given for one group
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
-    num_blocks = sum(-(-num_blocks // each.scale) for each in layers if each.kind != "state")
+    of_attention = [each for each in layers if each.kind not in ("state", "ring")]
+    num_blocks = sum(-(-num_blocks // each.scale) for each in of_attention)
     if sized and options and "quotas" in options:
         num_blocks += sum(options["quotas"].values())
     num_drafts = rng.randint(1, 4) if drafts else 0
     if num_states:  # their blocks are much longer than the drafts of a step
         num_drafts = min(num_drafts, block_size - 1)
-    num_blocks += (2 + num_drafts) * max_seqs * num_states
+    rings = [each.size(block_size, num_drafts) for each in layers if each.kind == "ring"]
+    block_size = max(block_size, *rings, 0)
+    num_blocks += (2 + num_drafts) * max_seqs * num_states + max_seqs * len(rings)
     return Settings(
         seed,
         model,
@@ -213,7 +223,9 @@ def arguments(settings: Settings) -> dict[str, Any]:
     # Blocks that so many tokens take, in all groups.
     whole = math.lcm(*settings.sizes)
     room = min(shares) - (settings.slots if settings.drafts or settings.checkpoints else 0)
-    most = room // sum(whole // size for size in settings.sizes) * whole
+    rings = [each.kind == "ring" for each in settings.layers]
+    per_unit = [whole // size for size, ring in zip(settings.sizes, rings, strict=True) if not ring]
+    most = (room - sum(rings)) // sum(per_unit) * whole
     length = min(MODEL_LENGTH, most)
     scheduling = SchedulerConfig(
         max_num_seqs=settings.max_seqs,
@@ -261,7 +273,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
         "kv_cache_config": layout,
         "structured_output_manager": StructuredOutputManager(config),
         "block_size": math.lcm(*settings.sizes),
-        "hash_block_size": math.gcd(*settings.sizes),
+        "hash_block_size": settings.hash_size,
         "log_stats": True,
     }
 
@@ -287,7 +299,7 @@ class World:
         self.rng = random.Random(settings.seed)
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
-        self.hasher = get_request_block_hasher(math.gcd(*settings.sizes), function)
+        self.hasher = get_request_block_hasher(settings.hash_size, function)
         self.stride = max(settings.sizes)  # slots of a block, of which small ones use the first
         self.memory: dict[int, tuple[int, int, int]] = {}  # by slot: group, position, prefix
         self.tables: dict[str, list[list[int]]] = {}  # by request and group
@@ -296,6 +308,7 @@ class World:
         self.proposed: dict[str, list[int]] = {}  # by request, the drafts of its next step
         self.tally = Tally()
         self.alive: list[str] = []
+        self.added: list[Request] = []
         self.sessions: dict[str, int] = {}  # streaming sessions, and their turns to come
         longest = min(96, self.scheduler.max_model_len // 2)
         self.heads = [self._tokens(self.rng.randint(4, longest)) for _ in range(3)]
@@ -331,14 +344,10 @@ class World:
         rng, size = self.rng, self.settings.block_size
         head = rng.choice(self.heads)
         prompt = head[: rng.randint(1, len(head))] + self._tokens(rng.randint(1, 2 * size))
-        if (
-            self.tables and not self.settings.calm and rng.random() < 0.2
-        ):  # the next turn of a conversation
-            earlier = self.scheduler.requests.get(rng.choice(list(self.tables)))
-            if earlier:
-                is_thoughts = self.settings.has_states and number % 2 == 0
-                said = earlier.prompt_token_ids if is_thoughts else earlier._all_token_ids
-                prompt = [*said, *self._tokens(3)]
+        if earlier := self.earlier():  # the next turn of a conversation
+            is_thoughts = self.settings.has_states and number % 2 == 0
+            said = earlier.prompt_token_ids if is_thoughts else earlier._all_token_ids
+            prompt = [*said, *self._tokens(3)]
         room = self.scheduler.max_model_len
         prompt = prompt[: room - 2]
         name = f"r{number}"
@@ -368,6 +377,17 @@ class World:
         )
         self.scheduler.add_request(request)
         self.alive.append(request.request_id)
+        self.added.append(request)
+
+    def earlier(self) -> Request | None:
+        """The request that the next prompt continues, if it continues one."""
+        rng, settings = self.rng, self.settings
+        if settings.talkative:
+            return rng.choice(self.added) if self.added and rng.random() < 0.8 else None
+        if not self.tables or settings.calm or rng.random() >= 0.2:
+            return None
+        found: Request | None = self.scheduler.requests.get(rng.choice(list(self.tables)))
+        return found
 
     def continue_sessions(self) -> None:
         """The next turns of streaming sessions that wait for one."""
@@ -469,18 +489,14 @@ class World:
         of_attention = [
             (group, layers)
             for group, layers in enumerate(self.settings.layers)
-            if layers.kind != "state"
+            if layers.kind not in ("state", "ring")
         ]
         for name, start, stop in batch:  # all write before any reads, as layer by layer
             for group, _ in of_attention:
                 for position in range(start, stop):
                     held = group, position, prefixes[name][position]
                     self.memory[self.slot(name, group, position)] = held
-        for name, start, stop in batch:
-            for group, layers in enumerate(self.settings.layers):
-                if layers.kind == "state":
-                    count = len(drafts.get(name, ()))
-                    self.states.consume(name, group, (start, stop, count), prefixes[name])
+        self.consume(batch, drafts, prefixes)
         for name, start, stop in batch:
             for group, layers in of_attention:
                 self.read(name, group, range(layers.first_read(start), stop), prefixes[name])
@@ -586,6 +602,31 @@ class World:
                 self.tally.wrong.append((self.tally.steps, f"{name}, group {group}", position))
                 return
 
+    def consume(
+        self,
+        batch: list[tuple[str, int, int]],
+        drafts: dict[str, list[int]],
+        prefixes: dict[str, list[int]],
+    ) -> None:
+        """Continues states and rings."""
+        for name, start, stop in batch:
+            for group, layers in enumerate(self.settings.layers):
+                if layers.kind == "state":
+                    count = len(drafts.get(name, ()))
+                    self.states.consume(name, group, (start, stop, count), prefixes[name])
+                elif layers.kind == "ring":
+                    self.turn(name, group, (start, stop), prefixes[name])
+
+    def turn(self, name: str, group: int, step: tuple[int, int], prefixes: list[int]) -> None:
+        """Compresses tokens: a ring has those that wait for an entry, and gets the step's last."""
+        (start, stop), layers = step, self.settings.layers[group]
+        if len(self.tables[name][group]) != 1:
+            self.tally.wrong.append((self.tally.steps, f"{name}, ring {group}", start))
+            return
+        self.read(name, group, range(layers.first_read(start), start), prefixes)
+        for position in range(max(start, stop - self.settings.sizes[group]), stop):
+            self.memory[self.slot(name, group, position)] = group, position, prefixes[position]
+
     def batch(self, output: Any) -> list[tuple[str, int, int]]:
         """The requests of a step and the positions they compute; updates the workers' tables."""
         batch = []
@@ -611,7 +652,8 @@ class World:
 
     def slot(self, name: str, group: int, position: int) -> int:
         size = self.settings.sizes[group]
-        return self.tables[name][group][position // size] * self.stride + position % size
+        column = 0 if self.settings.layers[group].kind == "ring" else position // size
+        return self.tables[name][group][column] * self.stride + position % size
 
     def prefixes(self, name: str, stop: int, drafts: Sequence[int] = ()) -> list[int]:
         request = self.scheduler.requests[name]

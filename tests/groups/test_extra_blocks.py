@@ -16,6 +16,7 @@ from blockmgr import (
     NeverFitsError,
     OutOfBlocksError,
     RecurrentState,
+    Ring,
     SequenceStateError,
     SlidingWindow,
     StepError,
@@ -52,6 +53,29 @@ def test_a_sequence_has_distinct_slots_that_stay_in_their_columns() -> None:
     manager.free(handle)
     assert manager.num_available == manager.config.capacity
     assert not manager.group_table(1).any()
+
+
+def test_a_ring_beside_slots_has_one_block_wherever_the_state_is() -> None:
+    manager = manager_of(STATE, Ring(4, restart=2), STATE, Ring(3))
+    handle = manager.admit(PROMPT)
+    launch(manager)
+    before = [slots_of(manager, handle, group) for group in (1, 2, 3, 4)]
+    assert [len(each) for each in before] == [3, 1, 3, 1]
+    assert len({block for each in before for block in each} - {0}) == 8
+    manager.place_state(handle, 2)
+    manager.commit(handle, 16)
+    manager.append(handle, [7] * 4)  # shows all tables again
+    assert [slots_of(manager, handle, group) for group in (1, 2, 3, 4)] == before
+    [child] = manager.fork(handle)
+    after = [slots_of(manager, child, group) for group in (1, 2, 3, 4)]
+    assert all(block for each in after for block in each)
+    manager.free(child)
+    manager.preempt(handle)
+    manager.resume(handle)
+    assert len({block for group in (1, 2, 3, 4) for block in slots_of(manager, handle, group)}) == 8
+    manager.free(handle)
+    assert manager.num_available == manager.config.capacity
+    assert not any(manager.group_table(group).any() for group in (1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.families import table
-from tests.ports.vllm_modules import KINDS, options_and_reasons, spec
+from tests.ports.vllm_modules import KINDS, CircularBufferSpec, options_and_reasons, spec
 
 ROWS = [row for row in table.plans()["families"] if "failed" not in row]
 
@@ -27,6 +27,8 @@ def planned(group: dict[str, Any]) -> Any:
         "kind": getattr(KINDS, group["kind"].upper()),
     }
     made = spec(**facts)
+    if group["spec"] == "CircularBufferSpec":
+        return CircularBufferSpec(**vars(made))
     named: type = type(group["spec"], (SimpleNamespace,), {})
     return named(**vars(made))
 
@@ -46,7 +48,7 @@ def test_a_family_is_taken_or_refused_as_the_table_says(vllm: None, row: dict[st
     [
         "Llama 3", "Qwen3", "Gemma 3", "Gemma 4", "gpt-oss", "Llama 4", "Qwen3-Next", "Qwen3.5",
         "Nemotron-H", "Jamba", "Granite 4, hybrid", "LFM2", "Kimi K2", "Kimi Linear", "MiniMax-M2",
-        "DeepSeek-V3.2", "DeepSeek-V4", "GLM-5",
+        "DeepSeek-V3.2", "DeepSeek-V4", "GLM-5", "GLM-5.3",
     ],
 )  # fmt: skip
 def test_the_models_that_people_ask_for_are_taken(name: str) -> None:

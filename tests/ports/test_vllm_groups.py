@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blockmgr.ports.vllm import Options
-from tests.ports.vllm_modules import KINDS, SIZE, layout, make, request, serve, spec
+from tests.ports.vllm_modules import KINDS, SIZE, layout, make, request, ring, serve, spec
 
 FULL = spec()
 WINDOW = spec(KINDS.SLIDING_WINDOW, sliding_window=6)
@@ -128,6 +128,14 @@ def test_what_does_not_go_together_with_groups_is_refused_by_name(
     assert reason in found
     assert "with several groups" in found
     assert not [line for line in reasons(FULL, **change) if "several groups" in line]
+
+
+@pytest.mark.parametrize(("layers", "name"), [(MAMBA, "recurrent states"), (ring(2), "rings")])
+def test_connectors_are_refused_beside_states_and_rings(vllm: None, layers: Any, name: str) -> None:
+    offloading = SimpleNamespace(kv_connector="OffloadingConnector", kv_connector_extra_config={})
+    [found] = reasons(FULL, layers, said={"kv_transfer_config": offloading})
+    assert found == f"KV connectors do not work with {name} with several groups of KV cache layers"
+    assert reasons(FULL, WINDOW, said={"kv_transfer_config": offloading}) == []
 
 
 def test_an_entry_of_several_tokens_is_not_found_in_part(vllm: None) -> None:

@@ -129,7 +129,8 @@ def test_a_touched_block_is_kept_until_it_is_freed() -> None:
 def test_blocks_a_request_still_takes_are_counted() -> None:
     pool = BlockPool(manager(), enable_caching=True)
     held = {"a": Held(SimpleNamespace(), 1, 3, 4, 2, 4)}
-    named = {"block_size": 2, "spec": None, "most_blocks": None, "has_states": False}
+    named = {"block_size": 2, "spec": None, "most_blocks": None}
+    named |= {"has_states": False, "is_ring": False}
     layers: Any = SimpleNamespace(num_entries=lambda slots: -(-slots // 2), **named)
     counts = Coordinator((layers,), pool, held, use_eagle=False)
 

@@ -21,9 +21,9 @@ def test_several_groups_with_the_same_reason_give_it_once(vllm: None) -> None:
 
 
 def test_layers_of_a_kind_without_a_name_are_named_by_their_spec(vllm: None) -> None:
-    ring = type("CircularBufferSpec", (SimpleNamespace,), {})(**vars(spec(KINDS.UNKNOWN, 8)))
-    _, reasons = options_and_reasons(spec(), ring)
-    assert reasons == ["layers of vLLM's CircularBufferSpec are not supported"]
+    other = type("OtherSpec", (SimpleNamespace,), {})(**vars(spec(KINDS.UNKNOWN, 8)))
+    _, reasons = options_and_reasons(spec(), other)
+    assert reasons == ["layers of vLLM's OtherSpec are not supported"]
 
 
 def test_parts_of_blocks_are_reused_by_default_with_states_only(vllm: None) -> None:

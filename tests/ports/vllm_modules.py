@@ -14,8 +14,8 @@ import pytest
 from blockmgr.ports.vllm import Options
 
 __all__ = [
-    "KINDS", "SIZE", "layout", "make", "options_and_reasons", "request", "serve", "spec",
-    "stand_ins",
+    "KINDS", "SIZE", "CircularBufferSpec", "layout", "make", "options_and_reasons", "request",
+    "ring", "serve", "spec", "stand_ins",
 ]  # fmt: skip
 
 SIZE = 4
@@ -49,6 +49,15 @@ def spec(kind: Any = KINDS.FULL_ATTENTION, block_size: int = SIZE, **more: Any) 
     return SimpleNamespace(kind=kind, block_size=block_size, **named)
 
 
+class CircularBufferSpec(SimpleNamespace):
+    """vLLM's description of rings."""
+
+
+def ring(width: int) -> Any:
+    """That of rings of this many tokens."""
+    return CircularBufferSpec(**vars(spec(KINDS.UNKNOWN, width, prefix_cacheable=False)))
+
+
 class Stats:
     reset = False
 
@@ -72,6 +81,7 @@ MODULES: dict[str, dict[str, Any]] = {
         "to_event_extra_keys": None,
     },
     "vllm.v1.kv_cache_interface": {
+        "CircularBufferSpec": CircularBufferSpec,
         "KVCacheSpecKind": KINDS,
         "get_kv_cache_spec_kind": lambda spec: spec.kind,
         "iter_layer_specs": lambda spec: (spec,),

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "sequences/arguments.h"
 #include "sequences/sequences.h"
 
 namespace blockmgr {
@@ -52,8 +53,9 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
     const auto show = [&](int slot, NodeId state) {
       out[slot] = state < 0 ? 0 : number(nodes().block(state));
     };
-    show(row.slot, row.states[nth(g)]);  // of a ring, slot 0: it has no others beside it
-    if (!row.others.empty()) [[unlikely]]
+    const bool has_others = groups()->group(g).extra_blocks > 0;
+    show(has_others ? row.slot : 0, row.states[nth(g)]);
+    if (has_others) [[unlikely]]
       for (int i = 0; i < extra_blocks(); ++i) show(i + (i >= row.slot), others_of(s, g)[i]);
   });
   for (const int g : attention()) {

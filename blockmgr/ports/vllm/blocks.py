@@ -139,7 +139,7 @@ class FoundBlocks(Blocks):
             self._listed = tuple(
                 self._found.block_ids.tolist()
                 if has_ids and group == full
-                else [0] * each.num_entries(self._found.num_cached_tokens)
+                else [0] * each.num_found_entries(self._found.num_cached_tokens)
                 for group, each in enumerate(self._layers)
             )
         return self._listed

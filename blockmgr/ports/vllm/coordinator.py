@@ -20,7 +20,7 @@ class SingleTypeManager:
     """One group: its block size and its spec."""
 
     def __init__(self, layers: Layers, pool: BlockPool, group: int) -> None:
-        self.block_size = layers.block_size
+        self.block_size = layers.spec.block_size if layers.is_ring else layers.block_size
         self.kv_cache_spec: Any = layers.spec
         self.block_pool = pool
         self.kv_cache_group_id = group

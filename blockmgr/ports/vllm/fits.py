@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from blockmgr import Admission, FullAttention, RecurrentState
+from blockmgr import Admission, ChunkedAttention, SlidingWindow
 
 if TYPE_CHECKING:
     from blockmgr import BlockManager, Match, Prompt
@@ -30,8 +30,8 @@ class Fits:
         self._layers = layers
         self._lookup = lookup
         self._slots_at_once = math.gcd(*(each.block_size for each in layers))
-        self._has_windows = not all(
-            isinstance(each.group, FullAttention | RecurrentState) for each in layers
+        self._has_windows = any(
+            isinstance(each.group, SlidingWindow | ChunkedAttention) for each in layers
         )
 
     def slots(self, num_tokens: int) -> int:

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vllm.v1 import kv_cache_interface
 from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, iter_layer_specs
 
-from blockmgr import ChunkedAttention, FullAttention, RecurrentState, SlidingWindow
+from blockmgr import ChunkedAttention, FullAttention, RecurrentState, Ring, SlidingWindow
 
 if TYPE_CHECKING:
     from blockmgr.groups import Group
@@ -17,6 +18,7 @@ __all__ = ["Layers", "group_of", "has_states", "tokens_per_entry"]
 
 FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
 WINDOW = (KVCacheSpecKind.SLIDING_WINDOW, KVCacheSpecKind.SLIDING_WINDOW_MLA)
+RING = getattr(kv_cache_interface, "CircularBufferSpec", ())  # since vLLM 0.33
 
 
 def group_of(spec: Any, block_size: int | None = None) -> Group | None:
@@ -38,18 +40,29 @@ def group_of(spec: Any, block_size: int | None = None) -> Group | None:
         widths = {layer.attention_chunk_size for layer in layers}
         return ChunkedAttention(widths.pop(), block_size) if len(widths) == 1 else None
     if kind is KVCacheSpecKind.MAMBA:
-        # In another mode, a forward writes the states of all blocks that it computes.
-        drafts = {layer.num_speculative_blocks for layer in layers}
-        most = max(drafts)
-        # A step ends in one column; the tokens before its drafts end there or in the one before.
-        is_short = len(drafts) > 1 or most >= min(layer.block_size for layer in layers)
-        if is_short or any(layer.mamba_cache_mode != "align" for layer in layers):
-            return None
-        # Those after each draft, and one in the column before: a verified draft passed the end of
-        # that block, or the forward of a prompt did.
-        passes = any(getattr(layer, "num_prefill_checkpoint_blocks", 0) for layer in layers)
-        return RecurrentState(extra_blocks=most + 1 if most or passes else 0)
+        return _state_of(layers)
+    if all(isinstance(layer, RING) for layer in layers):
+        # It holds the tokens that wait to be compressed and the drafts of a step. How many are
+        # compressed to one is not told, but the ring is a multiple of it.
+        widths = {layer.block_size for layer in layers}
+        width = widths.pop()
+        return None if widths else Ring(width, restart=width)
     return None
+
+
+def _state_of(layers: list[Any]) -> RecurrentState | None:
+    """The group for layers with recurrent states, by their specs; None if blockmgr has none."""
+    # In another mode, a forward writes the states of all blocks that it computes.
+    drafts = {layer.num_speculative_blocks for layer in layers}
+    most = max(drafts)
+    # A step ends in one column; the tokens before its drafts end there or in the one before.
+    is_short = len(drafts) > 1 or most >= min(layer.block_size for layer in layers)
+    if is_short or any(layer.mamba_cache_mode != "align" for layer in layers):
+        return None
+    # Those after each draft, and one in the column before: a verified draft passed the end of
+    # that block, or the forward of a prompt did.
+    passes = any(getattr(layer, "num_prefill_checkpoint_blocks", 0) for layer in layers)
+    return RecurrentState(extra_blocks=most + 1 if most or passes else 0)
 
 
 def tokens_per_entry(spec: Any) -> int:
@@ -86,7 +99,7 @@ class Layers:
 
         Args:
             spec: vLLM's spec.
-            block_size: Tokens per block of the group.
+            block_size: Tokens per block of the group; not used for rings, whose block serves all.
             node_size: The manager's block size, a multiple of it.
             max_in_flight: Most tokens of a request that are computed at a time.
             max_model_len: Most tokens of a request.
@@ -94,7 +107,9 @@ class Layers:
         group = group_of(spec, None if block_size == node_size else block_size)
         assert group is not None, "what has no group is refused at start-up"
         most = None
-        if isinstance(group, RecurrentState):
+        if isinstance(group, Ring):
+            block_size, most = node_size, 1
+        elif isinstance(group, RecurrentState):
             most = 1 + group.extra_blocks
         elif not isinstance(group, FullAttention):
             most = max(
@@ -110,9 +125,18 @@ class Layers:
         """Whether a request has one state in this group, instead of a block for some tokens."""
         return isinstance(self.group, RecurrentState)
 
+    @property
+    def is_ring(self) -> bool:
+        """Whether a request has one block of this group, which prompts do not find."""
+        return isinstance(self.group, Ring)
+
     def num_entries(self, num_slots: int) -> int:
         """Entries of a worker's table for this many slots; each names a block."""
-        return -(-num_slots // self.block_size)
+        return min(1, num_slots) if self.is_ring else -(-num_slots // self.block_size)
+
+    def num_found_entries(self, num_tokens: int) -> int:
+        """Entries of its table for this many tokens that were found."""
+        return 0 if self.is_ring else self.num_entries(num_tokens)
 
     @property
     def num_drafts(self) -> int:
@@ -132,7 +156,8 @@ class Layers:
         if self.has_states:  # a match counts the copy of a state that it finds
             return self.num_blocks(num_tokens) - (num_found > 0)
         passed = self._num_passed(num_found) // self.block_size
-        return max(0, self.num_blocks(num_tokens) - max(passed, num_found // self.block_size))
+        found = max(passed, num_found // self.block_size) if not self.is_ring else 0
+        return max(0, self.num_blocks(num_tokens) - found)
 
     def num_more_entries(self, num_slots: int, num_had: int) -> int:
         """Entries that its table gets when it grows from one number of slots to another."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
-from blockmgr import FullAttention, SlidingWindow
+from blockmgr import FullAttention, Ring, SlidingWindow
 from blockmgr.groups import extra_blocks_of
 from blockmgr.ports.vllm.layers import group_of, has_states, tokens_per_entry
 
@@ -79,7 +79,9 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
         if layers is None:
             name = f"layers of vLLM's {type(group.kv_cache_spec).__name__} are not supported"
             yield LAYERS.get(kind.value, name)  # vLLM has no name for some kinds
-        elif not getattr(group.kv_cache_spec, "prefix_cacheable", True):
+        elif not (
+            isinstance(layers, Ring) or getattr(group.kv_cache_spec, "prefix_cacheable", True)
+        ):
             if isinstance(layers, SlidingWindow):
                 yield "sliding windows that are computed again, not cached, are not supported"
             else:
@@ -99,9 +101,11 @@ def _not_with_groups(
 ) -> Iterator[tuple[str, bool]]:
     groups = arguments["kv_cache_config"].kv_cache_groups
     states = any(has_states(group.kv_cache_spec) for group in groups)
-    # They store the state of each block end, and a request has one state here.
+    rings = any(isinstance(group_of(group.kv_cache_spec), Ring) for group in groups)
+    # vLLM's manager tells them which block has the state at the end of which block of tokens.
     has_connector = vllm_config.kv_transfer_config is not None
     yield "KV connectors do not work with recurrent states", has_connector and states
+    yield "KV connectors do not work with rings", has_connector and rings
     context = arguments.get("dcp_world_size", 1) > 1
     yield "decode context parallelism does not work", context
     yield "ghost_blocks do not work", options.ghost_blocks > 0
@@ -147,14 +151,12 @@ def _of_quotas(options: Options, arguments: Mapping[str, Any]) -> Iterator[str]:
     """A request larger than its share, and all requests behind it, would wait forever."""
     config = arguments["kv_cache_config"]
     ranks = arguments.get("dcp_world_size", 1)
-    # For each group: a window may hold that much while a prompt is computed.
-    needed = sum(
-        max(
-            -(-arguments["max_model_len"] // (group.kv_cache_spec.block_size * ranks)),
-            1 + extra_blocks_of(group_of(group.kv_cache_spec)),
-        )
-        for group in config.kv_cache_groups
-    )
+    needed = 0
+    for group in config.kv_cache_groups:
+        layers, size = group_of(group.kv_cache_spec), group.kv_cache_spec.block_size * ranks
+        # A window may hold as much as full attention while a prompt is computed.
+        most = 1 if isinstance(layers, Ring) else -(-arguments["max_model_len"] // size)
+        needed += max(most, 1 + extra_blocks_of(layers))
     left = config.num_blocks - 1 - sum(options.quotas.values())
     for salt, blocks in options.quotas.items():
         if blocks < needed:
@@ -186,5 +188,6 @@ def _of_partial_tokens(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterat
     layout = arguments["kv_cache_config"]
     if layout.needs_kv_cache_zeroing and len(layout.kv_cache_groups) == 1:
         yield "min_partial_tokens does not go together with blocks that workers zero"
-    if any(tokens_per_entry(group.kv_cache_spec) > 1 for group in layout.kv_cache_groups):
+    specs = [group.kv_cache_spec for group in layout.kv_cache_groups]
+    if any(tokens_per_entry(spec) > 1 or isinstance(group_of(spec), Ring) for spec in specs):
         yield "min_partial_tokens does not go together with layers that compress tokens"

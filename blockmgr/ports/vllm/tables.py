@@ -54,9 +54,13 @@ class Tables:
         return Blocks(self._manager, self._layers, tuple(by_group))
 
     def ids_to_zero(self, held: Held, start: int) -> list[int]:
-        """The ids of its blocks behind those of its first slots; workers do not zero states."""
+        """The ids of its blocks behind those of its first slots, of attention.
+
+        As in vLLM, workers zero no states and no rings: kernels read what a request has written.
+        """
         pairs = zip(self.blocks(held, start).by_group, self._layers, strict=True)
-        return [block for ids, each in pairs if not each.has_states for block in ids if block]
+        zeroed = [ids for ids, each in pairs if not (each.has_states or each.is_ring)]
+        return [block for ids in zeroed for block in ids if block]
 
 
 class IdLists:

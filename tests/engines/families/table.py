@@ -26,6 +26,7 @@ KINDS: Final = {
     "chunked_local_attention": "chunk",
     "mamba": "state",
 }
+SPECS: Final = {"CircularBufferSpec": "ring"}  # of kinds for which vLLM has no name
 
 
 def plans() -> dict[str, Any]:
@@ -43,7 +44,7 @@ def keep(now: dict[str, Any]) -> None:
 
 def _kind(group: dict[str, Any]) -> str:
     width = group.get("sliding_window") or group.get("attention_chunk_size")
-    said = KINDS.get(group["kind"], group["spec"])
+    said = KINDS.get(group["kind"]) or SPECS.get(group["spec"], group["spec"])
     if width:
         said += f" {width:,}"
     if (per := group.get("tokens_per_state", 1)) > 1:
