@@ -426,7 +426,8 @@ void Admitting::take_first_parts(Sequence& s, const Found& found) noexcept {
   use<GroupTables>().take_others(row, s.partition);
   if (!found.take_over) each_source([&](int, NodeId m) { pool().unpin(m); });
   use<GroupTables>().take_rings(s, groups()->start_of(first_query(found)));
-  use<GroupTables>().begin_replay(s);
+  if (!replayed().empty()) [[unlikely]]
+    use<GroupTables>().begin_replay(s);
   s.loads = found.num_loaded > num_cached(found);
   row.num_loaded = found.num_loaded;
   row.stands = true;

@@ -293,7 +293,7 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   if (groups()) [[unlikely]] {
     if (s.loads)
       check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
-    if (use<GroupTables>().replay_to(s, num_computed)) return;
+    if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed)) return;
     use<Keeping>().reserve_keeps(1);
   }
   if (block_size().whole(num_computed) > s.num_chained) {

@@ -251,7 +251,8 @@ void Decoding::commit_decoded(const Handle* handles, std::int64_t count,
   use<Committing>().promote_all(plan);
   for (std::int64_t i = 0; i < count; ++i) {
     Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
-    use<GroupTables>().replay_to(s, s.num_computed);
+    if (!replayed().empty()) [[unlikely]]
+      use<GroupTables>().replay_to(s, s.num_computed);
     use<GroupTables>().note_state(s);
     use<GroupTables>().drop_windows(s);
   }

@@ -102,7 +102,8 @@ void GroupTables::drop_windows(Sequence& s) noexcept {
     drop_part_run(s, g, first, std::min(until, s.num_blocks));
     first = until;
   }
-  drop_own_windows(s, from);
+  if (!replayed().empty()) [[unlikely]]
+    drop_own_windows(s, from);
 }
 
 // Whether a commit of what is computed tells where the states stand.

@@ -80,15 +80,20 @@ class Part {
   }
   // Where the first forward begins behind a hit of so many tokens: before it where windows are
   // replayed.
-  std::int64_t start_of(std::int64_t hit) const { return groups() ? groups()->start_of(hit) : hit; }
+  std::int64_t start_of(std::int64_t hit) const {
+    return replayed().empty() ? hit : groups()->start_of(hit);
+  }
   // What a caller says of num_cached, as the hits that it means.
   std::int64_t most_hit(const Prompt& prompt) const {
-    const std::int64_t replay = groups() ? groups()->replay() : 0;
+    if (replayed().empty()) [[likely]]
+      return prompt.most_cached;
+    const std::int64_t replay = groups()->replay();
     return prompt.most_cached > INT64_MAX - replay ? INT64_MAX : prompt.most_cached + replay;
   }
   std::int64_t due_hit(const Prompt& prompt) const {
-    return prompt.due_cached > 0 && groups() ? prompt.due_cached + groups()->replay()
-                                             : prompt.due_cached;
+    if (replayed().empty()) [[likely]]
+      return prompt.due_cached;
+    return prompt.due_cached > 0 ? prompt.due_cached + groups()->replay() : prompt.due_cached;
   }
   // Where the first query that reads cached blocks is, or what is loaded ends.
   std::int64_t first_query(const Found& found) const {

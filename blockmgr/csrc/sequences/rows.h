@@ -79,7 +79,7 @@ class Rows : public Store {
   // Whether its forwards still compute tokens before its hit, for uncached groups alone. For all
   // others num_computed is the hit.
   bool replays(const Sequence& s) const {
-    return groups_ && group_row(s).replayed < group_row(s).hit;
+    return !replayed.empty() && group_row(s).replayed < group_row(s).hit;
   }
   // Where its next forward begins.
   std::int64_t computed(const Sequence& s) const {
