@@ -363,7 +363,7 @@ def test_behind_a_load_the_first_forward_begins_where_the_ring_restarts() -> Non
             ),
             "common multiple below 2",
         ),
-        (lambda: BlockManager(40, 4, groups=[Ring(8)], null_block=True), "FullAttention"),
+        (lambda: BlockManager(40, 4, groups=[Ring(8)], null_block=True), "one that is no ring"),
     ],
 )
 def test_what_rings_cannot_mean_is_refused(make: Any, words: str) -> None:
