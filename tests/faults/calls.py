@@ -93,7 +93,7 @@ def _refused(error: str, make: Callable[[World], Any]) -> Callable[[World], Any]
 
 def _facts(view: Any) -> tuple[Any, ...]:
     computed, cached = view.num_computed_tokens, view.num_cached_tokens
-    others = view.num_slots, view.is_preempted, view.stops
+    others = view.num_slots, view.is_preempted, view.stops, view.num_replayed_tokens
     return view.row, view.num_tokens, computed, cached, *others
 
 

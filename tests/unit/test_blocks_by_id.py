@@ -149,7 +149,9 @@ def test_a_call_may_hold_back_other_blocks_than_the_watermark(make_manager: Make
     assert manager.can_admit([1] * 4, watermark_blocks=2) is Admission.LATER
     with refused(manager, OutOfBlocksError) as caught:
         manager.admit([2] * 4, watermark_blocks=2)
-    assert vars(caught.value) == {"needed": 2, "available": 3, "reserved_by_watermark": 2}
+    assert vars(caught.value) == {
+        "needed": 2, "available": 3, "reserved_by_watermark": 2, "of_nodes": False
+    }  # fmt: skip
     with refused(manager, NeverFitsError):
         manager.admit([2] * 4, watermark_blocks=10**12)
     manager.admit([2] * 6, watermark_blocks=0)

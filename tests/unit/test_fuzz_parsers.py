@@ -17,10 +17,10 @@ def test_no_input_gets_past_the_parsers() -> None:
 
 
 def test_an_error_that_is_not_promised_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(self: object, field: str, values: list[int]) -> list[int]:
+    def careless(of: object, values: list[int], *_: object) -> list[int]:
         return [int(value) for value in values]
 
-    monkeypatch.setattr(Record, "tokens", careless)
-    monkeypatch.setattr(event_batch, "_tokens", lambda _, values: [int(value) for value in values])
+    monkeypatch.setattr(Record, "tokens", lambda self, field, values: careless(field, values))
+    monkeypatch.setattr(event_batch, "checked_tokens", careless)
     with pytest.raises((TypeError, ValueError, AssertionError, OverflowError)):
         fuzz_parsers.fuzz(seconds=1e9, seed=1, runs=20_000)
