@@ -77,3 +77,4 @@ GROUPS = register(
     tests=OF_GROUPS,
 ) + register("groups/rings", tests=("tests/groups/test_rings.py",))
 GROUPS += register("groups/replays", tests=("tests/groups/test_replays.py",))
+GROUPS += register("groups/bare", tests=("tests/groups/test_bare.py",))
