@@ -63,7 +63,7 @@ class GroupedKVCache(PagedKVCache):
         TypeError: A value is of the wrong type.
 
     >>> from blockmgr import BlockManager, FullAttention, RecurrentState
-    >>> from blockmgr.kv import LayerShape, StateTensor
+    >>> from blockmgr.kv import LayerShape, ModelShape, StateTensor
     >>> kv = ModelShape(num_layers=1, num_kv_heads=1, head_dim=4, dtype=torch.float32)
     >>> recurrent = LayerShape(kind=RecurrentState(), states=(StateTensor((3, 5), torch.float32),))
     >>> shape = HybridShape([LayerShape(kind=FullAttention(), kv=kv), recurrent])
