@@ -114,6 +114,29 @@ RESIZES: dict[str, float] = {"shrink": 6, "grow": 4, "preempt": 6, "resume": 10}
 FAMILIES = {"fork": 16, "branch": 10, "reparent": 6, "append": 24, "decode": 20, "preempt": 8,
             "resume_together": 12, "regroup": 8, "hold": 0.1}  # fmt: skip
 
+STEPS = {
+    "turn": 4,
+    "cache": 1,
+    "retain_prefix": 1,
+    "begin": 12,
+    "finish": 6,
+    "complete": 6,
+    "abort": 3,
+}
+"""Weights of an engine for several groups of layers."""
+
+DEEP = {**STEPS, "truncate": 6, "fork": 8}
+"""The same, with more forks and more that is taken back."""
+
+
+def of_groups(**fields: Any) -> Profile:
+    """A profile whose runs have any groups of layers."""
+    usual: dict[str, Any] = {
+        "sizes": (1, 2, 3, 4, 5, 8, 16), "prompt": 36, "vocabulary": (2, 2, 3), "weights": STEPS
+    }  # fmt: skip
+    return Profile(**{**usual, **fields}, quotas=True, swarm=1.0, layouts=True)
+
+
 PROFILES = {
     "balanced": Profile(),
     "beam_storm": Profile(
@@ -145,60 +168,14 @@ PROFILES = {
         sessions=True,
         weights={"admit": 24, "free": 18, "signal": 6, "end_session": 3, "set_time": 3},
     ),
-    "groups": Profile(
-        sizes=(1, 2, 3, 4, 5, 8, 16),
-        prompt=36,
-        vocabulary=(2, 2, 3),
-        quotas=True,
-        swarm=1.0,
-        layouts=True,
-        weights={"turn": 4, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
-                 "abort": 3},
-    ),
-    "sizes": Profile(
-        sizes=(1, 2, 3, 4, 5, 8, 16),
-        prompt=36,
-        vocabulary=(2, 2, 3),
-        quotas=True,
-        swarm=1.0,
-        layouts=True,
+    "groups": of_groups(),
+    "sizes": of_groups(
         sizes_by_group=True,
         weights={"turn": 6, "cache": 1, "begin": 12, "finish": 6, "complete": 6, "abort": 3},
     ),
-    "rings": Profile(
-        sizes=(1, 2, 3, 4, 5, 8, 16),
-        prompt=36,
-        vocabulary=(2, 2, 3),
-        quotas=True,
-        swarm=1.0,
-        layouts=True,
-        rings=True,
-        weights={"turn": 4, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
-                 "abort": 3, "truncate": 6, "fork": 8},
-    ),
-    "replays": Profile(
-        sizes=(1, 2, 3, 4, 5, 8, 16),
-        prompt=36,
-        vocabulary=(2, 2, 3),
-        quotas=True,
-        swarm=1.0,
-        layouts=True,
-        rings=True,
-        replays=True,
-        weights={"turn": 6, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
-                 "abort": 3, "truncate": 6, "fork": 8},
-    ),
-    "drafts": Profile(
-        sizes=(1, 2, 3, 4, 5, 8, 16),
-        prompt=36,
-        vocabulary=(2, 2, 3),
-        quotas=True,
-        swarm=1.0,
-        layouts=True,
-        drafts=True,
-        weights={"turn": 4, "cache": 1, "retain_prefix": 1, "begin": 12, "finish": 6, "complete": 6,
-                 "abort": 3, "truncate": 6, "fork": 8, "append": 24},
-    ),
+    "rings": of_groups(rings=True, weights=DEEP),
+    "replays": of_groups(rings=True, replays=True, weights={**DEEP, "turn": 6}),
+    "drafts": of_groups(drafts=True, weights={**DEEP, "append": 24}),
     "families": Profile(blocks=(3, 24), quotas=True, together=True, weights=FAMILIES),
     "families_in_groups": Profile(
         sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, together=True,
