@@ -120,13 +120,9 @@ class GroupedKVCache(PagedKVCache):
         block_size: int,
         backend: Literal["torch", "triton"] | None,
     ) -> KVBlocks:
-        return _GroupBlocks(
-            segments,
-            block_size=block_size,
-            backend=backend,
-            shape=self._shape,
-            tokens_per_block=self._block_size,
-        )
+        kinds = self._shape.groups
+        sizes = [_tokens_of(kind, self._block_size) for kind in kinds]
+        return _GroupBlocks(segments, kinds, sizes, block_size=block_size, backend=backend)
 
     def _seen_by(self, group: int, seen: dict[Any, PagedKVCache]) -> PagedKVCache | None:
         """The pages as a group with attention sees them, made once for all that are alike."""
@@ -285,16 +281,17 @@ class _GroupBlocks(KVBlocks):
     """The pages of all groups, in the tokens of the pool.
 
     Args:
-        named: As ``KVBlocks`` takes them.
-        shape: The model.
-        tokens_per_block: Of the manager.
+        segments: As in ``KVBlocks``, like the named ones.
+        kinds: The groups.
+        sizes: By group, the tokens of a whole copy.
     """
 
-    def __init__(self, *args: Any, shape: HybridShape, tokens_per_block: int, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self._kinds = shape.groups
-        self._is_single = np.array([is_single(kind) for kind in shape.groups])
-        sizes = [_tokens_of(kind, tokens_per_block) for kind in shape.groups]
+    def __init__(
+        self, segments: Sequence[Segment], kinds: Sequence[Group], sizes: list[int], **named: Any
+    ) -> None:
+        super().__init__(segments, **named)
+        self._kinds = kinds
+        self._is_single = np.array([is_single(kind) for kind in kinds])
         self._sizes = np.array(sizes, np.int32)
 
     def _tokens(self, plan: CopyPlan) -> npt.NDArray[np.int32]:

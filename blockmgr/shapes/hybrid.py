@@ -198,7 +198,7 @@ class HybridShape:
         tokens = {layer.kv.bytes_per_token for layer in kept if layer.kv is not None}
         elements = {state.dtype.itemsize for layer in kept for state in layer.states}
         page = math.lcm((1 if block_size else 16) * math.lcm(*tokens), *elements)
-        page *= max(1, *(-(-layer.state_bytes // page) for layer in kept))
+        page *= max([1, *(-(-layer.state_bytes // page) for layer in kept)])
         if block_size is not None and tokens:
             size = math.lcm(*(page // token for token in tokens))  # of the smallest manager
             if whole("block_size", block_size, 1) % size:

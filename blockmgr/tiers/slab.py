@@ -245,8 +245,8 @@ class Slab:
     ) -> Iterator[None]:
         """``write`` of several blocks, in order: an item for each that is written.
 
-        Blocks that follow each other in the file are written at once. If the disk fails, those that
-        have no item yet have no content.
+        Blocks that follow each other in the file are written at once, when the item of the first is
+        asked for. If the disk fails, those that have no item yet have no content.
 
         Args:
             blocks: The blocks.

@@ -305,6 +305,8 @@ def test_layers_of_unlike_shapes_have_equal_pages_of_different_lengths() -> None
     sizes = {kind.block_size for kind in shape.groups[:2]}  # type: ignore[union-attr]
     assert shape.page_bytes(shape.block_size_for()) == 2 * 44_160  # whole tokens of both
     assert all(size * kv == 2 * 44_160 for size, kv in zip(sorted(sizes), (96, 64), strict=True))
+    with pytest.raises(ValueError, match="layers must have one with attention"):
+        HybridShape.sized([None])
     with pytest.raises(ValueError, match=r"block_size must be a multiple of 1380, .* got 1400"):
         HybridShape.sized(layers, block_size=1400)
 
