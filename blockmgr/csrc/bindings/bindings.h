@@ -245,13 +245,14 @@ PyType_Slot* collection_slots() {
   return slots;
 }
 
-// A field of a class with slots, which can be filled in a frozen instance too.
+// A field of a class with slots: where an instance has it. In a fresh one it is empty, and can be
+// filled if the class is frozen, too.
 struct Field {
-  PyObject* descriptor;
-  descrsetfunc fill;
-  void set(const nb::object& instance, const nb::object& value) const {
-    if (!value.is_valid() || fill(descriptor, instance.ptr(), value.ptr()))
-      throw nb::python_error();
+  Py_ssize_t offset;
+  void fill(const nb::object& instance, nb::object value) const {
+    if (!value.is_valid()) throw nb::python_error();
+    char* field = reinterpret_cast<char*>(instance.ptr()) + offset;
+    *reinterpret_cast<PyObject**>(field) = value.release().ptr();
   }
 };
 

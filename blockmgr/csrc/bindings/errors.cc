@@ -1,7 +1,11 @@
 // The core's exceptions as the Python classes of blockmgr.errors.
 #include "memory/errors.h"
 
+#include <string_view>
+
 #include "bindings/bindings.h"
+
+#include <structmember.h>  // needs Python.h before it
 
 namespace blockmgr {
 
@@ -42,9 +46,10 @@ void know_python() {
     return nb::object(nb::module_::import_(module).attr(name)).release().ptr();
   };
   const auto field = [](nb::handle type, const char* name) {
-    PyObject* descriptor = nb::object(type.attr(name)).release().ptr();
-    void* fill = PyType_GetSlot(Py_TYPE(descriptor), Py_tp_descr_set);
-    return Field{descriptor, reinterpret_cast<descrsetfunc>(fill)};
+    auto* object_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+    const auto* m = static_cast<PyMemberDef*>(PyType_GetSlot(object_type, Py_tp_members));
+    while (std::string_view(m->name) != name) ++m;
+    return Field{m->offset};
   };
   PyObject* match = member("blockmgr.blocks", "Match");
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };

@@ -166,14 +166,14 @@ nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extr
   const Known& python = known();
   const auto record =
       made(nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(python.match), 0)));
-  python.num_cached_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_cached)));
-  python.num_replayed_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_replayed)));
-  python.num_partial_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_partial)));
-  python.block_ids.set(record, ids.array);
-  python.num_idle_blocks.set(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
-  python.num_computing_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_computing)));
-  python.num_shared_tokens.set(record, nb::steal(PyLong_FromLongLong(found.num_shared)));
-  python.stops.set(record, found.stops != Stops{} ? ascending(found.stops) : nb::borrow(python.nothing));
+  python.num_cached_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_cached)));
+  python.num_replayed_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_replayed)));
+  python.num_partial_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_partial)));
+  python.block_ids.fill(record, ids.array);
+  python.num_idle_blocks.fill(record, nb::steal(PyLong_FromLongLong(found.num_idle)));
+  python.num_computing_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_computing)));
+  python.num_shared_tokens.fill(record, nb::steal(PyLong_FromLongLong(found.num_shared)));
+  python.stops.fill(record, found.stops != Stops{} ? ascending(found.stops) : nb::borrow(python.nothing));
   return record;
 }
 

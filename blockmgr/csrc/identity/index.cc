@@ -53,7 +53,7 @@ NodeId PrefixIndex::find(const Key& key, const std::uint8_t* digest) const {
   return buckets_.find(digest, [&](NodeId b) { return has_key(b, key); });
 }
 
-NodeId PrefixIndex::find(const Key& key) {
+[[gnu::always_inline]] inline NodeId PrefixIndex::find_on_demand(const Key& key) {
   if (!on_demand_ || is_crowded(key.parent)) {
     std::uint8_t digested[kMaxDigest];
     digest(digest_of(key.parent), key.extras, key.tokens, digested);
@@ -61,6 +61,8 @@ NodeId PrefixIndex::find(const Key& key) {
   }
   return find_listed(key);
 }
+
+NodeId PrefixIndex::find(const Key& key) { return find_on_demand(key); }
 
 NodeId PrefixIndex::find_listed(const Key& key) const {
   NodeId b = first_child(key.parent);
@@ -179,7 +181,7 @@ Chain PrefixIndex::find_chain(const Token* tokens, std::int64_t num_blocks, Node
     NodeId b = plain ? kNoNode : find_hinted(key);
     if (b < 0) {
       if (first_child(chain.node) < 0 || key.extras == kUnknownId) break;
-      b = find(key);
+      b = find_on_demand(key);
       if (b < 0) break;
       chain.strayed = true;
     }

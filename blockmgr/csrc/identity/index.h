@@ -266,6 +266,7 @@ class PrefixIndex {
   std::size_t num_roots() const { return roots_.size(); }
 
  private:
+  NodeId find_on_demand(const Key& key);  // find(key), inlined where a chain is followed
   struct Root {
     NodeId hint = kNoNode;
     NodeId first_child = kNoNode;

@@ -74,7 +74,6 @@ class Pool {
   int home(int partition) const { return partition + is_bare(); }
   // The partition whose nodes' boundaries keep the blocks of this one.
   int nodes_of(int partition) const { return is_bare() ? 0 : partition; }
-  int num_used() const { return capacity() - available() - num_fenced() - num_withheld(); }
   std::int64_t num_evicted() const;
 
   struct Partition {
@@ -118,6 +117,15 @@ class Pool {
   std::int32_t limit() const { return limit_; }
   bool is_out(NodeId b) const { return number(nodes_.block(b)) >= limit_ && !is_bare(b); }
   int num_withheld() const { return partition(home(0)).num_withheld; }
+  // At the end of every call.
+  int num_used() const {
+    if (is_bare()) [[unlikely]] {
+      const Partition& own = apart_[0];
+      return capacity() - own.available() - own.num_fenced - own.num_withheld;
+    }
+    const int available = partitions_ ? num_queued_ : common_.available();
+    return capacity() - available - num_fenced_ - common_.num_withheld;
+  }
   // Blocks from the limit on that are not free yet. They do not become available.
   int num_leaving() const { return num_leaving_; }
   // Gives a partition its eviction order, under retention or not, and its past. Likewise.

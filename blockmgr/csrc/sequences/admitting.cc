@@ -167,8 +167,11 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
 }
 
 // Where the first forward begins behind a load, which brings no ring.
-inline std::int64_t Admitting::first_behind_load(const Prompt& prompt) const {
-  const std::int64_t end = loaded_of(prompt);
+[[gnu::always_inline]] inline std::int64_t Admitting::first_behind_load(
+    const Prompt& prompt) const {
+  if (!prompt.num_loaded) [[likely]]
+    return 0;
+  const std::int64_t end = checked_loaded(prompt);
   if (end && groups() && groups()->replay())
     throw Error(ErrorKind::kValue,
                 "num_loaded_tokens must be 0 with uncached windows, got " + std::to_string(end));

@@ -41,9 +41,6 @@ void take_exactly(Prompt& prompt, std::int64_t num_cached, bool limited);
 // Of the tokens that something else than a forward provides, some of those that get slots, the ones
 // that the first forward does not compute again.
 [[gnu::noinline]] std::int64_t checked_loaded(const Prompt& prompt);
-inline std::int64_t loaded_of(const Prompt& prompt) {
-  return prompt.num_loaded ? checked_loaded(prompt) : 0;
-}
 
 void check_retention(int level, double ttl);
 

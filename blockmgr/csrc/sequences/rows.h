@@ -206,8 +206,8 @@ class Call {
   explicit Call(Rows& rows) : held_(rows.monitor()), rows_(rows) {}
   ~Call() {
     rows_.settle_keeps();
-    if (rows_.pool().num_used() > rows_.counters.peak_used_blocks)
-      rows_.counters.peak_used_blocks = rows_.pool().num_used();
+    const int used = rows_.pool().num_used();
+    if (used > rows_.counters.peak_used_blocks) rows_.counters.peak_used_blocks = used;
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
