@@ -150,8 +150,8 @@ nb::object signal(Core& self, nb::handle name, nb::handle session, int signal, d
   return tuple;
 }
 
-// The initialiser of the frozen dataclass takes longer than a match, so its fields are filled as
-// that would fill them.
+// The initialiser of the frozen dataclass takes longer than a match, so its fields are filled
+// without it.
 nb::object match(Core& self, nb::handle tokens, nb::handle name, nb::handle extras,
                  nb::handle num_slots, nb::handle max_cached_tokens, nb::handle watermark_blocks) {
   Prompt prompt = prompt_argument(name, extras, num_slots);
