@@ -73,6 +73,7 @@ class Settings:
     remote: bool = False  # a connector loads prefixes
     checkpoints: bool = False  # the forward of a prompt writes a state on its way
     talkative: bool = False  # most prompts continue others, also those that have ended
+    interval: int | None = None  # 0: vLLM's own manager keeps windows where prompts end alone
 
     @property
     def has_runner_v2(self) -> bool:
@@ -266,6 +267,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
         kv_cache_groups=group_specs(
             settings.layers, settings.block_size, settings.drafts, settings.checkpoints
         ),
+        prefix_cache_retention_interval=settings.interval,
     )
     caching.num_gpu_blocks = settings.num_blocks
     return {
