@@ -63,6 +63,8 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "windows, connector": ("window", {"debug": 1}),
     "chunks, connector": ("chunk", {"debug": 1}),
     "sizes, connector": ("window", {"debug": 1}),
+    "ranks": ("full", {"debug": 1}),
+    "states, ranks": ("state", {"debug": 1, "min_partial_tokens": 0}),
 }
 if HAS_RINGS:
     GROUPED |= {
@@ -134,6 +136,7 @@ def grouped_campaign(args: argparse.Namespace, arm: str, policy: str, asynchrono
         stream["calm"] = roomy and finds_more  # the same requests, though schedules differ
         stream["sized"] = arm.startswith("sizes")
         stream["remote"] = arm.endswith("connector")
+        stream["ranks"] = 2 if arm.endswith("ranks") else 1
         stream["caching"] = not arm.endswith("uncached")
         stream["drafts"] = next((name for name in DRAFTS if arm.endswith(name)), "")
         return World(draw(seed, args.model, policy, asynchronous, options, **stream)).run()

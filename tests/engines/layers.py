@@ -90,8 +90,8 @@ class Layers:
             kind = SlidingWindowMLASpec if window else MLAAttentionSpec
             more = {"sliding_window": self.width} if window else {"tokens_per_state": 4}
             return kind(**more, **common)
-        if self.kind == "window":
-            return SlidingWindowSpec(sliding_window=self.width, **common)
+        if self.kind == "window":  # with decode context parallelism, each rank has all of it
+            return SlidingWindowSpec(sliding_window=self.width, dcp_sharded=False, **common)
         if self.kind == "chunk":
             return ChunkedLocalAttentionSpec(attention_chunk_size=self.width, **common)
         return FullAttentionSpec(**common)

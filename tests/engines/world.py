@@ -71,6 +71,7 @@ class Settings:
     drafts: int = 0  # most draft tokens of a request in a step
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
     remote: bool = False  # a connector loads prefixes
+    ranks: int = 1  # of decode context parallelism; their slots of a block stand side by side
     checkpoints: bool = False  # the forward of a prompt writes a state on its way
     talkative: bool = False  # most prompts continue others, also those that have ended
     interval: int | None = None  # 0: vLLM's own manager keeps windows where prompts end alone
@@ -83,7 +84,10 @@ class Settings:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Tokens per block, by group."""
-        return tuple(each.size(self.block_size, self.drafts) for each in self.layers)
+        return tuple(
+            each.size(self.block_size, self.drafts) * (self.ranks if each.kind == "full" else 1)
+            for each in self.layers
+        )
 
     @property
     def hash_size(self) -> int:
@@ -137,6 +141,7 @@ def draw(
     drafts: str = "",
     caching: bool = True,
     remote: bool = False,
+    ranks: int = 1,
 ) -> Settings:
     """A small world, in which blocks run out unless it is roomy."""
     rng = random.Random(seed)
@@ -181,6 +186,7 @@ def draw(
         drafts=num_drafts,
         eagle=drafts == "eagle",
         remote=remote,
+        ranks=ranks,
     )
 
 
@@ -254,6 +260,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
     )
     config.scheduler_config.async_scheduling = settings.asynchronous
     config.cache_config.block_size = settings.block_size
+    config.parallel_config.decode_context_parallel_size = settings.ranks
     if settings.drafts:
         # With these hashes, vLLM's own manager keeps a block that ours drops.
         has_ours = settings.options is not None

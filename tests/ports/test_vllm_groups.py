@@ -138,6 +138,16 @@ def test_connectors_are_refused_beside_states_and_rings(vllm: None, layers: Any,
     assert reasons(FULL, WINDOW, said={"kv_transfer_config": offloading}) == []
 
 
+def test_ranks_of_decode_context_parallelism_split_full_attention_alone(vllm: None) -> None:
+    whole = spec(KINDS.SLIDING_WINDOW, sliding_window=64, dcp_sharded=False)
+    assert reasons(FULL, MAMBA, whole, dcp_world_size=2) == []
+    manager = make(FULL, MAMBA, whole, ranks=2)
+    assert [each.block_size for each in manager.layers] == [2 * SIZE, SIZE, SIZE]
+    manager.get_computed_blocks(served := request("a", TOKENS[:12]))
+    run(manager, served, 12)
+    assert [len(table) for table in manager.get_block_ids("a")] == [2, 3, 3]
+
+
 def test_an_entry_of_several_tokens_is_not_found_in_part(vllm: None) -> None:
     [found] = reasons(COMPRESSED, WINDOW, options={"min_partial_tokens": 4})
     assert "layers that compress tokens" in found

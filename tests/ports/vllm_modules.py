@@ -43,6 +43,7 @@ def spec(kind: Any = KINDS.FULL_ATTENTION, block_size: int = SIZE, **more: Any) 
     named = {
         "tokens_per_state": 1,
         "extra_retained_tokens": 0,
+        "dcp_sharded": kind is not KINDS.MAMBA,
         "max_admission_blocks_per_request": most,
         **more,
     }
@@ -128,6 +129,7 @@ def make(
     enable_caching: bool = True,
     max_in_flight_tokens: int | None = None,
     zeroes: bool = False,
+    ranks: int = 1,
     **options: Any,
 ) -> Any:
     """The port's manager for these groups."""
@@ -146,6 +148,7 @@ def make(
         use_eagle=use_eagle,
         num_hash_lookahead_tokens=num_hash_lookahead_tokens,
         enable_caching=enable_caching,
+        dcp_world_size=ranks,
     )
 
 

@@ -14,7 +14,7 @@ from blockmgr import ChunkedAttention, FullAttention, RecurrentState, Ring, Slid
 if TYPE_CHECKING:
     from blockmgr.groups import Group
 
-__all__ = ["Layers", "group_of", "has_states", "tokens_per_entry"]
+__all__ = ["Layers", "group_of", "has_states", "tokens_of_block", "tokens_per_entry"]
 
 FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
 WINDOW = (KVCacheSpecKind.SLIDING_WINDOW, KVCacheSpecKind.SLIDING_WINDOW_MLA)
@@ -63,6 +63,17 @@ def _state_of(layers: list[Any]) -> RecurrentState | None:
     # that block, or the forward of a prompt did.
     passes = any(getattr(layer, "num_prefill_checkpoint_blocks", 0) for layer in layers)
     return RecurrentState(extra_blocks=most + 1 if most or passes else 0)
+
+
+def tokens_of_block(spec: Any, ranks: int) -> int:
+    """Tokens whose K/V one block of all ranks holds.
+
+    Args:
+        spec: vLLM's spec.
+        ranks: Ranks of decode context parallelism. Each has a part of the tokens of full
+            attention; windows and states, each rank has as a whole.
+    """
+    return int(spec.block_size) * (ranks if spec.dcp_sharded else 1)
 
 
 def tokens_per_entry(spec: Any) -> int:

@@ -31,7 +31,7 @@ from blockmgr.ports.vllm.events import KVEvents, Published, waiting_blocks
 from blockmgr.ports.vllm.fits import Fits
 from blockmgr.ports.vllm.held import Held, Hit, Room
 from blockmgr.ports.vllm.hinting import RequestHints
-from blockmgr.ports.vllm.layers import Layers
+from blockmgr.ports.vllm.layers import Layers, tokens_of_block
 from blockmgr.ports.vllm.lookup import Lookup
 from blockmgr.ports.vllm.misses import Misses
 from blockmgr.ports.vllm.prompts import Prompts
@@ -103,7 +103,7 @@ class KVCacheManager:
         self.enable_kv_cache_events = enable_kv_cache_events
         self.prefix_cache_stats = PrefixCacheStats() if log_stats else None
         self.watermark_blocks = int(watermark * kv_cache_config.num_blocks)
-        sizes = [group.kv_cache_spec.block_size * dcp_world_size for group in groups]
+        sizes = [tokens_of_block(group.kv_cache_spec, dcp_world_size) for group in groups]
         self.block_size = math.lcm(*sizes)
         self._zeroes = bool(kv_cache_config.needs_kv_cache_zeroing)
         in_flight = max_model_len if max_in_flight_tokens is None else max_in_flight_tokens

@@ -8,7 +8,7 @@ from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
 from blockmgr import FullAttention, Ring, SlidingWindow
 from blockmgr.groups import extra_blocks_of
-from blockmgr.ports.vllm.layers import group_of, has_states, tokens_per_entry
+from blockmgr.ports.vllm.layers import group_of, has_states, tokens_of_block, tokens_per_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,8 +106,12 @@ def _not_with_groups(
     has_connector = vllm_config.kv_transfer_config is not None
     yield "KV connectors do not work with recurrent states", has_connector and states
     yield "KV connectors do not work with rings", has_connector and rings
-    context = arguments.get("dcp_world_size", 1) > 1
-    yield "decode context parallelism does not work", context
+    splits = arguments.get("dcp_world_size", 1) > 1 and any(
+        group.kv_cache_spec.dcp_sharded
+        and not isinstance(group_of(group.kv_cache_spec), FullAttention)
+        for group in groups
+    )
+    yield "decode context parallelism does not work where it splits other layers", splits
     yield "ghost_blocks do not work", options.ghost_blocks > 0
     yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
     recovers = getattr(vllm_config.cache_config, "use_kda_recoverssm", False)
@@ -153,7 +157,7 @@ def _of_quotas(options: Options, arguments: Mapping[str, Any]) -> Iterator[str]:
     ranks = arguments.get("dcp_world_size", 1)
     needed = 0
     for group in config.kv_cache_groups:
-        layers, size = group_of(group.kv_cache_spec), group.kv_cache_spec.block_size * ranks
+        layers, size = group_of(group.kv_cache_spec), tokens_of_block(group.kv_cache_spec, ranks)
         # A window may hold as much as full attention while a prompt is computed.
         most = 1 if isinstance(layers, Ring) else -(-arguments["max_model_len"] // size)
         needed += max(most, 1 + extra_blocks_of(layers))
