@@ -43,7 +43,8 @@ NO_TOKENS: Final = "_"
 """In the row of a sequence: an owned block without tokens."""
 
 NOTHING: Final = "-"
-"""In the row of a sequence in another group of layers: no block."""
+"""In the row of a sequence: no block of this group of layers."""
+NO_BLOCK: Final = "no block of this group"
 
 NAMES: Final = {state: state.name.lower() for state in BlockState}
 GRID_WIDTH: Final = 64
@@ -282,7 +283,7 @@ def _strips(
     meanings = (
         (SAME, "the block above"),
         (NO_TOKENS, "no tokens yet"),
-        (NOTHING, "no block of this group"),
+        (NOTHING, NO_BLOCK),
     )
     key = [f"{letter} {meaning}" for letter, meaning in meanings if letter in used]
     if each > 1:
@@ -292,16 +293,16 @@ def _strips(
 
 
 def _strip(row: Row, blocks: BlockSnapshot) -> str:
-    letters = [LETTERS[BlockState(state)] for state in blocks.state[row.block_ids]]
+    letters = [_letter(blocks, block) for block in row.block_ids.tolist()]
     empty = blocks.num_tokens[row.block_ids] == 0
     return "".join(
-        SAME if same else NO_TOKENS if no_tokens else letter
+        SAME if same else NO_TOKENS if no_tokens and letter != NOTHING else letter
         for letter, same, no_tokens in zip(letters, row.same, empty, strict=True)
     )
 
 
 def _letter(blocks: BlockSnapshot, block: int) -> str:
-    """A block of another group, or the null block where the group holds nothing."""
+    """A block of a sequence, or the null block where it has none."""
     state = BlockState(blocks.state[block])
     return NOTHING if state is BlockState.NULL else LETTERS[state]
 
@@ -349,7 +350,7 @@ def _sequence_lines(sequence: Sequence, names: Mapping[int, str], max_lines: int
         return
     yield ""
     facts = [_facts(blocks, block, size) for block in table.tolist()]
-    holders = _holders(manager, sequence, names)
+    holders = _holders(manager, sequence, blocks, names)
     lines = [("slots", "blocks", "state")]
     for start, stop in _runs(list(zip(facts, holders, strict=True))):
         slots = f"[{start * size}, {stop * size})"
@@ -363,6 +364,9 @@ def _sequence_lines(sequence: Sequence, names: Mapping[int, str], max_lines: int
 
 
 def _facts(blocks: BlockSnapshot, block: int, block_size: int) -> tuple[str, ...]:
+    state = BlockState(blocks.state[block])
+    if state is BlockState.NULL:
+        return (NO_BLOCK,)
     tokens, computed = int(blocks.num_tokens[block]), int(blocks.num_computed_tokens[block])
     level = "" if tokens == block_size else count(tokens, "token") if tokens else "no tokens yet"
     if computed < tokens:
@@ -373,19 +377,23 @@ def _facts(blocks: BlockSnapshot, block: int, block_size: int) -> tuple[str, ...
         how = "taken" if blocks.copy_taken[block] else "pending"
         many = count(int(blocks.copy_tokens[block]), "token")
         copy = f"copy of {many} from {blocks.copy_source[block]} {how}"
-    return NAMES[BlockState(blocks.state[block])], level, twin, copy
+    return NAMES[state], level, twin, copy
 
 
-def _holders(manager: BlockManager, sequence: Sequence, names: Mapping[int, str]) -> list[str]:
+def _holders(
+    manager: BlockManager, sequence: Sequence, blocks: BlockSnapshot, names: Mapping[int, str]
+) -> list[str]:
     """The other sequences that hold each block of a sequence."""
-    sharers: dict[int, list[str]] = {block: [] for block in sequence.block_ids.tolist()}
+    table = sequence.block_ids
+    own = table[blocks.state[table] != BlockState.NULL]
+    sharers: dict[int, list[str]] = {block: [] for block in table.tolist()}
     for handle in manager.handles():
         if handle != sequence.handle:
             other = manager.sequence(handle)
             name = names.get(handle, f"row {other.row}")
-            for block in np.intersect1d(other.block_ids, sequence.block_ids).tolist():
+            for block in np.intersect1d(other.block_ids, own).tolist():
                 sharers[block].append(name)
-    return [_shared_with(others) for others in sharers.values()]
+    return [_shared_with(sharers[block]) for block in table.tolist()]
 
 
 def _shared_with(others: list[str]) -> str:

@@ -443,6 +443,24 @@ def test_the_text_of_groups_has_a_row_for_each_table() -> None:
     assert "- no block of this group" in text
 
 
+def test_a_table_of_windows_alone_shows_where_they_are_gone() -> None:
+    manager = BlockManager(
+        num_blocks=32, block_size=4, null_block=True, groups=(SlidingWindow(6),), num_nodes=40
+    )
+    one = serve(manager, list(range(30)))
+    serve(manager, list(range(1, 30)))  # whose gone windows are no shared blocks
+    lines = describe(manager, names={one.handle: "one"}).splitlines()
+    [row] = [line for line in lines if line.startswith("one ")]
+    assert row.split()[1] == "------Co"
+    assert lines[-1].split("  ")[-1] == "- no block of this group"
+    runs = [line.split(maxsplit=2) for line in describe(one).splitlines()[4:]]
+    assert [(slots, state.split("  ")[-1].strip()) for _, slots, state in runs] == [
+        ("24)", "no block of this group"),
+        ("28)", "cached"),
+        ("32)", "owned; 2 tokens"),
+    ]
+
+
 def test_blocks_of_all_groups_have_their_holders_and_their_group_on_a_map() -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     from blockmgr.lab.block_map import as_html, block_map
