@@ -154,6 +154,28 @@ def _dense(name: str, num_layers: int) -> Model:
     return _named(name, num_hidden_layers=num_layers, num_key_value_heads=8, head_dim=128)
 
 
+def _latent(name: str) -> Model:
+    """DeepSeek-V3 and those of its layout: one latent of 512 elements a token, and 64 with RoPE."""
+    return _named(name, num_hidden_layers=61, kv_lora_rank=512, qk_rope_head_dim=64)
+
+
+def _gated_delta(name: str, *, num_layers: int, num_kv_heads: int) -> Model:
+    """Three layers with a state of a gated delta rule, then one with full attention."""
+    return _named(
+        name,
+        "bfloat16",
+        num_hidden_layers=num_layers,
+        full_attention_interval=4,
+        num_key_value_heads=num_kv_heads,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+    )
+
+
 def _named(name: str, state_dtype: str = "float32", **config: Any) -> Model:
     return Model.from_config(name, {"dtype": "bfloat16", **config}, state_dtype=state_dtype)
 
@@ -165,6 +187,8 @@ NAMED: Final = {
         _dense("llama-3-70b", 80),
         _dense("qwen3-8b", 36),
         _dense("qwen3-32b", 64),
+        _latent("deepseek-v3"),
+        _latent("kimi-k2"),
         _named(
             "gemma-3",
             model_type="gemma3_text",
@@ -183,19 +207,8 @@ NAMED: Final = {
             head_dim=256,
             global_head_dim=512,
         ),
-        _named(
-            "qwen3-next",
-            "bfloat16",
-            num_hidden_layers=48,
-            full_attention_interval=4,
-            num_key_value_heads=2,
-            head_dim=256,
-            linear_num_key_heads=16,
-            linear_num_value_heads=32,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            linear_conv_kernel_dim=4,
-        ),
+        _gated_delta("qwen3-next", num_layers=48, num_kv_heads=2),
+        _gated_delta("qwen3.5", num_layers=32, num_kv_heads=4),
         _named(
             "nemotron-h",
             num_hidden_layers=52,
@@ -210,8 +223,9 @@ NAMED: Final = {
         ),
     )
 }
-"""Llama 3.1 and Qwen3 in two sizes each, Gemma-3-12B, Gemma 4 with the defaults of transformers,
-Qwen3-Next-80B-A3B and Nemotron-3-Nano-30B-A3B, with states in vLLM's types."""
+"""Llama 3.1 and Qwen3 in two sizes each, DeepSeek-V3, Kimi K2, Gemma-3-12B, Qwen3-Next-80B-A3B and
+Nemotron-3-Nano-30B-A3B; Gemma 4 and Qwen3.5 with the defaults of transformers. States are in vLLM's
+types."""
 
 
 def named(name: str) -> Model:

@@ -210,11 +210,13 @@ def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
         "gemma-3": None,
         "gemma-4": 32,
         "qwen3-next": 544,
+        "qwen3.5": 272,
         "nemotron-h": 2096,
     }
     qwen = (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)) * 2
     nemotron = 64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2
-    for state, layers, name in ((qwen, 12, "qwen3-next"), (nemotron, 6, "nemotron-h")):
+    states = ((qwen, 12, "qwen3-next"), (qwen, 8, "qwen3.5"), (nemotron, 6, "nemotron-h"))
+    for state, layers, name in states:
         a_token = named(name).bytes_per_token // layers
         assert -(-state // a_token // 16) * 16 == named(name).block_size
 
@@ -226,6 +228,7 @@ def test_models_with_full_attention_alone_go_by_the_numbers_of_their_layers(run:
         "llama-3-70b": kv_bytes_per_token(80, 8, 128, "bfloat16"),
         "qwen3-8b": kv_bytes_per_token(36, 8, 128, "bfloat16"),
         "qwen3-32b": kv_bytes_per_token(64, 8, 128, "bfloat16"),
+        **dict.fromkeys(("deepseek-v3", "kimi-k2"), 61 * (512 + 64) * 2),
     }
     asked = ("plan", "chat", "--hit-rate", "60%")
     shape = ("--layers", 36, "--kv-heads", 8, "--head-size", 128, "--dtype", "bfloat16")
