@@ -10,7 +10,17 @@ import pytest
 
 from blockmgr.ports.vllm import Options
 from tests.ports.test_vllm_groups import CHUNK, FULL, LARGE, MAMBA, TOKENS, WINDOW, reasons, run
-from tests.ports.vllm_modules import SIZE, layout, make, options_and_reasons, request, ring, serve
+from tests.ports.vllm_modules import (
+    KINDS,
+    SIZE,
+    layout,
+    make,
+    options_and_reasons,
+    request,
+    ring,
+    serve,
+    spec,
+)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +123,18 @@ def test_each_window_that_the_blocks_hold_is_found_however_long_its_prefix(vllm:
     assert found == [60] * 12
 
 
+def test_a_prompt_longer_than_the_pool_is_found(vllm: None) -> None:
+    manager = make(WINDOW, num_blocks=9)
+    served = request("a", list(range(1, 61)))
+    while served.num_computed_tokens < 60:
+        run(manager, served, 4)
+    manager.free(served)
+    again = request("again", [*range(1, 61), 99])
+    blocks, found, _ = manager.get_computed_blocks(again)
+    assert found == 60
+    assert manager.allocate_slots(again, 1, found, blocks) is not None
+
+
 def test_nodes_are_bounded_but_the_longest_request_has_them(
     vllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +142,8 @@ def test_nodes_are_bounded_but_the_longest_request_has_them(
     of = module.Layers.of
     window = of(WINDOW, 4, 4, 64, 64)  # the 5 tokens before a query are in 2 blocks or more
     state, of_ring = of(MAMBA, 4, 4, 64, 64), of(ring(2), 4, 4, 64, 64)
-    assert [each.least_blocks for each in (window, state, of_ring)] == [2, 1, 1]
+    small = of(spec(KINDS.SLIDING_WINDOW, sliding_window=5), 4, 4, 64, 64)
+    assert [each.least_blocks for each in (window, small, state, of_ring)] == [2, 1, 1, 1]
     assert of(CHUNK, 4, 4, 64, 64).least_blocks == 0
     assert module.num_nodes([window], 32, 20) == 17 * 20
     assert module.num_nodes([window, state], 32, 20) == 11 * 20

@@ -21,7 +21,7 @@ __all__ = ["Layers", "group_of", "has_states", "num_nodes", "tokens_per_entry"]
 FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
 WINDOW = (KVCacheSpecKind.SLIDING_WINDOW, KVCacheSpecKind.SLIDING_WINDOW_MLA)
 RING = getattr(kv_cache_interface, "CircularBufferSpec", ())  # since vLLM 0.33
-MOST_NODES = 2**22  # one takes some 80 bytes, and 5 for each of its tokens
+MOST_NODES = 2**22  # one takes some 160 bytes, and 5 for each of its tokens
 
 
 def group_of(spec: Any, block_size: int | None = None) -> Group | None:
