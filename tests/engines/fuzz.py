@@ -59,12 +59,22 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "sizes, partial": ("window", {"min_partial_tokens": 1, "debug": 1}),
     "sizes, quotas": ("window", {"quotas": {"tenant": 12}, "debug": 1}),
     "sizes, states": ("state", {"debug": 1, "min_partial_tokens": 1}),
+    # No full attention.
+    "bare": ("bare", {"debug": 1}),
+    "bare, partial": ("bare", {"min_partial_tokens": 1, "debug": 1}),
+    "bare, uncached": ("bare", {"debug": 1}),
+    "bare, eagle": ("bare", {"debug": 1}),
+    "sizes, bare": ("bare", {"debug": 1}),
+    "bare states": ("bare, state", {"debug": 1, "min_partial_tokens": 0}),
+    "bare states, partial": ("bare, state", {"debug": 1, "min_partial_tokens": 1}),
+    "bare states, ngram": ("bare, state", {"debug": 1, "min_partial_tokens": 1}),
     "connector": ("full", {"debug": 1}),
     "windows, connector": ("window", {"debug": 1}),
     "chunks, connector": ("chunk", {"debug": 1}),
     "sizes, connector": ("window", {"debug": 1}),
     "ranks": ("full", {"debug": 1}),
     "states, ranks": ("state", {"debug": 1, "min_partial_tokens": 0}),
+    "bare, connector": ("bare", {"debug": 1}),
 }
 if HAS_RINGS:
     GROUPED |= {
@@ -80,9 +90,9 @@ if HAS_RINGS:
 
 
 # Requests find other numbers of tokens than with vLLM's own manager, so steps are others.
-FINDS_MORE = ("windows, eagle", "sizes, eagle", "windows, partial, eagle")
+FINDS_MORE = ("windows, eagle", "sizes, eagle", "windows, partial, eagle", "bare, eagle")
 # Behind what was loaded, the managers find other prefixes, and vLLM's own reads wrong K/V.
-APART = ("windows, connector", "chunks, connector", "sizes, connector")
+APART = ("windows, connector", "chunks, connector", "sizes, connector", "bare, connector")
 
 
 def main() -> int:

@@ -106,10 +106,20 @@ SCALES = ((1, 2), (2, 1), (4, 1), (1, 3), (2, 3), (8, 2, 1), (1, 2, 4))
 def draw_layers(rng: random.Random, kind: str, block_size: int) -> tuple[Layers, ...]:
     """Groups like those of models: one of full attention, and one or more that read a part.
 
-    Leaves out windows of one token, with which vLLM's own manager finds nothing.
+    Those of a kind that begins with ``bare`` have no full attention. Leaves out windows of one
+    token, with which vLLM's own manager finds nothing.
     """
     if kind == "full":
         return FULL
+    if kind.startswith("bare"):
+        groups = [Layers("state")] * (rng.choice([1, 1, 1, 2]) if kind.endswith("state") else 0)
+        if not groups or rng.random() < 0.4:
+            widths = [rng.choice([rng.randint(2, 4 * block_size), 33])]
+            if rng.random() < 0.4:
+                widths.append(rng.randint(2, 6 * block_size))
+            groups += [Layers("window", width) for width in widths]
+        rng.shuffle(groups)
+        return tuple(groups)
     if kind.startswith("ring"):
         beside = "state" if kind.endswith("state") else rng.choice(["full", "window", "latent"])
         width = rng.choice([each for each in (2, 4, 8) if block_size % each == 0])

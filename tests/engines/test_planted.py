@@ -133,8 +133,8 @@ def test_a_block_that_is_not_found_changes_a_schedule(monkeypatch: pytest.Monkey
     assert from_one_copy > 0
 
 
-@pytest.mark.parametrize("kind", ["window", "chunk", "state"])
-def test_the_port_is_clean_with_several_groups(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["window", "chunk", "state", "bare", "bare, state"])
+def test_the_port_is_clean_with_groups(kind: str) -> None:
     assert wrong_runs({"min_partial_tokens": 1, "debug": 1}, kind) == 0
 
 
@@ -154,7 +154,7 @@ def test_entries_counted_in_blocks_of_another_size_are_noticed(
     assert wrong_runs({}, "window", sized=True) > 0
 
 
-@pytest.mark.parametrize("kind", ["window", "chunk", "state"])
+@pytest.mark.parametrize("kind", ["window", "chunk", "state", "bare"])
 def test_a_table_that_changes_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Options.config
 
@@ -165,7 +165,7 @@ def test_a_table_that_changes_is_noticed(kind: str, monkeypatch: pytest.MonkeyPa
     assert wrong_runs({}, kind) > 0
 
 
-@pytest.mark.parametrize("kind", ["window", "chunk"])
+@pytest.mark.parametrize("kind", ["window", "chunk", "bare"])
 def test_layers_that_are_thought_to_read_less_are_noticed(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +254,20 @@ def test_a_state_in_one_column_only_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(tables.Tables, "blocks", last_only)
     assert wrong_runs({}, "state") > 0
+
+
+def test_where_nodes_are_short_prompts_find_less_and_nothing_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found() -> int:
+        drawn = (draw(seed, MODEL, "fcfs", False, {}, kind="bare") for seed in range(SEEDS))
+        tallies = [World(replace(each, lossless=True)).run() for each in drawn]
+        assert not any(tally.wrong for tally in tallies)
+        return sum(tally.cached for tally in tallies)
+
+    enough = found()
+    monkeypatch.setattr(manager, "num_nodes", lambda layers, capacity, longest: longest)
+    assert found() < enough
 
 
 PARTIAL = {"min_partial_tokens": 1, "debug": 1}

@@ -20,6 +20,7 @@ from transformers import (
     Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
+    MistralConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen3NextConfig,
@@ -42,6 +43,11 @@ LETTERS = "abcdefghijklmnop"
 
 def llama() -> PretrainedConfig:
     return LlamaConfig(intermediate_size=128, num_hidden_layers=2, **SIZES)
+
+
+def mistral() -> PretrainedConfig:
+    """A window of 80 tokens in each layer, as Mistral 7B 0.1."""
+    return MistralConfig(intermediate_size=128, num_hidden_layers=2, sliding_window=80, **SIZES)
 
 
 def gemma3() -> PretrainedConfig:
@@ -145,6 +151,7 @@ def deepseek_v3() -> PretrainedConfig:
 
 CONFIGS = {
     "llama": llama,
+    "mistral": mistral,
     "gemma3": gemma3,
     "gemma4": gemma4,
     "gpt_oss": gpt_oss,

@@ -158,7 +158,7 @@ def draw(
         quotas = {salt: blocks * len(layers) for salt, blocks in options["quotas"].items()}
         options = {**options, "quotas": quotas}
     of_attention = [each for each in layers if each.kind not in ("state", "ring")]
-    num_blocks = sum(-(-num_blocks // each.scale) for each in of_attention)
+    num_blocks = sum(-(-num_blocks // each.scale) for each in of_attention or layers)
     if sized and options and "quotas" in options:
         num_blocks += sum(options["quotas"].values())
     num_drafts = rng.randint(1, 4) if drafts else 0

@@ -81,9 +81,6 @@ def test_windows_chunks_and_states_beside_full_attention_are_supported(
             (FULL, spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=SIZE)),
             "blocks longer than the drafts of a step",
         ),
-        ((MAMBA,), "no layers of the model have full attention"),
-        ((WINDOW,), "no layers of the model have full attention"),
-        ((WINDOW, CHUNK), "no layers of the model have full attention"),
         (
             (FULL, spec(KINDS.SLIDING_WINDOW, sliding_window=6, extra_retained_tokens=1)),
             "keep more than the window",

@@ -135,19 +135,19 @@ class FoundBlocks(Blocks):
         """The ids, by group."""
         if self._listed is None:
             full = first_full(self._layers)
-            has_ids = self._layers[full].block_size == self._manager.config.block_size
+            size = self._manager.config.block_size
             self._listed = tuple(
                 self._found.block_ids.tolist()
-                if has_ids and group == full
+                if group == full and each.block_size == size
                 else [0] * each.num_found_entries(self._found.num_cached_tokens)
                 for group, each in enumerate(self._layers)
             )
         return self._listed
 
 
-def first_full(layers: Sequence[Layers]) -> int:
-    """The position of the first group that has full attention; every model here has one."""
-    return next(group for group, each in enumerate(layers) if each.most_blocks is None)
+def first_full(layers: Sequence[Layers]) -> int | None:
+    """The position of the first group that has full attention; None if no group has."""
+    return next((group for group, each in enumerate(layers) if each.most_blocks is None), None)
 
 
 class AllBlocks:

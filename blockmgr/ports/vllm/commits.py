@@ -29,8 +29,7 @@ NEVER: Final = 1 << 62  # as a number of tokens
 class Commits:
     """Commits whole blocks, as often as the smallest block of a group ends.
 
-    With several groups it does so without prefix caching, too, because windows release blocks at
-    commits.
+    With windows it does so without prefix caching, too, because they release blocks at commits.
 
     Args:
         manager: The manager.
@@ -59,6 +58,7 @@ class Commits:
         self._events = events
         self._block_size = manager.config.block_size
         self._every = min(each.block_size for each in layers)
+        self._has_groups = bool(manager.config.groups)
         self._has_parts = bool(caching and manager.config.min_partial_tokens)
         self.in_step = False
         self._committed_late = False  # since the step's planning ended
@@ -97,7 +97,7 @@ class Commits:
     def start(self, held: Held) -> None:
         """After the admission of a request."""
         held.next_commit = NEVER
-        if self._caching or len(self._layers) > 1:
+        if self._caching or self._has_groups:
             held.next_commit = self._next_end(held.num_committed)
 
     def up_to(self, held: Held, num_computed: int) -> None:
@@ -133,7 +133,7 @@ class Commits:
 
     def before_growth(self, held: Held) -> None:
         """Commits again what earlier steps wrote, so that windows release the blocks behind it."""
-        if len(self._layers) > 1:
+        if self._has_groups:
             self._commit(held, held.num_committed)
 
     def finish(self, held: Held) -> None:

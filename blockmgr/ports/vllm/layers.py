@@ -12,13 +12,23 @@ from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, 
 from blockmgr import ChunkedAttention, FullAttention, RecurrentState, Ring, SlidingWindow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockmgr.groups import Group
 
-__all__ = ["Layers", "group_of", "has_states", "tokens_of_block", "tokens_per_entry"]
+__all__ = [
+    "Layers",
+    "group_of",
+    "has_states",
+    "num_nodes",
+    "tokens_of_block",
+    "tokens_per_entry",
+]
 
 FULL = (KVCacheSpecKind.FULL_ATTENTION, KVCacheSpecKind.MLA_ATTENTION)
 WINDOW = (KVCacheSpecKind.SLIDING_WINDOW, KVCacheSpecKind.SLIDING_WINDOW_MLA)
 RING = getattr(kv_cache_interface, "CircularBufferSpec", ())  # since vLLM 0.33
+MOST_NODES = 2**22  # one takes some 160 bytes, and 5 for each of its tokens
 
 
 def group_of(spec: Any, block_size: int | None = None) -> Group | None:
@@ -86,6 +96,22 @@ def has_states(spec: Any) -> bool:
     return get_kv_cache_spec_kind(spec) is KVCacheSpecKind.MAMBA
 
 
+def num_nodes(layers: Sequence[Layers], capacity: int, longest: int) -> int:
+    """Nodes of a manager for a model in which no layers have full attention.
+
+    Whatever the blocks can hold then has its nodes: a cached prefix and a request keep the blocks
+    that the query behind them reads, so at most so many of the longest ones end in the pool. In
+    pools for which that is more than ``MOST_NODES``, prefixes may be evicted for their nodes.
+
+    Args:
+        layers: The groups of layers.
+        capacity: Blocks.
+        longest: Nodes of the longest request.
+    """
+    ends = capacity // max(1, sum(each.least_blocks for each in layers)) + 1
+    return max(longest, capacity, min(ends * longest, MOST_NODES))
+
+
 @dataclass(frozen=True)
 class Layers:
     """The layers of one group.
@@ -140,6 +166,13 @@ class Layers:
     def is_ring(self) -> bool:
         """Whether a request has one block of this group, which prompts do not find."""
         return isinstance(self.group, Ring)
+
+    @property
+    def least_blocks(self) -> int:
+        """Fewest blocks that a long prefix has in this group, where a prompt can continue it."""
+        if isinstance(self.group, SlidingWindow):
+            return -(-(self.group.width - 1) // self.block_size)
+        return int(self.has_states or self.is_ring)
 
     def num_entries(self, num_slots: int) -> int:
         """Entries of a worker's table for this many slots; each names a block."""

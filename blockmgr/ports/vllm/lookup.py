@@ -42,7 +42,7 @@ class Lookup:
         self._least_copied = least or config.block_size
         self._behind = (1 if self._least else config.block_size) if use_eagle else 0
         # Slots for all of a long prompt would be that many blocks of a window.
-        self._num_slots = 1 if len(config.groups) > 1 else None
+        self._num_slots = 1 if config.groups else None
         self._has_states = any(isinstance(each, RecurrentState) for each in config.groups)
         self.whole_only: set[str] = set()
         self.stops: tuple[str, tuple[int, ...]] = ("", ())

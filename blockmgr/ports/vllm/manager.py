@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from blockmgr import (
     StaleMatchError,
     StepError,
 )
+from blockmgr.groups import is_bare
 from blockmgr.ports.vllm.blocks import Block, BlockPool, FoundBlocks
 from blockmgr.ports.vllm.commits import Commits
 from blockmgr.ports.vllm.coordinator import Coordinator
@@ -31,7 +33,7 @@ from blockmgr.ports.vllm.events import KVEvents, Published, waiting_blocks
 from blockmgr.ports.vllm.fits import Fits
 from blockmgr.ports.vllm.held import Held, Hit, Room
 from blockmgr.ports.vllm.hinting import RequestHints
-from blockmgr.ports.vllm.layers import Layers, tokens_of_block
+from blockmgr.ports.vllm.layers import Layers, num_nodes, tokens_of_block
 from blockmgr.ports.vllm.lookup import Lookup
 from blockmgr.ports.vllm.misses import Misses
 from blockmgr.ports.vllm.prompts import Prompts
@@ -143,11 +145,14 @@ class KVCacheManager:
 
     def _new_manager(self, max_seqs: int, max_blocks_per_seq: int) -> BlockManager:
         num_blocks, events = self.kv_cache_config.num_blocks, self.enable_kv_cache_events
-        # Windows release blocks by commits, so several groups have the cache in any case. Without
-        # caching in vLLM, no request reads it.
+        # Windows release blocks by commits, so groups have the cache in any case. Without caching
+        # in vLLM, no request reads it.
         caching: dict[str, Any] = {"prefix_caching": self.enable_caching}
-        if len(self.layers) > 1:
-            caching = {"groups": tuple(each.group for each in self.layers)}
+        groups = tuple(each.group for each in self.layers)
+        if len(groups) > 1 or is_bare(groups):
+            caching = {"groups": groups}
+        if is_bare(groups):
+            caching["num_nodes"] = num_nodes(self.layers, num_blocks - 1, max_blocks_per_seq)
         if self.use_eagle and self.options.min_partial_tokens:
             caching["min_partial_tokens"] = 1  # whether the token after a block is cached, too
         config = self.options.config(
@@ -458,7 +463,8 @@ class KVCacheManager:
         held = self._held.get(request.request_id)
         if held is None:
             return []
-        ids = self.manager.block_ids(held.handle)
+        by_group = self._tables.blocks(held).by_group
+        ids = [block for block in dict.fromkeys(chain.from_iterable(by_group)) if block]
         self.manager.acquire(ids)
         self.free(request)
         return [Block(self.manager, block) for block in ids]

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
 from blockmgr import FullAttention, Ring, SlidingWindow
-from blockmgr.groups import extra_blocks_of
+from blockmgr.groups import extra_blocks_of, is_bare
 from blockmgr.ports.vllm.layers import group_of, has_states, tokens_of_block, tokens_per_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from blockmgr.groups import Group
     from blockmgr.ports.vllm.options import Options
 
 __all__ = ["options_for", "reasons_against"]
 
 LAYERS = {
     "mamba": (
-        "recurrent states (Mamba) need mamba_cache_mode align, and blocks longer than the drafts "
-        "of a step"
+        "recurrent states (Mamba) need mamba_cache_mode align (vLLM's default with "
+        "--enable-prefix-caching), and blocks longer than the drafts of a step"
     ),
     "sliding_window": "sliding windows that keep more than the window are not supported",
     "sliding_window_mla": "sliding windows that keep more than the window are not supported",
@@ -88,12 +89,23 @@ def _of_groups(options: Options, vllm_config: Any, arguments: Mapping[str, Any])
                 yield "the model's KV cache cannot be shared by prefix"
     if not groups:
         yield "the model has no KV cache"
-    elif not any(isinstance(layers, FullAttention) for layers in found):
-        yield "no layers of the model have full attention"
-    if len(groups) > 1:
-        for name, is_on in _not_with_groups(options, vllm_config, arguments):
-            if is_on:
-                yield f"{name} with several groups of KV cache layers"
+    elif all(isinstance(layers, Ring) for layers in found):
+        yield "the model's KV cache cannot be shared by prefix"
+    yield from _of_layouts(found, options, vllm_config, arguments)
+
+
+def _of_layouts(
+    found: Sequence[Group | None],
+    options: Options,
+    vllm_config: Any,
+    arguments: Mapping[str, Any],
+) -> Iterator[str]:
+    without_full = is_bare([layers for layers in found if layers is not None])
+    where = "without full attention" if without_full else "with several groups of KV cache layers"
+    refused = [*_not_without_full_attention(options, arguments)] if without_full else []
+    if without_full or len(found) > 1:
+        refused += _not_with_groups(options, vllm_config, arguments)
+    yield from (f"{name} {where}" for name, is_on in refused if is_on)
 
 
 def _not_with_groups(
@@ -116,6 +128,14 @@ def _not_with_groups(
     yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
     recovers = getattr(vllm_config.cache_config, "use_kda_recoverssm", False)
     yield "states that are recovered after drafts (RecoverSSM) do not work", recovers
+
+
+def _not_without_full_attention(
+    options: Options, arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, bool]]:
+    yield "KV cache events do not work", bool(arguments.get("enable_kv_cache_events"))
+    yield "quotas do not work", bool(options.quotas)
+    yield "retention and kv_hints do not work", options.retention
 
 
 def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
@@ -190,8 +210,8 @@ def _of_partial_tokens(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterat
     if arguments.get("dcp_world_size", 1) > 1:
         yield "min_partial_tokens does not go together with decode context parallelism"
     layout = arguments["kv_cache_config"]
-    if layout.needs_kv_cache_zeroing and len(layout.kv_cache_groups) == 1:
-        yield "min_partial_tokens does not go together with blocks that workers zero"
     specs = [group.kv_cache_spec for group in layout.kv_cache_groups]
+    if layout.needs_kv_cache_zeroing and len(specs) == 1 and not has_states(specs[0]):
+        yield "min_partial_tokens does not go together with blocks that workers zero"
     if any(tokens_per_entry(spec) > 1 or isinstance(group_of(spec), Ring) for spec in specs):
         yield "min_partial_tokens does not go together with layers that compress tokens"

@@ -23,7 +23,7 @@ def outcome(number: int) -> dict[str, Any]:
 
     family = families()[number]
     try:
-        return plan(family.make())
+        return plan(family.make(), **family.engine)
     except Exception as error:  # of whatever kind, it is the outcome
         return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
 

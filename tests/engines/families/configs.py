@@ -31,6 +31,7 @@ class Family:
         architecture: Its name in vLLM's registry.
         changes: Fields that differ from the class's defaults.
         nested: The field for ``changes`` if the class nests them.
+        engine: Arguments of vLLM's engine that are not its defaults.
         is_named: Whether this module names it, instead of finding it in the registry.
     """
 
@@ -39,6 +40,7 @@ class Family:
     architecture: str
     changes: dict[str, Any] = field(default_factory=dict)
     nested: str = ""
+    engine: dict[str, Any] = field(default_factory=dict)
     is_named: bool = True
 
     def make(self) -> PretrainedConfig:
@@ -306,6 +308,15 @@ FAMILIES: Final = (
             "topk_method": "noaux_tc",
         },
     ),
+    *(
+        Family(
+            f"{name}, with prefix caching",
+            f"{name}Config",
+            f"{name}ForCausalLM",
+            engine={"enable_prefix_caching": True},
+        )
+        for name in ("Mamba", "Mamba2", "FalconMamba")
+    ),
     # Their classes lack what vLLM reads.
     _with("Afmoe", "AfmoeConfig", score_func="sigmoid", route_norm=True, n_group=1, topk_group=1),
     _with("DeepseekV2", "DeepseekV2Config", n_group=8, topk_group=3),
@@ -326,7 +337,7 @@ def families() -> list[Family]:
     """The named ones, and what else transformers and vLLM's registry both have."""
     from vllm.model_executor.models.registry import _TEXT_GENERATION_MODELS
 
-    found = {family.architecture: family for family in FAMILIES}
+    found = {family.architecture for family in FAMILIES if not family.engine}
     rest: dict[str, Family] = {}
     for model_type, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         architecture = names if isinstance(names, str) else names[0]
