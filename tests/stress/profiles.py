@@ -195,8 +195,14 @@ PROFILES = {
 OF_THE_MANAGER = tuple(
     name
     for name, each in PROFILES.items()
-    if not (each.sizes_by_group or each.together or each.rings or each.drafts or each.bare
-            or each.resized)
+    if not (
+        each.sizes_by_group
+        or each.together
+        or each.rings
+        or each.drafts
+        or each.bare
+        or each.resized
+    )
 )
 ONE_GROUP = tuple(name for name in OF_THE_MANAGER if not PROFILES[name].layouts)
 
