@@ -95,7 +95,7 @@ void wrong_options() {
   REFUSED(BLOCKMGR_BAD_VALUE, "options", blockmgr_create(nullptr, &made));
   REFUSED(BLOCKMGR_BAD_VALUE, "manager", blockmgr_create(&o, nullptr));
   REFUSED(BLOCKMGR_BAD_VALUE, "options", blockmgr_options_init(nullptr, sizeof o));
-  for (const std::size_t size : {std::size_t{0}, sizeof o - 8, sizeof o + 8, SIZE_MAX}) {
+  for (const std::size_t size : {std::size_t{0}, offsetof(blockmgr_options, digest_size), sizeof o + 8, SIZE_MAX}) {
     REFUSED(BLOCKMGR_BAD_VALUE, "struct_size", blockmgr_options_init(&o, size));
     refused_options("struct_size", [&](auto& wrong) { wrong.struct_size = size; });
   }
@@ -118,6 +118,7 @@ void wrong_options() {
   number("halfway_stop_tokens", &blockmgr_options::halfway_stop_tokens);
   number("prompt_end_stop", &blockmgr_options::prompt_end_stop);
   number("digest_size", &blockmgr_options::digest_size);
+  number("num_nodes", &blockmgr_options::num_nodes);
   const auto flag = [](const char* name, std::int32_t blockmgr_options::* member) {
     for (const std::int32_t value : {-1, 3})
       refused_options(name, [&](auto& wrong) { wrong.*member = value; });
@@ -144,6 +145,20 @@ void wrong_options() {
     wrong.groups = &group;
     wrong.num_groups = 1;
   });
+  static const blockmgr_group details[] = {{BLOCKMGR_FULL, 1, 0},        {BLOCKMGR_CHUNK, 1, 4},
+                                           {BLOCKMGR_WINDOW, -1, 4},     {BLOCKMGR_STATE, 1025, 0},
+                                           {BLOCKMGR_RING, INT32_MIN, 4}};
+  for (const blockmgr_group& group : details)
+    refused_options("detail", [&](auto& wrong) {
+      wrong.groups = &group;
+      wrong.num_groups = 1;
+    });
+  refused_options("no ring", [](auto& wrong) {
+    static const blockmgr_group group{BLOCKMGR_RING, 2, 4};
+    wrong.groups = &group;
+    wrong.num_groups = 1;
+  });
+  refused_options("num_nodes", [](auto& wrong) { wrong.num_nodes = 1; });
   refused_options("width", [](auto& wrong) {
     static const blockmgr_group groups[] = {{}, {BLOCKMGR_WINDOW, 0, kMost}};
     wrong.groups = groups;
@@ -253,6 +268,7 @@ void wrong_handles(blockmgr_handle own, blockmgr_handle gone) {
     REFUSED(due, "handle", blockmgr_commit(manager, h, 1));
     REFUSED(due, "handle", blockmgr_truncate(manager, h, 1, &number));
     REFUSED(due, "handle", blockmgr_fork(manager, h, 1, children));
+    REFUSED(due, "handle", blockmgr_place_state(manager, h, 0));
     REFUSED(due, "handle", blockmgr_free(manager, h, 0));
     REFUSED(due, "handle", blockmgr_free_expecting(manager, h, 1, 0));
     REFUSED(due, "handle", blockmgr_preempt(manager, h, 0));
@@ -301,6 +317,8 @@ void wrong_numbers(blockmgr_handle own) {
   REFUSED(BLOCKMGR_BAD_VALUE, "stop", blockmgr_slot_mapping(manager, own, 0, kLeast, kMost, slots));
   for (const std::int32_t group : {-1, 1, INT32_MIN, INT32_MAX})
     REFUSED(BLOCKMGR_BAD_VALUE, "group", blockmgr_slot_mapping(manager, own, group, 0, 1, slots));
+  for (const std::int64_t slot : {kLeast, std::int64_t{-1}, std::int64_t{1}, kMost})
+    REFUSED(BLOCKMGR_BAD_VALUE, "slot", blockmgr_place_state(manager, own, slot));
   REFUSED(BLOCKMGR_BAD_VALUE, "flags", blockmgr_free(manager, own, 2));
   REFUSED(BLOCKMGR_BAD_VALUE, "flags", blockmgr_preempt(manager, own, UINT32_MAX));
   REFUSED(BLOCKMGR_BAD_VALUE, "flags", blockmgr_resume(manager, own, 0, 2));

@@ -13,6 +13,7 @@ from tests.stress.lockstep import DivergenceError
 SEEDS = 12
 SEVERAL = [*(layout for layout in WITH_FULL if len(layout) > 1), *WITH_DRAFTS]
 SEVERAL += [("window 5",), ("window 9", "state"), ("window 4", "window 9")]
+SEVERAL += [("chunk 8",), ("chunk 4", "window 9"), ("chunk 8", "chunk 5"), ("chunk 5", "state")]
 
 
 @pytest.mark.parametrize("layout", SEVERAL, ids=", ".join)

@@ -18,26 +18,10 @@ import pytest
 from blockmgr import BlockManager, ManagerConfig
 from blockmgr.errors import OutOfBlocksError, OutOfSequencesError, UnknownSequenceError
 from blockmgr.stats import Stats
+from tests.library.face import HEADER, loaded, struct, text_of
 
 ROOT = Path(__file__).parents[2]
-HEADER = (ROOT / "blockmgr" / "csrc" / "c" / "blockmgr.h").read_text(encoding="utf-8")
-TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "size_t": ctypes.c_size_t}
 BAD_VALUE, OUT_OF_BLOCKS, OUT_OF_SEQUENCES, UNKNOWN_SEQUENCE = 16, 1, 2, 18
-
-
-def struct(name: str) -> type[ctypes.Structure]:
-    """A struct of the header."""
-    [body] = re.findall(rf"typedef struct {name} {{(.*?)}} {name};", HEADER, re.DOTALL)
-    body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
-    rows: list[tuple[str, Any]] = []
-    for kind, stars, field, count in re.findall(
-        r"(?:const )?(\w+)\s*(\*?)\s*(\w+)(?:\[(\d+)\])?;", body
-    ):
-        of_field: Any = ctypes.c_void_p if stars else TYPES.get(kind, ctypes.c_void_p)
-        if kind.startswith("uint"):
-            of_field = ctypes.c_void_p if stars else getattr(ctypes, f"c_{kind.removesuffix('_t')}")
-        rows.append((field, of_field * int(count) if count else of_field))
-    return type(name, (ctypes.Structure,), {"_fields_": rows})
 
 
 OPTIONS, PROMPT, STATS = map(struct, ("blockmgr_options", "blockmgr_prompt", "blockmgr_stats"))
@@ -53,14 +37,7 @@ def prefix() -> Path:
 
 @pytest.fixture(scope="module")
 def library(prefix: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(prefix / "lib" / "libblockmgr.so"))
-    loaded.blockmgr_last_error.restype = ctypes.c_char_p
-    return loaded
-
-
-def text_of(library: ctypes.CDLL) -> str:
-    text: bytes = library.blockmgr_last_error()
-    return text.decode()
+    return loaded(prefix / "lib" / "libblockmgr.so")
 
 
 def defaults(library: ctypes.CDLL) -> Any:
@@ -168,7 +145,7 @@ def test_options_have_the_defaults_of_the_python_package(library: ctypes.CDLL) -
         assert told[name] == (getattr(config, name) or 0), name
     known = {row.name for row in dataclasses.fields(ManagerConfig)}
     spelled_otherwise = {"dedup", "eviction", "prompt_end_stop", "digest"}
-    not_in_c = {"max_sessions", "num_nodes"}
+    not_in_c = {"max_sessions"}
     assert known - spelled_otherwise - not_in_c <= told.keys()
 
 

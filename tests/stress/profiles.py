@@ -86,6 +86,7 @@ class Profile:
         rings: Whether its layouts have rings; in no run of all profiles, as with ``together``.
         replays: Likewise windows that are computed again instead of cached.
         drafts: The same with slots for drafts.
+        bare: The same without full attention.
         sizes_by_group: Whether groups have all fields of ``ModelLayouts``, which stands in for the
             manager until it has them.
     """
@@ -103,6 +104,7 @@ class Profile:
     rings: bool = False
     replays: bool = False
     drafts: bool = False
+    bare: bool = False
     sizes_by_group: bool = False
     sessions: bool = False
     together: bool = False
@@ -176,6 +178,7 @@ PROFILES = {
     "rings": of_groups(rings=True, weights=DEEP),
     "replays": of_groups(rings=True, replays=True, weights={**DEEP, "turn": 6}),
     "drafts": of_groups(drafts=True, weights={**DEEP, "append": 24}),
+    "bare": of_groups(bare=True, weights=DEEP),
     "families": Profile(blocks=(3, 24), quotas=True, together=True, weights=FAMILIES),
     "families_in_groups": Profile(
         sizes=(1, 2, 3, 4, 8), vocabulary=(2, 2, 3), quotas=True, layouts=True, together=True,
@@ -192,7 +195,14 @@ PROFILES = {
 OF_THE_MANAGER = tuple(
     name
     for name, each in PROFILES.items()
-    if not (each.sizes_by_group or each.together or each.rings or each.drafts or each.resized)
+    if not (
+        each.sizes_by_group
+        or each.together
+        or each.rings
+        or each.drafts
+        or each.bare
+        or each.resized
+    )
 )
 ONE_GROUP = tuple(name for name in OF_THE_MANAGER if not PROFILES[name].layouts)
 
@@ -267,6 +277,20 @@ def draw_drafts(rng: random.Random) -> list[str]:
     layout += ["state"] * ("state" not in layout)
     extra = rng.randint(1, 4)
     return [f"state extra_blocks={extra}" if name == "state" else name for name in layout]
+
+
+def draw_bare(rng: random.Random) -> list[str]:
+    """Groups none of which has full attention, in any order."""
+    kinds = rng.choice([["window"], ["window"], ["chunk"], ["window", "chunk"], []])
+    count = rng.randint(1, 3) if kinds else 0
+    layout = [f"{rng.choice(kinds)} {rng.randint(1, 20)}" for _ in range(count)]
+    state = rng.choice(["state", "state", f"state extra_blocks={rng.randint(1, 4)}"])
+    layout += [state] * rng.choice([0, 1, 2] if layout else [1, 1, 2])
+    if rng.random() < 0.3:
+        restart = rng.choice([1, 2, 4])
+        layout.append(f"ring {restart + rng.choice([0, 1, 3, 12])} restart={restart}")
+    rng.shuffle(layout)
+    return layout
 
 
 def draw_smaller_blocks(layout: Sequence[str], size: int, seed: int) -> list[str]:
@@ -431,6 +455,7 @@ def draw_config(
         draw = draw_rings if profile.rings else draw_layout
         draw = draw_replays if profile.replays else draw
         draw = draw_drafts if profile.drafts else draw
+        draw = draw_bare if profile.bare else draw
         return draw_groups(rng, profile, layout or draw(rng))
     null_block = rng.random() < 0.2
     num_blocks = rng.randint(*profile.blocks)

@@ -334,10 +334,7 @@ nb::object take_plan(Planner& core, nb::handle make) {
   std::vector<BlockCopy> copies;
   const std::int64_t ticket = core.take_copies(copies);
   try {
-    // A block that is its own source begins with zeros.
-    const auto is_copy = [](const BlockCopy& copy) { return copy.source != copy.destination; };
-    auto end = copies.end();
-    if (core.has_groups()) end = std::stable_partition(copies.begin(), copies.end(), is_copy);
+    const auto end = std::ranges::find_if(copies, &BlockCopy::is_zeros);
     const std::vector<BlockCopy> zeros(end, copies.end());
     copies.erase(end, copies.end());
     const auto column_of = [](const std::vector<BlockCopy>& copies,

@@ -61,6 +61,7 @@ enum {
   BLOCKMGR_PIN_BUDGET = 3,       /* more pins than max_pinned_blocks */
   BLOCKMGR_STALE_MATCH = 4,      /* the cache no longer holds what a match found */
   BLOCKMGR_TOO_SMALL = 5,        /* room is too small; the needed number was written */
+  BLOCKMGR_OUT_OF_NODES = 6,     /* the same as OUT_OF_BLOCKS, where num_nodes is what is short */
   /* The call was wrong. */
   BLOCKMGR_BAD_VALUE = 16,        /* an argument or an option is out of its bounds */
   BLOCKMGR_NEVER_FITS = 17,       /* larger than the pool or a table row */
@@ -85,8 +86,8 @@ BLOCKMGR_API uint32_t blockmgr_version(void);
 /* The text of the last call of this thread that was refused. Valid until the next one. */
 BLOCKMGR_API const char* blockmgr_last_error(void);
 
-/* The numbers of the last shortage of this thread (blocks, sequences or the pin budget): needed,
- * available, and held back by the watermark. Each pointer may be NULL. */
+/* The numbers of the last shortage of this thread (blocks, nodes, sequences or the pin budget):
+ * needed, available, and held back by the watermark. Each pointer may be NULL. */
 BLOCKMGR_API void blockmgr_last_shortage(int64_t* needed, int64_t* available, int64_t* reserved);
 
 /* "out of blocks" for BLOCKMGR_OUT_OF_BLOCKS; a constant string for every number. */
@@ -107,12 +108,28 @@ typedef struct blockmgr_quota {
   int64_t num_blocks;
 } blockmgr_quota;
 
-enum { BLOCKMGR_FULL = 0, BLOCKMGR_WINDOW = 1, BLOCKMGR_CHUNK = 2, BLOCKMGR_STATE = 3 };
+enum {
+  BLOCKMGR_FULL = 0,
+  BLOCKMGR_WINDOW = 1,
+  BLOCKMGR_CHUNK = 2,
+  BLOCKMGR_STATE = 3,
+  BLOCKMGR_RING = 4
+};
 
-/* A group of layers. width: tokens of a window or a chunk; else 0. */
+/* A group of layers: its kind, and what the numbers beside it are; 0 where there is nothing.
+ *
+ *            width                        detail
+ *   FULL     -                            -
+ *   WINDOW   tokens that a query reads    0; or, for a window that prompts do not find, the tokens
+ *                                         that are computed again before a hit: at least width - 1
+ *   CHUNK    tokens of a chunk            -
+ *   STATE    -                            blocks of a sequence beside the one that its state is
+ *                                         in, for drafts; as many in all such groups
+ *   RING     positions that a block       restart: the query at p reads nothing before p - p %
+ *            holds, at p % width          restart; 0 for 1 */
 typedef struct blockmgr_group {
   int32_t kind;
-  int32_t reserved; /* 0 */
+  int32_t detail;
   int64_t width;
 } blockmgr_group;
 
@@ -122,7 +139,7 @@ typedef struct blockmgr_options {
   int64_t num_blocks;          /* in the pool, the null block included */
   int64_t block_size;          /* tokens of a block, 1 to 65535 */
   int64_t max_seqs;            /* rows of the tables; default 256 */
-  int64_t max_blocks_per_seq;  /* columns of the tables; 0: as many as there are blocks */
+  int64_t max_blocks_per_seq;  /* columns of the tables; 0: as many as there are blocks, or nodes */
   int64_t min_partial_tokens;  /* fewest tokens to reuse from part of a block; 0: none are */
   int64_t watermark_blocks;    /* held back from admission */
   int64_t steps_in_flight;     /* launched steps that may be incomplete */
@@ -149,6 +166,10 @@ typedef struct blockmgr_options {
   blockmgr_digest_function digest; /* NULL (the default): xxh3_128 */
   void* digest_context;
   int64_t digest_size; /* bytes, 8 to 64; default 16, which xxh3_128 has */
+  /* Only with groups none of which has full attention: most stretches of block_size tokens that
+   * sequences and cached prefixes consist of. 0: for prefixes of 8192 tokens, as many as can end in
+   * the blocks with their windows and states. Such a manager has no retention, quotas and events. */
+  int64_t num_nodes;
 } blockmgr_options;
 
 /* Fills in the defaults; num_blocks and block_size have none. struct_size: sizeof *options. */
@@ -204,6 +225,9 @@ typedef struct blockmgr_match_result {
   int64_t num_blocks;           /* whole blocks found */
   int64_t num_stops;
   int64_t stops[4]; /* with states: where forwards should end, ascending */
+  int64_t num_shared_tokens;   /* leading ones that full attention has, whatever other groups lack */
+  int64_t num_replayed_tokens; /* after the cached ones: found, too, and computed again for windows
+                                  that prompts do not find */
 } blockmgr_match_result;
 
 /* The cached part of a prompt. Changes nothing. block_ids: the whole blocks found; or NULL. With
@@ -279,6 +303,10 @@ BLOCKMGR_API blockmgr_status blockmgr_cache_state(blockmgr_manager* manager, blo
 /* A launched forward has moved the states past the tokens of the sequence. */
 BLOCKMGR_API blockmgr_status blockmgr_mark_state_moved(blockmgr_manager* manager,
                                                        blockmgr_handle handle);
+/* Before a commit: the states are in this column of their tables. They are in column 0 after admit,
+ * fork, reparent and resume. */
+BLOCKMGR_API blockmgr_status blockmgr_place_state(blockmgr_manager* manager, blockmgr_handle handle,
+                                                  int64_t slot);
 
 typedef struct blockmgr_sequence {
   size_t struct_size;
@@ -291,6 +319,7 @@ typedef struct blockmgr_sequence {
   int32_t state_stands; /* its states are those after num_computed_tokens */
   int64_t num_stops;
   int64_t stops[5]; /* with states: where its forwards should end, ascending */
+  int64_t num_replayed_tokens; /* as of a match, by the last admit or resume */
 } blockmgr_sequence;
 BLOCKMGR_API blockmgr_status blockmgr_view(blockmgr_manager* manager, blockmgr_handle handle,
                                            blockmgr_sequence* sequence);
@@ -304,15 +333,18 @@ BLOCKMGR_API blockmgr_status blockmgr_handles(blockmgr_manager* manager, blockmg
 /* ---- tables ---------------------------------------------------------------------------------- */
 
 /* The block table of a group (0 without groups): int32[num_rows][row_width], live. Row: the low
- * half of a handle. Entries past the last block are 0. Of states, the first entry is the block. */
+ * half of a handle. Entries past the last block are 0. Of rings, the first entry is the block; of
+ * states, those of the slots for drafts follow it. */
 BLOCKMGR_API blockmgr_status blockmgr_table(blockmgr_manager* manager, int32_t group,
                                             const int32_t** table, int64_t* num_rows,
                                             int64_t* row_width);
 /* int32[num_rows], live: num_tokens of the running sequence of each row, else 0. */
 BLOCKMGR_API blockmgr_status blockmgr_seq_lens(blockmgr_manager* manager, const int32_t** lengths,
                                                int64_t* num_rows);
-/* The slots of tokens [start, stop) in a group: block * block_size + offset. room for
- * stop - start. */
+enum { BLOCKMGR_PAD_SLOT = -1 };
+/* The slots of tokens [start, stop) in a group of attention: block * block_size + offset, or
+ * BLOCKMGR_PAD_SLOT for replayed tokens, of which a group that prompts find writes nothing. room
+ * for stop - start. */
 BLOCKMGR_API blockmgr_status blockmgr_slot_mapping(blockmgr_manager* manager,
                                                    blockmgr_handle handle, int32_t group,
                                                    int64_t start, int64_t stop, int64_t* slots);
@@ -323,7 +355,9 @@ BLOCKMGR_API blockmgr_status blockmgr_num_common_prefix_blocks(blockmgr_manager*
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* The leading num_tokens of a block, to be copied before the forward; in any order. */
+/* The leading num_tokens of a block, to be copied before the forward; in any order. With rings, a
+ * block that begins empty is its own source: fill it with zeros. Those come last in a plan, to be
+ * filled after the copies, which may read them. */
 typedef struct blockmgr_copy {
   int32_t source;
   int32_t destination;

@@ -38,15 +38,16 @@ class Error : public std::runtime_error {
   blockmgr_status status_;
 };
 
-// Not enough blocks at the moment: free or preempt a sequence, and try again.
+// Not enough blocks at the moment, or not enough nodes: free or preempt a sequence, and try again.
 class OutOfBlocks : public Error {
  public:
-  OutOfBlocks() : Error(BLOCKMGR_OUT_OF_BLOCKS) {
+  explicit OutOfBlocks(blockmgr_status status = BLOCKMGR_OUT_OF_BLOCKS) : Error(status) {
     blockmgr_last_shortage(&needed_, &available_, &reserved_);
   }
   std::int64_t needed() const noexcept { return needed_; }
   std::int64_t available() const noexcept { return available_; }
   std::int64_t reserved_by_watermark() const noexcept { return reserved_; }
+  bool of_nodes() const noexcept { return status() == BLOCKMGR_OUT_OF_NODES; }
 
  private:
   std::int64_t needed_ = 0, available_ = 0, reserved_ = 0;
@@ -54,7 +55,8 @@ class OutOfBlocks : public Error {
 
 inline void check(blockmgr_status status) {
   if (status == BLOCKMGR_OK) return;
-  if (status == BLOCKMGR_OUT_OF_BLOCKS) throw OutOfBlocks();
+  if (status == BLOCKMGR_OUT_OF_BLOCKS || status == BLOCKMGR_OUT_OF_NODES)
+    throw OutOfBlocks(status);
   throw Error(status);
 }
 
@@ -85,8 +87,9 @@ struct Match : blockmgr_match_result {
 
 struct CopyPlan {
   std::int64_t ticket = 0;
-  std::vector<Copy> copies;
+  std::vector<Copy> copies;  // behind them, blocks of rings to fill with zeros
 };
+inline bool is_zeros(const Copy& copy) { return copy.source == copy.destination; }
 
 // int32[num_rows][row_width], in memory of the manager.
 struct Table {
@@ -169,6 +172,10 @@ class Manager {
   }
   void resume_together(std::span<const Handle> handles, std::int64_t num_slots = 0) {
     check(blockmgr_resume_together(get(), handles.data(), size_of(handles), num_slots, 0));
+  }
+
+  void place_state(Handle handle, std::int64_t slot) {
+    check(blockmgr_place_state(get(), handle, slot));
   }
 
   SequenceView view(Handle handle) const {

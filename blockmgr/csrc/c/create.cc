@@ -63,7 +63,7 @@ struct ReadOption {
         {"max_pinned_blocks", given.max_pinned_blocks},
         {"event_blocks", given.event_blocks},
         {"full_group", 0},
-        {"num_nodes", 0},
+        {"num_nodes", given.num_nodes},
         {"full_block_size", 0},
         {"max_sessions", 0},
         {"max_seqs", given.max_seqs},
@@ -86,16 +86,27 @@ struct ReadOption {
   }
 };
 
+Group group_of(const blockmgr_group& given) {
+  constexpr std::int64_t kMostDetail[] = {0, INT32_MAX, 0, kMaxExtraBlocks, INT32_MAX};
+  check_bounds("kind of a group", given.kind, BLOCKMGR_FULL, BLOCKMGR_RING);
+  check_bounds("detail of a group", given.detail, 0, kMostDetail[given.kind]);
+  Group group{static_cast<Group::Kind>(given.kind), given.width};
+  if (group.kind == Group::kWindow && given.detail) {
+    group.kind = Group::kReplayed;
+    group.replay = given.detail;
+  } else if (group.recurrent()) {
+    group.extra_blocks = given.detail;
+  } else if (group.is_ring() && given.detail) {
+    group.restart = given.detail;
+  }
+  return group;
+}
+
 std::vector<Group> groups_of(const blockmgr_options& given) {
   std::vector<Group> groups;
   if (given.num_groups) not_null(given.groups, "groups");
   check_bounds("num_groups", static_cast<std::int64_t>(given.num_groups), 0, 64);
-  for (std::size_t i = 0; i < given.num_groups; ++i) {
-    const blockmgr_group& group = given.groups[i];
-    check_bounds("kind of a group", group.kind, BLOCKMGR_FULL, BLOCKMGR_STATE);
-    check_bounds("reserved", group.reserved, 0, 0);
-    groups.push_back({static_cast<Group::Kind>(group.kind), group.width});
-  }
+  for (std::size_t i = 0; i < given.num_groups; ++i) groups.push_back(group_of(given.groups[i]));
   return groups;
 }
 
@@ -121,15 +132,17 @@ Config config_of(const blockmgr_options& given) {
   if (!given.events) check_bounds("event_blocks", given.event_blocks, 0, 0);
   Config config;
   config.each_option(ReadOption{given});
-  if (!config.row_width)
-    config.row_width = std::max(1, std::min(config.num_blocks - config.null_block,
-                                            INT32_MAX / std::max(config.block_size, 1)));
+  add_quotas(given, config);
+  check_options(static_cast<const StoreConfig&>(config));
+  set_groups(config, groups_of(given));
+  if (!config.row_width) {
+    const int most = config.num_nodes ? config.num_nodes : config.num_blocks - config.null_block;
+    config.row_width = std::min(most, INT32_MAX / config.block_size);
+  }
   if (given.events && !config.event_blocks)
     config.event_blocks = static_cast<int>(
         std::clamp<std::int64_t>(4 * std::int64_t{config.num_blocks}, 256, 65'536));
-  add_quotas(given, config);
   check_options(config);
-  set_groups(config, groups_of(given));
   return config;
 }
 

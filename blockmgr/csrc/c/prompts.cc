@@ -93,6 +93,8 @@ blockmgr_status blockmgr_match(blockmgr_manager* manager, const blockmgr_prompt*
     out.num_computing_tokens = found.num_computing;
     out.num_blocks = num_blocks;
     out.num_stops = ascending(found.stops, 0, out.stops);
+    out.num_shared_tokens = found.num_shared;
+    out.num_replayed_tokens = found.num_replayed;
     write_struct(result, size, out);
     if (block_ids) std::copy(found.blocks.begin(), found.blocks.end(), block_ids);
   });

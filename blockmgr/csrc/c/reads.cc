@@ -24,8 +24,25 @@ namespace {
 // The number of a group in the core; -1: that of the nodes' own blocks.
 int further_group(const Sequences& core, std::int32_t group) {
   const blockmgr::Config& config = core.config();
-  blockmgr::check_bounds("group", group, 0, static_cast<std::int64_t>(config.groups.size()));
-  return group == config.full_group ? -1 : group - (group > config.full_group);
+  const auto count = static_cast<std::int64_t>(config.groups.size());
+  blockmgr::check_bounds("group", group, 0, count - core.pool().is_bare());
+  if (group == config.full_group) return -1;
+  return group - (group > config.full_group) + core.pool().is_bare();
+}
+
+// The same of a group whose blocks hold the K/V of tokens.
+int attention_group(const Sequences& core, std::int32_t group) {
+  const int further = further_group(core, group);
+  if (further >= 0 || core.pool().is_bare()) {
+    const blockmgr::Group& kind =
+        core.config().groups[static_cast<std::size_t>(std::max(further, 0))];
+    if (kind.recurrent() || kind.is_ring())
+      throw blockmgr::Error(
+          blockmgr::ErrorKind::kValue,
+          "group must be one of attention, got " + std::to_string(group) + ", which has " +
+              (kind.is_ring() ? "rings" : "states"));
+  }
+  return further;
 }
 
 // Takes the columns and points into them.
@@ -80,13 +97,14 @@ blockmgr_status blockmgr_view(blockmgr_manager* manager, blockmgr_handle handle,
     const blockmgr::GroupRow row = core.view_groups(handle);
     blockmgr_sequence out{};
     out.num_tokens = s.num_tokens;
-    out.num_computed_tokens = s.num_computed;
-    out.num_cached_tokens = s.num_cached;
-    out.num_blocks = s.num_blocks;
+    out.num_computed_tokens = core.computed(s);
+    out.num_replayed_tokens = core.num_replayed(s);
+    out.num_cached_tokens = s.num_cached - out.num_replayed_tokens;
+    out.num_blocks = core.num_full_blocks(s);
     out.num_slots = core.num_slots(s);
     out.is_preempted = s.state == blockmgr::Sequence::kPreempted;
     out.state_stands = row.stands;
-    out.num_stops = ascending(row.stops, s.num_computed, out.stops);
+    out.num_stops = ascending(row.stops, core.computed(s), out.stops);
     write_struct(sequence, size, out);
   });
 }
@@ -159,9 +177,9 @@ blockmgr_status blockmgr_seq_lens(blockmgr_manager* manager, const int32_t** len
 blockmgr_status blockmgr_slot_mapping(blockmgr_manager* manager, blockmgr_handle handle,
                                       int32_t group, int64_t start, int64_t stop, int64_t* slots) {
   return read(manager, [&](const Sequences& core) {
-    const int further = further_group(core, group);
+    const int further = attention_group(core, group);
     if (further < 0) {
-      core.check_slots(handle, start, stop);
+      core.check_table_slots(handle, start, stop);
       core.slot_mapping(handle, start, stop, elements(slots, "slots", stop - start, "stop"));
     } else {
       core.check_group_slots(handle, further, start, stop);

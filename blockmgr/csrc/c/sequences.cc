@@ -139,6 +139,11 @@ blockmgr_status blockmgr_mark_state_moved(blockmgr_manager* manager, blockmgr_ha
   return change(manager, [&](Sequences& core) { core.mark_state_moved(handle); });
 }
 
+blockmgr_status blockmgr_place_state(blockmgr_manager* manager, blockmgr_handle handle,
+                                     int64_t slot) {
+  return change(manager, [&](Sequences& core) { core.place_state(handle, slot); });
+}
+
 blockmgr_status blockmgr_num_common_prefix_blocks(blockmgr_manager* manager,
                                                   const blockmgr_handle* handles, int64_t count,
                                                   int64_t* num_blocks) {

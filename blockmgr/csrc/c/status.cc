@@ -56,9 +56,14 @@ blockmgr_status status_of(ErrorKind kind) noexcept {
 // An ordinary shortage.
 blockmgr_status report_shortage(const OutOfBlocks& e) noexcept {
   note(e.needed, e.available, e.watermark);
+  if (e.of_nodes) {
+    say("need %lld nodes, %lld available; num_nodes sets how many there are", wide(e.needed),
+        wide(e.available));
+    return BLOCKMGR_OUT_OF_NODES;
+  }
   const std::int64_t held_back = e.watermark < e.available ? e.watermark : e.available;
   say("need %lld blocks, %lld available", wide(e.needed), wide(e.available));
-  if (held_back)
+  if (e.watermark)
     say("need %lld blocks, %lld available, %lld of them held back by the watermark", wide(e.needed),
         wide(e.available), wide(held_back));
   return BLOCKMGR_OUT_OF_BLOCKS;
@@ -150,6 +155,8 @@ const char* blockmgr_status_text(blockmgr_status status) {
       return "stale match";
     case BLOCKMGR_TOO_SMALL:
       return "too small";
+    case BLOCKMGR_OUT_OF_NODES:
+      return "out of nodes";
     case BLOCKMGR_BAD_VALUE:
       return "bad value";
     case BLOCKMGR_NEVER_FITS:

@@ -127,6 +127,10 @@ void check_options(const Config& config) {
   check_bounds("min_partial_tokens", config.min_partial_tokens, 0, config.block_size);
   check_bounds("watermark_blocks", config.watermark_blocks, 0, capacity_of(config));
   check_bounds("hit_rate_window", config.hit_rate_window, 0, kMaxWindow);
+  for (const Group& group : config.groups)
+    if (group.extra_blocks >= config.row_width)
+      bad_value("max_blocks_per_seq must be at least " + std::to_string(group.extra_blocks + 1) +
+                " for the slots of states, got " + std::to_string(config.row_width));
 }
 
 void add_quota(StoreConfig& config, std::string_view name, std::int64_t blocks) {
@@ -137,47 +141,89 @@ void add_quota(StoreConfig& config, std::string_view name, std::int64_t blocks) 
   config.quotas.push_back({std::string(name), static_cast<int>(blocks)});
 }
 
+// As blockmgr.groups.default_nodes.
+static int default_nodes(const std::vector<Group>& groups, std::int64_t block_size,
+                         std::int64_t capacity) {
+  constexpr std::int64_t kTokensOfPrefix = 8192, kMost = 1 << 20;
+  const auto blocks = [&](std::int64_t tokens) { return (tokens + block_size - 1) / block_size; };
+  std::int64_t each = 0;
+  for (const Group& group : groups) each += group.is_attention() ? blocks(group.width) + 1 : 1;
+  const std::int64_t ends = (capacity + each - 1) / each;
+  return static_cast<int>(std::max(std::min(ends * blocks(kTokensOfPrefix), kMost), capacity));
+}
+
+// Checks the numbers of each group by itself, and those that all rings or all states share.
+static void check_each(const Config& config, const std::vector<Group>& groups) {
+  std::int64_t restart = 1;
+  int extra = -1;
+  for (const Group& group : groups) {
+    const bool has_width = group.kind != Group::kFull && !group.recurrent();
+    check_bounds("width of a group", group.width, has_width, has_width ? INT32_MAX : 0);
+    check_bounds("restart of a group", group.restart, 1, group.is_ring() ? group.width : 1);
+    restart = std::lcm(restart, group.restart);
+    if (restart > INT32_MAX)
+      bad_value("groups must restart at common positions below 2**31, got rings that do not");
+    if (group.is_ring())
+      check_bounds("width of a ring", group.width, group.restart + config.max_rollback, INT32_MAX);
+    const std::int64_t least = std::max<std::int64_t>(group.width - 1, 1);
+    check_bounds("replay of a group", group.replay, group.is_replayed() ? least : 0,
+                 group.is_replayed() ? INT32_MAX : 0);
+    if (!group.recurrent()) continue;
+    if (extra >= 0) check_bounds("extra blocks of a group", group.extra_blocks, extra, extra);
+    extra = group.extra_blocks;
+  }
+}
+
+// Checks what windows that are computed again need of the other groups.
+static void check_replay(const Config& config, const std::vector<Group>& groups, bool bare) {
+  std::int64_t replay = 0;
+  for (const Group& group : groups) replay = std::max(replay, group.replay);
+  if (!replay) return;
+  const auto lacks = [&](const Group& group) {
+    return group.recurrent() || (group.is_ring() && group.restart > replay + 1);
+  };
+  if (bare || config.early_commit || std::any_of(groups.begin(), groups.end(), lacks))
+    bad_value(
+        "groups with replay need full attention and early_commit=False, no states beside them, and "
+        "rings that restart within it");
+}
+
 void set_groups(Config& config, const std::vector<Group>& groups) {
   if (groups.size() > kMaxGroups)
     bad_value("groups must be at most " + std::to_string(kMaxGroups) + ", got " +
               std::to_string(groups.size()));
-  bool recurrent = false;
-  std::int64_t replay = 0;
-  std::int64_t restart = 1;
-  auto full = groups.end();
-  for (auto group = groups.begin(); group != groups.end(); ++group) {
-    const bool has_width = group->kind != Group::kFull && !group->recurrent();
-    check_bounds("width of a group", group->width, has_width, has_width ? INT32_MAX : 0);
-    check_bounds("restart of a group", group->restart, 1, group->is_ring() ? group->width : 1);
-    restart = std::lcm(restart, group->restart);
-    if (restart > INT32_MAX)
-      bad_value("groups must restart at common positions below 2**31, got rings that do not");
-    recurrent |= group->recurrent();
-    replay = std::max(replay, group->replay);
-    const std::int64_t least = std::max<std::int64_t>(group->width - 1, 1);
-    check_bounds("replay of a group", group->replay, group->is_replayed() ? least : 0,
-                 group->is_replayed() ? INT32_MAX : 0);
-    if (group->kind == Group::kFull && full == groups.end()) full = group;
-  }
-  const auto lacks = [&](const Group& group) {
-    return group.is_ring() && group.restart > replay + 1;
+  const auto first = [&](const auto& fits) {
+    return std::find_if(groups.begin(), groups.end(), fits) - groups.begin();
   };
-  if (replay &&
-      (recurrent || config.early_commit || std::any_of(groups.begin(), groups.end(), lacks)))
-    bad_value(
-        "groups with replay need early_commit=False, no states beside them, and rings that "
-        "restart within it");
-  if (!groups.empty() && full == groups.end())
-    bad_value("groups must have one with full attention, got none");
+  const auto end = static_cast<std::ptrdiff_t>(groups.size());
+  const bool recurrent = first([](const Group& group) { return group.recurrent(); }) < end;
+  std::ptrdiff_t of_tables = first([](const Group& group) { return group.kind == Group::kFull; });
+  const bool bare = of_tables == end && !groups.empty();
+  if (bare) of_tables = first([](const Group& group) { return group.is_attention(); });
+  if (of_tables == end) of_tables = 0;
+  if (bare && first([](const Group& group) { return !group.is_ring(); }) == end)
+    bad_value("groups must have one that is no ring, got none");
+  check_each(config, groups);
+  check_replay(config, groups, bare);
   if (!groups.empty() && (!config.null_block || !config.prefix_caching || config.ghost_blocks))
     bad_value("groups need null_block, prefix_caching and no ghost_blocks");
   if (groups.empty()) check_bounds("max_rollback_tokens", config.max_rollback, 0, 0);
   if (config.prompt_end_stop >= 0 && !(recurrent && config.min_partial_tokens))
     bad_value("prompt_end_stop needs a group of recurrent states and min_partial_tokens");
-  config.full_group = static_cast<int>(full - groups.begin());
-  if (groups.empty()) config.full_group = 0;
-  for (auto group = groups.begin(); group != groups.end(); ++group)
-    if (group != full) config.groups.push_back(*group);
+  if (!bare) check_bounds("num_nodes without full attention", config.num_nodes, 0, 0);
+  if (bare && !config.num_nodes)
+    config.num_nodes =
+        default_nodes(groups, config.block_size, config.num_blocks - config.null_block);
+  config.full_group = static_cast<int>(of_tables);
+  for (std::ptrdiff_t i = 0; i < end; ++i) {
+    if (i == of_tables && !bare) continue;
+    Group group = groups[static_cast<std::size_t>(i)];
+    group.end = config.block_size;
+    group.number = static_cast<int>(i);
+    group.has_events = !group.is_replayed();
+    // The nodes have no blocks of their own: those of the tables come first.
+    config.groups.insert(i == of_tables ? config.groups.begin() : config.groups.end(), group);
+  }
 }
 
 }  // namespace blockmgr

@@ -16,6 +16,7 @@ namespace blockmgr {
 inline constexpr int kMaxIds = INT32_MAX - 511;
 inline constexpr int kMaxBlocks = kMaxIds / 6 * 5;
 inline constexpr int kMaxBlockSize = UINT16_MAX;
+inline constexpr int kMaxExtraBlocks = 1024;  // slots for drafts beside a state
 inline constexpr int kMinDigest = 8;
 inline constexpr std::size_t kMaxBytes = 1024;  // of a namespace or an extra key
 
@@ -48,7 +49,8 @@ void check_retention(int level, double ttl);
 void check_options(const StoreConfig& config);
 void check_options(const Config& config);
 void add_quota(StoreConfig& config, std::string_view name, std::int64_t blocks);
-// The groups of layers in the order of the engine; all other options are set before.
+// The groups of layers in the order of the engine. All options but row_width are set before; without
+// full attention it chooses num_nodes, if that is 0.
 void set_groups(Config& config, const std::vector<Group>& groups);
 
 }  // namespace blockmgr

@@ -36,6 +36,7 @@ struct BlockCopy {
   std::int32_t destination;
   std::int32_t num_tokens;
   std::int32_t group = 0;  // of layers, in the order of the engine
+  bool is_zeros() const { return source == destination; }
 };
 
 class CopyTracker {

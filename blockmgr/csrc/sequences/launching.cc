@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 
 #include "sequences/sequences.h"
 
@@ -26,6 +27,7 @@ void Launching::launch_groups(std::vector<BlockCopy>& copies) noexcept {
     copy.group = rows().in_engine(g);
     copy.num_tokens = rows().tokens_of_block(g, copy.num_tokens);
   }
+  if (!rings().empty()) std::ranges::stable_partition(copies, std::not_fn(&BlockCopy::is_zeros));
   moved_.clear();
   if (!num_singles()) return;
   for (const Sequence& s : rows().sequences) {
