@@ -57,7 +57,7 @@ class ComputedBlocksTracker:
             return self._known[name]
         size, pool = self._allocator.block_size, self._allocator.pool_of(Device.GPU)
         if table := self._tables.get(name):
-            allocator, blocks = table.pool_blocks()
+            allocator, blocks = table.allocator(), [block.in_pool for block in table.blocks]
         else:
             allocator, blocks = pool, pool.cached_prefix(tuple(tokens), -1, extra)
         computed = sum(1 for _ in takewhile(allocator.is_computed, blocks[: len(tokens) // size]))
