@@ -119,6 +119,20 @@ def test_two_sequences_copy_a_block_that_they_share_once() -> None:
     assert one.physical_block_ids[0] == two.physical_block_ids[0] == host.physical_block_ids[0]
 
 
+def test_what_follows_a_block_of_the_other_device_waits_to_be_cached() -> None:
+    """The pools number their blocks alike: the other one's is not its parent."""
+    allocator = CpuGpuBlockAllocator.create("prefix_caching", 8, 8, 2)
+    other = allocator.allocate_immutable_block(None, [9, 9], Device.GPU)
+    first = allocator.allocate_immutable_block(None, [1, 2], Device.GPU)
+    second = allocator.allocate_mutable_block(first, Device.GPU)
+    allocator.swap([first], Device.GPU, Device.CPU)
+    second.append_token_ids([3, 4])
+    assert not second.is_cached
+    found = allocator.allocate_immutable_blocks(other, [[3, 4]], Device.GPU)
+    assert found[0].block_id != second.block_id
+    check(allocator)
+
+
 def test_swaps_that_make_no_sense_are_refused(make_pools: MakePools) -> None:
     allocator = make_pools()
     table = table_of(allocator, list(range(10)))

@@ -121,9 +121,9 @@ class Radix:
         drawn = radix.format_tree(self.cache, max_depth=99)
         sizes = self.cache.manager.size_info
         assert drawn.startswith(f"root: {sizes.evictable_size} evictable, {sizes.protected_size} p")
-        shown = [line.partition("slots ")[2].partition(",")[0].split() for line in drawn.split("\n")]
         if "…" not in drawn:
-            numbers = [slot for slots in shown for slot in slots]
+            slots = [line.partition("slots ")[2].partition(",")[0] for line in drawn.splitlines()]
+            numbers = " ".join(slots).split()
             assert len(set(numbers)) == len(numbers) == sizes.total_size
 
 

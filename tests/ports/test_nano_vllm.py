@@ -11,7 +11,7 @@ import pytest
 
 from blockmgr import NeverFitsError, OutOfBlocksError, OutOfSequencesError, SequenceStateError
 from blockmgr.ports.nano_vllm import BlockManager
-from tests.ports.nano_driver import Engine, Scheduler, Seq, said_alone
+from tests.ports.nano_driver import Engine, Scheduler, Seq
 from tests.unit.snapshot import snapshot
 
 
@@ -83,22 +83,40 @@ def test_a_thousand_requests_with_sharing_preemption_and_chunks(
     scheduler = Scheduler(blocks, token_budget=20, max_seqs=12)
     engine = Engine(scheduler, num_blocks=40, vocabulary=4)
     rng = random.Random(f"present {dedup}")
-    seqs = requests(rng, 1_000)
-    arrivals = list(reversed(seqs))
-    while arrivals or scheduler.waiting or scheduler.running:
-        for _ in range(rng.randrange(4)):
-            if arrivals:
-                scheduler.waiting.append(arrivals.pop())
-        if scheduler.waiting or scheduler.running:
-            engine.step()
-    assert [s.token_ids for s in seqs] == [said_alone(s, 4, 4) for s in seqs]
-    assert blocks.manager.num_available == 40
+    engine.serve(requests(rng, 1_000), rng, most=3)
     assert blocks.manager.handles() == []
     assert len(blocks.manager.take_copies()) == 0
     assert scheduler.counts["cached tokens"] == blocks.manager.stats().hit_tokens > 2_000
     assert scheduler.counts["preemptions"] > 20
     assert scheduler.counts["chunks"] > 20
     assert blocks.manager.stats().deduplicated_blocks > 10
+
+
+@pytest.mark.parametrize("dedup", ["remap", "append_only"])
+def test_whatever_fits_alone_is_served(dedup: Literal["remap", "append_only"]) -> None:
+    """In pools that are little larger than the longest request.
+
+    Unused cached blocks must not be kept beside twins. Otherwise, under ``append_only``, a cached
+    block that no table names stays beside a sequence's own twin, and a request that fits alone
+    cannot be scheduled, in some 50 of 1,000 of these workloads.
+    """
+    for seed in range(200):
+        rng = random.Random(f"present {seed}")
+        size = rng.choice([1, 2, 4])
+        shared = [[rng.randrange(2) for _ in range(rng.randrange(2, 12))] for _ in range(2)]
+        seqs = [
+            Seq(
+                f"request {n} of workload {seed}",
+                rng.choice([*shared, []]) + [rng.randrange(2) for _ in range(rng.randrange(1, 5))],
+                max_new_tokens=rng.randrange(1, 10),
+            )
+            for n in range(8)
+        ]
+        longest = max(len(seq) + seq.max_new_tokens - 1 for seq in seqs)
+        num_blocks = -(-longest // size) + rng.randrange(3)
+        blocks = BlockManager(num_blocks, size, max_seqs=6, dedup=dedup)
+        scheduler = Scheduler(blocks, token_budget=12, max_seqs=4)
+        Engine(scheduler, num_blocks=num_blocks, vocabulary=2).serve(seqs, rng, most=2)
 
 
 # One rule each.
