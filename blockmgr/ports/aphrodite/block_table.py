@@ -62,15 +62,11 @@ class BlockTable:
     Raises:
         ValueError: ``block_size`` is not the allocator's.
         TypeError: A value is of the wrong type.
+
+    Attributes:
+        num_computed_slots: Leading slots whose K/V is known to be written; ``BlockSpaceManager``
+            keeps count.
     """
-
-    __slots__ = ("_allocator", "_blocks", "block_size", "num_computed_slots")
-
-    block_size: int
-    """Tokens per block."""
-
-    num_computed_slots: int
-    """Leading slots whose K/V is known to be written; ``BlockSpaceManager`` keeps count."""
 
     def __init__(self, block_size: int, block_allocator: CpuGpuBlockAllocator) -> None:
         if not isinstance(block_allocator, CpuGpuBlockAllocator):

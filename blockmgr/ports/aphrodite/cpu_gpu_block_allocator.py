@@ -44,8 +44,6 @@ class CpuGpuBlockAllocator:
         TypeError: Not an allocator.
     """
 
-    __slots__ = ("_allocators", "block_size", "caches")
-
     def __init__(self, gpu: BlockAllocator, cpu: BlockAllocator | None = None) -> None:
         self._allocators = {Device.GPU: gpu} | ({} if cpu is None else {Device.CPU: cpu})
         for device, allocator in self._allocators.items():
