@@ -375,81 +375,59 @@ def test_a_group_some_of_whose_sequences_have_ended_is_known(manager: BlockSpace
     assert manager.can_swap_out(both)
 
 
-WRONG: dict[str, tuple[Callable[[BlockSpaceManager], object], type[Exception], str]] = {
+WRONG: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
     "an empty prompt that is asked about": (
-        lambda m: m.can_allocate(EMPTY),
-        ValueError,
-        "prompt of at least one token",
+        lambda m: m.can_allocate(EMPTY), ValueError, "prompt of at least one token",
     ),
     "an empty prompt": (lambda m: m.allocate(EMPTY), ValueError, "must not be empty"),
     "a group of nobody": (lambda m: m.can_allocate(Group([])), ValueError, "at least one sequence"),
-    "no group": (lambda m: m.swap_out(None), TypeError, "seq_group must have get_seqs, got None"),  # type: ignore[arg-type]
-    "no sequence": (lambda m: m.free(3), TypeError, "seq must have a seq_id, got int"),  # type: ignore[arg-type]
-    "no child": (lambda m: m.fork(KNOWN.seqs[0], None), TypeError, "seq must have a seq_id"),  # type: ignore[arg-type]
+    "no group": (lambda m: m.swap_out(None), TypeError, "seq_group must have get_seqs, got None"),
+    "no sequence": (lambda m: m.free(3), TypeError, "seq must have a seq_id, got int"),
+    "no child": (lambda m: m.fork(KNOWN.seqs[0], None), TypeError, "seq must have a seq_id"),
     "no tokens": (
-        lambda m: m.append_slots(SimpleNamespace(seq_id=0)),  # type: ignore[arg-type]
-        TypeError,
-        "seq must have get_token_ids",
+        lambda m: m.append_slots(SimpleNamespace(seq_id=0)),
+        TypeError, "seq must have get_token_ids",
     ),
     "tokens were lost": (
         lambda m: m.append_slots(SHORTER.seqs[0]),
-        SequenceStateError,
-        "the sequence has 4 tokens, its block table 5",
+        SequenceStateError, "the sequence has 4 tokens, its block table 5",
     ),
     "tokens were lost, asked about": (
-        lambda m: m.can_append_slots(SHORTER),
-        SequenceStateError,
-        "the sequence has 4 tokens",
+        lambda m: m.can_append_slots(SHORTER), SequenceStateError, "the sequence has 4 tokens",
     ),
     "fork to itself": (
-        lambda m: m.fork(KNOWN.seqs[0], KNOWN.seqs[0]),
-        SequenceStateError,
-        "has blocks already",
+        lambda m: m.fork(KNOWN.seqs[0], KNOWN.seqs[0]), SequenceStateError, "has blocks already",
     ),
     "allocate twice": (lambda m: m.allocate(KNOWN), SequenceStateError, "has blocks already"),
     "a chunk below 0": (
-        lambda m: m.mark_blocks_as_computed(KNOWN, -1),
-        ValueError,
-        "token_chunk_size",
+        lambda m: m.mark_blocks_as_computed(KNOWN, -1), ValueError, "token_chunk_size",
     ),
     "a chunk of text": (
-        lambda m: m.mark_blocks_as_computed(KNOWN, "1"),  # type: ignore[arg-type]
-        TypeError,
-        "token_chunk_size",
+        lambda m: m.mark_blocks_as_computed(KNOWN, "1"), TypeError, "token_chunk_size",
     ),
-    "count without a sequence": (lambda m: m.get_num_cached_tokens(1), TypeError, "seq_id"),  # type: ignore[arg-type]
+    "count without a sequence": (lambda m: m.get_num_cached_tokens(1), TypeError, "seq_id"),
     "forget no sequence": (
-        lambda m: m.remove_seq_from_computed_blocks_tracker(1),  # type: ignore[arg-type]
-        TypeError,
-        "seq_id",
+        lambda m: m.remove_seq_from_computed_blocks_tracker(1), TypeError, "seq_id",
     ),
     "an adapter of text": (
-        lambda m: m.allocate(Group([Seq(9, [1], adapter="lora")])),  # type: ignore[arg-type]
-        TypeError,
-        "extra_hash",
+        lambda m: m.allocate(Group([Seq(9, [1], adapter="lora")])), TypeError, "extra_hash",
     ),
-    "no device": (lambda m: m.get_prefix_cache_hit_rate("gpu"), TypeError, "must be a Device"),  # type: ignore[arg-type]
+    "no device": (lambda m: m.get_prefix_cache_hit_rate("gpu"), TypeError, "must be a Device"),
     "another block": (
-        lambda m: m.block_allocator.get_physical_block_id(Device.GPU, 99),
-        ValueError,
-        "99",
+        lambda m: m.block_allocator.get_physical_block_id(Device.GPU, 99), ValueError, "99",
     ),
     "half a block": (
         lambda m: m.block_allocator.get_physical_block_id(Device.GPU, 1.0),
-        TypeError,
-        "must be an int",
-    ),  # type: ignore[arg-type]
+        TypeError, "must be an int",
+    ),
     "no device to count": (
-        lambda m: m.block_allocator.get_num_free_blocks("gpu"),
-        TypeError,
-        "must be a Device",
-    ),  # type: ignore[arg-type]
+        lambda m: m.block_allocator.get_num_free_blocks("gpu"), TypeError, "must be a Device",
+    ),
     "an unknown allocator": (
         lambda m: m.block_allocator.device_of(space().block_allocator.pool_of(Device.GPU)),
-        ValueError,
-        "that of the device or that of the host",
+        ValueError, "that of the device or that of the host",
     ),
-}
+}  # fmt: skip
 for _name, _call in {
     "can_allocate": lambda m, n: m.can_allocate(OTHER, n),
     "can_append_slots": lambda m, n: m.can_append_slots(KNOWN, n),
