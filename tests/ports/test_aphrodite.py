@@ -22,7 +22,6 @@ from tests.ports.aphrodite_support import (
     caching,
     chain,
     ids,
-    naive,
     refused,
     table_of,
 )
@@ -208,10 +207,6 @@ def test_hash_block_tokens_refuses_what_cannot_be(args: tuple[Any, ...]) -> None
         PrefixCachingBlock.hash_block_tokens(*args)
 
 
-def test_naive_blocks_have_no_content_hash() -> None:
-    assert chain(naive(), [1, 2, 3, 4])[0].content_hash is None
-
-
 # ---- forks and copies -------------------------------------------------------------------
 
 
@@ -242,15 +237,6 @@ def test_the_writer_of_a_shared_block_moves(make_allocator: Make) -> None:
     assert allocator.clear_copy_on_writes() == {}
 
 
-def test_copies_are_listed_by_their_source(make_allocator: Make) -> None:
-    allocator = make_allocator()
-    [block] = chain(allocator, [1, 2])
-    forks = [allocator.fork(block)[0] for _ in range(3)]
-    for i, fork in enumerate(forks):
-        fork.append_token_ids([i])
-    assert allocator.clear_copy_on_writes() == {block.block_id: ids(forks)}
-
-
 def test_a_copy_can_be_asked_for_without_a_write(make_allocator: Make) -> None:
     allocator = make_allocator()
     [block] = chain(allocator, [1, 2])
@@ -263,14 +249,6 @@ def test_a_copy_can_be_asked_for_without_a_write(make_allocator: Make) -> None:
     assert allocator.clear_copy_on_writes() == {block.block_id: [own]}
     allocator.free(fork)
     assert allocator.cow_block_if_not_appendable(fork) is None
-
-
-def test_a_full_block_stays_where_it_is(make_allocator: Make) -> None:
-    allocator = make_allocator()
-    [block] = chain(allocator, [1, 2, 3, 4])
-    fork = allocator.fork(block)[0]
-    assert allocator.cow_block_if_not_appendable(fork) == block.block_id
-    assert allocator.clear_copy_on_writes() == {}
 
 
 def test_a_block_filled_in_the_step_of_its_copy_is_cached_once_the_copy_is_taken() -> None:

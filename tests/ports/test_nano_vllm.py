@@ -181,22 +181,6 @@ def test_equal_blocks_filled_side_by_side_become_one() -> None:
     assert blocks.manager.num_available == 5
 
 
-def test_append_only_tables_never_change() -> None:
-    blocks = BlockManager(8, 4, dedup="append_only")
-    pair = [start(blocks, 1, 2, 3, 4, 5), start(blocks, 1, 2, 3, 4, 6)]
-    tables = [list(held.block_table) for held in pair]
-    for held in pair:
-        forward(blocks, held)
-        blocks.may_append(held)
-    assert [held.block_table for held in pair] == tables
-
-
-def test_without_prefix_caching_nothing_is_found() -> None:
-    blocks = BlockManager(8, 4, prefix_caching=False)
-    cache(blocks, *range(9))
-    assert start(blocks, *range(9)).num_cached_tokens == 0
-
-
 def test_sequences_are_told_apart_by_identity() -> None:
     """Two requests with the same prompt count as two holders."""
     blocks = BlockManager(8, 4)
@@ -204,14 +188,6 @@ def test_sequences_are_told_apart_by_identity() -> None:
     blocks.deallocate(pair[0])
     assert blocks.manager.num_available == 7
     assert len(pair[1].block_table) == 1
-
-
-def test_can_allocate_changes_nothing() -> None:
-    blocks = BlockManager(8, 4)
-    cache(blocks, *range(9))
-    before = snapshot(blocks.manager)
-    blocks.can_allocate(seq(*range(9)))
-    assert snapshot(blocks.manager) == before
 
 
 def test_hash_blocks_publishes_chunk_by_chunk() -> None:

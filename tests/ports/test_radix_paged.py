@@ -109,15 +109,6 @@ def test_a_batch_gets_all_its_pages_or_none() -> None:
     assert np.array_equal(cache.page_table, before)
 
 
-def test_an_eviction_is_known_to_the_handles_of_what_went() -> None:
-    cache = paged()
-    cache.cache_req(request(cache, 0, 1, 2, 3), finished=True)
-    handle = cache.match_req(SimpleNamespace(input_ids=[1, 2, 3])).cuda_handle
-    cache.prefix_cache.evict(3)
-    with pytest.raises(BlockStateError, match="evicted since"):
-        handle.get_matched_indices()
-
-
 @pytest.mark.parametrize("keys", [("a", "b"), (None, "a"), (b"a", b"b")])
 def test_requests_with_another_extra_key_share_nothing(keys: tuple[Any, Any]) -> None:
     cache = paged()

@@ -15,7 +15,6 @@ One class here replaces their trie and their two allocators, so the promises app
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import Any
 
 import numpy as np
@@ -83,13 +82,6 @@ def test_what_could_never_fit_is_refused_instead_of_waiting_for_ever(prefix_cach
     with refused(engine.allocator, NeverFitsError, "slots for 9 tokens take 5 blocks"):
         engine.allocate(9)
     assert engine.allocate(8) is not None
-
-
-def test_many_more_allocations_than_there_could_be_at_once() -> None:
-    engine = Engine(300, 1)
-    held = [engine.reserve(1, [token]) for token in range(300)]
-    assert engine.allocate(1) is None
-    assert len({allocation.allocation_id for allocation in held}) == 300
 
 
 # Prefixes: RadixAllocator.allocate and free, RadixTrie.find and insert
@@ -247,24 +239,6 @@ def test_a_plan_is_open_in_one_task_at_a_time() -> None:
 # BlockAllocation: its ends
 
 
-def test_an_allocation_frees_itself_when_it_is_dropped() -> None:
-    engine = Engine(8, 2)
-    allocation = engine.reserve(16)
-    assert engine.allocate(1) is None
-    del allocation
-    assert engine.allocator.num_available == 8
-    assert engine.is_empty()
-
-
-def test_an_allocation_in_a_cycle_frees_itself_when_the_cycle_goes() -> None:
-    engine = Engine(8, 2)
-    cycle: list[Any] = [engine.reserve(16)]
-    cycle.append(cycle)
-    del cycle
-    gc.collect()
-    assert engine.is_empty()
-
-
 def test_async_with_closes_at_a_regular_end_and_discards_at_any_other() -> None:
     engine = Engine(12, 2)
 
@@ -282,17 +256,6 @@ def test_async_with_closes_at_a_regular_end_and_discards_at_any_other() -> None:
         now(serve([7, 8, 9], asyncio.CancelledError()))
     assert engine.found([1, 2, 3, 0]) == 3
     assert engine.found([4, 5, 6, 0]) == engine.found([7, 8, 9, 0]) == 0
-    assert engine.is_empty()
-
-
-def test_async_with_leaves_a_closed_allocation_alone() -> None:
-    engine = Engine(12, 2)
-
-    async def main() -> None:
-        async with engine.reserve(8) as allocation:
-            allocation.close()
-
-    now(main())
     assert engine.is_empty()
 
 
