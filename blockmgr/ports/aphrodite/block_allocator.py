@@ -45,12 +45,10 @@ class Block:
     Attributes:
         prev_block: The block before this one in its sequence; None for the first.
         extra_hash: Extra key of the block, besides its tokens: an adapter, an image.
-        allocator: Its allocator; after a swap, that of the other device.
-        in_pool: The pool's own block; ``FREED`` once freed.
-        tokens: The tokens in the block.
-        is_cached: Whether it can be found by its prefix.
     """
 
+    # For allocators and tables: the pool's own block, ``FREED`` once freed; the tokens in it;
+    # whether it can be found by its prefix.
     __slots__ = ("allocator", "extra_hash", "in_pool", "is_cached", "prev_block", "tokens")
 
     def __init__(
@@ -597,7 +595,7 @@ class BlockAllocator:
         for block in blocks:
             prev = self.block_class(self, prev, block.in_pool, block.tokens, block.extra_hash)
             prev.is_cached = block.is_cached
-            if block in self.waiting:
+            if self.waiting and block in self.waiting:
                 self.waiting[prev] = None
             forked.append(prev)
         return forked
@@ -619,7 +617,8 @@ class BlockAllocator:
         # sequences may share the blocks.
         for block in held:
             block.in_pool, block.is_cached = FREED, False
-            self.waiting.pop(block, None)
+            if self.waiting:
+                self.waiting.pop(block, None)
         self.pool.release(in_pool)
 
     # Names and numbers.

@@ -31,8 +31,11 @@ def on_host(ids: Ids) -> Any:
 
 def slots_of(pages: npt.NDArray[Any], page_size: int) -> npt.NDArray[np.int32]:
     """``int32[pages * page_size]``: slot ``s`` is in page ``s // page_size``."""
-    firsts = pages[:, None] * page_size
-    return (firsts + np.arange(page_size)).reshape(-1).astype(np.int32)
+    firsts: Pages = pages.astype(np.int32) * np.int32(page_size)
+    if page_size == 1:
+        return firsts
+    offsets: Pages = np.arange(page_size, dtype=np.int32)
+    return (firsts[:, None] + offsets).reshape(-1)
 
 
 def pages_of(indices: Ids, page_size: int, num_pages: int, start: int = 0) -> Pages:
