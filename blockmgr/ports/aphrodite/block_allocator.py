@@ -348,9 +348,9 @@ class BlockAllocator:
         found = self.cached_prefix(tokens, parent, extra_hash)
         chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
         # All counting before any change: idle blocks that are found are no longer available.
-        needed = self._num_taken(len(chunks), found)
-        if needed > self.pool.num_available:
-            raise NoFreeBlocksError(needed, self.pool.num_available)
+        needed, available = len(chunks), self.pool.num_available
+        if needed > available and (needed := self._num_taken(needed, found)) > available:
+            raise NoFreeBlocksError(needed, available)
         self.pool.acquire(found)  # first, so that no found block is evicted to make room
         in_pool = found + self.pool.take(len(chunks) - len(found)).tolist()
         blocks = self._chain(prev_block, in_pool, chunks, extra_hash)

@@ -401,9 +401,13 @@ class PagedCacheManager(PageKeeper):
             where[row] = range(first, last)
         pages = self._pool.take(sum(map(len, where.values())) // size)
         slots = slots_of(pages, size)
-        for row, entries in where.items():
-            self._write(row, np.array(entries, np.int64), slots[: len(entries)])
-            slots = slots[len(entries) :]
+        try:
+            for row, entries in where.items():
+                self._write(row, np.array(entries, np.int64), slots[: len(entries)])
+                slots = slots[len(entries) :]
+        except Exception:  # a table that cannot be written, say
+            self._pool.release(pages)
+            raise
 
     @exclusive
     def cache_req(self, req: PagedRequest, *, finished: bool) -> None:

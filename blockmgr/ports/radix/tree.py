@@ -96,16 +96,17 @@ class RadixTree:
             raise TypeError(f"unlock must be a bool, got {unlock!r}")
         if handle.node.is_root():
             return
-        if not unlock:
-            if handle._is_match and handle not in self._locks:
-                # Tells the policy that a request has found all pages of the match.
-                self.pool.acquire(handle._pages)
-                self.pool.release(handle._pages[::-1])
-            self._lock(handle)
-        elif handle in self._locks:
-            self._unlock(handle)
-        else:
+        if unlock and handle not in self._locks:
             raise BlockStateError(handle.node.page, "not locked by this handle")
+        if unlock:
+            self._unlock(handle)
+        elif handle._is_match and handle not in self._locks:
+            # Tells the policy that a request has found all pages of the match.
+            self.pool.acquire(handle._pages)
+            self.pool.release(handle._pages[:-1][::-1])
+            self._locks[handle] = 1
+        else:
+            self._lock(handle)
 
     @exclusive
     def evict(self, size: int) -> Any:
