@@ -210,27 +210,6 @@ def test_a_group_lives_from_its_prompt_to_its_end(enable_caching: bool) -> None:
     check(manager.block_allocator)
 
 
-def test_admission_tells_now_from_later_from_never() -> None:
-    manager = space(gpu=10, watermark=0.2)
-    assert manager.can_allocate(group([1] * 32)) is AllocStatus.OK
-    assert manager.can_allocate(group([1] * 33)) is AllocStatus.NEVER
-    assert manager.can_allocate(group([1] * 32), num_lookahead_slots=1) is AllocStatus.NEVER
-    manager.allocate(group([1] * 4))
-    assert manager.can_allocate(group([1] * 32, first=9)) is AllocStatus.LATER
-    assert manager.can_allocate(group([1] * 28, first=9)) is AllocStatus.OK
-
-
-def test_a_group_too_large_for_the_watermark_comes_back_once_nobody_runs() -> None:
-    manager = space(gpu=10, cpu=10, watermark=0.2)
-    large, other = group([1] * 36), group([2] * 4, first=5)
-    manager.allocate(large)
-    manager.swap_out(large)
-    manager.allocate(other)
-    assert manager.can_swap_in(large) is AllocStatus.LATER
-    manager.free(other.seqs[0])
-    assert manager.can_swap_in(large) is AllocStatus.OK
-
-
 def test_a_group_is_swapped_out_and_in() -> None:
     manager = space()
     pair = group([1] * 6, [1] * 6)
@@ -262,41 +241,6 @@ def test_swapped_prefixes_are_shared_on_the_host_too() -> None:
     manager.swap_in(pair)
     assert manager.get_num_free_gpu_blocks() == 4
     check(manager.block_allocator)
-
-
-def test_swaps_know_what_fits() -> None:
-    manager = space(gpu=4, cpu=2)
-    large = group([1] * 12)
-    manager.allocate(large)
-    assert not manager.can_swap_out(large)
-    with pytest.raises(NoFreeBlocksError):
-        manager.swap_out(large)
-    assert manager.get_num_free_cpu_blocks() == 2
-    manager.free(large.seqs[0])
-    small = group([1] * 8, first=5)
-    manager.allocate(small)
-    manager.swap_out(small)
-    other = group([2] * 12, first=7)
-    manager.allocate(other)
-    assert manager.can_swap_in(small) is AllocStatus.LATER
-    small.seqs[0].tokens += [1] * 12
-    assert manager.can_swap_in(small) is AllocStatus.NEVER
-    alone = space(cpu=0)
-    alone.allocate(group([1]))
-    assert not alone.can_swap_out(group([1]))
-
-
-def test_what_is_cached_on_the_device_takes_room_there_too() -> None:
-    manager = space(gpu=3, enable_caching=True)
-    one = group([1] * 7)
-    manager.allocate(one)
-    manager.mark_blocks_as_computed(one)
-    manager.swap_out(one)
-    assert manager.can_swap_in(one) is AllocStatus.OK  # one block is cached, one is fresh
-    one.seqs[0].tokens += [1] * 5
-    assert manager.can_swap_in(one) is AllocStatus.OK
-    one.seqs[0].tokens += [1] * 4
-    assert manager.can_swap_in(one) is AllocStatus.NEVER
 
 
 def test_cached_tokens_of_a_sequence_with_blocks_are_the_computed_ones() -> None:

@@ -146,17 +146,6 @@ def test_may_append_without_a_sampled_token_adds_nothing() -> None:
     assert held.block_table == table
 
 
-def test_can_append_says_when_blocks_run_out() -> None:
-    blocks = BlockManager(2, 4)
-    held, other = start(blocks, 1, 2, 3, 4), start(blocks, 5)
-    forward(blocks, held)
-    assert not blocks.can_append(held)
-    blocks.deallocate(other)
-    assert blocks.can_append(held)
-    blocks.may_append(held)
-    assert len(held.block_table) == 2
-
-
 def test_a_preempted_sequence_finds_itself_again() -> None:
     blocks = BlockManager(8, 4)
     held = start(blocks, *range(10))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockmgr import OutOfBlocksError
 from blockmgr.ports.radix import (
     CacheManager,
     RadixCacheHandle,
@@ -109,19 +108,6 @@ def test_an_unfinished_page_stays_the_callers() -> None:
     assert cache.size_info.total_size == 8
 
 
-def test_a_locked_prefix_is_not_evicted() -> None:
-    cache = RadixCacheManager(None, num_pages=4)
-    cache.insert_prefix([1, 2, 3], [0, 1, 2])
-    handle, indices = cache.match_prefix([1, 2])
-    cache.lock_handle(handle)
-    assert cache.evict(1).tolist() == [2]
-    with refused(cache, OutOfBlocksError, "need 1 blocks, 0 available"):
-        cache.evict(1)
-    assert cache.match_prefix([1, 2]).indices.tolist() == indices.tolist()
-    cache.lock_handle(handle, unlock=True)
-    assert sorted(cache.evict(2).tolist()) == [0, 1]
-
-
 def test_the_root_needs_no_lock() -> None:
     cache = RadixCacheManager(None, num_pages=4)
     handle = RadixCacheHandle(0, cache.root_node)
@@ -169,14 +155,6 @@ def test_reset_empties_the_tree() -> None:
 
 
 # Slots for requests.
-
-
-@pytest.mark.parametrize(("needed", "given"), [(0, 0), (1, 4), (4, 4), (5, 8)])
-def test_slots_are_handed_out_in_whole_pages(needed: int, given: int) -> None:
-    cache = CacheManager(None, num_pages=3, page_size=4)
-    slots = cache.allocate(needed)
-    assert (slots.dtype, len(slots), cache.available_size) == (np.int32, given, 12 - given)
-    assert all(slots[at] == slots[0] + at for at in range(min(given, 4)))
 
 
 # Sizes, tables, printing.

@@ -213,15 +213,6 @@ def test_a_pin_holds_its_slot_when_other_tokens_come_after_it() -> None:
     assert slots.free_count == 2
 
 
-def test_what_no_slot_held_any_more_is_found_where_it_is_inserted_again() -> None:
-    slots, cache = joined(max_slots=1)
-    slot = serve(slots, cache, 1, 2, 3)
-    finish(slots, cache, slot, 1, 2, 3)
-    serve(slots, cache, 1, 2, 3, 4)
-    assert cache.find([1, 2, 3, 9]) == (3, slot, 2)
-    cache.release((1, 2, 3, 4))
-
-
 def test_other_tokens_in_a_slot_that_is_pinned_are_refused() -> None:
     slots, cache = joined()
     slot = serve(slots, cache, 1, 2, 3)
@@ -234,14 +225,6 @@ def test_other_tokens_in_a_slot_that_is_pinned_are_refused() -> None:
 
 
 # Direct reuse
-
-
-def test_a_slot_that_is_occupied_from_the_start_is_not_found() -> None:
-    slots, cache = joined()
-    slot = serve(slots, cache, 1, 2, 3)
-    finish(slots, cache, slot, 1, 2, 3)
-    slots.occupy(slot)
-    assert cache.find([1, 2, 3]) == (0, -1, 0)
 
 
 def test_caches_of_the_same_slots_all_learn_of_it() -> None:
@@ -387,19 +370,6 @@ def test_without_room_an_insertion_says_so() -> None:
 
 
 # Defects of the original.
-
-
-def test_a_slot_that_goes_does_not_take_what_another_holds() -> None:
-    """The original overwrites the slot of shared nodes, whose prefix then goes with that slot."""
-    for order in ((0, 1), (1, 0)):
-        slots, cache = joined(max_slots=2)
-        contents = {serve(slots, cache, *tokens): tokens for tokens in ((1, 2, 3), (1, 2, 9))}
-        for slot in order:
-            finish(slots, cache, slot, *contents[slot])
-        goes, stays = order
-        assert slots.alloc() == goes
-        assert cache.find(contents[stays]) == (3, stays, 1)
-        assert cache.find(contents[goes]) == (2, stays, 1)
 
 
 def test_a_token_costs_room_once_and_that_is_bounded() -> None:
