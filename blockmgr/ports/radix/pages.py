@@ -54,9 +54,10 @@ def pages_of(indices: Ids, page_size: int, num_pages: int, start: int = 0) -> Pa
     slots = slots[start * page_size :]
     pages = slots[::page_size].astype(np.int64) // page_size
     # A page out of bounds is clipped to the nearest one, whose slots differ.
-    expected = slots_of(np.clip(pages, 0, num_pages - 1), page_size)[: len(slots)]
-    if not np.array_equal(expected, slots):
-        at = int(np.argmin(expected == slots))
+    nearest = np.minimum(np.maximum(pages, 0), num_pages - 1)
+    is_right = slots_of(nearest, page_size)[: len(slots)] == slots
+    if not is_right.all():
+        at = int(np.argmin(is_right))
         raise ValueError(
             f"indices must be the slots of whole pages in order, in [0, {num_pages * page_size}); "
             f"indices[{start * page_size + at}] is {slots[at]}"
