@@ -12,7 +12,7 @@ Source: nano-vllm, ``nanovllm/engine/block_manager.py``, since chunked prefill.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import blockmgr
 from blockmgr.arguments import integer
@@ -41,13 +41,6 @@ class NanoSequence(Protocol):
     """Tokens, from ``num_cached_tokens`` on, that this step's forward computes."""
 
 
-class _Holder(NamedTuple):
-    """A sequence that holds blocks, which this keeps alive, and its name in the core."""
-
-    seq: NanoSequence
-    handle: int
-
-
 class BlockManager:
     """Block tables of nano-vllm's sequences. Calls of several threads wait for one another.
 
@@ -63,15 +56,10 @@ class BlockManager:
         dedup: As in ``ManagerConfig``. With ``"remap"``, ``hash_blocks`` may change entries of
             ``block_table`` to the blocks of a sequence with the same content.
         eviction: As in ``ManagerConfig``.
+
+    Attributes:
+        manager: The underlying manager, for its statistics. Its sequences belong to the port.
     """
-
-    __slots__ = ("_asked", "_holders", "_mutex", "block_size", "manager")
-
-    manager: blockmgr.BlockManager
-    """The underlying manager, for its statistics. Its sequences belong to the port."""
-
-    block_size: int
-    """Tokens per block."""
 
     def __init__(
         self,
@@ -94,8 +82,8 @@ class BlockManager:
             eviction=eviction,
         )
         self.block_size = self.manager.config.block_size
-        self._holders: dict[int, _Holder] = {}  # by identity of the sequence
-        self._asked: tuple[NanoSequence, blockmgr.Prompt] | None = None
+        # By identity of the sequence, which this keeps alive, with its name in the core.
+        self._holders: dict[int, tuple[NanoSequence, int]] = {}
         self._mutex = new_mutex()
 
     @exclusive
@@ -106,7 +94,7 @@ class BlockManager:
             NeverFitsError: The sequence needs more blocks than there are; it would wait forever.
         """
         _check_has(seq, "token_ids")
-        prompt = self._prompt(seq)
+        prompt = blockmgr.Prompt(seq.token_ids)
         answer = self.manager.can_admit(prompt)
         if answer is Admission.NEVER:
             raise self._never_fits(seq)
@@ -139,7 +127,7 @@ class BlockManager:
             raise TypeError(f"block_table of a sequence must be a list, got {kind}")
         if len(seq.block_table) or id(seq) in self._holders:
             raise SequenceStateError("the sequence holds blocks already; deallocate it first")
-        prompt = self._prompt(seq)
+        prompt = blockmgr.Prompt(seq.token_ids)
         found = len(self.manager.match(prompt).block_ids)
         if integer("num_cached_blocks", num_cached_blocks) != found:
             raise ValueError(
@@ -147,8 +135,7 @@ class BlockManager:
                 f"got {num_cached_blocks!r}"
             )
         handle = self.manager.admit(prompt)
-        self._asked = None
-        self._holders[id(seq)] = _Holder(seq, handle)
+        self._holders[id(seq)] = seq, handle
         seq.block_table.extend(self.manager.block_ids(handle))
         seq.num_cached_tokens = self.manager.sequence(handle).num_cached_tokens
 
@@ -226,12 +213,11 @@ class BlockManager:
         seq.num_cached_tokens = 0
 
     def _handle(self, seq: NanoSequence) -> int:
-        holder = self._holders.get(id(seq))
-        if holder is None:
+        if id(seq) not in self._holders:
             raise SequenceStateError(
                 "the sequence holds no blocks; it was never allocated, or deallocated already"
             )
-        return holder.handle
+        return self._holders[id(seq)][1]
 
     def _sampled(self, handle: int, seq: NanoSequence) -> list[int]:
         """The tokens sampled since the last call."""
@@ -242,21 +228,6 @@ class BlockManager:
                 "tokens may be added only, deallocate it first"
             )
         return seq.token_ids[known:]
-
-    def _prompt(self, seq: NanoSequence) -> blockmgr.Prompt:
-        """The tokens of a sequence that holds no blocks.
-
-        The scheduler asks about the first sequence that waits at each step, and its tokens grow
-        only at the end: those that were converted for the last question are kept.
-        """
-        kept = self._asked
-        if kept is not None and kept[0] is seq and len(kept[1]) <= len(seq.token_ids):
-            prompt = kept[1]
-            prompt.extend(seq.token_ids[len(prompt) :])
-        else:
-            prompt = blockmgr.Prompt(seq.token_ids)
-        self._asked = seq, prompt
-        return prompt
 
     def _never_fits(self, seq: NanoSequence) -> NeverFitsError:
         needed = -(-len(seq.token_ids) // self.block_size)

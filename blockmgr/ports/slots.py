@@ -4,16 +4,7 @@ For engines that keep each sequence's K/V in one run of memory, the *slot* of th
 rest of the library a slot holds one token). ``SlotAllocator`` hands slots out; the version of a
 slot counts how often, so that stale references can be detected. ``PrefixCacheManager`` knows which
 slot begins with which tokens. It works without a ``SlotAllocator``; with one (``slots``), it
-returns only current content, and pinned prefixes stay in their slots. The port corrects these
-faults of the original:
-
-- eviction cannot loop forever: an insertion that does not fit raises;
-- a pin keeps the whole prefix and its slot;
-- the lost content of a slot that is handed out or overwritten from the middle is not found there;
-  if another slot holds it as well, it is found in that one;
-- slots are handed out in the order in which they were freed, not by lowest number;
-- wrong calls raise and change nothing: freeing twice, occupying an occupied slot (which freed it),
-  and any slot, prefix or pin that does not exist.
+returns only current content, and pinned prefixes stay in their slots.
 """
 
 from __future__ import annotations
@@ -61,8 +52,6 @@ class SlotAllocator:
     >>> slots.alloc(), slots.version(0)
     (0, 2)
     """
-
-    __slots__ = ("_caches", "_mutex", "_occupied", "_pool", "_versions")
 
     def __init__(self, max_slots: int) -> None:
         count = whole("max_slots", max_slots, 1, MAX_BLOCKS)
@@ -193,16 +182,6 @@ class PrefixCacheManager:
     >>> cache.find([1, 2, 9])
     (2, 0, 1)
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_contents",
-        "_mutex",
-        "_pool",
-        "_slot_of",
-        "_slots",
-        "_versions",
-    )
 
     def __init__(self, max_capacity: int = 1000, *, slots: SlotAllocator | None = None) -> None:
         capacity = whole("max_capacity", max_capacity, 1, MAX_BLOCKS)
@@ -354,18 +333,15 @@ class PrefixCacheManager:
             raise SequenceStateError(f"slot {target} holds other tokens, which are pinned")
         kv = _registered(kv_cache, n_layers)
         columns = (np.array([number], np.int32) for number in (source, target, len(tokens)))
-        plan = CopyPlan(0, *columns)
-        # Forgotten first, so that lost content is never found, even if the copy is interrupted.
-        path, version = self._path(content), self._versions.get(target, 0)
-        owners = self._slot_of[path]
-        self._shrink(target, keep)
+        is_refused = False
         try:
-            kv.copy(plan)
-        except Exception:  # refused: nothing was written
-            if len(content):
-                self._slot_of[path] = owners
-                self._contents[target], self._versions[target] = content, version
+            kv.copy(CopyPlan(0, *columns))
+        except Exception:  # nothing was written
+            is_refused = True
             raise
+        finally:
+            if not is_refused:
+                self._shrink(target, keep)
 
     @exclusive
     def check_invariants(self) -> None:

@@ -2,15 +2,7 @@
 
 ``allocate`` reserves all slots of a request at once and returns a ``BlockAllocation``, which
 releases its blocks when it is closed, when its ``async with`` ends, or when it is no longer
-referenced. The port corrects these faults of the original:
-
-- prefixes are found token by token at any block size, not only 1; a prefix that ends inside a block
-  needs a copy, which ``copies`` passes to the engine;
-- only computed K/V can be found: after ``commit``, even while the request runs, or after a regular
-  end. Dropping an allocation does not publish anything;
-- blocks in use are never evicted, and an allocation that fails evicts nothing;
-- one token of a prompt is always left to compute, so no request writes to a slot that others read;
-- wrong calls raise and change nothing; in the original they killed the background task.
+referenced.
 """
 
 from __future__ import annotations
@@ -62,29 +54,14 @@ class BlockAllocation:
     ``async with`` closes it at the end, or discards it after an exception, including a
     cancellation. It cannot be copied, because two owners would free it twice. Values of the wrong
     type raise ``TypeError``, and values out of their bounds ``ValueError``.
+
+    Attributes:
+        allocation_id: Id of the allocation, which its allocator never reuses.
+        blocks: ``int32[num_blocks]`` on the host: block ids in logical order. They never change.
+        slots: ``int64[tokens]`` on the host: the slot of each token; cyclic with a window.
+        prefix_len: Leading tokens of the prompt whose K/V need not be computed: at most all but
+            one.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_allocator",
-        "_num_prompt_tokens",
-        "allocation_id",
-        "blocks",
-        "prefix_len",
-        "slots",
-    )
-
-    allocation_id: int
-    """Id of the allocation, which its allocator never reuses."""
-
-    blocks: npt.NDArray[np.int32]
-    """``int32[num_blocks]`` on the host: block ids in logical order. They never change."""
-
-    slots: npt.NDArray[np.int64]
-    """``int64[tokens]`` on the host: the slot of each token; cyclic with a window."""
-
-    prefix_len: int
-    """Leading tokens of the prompt whose K/V need not be computed: at most all but one."""
 
     def __init__(
         self, allocator: BlockAllocator, view: Sequence, num_tokens: int, num_prompt_tokens: int
@@ -217,9 +194,6 @@ class BlockAllocator:
 
     Source: Text Generation Inference, ``backends/v3/src/block_allocator.rs`` and ``radix.rs``.
     """
-
-    block_size: int
-    """Tokens per block."""
 
     def __init__(
         self,

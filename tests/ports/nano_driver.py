@@ -140,6 +140,25 @@ class Engine:
         self.scheduler.postprocess(batch, tokens)
         self.check_accounts([])
 
+    def serve(self, seqs: list[Seq], rng: random.Random, most: int) -> None:
+        """Runs until all have ended, and each has said what it says alone.
+
+        Args:
+            seqs: The requests in order of arrival.
+            rng: Draws how many arrive in a step.
+            most: Most of them.
+        """
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        arrivals = list(reversed(seqs))
+        while arrivals or scheduler.waiting or scheduler.running:
+            for _ in range(min(rng.randrange(most + 1), len(arrivals))):
+                scheduler.waiting.append(arrivals.pop())
+            if scheduler.waiting or scheduler.running:
+                self.step()
+        size = blocks.block_size
+        assert [s.token_ids for s in seqs] == [said_alone(s, size, self.vocabulary) for s in seqs]
+        assert blocks.manager.num_available == blocks.manager.config.num_blocks
+
     def forward(self, batch: list[Seq]) -> list[int]:
         self.num_steps += 1
         work = []

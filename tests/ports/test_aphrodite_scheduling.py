@@ -27,26 +27,6 @@ def serve(manager: BlockSpaceManager, name: int, tokens: list[int], chunk: int |
     return seq
 
 
-def test_a_group_that_fits_is_swapped_in_though_its_last_block_is_not_full() -> None:
-    manager = space(size=8, blocks=1, enable_caching=False)
-    seq = Seq(0, [1, 2, 3, 4, 5])
-    group = Group([seq])
-    manager.allocate(group)
-    seq.tokens.append(6)
-    manager.swap_out(group)
-    assert manager.can_swap_in(group) is AllocStatus.OK
-    manager.swap_in(group)
-    assert manager.append_slots(seq) == []
-
-
-def test_a_lone_sequence_grows_within_its_last_block_in_a_full_pool() -> None:
-    manager = space(blocks=1)
-    seq = serve(manager, 0, [1, 2], 2)
-    seq.tokens.append(3)
-    assert manager.can_append_slots(Group([seq]))
-    manager.append_slots(seq)
-
-
 def test_to_free_a_sequence_without_blocks_does_nothing() -> None:
     manager = space()
     seq = serve(manager, 0, [1, 2], 2)

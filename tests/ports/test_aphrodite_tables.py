@@ -131,7 +131,6 @@ def test_wrong_calls_of_a_table_are_refused(make_pools: MakePools) -> None:
         lambda: table.ensure_num_empty_slots(1),
         lambda: table.physical_block_ids,
         lambda: table.device,
-        table.pool_blocks,
     ]
     for call in calls:
         with refused_tables(allocator, SequenceStateError, "has no blocks"):

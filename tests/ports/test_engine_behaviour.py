@@ -276,67 +276,47 @@ def test_more_samples_or_beams_than_rows() -> None:
     refused(engine, ValueError, "max_seqs, 4, got 5", [[1]], num_beams=5, max_new_tokens=3)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_new_tokens": 0},
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"top_k": -1},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"seed": -1},
-        {"n": 0},
-        {"n": 2},
-        {"logprobs": -1},
-    ],
-    ids=str,
-)
-def test_bad_samplings(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must"):
-        Sampling(**options)
+SETTINGS: list[tuple[type, type[Exception], dict[str, list[Any]]]] = [
+    (
+        Sampling, ValueError,
+        {
+            "max_new_tokens": [0], "temperature": [-0.1, float("nan")], "top_k": [-1],
+            "top_p": [0.0, 1.1], "seed": [-1], "n": [0, 2], "logprobs": [-1],
+        },
+    ),
+    (
+        Sampling, TypeError,
+        {
+            "max_new_tokens": [2.5], "n": [True], "temperature": ["1"], "top_p": [None],
+            "seed": [1.0],
+        },
+    ),
+    (
+        BeamConfig, ValueError,
+        {
+            "num_beams": [0], "max_new_tokens": [0], "num_return": [0, 5],
+            "early_stopping": ["always"], "length_penalty": [1e10, float("nan")],
+        },
+    ),
+    (
+        BeamConfig, TypeError,  # an unreachable count would never end
+        {
+            "num_beams": [True, "2", None, 2.5], "max_new_tokens": [True, "2", None, 2.5],
+            "num_return": [True, "2", None, 2.5], "length_penalty": [True, "2", None],
+        },
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_beams": 0},
-        {"max_new_tokens": 0},
-        {"num_return": 0},
-        {"num_return": 5},
-        {"early_stopping": "always"},
-    ],
-    ids=str,
-)
-def test_bad_beam_configs(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must"):
-        BeamConfig(**{"num_beams": 4, "max_new_tokens": 4, **options})
-
-
-@pytest.mark.parametrize("name", ["num_beams", "max_new_tokens", "num_return", "length_penalty"])
-def test_beam_configs_of_the_wrong_type(name: str) -> None:
-    for value in (True, "2", None):
-        with pytest.raises(TypeError, match=f"{name} must be"):
-            BeamConfig(**{"num_beams": 4, "max_new_tokens": 4, name: value})
-    if name != "length_penalty":  # an unreachable count would never end
-        with pytest.raises(TypeError, match=f"{name} must be an int"):
-            BeamConfig(**{"num_beams": 4, "max_new_tokens": 4, name: 2.5})
-
-
-@pytest.mark.parametrize("options", [{"length_penalty": 1e10}, {"length_penalty": float("nan")}])
-def test_a_length_penalty_beyond_floats_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="length_penalty must be"):
-        BeamConfig(num_beams=4, max_new_tokens=4, **options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"max_new_tokens": 2.5}, {"n": True}, {"temperature": "1"}, {"top_p": None}, {"seed": 1.0}],
-    ids=str,
-)
-def test_samplings_of_the_wrong_type(options: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=f"{next(iter(options))} must be"):
-        Sampling(**options)
+@pytest.mark.parametrize(("kind", "error", "wrong"), SETTINGS)
+def test_settings_that_make_no_sense_are_refused_by_name(
+    kind: type, error: type[Exception], wrong: dict[str, list[Any]]
+) -> None:
+    others = {"num_beams": 4, "max_new_tokens": 4} if kind is BeamConfig else {}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(error, match=f"{name} must be"):
+                kind(**{**others, name: value})
 
 
 def test_stops_that_are_no_token_ids_are_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from blockmgr import NeverFitsError, OutOfBlocksError, OutOfSequencesError, SequenceStateError
 from blockmgr.ports.nano_vllm import BlockManager
-from tests.ports.nano_driver import Engine, Scheduler, Seq, said_alone
+from tests.ports.nano_driver import Engine, Scheduler, Seq
 from tests.unit.snapshot import snapshot
 
 
@@ -83,22 +83,40 @@ def test_a_thousand_requests_with_sharing_preemption_and_chunks(
     scheduler = Scheduler(blocks, token_budget=20, max_seqs=12)
     engine = Engine(scheduler, num_blocks=40, vocabulary=4)
     rng = random.Random(f"present {dedup}")
-    seqs = requests(rng, 1_000)
-    arrivals = list(reversed(seqs))
-    while arrivals or scheduler.waiting or scheduler.running:
-        for _ in range(rng.randrange(4)):
-            if arrivals:
-                scheduler.waiting.append(arrivals.pop())
-        if scheduler.waiting or scheduler.running:
-            engine.step()
-    assert [s.token_ids for s in seqs] == [said_alone(s, 4, 4) for s in seqs]
-    assert blocks.manager.num_available == 40
+    engine.serve(requests(rng, 1_000), rng, most=3)
     assert blocks.manager.handles() == []
     assert len(blocks.manager.take_copies()) == 0
     assert scheduler.counts["cached tokens"] == blocks.manager.stats().hit_tokens > 2_000
     assert scheduler.counts["preemptions"] > 20
     assert scheduler.counts["chunks"] > 20
     assert blocks.manager.stats().deduplicated_blocks > 10
+
+
+@pytest.mark.parametrize("dedup", ["remap", "append_only"])
+def test_whatever_fits_alone_is_served(dedup: Literal["remap", "append_only"]) -> None:
+    """In pools that are little larger than the longest request.
+
+    Unused cached blocks must not be kept beside twins. Otherwise, under ``append_only``, a cached
+    block that no table names stays beside a sequence's own twin, and a request that fits alone
+    cannot be scheduled, in some 50 of 1,000 of these workloads.
+    """
+    for seed in range(200):
+        rng = random.Random(f"present {seed}")
+        size = rng.choice([1, 2, 4])
+        shared = [[rng.randrange(2) for _ in range(rng.randrange(2, 12))] for _ in range(2)]
+        seqs = [
+            Seq(
+                f"request {n} of workload {seed}",
+                rng.choice([*shared, []]) + [rng.randrange(2) for _ in range(rng.randrange(1, 5))],
+                max_new_tokens=rng.randrange(1, 10),
+            )
+            for n in range(8)
+        ]
+        longest = max(len(seq) + seq.max_new_tokens - 1 for seq in seqs)
+        num_blocks = -(-longest // size) + rng.randrange(3)
+        blocks = BlockManager(num_blocks, size, max_seqs=6, dedup=dedup)
+        scheduler = Scheduler(blocks, token_budget=12, max_seqs=4)
+        Engine(scheduler, num_blocks=num_blocks, vocabulary=2).serve(seqs, rng, most=2)
 
 
 # One rule each.
@@ -128,17 +146,6 @@ def test_may_append_without_a_sampled_token_adds_nothing() -> None:
     assert held.block_table == table
 
 
-def test_can_append_says_when_blocks_run_out() -> None:
-    blocks = BlockManager(2, 4)
-    held, other = start(blocks, 1, 2, 3, 4), start(blocks, 5)
-    forward(blocks, held)
-    assert not blocks.can_append(held)
-    blocks.deallocate(other)
-    assert blocks.can_append(held)
-    blocks.may_append(held)
-    assert len(held.block_table) == 2
-
-
 def test_a_preempted_sequence_finds_itself_again() -> None:
     blocks = BlockManager(8, 4)
     held = start(blocks, *range(10))
@@ -163,22 +170,6 @@ def test_equal_blocks_filled_side_by_side_become_one() -> None:
     assert blocks.manager.num_available == 5
 
 
-def test_append_only_tables_never_change() -> None:
-    blocks = BlockManager(8, 4, dedup="append_only")
-    pair = [start(blocks, 1, 2, 3, 4, 5), start(blocks, 1, 2, 3, 4, 6)]
-    tables = [list(held.block_table) for held in pair]
-    for held in pair:
-        forward(blocks, held)
-        blocks.may_append(held)
-    assert [held.block_table for held in pair] == tables
-
-
-def test_without_prefix_caching_nothing_is_found() -> None:
-    blocks = BlockManager(8, 4, prefix_caching=False)
-    cache(blocks, *range(9))
-    assert start(blocks, *range(9)).num_cached_tokens == 0
-
-
 def test_sequences_are_told_apart_by_identity() -> None:
     """Two requests with the same prompt count as two holders."""
     blocks = BlockManager(8, 4)
@@ -186,14 +177,6 @@ def test_sequences_are_told_apart_by_identity() -> None:
     blocks.deallocate(pair[0])
     assert blocks.manager.num_available == 7
     assert len(pair[1].block_table) == 1
-
-
-def test_can_allocate_changes_nothing() -> None:
-    blocks = BlockManager(8, 4)
-    cache(blocks, *range(9))
-    before = snapshot(blocks.manager)
-    blocks.can_allocate(seq(*range(9)))
-    assert snapshot(blocks.manager) == before
 
 
 def test_hash_blocks_publishes_chunk_by_chunk() -> None:

@@ -30,19 +30,17 @@ def busy_pool(digest: Any) -> BlockPool:
     return pool
 
 
-BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
+BAD: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
     "take a negative number": (lambda p: p.take(-1), ValueError, "n must be at least 0, got -1"),
-    "take half a block": (lambda p: p.take(0.5), TypeError, "n must be an int, got float"),  # type: ignore[arg-type]
+    "take half a block": (lambda p: p.take(0.5), TypeError, "n must be an int, got float"),
     "take True": (lambda p: p.take(True), TypeError, "n must be an int, got bool"),
     "take beyond int64": (lambda p: p.take(2**70), ValueError, "n must fit in int64"),
     "acquire a free block": (lambda p: p.acquire([0, 5]), BlockStateError, "block 5: cannot acq"),
     "acquire past the end": (
-        lambda p: p.acquire([0, 8]),
-        ValueError,
-        r"blocks must be in \[0, 8\), got 8 at index 1",
+        lambda p: p.acquire([0, 8]), ValueError, r"blocks must be in \[0, 8\), got 8 at index 1",
     ),
-    "acquire one block": (lambda p: p.acquire(3), TypeError, "blocks must be a list"),  # type: ignore[arg-type]
-    "acquire text": (lambda p: p.acquire(["0"]), TypeError, "blocks must be ints, got str"),  # type: ignore[list-item]
+    "acquire one block": (lambda p: p.acquire(3), TypeError, "blocks must be a list"),
+    "acquire text": (lambda p: p.acquire(["0"]), TypeError, "blocks must be ints, got str"),
     "release a negative id": (lambda p: p.release([2, -1]), ValueError, "got -1 at index 1"),
     "release twice": (lambda p: p.release([2, 2]), BlockStateError, "block 2: it is released more"),
     "release what is free": (lambda p: p.release([6]), BlockStateError, "block 6"),
@@ -50,22 +48,17 @@ BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
     "touch a free block": (lambda p: p.touch([3, 4]), BlockStateError, "block 4: cannot touch"),
     "take a block that is in use": (lambda p: p.take_blocks([4, 2]), BlockStateError, "block 2: c"),
     "take a block that is idle": (
-        lambda p: p.take_blocks([3]),
-        BlockStateError,
-        "block 3: cannot take it: it is cached",
+        lambda p: p.take_blocks([3]), BlockStateError, "block 3: cannot take it: it is cached",
     ),
     "take a block twice": (
-        lambda p: p.take_blocks([5, 4, 5]),
-        ValueError,
-        "blocks must be distinct, got 5 twice",
+        lambda p: p.take_blocks([5, 4, 5]), ValueError, "blocks must be distinct, got 5 twice",
     ),
     "take a block too far": (lambda p: p.take_blocks([4, 8]), ValueError, "got 8 at index 1"),
-    "take a block by its number": (lambda p: p.take_blocks(4), TypeError, "blocks must be a list"),  # type: ignore[arg-type]
+    "take a block by its number": (lambda p: p.take_blocks(4), TypeError, "blocks must be a list"),
     "forget a block that is free": (lambda p: p.forget_blocks([3, 4]), BlockStateError, "block 4"),
     "forget a block that is only held": (
         lambda p: p.forget_blocks([2]),
-        BlockStateError,
-        "block 2: cannot forget it: it is not cached",
+        BlockStateError, "block 2: cannot forget it: it is not cached",
     ),
     "forget a block too far": (lambda p: p.forget_blocks([8]), ValueError, "got 8 at index 0"),
     "find below a free block": (lambda p: p.find([1, 2], parent=4), BlockStateError, "not cached"),
@@ -74,77 +67,56 @@ BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
     "find below one too far": (lambda p: p.find([1, 2], parent=8), ValueError, "parent must be"),
     "find with two roots": (
         lambda p: p.find([1, 2], parent=0, namespace=b"x"),
-        ValueError,
-        "namespace must be empty for a block with a parent",
+        ValueError, "namespace must be empty for a block with a parent",
     ),
     "find a negative token": (lambda p: p.find([1, -2]), ValueError, r"in \[0, 2\*\*32\), got -2"),
     "find by str extras": (
-        lambda p: p.find([1, 2], extras={0: "x"}),  # type: ignore[dict-item]
-        TypeError,
-        r"extras\[0\] must be bytes",
+        lambda p: p.find([1, 2], extras={0: "x"}), TypeError, r"extras\[0\] must be bytes",
     ),
     "find by a list of extras": (
-        lambda p: p.find([1, 2], extras=[b"x"]),  # type: ignore[arg-type]
-        TypeError,
-        "extras must map block indices to bytes, got list",
+        lambda p: p.find([1, 2], extras=[b"x"]),
+        TypeError, "extras must map block indices to bytes, got list",
     ),
     "promote what is free": (lambda p: p.promote(4, [5, 5]), BlockStateError, "it is not held"),
     "promote what is idle": (lambda p: p.promote(3, [7, 7]), BlockStateError, "it is not held"),
     "promote under other tokens": (
         lambda p: p.promote(0, [9, 9]),
-        BlockStateError,
-        "block 0: cannot promote it: it is cached already, with another content",
+        BlockStateError, "block 0: cannot promote it: it is cached already, with another content",
     ),
     "promote below another parent": (
-        lambda p: p.promote(1, [3, 4]),
-        BlockStateError,
-        "with another content",
+        lambda p: p.promote(1, [3, 4]), BlockStateError, "with another content",
     ),
     "promote half a block": (
-        lambda p: p.promote(2, [5]),
-        ValueError,
-        "tokens must fill the blocks, 2 of them, got 1",
+        lambda p: p.promote(2, [5]), ValueError, "tokens must fill the blocks, 2 of them, got 1",
     ),
     "promote below nothing": (
-        lambda p: p.promote(2, [5, 5], parent=4),
-        BlockStateError,
-        "block 4: it is not cached",
+        lambda p: p.promote(2, [5, 5], parent=4), BlockStateError, "block 4: it is not cached",
     ),
     "promote with two roots": (
         lambda p: p.promote(2, [5, 5], parent=0, namespace=b"x"),
-        ValueError,
-        "namespace must be empty",
+        ValueError, "namespace must be empty",
     ),
     "promote with long extras": (
         lambda p: p.promote(2, [5, 5], extras=b"x" * 1025),
-        ValueError,
-        "extras must be 0 to 1024 bytes long, got 1025",
+        ValueError, "extras must be 0 to 1024 bytes long, got 1025",
     ),
     "promote a block twice": (
         lambda p: p.promote([2, 2], [5, 5, 6, 6]),
-        ValueError,
-        "blocks must be distinct, got 2 twice",
+        ValueError, "blocks must be distinct, got 2 twice",
     ),
     "promote a chain with a free block": (
-        lambda p: p.promote([2, 5], [5, 5, 6, 6]),
-        BlockStateError,
-        "block 5",
+        lambda p: p.promote([2, 5], [5, 5, 6, 6]), BlockStateError, "block 5",
     ),
     "promote a chain with a block of another": (
-        lambda p: p.promote([2, 0], [5, 5, 1, 2]),
-        BlockStateError,
-        "block 0",
+        lambda p: p.promote([2, 0], [5, 5, 1, 2]), BlockStateError, "block 0",
     ),
     "extras past the chain": (
         lambda p: p.promote([2], [5, 5], extras={1: b"x"}),
-        ValueError,
-        r"extras index must be in \[0, 1\), got 1",
+        ValueError, r"extras index must be in \[0, 1\), got 1",
     ),
     "write to a free block": (lambda p: p.make_writable(4, 1), BlockStateError, "it is not held"),
     "write past the end": (
-        lambda p: p.make_writable(0, 3),
-        ValueError,
-        r"num_tokens must be in \[0, 2\], got 3",
+        lambda p: p.make_writable(0, 3), ValueError, r"num_tokens must be in \[0, 2\], got 3",
     ),
     "write before the start": (lambda p: p.make_writable(0, -1), ValueError, "got -1"),
     "evict a negative number": (lambda p: p.evict(-1), ValueError, "n must be at least 0"),
@@ -160,7 +132,7 @@ BAD: dict[str, tuple[Callable[[BlockPool], object], type[Exception], str]] = {
     "idleness of some": (lambda p: p.is_idle([0, 9]), ValueError, "got 9 at index 1"),
     "copies into no block": (lambda p: p.waits_for_copy(8), ValueError, "got 8"),
     "a ticket never taken": (lambda p: p.copies_applied(1), TicketError, "was never taken"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -49,16 +49,6 @@ class Moody(Lru):
         return self.rng.choice(sorted(self.leaves))
 
 
-@pytest.mark.parametrize("eviction", [*EVICTION_POLICIES, Lru])
-def test_a_radix_cache_evicts_by_any_policy(eviction: Any) -> None:
-    cache = radix.CacheManager(None, 4, eviction=eviction)
-    for first in range(1, 9):
-        prompt = [first % 3, first]
-        root = radix.RadixCacheHandle(0, cache.manager.root_node)
-        cache.free_and_cache_finished_req(root, prompt, cache.allocate(2))
-    cache.manager.pool.check_invariants()
-
-
 @pytest.mark.parametrize("eviction", [*EVICTION_POLICIES, Lru, Moody])
 def test_evicted_pages_are_the_callers_and_in_no_tree(eviction: Any) -> None:
     cache = radix.RadixCacheManager(None, num_pages=12, eviction=eviction)
@@ -129,14 +119,6 @@ def test_a_pool_gives_the_block_that_it_took() -> None:
         assert not pool.is_cached(new)
         pool.release([new])
         pool.check_invariants()
-
-
-@pytest.mark.parametrize("eviction", [*EVICTION_POLICIES, Lru])
-def test_an_allocator_of_blocks_evicts_by_any_policy(eviction: Any) -> None:
-    allocator = aphrodite.PrefixCachingBlockAllocator(4, 2, eviction=eviction)
-    for first in range(1, 9):
-        allocator.free(allocator.allocate_immutable(None, [first, first % 3]))
-    allocator.pool.check_invariants()
 
 
 MAKERS: dict[str, Any] = {

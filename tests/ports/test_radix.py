@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blockmgr import OutOfBlocksError
 from blockmgr.ports.radix import (
     CacheManager,
     RadixCacheHandle,
@@ -109,31 +108,6 @@ def test_an_unfinished_page_stays_the_callers() -> None:
     assert cache.size_info.total_size == 8
 
 
-def test_a_locked_prefix_is_not_evicted() -> None:
-    cache = RadixCacheManager(None, num_pages=4)
-    cache.insert_prefix([1, 2, 3], [0, 1, 2])
-    handle, indices = cache.match_prefix([1, 2])
-    cache.lock_handle(handle)
-    assert cache.evict(1).tolist() == [2]
-    with refused(cache, OutOfBlocksError, "need 1 blocks, 0 available"):
-        cache.evict(1)
-    assert cache.match_prefix([1, 2]).indices.tolist() == indices.tolist()
-    cache.lock_handle(handle, unlock=True)
-    assert sorted(cache.evict(2).tolist()) == [0, 1]
-
-
-def test_locks_of_a_handle_add_up() -> None:
-    cache = RadixCacheManager(None, num_pages=4)
-    cache.insert_prefix([1], [0])
-    handle = cache.match_prefix([1]).handle
-    cache.lock_handle(handle)
-    cache.lock_handle(handle)
-    cache.lock_handle(handle, unlock=True)
-    assert cache.size_info == SizeInfo(0, 1)
-    cache.lock_handle(handle, unlock=True)
-    assert cache.size_info == SizeInfo(1, 0)
-
-
 def test_the_root_needs_no_lock() -> None:
     cache = RadixCacheManager(None, num_pages=4)
     handle = RadixCacheHandle(0, cache.root_node)
@@ -183,24 +157,6 @@ def test_reset_empties_the_tree() -> None:
 # Slots for requests.
 
 
-def test_allocation_takes_free_pages_before_cached_ones() -> None:
-    cache = CacheManager(None, num_pages=4)
-    serve(cache, 1, 2)
-    cache.allocate(2)
-    assert cache.manager.size_info == SizeInfo(2, 0)
-    cache.allocate(1)
-    assert cache.manager.size_info == SizeInfo(1, 0)
-    assert cache.match_req(request(1, 2)).handle.cached_len == 1
-
-
-@pytest.mark.parametrize(("needed", "given"), [(0, 0), (1, 4), (4, 4), (5, 8)])
-def test_slots_are_handed_out_in_whole_pages(needed: int, given: int) -> None:
-    cache = CacheManager(None, num_pages=3, page_size=4)
-    slots = cache.allocate(needed)
-    assert (slots.dtype, len(slots), cache.available_size) == (np.int32, given, 12 - given)
-    assert all(slots[at] == slots[0] + at for at in range(min(given, 4)))
-
-
 # Sizes, tables, printing.
 
 
@@ -214,11 +170,6 @@ def test_a_page_holds_k_and_v_of_all_layers() -> None:
 def test_only_whole_pages_fit() -> None:
     assert get_num_pages_for_kv_cache(2_000 * 1024, 8192) == 250
     assert get_num_pages_for_kv_cache(8191, 8192) == 0
-
-
-def test_nothing_is_printed_while_sizing(capsys: pytest.CaptureFixture[str]) -> None:
-    get_num_pages_for_kv_cache(4 * 1024**3, 8192)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_a_page_table_is_a_writable_array_of_zeros() -> None:
@@ -266,10 +217,6 @@ def test_long_and_deep_trees_are_cut_where_they_say_so(capsys: pytest.CaptureFix
         "    └── 6 more below",
     ]
     assert "tokens 3 4 5 6 7 8 9 10 … (2997)" in format_tree(cache)
-
-
-def test_an_empty_tree_is_its_root() -> None:
-    assert format_tree(RadixCacheManager(None, 4)) == "root: 0 evictable, 0 protected"
 
 
 # Torch.

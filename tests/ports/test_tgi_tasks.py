@@ -10,6 +10,7 @@ import asyncio
 import gc
 import random
 from collections import Counter, deque
+from contextlib import suppress
 
 from blockmgr.ports.tgi import BlockAllocation
 from tests.ports.tgi_engine import Engine
@@ -48,6 +49,10 @@ class Client:
             return
         if rng.random() < 0.3:
             await asyncio.sleep(0)
+        if rng.random() < 0.1:
+            with suppress(GivesUp):
+                async with self.engine.allocator.copies():
+                    raise GivesUp  # the copies are pending again
         await self.engine.forward((allocation, prompt), pauses=rng.random() < 0.3)
         if rng.random() < 0.5:
             allocation.commit(rng.randint(allocation.prefix_len, len(prompt)))
@@ -77,11 +82,9 @@ class Client:
             async with allocation:
                 await asyncio.sleep(0)
         elif how == "failed":
-            try:
+            with suppress(GivesUp):
                 async with allocation:
                     raise GivesUp
-            except GivesUp:
-                pass
         elif how == "cut":
             task = asyncio.create_task(self.held(allocation))
             await asyncio.sleep(0)

@@ -39,7 +39,7 @@ def test_models_without_full_attention_are_supported(vllm: None, specs: tuple[An
         ({"options": {"quotas": {"a": 9}}, "max_model_len": 16}, "quotas do not work"),
         ({"options": {"retention": True}}, "retention and kv_hints do not work"),
         ({"options": {"ghost_blocks": 8}}, "ghost_blocks do not work"),
-        ({"dcp_world_size": 2}, "decode context parallelism does not work"),
+        ({"dcp_world_size": 2}, "decode context parallelism that splits windows does not work"),
         (
             {"said": {"cache_config": SimpleNamespace(use_replayssm=True)}},
             "--use-replayssm does not work",

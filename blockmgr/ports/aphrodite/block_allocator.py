@@ -1,16 +1,9 @@
-"""The blocks of sequences, and the allocators of one pool that hand them out.
-
-A ``BlockList`` keeps the blocks of a sequence as columns; callers see positions in it. So a fork of
-ten thousand blocks copies columns instead of creating ten thousand objects, and chains of blocks
-need no recursion.
-"""
+"""Blocks, and the allocators of one pool that hand them out."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING, ClassVar, overload
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import xxhash
@@ -26,15 +19,14 @@ from blockmgr.ports.aphrodite.interfaces import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from blockmgr.policy import PolicyFactory
 
 __all__ = [
-    "CACHED",
     "FREED",
     "Block",
     "BlockAllocator",
-    "BlockList",
-    "BlockView",
     "NaiveBlock",
     "NaiveBlockAllocator",
     "PrefixCachingBlock",
@@ -42,161 +34,40 @@ __all__ = [
 ]
 
 FREED = -1
-"""The entry of a list in place of a freed block."""
-
-CACHED, WAITING = 1, 2
-"""States of a block: found by its prefix; full, and not cached yet."""
+"""In place of the pool's block once a block is freed."""
 
 _DIGEST_BYTES = 16
-
-
-class BlockList:
-    """Consecutive blocks of one sequence.
-
-    Attributes:
-        allocator: Allocator of the blocks.
-        prev_block: The block before the first one.
-        blocks: Blocks of the pool; ``FREED`` in place of freed ones.
-        tokens: The tokens of each block.
-        states: ``CACHED``, ``WAITING`` or 0 for each block that is not freed.
-        extras: The extra keys, by index; few blocks have one.
-    """
-
-    __slots__ = (
-        "_views", "allocator", "blocks", "extras", "prev_block", "states", "tokens",
-    )  # fmt: skip
-
-    def __init__(self, allocator: BlockAllocator, prev_block: Block | None = None) -> None:
-        self.allocator = allocator
-        self.prev_block = prev_block
-        self.blocks: list[int] = []
-        self.tokens: list[tuple[int, ...]] = []
-        self.states = bytearray()
-        self.extras: dict[int, int] = {}
-        self._views: dict[int, weakref.ref[Block]] = {}
-
-    def before(self, index: int) -> tuple[BlockList, int] | None:
-        """The position of the previous block; None at the start of a sequence."""
-        if index:
-            return self, index - 1
-        return None if self.prev_block is None else self.prev_block.position
-
-    def parent(self, index: int) -> int | None:
-        """The cached block before a position; -1 at the start; None if it is not cached."""
-        if (position := self.before(index)) is None:
-            return -1
-        blocks, at = position
-        block = blocks.blocks[at]
-        return block if blocks.states[at] == CACHED and block != FREED else None
-
-    def view(self, index: int) -> Block:
-        """The block at this position."""
-        block = self._views[index]() if index in self._views else None
-        if block is None:
-            block = self.allocator.block_class(self, index)
-            self._views[index] = weakref.ref(block)
-        return block
-
-    def extend(self, tokens: tuple[int, ...], extra_hash: int | None) -> None:
-        """Adds blocks with these tokens at the end; full ones that are cached are shared."""
-        checked_extra(extra_hash)
-        allocator, size, start = self.allocator, self.allocator.block_size, len(self.blocks)
-        parent = self.parent(start)
-        if parent is None and tokens and (position := self.before(start)):
-            blocks, at = position
-            if num_empty := size - len(blocks.tokens[at]):
-                raise BlockStateError(blocks.blocks[at], f"prev_block has {num_empty} empty slots")
-        found = allocator.cached_prefix(tokens, parent, extra_hash)
-        chunks = [tokens]
-        if len(tokens) != size:
-            chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-        pool, num_fresh = allocator.pool, len(chunks) - len(found)
-        # All counting before any change: idle blocks that are found are no longer available.
-        if num_fresh and len(chunks) > pool.num_available:
-            needed = num_fresh + int(pool.is_idle(found).sum())
-            if needed > pool.num_available:
-                raise NoFreeBlocksError(needed, pool.num_available)
-        pool.acquire(found)  # first, so that no found block is evicted to make room
-        self._add(found + pool.take(num_fresh).tolist() if num_fresh else found, chunks, extra_hash)
-        if allocator.caches and len(tokens) >= size:
-            allocator.cache_prompt(self, start, parent, tokens, len(found))
-
-    def add_empty(self, n: int, extra_hash: int | None) -> None:
-        """Adds empty blocks at the end."""
-        checked_extra(extra_hash)
-        try:
-            fresh = self.allocator.pool.take(n).tolist()
-        except OutOfBlocksError as error:
-            raise NoFreeBlocksError(error.needed, error.available) from None
-        self._add(fresh, [()] * n, extra_hash)
-
-    def _add(self, blocks: list[int], tokens: list[tuple[int, ...]], extra: int | None) -> None:
-        start = len(self.blocks)
-        self.blocks += blocks
-        self.tokens += tokens
-        self.states += bytes(len(blocks))
-        if extra is not None:
-            self.extras.update(dict.fromkeys(range(start, start + len(blocks)), extra))
-
-    def fill(self, index: int, tokens: tuple[int, ...]) -> None:
-        """Puts tokens into the next empty slots of a block, which has that many."""
-        self.make_writable(index)
-        self.tokens[index] += tokens
-        if self.allocator.caches and len(self.tokens[index]) == self.allocator.block_size:
-            self.allocator.promote(self, index)
-
-    def make_writable(self, index: int) -> None:
-        """Moves a block to a copy of its own if it is shared."""
-        pool, block = self.allocator.pool, self.blocks[index]
-        try:
-            self.blocks[index] = pool.make_writable(block, len(self.tokens[index]))
-        except OutOfBlocksError as error:
-            raise NoFreeBlocksError(error.needed, error.available) from None
-
-    @staticmethod
-    def fork(parts: list[tuple[BlockList, int]]) -> BlockList:
-        """A list that shares the first blocks of each part; freed blocks stay freed."""
-        allocator = parts[0][0].allocator
-        copy = BlockList(allocator)
-        for part, count in parts:
-            start = len(copy.blocks)
-            copy.blocks += part.blocks[:count]
-            copy.tokens += part.tokens[:count]
-            copy.states += part.states[:count]
-            copy.extras.update((start + i, x) for i, x in part.extras.items() if i < count)
-        allocator.pool.acquire(not_freed(copy.blocks), found=False)
-        if WAITING in copy.states:
-            allocator.waiting[copy] = None
-        return copy
-
-    def free(self, start: int, stop: int) -> None:
-        """Frees the blocks of a part that are not freed yet, the last first."""
-        part = self.blocks[start:stop]
-        # Forgotten first: a release that was interrupted must not be repeated, because other
-        # sequences may share the blocks.
-        self.blocks[start:stop] = [FREED] * len(part)
-        self.allocator.pool.release(not_freed(part)[::-1])
-
-
-def not_freed(blocks: list[int]) -> list[int]:
-    """The blocks of a list that are not freed."""
-    return [block for block in blocks if block != FREED] if FREED in blocks else blocks
 
 
 class Block:
     """One block of a sequence, and the tokens in it. Only allocators make blocks.
 
-    It is created when a caller reads it, and stays the same object while a caller keeps it.
+    Attributes:
+        prev_block: The block before this one in its sequence; None for the first.
+        extra_hash: Extra key of the block, besides its tokens: an adapter, an image.
     """
 
-    __slots__ = ("__weakref__", "_blocks", "_index")
+    # For allocators and tables: the pool's own block, ``FREED`` once freed; the tokens in it;
+    # whether it can be found by its prefix.
+    __slots__ = ("allocator", "extra_hash", "in_pool", "is_cached", "prev_block", "tokens")
 
-    def __init__(self, blocks: BlockList, index: int) -> None:
-        self._blocks = blocks
-        self._index = index
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        prev_block: Block | None,
+        in_pool: int,
+        tokens: tuple[int, ...],
+        extra_hash: int | None,
+    ) -> None:
+        self.allocator = allocator
+        self.prev_block = prev_block
+        self.in_pool = in_pool
+        self.tokens = tokens
+        self.extra_hash = extra_hash
+        self.is_cached = False
 
     def __repr__(self) -> str:
-        tokens = f"{len(self._tokens)} of {self.block_size} tokens"
+        tokens = f"{len(self.tokens)} of {self.block_size} tokens"
         return f"<{type(self).__name__} {self.block_id}: {tokens}>"
 
     def append_token_ids(self, token_ids: Sequence[int]) -> None:
@@ -214,53 +85,38 @@ class Block:
         tokens, empty = whole_tokens(token_ids), self.num_empty_slots
         if not 0 < len(tokens) <= empty:
             raise ValueError(f"token_ids must have 1 to {empty} tokens, got {len(tokens)}")
-        self.in_pool()  # raises if the block was freed
-        self._blocks.fill(self._index, tokens)
+        self.check_held()
+        self.fill(tokens)
 
     @property
     def block_id(self) -> int | None:
         """The physical block; None once freed."""
-        block = self._blocks.blocks[self._index]
-        return None if block == FREED else self._blocks.allocator.physical_ids([block])[0]
-
-    @property
-    def _tokens(self) -> tuple[int, ...]:
-        return self._blocks.tokens[self._index]
+        return None if self.in_pool == FREED else self.allocator.physical_ids([self.in_pool])[0]
 
     @property
     def token_ids(self) -> list[int]:
         """The tokens in the block, a copy."""
-        return list(self._tokens)
+        return list(self.tokens)
 
     @property
     def num_tokens_total(self) -> int:
         """Tokens in the block and in all before it."""
-        return sum(len(t) for blocks, count in self.parts() for t in blocks.tokens[:count])
+        return sum(len(block.tokens) for block in self.sequence())
 
     @property
     def block_size(self) -> int:
         """Slots of a block."""
-        return self._blocks.allocator.block_size
+        return self.allocator.block_size
 
     @property
     def num_empty_slots(self) -> int:
         """Slots without a token."""
-        return self.block_size - len(self._tokens)
+        return self.block_size - len(self.tokens)
 
     @property
     def is_full(self) -> bool:
         """Whether every slot has a token."""
         return self.num_empty_slots == 0
-
-    @property
-    def prev_block(self) -> Block | None:
-        """The block before this one in its sequence."""
-        return self._blocks.view(self._index - 1) if self._index else self._blocks.prev_block
-
-    @property
-    def extra_hash(self) -> int | None:
-        """Extra key of the block, besides its tokens: an adapter, an image."""
-        return self._blocks.extras.get(self._index)
 
     @property
     def content_hash(self) -> int | None:
@@ -270,29 +126,44 @@ class Block:
     @property
     def computed(self) -> bool:
         """Whether the block is cached and its K/V was marked as computed."""
-        block = self._blocks.blocks[self._index]
-        return block != FREED and self._blocks.allocator.is_computed(block)
+        return self.in_pool != FREED and self.allocator.is_computed(self.in_pool)
 
-    @property
-    def position(self) -> tuple[BlockList, int]:
-        """The list and the index in it."""
-        return self._blocks, self._index
+    # For allocators and tables.
 
-    def in_pool(self) -> int:
-        """The pool's block; raises if the block was freed."""
-        block = self._blocks.blocks[self._index]
-        if block == FREED:
-            raise BlockStateError(FREED, "the block was freed, and holds nothing")
-        return block
-
-    def parts(self) -> list[tuple[BlockList, int]]:
-        """The lists of the sequence up to this block, with the number of blocks of each."""
-        found: list[tuple[BlockList, int]] = []
+    def sequence(self) -> list[Block]:
+        """The blocks of the sequence up to this one."""
+        found: list[Block] = []
         block: Block | None = self
         while block is not None:
-            found.append((block._blocks, block._index + 1))
-            block = block._blocks.prev_block
+            found.append(block)
+            block = block.prev_block
         return found[::-1]
+
+    def parent(self) -> int | None:
+        """The pool's block before this one; -1 for the first block; None if it is not cached."""
+        prev = self.prev_block
+        if prev is None:
+            return -1
+        return prev.in_pool if prev.is_cached and prev.allocator is self.allocator else None
+
+    def check_held(self) -> None:
+        """Raises if the block was freed."""
+        if self.in_pool == FREED:
+            raise BlockStateError(FREED, "the block was freed, and holds nothing")
+
+    def fill(self, tokens: tuple[int, ...]) -> None:
+        """Puts tokens into the next empty slots, which must be enough."""
+        self.make_writable()
+        self.tokens += tokens
+        if self.allocator.caches and self.is_full:
+            self.allocator.promote(self)
+
+    def make_writable(self) -> None:
+        """Moves a shared block to a copy of its own."""
+        try:
+            self.in_pool = self.allocator.pool.make_writable(self.in_pool, len(self.tokens))
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
 
 
 class NaiveBlock(Block):
@@ -315,12 +186,10 @@ class PrefixCachingBlock(Block):
         Cost: O(blocks of the prefix), with one digest for each.
         """
         before: int | None = None
-        for blocks, count in self.parts():
-            for i, tokens in enumerate(blocks.tokens[:count]):
-                if len(tokens) < self.block_size:
-                    return None
-                extra = blocks.extras.get(i)
-                before = self.hash_block_tokens(before is None, before, tokens, extra)
+        for block in self.sequence():
+            if not block.is_full:
+                return None
+            before = self.hash_block_tokens(before is None, before, block.tokens, block.extra_hash)
         return before
 
     @staticmethod
@@ -358,30 +227,6 @@ class PrefixCachingBlock(Block):
         return int.from_bytes(xxhash.xxh3_128_digest(message), "little")
 
 
-class BlockView(Sequence[Block]):
-    """Consecutive blocks of one sequence, made as they are read; otherwise like a tuple."""
-
-    __slots__ = ("_blocks", "_range")
-
-    def __init__(self, blocks: BlockList, start: int = 0) -> None:
-        self._blocks = blocks
-        self._range = range(start, len(blocks.blocks))
-
-    def __len__(self) -> int:
-        return len(self._range)
-
-    @overload
-    def __getitem__(self, index: int) -> Block: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Block]: ...
-    def __getitem__(self, index: int | slice) -> Block | list[Block]:
-        at = self._range[index]
-        return [*map(self._blocks.view, at)] if isinstance(at, range) else self._blocks.view(at)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} blocks: {[block.block_id for block in self]}>"
-
-
 class BlockAllocator:
     """Hands out blocks of one pool and takes them back; the base of both allocators.
 
@@ -399,7 +244,7 @@ class BlockAllocator:
         pool: The core, whose own block ids begin at 0.
         num_queries: Full blocks looked up by ``allocate_immutable_*``.
         num_hits: Those of them that were found.
-        waiting: Lists with full blocks that wait to be cached, as the keys.
+        waiting: Full blocks that wait to be cached, in order, as the keys.
     """
 
     NoFreeBlocksError: ClassVar[type[NoFreeBlocksError]] = NoFreeBlocksError
@@ -419,7 +264,7 @@ class BlockAllocator:
         self._ids = _checked_ids(block_ids, self.pool.num_blocks)
         self._blocks = {block_id: block for block, block_id in enumerate(self._ids)}
         self.num_queries = self.num_hits = 0
-        self.waiting: dict[BlockList, None] = {}
+        self.waiting: dict[Block, None] = {}
         self._uncomputed: set[int] = set()  # cached blocks whose K/V was not marked computed
         # Of those, blocks that no forward has reached yet, by generation.
         self._unwritten: dict[int, int] = {}
@@ -434,16 +279,14 @@ class BlockAllocator:
         Raises:
             NoFreeBlocksError: None is available.
         """
-        blocks = self._list_after(prev_block)
-        blocks.add_empty(1, extra_hash)
-        return blocks.view(len(blocks.blocks) - 1)
+        return self.allocate_empty(prev_block, 1, extra_hash)[0]
 
     def allocate_immutable_blocks(
         self,
         prev_block: Block | None,
         block_token_ids: Sequence[Sequence[int]],
         extra_hash: int | None = None,
-    ) -> BlockView:
+    ) -> list[Block]:
         """A chain of blocks with these tokens; cached ones are shared.
 
         Args:
@@ -452,36 +295,11 @@ class BlockAllocator:
                 block of a ``NaiveBlockAllocator``.
             extra_hash: Extra key of the blocks.
 
-        Returns:
-            The blocks in order, created when they are read.
-
         Raises:
             NoFreeBlocksError: Too few are available; nothing is allocated.
             BlockStateError: ``prev_block`` is not full.
             ValueError: Blocks without the right number of tokens, or a token out of ``[0, 2**32)``.
         """
-        self._check_sizes(block_token_ids)
-        blocks = self._list_after(prev_block)
-        start = len(blocks.blocks)
-        blocks.extend(tuple(chain.from_iterable(block_token_ids)), extra_hash)
-        return BlockView(blocks, start)
-
-    def allocate_immutable_block(
-        self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
-    ) -> Block:
-        """``allocate_immutable_blocks`` for one block."""
-        tokens = tuple(token_ids)
-        self._check_sizes((tokens,))
-        blocks = self._list_after(prev_block)
-        blocks.extend(tokens, extra_hash)
-        return blocks.view(len(blocks.blocks) - 1)
-
-    # Their earlier names.
-    allocate_mutable = allocate_mutable_block
-    allocate_immutable = allocate_immutable_block
-
-    def _check_sizes(self, block_token_ids: Sequence[Sequence[int]]) -> None:
-        """Refuses blocks that are not full, except for the last one without caching."""
         last = len(block_token_ids) - 1
         for i, chunk in enumerate(block_token_ids):
             least = 1 if i == last and not self.caches else self.block_size
@@ -490,20 +308,93 @@ class BlockAllocator:
                     f"block_token_ids must have {least} to {self.block_size} tokens a block, got "
                     f"{len(chunk)} in block {i}"
                 )
+        tokens = tuple(chain.from_iterable(block_token_ids))
+        return self.allocate_prompt(prev_block, tokens, extra_hash)
 
-    def _list_after(self, prev_block: Block | None) -> BlockList:
-        """The list to add blocks to: that of ``prev_block`` if it ends there, else a new one."""
-        if prev_block is None:
-            return BlockList(self)
-        self._mine(prev_block).in_pool()  # raises if it was freed: nothing can follow it
-        blocks, index = prev_block.position
-        return blocks if index + 1 == len(blocks.blocks) else BlockList(self, prev_block)
+    def allocate_immutable_block(
+        self, prev_block: Block | None, token_ids: Sequence[int], extra_hash: int | None = None
+    ) -> Block:
+        """``allocate_immutable_blocks`` for one block."""
+        return self.allocate_immutable_blocks(prev_block, (tuple(token_ids),), extra_hash)[0]
+
+    # Their earlier names.
+    allocate_mutable = allocate_mutable_block
+    allocate_immutable = allocate_immutable_block
+
+    def allocate_empty(
+        self, prev_block: Block | None, n: int, extra_hash: int | None
+    ) -> list[Block]:
+        """A chain of empty blocks after ``prev_block``."""
+        self._check_prev(prev_block)
+        checked_extra(extra_hash)
+        try:
+            fresh = self.pool.take(n).tolist()
+        except OutOfBlocksError as error:
+            raise NoFreeBlocksError(error.needed, error.available) from None
+        return self._chain(prev_block, fresh, [()] * n, extra_hash)
+
+    def allocate_prompt(
+        self, prev_block: Block | None, tokens: tuple[int, ...], extra_hash: int | None
+    ) -> list[Block]:
+        """A chain of blocks for these tokens, which may leave the last one partly filled."""
+        self._check_prev(prev_block)
+        checked_extra(extra_hash)
+        parent: int | None = -1
+        if prev_block is not None:
+            if num_empty := prev_block.num_empty_slots:
+                raise BlockStateError(prev_block.in_pool, f"prev_block has {num_empty} empty slots")
+            parent = prev_block.in_pool if prev_block.is_cached else None
+        size, num_full = self.block_size, len(tokens) // self.block_size
+        found = self.cached_prefix(tokens, parent, extra_hash)
+        chunks = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        # All counting before any change: idle blocks that are found are no longer available.
+        needed, available = len(chunks), self.pool.num_available
+        if needed > available and (needed := self._num_taken(needed, found)) > available:
+            raise NoFreeBlocksError(needed, available)
+        self.pool.acquire(found)  # first, so that no found block is evicted to make room
+        in_pool = found + self.pool.take(len(chunks) - len(found)).tolist()
+        blocks = self._chain(prev_block, in_pool, chunks, extra_hash)
+        if not self.caches or not num_full:
+            return blocks
+        self.num_queries += num_full
+        self.num_hits += len(found)
+        if parent is None:
+            self.waiting.update(dict.fromkeys(blocks[:num_full]))
+            return blocks
+        if fresh := in_pool[len(found) : num_full]:
+            self.pool.promote(
+                fresh,
+                tokens[len(found) * size : num_full * size],
+                parent=found[-1] if found else parent,
+                extras=_extras(len(fresh), extra_hash),
+            )
+            self._uncomputed.update(fresh)
+        for block in blocks[:num_full]:
+            block.is_cached = True
+        return blocks
+
+    def _chain(
+        self,
+        prev_block: Block | None,
+        in_pool: list[int],
+        tokens: list[tuple[int, ...]],
+        extra_hash: int | None,
+    ) -> list[Block]:
+        made: list[Block] = []
+        for block, chunk in zip(in_pool, tokens, strict=True):
+            prev_block = self.block_class(self, prev_block, block, chunk, extra_hash)
+            made.append(prev_block)
+        return made
+
+    def _check_prev(self, prev_block: Block | None) -> None:
+        if prev_block is not None:
+            self._mine(prev_block).check_held()  # nothing can follow a block that was freed
 
     def _mine(self, block: Block) -> Block:
         if not isinstance(block, self.block_class):
             kind = type(block).__name__
             raise TypeError(f"block must be a {self.block_class.__name__}, got {kind}")
-        if block._blocks.allocator is not self:
+        if block.allocator is not self:
             raise ValueError("block belongs to another allocator")
         return block
 
@@ -511,8 +402,8 @@ class BlockAllocator:
 
     def is_appendable(self, block: Block) -> bool:
         """Whether tokens can be added to the block without moving it."""
-        mine = self._mine(block)
-        return not mine.is_full and self.pool.ref_count(mine.in_pool()) == 1
+        self._mine(block).check_held()
+        return not block.is_full and self.pool.ref_count(block.in_pool) == 1
 
     def cow_block_if_not_appendable(self, block: Block) -> int | None:
         """Moves a shared block to a copy of its own, as appending to it would.
@@ -524,11 +415,9 @@ class BlockAllocator:
         Raises:
             NoFreeBlocksError: None is available; the block keeps its content.
         """
-        mine = self._mine(block)
-        blocks, index = mine.position
-        if blocks.blocks[index] != FREED and not mine.is_full:
-            blocks.make_writable(index)
-        return mine.block_id
+        if self._mine(block).in_pool != FREED and not block.is_full:
+            block.make_writable()
+        return block.block_id
 
     def clear_copy_on_writes(self) -> dict[int, list[int]]:
         """The copies to run before the next forward; they count as run after this call.
@@ -544,10 +433,8 @@ class BlockAllocator:
         for source, destination, _ in plan:
             copies.setdefault(self._ids[source], []).append(self._ids[destination])
         waiting, self.waiting = self.waiting, {}
-        for blocks in waiting:
-            for index, block in enumerate(blocks.blocks):
-                if block != FREED and blocks.states[index] == WAITING:
-                    self.promote(blocks, index)
+        for block in waiting:
+            self.promote(block)
         return copies
 
     # The prefix cache.
@@ -566,57 +453,33 @@ class BlockAllocator:
 
     def num_taken_by(self, tokens: tuple[int, ...], extra: int | None) -> int:
         """Number of available blocks that a sequence of these tokens takes."""
-        found = self.cached_prefix(tokens, -1, extra)
         num_blocks = -(-len(tokens) // self.block_size)
+        return self._num_taken(num_blocks, self.cached_prefix(tokens, -1, extra))
+
+    def _num_taken(self, num_blocks: int, found: list[int]) -> int:
         return num_blocks - len(found) + int(self.pool.is_idle(found).sum())
 
-    def cache_prompt(
-        self, blocks: BlockList, start: int, parent: int | None, tokens: tuple[int, ...], found: int
-    ) -> None:
-        """Caches the full blocks that a list got from ``start`` on, after their cached parent.
-
-        The first ``found`` are cached already. If the parent is not cached, all wait.
-        """
-        size, num_full = self.block_size, len(tokens) // self.block_size
-        self.num_queries += num_full
-        self.num_hits += found
-        state = b"%c" % (WAITING if parent is None else CACHED)
-        if parent is None:
-            self.waiting[blocks] = None
-        elif fresh := blocks.blocks[start + found : start + num_full]:
-            self.pool.promote(
-                fresh,
-                tokens[found * size : num_full * size],
-                parent=blocks.blocks[start + found - 1] if found else parent,
-                extras=_extras(len(fresh), blocks.extras.get(start)),
-            )
-            self._uncomputed.update(fresh)
-        blocks.states[start : start + num_full] = state * num_full
-
-    def promote(self, blocks: BlockList, index: int) -> None:
+    def promote(self, block: Block) -> None:
         """Caches a full block, or makes it wait.
 
         It is not replaced by an equal block whose K/V is not written: its own K/V is, except for
         the last token.
         """
-        block, tokens = blocks.blocks[index], blocks.tokens[index]
-        parent, extra = blocks.parent(index), blocks.extras.get(index)
+        parent = block.parent()
         if (
             parent is None
-            or self.pool.waits_for_copy(block)
-            or (
-                self._unwritten
-                and any(map(self._is_unwritten, self.cached_prefix(tokens, parent, extra)))
+            or self.pool.waits_for_copy(block.in_pool)
+            or any(
+                map(self._is_unwritten, self.cached_prefix(block.tokens, parent, block.extra_hash))
             )
         ):
-            blocks.states[index] = WAITING
-            self.waiting[blocks] = None
+            self.waiting[block] = None
             return
-        kept = self.pool.promote(block, tokens, parent=parent, extras=extra_bytes(extra))
-        if kept == block:
-            self._uncomputed.add(block)
-        blocks.blocks[index] = kept
-        blocks.states[index] = CACHED
+        extras = extra_bytes(block.extra_hash)
+        kept = self.pool.promote(block.in_pool, block.tokens, parent=parent, extras=extras)
+        if kept == block.in_pool:
+            self._uncomputed.add(kept)
+        block.in_pool, block.is_cached = kept, True
 
     def _is_unwritten(self, block: int) -> bool:
         known = self._unwritten.get(block)
@@ -632,14 +495,12 @@ class BlockAllocator:
         Raises:
             BlockStateError: The block was freed, or is not full.
         """
-        mine = self._mine(block)
-        in_pool = mine.in_pool()
-        if not mine.is_full:
-            raise BlockStateError(in_pool, f"it has {mine.num_empty_slots} empty slots")
-        blocks, index = mine.position
-        if self.caches and blocks.states[index] != CACHED:
-            self.promote(blocks, index)
-        return self._ids[mine.in_pool()]
+        self._mine(block).check_held()
+        if not block.is_full:
+            raise BlockStateError(block.in_pool, f"it has {block.num_empty_slots} empty slots")
+        if self.caches and not block.is_cached:
+            self.promote(block)
+        return self._ids[block.in_pool]
 
     def is_computed(self, block: int) -> bool:
         """Whether a block of the pool is cached and its K/V was marked as computed."""
@@ -660,10 +521,11 @@ class BlockAllocator:
     def _mark_computed(self, blocks: list[int]) -> None:
         self._uncomputed.difference_update([b for b in blocks if self.pool.is_cached(b)])
 
-    def progress(self, done: list[int], rest: list[int]) -> None:
+    def progress(self, done: Iterable[Block], rest: Iterable[Block]) -> None:
         """Records that the next forward writes the first blocks and not the rest."""
-        self._mark_computed(not_freed(done))
-        late = [b for b in rest if b in self._uncomputed and self.pool.is_cached(b)]
+        self._mark_computed([block.in_pool for block in done if block.in_pool != FREED])
+        late = [block.in_pool for block in rest if block.is_cached]
+        late = [block for block in late if block in self._uncomputed]
         if late:
             self._unwritten.update((block, self.pool.generation(block)) for block in late)
         elif not any(map(self._is_unwritten, self._unwritten)):
@@ -705,14 +567,14 @@ class BlockAllocator:
         if self.pool.num_used:
             return False
         self.pool.reset()
-        for known in (self._uncomputed, self._unwritten, self.waiting):
-            known.clear()
+        self._uncomputed.clear()
+        self._unwritten.clear()
         self.num_queries = self.num_hits = 0
         return True
 
     # Sharing and release.
 
-    def fork(self, last_block: Block) -> BlockView:
+    def fork(self, last_block: Block) -> list[Block]:
         """A new chain of blocks that shares the memory of a sequence, given its last block.
 
         Cost: O(blocks), without recursion.
@@ -720,10 +582,23 @@ class BlockAllocator:
         Raises:
             BlockStateError: A block of the sequence was freed.
         """
-        parts = self._mine(last_block).parts()
-        if any(FREED in blocks.blocks[:count] for blocks, count in parts):
-            raise BlockStateError(FREED, "a block of the sequence was freed")
-        return BlockView(BlockList.fork(parts))
+        blocks = self._mine(last_block).sequence()
+        for block in blocks:
+            block.check_held()
+        return self.fork_all(blocks)
+
+    def fork_all(self, blocks: list[Block]) -> list[Block]:
+        """A chain that shares the blocks of a sequence; freed blocks stay freed."""
+        self.pool.acquire([b.in_pool for b in blocks if b.in_pool != FREED], found=False)
+        forked: list[Block] = []
+        prev: Block | None = None
+        for block in blocks:
+            prev = self.block_class(self, prev, block.in_pool, block.tokens, block.extra_hash)
+            prev.is_cached = block.is_cached
+            if self.waiting and block in self.waiting:
+                self.waiting[prev] = None
+            forked.append(prev)
+        return forked
 
     def free(self, block: Block) -> None:
         """Frees a block. If it is cached, it stays findable until it is evicted.
@@ -731,8 +606,20 @@ class BlockAllocator:
         Raises:
             BlockStateError: The block was freed before.
         """
-        self._mine(block).in_pool()  # raises if it was freed
-        block._blocks.free(block._index, block._index + 1)
+        self._mine(block).check_held()
+        self.free_all([block])
+
+    def free_all(self, blocks: list[Block]) -> None:
+        """Frees those of these blocks that are not freed yet, the last first."""
+        held = [block for block in reversed(blocks) if block.in_pool != FREED]
+        in_pool = [block.in_pool for block in held]
+        # Forgotten first: a release that was interrupted must not be repeated, because other
+        # sequences may share the blocks.
+        for block in held:
+            block.in_pool, block.is_cached = FREED, False
+            if self.waiting:
+                self.waiting.pop(block, None)
+        self.pool.release(in_pool)
 
     # Names and numbers.
 
@@ -749,10 +636,9 @@ class BlockAllocator:
         """The ids of all blocks of the pool."""
         return frozenset(self._ids)
 
-    def physical_ids(self, blocks: list[int]) -> list[int]:
-        """The callers' ids of blocks of the pool, as a new list."""
-        ids = self._ids
-        return blocks.copy() if ids == range(len(ids)) else [ids[block] for block in blocks]
+    def physical_ids(self, in_pool: Iterable[int]) -> list[int]:
+        """The callers' ids of blocks of the pool; ``FREED`` for freed ones."""
+        return [FREED if block == FREED else self._ids[block] for block in in_pool]
 
     def get_physical_block_id(self, block_id: int) -> int:
         """The index in the pool of the block with this id."""

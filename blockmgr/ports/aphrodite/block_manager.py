@@ -21,7 +21,7 @@ from blockmgr.ports.aphrodite.interfaces import (
 from blockmgr.ports.locking import exclusive, new_mutex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from blockmgr.ports.aphrodite.block_table import Growth
     from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import Swap
@@ -30,43 +30,6 @@ if TYPE_CHECKING:
     _Running = tuple[SequenceLike, BlockTable]
 
 __all__ = ["BlockSpaceManager"]
-
-
-class ComputedBlocksTracker:
-    """Counts the leading tokens of a sequence that need no computation.
-
-    While its ``is_prefill()`` is true, a sequence gets the same answer until ``remove_seq``,
-    because the scheduler plans the rest of a prompt by the first answer.
-    """
-
-    __slots__ = ("_allocator", "_known", "_tables")
-
-    def __init__(
-        self, allocator: CpuGpuBlockAllocator, block_tables: Mapping[int, BlockTable]
-    ) -> None:
-        self._allocator = allocator
-        self._known: dict[int, int] = {}
-        self._tables = block_tables
-
-    def get_num_cached_tokens(self, seq: SequenceLike) -> int:
-        """``BlockSpaceManager.get_num_cached_tokens``."""
-        name, tokens, extra = id_of(seq), tokens_of(seq), extra_hash_of(seq)
-        if not self._allocator.caches:
-            return 0
-        if getattr(seq, "is_prefill", bool)() and name in self._known:
-            return self._known[name]
-        size, pool = self._allocator.block_size, self._allocator.pool_of(Device.GPU)
-        if table := self._tables.get(name):
-            allocator, blocks = table.pool_blocks()
-        else:
-            allocator, blocks = pool, pool.cached_prefix(tuple(tokens), -1, extra)
-        computed = sum(1 for _ in takewhile(allocator.is_computed, blocks[: len(tokens) // size]))
-        self._known[name] = computed * size
-        return computed * size
-
-    def remove_seq(self, seq_id: int) -> None:
-        """Forgets the answer for a sequence, if there was one."""
-        self._known.pop(seq_id, None)
 
 
 class BlockSpaceManager:
@@ -93,19 +56,10 @@ class BlockSpaceManager:
     Raises:
         ValueError: A value is out of its bounds, or there is a window.
         TypeError: A value is of the wrong type.
+
+    Attributes:
+        block_tables: The table of each sequence that has blocks, by sequence id.
     """
-
-    __slots__ = (
-        "_computed",
-        "_mutex",
-        "block_allocator",
-        "block_size",
-        "block_tables",
-        "watermark_blocks",
-    )
-
-    block_tables: dict[int, BlockTable]
-    """The table of each sequence that has blocks, by sequence id."""
 
     def __init__(
         self,
@@ -131,8 +85,10 @@ class BlockSpaceManager:
         )
         self.block_size = block_size
         self.watermark_blocks = int(watermark * num_gpu_blocks)
-        self.block_tables = {}
-        self._computed = ComputedBlocksTracker(self.block_allocator, self.block_tables)
+        self.block_tables: dict[int, BlockTable] = {}
+        # While its ``is_prefill()`` is true, a sequence gets the same answer, because the scheduler
+        # plans the rest of a prompt by the first answer.
+        self._cached_tokens: dict[int, int] = {}
         self._mutex = new_mutex()
 
     # Allocation.
@@ -218,7 +174,7 @@ class BlockSpaceManager:
         Schedulers also free sequences that they never scheduled or have freed already.
         """
         name = id_of(seq)
-        self._computed.remove_seq(name)
+        self._cached_tokens.pop(name, None)
         if table := self.block_tables.pop(name, None):
             table.free()
 
@@ -247,12 +203,25 @@ class BlockSpaceManager:
         Raises:
             ValueError: A token out of ``[0, 2**32)``.
         """
-        return self._computed.get_num_cached_tokens(seq)
+        name, tokens, extra = id_of(seq), tokens_of(seq), extra_hash_of(seq)
+        if not self.block_allocator.caches:
+            return 0
+        if getattr(seq, "is_prefill", bool)() and name in self._cached_tokens:
+            return self._cached_tokens[name]
+        if table := self.block_tables.get(name):
+            allocator, blocks = table.allocator(), [block.in_pool for block in table.blocks]
+        else:
+            allocator = self.block_allocator.pool_of(Device.GPU)
+            blocks = allocator.cached_prefix(tuple(tokens), -1, extra)
+        blocks = blocks[: len(tokens) // self.block_size]
+        computed = sum(1 for _ in takewhile(allocator.is_computed, blocks))
+        self._cached_tokens[name] = computed * self.block_size
+        return self._cached_tokens[name]
 
     @exclusive
     def remove_seq_from_computed_blocks_tracker(self, seq: SequenceLike) -> None:
         """Makes ``get_num_cached_tokens`` look again, if the sequence was not scheduled."""
-        self._computed.remove_seq(id_of(seq))
+        self._cached_tokens.pop(id_of(seq), None)
 
     @exclusive
     def mark_blocks_as_computed(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
-from blockmgr.ports.aphrodite.block_allocator import FREED, Block, BlockList, BlockView
+from blockmgr.ports.aphrodite.block_allocator import FREED
 from blockmgr.ports.aphrodite.cpu_gpu_block_allocator import CpuGpuBlockAllocator
 from blockmgr.ports.aphrodite.interfaces import (
     Device,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockmgr.pool import BlockPool
-    from blockmgr.ports.aphrodite.block_allocator import BlockAllocator
+    from blockmgr.ports.aphrodite.block_allocator import Block, BlockAllocator
 
 __all__ = ["BlockTable", "Growth", "blocks_needed"]
 
@@ -62,15 +62,11 @@ class BlockTable:
     Raises:
         ValueError: ``block_size`` is not the allocator's.
         TypeError: A value is of the wrong type.
+
+    Attributes:
+        num_computed_slots: Leading slots whose K/V is known to be written; ``BlockSpaceManager``
+            keeps count.
     """
-
-    __slots__ = ("_allocator", "_blocks", "block_size", "num_computed_slots")
-
-    block_size: int
-    """Tokens per block."""
-
-    num_computed_slots: int
-    """Leading slots whose K/V is known to be written; ``BlockSpaceManager`` keeps count."""
 
     def __init__(self, block_size: int, block_allocator: CpuGpuBlockAllocator) -> None:
         if not isinstance(block_allocator, CpuGpuBlockAllocator):
@@ -83,7 +79,7 @@ class BlockTable:
             )
         self.block_size = block_size
         self._allocator = block_allocator
-        self._blocks: BlockList | None = None
+        self._blocks: list[Block] = []
         self.num_computed_slots = 0
 
     @staticmethod
@@ -106,13 +102,12 @@ class BlockTable:
             SequenceStateError: The table has blocks already.
             ValueError: No tokens, or one out of ``[0, 2**32)``.
         """
-        if self._blocks is not None:
+        if self._blocks:
             raise SequenceStateError("the block table is allocated already")
         if not len(token_ids):
             raise ValueError("token_ids must not be empty")
-        blocks = BlockList(self._allocator.pool_of(device))
-        blocks.extend(tuple(token_ids), extra_hash)
-        self._blocks = blocks
+        allocator = self._allocator.pool_of(device)
+        self._blocks = allocator.allocate_prompt(None, tuple(token_ids), extra_hash)
         self.num_computed_slots = 0
 
     def append_token_ids(
@@ -132,31 +127,30 @@ class BlockTable:
         """
         if not (tokens := whole_tokens(token_ids)):
             raise ValueError("token_ids must not be empty")
-        blocks, start = self._allocated(), self.num_full_slots
+        start = self.num_full_slots
         lookahead = whole("num_lookahead_slots", num_lookahead_slots, 0)
         self._grow(len(tokens) + lookahead, len(tokens), extra_hash)
-        at = start // self.block_size
-        while tokens:
-            empty = self.block_size - len(blocks.tokens[at])
-            blocks.fill(at, tokens[:empty])
-            tokens, at = tokens[empty:], at + 1
+        for block in self._blocks[start // self.block_size :]:
+            empty = block.num_empty_slots
+            if tokens:
+                block.fill(tokens[:empty])
+            tokens = tokens[empty:]
 
     def ensure_num_empty_slots(self, num_empty_slots: int, extra_hash: int | None = None) -> None:
         """Makes sure that there are this many empty slots after the tokens."""
         self._grow(whole("num_empty_slots", num_empty_slots, 0), 0, extra_hash)
 
     def _grow(self, num_slots: int, num_written: int, extra: int | None) -> None:
-        blocks = self._allocated()
+        allocator = self.allocator()
         checked_extra(extra)
-        growth, pool = self.growth(num_slots, num_written), blocks.allocator.pool
-        if FREED in growth.written or (growth.num_new and blocks.blocks[-1] == FREED):
+        growth, last = self.growth(num_slots, num_written), self._blocks[-1]
+        if FREED in growth.written or (growth.num_new and last.in_pool == FREED):
             raise BlockStateError(FREED, "nothing can follow a block that was freed")
         # All counting before any change: blocks to add, and shared ones that must be moved.
-        needed = blocks_needed(pool, [growth])
-        if needed > pool.num_available:
-            raise NoFreeBlocksError(needed, pool.num_available)
-        if growth.num_new:
-            blocks.add_empty(growth.num_new, extra)
+        needed = blocks_needed(allocator.pool, [growth])
+        if needed > allocator.pool.num_available:
+            raise NoFreeBlocksError(needed, allocator.pool.num_available)
+        self._blocks += allocator.allocate_empty(last, growth.num_new, extra)
 
     def growth(self, num_slots: int, num_written: int) -> Growth:
         """The growth that the table needs for its next slots.
@@ -165,34 +159,29 @@ class BlockTable:
             num_slots: Slots after the current tokens.
             num_written: Of those, the ones that get tokens.
         """
-        blocks, size, start = self._allocated().blocks, self.block_size, self.num_full_slots
-        num_new = max(-(-(start + num_slots) // size) - len(blocks), 0)
+        size, start = self.block_size, self.num_full_slots
+        num_new = max(-(-(start + num_slots) // size) - len(self._blocks), 0)
         end = -(-(start + num_written) // size) if num_written else 0
-        return Growth(num_new, written=blocks[start // size : end])
+        return Growth(num_new, [block.in_pool for block in self._blocks[start // size : end]])
 
     def mark_computed(self, start: int, stop: int, num_full: int) -> None:
         """Records that the next forward computes these slots, of ``num_full`` with tokens."""
-        blocks, size = self._allocated(), self.block_size
-        done, rest = slice(start // size, stop // size), slice(stop // size, num_full // size)
-        blocks.allocator.progress(blocks.blocks[done], blocks.blocks[rest])
+        allocator, size = self.allocator(), self.block_size
+        done = self._blocks[start // size : stop // size]
+        allocator.progress(done, self._blocks[stop // size : num_full // size])
         self.num_computed_slots = stop
 
     def fork(self) -> BlockTable:
-        """A table for another sequence that shares every block of this one.
-
-        Cost: O(blocks), without recursion and without an object per block.
-        """
-        blocks = self._allocated()
+        """A table for another sequence that shares every block of this one."""
         child = BlockTable(self.block_size, self._allocator)
-        child._blocks = BlockList.fork([(blocks, len(blocks.blocks))])
+        child._blocks = self.allocator().fork_all(self._blocks)
         child.num_computed_slots = self.num_computed_slots
         return child
 
     def free(self) -> None:
         """Frees all blocks, the last first. Cached ones stay findable."""
-        blocks = self._allocated()
-        blocks.free(0, len(blocks.blocks))
-        self._blocks = None
+        self.allocator().free_all(self._blocks)
+        self._blocks = []
 
     def get_unseen_token_ids(self, sequence_token_ids: Sequence[int]) -> list[int]:
         """The tokens of the sequence that the table does not have yet.
@@ -212,36 +201,31 @@ class BlockTable:
         return list(sequence_token_ids[start:])
 
     @property
-    def blocks(self) -> Sequence[Block]:
-        """The blocks in order, created when they are read; freed ones have no ``block_id``."""
-        return () if self._blocks is None else BlockView(self._blocks)
+    def blocks(self) -> list[Block]:
+        """The blocks in order, in a new list; freed ones have no ``block_id``."""
+        return self._blocks.copy()
 
     @property
     def physical_block_ids(self) -> list[int]:
         """The physical block of each block."""
-        blocks = self._allocated()
-        return blocks.allocator.physical_ids(blocks.blocks)
+        return self.allocator().physical_ids(block.in_pool for block in self._blocks)
 
     @property
     def num_full_slots(self) -> int:
         """Slots with a token; 0 without blocks."""
-        tokens = self._blocks.tokens if self._blocks else []
-        full = len(tokens)
-        while full and len(tokens[full - 1]) < self.block_size:
+        full = len(self._blocks)
+        while full and not self._blocks[full - 1].is_full:
             full -= 1  # only over look-ahead blocks, which are few
-        return full * self.block_size + (len(tokens[full]) if full < len(tokens) else 0)
+        rest = len(self._blocks[full].tokens) if full < len(self._blocks) else 0
+        return full * self.block_size + rest
 
     @property
     def device(self) -> Device:
         """The device of the blocks."""
-        return self._allocator.device_of(self._allocated().allocator)
+        return self._allocator.device_of(self.allocator())
 
-    def pool_blocks(self) -> tuple[BlockAllocator, list[int]]:
-        """The allocator of the blocks, and the blocks of its pool."""
-        blocks = self._allocated()
-        return blocks.allocator, blocks.blocks
-
-    def _allocated(self) -> BlockList:
-        if self._blocks is None:
+    def allocator(self) -> BlockAllocator:
+        """The allocator of the blocks, of which there must be some."""
+        if not self._blocks:
             raise SequenceStateError("the block table has no blocks; allocate them first")
-        return self._blocks
+        return self._blocks[0].allocator

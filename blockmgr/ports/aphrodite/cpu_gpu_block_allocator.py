@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError
 from blockmgr.ports.aphrodite.block_allocator import (
-    CACHED,
     FREED,
     Block,
     BlockAllocator,
-    BlockList,
-    BlockView,
     NaiveBlock,
     NaiveBlockAllocator,
     PrefixCachingBlockAllocator,
-    not_freed,
 )
 from blockmgr.ports.aphrodite.interfaces import Device, NoFreeBlocksError, extra_bytes, the_same
 
@@ -47,8 +43,6 @@ class CpuGpuBlockAllocator:
         ValueError: Different block sizes, or ids in common.
         TypeError: Not an allocator.
     """
-
-    __slots__ = ("_allocators", "block_size", "caches")
 
     def __init__(self, gpu: BlockAllocator, cpu: BlockAllocator | None = None) -> None:
         self._allocators = {Device.GPU: gpu} | ({} if cpu is None else {Device.CPU: cpu})
@@ -140,7 +134,7 @@ class CpuGpuBlockAllocator:
         block_token_ids: Sequence[Sequence[int]],
         device: Device,
         extra_hash: int | None = None,
-    ) -> BlockView:
+    ) -> list[Block]:
         """``BlockAllocator.allocate_immutable_blocks`` of that device."""
         allocator = self.pool_of(device)
         return allocator.allocate_immutable_blocks(prev_block, block_token_ids, extra_hash)
@@ -174,7 +168,7 @@ class CpuGpuBlockAllocator:
         """Releases a block."""
         self._allocator_of(block).free(block)
 
-    def fork(self, last_block: Block) -> BlockView:
+    def fork(self, last_block: Block) -> list[Block]:
         """``BlockAllocator.fork`` of the block's device."""
         return self._allocator_of(last_block).fork(last_block)
 
@@ -182,7 +176,7 @@ class CpuGpuBlockAllocator:
         if not isinstance(block, Block):
             raise TypeError(f"block must be one of an allocator, got {type(block).__name__}")
         for known in self._allocators.values():
-            if block.position[0].allocator is known:
+            if block.allocator is known:
                 return known
         raise ValueError("block belongs to another allocator")
 
@@ -233,7 +227,7 @@ class CpuGpuBlockAllocator:
         """
         source, destination = self.pool_of(src_device), self.pool_of(dst_device)
         copies = self.plan_swap([blocks], src_device, dst_device).carry_out()
-        olds, news = [a for a, _ in copies], [b for _, b in copies]
+        olds, news = [old for old, _ in copies], [new for _, new in copies]
         return dict(zip(source.physical_ids(olds), destination.physical_ids(news), strict=True))
 
     def plan_swap(
@@ -245,28 +239,25 @@ class CpuGpuBlockAllocator:
             raise ValueError(f"dst_device must be another device than {src_device}")
         return Swap(source, destination, [self._whole(blocks, source) for blocks in sequences])
 
-    def _whole(self, blocks: Sequence[Block], source: BlockAllocator) -> list[BlockList]:
+    def _whole(self, blocks: Sequence[Block], source: BlockAllocator) -> list[Block]:
         if not isinstance(blocks, Sequence):
             raise TypeError(f"blocks must be a sequence, got {type(blocks).__name__}")
         if not blocks:
             raise ValueError("blocks must not be empty")
         if self._allocator_of(blocks[-1]) is not source:
             raise ValueError("blocks must be of the device they are moved from")
-        parts = blocks[-1].parts()
-        places = [(part, i) for part, _ in parts for i in range(len(part.blocks))]
-        if places != [each.position if isinstance(each, Block) else None for each in blocks]:
-            raise ValueError("blocks must be every block of one sequence, in order")
-        return [part for part, _ in parts]
+        sequence = blocks[-1].sequence()
+        if sequence != list(blocks):
+            raise ValueError("blocks must be the blocks of one sequence from its first, in order")
+        return sequence
 
 
 class _Sequence(NamedTuple):
     """A sequence to move."""
 
-    lists: list[BlockList]
-    olds: list[int]
-    """Its blocks at the source."""
+    blocks: list[Block]
     num_cached: int
-    """Number of leading blocks that are cached there."""
+    """Number of leading blocks that are cached at the source."""
     found: list[int]
     """The blocks of its cached prefix that are cached at the destination already."""
     shared: list[int]
@@ -275,7 +266,8 @@ class _Sequence(NamedTuple):
     @property
     def num_fresh(self) -> int:
         """Blocks taken for the other tokens."""
-        return len(self.olds) - self.olds.count(FREED) - len(self.found) - len(self.shared)
+        num_held = sum(block.in_pool != FREED for block in self.blocks)
+        return num_held - len(self.found) - len(self.shared)
 
 
 class Swap:
@@ -287,30 +279,30 @@ class Swap:
     """
 
     def __init__(
-        self, source: BlockAllocator, destination: BlockAllocator, sequences: list[list[BlockList]]
+        self, source: BlockAllocator, destination: BlockAllocator, sequences: list[list[Block]]
     ) -> None:
         self._source, self._destination = source, destination
         brought: set[int] = set()
-        self._sequences = [self._counted(lists, brought) for lists in sequences]
+        self._sequences = [self._counted(blocks, brought) for blocks in sequences]
         found = sorted({block for each in self._sequences for block in each.found})
         num_fresh = sum(each.num_fresh for each in self._sequences)
         self.num_taken = num_fresh + int(destination.pool.is_idle(found).sum())
         self.num_used = num_fresh + len(found)
 
-    def _counted(self, lists: list[BlockList], brought: set[int]) -> _Sequence:
-        olds = [block for blocks in lists for block in blocks.blocks]
-        for block in olds:
-            if block != FREED and self._source.pool.waits_for_copy(block):
-                raise BlockStateError(block, "it waits for a copy; clear_copy_on_writes first")
-        states = [state for blocks in lists for state in blocks.states]
-        num_cached = next((i for i, s in enumerate(states) if s != CACHED), len(states))
-        num_cached = min(num_cached, olds.index(FREED) if FREED in olds else num_cached)
-        tokens, keys = _contents(lists, 0, num_cached)
+    def _counted(self, blocks: list[Block], brought: set[int]) -> _Sequence:
+        for block in blocks:
+            if block.in_pool != FREED and self._source.pool.waits_for_copy(block.in_pool):
+                raise BlockStateError(
+                    block.in_pool, "it waits for a copy; clear_copy_on_writes first"
+                )
+        cached = list(takewhile(lambda block: block.is_cached, blocks))
+        tokens, keys = _contents(cached)
         found = self._destination.pool.find(tokens, extras=keys).tolist()
+        olds = [block.in_pool for block in cached]
         # Blocks shared with an earlier sequence are cached and copied there by then.
-        shared = list(takewhile(brought.__contains__, olds[len(found) : num_cached]))
-        brought.update(olds[:num_cached])
-        return _Sequence(lists, olds, num_cached, found, shared)
+        shared = list(takewhile(brought.__contains__, olds[len(found) :]))
+        brought.update(olds)
+        return _Sequence(blocks, len(cached), found, shared)
 
     def carry_out(self) -> list[tuple[int, int]]:
         """Moves the sequences; returns the copies to run, pairs of blocks of the two pools."""
@@ -324,38 +316,33 @@ class Swap:
 
     def _move(self, seq: _Sequence, moved: dict[int, int]) -> list[tuple[int, int]]:
         source, destination = self._source, self._destination
+        held = [block for block in seq.blocks if block.in_pool != FREED]
+        olds = [block.in_pool for block in held]
         shared = [moved[old] for old in seq.shared]
         destination.pool.acquire(shared, found=False)
         ready = {*filter(destination.is_computed, seq.found), *shared}
         present = seq.found + shared
-        arrived = iter(present + destination.pool.take(seq.num_fresh).tolist())
-        news = [FREED if old == FREED else next(arrived) for old in seq.olds]
+        news = present + destination.pool.take(seq.num_fresh).tolist()
+        # The cached blocks come first, and none of them is freed.
         if late := news[len(present) : seq.num_cached]:
-            tokens, keys = _contents(seq.lists, len(present), seq.num_cached)
+            tokens, keys = _contents(held[len(present) : seq.num_cached])
             parent = present[-1] if present else -1
             destination.pool.promote(late, tokens, parent=parent, extras=keys)
-        pairs = list(zip(seq.olds, news, strict=True))
+        pairs = list(zip(olds, news, strict=True))
         moved.update(pairs[: seq.num_cached])
-        copies = [pair for pair in pairs if pair[0] != FREED and pair[1] not in ready]
         cached = [pair for pair in pairs[: seq.num_cached] if pair[1] not in ready]
         computed = [new for old, new in cached if source.is_computed(old)]
         destination.arrive(computed, [new for old, new in cached if not source.is_computed(old)])
-        states = (b"%c" % CACHED) * seq.num_cached + bytes(len(news) - seq.num_cached)
-        for blocks in seq.lists:
-            count = len(blocks.blocks)
-            source.waiting.pop(blocks, None)
-            blocks.allocator = destination
-            blocks.blocks, news = news[:count], news[count:]
-            blocks.states, states = bytearray(states[:count]), states[count:]
-        source.pool.release(not_freed(seq.olds)[::-1])
-        return copies
+        for block in seq.blocks:
+            block.allocator = destination
+            source.waiting.pop(block, None)
+        for i, (block, new) in enumerate(zip(held, news, strict=True)):
+            block.in_pool, block.is_cached = new, i < seq.num_cached
+        source.pool.release(olds[::-1])
+        return [pair for pair in pairs if pair[1] not in ready]
 
 
-def _contents(
-    lists: list[BlockList], start: int, stop: int
-) -> tuple[list[int], dict[int, bytes] | None]:
-    """The tokens of some blocks of a sequence, and their extra keys by index from ``start``."""
-    chunks = [chunk for blocks in lists for chunk in blocks.tokens][start:stop]
-    extras = [blocks.extras.get(i) for blocks in lists for i in range(len(blocks.blocks))]
-    keys = {i: extra_bytes(x) for i, x in enumerate(extras[start:stop]) if x is not None}
-    return [token for chunk in chunks for token in chunk], keys or None
+def _contents(blocks: list[Block]) -> tuple[list[int], dict[int, bytes] | None]:
+    """The tokens of some blocks of a sequence, and their extra keys by index."""
+    keys = {i: extra_bytes(b.extra_hash) for i, b in enumerate(blocks) if b.extra_hash is not None}
+    return [token for block in blocks for token in block.tokens], keys or None

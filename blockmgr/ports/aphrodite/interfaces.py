@@ -156,11 +156,7 @@ def extra_bytes(extra_hash: int | None) -> bytes:
 
 def whole_tokens(token_ids: Sequence[int]) -> tuple[int, ...]:
     """The tokens as ints, each in ``[0, 2**32)``."""
-    tokens = tuple(token_ids)
-    for token in tokens:
-        if type(token) is not int or not 0 <= token < 2**32:
-            return tuple(map(_whole_token, tokens))
-    return tokens
+    return tuple(map(_whole_token, token_ids))
 
 
 def _whole_token(token: object) -> int:

@@ -28,19 +28,13 @@ def token_bar(total: int, *, wanted: bool) -> Iterator[Callable[[int], None] | N
         yield None
         return
     try:
-        from rich.console import Console  # noqa: PLC0415  (an extra that few callers need)
-        from rich.progress import (  # noqa: PLC0415
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
+        from rich import console, progress  # noqa: PLC0415  (an extra that few callers need)
     except ImportError as error:
         raise MissingExtraError("cli", "a progress bar") from error
-    console = Console(stderr=True)
-    columns = (TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar:
+    stderr = console.Console(stderr=True)
+    columns = progress.BarColumn(), progress.MofNCompleteColumn(), progress.TimeRemainingColumn()
+    with progress.Progress(
+        "tokens", *columns, console=stderr, transient=True, disable=not stderr.is_terminal
+    ) as bar:
         task = bar.add_task("tokens", total=total)
         yield lambda done: bar.update(task, completed=done)

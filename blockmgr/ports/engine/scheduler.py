@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVarTuple, Unpack
 
+from blockmgr.blocks import Admission
 from blockmgr.errors import NeverFitsError, OutOfBlocksError, ReentrancyError
 from blockmgr.groups import (
     ChunkedAttention,
@@ -28,7 +29,6 @@ from blockmgr.groups import (
 from blockmgr.manager import BlockManager
 from blockmgr.ports.engine.batch import batch_of
 from blockmgr.ports.engine.beam import BeamJob
-from blockmgr.ports.engine.chunks import aim, enter, reserve_some
 from blockmgr.ports.engine.report import EngineReport
 from blockmgr.ports.engine.room import blocks_held
 from blockmgr.ports.engine.sampling import OnToken, SampleJob, choose_tokens
@@ -293,7 +293,7 @@ class Scheduler:
                     continue
                 size = self._reserve(job, track, size)
                 if size:
-                    aim(self.manager, track, track.written + size)
+                    _aim(self.manager, track, track.written + size)
                     chunks.append(track)
                     budget -= size
         return chunks
@@ -347,22 +347,22 @@ class Scheduler:
             return False
         cached = self.manager.match(prompt).num_cached_tokens
         size = min(len(prompt) - cached, self._chunk_size, budget)
-        fits = enter(self.manager, track, prompt, cached + size)
+        fits = _enter(self.manager, track, prompt, cached + size)
         # If it is alone, a smaller chunk works: windows release blocks after each chunk.
         is_alone = self._shrinks and not self._running
-        if not fits and not (is_alone and enter(self.manager, track, prompt, 1)):
+        if not fits and not (is_alone and _enter(self.manager, track, prompt, 1)):
             return False
         if track.length == 0:
             track.length = len(prompt)
             self._rows += job.rows
         track.written = self.manager.sequence(track.live()).num_computed_tokens
         if not fits:
-            size = reserve_some(self.manager, track, size)
+            size = _reserve_some(self.manager, track, size)
             if not size:
                 job.preempt(self.manager)
                 return False
         # If blocks are short, an admission uses less of the match.
-        aim(self.manager, track, min(cached, track.written) + size)
+        _aim(self.manager, track, min(cached, track.written) + size)
         if job.num_cached_tokens is None:
             job.num_cached_tokens = track.written
         return True
@@ -374,7 +374,7 @@ class Scheduler:
             The size of the chunk; 0 if the job has preempted itself.
         """
         if self._shrinks and self._running[-1] is job:
-            size = reserve_some(self.manager, track, size) or 1
+            size = _reserve_some(self.manager, track, size) or 1
         has_room = self._with_room(job, self.manager.reserve, track.live(), track.written + size)
         return size if has_room else 0
 
@@ -494,3 +494,35 @@ class Scheduler:
 def _prompt(job: Job) -> Prompt:
     """The tokens that a waiting job has to compute before it samples."""
     return job.tracks[0].prompt()
+
+
+def _enter(manager: BlockManager, track: Track, prompt: Prompt, num_slots: int) -> bool:
+    """Admits or resumes a track; returns False if there is no room for this many slots."""
+    if track.handle is None:
+        if manager.can_admit(prompt, num_slots=num_slots) is not Admission.NOW:
+            return False
+        track.handle = manager.admit(prompt, num_slots=num_slots)
+        return True
+    try:
+        manager.resume(track.handle, num_slots=num_slots)
+    except (OutOfBlocksError, NeverFitsError):
+        return False
+    return True
+
+
+def _aim(manager: BlockManager, track: Track, target: int) -> None:
+    """Sets the target of a chunk, so that it ends where the manager can keep a state."""
+    stops = manager.stops(track.live()) if manager.config.groups else ()
+    track.target = min([target, *(stop for stop in stops if stop > track.written)])
+
+
+def _reserve_some(manager: BlockManager, track: Track, size: int) -> int:
+    """Takes slots for a chunk of ``size`` tokens, or of fewer that fit; returns how many."""
+    while size:
+        try:
+            manager.reserve(track.live(), track.written + size)
+        except OutOfBlocksError:
+            size //= 2
+        else:
+            break
+    return size

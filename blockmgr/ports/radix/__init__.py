@@ -6,14 +6,7 @@ and ``PagedCacheManager``, which writes slots into a page table, have the later 
 core's own prefix index: a node is a page.
 
 Tokens and slots may be lists, NumPy arrays or torch tensors. Results are NumPy arrays, or, with a
-``device``, torch tensors on it; torch is imported only then. The port differs from the original in
-these points:
-
-- matching changes nothing: no node is split, no time stamp moves;
-- an eviction takes time proportional to the number of pages evicted, whatever the tree;
-- ``reset`` and ``check_integrity`` work, pages may be of any size, sizes are always whole pages;
-- a handle knows whether its pages are still cached, and whether it is locked;
-- wrong calls raise, whether or not Python runs with ``-O``, and change nothing.
+``device``, torch tensors on it; torch is imported only then.
 """
 
 from blockmgr.ports.radix.base import (

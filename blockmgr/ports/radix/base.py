@@ -20,9 +20,6 @@ __all__ = [
     "SizeInfo",
 ]
 
-_NO_PAGES: Pages = np.empty(0, np.int32)
-_NO_PAGES.setflags(write=False)
-
 
 class SizeInfo(NamedTuple):
     """The number of token slots in the tree."""
@@ -56,7 +53,7 @@ class RadixNode:
         return self.page < 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RadixCacheHandle:
     """A matched prefix. Handles compare by identity, so that each has its own locks.
 
@@ -69,7 +66,7 @@ class RadixCacheHandle:
     cached_len: int
     node: RadixNode
     namespace: bytes = b""
-    _pages: Pages = field(default_factory=lambda: _NO_PAGES, repr=False)
+    _pages: Pages = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _is_match: bool = field(default=False, repr=False)
     _has_ended: bool = field(default=False, init=False, repr=False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from blockmgr.arguments import whole
 from blockmgr.errors import BlockStateError, SequenceStateError
 from blockmgr.ports.locking import exclusive
 from blockmgr.ports.radix.base import MatchResult, RadixCacheHandle, Request
-from blockmgr.ports.radix.pages import on_host
+from blockmgr.ports.radix.pages import on_host, pages_of, slots_of
 from blockmgr.ports.radix.tree import MAX_SLOTS, RadixCacheManager, RadixPrefixCache
 
 if TYPE_CHECKING:
@@ -27,36 +27,22 @@ __all__ = ["CacheManager", "PageKeeper", "PagedCacheManager", "PagedRequest"]
 MAX_KEY = 1024  # bytes
 
 
-class _HandOver(NamedTuple):
-    """What became of the pages of a request whose whole pages are in the tree now."""
-
-    chain: Pages
-    """All its pages in the tree."""
-    done: Pages
-    """Its own pages to release: computed twice, or passed to the tree."""
-    unfinished: Pages
-    """Its unfinished page, if any."""
-
-
 class PageKeeper:
-    """The free pages of a cache, and its tree. Calls of several threads wait for one another."""
+    """The free pages of a cache, and its tree. Calls of several threads wait for one another.
 
-    __slots__ = ("_lazy", "_mutex", "_pool", "_tree", "num_pages", "page_size")
-
-    num_pages: int
-    """Pages of the KV cache."""
-
-    page_size: int
-    """Token slots per page."""
+    Attributes:
+        num_pages: Pages of the KV cache.
+        page_size: Token slots per page.
+    """
 
     def __init__(self, tree: RadixTree) -> None:
         tree._free_pages()
-        self._pool = pool = tree.pool
+        self._pool = tree.pool
         self._tree = tree
         self._lazy: list[list[Pages]] = []  # pages freed in open regions of ``PagedCacheManager``
         self._mutex = tree._mutex
-        self.num_pages = pool.num_blocks
-        self.page_size = pool.block_size
+        self.num_pages = tree.pool.num_blocks
+        self.page_size = tree.page_size
 
     @property
     def available_size(self) -> int:
@@ -107,8 +93,15 @@ class PageKeeper:
             raise ValueError("input_ids must hold at least 1 token, got 0")
         return tokens, _namespace_of(getattr(req, "extra_key", None))
 
-    def _hand_over(self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids) -> _HandOver:
-        """Checks everything, and puts the whole pages of a request into the tree."""
+    def _hand_over(
+        self, old_handle: RadixCacheHandle, input_ids: Ids, indices: Ids
+    ) -> tuple[Pages, Pages, Pages]:
+        """Checks everything, and puts the whole pages of a request into the tree.
+
+        Returns:
+            All its pages in the tree; its own pages to release, computed twice or passed to the
+            tree; its unfinished page, if any.
+        """
         tree, size = self._tree, self.page_size
         if getattr(old_handle, "_has_ended", False):
             raise SequenceStateError("the request of old_handle has ended, or has a later handle")
@@ -126,7 +119,7 @@ class PageKeeper:
         # The insertion checks the pages that go to the tree before any change.
         self._check_owned(np.concatenate([own[:twice], own[whole_pages:]]), apart_from=mine)
         tree._promote(found, mine, tokens, old_handle.namespace)
-        return _HandOver(np.concatenate([found, mine]), own[:whole_pages], own[whole_pages:])
+        return np.concatenate([found, mine]), own[:whole_pages], own[whole_pages:]
 
     def _check_owned(self, pages: Pages, *, apart_from: Pages) -> None:
         """Refuses pages that do not belong to the caller, or appear twice."""
@@ -143,9 +136,9 @@ class PageKeeper:
             if len(again := pages[np.isin(pages, freed)]):
                 raise BlockStateError(int(again[0]), "not the caller's: freed in this region")
 
-    def _continue(self, pages: _HandOver, old_handle: RadixCacheHandle) -> RadixCacheHandle:
+    def _continue(self, chain: Pages, old_handle: RadixCacheHandle) -> RadixCacheHandle:
         """A locked handle for the pages in the tree of a request that continues."""
-        handle = self._tree._handle(pages.chain, old_handle.namespace)
+        handle = self._tree._handle(chain, old_handle.namespace)
         if not handle.node.is_root():
             self._tree._lock(handle)
         return handle
@@ -155,8 +148,7 @@ class PageKeeper:
         # for any number of requests.
         if not handle.node.is_root():
             self._tree._unlock(handle)
-        if handle.node is not self._tree.root_node:
-            object.__setattr__(handle, "_has_ended", True)
+        handle._has_ended = handle.node is not self._tree.root_node
 
 
 class CacheManager(PageKeeper):
@@ -164,6 +156,9 @@ class CacheManager(PageKeeper):
 
     The calls for a request: ``match_req``, ``lock`` the match, ``allocate`` slots for the rest,
     compute, ``free_and_cache_finished_req``. Args and errors are those of ``RadixCacheManager``.
+
+    Attributes:
+        manager: The radix cache.
 
     >>> slots = CacheManager(None, num_pages=16)
     >>> indices = slots.allocate(4)
@@ -174,11 +169,6 @@ class CacheManager(PageKeeper):
 
     Source: mini-sglang, ``minisgl/scheduler/cache.py`` as it was in January 2026.
     """
-
-    __slots__ = ("manager",)
-
-    manager: RadixCacheManager
-    """The radix cache."""
 
     def __init__(
         self,
@@ -242,9 +232,9 @@ class CacheManager(PageKeeper):
             BlockStateError: A page is free already, given twice, or in the tree.
             ValueError: Other slots.
         """
-        pages = self.manager._page_slots.pages(indices)
+        pages = pages_of(indices, self.page_size, self.num_pages)
         in_tree = self._pool.is_cached(pages)
-        if 1 in in_tree.tobytes():
+        if in_tree.any():
             raise BlockStateError(int(pages[np.argmax(in_tree)]), "in the tree; evict releases it")
         self._pool.release(pages)
 
@@ -274,8 +264,8 @@ class CacheManager(PageKeeper):
 
         Cost: O(tokens), one digest for each page that goes to the tree.
         """
-        pages = self._hand_over(old_handle, input_ids, indices)
-        self._pool.release(np.concatenate([pages.done, pages.unfinished]))
+        _, done, unfinished = self._hand_over(old_handle, input_ids, indices)
+        self._pool.release(np.concatenate([done, unfinished]))
         self._end(old_handle)
 
     @exclusive
@@ -292,11 +282,11 @@ class CacheManager(PageKeeper):
             ``int32[cached_len]``, the slots to use for its leading tokens, which may belong to
             equal pages cached before.
         """
-        pages = self._hand_over(old_handle, input_ids, indices)
-        handle = self._continue(pages, old_handle)
-        self._pool.release(pages.done)
+        chain, done, _ = self._hand_over(old_handle, input_ids, indices)
+        handle = self._continue(chain, old_handle)
+        self._pool.release(done)
         self._end(old_handle)
-        return MatchResult(handle, self.manager._slots(pages.chain))
+        return MatchResult(handle, self.manager._slots(chain))
 
 
 class PagedRequest(Protocol):
@@ -334,6 +324,10 @@ class PagedCacheManager(PageKeeper):
         ValueError: A value out of its bounds, or a page table of another shape or type.
         TypeError: A value of the wrong type.
 
+    Attributes:
+        prefix_cache: The radix cache.
+        page_table: ``int32[rows, columns]``, the caller's object.
+
     >>> import numpy as np
     >>> from types import SimpleNamespace
     >>> cache = PagedCacheManager(16, 1, np.zeros((2, 8), np.int32))
@@ -350,14 +344,6 @@ class PagedCacheManager(PageKeeper):
     Source: mini-sglang, ``minisgl/scheduler/cache.py`` at commit 0467802, without its second memory
     level.
     """
-
-    __slots__ = ("page_table", "prefix_cache")
-
-    prefix_cache: RadixPrefixCache
-    """The radix cache."""
-
-    page_table: Any
-    """``int32[rows, columns]``, the caller's object."""
 
     def __init__(
         self,
@@ -400,7 +386,7 @@ class PagedCacheManager(PageKeeper):
                 ``device_len`` is below ``cached_len``.
         """
         size, (rows, columns) = self.page_size, self.page_table.shape
-        at: list[tuple[int, int, int]] = []
+        where: dict[int, range] = {}
         for req in reqs:
             row = whole("table_idx", req.table_idx, 0, rows - 1)
             cached = whole("cached_len", req.cached_len, 0, columns)
@@ -410,18 +396,16 @@ class PagedCacheManager(PageKeeper):
                 raise ValueError(
                     f"device_len must leave whole pages in {columns} columns, got {end}"
                 )
-            at.append((row, first, last))
-        if len({row for row, _, _ in at}) < len(at):
-            raise ValueError("reqs must have rows of their own")
-        num_slots = sum(last - first for _, first, last in at)
-        if not num_slots:
-            return
-        where = np.repeat([row for row, _, _ in at], [last - first for _, first, last in at])
-        columns_ = np.concatenate([np.arange(first, last) for _, first, last in at])
-        pages = self._pool.take(num_slots // size)
+            if row in where:
+                raise ValueError("reqs must have rows of their own")
+            where[row] = range(first, last)
+        pages = self._pool.take(sum(map(len, where.values())) // size)
+        slots = slots_of(pages, size)
         try:
-            self._write(where, columns_, self._tree._page_slots.slots(pages))
-        except Exception:  # out of device memory, say
+            for row, entries in where.items():
+                self._write(row, np.array(entries, np.int64), slots[: len(entries)])
+                slots = slots[len(entries) :]
+        except Exception:  # a table that cannot be written, say
             self._pool.release(pages)
             raise
 
@@ -448,15 +432,15 @@ class PagedCacheManager(PageKeeper):
         count = whole("cached_len", req.cached_len, 0, min(columns, len(req.input_ids)))
         old = req.cache_handle
         indices = on_host(self.page_table[row, :count])
-        pages = self._hand_over(old, req.input_ids[:count], indices)
+        chain, done, unfinished = self._hand_over(old, req.input_ids[:count], indices)
         if not finished:
-            req.cache_handle = self._continue(pages, old)
-            shared = self._tree._page_slots.slots(pages.chain)
-            where = np.flatnonzero(shared != indices[: len(shared)])
-            self._write(np.full(len(where), row), where, shared[where])
-        going = np.concatenate([pages.done, pages.unfinished]) if finished else pages.done
+            req.cache_handle = self._continue(chain, old)
+            shared = slots_of(chain, self.page_size)
+            changed = np.flatnonzero(shared != indices[: len(shared)])
+            self._write(row, changed, shared[changed])
+        going = np.concatenate([done, unfinished]) if finished else done
         # Pages handed to the tree are released directly: the tree owns them.
-        mine = np.isin(going, pages.chain)
+        mine = np.isin(going, chain)
         self._pool.release(going[mine])
         if self._lazy:
             self._lazy[-1].append(going[~mine])
@@ -480,13 +464,12 @@ class PagedCacheManager(PageKeeper):
                 self._pool.release(np.concatenate([np.empty(0, np.int32), *mine]))
                 self._lazy.remove(mine)
 
-    def _write(self, rows: Any, columns: Any, slots: Any) -> None:
+    def _write(self, row: int, columns: Any, slots: Any) -> None:
         if self.device is not None:
             import torch  # noqa: PLC0415  # torch is installed: the page table is a tensor
 
-            at = [torch.as_tensor(each, device=self.device) for each in (rows, columns, slots)]
-            rows, columns, slots = at
-        self.page_table[rows, columns] = slots
+            columns, slots = (torch.as_tensor(x, device=self.device) for x in (columns, slots))
+        self.page_table[row, columns] = slots
 
 
 def _namespace_of(extra_key: object) -> bytes:

@@ -12,7 +12,7 @@ from blockmgr.errors import MissingExtraError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Ids", "PageSlots", "Pages", "checked_device", "on_host", "to_device"]
+__all__ = ["Ids", "Pages", "checked_device", "on_host", "pages_of", "slots_of", "to_device"]
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"
 """Token ids or slots in a row: a list, a NumPy array or a torch tensor on any device."""
@@ -29,54 +29,40 @@ def on_host(ids: Ids) -> Any:
     return np.ascontiguousarray(ids) if strided else ids
 
 
-class PageSlots:
-    """Maps pages to slots: slot ``s`` is in page ``s // page_size``."""
+def slots_of(pages: npt.NDArray[Any], page_size: int) -> npt.NDArray[np.int32]:
+    """``int32[pages * page_size]``: slot ``s`` is in page ``s // page_size``."""
+    firsts: Pages = pages.astype(np.int32) * np.int32(page_size)
+    if page_size == 1:
+        return firsts
+    offsets: Pages = np.arange(page_size, dtype=np.int32)
+    return (firsts[:, None] + offsets).reshape(-1)
 
-    __slots__ = ("_every", "_size", "page_size")
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self.page_size = page_size
-        self._size = np.array(page_size, np.int32)  # saves converting an int at every division
-        # A look-up takes a third of the time of a computation (benchmarks/ports), for 4 bytes per
-        # slot.
-        self._every = np.arange(num_pages * page_size, dtype=np.int32).reshape(-1, page_size)
+def pages_of(indices: Ids, page_size: int, num_pages: int, start: int = 0) -> Pages:
+    """The pages of a sequence's slots ``[n]``, from its page ``start`` on.
 
-    def slots(self, pages: Pages) -> npt.NDArray[np.int32]:
-        """``int32[pages * page_size]`` on the host: the slots of pages, in order."""
-        return pages if self.page_size == 1 else self._every.take(pages, 0).reshape(-1)
-
-    def pages(self, indices: Ids, start: int = 0) -> Pages:
-        """The pages of a sequence's slots ``[n]``, from its page ``start`` on.
-
-        Raises:
-            ValueError: Not one dimension, out of bounds, or not the slots of whole pages in order
-                (of the last page, the leading ones).
-            TypeError: Slots that are not integers.
-        """
-        slots = np.asarray(on_host(indices))
-        if slots.ndim != 1:
-            raise ValueError(f"indices must have one dimension, got {slots.ndim}")
-        if slots.dtype.kind not in "iu" and slots.size:
-            raise TypeError(f"indices must be integers, got {slots.dtype}")
-        slots = slots[start * self.page_size :]
-        # A slot that is too large becomes negative or stays too large, and both are detected.
-        firsts = slots[:: self.page_size]
-        is_int32 = slots.dtype == np.int32
-        firsts = firsts if is_int32 else firsts.astype(np.int64)
-        pages: npt.NDArray[Any] = np.floor_divide(firsts, self._size)
-        # A page out of bounds is clipped to the nearest one, whose slots differ.
-        expected = self._every.take(pages, 0, None, "clip")
-        # Compares bytes first, which takes half the time; an unfinished page makes them differ.
-        if not is_int32 or expected.tobytes() != slots.tobytes():
-            expected = expected.reshape(-1)[: len(slots)]
-            if not np.array_equal(expected, slots):
-                at = int(np.argmin(expected == slots))
-                raise ValueError(
-                    f"indices must be the slots of whole pages in order, in [0, "
-                    f"{self._every.size}); "
-                    f"indices[{start * self.page_size + at}] is {slots[at]}"
-                )
-        return pages.astype(np.int32, copy=False)
+    Raises:
+        ValueError: Not one dimension, out of bounds, or not the slots of whole pages in order (of
+            the last page, the leading ones).
+        TypeError: Slots that are not integers.
+    """
+    slots = np.asarray(on_host(indices))
+    if slots.ndim != 1:
+        raise ValueError(f"indices must have one dimension, got {slots.ndim}")
+    if slots.dtype.kind not in "iu" and slots.size:
+        raise TypeError(f"indices must be integers, got {slots.dtype}")
+    slots = slots[start * page_size :]
+    pages = slots[::page_size].astype(np.int64) // page_size
+    # A page out of bounds is clipped to the nearest one, whose slots differ.
+    nearest = np.minimum(np.maximum(pages, 0), num_pages - 1)
+    is_right = slots_of(nearest, page_size)[: len(slots)] == slots
+    if not is_right.all():
+        at = int(np.argmin(is_right))
+        raise ValueError(
+            f"indices must be the slots of whole pages in order, in [0, {num_pages * page_size}); "
+            f"indices[{start * page_size + at}] is {slots[at]}"
+        )
+    return pages.astype(np.int32)
 
 
 def checked_device(device: Any) -> Any:

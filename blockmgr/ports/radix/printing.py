@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
 
 from blockmgr.arguments import whole
 from blockmgr.ports.radix.manager import PageKeeper
+from blockmgr.ports.radix.pages import slots_of
 from blockmgr.ports.radix.tree import RadixTree
 
 if TYPE_CHECKING:
@@ -55,7 +59,7 @@ def format_tree(
     with tree._mutex:
         size = tree.size_info
         lines = [f"root: {size.evictable_size} evictable, {size.protected_size} protected"]
-        lines += _lines(_Runs(tree.pool, namespace), tree.page_size, max_depth)
+        lines += _lines(tree.pool, namespace, max_depth)
     return "\n".join(lines)
 
 
@@ -70,63 +74,62 @@ def print_tree(
     print(format_tree(cache, max_depth=max_depth, namespace=namespace), file=file)
 
 
-class _Runs:
-    """The nodes of the tree, runs of pages without a branch, by first page; -1 is the root."""
-
-    def __init__(self, pool: BlockPool, namespace: bytes) -> None:
-        self.pool = pool
-        self.pages: dict[int, list[int]] = {}
-        self.children: dict[int, list[int]] = {}
-        self.locks: dict[int, int] = {}
-        order = [-1]
-        for head in order:  # grows during the loop, so that long chains need no recursion
-            self._follow(head, namespace if head < 0 else b"")
-            order += self.children[head]
-        for head in reversed(order):
-            own = pool.ref_count(self.pages[head][-1]) if self.pages[head] else 0
-            self.locks[head] = own + sum(self.locks[child] for child in self.children[head])
-
-    def _follow(self, head: int, namespace: bytes) -> None:
-        """Follows a run to where it branches, ends or is locked."""
-        pool, pages = self.pool, [head] if head >= 0 else []
-        below = pool.children(head, namespace=namespace).tolist()
-        while pages and len(below) == 1 and not pool.ref_count(pages[-1]):
-            pages += below
-            below = pool.children(pages[-1]).tolist()
-        self.pages[head] = pages
-        self.children[head] = sorted(below, key=lambda child: pool.tokens(child).tolist())
-
-    def num_below(self, head: int) -> int:
-        below = list(self.children[head])
-        for child in below:
-            below += self.children[child]
-        return len(below)
-
-
-def _lines(runs: _Runs, page_size: int, max_depth: int) -> Iterator[str]:
-    stack = [(-1, "", "", 0)]  # a node, its connector, what its children's lines begin with, depth
+def _lines(pool: BlockPool, namespace: bytes, max_depth: int) -> Iterator[str]:
+    runs = _runs(pool, namespace)
+    # A run by its first page, what its line and its children's lines begin with, its depth.
+    stack = [(-1, "", "", 0)]
     while stack:
         head, connector, indent, depth = stack.pop()
+        below = runs[head].children
         if head >= 0:
-            yield connector + _describe(runs, head, page_size)
-        below = runs.children[head]
+            yield connector + _describe(pool, runs[head])
         if below and depth == max_depth:
-            yield f"{indent}└── {runs.num_below(head)} more below"
+            yield f"{indent}└── {runs[head].num_below} more below"
             continue
         for child in reversed(below):
             branch, space = ("└── ", "    ") if child == below[-1] else ("├── ", "│   ")
             stack.append((child, indent + branch, indent + space, depth + 1))
 
 
-def _describe(runs: _Runs, head: int, page_size: int) -> str:
-    pages, locks = runs.pages[head], runs.locks[head]
-    shown = pages[: -(-MOST_SHOWN // page_size) + 1]
-    tokens = [token for page in shown for token in runs.pool.tokens(page).tolist()]
-    slots = [page * page_size + offset for page in shown for offset in range(page_size)]
-    total = len(pages) * page_size
+@dataclass
+class _Run:
+    """A node of the tree: pages without a branch."""
+
+    pages: list[int]
+    children: list[int]
+    """The first pages of the runs that continue it."""
+    locks: int = 0
+    num_below: int = 0
+
+
+def _runs(pool: BlockPool, namespace: bytes) -> dict[int, _Run]:
+    """The runs of a tree by first page; -1 is the root."""
+    runs: dict[int, _Run] = {}
+    order = [-1]
+    for head in order:  # grows during the loop, so that long chains need no recursion
+        pages = [head] if head >= 0 else []
+        below = pool.children(head, namespace=b"" if pages else namespace).tolist()
+        while pages and len(below) == 1 and not pool.ref_count(pages[-1]):
+            pages += below
+            below = pool.children(pages[-1]).tolist()
+        order += below
+        runs[head] = _Run(pages, sorted(below, key=lambda child: pool.tokens(child).tolist()))
+    for run in reversed(runs.values()):
+        below = [runs[child] for child in run.children]
+        own = pool.ref_count(run.pages[-1]) if run.pages else 0
+        run.locks = own + sum(child.locks for child in below)
+        run.num_below = len(below) + sum(child.num_below for child in below)
+    return runs
+
+
+def _describe(pool: BlockPool, run: _Run) -> str:
+    total = len(run.pages) * pool.block_size
+    shown = run.pages[:MOST_SHOWN]
+    tokens = [token for page in shown for token in pool.tokens(page).tolist()]
+    slots = slots_of(np.array(shown), pool.block_size).tolist()
     return (
         f"tokens {_some(tokens, total)}, slots {_some(slots, total)}, "
-        f"{locks or 'no'} lock{'s' * (locks != 1)}{'' if runs.children[head] else ', leaf'}"
+        f"{run.locks or 'no'} lock{'s' * (run.locks != 1)}{'' if run.children else ', leaf'}"
     )
 
 

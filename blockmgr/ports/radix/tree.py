@@ -18,7 +18,7 @@ from blockmgr.ports.radix.base import (
     RadixNode,
     SizeInfo,
 )
-from blockmgr.ports.radix.pages import PageSlots, checked_device, on_host, to_device
+from blockmgr.ports.radix.pages import checked_device, on_host, pages_of, slots_of, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,30 +35,13 @@ class RadixTree:
     """The base of both interfaces. Calls of several threads wait for one another.
 
     Values of the wrong type raise ``TypeError``, and values out of their bounds ``ValueError``.
+
+    Attributes:
+        pool: The underlying pool, for its statistics. A page is a block.
+        page_size: Token slots per page.
+        device: Device of results; None for NumPy arrays on the host.
+        root_node: The end of the empty prefix: ``RadixCacheHandle(0, root_node)`` matches nothing.
     """
-
-    __slots__ = (
-        "_caller_keeps_pages",
-        "_locks",
-        "_mutex",
-        "_page_slots",
-        "device",
-        "page_size",
-        "pool",
-        "root_node",
-    )
-
-    pool: BlockPool
-    """The underlying pool, for its statistics. A page is a block."""
-
-    page_size: int
-    """Token slots per page."""
-
-    device: Any
-    """Device of results; None for NumPy arrays on the host."""
-
-    root_node: RadixNode
-    """The end of the empty prefix: ``RadixCacheHandle(0, root_node)`` matches nothing."""
 
     def __init__(
         self,
@@ -78,7 +61,6 @@ class RadixTree:
         self.pool = BlockPool(num_pages, page_size, digest=digest, eviction=eviction)
         self.page_size = page_size
         self.root_node = RadixNode(-1, 0, self)
-        self._page_slots = PageSlots(num_pages, page_size)
         self._locks: dict[RadixCacheHandle, int] = {}
         self._mutex = new_mutex()
         self._caller_keeps_pages = True
@@ -112,15 +94,19 @@ class RadixTree:
         self._check_handle(handle)
         if not isinstance(unlock, bool):
             raise TypeError(f"unlock must be a bool, got {unlock!r}")
-        page = handle.node.page
-        if page < 0:
+        if handle.node.is_root():
             return
         if unlock and handle not in self._locks:
-            raise BlockStateError(page, "not locked by this handle")
+            raise BlockStateError(handle.node.page, "not locked by this handle")
         if unlock:
             self._unlock(handle)
+        elif handle._is_match and handle not in self._locks:
+            # Tells the policy that a request has found all pages of the match.
+            self.pool.acquire(handle._pages)
+            self.pool.release(handle._pages[:-1][::-1])
+            self._locks[handle] = 1
         else:
-            self._first_lock(handle)
+            self._lock(handle)
 
     @exclusive
     def evict(self, size: int) -> Any:
@@ -160,20 +146,18 @@ class RadixTree:
             InvariantError: An invariant is violated, which is a bug in blockmgr.
         """
         self.pool.check_invariants()
-        locks: dict[int, int] = {}
+        locks = np.zeros(self.pool.num_blocks, np.int64)
         for handle, count in self._locks.items():
-            locks[handle.node.page] = locks.get(handle.node.page, 0) + count
+            locks[handle.node.page] += count
         every = np.arange(self.pool.num_blocks)
-        cached = np.flatnonzero(self.pool.is_cached(every))
-        counts = dict(zip(cached.tolist(), self.pool.ref_count(cached).tolist(), strict=True))
+        references = np.where(self.pool.is_cached(every), self.pool.ref_count(every), 0)
         if wrong := tuple(
-            f"page {page} has {counts.get(page, 0)} references and {locks.get(page, 0)} locks"
-            for page in sorted(counts.keys() | locks.keys())
-            if counts.get(page, 0) != locks.get(page, 0)
+            f"page {page} has {references[page]} references and {locks[page]} locks"
+            for page in np.flatnonzero(references != locks)
         ):
             raise InvariantError(wrong)
 
-    # CacheManager uses the following methods, too, and checks more before any change.
+    # Managers use the following methods, too, and check more before any change.
 
     def _check_handle(self, handle: RadixCacheHandle) -> None:
         """Refuses handles that are not from this cache, and evicted ones."""
@@ -199,7 +183,7 @@ class RadixTree:
             raise ValueError(
                 f"indices must be as many as input_ids, got {given} for {len(input_ids)}"
             )
-        return self._page_slots.pages(indices, len(found))
+        return pages_of(indices, self.page_size, self.pool.num_blocks, len(found))
 
     def _promote(self, found: Pages, pages: Pages, tokens: Any, namespace: bytes) -> None:
         """Inserts pages after the cached chain; the caller keeps the references to them."""
@@ -210,15 +194,6 @@ class RadixTree:
         parent = int(found[-1]) if len(found) else -1
         whose = b"" if len(found) else namespace
         self.pool.promote(pages, tokens[start:stop], parent=parent, namespace=whose)
-
-    def _first_lock(self, handle: RadixCacheHandle) -> None:
-        """Notifies the policy that a request found all pages of a match, and locks the match."""
-        if not handle._is_match or handle in self._locks:
-            self._lock(handle)
-            return
-        self.pool.acquire(handle._pages)
-        self.pool.release(handle._pages[:-1][::-1])
-        self._locks[handle] = 1
 
     def _lock(self, handle: RadixCacheHandle) -> None:
         self.pool.acquire([handle.node.page], found=False)
@@ -256,10 +231,10 @@ class RadixTree:
     @exclusive
     def _indices_of(self, handle: RadixCacheHandle) -> Any:
         self._check_handle(handle)
-        return self._slots(handle._pages.copy())
+        return self._slots(handle._pages)
 
     def _slots(self, pages: Pages) -> Any:
-        return to_device(self._page_slots.slots(pages), self.device)
+        return to_device(slots_of(pages, self.page_size), self.device)
 
 
 class RadixCacheManager(RadixTree):
@@ -291,11 +266,7 @@ class RadixCacheManager(RadixTree):
     Source: RadixAttention, Zheng et al., "SGLang: Efficient Execution of Structured Language Model
     Programs", NeurIPS 2024, section 3; the interface is that of mini-sglang's
     ``minisgl/kvcache/radix_manager.py`` at commit af2d0de.
-
-    Values of the wrong type raise ``TypeError``, and values out of their bounds ``ValueError``.
     """
-
-    __slots__ = ()
 
     @exclusive
     def match_prefix(self, input_ids: Ids, *, namespace: bytes = b"") -> MatchResult:
@@ -309,7 +280,7 @@ class RadixCacheManager(RadixTree):
         Cost: O(tokens), comparing them.
         """
         handle = self._match(input_ids, namespace)
-        return MatchResult(handle, self._slots(handle._pages.copy()))
+        return MatchResult(handle, self._slots(handle._pages))
 
     @exclusive
     def insert_prefix(self, input_ids: Ids, indices: Ids, *, namespace: bytes = b"") -> int:
@@ -348,8 +319,6 @@ class RadixPrefixCache(RadixTree):
 
     Source: mini-sglang, ``minisgl/kvcache/radix_cache.py`` at commit 02b130b.
     """
-
-    __slots__ = ()
 
     @exclusive
     def match_prefix(self, input_ids: Ids, *, namespace: bytes = b"") -> PrefixMatch:

@@ -123,7 +123,7 @@ def _not_with_groups(
         and not isinstance(group_of(group.kv_cache_spec), FullAttention)
         for group in groups
     )
-    yield "decode context parallelism does not work where it splits other layers", splits
+    yield "decode context parallelism that splits windows does not work", splits
     yield "ghost_blocks do not work", options.ghost_blocks > 0
     yield "--use-replayssm does not work", vllm_config.cache_config.use_replayssm
     recovers = getattr(vllm_config.cache_config, "use_kda_recoverssm", False)

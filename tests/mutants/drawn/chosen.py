@@ -157,13 +157,13 @@ BY_FILE: dict[str, tuple[str, ...]] = {
         "tests/ports/test_aphrodite.py tests/ports/test_aphrodite_bad_input.py"
         " tests/ports/test_aphrodite_swaps.py"
         " tests/ports/test_aphrodite_tables.py tests/ports/test_aphrodite_scheduling.py",
-        "tests/ports/test_aphrodite_random.py",
+        "tests/ports/test_lives.py",
     ),
-    "ports/nano_vllm.py": ("tests/ports/test_nano_vllm.py tests/ports/test_nano_small_pools.py",),
+    "ports/nano_vllm.py": ("tests/ports/test_nano_vllm.py",),
     "ports/radix/*": (
         "tests/ports/test_radix.py tests/ports/test_radix_paged.py"
         " tests/ports/test_radix_defects.py tests/ports/test_threads.py",
-        "tests/ports/test_radix_model.py",
+        "tests/ports/test_lives.py",
     ),
     "ports/slots.py": (
         "tests/ports/test_slots.py",
@@ -171,7 +171,6 @@ BY_FILE: dict[str, tuple[str, ...]] = {
     ),
     "ports/tgi.py": (
         "tests/ports/test_tgi.py tests/ports/test_tgi_defects.py tests/ports/test_tgi_tasks.py",
-        "tests/ports/test_tgi_random.py",
     ),
     "ports/engine/*": ENGINE,
     "ports/transformers/*": ENGINE,
