@@ -305,7 +305,7 @@ class World:
         if settings.one_copy:
             keep_one_copy(self.scheduler.kv_cache_manager)
         self.rng = random.Random(settings.seed)
-        self.luck = random.Random(settings.seed)  # of transfers: requests are the same without
+        self.luck = random.Random(settings.seed)  # of drafts and transfers, not of requests
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
         self.hasher = get_request_block_hasher(settings.hash_size, function)
@@ -543,7 +543,7 @@ class World:
     def propose(self, name: str, at: int) -> list[int]:
         """Drafts of the tokens from a position on, of which some are wrong."""
         right = [self.next_token(name, at + i) for i in range(self.settings.drafts)]
-        return [token if self.rng.random() < 0.7 else 0 for token in right]
+        return [token if self.luck.random() < 0.7 else 0 for token in right]
 
     def load(self) -> KVConnectorOutput:
         """Loads what requests of this step need, and some of what others wait for."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blockmgr import BlockManager
-from blockmgr.ports.vllm import Options
+from blockmgr.ports.vllm import Options, plugin
 from tests.ports.vllm_modules import KINDS, SIZE, make, request, spec
 
 FULL = spec()
@@ -443,6 +444,7 @@ def test_a_state_is_loaded_into_the_first_column_that_names_a_block(
     assert len(columns) >= len(full) == 3
     assert columns[:2] == [0, 0] != columns[2:3]
     assert 0 not in [*full, *columns[2:]]
+    assert columns[2] == manager.manager.group_table(1)[0][0]  # where the manager expects it
     assert manager.get_blocks("a").blocks[1][2].block_hash is None  # nobody finds it yet
 
 
@@ -458,6 +460,13 @@ def test_a_state_that_was_loaded_is_found(vllm: None) -> None:
     assert manager.get_computed_blocks(other)[1] == 12
     scheduler.tables["a"] = list(manager.get_block_ids("a"))
     assert scheduler.compute(served) == [16, 19]
+
+
+def test_a_load_that_failed_has_not_finished(vllm: None) -> None:
+    scheduler = SimpleNamespace(
+        finished_recving_kv_req_ids={"good", "bad"}, failed_recving_kv_req_ids={"bad"}
+    )
+    assert plugin._finished_loads(scheduler) == {"good"}
 
 
 def test_a_load_that_fails_leaves_nothing(vllm: None) -> None:

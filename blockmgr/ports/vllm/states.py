@@ -120,8 +120,6 @@ class StateCommits(Commits):
         if held.slots is None:
             super().launch(held, end)
             return
-        if end == held.num_before:  # it only takes blocks, for a load
-            return
         held.slots.report(self._num_right(request))
         start = request.num_computed_tokens or held.slots.computed  # admitted in this step
         known = request.num_tokens + request.num_output_placeholders
@@ -214,13 +212,14 @@ class StateCommits(Commits):
         return offers
 
     def _offer(self, copies: list[KVCacheBlockCopy]) -> None:
-        """Finds the kept states among the copies of the step: some may not have been copied."""
+        """Finds the kept states among the copies of the step.
+
+        Some need no copy, and those whose request has left since have none: its row is empty.
+        """
         kept, self._kept = self._kept, []
         copied: dict[int, int] = dict(copies) if kept else {}
         self._offers = {}
         for held, num_tokens in kept:
-            if not self._is_live(held):  # its blocks may be those of others
-                continue
             offers = [
                 (group, copied[block], num_tokens)
                 for group in self._groups
