@@ -440,8 +440,8 @@ class World:
         if not table:
             return
         lost = set(table[self.rng.randrange(len(table)) :])
-        waiting = [scheduler.requests.get(name) for name in self.sessions if name in self.tables]
-        for request in [*scheduler.running, *filter(None, waiting)]:
+        # Also those that wait, for a turn or a load, or to be scheduled after a load.
+        for request in list(scheduler.requests.values()):
             mine = scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
             if lost & set(mine):
                 scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
