@@ -1,26 +1,50 @@
 """A KV connector for the worlds of this folder: it claims K/V of any prompt, the world loads it.
 
-The scheduler creates it by name, as it creates any other; it has no worker.
+The scheduler creates it by name, as it creates any other; it has no worker. It stores each state
+that the manager hands over, as late as it may: when the block is given to others, or at random.
 """
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.utils import yield_req_data
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     SupportsHMA,
 )
 
-__all__ = ["Remote"]
+__all__ = ["Remote", "Store"]
+
+
+@dataclass(eq=False)
+class Store:
+    """A state that was handed over.
+
+    Attributes:
+        name: The request.
+        group: The group of layers.
+        block: The block that has it.
+        stop: The number of tokens that it includes.
+        prefix: What they are, once the step has run.
+    """
+
+    name: str
+    group: int
+    block: int
+    stop: int
+    prefix: int | None = None
 
 
 class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's are untyped here
     """Has a prefix of about half of all requests, by a coin that their name decides.
 
     Attributes:
+        stores: States that were handed over and not stored yet.
+        flushed: Those of them whose blocks the next step may write, which it must wait for.
         loads: Loads that were begun, by request: the tokens before and behind, and whether the
             request waits for it.
     """
@@ -28,12 +52,17 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-        self._seed, self._unit = extra["seed"], extra["unit"]
+        self._seed, self._unit, self._states = extra["seed"], extra["unit"], extra["states"]
+        self.stores: list[Store] = []
+        self.flushed: list[Store] = []
+        self._taken: set[int] = set()  # blocks that requests got in this step
         self.loads: dict[str, tuple[int, int, bool]] = {}
 
     def _has(self, request: Any) -> tuple[int, bool]:
         rng = random.Random(f"{self._seed} {request.request_id} {request.num_tokens}")
         units = request.num_tokens // self._unit
+        if self._states:  # a state cannot go back to the token before, which is computed
+            units = (request.num_tokens - 1) // self._unit
         has = rng.randint(0, units) * self._unit if rng.random() < 0.6 else 0
         return has, rng.random() < 0.5
 
@@ -46,12 +75,21 @@ class Remote(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # vLLM's a
         return (more, waits) if more > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._taken.update(block for ids in blocks.get_block_ids() for block in ids)
         if num_external_tokens:
             has, waits = self._has(request)
             stop = has if waits else min(has, request.num_tokens - 1)
             self.loads[request.request_id] = stop - num_external_tokens, stop, waits
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        taken, self._taken = self._taken, set()
+        for _, ids, _ in yield_req_data(scheduler_output):
+            taken.update(block for group in ids or () for block in group)
+        taken.update(copy.dst_block_id for copy in scheduler_output.kv_cache_block_copies or ())
+        self.flushed = [store for store in self.stores if store.block in taken]
+        self.stores = [store for store in self.stores if store.block not in taken]
+        offers = scheduler_output.kv_connector_block_state.boundary_state_offloads or {}
+        self.stores += [Store(name, *offer) for name, some in offers.items() for offer in some]
         return KVConnectorMetadata()
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:

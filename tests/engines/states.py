@@ -37,6 +37,15 @@ class States:
         """Copies the windows of whole blocks, all at once."""
         self._bring([(source, to, 0) for source, to in pairs])
 
+    def load(self, name: str, blocks: list[int], state: State) -> None:
+        """Writes a state that a connector brings: it has one, and a block for it."""
+        world, given = self._world, [block for block in blocks if block]
+        if len(given) != 1 or given != blocks[-1:]:
+            world.tally.wrong.append((world.tally.steps, f"{name}, loaded {state[0]}", state[1]))
+        for block in given:
+            world.memory |= dict.fromkeys(world.slots(block), state)
+            self._windows[block] = [state]
+
     def begin(self, output: Any, batch: list[tuple[str, int, int]]) -> None:
         """Brings states to the columns of the last tokens of the step."""
         gone = (

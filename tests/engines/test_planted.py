@@ -340,9 +340,41 @@ def test_a_state_that_a_step_in_flight_overwrites_is_noticed(
     assert wrong_runs(PARTIAL, "state", drafts="ngram", asynchronous=True) > 0
 
 
-@pytest.mark.parametrize("kind", ["full", "window", "chunk"])
+@pytest.mark.parametrize("kind", ["full", "window", "chunk", "state"])
 def test_the_port_is_clean_with_a_connector(kind: str) -> None:
     assert wrong_runs({"debug": 1}, kind, remote=True) == 0
+
+
+@pytest.mark.parametrize("drafts", ["", "ngram"])
+def test_the_port_is_clean_with_a_connector_of_states(drafts: str) -> None:
+    assert wrong_runs({}, "state", remote=True, drafts=drafts, asynchronous=True) == 0
+
+
+def test_a_connector_that_stores_the_running_state_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def offer(self: states.StateCommits, copies: Any) -> None:
+        kept, self._kept = self._kept, []
+        for each, num_tokens in kept:
+            if self._is_live(each):
+                ids = self._manager.group_table(self._groups[0])[each.handle & held.ROW]
+                offers = [(self._groups[0], int(ids[0]), num_tokens)]
+                self._offers[each.request.request_id] = offers
+
+    monkeypatch.setattr(states.StateCommits, "_offer", offer)
+    assert wrong_runs({}, "state", remote=True) > 0
+
+
+def test_a_loaded_state_that_columns_before_name_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = tables.Tables.blocks
+
+    def named(self: Any, each: held.Held, start: int = 0) -> Any:
+        return blocks(self, replace(each, num_before=0), start)
+
+    monkeypatch.setattr(tables.Tables, "blocks", named)
+    assert wrong_runs({}, "state", remote=True) > 0
 
 
 @pytest.mark.parametrize("kind", ["full", "window"])

@@ -72,6 +72,7 @@ class Settings:
     eagle: bool = False  # the drafts come from a draft head, whose K/V have slots as well
     remote: bool = False  # a connector loads prefixes
     ranks: int = 1  # of decode context parallelism; their slots of a block stand side by side
+    inside: bool = False  # that end inside blocks, as where others keep states there, too
     checkpoints: bool = False  # the forward of a prompt writes a state on its way
     talkative: bool = False  # most prompts continue others, also those that have ended
     interval: int | None = None  # 0: vLLM's own manager keeps windows where prompts end alone
@@ -120,6 +121,7 @@ class Tally:
     turns: int = 0
     evicted: int = 0
     loaded: int = 0
+    stored: int = 0  # states
     wrong: list[tuple[int, str, int]] = field(default_factory=list)
     schedule: list[Any] = field(default_factory=list)
 
@@ -142,6 +144,7 @@ def draw(
     caching: bool = True,
     remote: bool = False,
     ranks: int = 1,
+    inside: bool = False,
 ) -> Settings:
     """A small world, in which blocks run out unless it is roomy."""
     rng = random.Random(seed)
@@ -187,6 +190,7 @@ def draw(
         eagle=drafts == "eagle",
         remote=remote,
         ranks=ranks,
+        inside=inside,
     )
 
 
@@ -291,7 +295,11 @@ def connector(settings: Settings) -> KVTransferConfig:
     return KVTransferConfig(
         kv_connector="Remote",
         kv_connector_module_path="tests.engines.remote",
-        kv_connector_extra_config={"seed": settings.seed, "unit": math.lcm(*settings.sizes)},
+        kv_connector_extra_config={
+            "seed": settings.seed,
+            "unit": 1 if settings.inside else math.lcm(*settings.sizes),
+            "states": settings.has_states,
+        },
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
     )
@@ -306,6 +314,7 @@ class World:
         if settings.one_copy:
             keep_one_copy(self.scheduler.kv_cache_manager)
         self.rng = random.Random(settings.seed)
+        self.luck = random.Random(settings.seed)  # of drafts and transfers, not of requests
         function = get_hash_fn_by_name("sha256")
         init_none_hash(function)
         self.hasher = get_request_block_hasher(settings.hash_size, function)
@@ -440,8 +449,8 @@ class World:
         if not table:
             return
         lost = set(table[self.rng.randrange(len(table)) :])
-        waiting = [scheduler.requests.get(name) for name in self.sessions if name in self.tables]
-        for request in [*scheduler.running, *filter(None, waiting)]:
+        # Also those that wait, for a turn or a load, or to be scheduled after a load.
+        for request in list(scheduler.requests.values()):
             mine = scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
             if lost & set(mine):
                 scheduler.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
@@ -478,6 +487,8 @@ class World:
         self.scheduler.update_draft_token_ids(DraftTokenIds(alive, drafts))
 
     def forward(self, output: Any) -> ModelRunnerOutput:
+        if self.settings.remote and self.settings.has_states:
+            self.store()
         for block in output.new_block_ids_to_zero or ():
             for slot in self.slots(block):
                 self.memory.pop(slot, None)
@@ -541,7 +552,7 @@ class World:
     def propose(self, name: str, at: int) -> list[int]:
         """Drafts of the tokens from a position on, of which some are wrong."""
         right = [self.next_token(name, at + i) for i in range(self.settings.drafts)]
-        return [token if self.rng.random() < 0.7 else 0 for token in right]
+        return [token if self.luck.random() < 0.7 else 0 for token in right]
 
     def load(self) -> KVConnectorOutput:
         """Loads what requests of this step need, and some of what others wait for."""
@@ -555,14 +566,14 @@ class World:
         loads.clear()
         received = KVConnectorOutput(finished_recving=set())
         for name, (start, stop) in list(self.loading.items()):
-            if self.rng.random() < 0.6:
+            if self.luck.random() < 0.6:
                 continue
             del self.loading[name]
             received.finished_recving.add(name)
             request = self.scheduler.requests.get(name)
             if request is None or request.is_finished():
                 continue
-            if self.rng.random() < 0.2:
+            if self.luck.random() < 0.2:
                 received.failed_recving.add(name)
                 self.bring(name, manager.get_block_ids(name), start, stop, is_wrong=True)
             else:
@@ -582,11 +593,35 @@ class World:
         """Writes K/V where the groups have blocks for it."""
         prefixes = self.prefixes(name, stop)
         for group, size in enumerate(self.settings.sizes):
+            if self.settings.layers[group].kind == "state":
+                state = (-1, -1, 0) if is_wrong else (group, stop - 1, prefixes[stop - 1])
+                self.states.load(name, tables[group][start // size : -(-stop // size)], state)
+                continue
             for position in range(start, stop):
                 block = tables[group][position // size]
                 held = (-1, -1, 0) if is_wrong else (group, position, prefixes[position])
                 if block:
                     self.memory[block * self.stride + position % size] = held
+
+    def store(self) -> None:
+        """Stores states that were handed over: what the step may overwrite, and some others.
+
+        Those of this step are stored after its forward at the earliest.
+        """
+        connector = self.scheduler.connector
+        kept, connector.stores = connector.stores, []
+        stored = []
+        for store in kept:
+            is_late = store.prefix is not None and self.luck.random() < 0.3
+            (stored if is_late else connector.stores).append(store)
+            if store.prefix is None:
+                store.prefix = self.prefixes(store.name, store.stop)[-1]
+        for store in [*connector.flushed, *stored]:
+            due = store.group, store.stop - 1, store.prefix
+            if any(self.memory.get(slot) != due for slot in self.slots(store.block)):
+                where = f"{store.name}, stored {store.group}"
+                self.tally.wrong.append((self.tally.steps, where, store.stop))
+            self.tally.stored += 1
 
     def slots(self, block: int) -> range:
         return range(block * self.stride, (block + 1) * self.stride)

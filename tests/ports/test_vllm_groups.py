@@ -127,12 +127,18 @@ def test_what_does_not_go_together_with_groups_is_refused_by_name(
     assert not [line for line in reasons(FULL, **change) if "several groups" in line]
 
 
-@pytest.mark.parametrize(("layers", "name"), [(MAMBA, "recurrent states"), (ring(2), "rings")])
-def test_connectors_are_refused_beside_states_and_rings(vllm: None, layers: Any, name: str) -> None:
+def test_connectors_are_refused_beside_rings_and_where_they_send_tables_with_states(
+    vllm: None,
+) -> None:
     offloading = SimpleNamespace(kv_connector="OffloadingConnector", kv_connector_extra_config={})
-    [found] = reasons(FULL, layers, said={"kv_transfer_config": offloading})
-    assert found == f"KV connectors do not work with {name} with several groups of KV cache layers"
-    assert reasons(FULL, WINDOW, said={"kv_transfer_config": offloading}) == []
+    [found] = reasons(FULL, ring(2), said={"kv_transfer_config": offloading})
+    assert found == "KV connectors do not work with rings with several groups of KV cache layers"
+    for layers in (WINDOW, MAMBA):
+        assert reasons(FULL, layers, said={"kv_transfer_config": offloading}) == []
+    nixl = SimpleNamespace(kv_connector="NixlConnector", kv_connector_extra_config={})
+    [found] = reasons(FULL, MAMBA, said={"kv_transfer_config": nixl})
+    assert "NixlConnector does not work with recurrent states" in found
+    assert reasons(FULL, WINDOW, said={"kv_transfer_config": nixl}) == []
 
 
 def test_ranks_of_decode_context_parallelism_split_full_attention_alone(vllm: None) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blockmgr import BlockManager
-from blockmgr.ports.vllm import Options
+from blockmgr.ports.vllm import Options, plugin
 from tests.ports.vllm_modules import KINDS, SIZE, make, request, spec
 
 FULL = spec()
@@ -159,7 +160,8 @@ def test_a_state_that_is_found_is_copied_first(vllm: None) -> None:
     cached = scheduler.tables["first"][1]
     again = request("again", [*TOKENS[:17], *range(50, 63)])
     [(_, copy)] = scheduler.chunk(again) or []
-    assert scheduler.tables["again"][1] == [copy] * 7
+    # A worker reads no column before that of the state.
+    assert scheduler.tables["again"][1] == [0] * 3 + [copy] * 4
     assert copy not in cached
 
 
@@ -391,3 +393,97 @@ def test_a_draft_head_finds_a_state_if_the_token_behind_it_is_cached(vllm: None)
     scheduler.run("first", TOKENS)
     for tokens, found in (([*TOKENS, 90], 16), ([*TOKENS[:17], 90], 16), ([*TOKENS[:16], 90], 0)):
         assert manager.get_computed_blocks(request("next", tokens))[1] == found
+
+
+def kept_in(manager: Any) -> dict[str, list[tuple[int, int, int]]]:
+    """Begins a step and plans nothing; returns the states that are handed to a connector."""
+    manager.new_step_starts()
+    kept: dict[str, list[tuple[int, int, int]]] = manager.take_boundary_state_offloads()
+    copies, _ = manager.take_kv_cache_block_copies()
+    assert {block for some in kept.values() for _, block, _ in some} <= {b for _, b in copies}
+    return kept
+
+
+def test_a_connector_is_told_which_block_keeps_a_state(vllm: None) -> None:
+    scheduler = Scheduler(make(STATE, FULL, STATE, num_blocks=99, min_partial_tokens=0), budget=8)
+    manager, served = scheduler.manager, request("a", TOKENS)
+    scheduler.chunk(served)
+    first, _, second = scheduler.tables["a"]
+    kept = kept_in(manager)
+    assert [(group, stop) for group, _, stop in kept["a"]] == [(0, 8), (2, 8)]
+    assert not {block for _, block, _ in kept["a"]} & {*first, *second}
+    assert kept_in(manager) == {}  # the state has not moved
+    scheduler.chunk(served)
+    manager.new_step_starts()
+    manager.free(served)  # its blocks go back before the step's copies run
+    assert manager.take_boundary_state_offloads() == {}
+    manager.take_kv_cache_block_copies()
+    assert manager.finalize_partial_tail_offloads(served) == []
+
+
+def load(manager: Any, served: Any, num_tokens: int, found: int = 0) -> None:
+    """Begins a load for which the request waits."""
+    manager.new_step_starts()
+    blocks = manager.get_computed_blocks(served)[0]
+    taken = manager.allocate_slots(
+        served, 0, found, blocks, 0, num_tokens - found, delay_cache_blocks=True
+    )
+    assert taken is not None
+    served.num_computed_tokens = num_tokens
+    manager.take_kv_cache_block_copies()
+
+
+@pytest.mark.parametrize("drafts", [0, 1])
+def test_a_state_is_loaded_into_the_first_column_that_names_a_block(
+    vllm: None, drafts: int
+) -> None:
+    state = spec(KINDS.MAMBA, mamba_cache_mode="align", num_speculative_blocks=drafts)
+    manager, served = make(FULL, state, num_blocks=99, min_partial_tokens=0), request("a", TOKENS)
+    load(manager, served, 12)
+    full, columns = manager.get_block_ids("a")
+    assert len(columns) >= len(full) == 3
+    assert columns[:2] == [0, 0] != columns[2:3]
+    assert 0 not in [*full, *columns[2:]]
+    assert columns[2] == manager.manager.group_table(1)[0][0]  # where the manager expects it
+    assert manager.get_blocks("a").blocks[1][2].block_hash is None  # nobody finds it yet
+
+
+def test_a_state_that_was_loaded_is_found(vllm: None) -> None:
+    scheduler = Scheduler(make(FULL, STATE, num_blocks=99, min_partial_tokens=0))
+    manager, served = scheduler.manager, request("a", TOKENS)
+    load(manager, served, 12)
+    assert kept_in(manager) == {}  # it is not there yet
+    manager.commits.finished_loads = lambda: {"a", "gone"}
+    [(_, block, stop)] = kept_in(manager)["a"]
+    assert (block in manager.get_block_ids("a")[1], stop) == (False, 12)
+    other = request("b", [*TOKENS[:14], *range(50, 60)])
+    assert manager.get_computed_blocks(other)[1] == 12
+    scheduler.tables["a"] = list(manager.get_block_ids("a"))
+    assert scheduler.compute(served) == [16, 19]
+
+
+def test_a_load_that_failed_has_not_finished(vllm: None) -> None:
+    scheduler = SimpleNamespace(
+        finished_recving_kv_req_ids={"good", "bad"}, failed_recving_kv_req_ids={"bad"}
+    )
+    assert plugin._finished_loads(scheduler) == {"good"}
+
+
+def test_a_load_that_fails_leaves_nothing(vllm: None) -> None:
+    manager, served = make(FULL, STATE, num_blocks=99, min_partial_tokens=0), request("a", TOKENS)
+    load(manager, served, 12)
+    manager.new_step_starts()
+    manager.free(served)
+    manager.take_kv_cache_block_copies()
+    assert manager.get_computed_blocks(request("b", TOKENS))[1] == 0
+    manager.manager.check_invariants()
+
+
+def test_a_prompt_does_not_wait_for_a_state_before_what_it_loads(vllm: None) -> None:
+    manager = make(FULL, STATE, num_blocks=99, min_partial_tokens=0)
+    first, second = request("first", TOKENS[:9]), request("second", [*TOKENS[:17], 90])
+    manager.new_step_starts()
+    assert manager.allocate_slots(first, manager.commits.clip_chunk(first, 9)) is not None
+    empty = manager.empty_kv_cache_blocks
+    assert manager.allocate_slots(second, 4, 0, empty) is None
+    assert manager.allocate_slots(second, 4, 0, empty, 0, 12) is not None

@@ -77,6 +77,10 @@ class Commits:
         self.in_step = self._committed_late = False
         return [KVCacheBlockCopy(copy.source, copy.destination) for copy in plan]
 
+    def take_kept_states(self) -> dict[str, list[tuple[int, int, int]]]:
+        """States that the copies of the last planned step keep: none, without recurrent states."""
+        return {}
+
     def close_late(self) -> None:
         """Ends the commits made between steps: an earlier step wrote their blocks."""
         if not self._committed_late or self.in_step:
@@ -90,7 +94,7 @@ class Commits:
 
     # Requests.
 
-    def may_start(self, request: Request, num_found: int) -> bool:
+    def may_start(self, request: Request, num_before: int) -> bool:
         """Whether it is best to admit the request in this step: always."""
         return True
 

@@ -28,6 +28,7 @@ class Held:
         num_slots: Number of slots in its blocks.
         num_committed: Number of committed tokens.
         next_commit: Number of computed tokens at which the next commit is due.
+        num_before: Leading tokens that it found, or that a connector loads.
         num_covered: Number of tokens up to which it neither needs nor fills a block, so that most
             calls of a decode step need this field alone.
         wish: What the request asks for, read when it was admitted: its end must not fail.
@@ -42,6 +43,7 @@ class Held:
     num_slots: int
     num_committed: int
     next_commit: int
+    num_before: int = 0
     num_covered: int = 0
     wish: Wish = NO_WISH
     is_loading: bool = False

@@ -126,6 +126,7 @@ class KVCacheManager:
         self._held: dict[str, Held] = {}
         self._leaving: list[int] = []  # handles that could not be freed within the step
         self._new_block_ids: list[int] = []
+        self._copies: list[KVCacheBlockCopy] | None = None  # of a step whose planning has ended
         self.prompts = Prompts(self.block_size, options.retention)
         least = options.min_partial_tokens or 0
         self._lookup = Lookup(self.manager, self.prompts, least=least, use_eagle=self.use_eagle)
@@ -339,7 +340,7 @@ class KVCacheManager:
     def _admit(self, request: Request, hit: Hit, room: Room) -> Held | None:
         """Admits the request with exactly the hit that was reported to it."""
         num_found = hit.num_found
-        if not self.commits.may_start(request, num_found):
+        if not self.commits.may_start(request, hit.num_loaded):
             return None
         slots, prompt = room.slots, self.prompts.of(request)
         reads = self.prefix_cache_lookup_enabled(request)
@@ -370,6 +371,7 @@ class KVCacheManager:
         num_slots = self._fits.slots(max(slots, num_found))
         held = Held(request, handle, len(prompt), num_slots, num_found, num_found)
         held.wish = self.wishes.of(request)
+        held.num_before = hit.num_loaded
         self.commits.start(held)
         held.is_loading = hit.waits
         if hit.num_loaded > num_found and not hit.waits:
@@ -503,7 +505,8 @@ class KVCacheManager:
         No block must be held until the copies have run, because later writes are launched after
         them.
         """
-        copies = self.commits.end_planning()
+        copies = self._copies if self._copies is not None else self.commits.end_planning()
+        self._copies = None
         for handle in self._leaving:
             self.manager.free(handle)
         self._leaving.clear()
@@ -525,9 +528,15 @@ class KVCacheManager:
         return self.block_pool.take_events()
 
     def take_boundary_state_offloads(self) -> dict[str, list[tuple[int, int, int]]]:
-        """None, because there are no states, only keys and values."""
-        return {}
+        """The states that the step's copies keep, for a connector that stores them.
+
+        Returns:
+            By request: the group, the block that has the state after the copies, and the number of
+            tokens that the state includes.
+        """
+        self._copies = self.commits.end_planning()
+        return self.commits.take_kept_states()
 
     def finalize_partial_tail_offloads(self, request: Request) -> list[tuple[int, int, int]]:
-        """None: there are no states."""
+        """None: with a connector, no state inside a block is kept."""
         return []

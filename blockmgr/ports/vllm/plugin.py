@@ -176,6 +176,7 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     commits = ours.commits
     if has_states := isinstance(commits, states.StateCommits):
         scheduler._mamba_block_aligned_split = commits.clip_chunk
+        commits.finished_loads = functools.partial(_finished_loads, scheduler)
     if options.metrics_port:
         from blockmgr.ports.vllm import exposition  # noqa: PLC0415
 
@@ -187,6 +188,12 @@ def _settle(scheduler: Any, options: Options, vllm_config: Any) -> None:
     elif scheduler.connector is None and not options.hash_requests and not has_states:
         # Workers may share this configuration; those that move states insist on caching.
         vllm_config.cache_config.enable_prefix_caching = False
+
+
+def _finished_loads(scheduler: Any) -> set[str]:
+    """Requests whose loads have ended, and which the scheduler has not taken up yet."""
+    done: set[str] = scheduler.finished_recving_kv_req_ids - scheduler.failed_recving_kv_req_ids
+    return done
 
 
 def _preparing(ours: Any, scheduler: Any) -> Callable[..., None]:

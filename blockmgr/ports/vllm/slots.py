@@ -49,10 +49,10 @@ class Slots:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     @classmethod
-    def after(cls, num_found: int, size: int, drafts: int) -> Slots:
+    def after(cls, num_before: int, size: int, drafts: int) -> Slots:
         """Of a request that begins behind this many tokens, with their state in its first slot."""
-        column = max(0, num_found - 1) // size
-        return cls(size, drafts, column, num_found, WholeState(num_found, column))
+        column = max(0, num_before - 1) // size
+        return cls(size, drafts, column, num_before, WholeState(num_before, column))
 
     def slot_of(self, column: int) -> int:
         """The slot of a column.

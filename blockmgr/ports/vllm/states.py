@@ -12,10 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blockmgr.ports.vllm.commits import Commits
+from blockmgr.ports.vllm.held import ROW
 from blockmgr.ports.vllm.naming import namespace
 from blockmgr.ports.vllm.slots import Slots
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
     from vllm.v1.request import Request
 
@@ -44,6 +47,10 @@ class StateCommits(Commits):
         self._launched: dict[int, Held] = {}  # with several slots: by handle, who had a step lately
         self._stopped: list[Held] = []  # whose forward ends at a stop or with a block
         self._ahead: list[Held] = []  # whose forward gets tokens that are not known yet
+        self._groups = [group for group, each in enumerate(self._layers) if each.has_states]
+        self._kept: list[tuple[Held, int]] = []  # whose state at so many tokens the step may copy
+        self._offers: dict[str, list[tuple[int, int, int]]] = {}
+        self.finished_loads: Callable[[], Collection[str]] = tuple  # ids of requests
 
     # Chunks.
 
@@ -81,14 +88,14 @@ class StateCommits(Commits):
 
     # Requests.
 
-    def may_start(self, request: Request, num_found: int) -> bool:
+    def may_start(self, request: Request, num_before: int) -> bool:
         """False if a forward of this step computes a state that the request can use in the next."""
         if not self._caching or request.skip_reading_prefix_cache:
             return True
         tokens = request._all_token_ids
         for held in self._stopped:
             end, other = held.num_committed, held.request
-            if not num_found < end < len(tokens):
+            if not num_before < end < len(tokens):
                 continue
             if (
                 tokens[end - 1] == other._all_token_ids[end - 1]  # most differ there
@@ -105,7 +112,7 @@ class StateCommits(Commits):
         held.next_commit = held.num_committed + 1
         if self._has_slots:
             size, drafts = self._states.block_size, self._states.num_drafts
-            held.slots = Slots.after(held.num_committed, size, drafts)
+            held.slots = Slots.after(held.num_before, size, drafts)
 
     def launch(self, held: Held, end: int) -> None:
         """With several slots, notes the step's tokens, and how many of them are drafts."""
@@ -118,6 +125,11 @@ class StateCommits(Commits):
         known = request.num_tokens + request.num_output_placeholders
         held.slots.launch(end - start, max(0, end - known))
         self._launched[held.handle] = held
+
+    def loaded(self, held: Held, num_tokens: int) -> None:
+        """After a connector loaded these leading tokens, and the state behind them."""
+        super().loaded(held, num_tokens)
+        held.next_commit = held.num_committed + 1
 
     def up_to(self, held: Held, num_computed: int) -> None:
         """Commits at the end of a block and at a stop, which may be inside a block.
@@ -161,6 +173,7 @@ class StateCommits(Commits):
     def start_step(self) -> None:
         """Caches the states of requests whose forwards ended at a stop or with a block."""
         stopped, self._stopped = self._stopped, []
+        loaded = self._loaded_since()
         # Requests that are preempted should continue from their states. Copies hold blocks until
         # they have run, so states are then cached at stops only.
         is_scarce = self._is_scarce()
@@ -171,11 +184,13 @@ class StateCommits(Commits):
             stopped = [held for held in live if self._commit_state(held, at_stops=True)]
             self._launched = {each.handle: each for each in live if each.slots and each.slots.steps}
         super().start_step()
-        for held in stopped:
+        for held in [*stopped, *([] if is_scarce else loaded)]:
             if self._is_live(held):
                 self._commit(held, held.num_committed)  # the forward has ended there
                 if not is_scarce:
                     self._manager.cache_state(held.handle)  # at no stop either, as vLLM does
+                if held.num_committed % self._block_size == 0:
+                    self._kept.append((held, held.num_committed))
 
     def end_planning(self) -> list[KVCacheBlockCopy]:
         """The step is planned: its forwards move the states of requests that run ahead."""
@@ -184,7 +199,43 @@ class StateCommits(Commits):
             if self._is_live(held):
                 self._manager.mark_state_moved(held.handle)
         self._ahead.clear()
+        self._offer(copies)
         return copies
+
+    def take_kept_states(self) -> dict[str, list[tuple[int, int, int]]]:
+        """States that the copies of the last planned step keep.
+
+        Returns:
+            By request: the group, the block of the copy, and the number of tokens.
+        """
+        offers, self._offers = self._offers, {}
+        return offers
+
+    def _offer(self, copies: list[KVCacheBlockCopy]) -> None:
+        """Finds the kept states among the copies of the step.
+
+        Some need no copy, and those whose request has left since have none: its row is empty.
+        """
+        kept, self._kept = self._kept, []
+        copied: dict[int, int] = dict(copies) if kept else {}
+        self._offers = {}
+        for held, num_tokens in kept:
+            offers = [
+                (group, copied[block], num_tokens)
+                for group in self._groups
+                for block in self._manager.group_table(group)[held.handle & ROW].tolist()
+                if block in copied
+            ]
+            if offers:
+                self._offers[held.request.request_id] = offers
+
+    def _loaded_since(self) -> list[Held]:
+        """Commits what connectors have loaded since the last step; returns these requests."""
+        waiting = [self._held.get(name) for name in self.finished_loads()]
+        loaded = [held for held in waiting if held is not None and held.is_loading]
+        for held in loaded:
+            self.loaded(held, held.request.num_computed_tokens)
+        return loaded
 
     def _is_live(self, held: Held) -> bool:
         return self._held.get(held.request.request_id) is held

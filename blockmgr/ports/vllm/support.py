@@ -32,6 +32,14 @@ CONNECTORS = {
     "MooncakeStoreConnector": "finds blocks by vLLM's hashes",
     "HiSparseConnector": "takes blocks of its own",
 }
+# With recurrent states, these take a request's state from its last block, when it ends.
+BY_TABLE = (
+    "NixlConnector",
+    "NixlPullConnector",
+    "NixlPushConnector",
+    "MooncakeConnector",
+    "MoRIIOConnector",
+)
 
 
 def options_for(options: Options, vllm_config: Any, arguments: Mapping[str, Any]) -> Options:
@@ -66,7 +74,7 @@ def reasons_against(options: Options, vllm_config: Any, arguments: Mapping[str, 
     found = [
         *_of_groups(options, vllm_config, arguments),
         *_of_features(vllm_config, arguments),
-        *_of_connectors(vllm_config.kv_transfer_config),
+        *_of_connectors(vllm_config.kv_transfer_config, arguments),
         *_of_options(options, vllm_config, arguments),
     ]
     return list(dict.fromkeys(found))  # several groups may have the same reason
@@ -112,11 +120,8 @@ def _not_with_groups(
     options: Options, vllm_config: Any, arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, bool]]:
     groups = arguments["kv_cache_config"].kv_cache_groups
-    states = any(has_states(group.kv_cache_spec) for group in groups)
     rings = any(isinstance(group_of(group.kv_cache_spec), Ring) for group in groups)
-    # vLLM's manager tells them which block has the state at the end of which block of tokens.
     has_connector = vllm_config.kv_transfer_config is not None
-    yield "KV connectors do not work with recurrent states", has_connector and states
     yield "KV connectors do not work with rings", has_connector and rings
     splits = arguments.get("dcp_world_size", 1) > 1 and any(
         group.kv_cache_spec.dcp_sharded
@@ -156,10 +161,17 @@ def _of_features(vllm_config: Any, arguments: Mapping[str, Any]) -> Iterator[str
         yield "checkpoints of Mamba states are not supported"
 
 
-def _of_connectors(config: Any) -> Iterator[str]:
+def _of_connectors(config: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
+    groups = arguments["kv_cache_config"].kv_cache_groups
+    states = any(has_states(group.kv_cache_spec) for group in groups)
     for name in _connectors(config):
         if name in CONNECTORS:
             yield f"the KV connector {name} {CONNECTORS[name]}, which are not known here"
+        if name in BY_TABLE and states:
+            yield (
+                f"the KV connector {name} does not work with recurrent states: it sends the tables "
+                "of requests, in which many columns name the block of a state"
+            )
 
 
 def _connectors(config: Any) -> Iterator[str]:

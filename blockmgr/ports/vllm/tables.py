@@ -28,6 +28,8 @@ class Tables:
     reads the state at the last token before a step, and writes it at the last token of the step. So
     every column of its table names the one block of the state. With drafts, it writes the states
     after each of them in the columns behind, so that columns name the request's slots in turn.
+    Only the columns before the state that was found or loaded name block 0, as in vLLM: a connector
+    loads a state into the first column that names another.
     """
 
     def __init__(self, manager: BlockManager, layers: tuple[Layers, ...]) -> None:
@@ -46,7 +48,9 @@ class Tables:
             if layers.has_states:
                 first, end = (first + layers.num_drafts if start else 0), end + layers.num_drafts
                 slots = table[row].tolist()
-                by_group.append([slots[held.slot_of(column)] for column in range(first, end)])
+                begin = min(max(first, (held.num_before - 1) // layers.block_size), end)
+                ids = [slots[held.slot_of(column)] for column in range(begin, end)]
+                by_group.append([0] * (begin - first) + ids)
             elif start:
                 by_group.append(table[row, first:end].tolist())
             else:
