@@ -210,6 +210,27 @@ def test_a_group_lives_from_its_prompt_to_its_end(enable_caching: bool) -> None:
     check(manager.block_allocator)
 
 
+def test_admission_tells_now_from_later_from_never() -> None:
+    manager = space(gpu=10, watermark=0.2)
+    assert manager.can_allocate(group([1] * 32)) is AllocStatus.OK
+    assert manager.can_allocate(group([1] * 33)) is AllocStatus.NEVER
+    assert manager.can_allocate(group([1] * 32), num_lookahead_slots=1) is AllocStatus.NEVER
+    manager.allocate(group([1] * 4))
+    assert manager.can_allocate(group([1] * 32, first=9)) is AllocStatus.LATER
+    assert manager.can_allocate(group([1] * 28, first=9)) is AllocStatus.OK
+
+
+def test_a_group_too_large_for_the_watermark_comes_back_once_nobody_runs() -> None:
+    manager = space(gpu=10, cpu=10, watermark=0.2)
+    large, other = group([1] * 36), group([2] * 4, first=5)
+    manager.allocate(large)
+    manager.swap_out(large)
+    manager.allocate(other)
+    assert manager.can_swap_in(large) is AllocStatus.LATER
+    manager.free(other.seqs[0])
+    assert manager.can_swap_in(large) is AllocStatus.OK
+
+
 def test_a_group_is_swapped_out_and_in() -> None:
     manager = space()
     pair = group([1] * 6, [1] * 6)

@@ -372,6 +372,19 @@ def test_without_room_an_insertion_says_so() -> None:
 # Defects of the original.
 
 
+def test_a_slot_that_goes_does_not_take_what_another_holds() -> None:
+    """The original overwrites the slot of shared nodes, whose prefix then goes with that slot."""
+    for order in ((0, 1), (1, 0)):
+        slots, cache = joined(max_slots=2)
+        contents = {serve(slots, cache, *tokens): tokens for tokens in ((1, 2, 3), (1, 2, 9))}
+        for slot in order:
+            finish(slots, cache, slot, *contents[slot])
+        goes, stays = order
+        assert slots.alloc() == goes
+        assert cache.find(contents[stays]) == (3, stays, 1)
+        assert cache.find(contents[goes]) == (2, stays, 1)
+
+
 def test_a_token_costs_room_once_and_that_is_bounded() -> None:
     """In the original, nodes removed with their parent stay in the LRU list."""
     cache = PrefixCacheManager(max_capacity=8)

@@ -217,6 +217,22 @@ def test_an_allocation_made_while_a_plan_is_open_waits_for_the_next() -> None:
     now(engine.forward((late, [0, 1, 9])))
 
 
+def test_copies_that_fail_are_pending_again() -> None:
+    engine = Engine(12, 4)
+    engine.cache(list(range(8)))
+    branch = engine.reserve(8, [0, 1, 9])
+
+    async def fail() -> None:
+        async with engine.allocator.copies():
+            raise OSError("no device")
+
+    with pytest.raises(OSError, match="no device"):
+        now(fail())
+    assert not branch.is_ready
+    assert len(now(engine.forward((branch, [0, 1, 9])))) == 1
+    assert branch.is_ready
+
+
 def test_a_plan_is_open_in_one_task_at_a_time() -> None:
     engine = Engine(12, 4)
     engine.cache(list(range(8)))
