@@ -65,8 +65,6 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "chunks, connector": ("chunk", {"debug": 1}),
     "sizes, connector": ("window", {"debug": 1}),
     "states, connector": ("state", {"debug": 1}),
-    "states, ngram, connector": ("state", {"debug": 1}),
-    "states, eagle, connector": ("state", {"debug": 1}),
     "sizes, states, connector": ("state", {"debug": 1}),
 }
 if HAS_RINGS:
