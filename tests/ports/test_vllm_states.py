@@ -487,3 +487,14 @@ def test_a_prompt_does_not_wait_for_a_state_before_what_it_loads(vllm: None) -> 
     empty = manager.empty_kv_cache_blocks
     assert manager.allocate_slots(second, 4, 0, empty) is None
     assert manager.allocate_slots(second, 4, 0, empty, 0, 12) is not None
+
+
+def test_blocks_of_a_request_that_is_preempted_in_its_step_are_not_zeroed(vllm: None) -> None:
+    manager = make(FULL, STATE, num_blocks=99, zeroes=True, min_partial_tokens=0)
+    first, second = request("first", TOKENS), request("second", list(range(30, 44)))
+    manager.new_step_starts()
+    for served in (first, second):
+        assert manager.allocate_slots(served, served.num_tokens) is not None
+    manager.free(second)
+    manager.take_kv_cache_block_copies()
+    assert manager.take_new_block_ids() == manager.get_block_ids("first")[0]

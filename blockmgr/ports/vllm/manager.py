@@ -449,6 +449,11 @@ class KVCacheManager:
         self.commits.finish(held)
         if self.hints is not None:
             self.hints.finish(held.handle)
+        if self._new_block_ids and self.commits.in_step:
+            # It was preempted. A connector is not told that it had taken these blocks, and may
+            # still store what they held before.
+            gone = set(self._tables.ids_to_zero(held, 0))
+            self._new_block_ids = [each for each in self._new_block_ids if each not in gone]
         wish = held.wish
         stop = min(request.num_prompt_tokens, held.num_known, held.num_slots)
         if wish.priority is not None and stop > 0:
