@@ -20,19 +20,19 @@ GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vect
       groups_(std::move(groups)),
       num_groups_(static_cast<int>(groups_.size())),
       parts_(static_cast<std::size_t>(nodes.count) * groups_.size()),
-      near_(static_cast<std::size_t>(nodes.count)),
+      near_(static_cast<std::size_t>(groups_.empty() ? 0 : nodes.count)),
       units_(static_cast<std::size_t>(nodes.count)),
       facts_(static_cast<std::size_t>(nodes.count)),
       owners_(static_cast<std::size_t>(nodes.count)),
-      links_(static_cast<std::size_t>(nodes.count + num_partitions)),
-      passed_(static_cast<std::size_t>(nodes.count + num_partitions)) {
+      links_(groups_.empty() ? 0 : static_cast<std::size_t>(nodes.count + num_partitions)),
+      passed_(links_.size()) {
   for (const Group& group : groups_) {
     num_states_ += group.recurrent();
     ring_restart_ = std::lcm(ring_restart_, group.restart);
     replay_ = std::max(replay_, group.replay);
   }
   if (!replay_) restart_ = ring_restart_;
-  for (int i = 0; i < num_partitions; ++i) {
+  for (int i = 0; i < num_partitions && !groups_.empty(); ++i) {
     ring::clear(links_.data(), nodes.count + i);
     ring::clear(passed_.data(), nodes.count + i);
   }
@@ -76,6 +76,7 @@ bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
 }
 
 void GroupPlaces::add_boundary(NodeId n, bool passed) noexcept {
+  if (groups_.empty()) return;  // each node serves by itself
   std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
   if (facts & kBoundary) {
     unlink(n);

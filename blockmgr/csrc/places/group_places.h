@@ -97,6 +97,10 @@ class GroupPlaces {
     return (restart_ == 1 || length % restart_ == 0) && (length > replay_ || !length);
   }
   std::int64_t restart() const { return restart_; }
+  // Of so many tokens, those behind the last place where every ring can begin empty.
+  std::int64_t past_start(std::int64_t length) const {
+    return restart_ == 1 ? 0 : length % restart_;
+  }
   // Whether every ring is right after so many tokens if it is empty there.
   bool begins_empty(std::int64_t length) const { return length % ring_restart_ == 0; }
   // Tokens before a hit that are computed again, for all uncached groups: the most of any.
@@ -211,6 +215,7 @@ class GroupPlaces {
   }
 
   // All that its next query reads is cached. As the last one to come into use, if it is in use.
+  // Without groups, every node serves, and none is a boundary.
   // passed: only the passing of a sequence made it one, so it goes before all that are not.
   void add_boundary(NodeId n, bool passed = false) noexcept;
   // The same of nodes that are none yet, each the parent of the next; as passed ones.

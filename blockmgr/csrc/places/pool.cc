@@ -319,7 +319,9 @@ void Pool::acquire_chain(const NodeId* chain, std::int64_t count) noexcept {
   }
   nodes_.uses(chain[count - 1]).pins = 0;
   if (idles_unheard_) return;
-  for (std::int64_t k = 0; groups_ && k < idle.count; ++k) groups_->on_used(idle.nodes[k]);
+  tell_groups([idle](GroupPlaces& places) {
+    for (std::int64_t k = 0; k < idle.count; ++k) places.on_used(idle.nodes[k]);
+  });
   if (partitions_) num_queued_ -= static_cast<int>(idle.count);
   own.tell([idle](Observer& each) { each.on_used(idle); });
 }

@@ -181,7 +181,7 @@ class Pool {
   }
   // Releases each block of a table, last to first.
   void release_table(const NodeId* table, std::int64_t count) noexcept;
-  void pin(NodeId b) noexcept {
+  [[gnu::always_inline]] void pin(NodeId b) noexcept {
     if (!nodes_.used(b)) [[unlikely]]
       use(b);
     ++nodes_.uses(b).pins;

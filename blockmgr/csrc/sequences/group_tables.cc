@@ -73,8 +73,7 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
   }
 }
 
-void GroupTables::refuse_loading(const Sequence& s, const char* call) const {
-  if (!s.loads) return;
+void GroupTables::throw_loading(const Sequence& s, const char* call) const {
   throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                     std::to_string(rows().handle_of(rows().row_of(s))) +
                                     ": its first " +

@@ -30,7 +30,7 @@ void Needs::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int pa
                       : partition          ? "the quota of its namespace is "
                                            : "the quotas leave other namespaces ";
   std::string message;
-  if (groups() && rows().blocks_for(most) <= rows().longest(partition)) {
+  if (has_groups() && rows().blocks_for(most) <= rows().longest(partition)) {
     message = never_in_groups(num_tokens, slots ? slots : num_tokens, found ? *found : Found(),
                               capacity - held_back) +
               "; ";

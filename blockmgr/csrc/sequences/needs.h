@@ -73,7 +73,7 @@ inline Demand Needs::demand(const Found& found, std::int64_t slots) const {
   d.num_blocks = std::max(rows().blocks_for(slots), found.num_full + partial);
   d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
   d.unused_hits = found.num_unused + (partial && pool().counts_as_available(found.partial) ? 1 : 0);
-  if (groups()) [[unlikely]]
+  if (has_groups()) [[unlikely]]
     add_parts(found, slots, d);
   return d;
 }
@@ -82,7 +82,7 @@ inline bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int p
                               std::int64_t watermark) const {
   std::int64_t blocks = rows().blocks_for(std::max(num_tokens, slots));
   if (blocks > config().row_width) return true;
-  if (groups()) [[unlikely]] {
+  if (has_groups()) [[unlikely]] {
     if (blocks > rows().longest(partition)) return true;
     blocks = later_blocks(num_tokens, slots ? slots : num_tokens);
   }
