@@ -21,9 +21,9 @@ GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vect
       num_groups_(static_cast<int>(groups_.size())),
       parts_(static_cast<std::size_t>(nodes.count) * groups_.size()),
       near_(static_cast<std::size_t>(groups_.empty() ? 0 : nodes.count)),
-      units_(static_cast<std::size_t>(nodes.count)),
-      facts_(static_cast<std::size_t>(nodes.count)),
-      owners_(static_cast<std::size_t>(nodes.count)),
+      units_(near_.size()),
+      facts_(near_.size()),
+      owners_(near_.size()),
       links_(groups_.empty() ? 0 : static_cast<std::size_t>(nodes.count + num_partitions)),
       passed_(links_.size()) {
   for (const Group& group : groups_) {
@@ -76,7 +76,6 @@ bool GroupPlaces::any_reads(std::int64_t length, std::int64_t unit) const {
 }
 
 void GroupPlaces::add_boundary(NodeId n, bool passed) noexcept {
-  if (groups_.empty()) return;  // each node serves by itself
   std::uint8_t& facts = facts_[static_cast<std::size_t>(n)];
   if (facts & kBoundary) {
     unlink(n);
@@ -125,7 +124,7 @@ void GroupPlaces::set_passed(NodeId n) noexcept {
 }
 
 void GroupPlaces::clear_passed(NodeId n) noexcept {
-  if (!is_passed(n)) return;
+  if (groups_.empty() || !is_passed(n)) return;
   facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kPassed);
   ring::remove(passed_.data(), n);
   if (is_boundary(n) && (nodes_.used(n) || nodes_[n].fence)) link(n);

@@ -143,7 +143,9 @@ class GroupPlaces {
   }
   void clear_parts(const NodeId* nodes, std::int64_t count) noexcept;
   // The group of a record; -1: full attention.
-  int owner(NodeId m) const { return owners_[static_cast<std::size_t>(m)] - 1; }
+  int owner(NodeId m) const {
+    return groups_.empty() ? -1 : owners_[static_cast<std::size_t>(m)] - 1;
+  }
   void set_owner(NodeId m, int g) noexcept {
     owners_[static_cast<std::size_t>(m)] = static_cast<std::uint8_t>(g + 1);
   }
@@ -206,7 +208,9 @@ class GroupPlaces {
     return n < 0 || (facts_[static_cast<std::size_t>(n)] & kHasTails);
   }
   // Whether prompts diverge here: each continues in a copy, so that the next one finds it, too.
-  bool is_branch(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kBranch; }
+  bool is_branch(NodeId n) const {
+    return !groups_.empty() && facts_[static_cast<std::size_t>(n)] & kBranch;
+  }
   void set_branch(NodeId n) noexcept { facts_[static_cast<std::size_t>(n)] |= kBranch; }
   // Whether a copy that is not applied put this state here: prompts find it afterwards.
   bool is_being_kept(NodeId part) const { return nodes_[part].skip < 0; }
@@ -215,7 +219,6 @@ class GroupPlaces {
   }
 
   // All that its next query reads is cached. As the last one to come into use, if it is in use.
-  // Without groups, every node serves, and none is a boundary.
   // passed: only the passing of a sequence made it one, so it goes before all that are not.
   void add_boundary(NodeId n, bool passed = false) noexcept;
   // The same of nodes that are none yet, each the parent of the next; as passed ones.

@@ -261,7 +261,7 @@ void Pool::evict(Partition& own, NodeId b) noexcept {
     expect(nodes_[b].first_child < 0, "a block is evicted before its children", b);
   }
   own.idle.remove(b);
-  if (own.observed() || groups_) [[unlikely]]
+  if (is_heard(own)) [[unlikely]]
     tell_uncached(own, b, true);
   index_.erase(b);
   ++own.num_evicted;
@@ -549,7 +549,7 @@ void Pool::forget(NodeId b) noexcept {
 void Pool::free_idle(NodeId b) noexcept {
   Partition& own = of(b);
   own.idle.remove(b);
-  if (own.observed() || groups_) [[unlikely]]
+  if (is_heard(own)) [[unlikely]]
     tell_uncached(own, b, false);
   index_.erase(b);
   own.free.push(unbind(own, b));

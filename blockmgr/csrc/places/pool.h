@@ -416,6 +416,9 @@ class Pool {
     if (groups_) tell(*groups_);
   }
 
+  // Whether anybody is told what stops being cached in a partition.
+  bool is_heard(const Partition& own) const { return own.observed() || groups_; }
+
   GroupPlaces* groups_ = nullptr;  // nullptr: full attention alone
   std::vector<NodeList> fences_;
   int open_fence_ = 0;

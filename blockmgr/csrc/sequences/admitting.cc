@@ -51,7 +51,8 @@ void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t
   const auto try_one = [&](const Found& candidate) {
     plan.found = candidate;
     if (fits(plan, slots, applicant)) return true;
-    const bool is_most = !has_groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
+    const bool is_most =
+        !has_groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
     if (!plan.never && is_most) waits = plan;
     return false;
   };

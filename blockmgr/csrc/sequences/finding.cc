@@ -123,7 +123,7 @@ bool Finding::may_take_over(const Found& found) const {
   return is_unused(last_node(found), within);
 }
 
-bool Finding::is_unused(NodeId end, bool within) const {
+inline bool Finding::is_unused(NodeId end, bool within) const {
   if (within && !pool().counts_as_available(end)) return false;
   const auto is_used = [&](int g) {
     const NodeId m = groups()->cached(g, end);

@@ -60,7 +60,7 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   Seen seen_children(NodeId parent) const;
   void drop_tail(NodeId tail) noexcept;
   [[gnu::noinline]] void leave_end(Sequence& s, bool resumes) noexcept;
-  void keep_end(Sequence& s, bool resumes) noexcept;
+  NodeId keep_end(Sequence& s) noexcept;
   [[gnu::noinline]] void keep_states_at(Sequence& s, NodeId node, bool resumes) noexcept;
   [[gnu::noinline]] void leave_path(Sequence& s, bool left_tail) noexcept;
   void end_path(const Sequence& s, NodeId end, bool resumes) noexcept;

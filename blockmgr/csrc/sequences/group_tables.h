@@ -62,7 +62,11 @@ class GroupTables : public Part<GroupTables, Slices> {
     if (s.loads) [[unlikely]]
       throw_loading(s, call);
   }
-  void refuse_moved(const Sequence& s, const char* call) const;
+  void refuse_moved(const Sequence& s, const char* call) const {
+    refuse_loading(s, call);
+    if (num_singles() && !rows().group_row(s).stands) [[unlikely]]
+      throw_moved(s, call);
+  }
   [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,
                                     std::int64_t slots) noexcept;
   void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
@@ -113,6 +117,7 @@ class GroupTables : public Part<GroupTables, Slices> {
 
  private:
   [[noreturn]] void throw_loading(const Sequence& s, const char* call) const;
+  [[noreturn]] void throw_moved(const Sequence& s, const char* call) const;
   [[gnu::noinline]] std::int64_t count_to_grow(const Sequence& s, std::int64_t slots,
                                                std::int64_t moved) const;
   [[gnu::noinline]] int count_unwritten(NodeId node) const;

@@ -55,6 +55,20 @@ class Needs : public Part<Needs, Slices, GroupTables> {
     return !rest || (config().min_partial_tokens && rest >= config().min_partial_tokens);
   }
 
+  // Visits the cached parts that a prompt takes into use, or copies, in all further groups.
+  template <class Visit>
+  void each_part(const Found& found, Visit visit) const {
+    for (const int g : recurrent())
+      if (resumes(found)) visit(groups()->cached(g, last_node(found)));
+    for (const int g : attention()) {
+      const std::int64_t first = groups()->first_unit(g, first_query(found));
+      for (std::int64_t unit = first; unit < found.num_full; ++unit)
+        visit(groups()->cached(g, found.full[unit]));
+      if (found.partial >= 0 && groups()->reads(g, first_query(found), found.num_full))
+        visit(groups()->cached(g, found.partial));
+    }
+  }
+
  private:
   void measure();
   [[gnu::noinline]] std::int64_t last_start_of_rings(std::int64_t end) const;

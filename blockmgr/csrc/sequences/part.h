@@ -50,8 +50,7 @@ class Part {
   const std::vector<std::uint16_t>& partitions() const { return rows().partitions_; }
   // nullptr: nothing is ever cached.
   const Digester* digester() const { return rows().digester_.get(); }
-  // Further groups of layers. There may be none: then loops over them run zero times, and nothing
-  // is a boundary.
+  // Further groups of layers. There may be none: then loops over them run zero times.
   GroupPlaces* groups() const { return rows().groups_.get(); }
   // For what full attention alone does otherwise, and where a call costs so little that even empty
   // loops would show.

@@ -198,16 +198,7 @@ Resuming::Bill Resuming::bill(std::vector<Member>& members) {
     };
     std::for_each_n(found.full, found.num_full, uses);
     uses(found.partial);
-    const NodeId end = last_node(found);
-    for (const int g : recurrent())
-      if (end >= 0) uses(groups()->cached(g, end));
-    for (const int g : attention()) {
-      const std::int64_t first = groups()->first_unit(g, num_cached(found));
-      for (std::int64_t unit = first; unit < found.num_full; ++unit)
-        uses(groups()->cached(g, found.full[unit]));
-      if (found.partial >= 0 && groups()->reads(g, num_cached(found), found.num_full))
-        uses(groups()->cached(g, found.partial));
-    }
+    use<Needs>().each_part(found, uses);
   }
   return due;
 }
