@@ -119,7 +119,7 @@ class World {
   // Leaves no block free, so that every allocation evicts. With several groups, an eviction frees
   // further blocks.
   void fill() {
-    while (core.groups() ? !evicted() : core.pool().num_free() > 0)
+    while (core.has_groups() ? !evicted() : core.pool().num_free() > 0)
       cache(prompts.draw(std::min(core.pool().num_free(), kPromptBlocks) * kBlockSize));
   }
   std::int64_t evicted() const { return core.pool().num_evicted(); }

@@ -20,7 +20,7 @@ class Audit : public BlockAudit {
     check_blocks();
     check_steps();
     std::vector<std::string> found = result();
-    if (core_.groups_)
+    if (core_.has_groups())
       for (std::string& each : core_.groups_->violations()) found.push_back(std::move(each));
     return found;
   }
@@ -63,7 +63,7 @@ class Audit : public BlockAudit {
         BLOCKMGR_EXPECT(s.outdated || !pool_.is_out(t[i]),
                         who + " may cache " + name(t[i]) + ", which is out of use");
       }
-      if (core_.groups_ && s.state == Sequence::kRunning) check_parts(s, who);
+      if (s.state == Sequence::kRunning) check_parts(s, who);
       BLOCKMGR_EXPECT(!s.outdated || (s.num_chained == 0 && s.state == Sequence::kRunning),
                       who + " is cached and runs on what was forgotten");
       BLOCKMGR_EXPECT(
@@ -190,7 +190,7 @@ class Audit : public BlockAudit {
       }
       before = n;
       const Node& record = nodes_[n];
-      const bool is_part = core_.groups_ && core_.groups_->owner(n) >= 0;  // of a twin, perhaps
+      const bool is_part = core_.groups_->owner(n) >= 0;  // of a twin, perhaps
       BLOCKMGR_EXPECT(nodes_.used(n) && (record.keyed() || record.parent >= 0 || is_part),
                       name(n) + " is unwritten and nobody's");
     }

@@ -20,19 +20,19 @@ GroupPlaces::GroupPlaces(Nodes& nodes, PrefixIndex& index, Pool& pool, std::vect
       groups_(std::move(groups)),
       num_groups_(static_cast<int>(groups_.size())),
       parts_(static_cast<std::size_t>(nodes.count) * groups_.size()),
-      near_(static_cast<std::size_t>(nodes.count)),
-      units_(static_cast<std::size_t>(nodes.count)),
-      facts_(static_cast<std::size_t>(nodes.count)),
-      owners_(static_cast<std::size_t>(nodes.count)),
-      links_(static_cast<std::size_t>(nodes.count + num_partitions)),
-      passed_(static_cast<std::size_t>(nodes.count + num_partitions)) {
+      near_(static_cast<std::size_t>(groups_.empty() ? 0 : nodes.count)),
+      units_(near_.size()),
+      facts_(near_.size()),
+      owners_(near_.size()),
+      links_(groups_.empty() ? 0 : static_cast<std::size_t>(nodes.count + num_partitions)),
+      passed_(links_.size()) {
   for (const Group& group : groups_) {
     num_states_ += group.recurrent();
     ring_restart_ = std::lcm(ring_restart_, group.restart);
     replay_ = std::max(replay_, group.replay);
   }
   if (!replay_) restart_ = ring_restart_;
-  for (int i = 0; i < num_partitions; ++i) {
+  for (int i = 0; i < num_partitions && !groups_.empty(); ++i) {
     ring::clear(links_.data(), nodes.count + i);
     ring::clear(passed_.data(), nodes.count + i);
   }
@@ -124,7 +124,7 @@ void GroupPlaces::set_passed(NodeId n) noexcept {
 }
 
 void GroupPlaces::clear_passed(NodeId n) noexcept {
-  if (!is_passed(n)) return;
+  if (groups_.empty() || !is_passed(n)) return;
   facts_[static_cast<std::size_t>(n)] &= static_cast<std::uint8_t>(~kPassed);
   ring::remove(passed_.data(), n);
   if (is_boundary(n) && (nodes_.used(n) || nodes_[n].fence)) link(n);

@@ -97,6 +97,10 @@ class GroupPlaces {
     return (restart_ == 1 || length % restart_ == 0) && (length > replay_ || !length);
   }
   std::int64_t restart() const { return restart_; }
+  // Of so many tokens, those behind the last place where every ring can begin empty.
+  std::int64_t past_start(std::int64_t length) const {
+    return restart_ == 1 ? 0 : length % restart_;
+  }
   // Whether every ring is right after so many tokens if it is empty there.
   bool begins_empty(std::int64_t length) const { return length % ring_restart_ == 0; }
   // Tokens before a hit that are computed again, for all uncached groups: the most of any.
@@ -139,7 +143,9 @@ class GroupPlaces {
   }
   void clear_parts(const NodeId* nodes, std::int64_t count) noexcept;
   // The group of a record; -1: full attention.
-  int owner(NodeId m) const { return owners_[static_cast<std::size_t>(m)] - 1; }
+  int owner(NodeId m) const {
+    return groups_.empty() ? -1 : owners_[static_cast<std::size_t>(m)] - 1;
+  }
   void set_owner(NodeId m, int g) noexcept {
     owners_[static_cast<std::size_t>(m)] = static_cast<std::uint8_t>(g + 1);
   }
@@ -202,7 +208,9 @@ class GroupPlaces {
     return n < 0 || (facts_[static_cast<std::size_t>(n)] & kHasTails);
   }
   // Whether prompts diverge here: each continues in a copy, so that the next one finds it, too.
-  bool is_branch(NodeId n) const { return facts_[static_cast<std::size_t>(n)] & kBranch; }
+  bool is_branch(NodeId n) const {
+    return !groups_.empty() && facts_[static_cast<std::size_t>(n)] & kBranch;
+  }
   void set_branch(NodeId n) noexcept { facts_[static_cast<std::size_t>(n)] |= kBranch; }
   // Whether a copy that is not applied put this state here: prompts find it afterwards.
   bool is_being_kept(NodeId part) const { return nodes_[part].skip < 0; }

@@ -261,7 +261,7 @@ void Pool::evict(Partition& own, NodeId b) noexcept {
     expect(nodes_[b].first_child < 0, "a block is evicted before its children", b);
   }
   own.idle.remove(b);
-  if (own.observed() || groups_) [[unlikely]]
+  if (is_heard(own)) [[unlikely]]
     tell_uncached(own, b, true);
   index_.erase(b);
   ++own.num_evicted;
@@ -319,7 +319,9 @@ void Pool::acquire_chain(const NodeId* chain, std::int64_t count) noexcept {
   }
   nodes_.uses(chain[count - 1]).pins = 0;
   if (idles_unheard_) return;
-  for (std::int64_t k = 0; groups_ && k < idle.count; ++k) groups_->on_used(idle.nodes[k]);
+  tell_groups([idle](GroupPlaces& places) {
+    for (std::int64_t k = 0; k < idle.count; ++k) places.on_used(idle.nodes[k]);
+  });
   if (partitions_) num_queued_ -= static_cast<int>(idle.count);
   own.tell([idle](Observer& each) { each.on_used(idle); });
 }
@@ -547,7 +549,7 @@ void Pool::forget(NodeId b) noexcept {
 void Pool::free_idle(NodeId b) noexcept {
   Partition& own = of(b);
   own.idle.remove(b);
-  if (own.observed() || groups_) [[unlikely]]
+  if (is_heard(own)) [[unlikely]]
     tell_uncached(own, b, false);
   index_.erase(b);
   own.free.push(unbind(own, b));

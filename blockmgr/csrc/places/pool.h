@@ -189,7 +189,7 @@ class Pool {
   }
   // Releases each block of a table, last to first.
   void release_table(const NodeId* table, std::int64_t count) noexcept;
-  void pin(NodeId b) noexcept {
+  [[gnu::always_inline]] void pin(NodeId b) noexcept {
     if (!nodes_.used(b)) [[unlikely]]
       use(b);
     ++nodes_.uses(b).pins;
@@ -423,6 +423,9 @@ class Pool {
   void tell_groups(Tell tell) {
     if (groups_) tell(*groups_);
   }
+
+  // Whether anybody is told what stops being cached in a partition.
+  bool is_heard(const Partition& own) const { return own.observed() || groups_; }
 
   GroupPlaces* groups_ = nullptr;  // nullptr: full attention alone
   std::vector<NodeList> fences_;

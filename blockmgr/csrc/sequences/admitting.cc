@@ -31,7 +31,7 @@ bool Admitting::has_nodes(const Demand& demand, int partition) const {
 [[gnu::always_inline]] inline bool Admitting::fits(AdmissionPlan& plan, std::int64_t slots,
                                                    const Applicant& applicant) const {
   plan.demand = use<Needs>().demand(plan.found, slots);
-  plan.never = groups() && use<Needs>().first_blocks(plan.found, slots) >
+  plan.never = has_groups() && use<Needs>().first_blocks(plan.found, slots) >
                                rows().home_of(applicant.partition).capacity - applicant.held_back;
   plan.fits =
       !plan.never && has_nodes(plan.demand, applicant.partition) &&
@@ -51,7 +51,8 @@ void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t
   const auto try_one = [&](const Found& candidate) {
     plan.found = candidate;
     if (fits(plan, slots, applicant)) return true;
-    const bool is_most = !groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
+    const bool is_most =
+        !has_groups() || !waits || num_cached(candidate) >= num_cached(waits->found);
     if (!plan.never && is_most) waits = plan;
     return false;
   };
@@ -72,7 +73,7 @@ void Admitting::choose(AdmissionPlan& plan, std::int64_t num_whole, std::int64_t
   Found nothing;
   nothing.node = applicant.root;
   nothing.num_loaded = applicant.num_loaded;
-  if (groups() && num_whole && fits_somehow(nothing)) return;
+  if (has_groups() && num_whole && fits_somehow(nothing)) return;
   if (!any_due) throw StaleMatch(start_of(applicant.due_cached), start_of(most));
   if (waits) plan = *waits;
 }
@@ -109,7 +110,7 @@ AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t cou
   pool().admitted(s.partition, {found.full, found.num_full});
   std::copy_n(found.full, found.num_full, t);
   pool().acquire_chain(t, found.num_full);
-  if (groups()) [[unlikely]]
+  if (has_groups()) [[unlikely]]
     keep_found_parts(s, found);
   NodeId parent = root_node(s.root);
   for (std::int64_t i = 0; found.strayed && i < found.num_full; ++i) {
@@ -148,7 +149,7 @@ AdmissionPlan Admitting::settled_admission(const Token* tokens, std::int64_t cou
     s.num_settled = s.num_computed;
     s.num_written = use<Finding>().written_of(found);
   }
-  if (groups()) [[unlikely]] {
+  if (has_groups()) [[unlikely]] {
     take_first_parts(s, found);
     use<GroupEnds>().choose_stops(s, plan.num_shared);
     use<GroupTables>().show_groups(s, 0);
@@ -172,10 +173,10 @@ void Admitting::occupy(Sequence& s, const Token* tokens, const AdmissionPlan& pl
   if (!prompt.num_loaded) [[likely]]
     return 0;
   const std::int64_t end = checked_loaded(prompt);
-  if (end && groups() && groups()->replay())
+  if (end && groups()->replay())
     throw Error(ErrorKind::kValue,
                 "num_loaded_tokens must be 0 with uncached windows, got " + std::to_string(end));
-  return groups() ? end - end % groups()->restart() : end;
+  return end - groups()->past_start(end);
 }
 
 // Inlined twice, so that a prompt without a session pays nothing for those that have one.

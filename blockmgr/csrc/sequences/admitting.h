@@ -16,7 +16,7 @@ class Admitting : public Part<Admitting, Slices, GroupTables, Finding, Needs, Gr
  public:
   Admitting()
       : ghosts_room_(static_cast<std::size_t>(config().ghost_blocks ? config().row_width : 0)) {
-    if (groups()) sources_room_.resize(static_cast<std::size_t>(groups()->num_groups()));
+    sources_room_.resize(static_cast<std::size_t>(groups()->num_groups()));
   }
 
   std::size_t memory() const { return ghosts_room_.bytes(); }

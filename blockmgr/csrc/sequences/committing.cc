@@ -86,8 +86,7 @@ std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
     // A block whose K/V is in memory is not replaced by one that this step's forward has yet to
     // write: in this step the sequence could not be copied from any more. A later commit merges
     // them.
-    if ((groups() || nodes()[node].unwritten) &&
-        is_kept_apart(s, i, node, (i + 1) * config().block_size <= written_now)) {
+    if (is_kept_apart(s, i, node, (i + 1) * config().block_size <= written_now)) {
       plan.promotions.back().until = i;
       break;
     }
@@ -100,7 +99,6 @@ std::int64_t Committing::plan_promotion(Sequence& s, std::int64_t num_computed,
 // Whether a block is not merged with a cached one now: see plan_promotion, and must_stay.
 bool Committing::is_kept_apart(const Sequence& s, std::int64_t logical, NodeId cached,
                                bool is_written) const {
-  if (!groups()) return is_written;
   return (is_written && use<GroupTables>().most_unwritten(cached)) ||
          (config().remap && use<GroupTables>().must_stay(s, logical, cached));
 }
@@ -162,7 +160,7 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* next) n
     Node& record = nodes()[b];
     if (record.keyed()) {  // a fork of this sequence has promoted it
       tell(i);
-      if (groups()) use<GroupTables>().settle_parts(s, i, b, b);
+      use<GroupTables>().settle_parts(s, i, b, b);
       node = b;
       continue;
     }
@@ -174,7 +172,7 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* next) n
     const Key key{node, extras_at(s.extras_ids(), i), nodes().tokens(b)};
     const NodeId cached = index().find_continuing(key, digest);
     if (cached >= 0) {
-      if (groups() && config().remap && use<GroupTables>().must_stay(s, i, cached)) [[unlikely]] {
+      if (config().remap && use<GroupTables>().must_stay(s, i, cached)) [[unlikely]] {
         end = i;  // another of the batch, or what was evicted, has changed what was planned
         break;
       }
@@ -184,10 +182,10 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* next) n
       node = nodes()[b].keyed() ? b : cached;
       continue;
     }
-    if (config().min_partial_tokens && !groups())
+    if (config().min_partial_tokens && !has_groups())
       use<GroupEnds>().supersede_tails(key, config().block_size);
     rows().make_findable(b, key, digest, t, i);
-    if (groups()) [[unlikely]] {
+    if (has_groups()) [[unlikely]] {
       groups()->place(b, i);
       config().early_commit ? use<GroupTables>().settle_parts(s, i, b, b) : groups()->keep_parts(b);
       if (record.next_sibling >= 0 && groups()->has_tails(node))
@@ -200,7 +198,7 @@ void Committing::promote(const Promotion& promotion, const std::uint8_t* next) n
   tell(end);
   const std::int64_t from = s.num_chained;
   s.num_chained = static_cast<std::int32_t>(end);
-  if (groups()) [[unlikely]] {
+  if (has_groups()) [[unlikely]] {
     use<GroupEnds>().mark_boundaries(s, from);
     groups()->tell_kept(use<GroupTables>().path(s, from, s.num_chained), s.num_chained - from);
   }
@@ -234,15 +232,14 @@ void Committing::deduplicate(const Promotion& promotion, std::int64_t logical,
     pool().set_twin(own, cached);
     // The key may pass to it within the step, and so may what its parts are found by.
     rows().note_unwritten(*promotion.sequence, logical, own);
-    if (groups() && config().early_commit) [[unlikely]]
+    if (config().early_commit) [[unlikely]]
       use<GroupTables>().each_part(*promotion.sequence, logical, [&](int g, NodeId part) {
         use<GroupTables>().note_unwritten(*promotion.sequence, logical, g, part);
       });
     return;
   }
   const std::int32_t left = rows().name(own);
-  if (groups()) [[unlikely]]
-    use<GroupTables>().merge_parts(*promotion.sequence, logical, cached);
+  use<GroupTables>().merge_parts(*promotion.sequence, logical, cached);
   rows().set_entry(promotion.row, logical, cached);
   ++remaps_version_;
   remaps_.push_back({rows().handle_of(promotion.row), static_cast<std::int32_t>(logical),
@@ -290,7 +287,7 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
                                        std::to_string(num_computed));
   PromotionPlan& plan = plan_;
   plan.clear();
-  if (groups()) [[unlikely]] {
+  if (has_groups()) [[unlikely]] {
     if (s.loads)
       check_at_least("num_computed_tokens", num_computed, rows().group_row(s).num_loaded);
     if (!replayed().empty() && use<GroupTables>().replay_to(s, num_computed)) return;
@@ -307,7 +304,7 @@ void Committing::commit(Handle handle, std::int64_t num_computed) {
   }
   s.num_computed = num_computed;
   promote_all(plan);
-  if (groups()) use<GroupEnds>().commit_groups(s);
+  if (has_groups()) use<GroupEnds>().commit_groups(s);
 }
 
 }  // namespace blockmgr

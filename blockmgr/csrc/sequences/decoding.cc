@@ -106,7 +106,7 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
       const std::uint32_t refs = nodes().uses(b).ref_count;
       takes = record.keyed() || (refs > 1 && !sharers.is_last(b, refs));
       if (takes) refuse_uncopied(s, logical);
-      if (takes && groups()) [[unlikely]]
+      if (takes && has_groups()) [[unlikely]]
         plan_moved_parts(s, logical, plan);
       if (!takes && record.parent >= 0) plan.rewritten.push_back(b);
     } else if (logical >= rows().longest(s.partition)) {
@@ -116,7 +116,7 @@ void Decoding::plan_decode(const Handle* handles, std::int64_t count, DecodePlan
     if (by_partition) [[unlikely]]
       plan.needed_by[s.partition] += takes;
   }
-  if (groups()) [[unlikely]]
+  if (has_groups()) [[unlikely]]
     needed += plan_parts(handles, count, plan);
   const auto check = [&] {
     if (!by_partition) rows().check_available(needed);
@@ -156,7 +156,7 @@ void Decoding::decode(const Handle* handles, const Token* tokens, std::int64_t c
   rows().refuse_open_ticket("decode");
   DecodePlan& plan = plan_;
   plan_decode(handles, count, plan);
-  const bool grouped = groups() != nullptr;
+  const bool grouped = has_groups();
   const bool drops_first = drops_before_taking();
   if (drops_first) [[unlikely]] {
     // Before the commits. The loop below repeats it, which costs other decodes no branch.
@@ -225,8 +225,7 @@ std::int64_t Decoding::plan_parts(const Handle* handles, std::int64_t count, Dec
   std::int64_t needed = plan.moved_parts;
   for (std::int64_t i = 0; i < count; ++i) {
     const Sequence& s = rows().sequences[static_cast<std::size_t>(rows().row_of(handles[i]))];
-    if (s.loads) [[unlikely]]
-      use<GroupTables>().refuse_loading(s, "decode");
+    use<GroupTables>().refuse_loading(s, "decode");
     const std::int64_t parts = use<GroupTables>().parts_to_grow(s, s.num_tokens + 1, -1);
     needed += parts;
     if (!plan.needed_by.empty()) home_needs(plan, s) += parts;

@@ -6,7 +6,7 @@ namespace blockmgr {
 
 // Tail first: a prefix is only useful from its start, so its end should be evicted before it.
 void Ending::release_blocks(Sequence& s, std::int64_t keep) noexcept {
-  if (groups()) [[unlikely]]
+  if (has_groups()) [[unlikely]]
     use<GroupTables>().drop_parts(s, keep);
   release_nodes(s, keep);
 }
@@ -102,11 +102,8 @@ std::int64_t Ending::truncate(Handle handle, std::int64_t num_tokens) {
   std::int64_t length = std::min(before, num_tokens);
   std::int64_t whole = num_tokens / config().block_size;
   std::int64_t kept = rows().blocks_for(num_tokens);
-  bool falls = false;  // to where every group serves it
-  if (groups()) [[unlikely]] {
-    use<GroupTables>().refuse_loading(s, "truncate");
-    falls = !rows().committed_ahead(s);
-  }
+  use<GroupTables>().refuse_loading(s, "truncate");
+  const bool falls = has_groups() && !rows().committed_ahead(s);  // to where every group serves it
   if (falls) [[unlikely]] {
     rows().group_row(s).farthest = std::max(rows().group_row(s).farthest, before);
     length = fall_of(s, length, before);

@@ -18,8 +18,7 @@ Facts facts_of(const Sequences& core) {
       {"fenced_blocks", pool.num_fenced()},
       {"used_blocks", pool.num_used()},
       {"cached_blocks",
-       (core.pool().is_bare() ? 0 : core.index().num_keyed()) +
-           (core.groups() ? core.groups()->num_cached() : 0)},
+       (core.pool().is_bare() ? 0 : core.index().num_keyed()) + core.groups()->num_cached()},
       {"peak_used_blocks", n.peak_used_blocks},
       {"num_sequences", core.num_sequences()},
       {"pending_copies", core.copies().num_to_do()},

@@ -68,7 +68,7 @@ bool Finding::has_parts(NodeId node, std::int64_t unit, std::int64_t length) con
 // Whether every group has what the query behind so many tokens of this child reads.
 bool Finding::is_served(const Found& found, NodeId child, int num_partial) const {
   const std::int64_t length = found.num_full * config().block_size + num_partial;
-  return has_parts(child, found.num_full, length) && has_states(child) &&
+  return can_start(length) && has_parts(child, found.num_full, length) && has_states(child) &&
          last_gap(found.full, length, found.num_full) < 0;
 }
 
@@ -94,18 +94,16 @@ int Finding::find_partial(const Token* tokens, std::int64_t count, const ExtrasI
                           std::min<int>(limit, record.key_tokens));
     most_shared = std::max(most_shared, n);  // also of what this step's forward has yet to write
     n = std::min(n, record.key_tokens - use<GroupTables>().most_unwritten(child));
-    if (groups()) [[unlikely]]
-      n -= static_cast<int>((start + n) % groups()->restart());
+    n -= static_cast<int>(groups()->past_start(start + n));
     const bool at_end = tail && n == record.key_tokens;
     // A tail that can be taken over needs no copy.
     const bool is_better =
         n > best || (n == best && at_end && found.partial >= 0 && !found.take_over);
     const bool may_end = n < config().block_size && (at_end || !(num_states() || tails_only));
     if (!is_better || !may_end) continue;
-    if (groups() && !(groups()->can_start(start + n) && is_served(found, child, n))) continue;
+    if (has_groups() && !is_served(found, child, n)) continue;
     // What does not match would be lost to others, so a tail is taken over whole or copied.
-    const bool takes_over =
-        at_end && !(groups() && groups()->is_branch(child)) && is_unused(child, true);
+    const bool takes_over = at_end && !groups()->is_branch(child) && is_unused(child, true);
     if (n > best || takes_over) {
       found.partial = child;
       found.num_partial = n;
@@ -127,10 +125,6 @@ bool Finding::may_take_over(const Found& found) const {
 
 inline bool Finding::is_unused(NodeId end, bool within) const {
   if (within && !pool().counts_as_available(end)) return false;
-  return !groups() || are_parts_unused(end, within);
-}
-
-bool Finding::are_parts_unused(NodeId end, bool within) const {
   const auto is_used = [&](int g) {
     const NodeId m = groups()->cached(g, end);
     return m >= 0 && !pool().counts_as_available(m);

@@ -43,7 +43,6 @@ class Finding : public Part<Finding, GroupTables> {
   std::int64_t last_gap(const NodeId* chain, std::int64_t position, std::int64_t to) const;
   bool has_states(NodeId node) const;
   bool is_unused(NodeId end, bool within) const;
-  [[gnu::noinline]] bool are_parts_unused(NodeId end, bool within) const;
   [[gnu::noinline]] bool is_served(const Found& found, NodeId child, int num_partial) const;
   [[gnu::noinline]] std::int64_t go_back(const Token* tokens, std::int64_t count,
                                          const Applicant& applicant, Found& found) const;
@@ -72,13 +71,13 @@ class Finding : public Part<Finding, GroupTables> {
     // One token is left to compute.
     cut(found, std::min(found.num_full, block_size().whole(count - 1)), applicant.root);
   }
-  if (config().min_partial_tokens && (groups() || found.num_full < most)) {
+  if (config().min_partial_tokens && (has_groups() || found.num_full < most)) {
     const int more = find_partial(tokens, count, applicant.extras, false, found);
     if (count == num_tokens) shared = more;
   }
   reach.num_shared =
       reach.num_lead * config().block_size + (shared < config().min_partial_tokens ? 0 : shared);
-  reach.num_whole = groups() ? go_back(tokens, count, applicant, found) : found.num_full;
+  reach.num_whole = has_groups() ? go_back(tokens, count, applicant, found) : found.num_full;
 }
 
 }  // namespace blockmgr

@@ -56,7 +56,7 @@ std::int64_t Forgetting::retire_root(std::uint32_t root) {
     ++count;
   }
   const int before = index().num_keyed();
-  if (groups() || index().log())
+  if (has_groups() || index().log())
     for (NodeId b; (b = index().first_child(root_node(root))) >= 0;)
       pool().forget_tree(b, [](NodeId) {});
   rows().counters.forgotten_blocks += before - index().num_keyed();
@@ -84,7 +84,7 @@ std::int64_t Forgetting::forget_chain(NodeId b, std::vector<bool>* gone) noexcep
     if (gone) (*gone)[static_cast<std::size_t>(node)] = true;
   });
   const int count = before - index().num_keyed();
-  if (groups() && start >= 0) groups()->prune(start);
+  if (has_groups() && start >= 0) groups()->prune(start);
   return count;
 }
 
@@ -156,7 +156,7 @@ std::int64_t Forgetting::forget_all(const std::int64_t* ids, std::int64_t count,
   std::int64_t forgotten = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     NodeId n = nodes().owner(ids[i]);  // none: it was forgotten with another
-    if (n >= 0 && groups()) n = forget_part(n);
+    if (n >= 0) n = forget_part(n);
     if (n < 0) continue;
     wrong[static_cast<std::size_t>(n)] = true;
     if (nodes()[n].keyed()) forgotten += forget_chain(n, &wrong);

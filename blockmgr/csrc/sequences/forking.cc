@@ -36,7 +36,7 @@ void Forking::check_fork(const Sequence& parent, std::int64_t count) const {
     throw Error(ErrorKind::kValue, "n must be at least 1, got " + std::to_string(count));
   if (static_cast<std::size_t>(count) > rows().unused_rows.size())
     throw OutOfSequences(count, static_cast<std::int64_t>(rows().unused_rows.size()));
-  if (groups()) [[unlikely]]
+  if (has_groups()) [[unlikely]]
     check_states(parent, count);
 }
 
@@ -88,8 +88,8 @@ bool Forking::fork(Handle handle, std::int64_t count, Handle* children, const Ha
     rows().show_length(child);
     rows().note_computing(child);
   }
-  if (groups()) [[unlikely]]
-    fork_groups(parent, children, count);
+  for (std::int64_t c = 0; has_groups() && c < count; ++c)
+    fork_groups(parent, rows().live(children[c]));
   rows().counters.forks += count;
   return true;
 }
@@ -145,20 +145,19 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
     successors.push_back(std::move(next));
   }
 
-  std::vector<GroupRow> group_rows;  // what the parents were before, with the successors' states
-  if (groups()) {
-    std::vector<std::int64_t> needed(static_cast<std::size_t>(pool().num_partitions()));
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (parents[i] == i) continue;
-      const Sequence& parent = rows().live(handles[parents[i]]);
-      use<GroupTables>().refuse_moved(parent, "fork");
-      const int home = pool().home(parent.partition);
-      rows().check_available(needed[nth(home)] += use<GroupTables>().blocks_to_fork(parent), home);
-      group_rows.push_back(rows().group_row(parent));
-    }
-    for (std::size_t c = 0; c < successors.size(); ++c)
-      take_successor(successors[c].state, successors[c].table, group_rows[c]);
+  // What the parents were before, with the successors' states; none without groups.
+  std::vector<GroupRow> group_rows;
+  std::vector<std::int64_t> needed(static_cast<std::size_t>(pool().num_partitions()));
+  for (std::int64_t i = 0; has_groups() && i < count; ++i) {
+    if (parents[i] == i) continue;
+    const Sequence& parent = rows().live(handles[parents[i]]);
+    use<GroupTables>().refuse_moved(parent, "fork");
+    const int home = pool().home(parent.partition);
+    rows().check_available(needed[nth(home)] += use<GroupTables>().blocks_to_fork(parent), home);
+    group_rows.push_back(rows().group_row(parent));
   }
+  for (std::size_t c = 0; c < group_rows.size(); ++c)
+    share_parts(successors[c].state, successors[c].table.data(), group_rows[c], group_rows[c]);
   // Every new reference before any release: a block may pass from one beam to another.
   for (const Successor& next : successors) {
     for (auto i = static_cast<std::size_t>(next.num_kept); i < next.table.size(); ++i)
@@ -168,7 +167,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
   for (std::size_t c = 0; c < changed.size(); ++c) {
     Sequence& s = *changed[c];
     Successor& next = successors[c];
-    if (groups()) {
+    if (!group_rows.empty()) {
       use<GroupEnds>().keep_path(s);
       use<GroupTables>().drop_states(s);
       use<GroupTables>().drop_parts(s, 0);
@@ -182,7 +181,7 @@ void Forking::reparent(const Handle* handles, const std::int64_t* parents, std::
     rows().show(rows().row_of(s), next.num_kept, s.num_blocks - next.num_kept);
     rows().show_length(s);
     rows().note_computing(s);
-    if (groups()) use<GroupTables>().show_groups(s, 0);
+    use<GroupTables>().show_groups(s, 0);
   }
 }
 
@@ -193,51 +192,34 @@ void Forking::check_states(const Sequence& parent, std::int64_t count) const {
                          pool().home(parent.partition));
 }
 
-void Forking::fork_groups(const Sequence& parent, const Handle* children,
-                          std::int64_t count) noexcept {
+void Forking::fork_groups(const Sequence& parent, const Sequence& child) noexcept {
   const GroupRow& from = rows().group_row(parent);
-  for (std::int64_t c = 0; c < count; ++c) {
-    const Sequence& child = rows().sequences[static_cast<std::size_t>(rows().row_of(children[c]))];
-    GroupRow& to = rows().group_row(child);
-    to.first = from.first;
-    to.stops = from.stops;
-    to.stands = from.stands;
-    to.moves = from.moves;
-    const NodeId* t = rows().table(child);
-    for (const int g : attention()) {
-      const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(child));
-      for (std::int64_t unit = to.first[nth(g)]; unit < until; ++unit)
-        ++nodes().uses(groups()->part(g, t[unit])).ref_count;
-    }
-    for (const int g : recurrent()) {
-      const NodeId state = use<GroupTables>().take_of(g, parent.partition, kNoNode);
-      if (parent.num_computed) copies().plan(from.states[nth(g)], state, config().block_size);
-      to.states[nth(g)] = state;
-    }
-    use<GroupTables>().fork_rings(from, parent.partition, to);
-    use<GroupTables>().fork_own(child, from, to);
-    use<GroupTables>().take_others(to, parent.partition);
-    use<GroupTables>().show_groups(child, 0);
-  }
+  GroupRow& to = rows().group_row(child);
+  to.first = from.first;
+  to.stops = from.stops;
+  to.stands = from.stands;
+  to.moves = from.moves;
+  share_parts(child, rows().table(child), from, to);
+  use<GroupTables>().show_groups(child, 0);
 }
 
-// Gives a sequence that takes a parent's place its parts and states, before anything is released.
-// row: the parent's, and then its own.
-void Forking::take_successor(const Sequence& model, const std::vector<NodeId>& table,
-                             GroupRow& row) noexcept {
+// Gives a sequence the parts of another's nodes, and states of its own, before anything is
+// released. model: what it is to be, in any row. Both rows may be one.
+void Forking::share_parts(const Sequence& model, const NodeId* table, const GroupRow& from,
+                          GroupRow& to) noexcept {
   for (const int g : attention()) {
     const std::int64_t until = use<Slices>().units_of(g, rows().num_slots(model));
-    for (std::int64_t unit = row.first[nth(g)]; unit < until; ++unit)
-      ++nodes().uses(groups()->part(g, table[static_cast<std::size_t>(unit)])).ref_count;
+    for (std::int64_t unit = from.first[nth(g)]; unit < until; ++unit)
+      ++nodes().uses(groups()->part(g, table[unit])).ref_count;
   }
   for (const int g : recurrent()) {
-    const NodeId source = row.states[nth(g)];
-    row.states[nth(g)] = use<GroupTables>().take_of(g, model.partition, kNoNode);
-    if (model.num_computed) copies().plan(source, row.states[nth(g)], config().block_size);
+    const NodeId source = from.states[nth(g)];
+    to.states[nth(g)] = use<GroupTables>().take_of(g, model.partition, kNoNode);
+    if (model.num_computed) copies().plan(source, to.states[nth(g)], config().block_size);
   }
-  use<GroupTables>().fork_rings(row, model.partition, row);
-  use<GroupTables>().fork_own(model, row, row);
-  use<GroupTables>().take_others(row, model.partition);
+  use<GroupTables>().fork_rings(from, model.partition, to);
+  use<GroupTables>().fork_own(model, from, to);
+  use<GroupTables>().take_others(to, model.partition);
 }
 
 }  // namespace blockmgr

@@ -22,15 +22,14 @@ class Forking : public Part<Forking, Slices, GroupTables, GroupEnds, Ending> {
   void next_handles(std::int64_t count, Handle* out) const;
   void reparent(const Handle* handles, const std::int64_t* parents, std::int64_t count);
   void check_fork(const Sequence& parent, std::int64_t count) const;
-  // Gives sequences that have a parent's nodes its parts, and states of their own.
-  [[gnu::noinline]] void fork_groups(const Sequence& parent, const Handle* children,
-                                     std::int64_t count) noexcept;
+  // Gives a sequence that has a parent's nodes its parts, and states of its own.
+  [[gnu::noinline]] void fork_groups(const Sequence& parent, const Sequence& child) noexcept;
 
  private:
   void limit_blocks(Sequence& s) const;
   [[gnu::noinline]] void check_states(const Sequence& parent, std::int64_t count) const;
-  void take_successor(const Sequence& model, const std::vector<NodeId>& table,
-                      GroupRow& row) noexcept;
+  void share_parts(const Sequence& model, const NodeId* table, const GroupRow& from,
+                   GroupRow& to) noexcept;
 };
 
 }  // namespace blockmgr

@@ -218,7 +218,7 @@ bool GroupEnds::stands_for_end(NodeId child, std::int64_t unit, int rest) noexce
     if (record.extras != key.extras || record.key_tokens < rest ||
         !same_tokens(nodes().tokens(child), key.tokens, rest))
       continue;
-    if (!groups() || stands_for_end(child, unit, rest)) return true;
+    if (!has_groups() || stands_for_end(child, unit, rest)) return true;
   }
   return false;
 }
@@ -255,14 +255,17 @@ bool GroupEnds::may_give_parts(const Sequence& s, std::int64_t unit, int rest) c
   const NodeId b = rows().table(s)[unit];
   const Key key{rows().chain_node(s, unit), extras_at(s.extras_ids(), unit), nodes().tokens(b)};
   if (is_covered(key, unit, rest) || !use<Keeping>().may_give(b)) return kNoNode;
-  if (groups() && !may_give_parts(s, unit, rest)) return kNoNode;
-  if (!groups()) supersede_tails(key, rest);
+  if (!has_groups()) [[likely]] {
+    supersede_tails(key, rest);
+  } else if (!may_give_parts(s, unit, rest)) {
+    return kNoNode;
+  }
   if (!goes_on) pool().drop_twin(b);  // a truncated twin, as a tail of its own from here on
   const NodeId tail = goes_on ? use<Keeping>().copy_end_block(s, unit, rest) : b;
   pool().promote_tail(tail, {key.parent, key.extras, nodes().tokens(tail)}, rest);
   pool().tell_cached({&tail, 1});
   ++rows().counters.cached_tails;
-  if (groups()) [[unlikely]]
+  if (has_groups()) [[unlikely]]
     place_tail(tail, unit);
   return tail;
 }
@@ -308,26 +311,23 @@ void GroupEnds::drop_unseen_tails(NodeId parent) noexcept {
   }
 }
 
-// Caches the end of a sequence before it goes: the tokens of a unit that is not full, and the state
-// where it stands. resumes: it continues from there when there is room.
-inline void GroupEnds::keep_end(Sequence& s, bool resumes) noexcept {
+// Caches the end of a sequence before it goes: the tokens of a unit that is not full. The node of
+// its end, where its states can be kept; kNoNode: none.
+inline NodeId GroupEnds::keep_end(Sequence& s) noexcept {
   const int least = config().min_partial_tokens;
-  if (!(least || num_states()) || !digester() || s.outdated || !s.num_computed) return;
+  if (!(least || num_states()) || !digester() || s.outdated || !s.num_computed) return kNoNode;
   std::int64_t end = s.num_computed;
-  if (groups()) [[unlikely]] {
-    // Of a tail without a state, as much serves as others can begin with an empty ring.
-    if (num_states() && !can_start(end)) return;
-    end -= end % groups()->restart();
-    if (!end || !can_start(end)) return;
-  }
+  // Of a tail without a state, as much serves as others can begin with an empty ring.
+  if (num_states() && !can_start(end)) return kNoNode;
+  end -= groups()->past_start(end);
+  if (!end || !can_start(end)) return kNoNode;
   const std::int64_t unit = block_size().whole(end);
   const auto rest = static_cast<int>(end - unit * config().block_size);
-  if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return;
-  if (s.loads) return;  // it has no windows there
-  if (rest ? !least || rest < least : !num_states()) return;
-  if (!rest) return keep_states_at(s, use<GroupTables>().path_node(s, unit - 1), resumes);
-  const NodeId tail = cache_end_block(s, unit, rest, false);
-  if (groups() && tail >= 0) keep_states_at(s, tail, resumes);
+  if (s.num_chained < unit || (num_states() && !rows().group_row(s).stands)) return kNoNode;
+  if (s.loads) return kNoNode;  // it has no windows there
+  if (rest ? !least || rest < least : !num_states()) return kNoNode;
+  return rest ? cache_end_block(s, unit, rest, false)
+              : use<GroupTables>().path_node(s, unit - 1);
 }
 
 // Its states at its end, which is this node; and the boundary there.
@@ -381,12 +381,14 @@ void GroupEnds::keep_path(const Sequence& s) noexcept {
   if (!groups()->is_boundary(last) && serves(s, units - 1, last)) groups()->add_boundary(last);
 }
 
-// The sequence still has its blocks.
+// The sequence still has its blocks. resumes: it continues from its end when there is room.
 void GroupEnds::leave_end(Sequence& s, bool resumes) noexcept {
-  if (groups() && !config().remap) use<Keeping>().cancel_keeps(s);
+  if (!config().remap) use<Keeping>().cancel_keeps(s);
   const std::int64_t tails = rows().counters.cached_tails;
-  keep_end(s, resumes);
-  if (groups()) leave_path(s, rows().counters.cached_tails != tails);
+  const NodeId end = keep_end(s);
+  if (!has_groups()) return;
+  if (end >= 0) keep_states_at(s, end, resumes);
+  leave_path(s, rows().counters.cached_tails != tails);
 }
 
 void GroupEnds::leave_path(Sequence& s, bool left_tail) noexcept {
@@ -407,6 +409,7 @@ void GroupEnds::leave_path(Sequence& s, bool left_tail) noexcept {
 // No prompt can continue from what is retained without a boundary at its end. So a forward should
 // stop there, and it is more than passed.
 void GroupEnds::keep_boundary(const Sequence& s, std::int64_t end) noexcept {
+  if (!has_groups()) return;  // prompts continue from each node
   const std::int64_t rest = end % config().block_size;
   const bool within =
       num_states() && config().min_partial_tokens && rest >= config().min_partial_tokens;
@@ -426,6 +429,7 @@ void GroupEnds::keep_boundary(const Sequence& s, std::int64_t end) noexcept {
 
 // It serves all groups.
 void GroupEnds::keep_boundary(NodeId node) noexcept {
+  if (!has_groups()) return;
   if (!groups()->is_boundary(node)) groups()->add_boundary(node);
   groups()->note_continued(node);
 }

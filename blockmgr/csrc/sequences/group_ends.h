@@ -15,7 +15,7 @@ namespace blockmgr {
 class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, Growing> {
  public:
   GroupEnds() {
-    if (groups()) since_room_.resize(static_cast<std::size_t>(groups()->num_groups()));
+    since_room_.resize(static_cast<std::size_t>(groups()->num_groups()));
   }
 
   // The state where it stands, at the end of a block, if blocks are free for its copies: nothing is
@@ -31,7 +31,7 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   void keep_path(const Sequence& s) noexcept;
   // Before a sequence gives its blocks back: its end becomes findable. resumes: it is preempted.
   void leave(Sequence& s, bool resumes) noexcept {
-    const bool may_keep = groups() || config().min_partial_tokens;
+    const bool may_keep = has_groups() || config().min_partial_tokens;
     if (may_keep && s.state == Sequence::kRunning) leave_end(s, resumes);
   }
   // With full attention alone: drops the tails that are a mere beginning of what is about to be
@@ -60,7 +60,7 @@ class GroupEnds : public Part<GroupEnds, GroupTables, Keeping, Finding, Needs, G
   Seen seen_children(NodeId parent) const;
   void drop_tail(NodeId tail) noexcept;
   [[gnu::noinline]] void leave_end(Sequence& s, bool resumes) noexcept;
-  void keep_end(Sequence& s, bool resumes) noexcept;
+  NodeId keep_end(Sequence& s) noexcept;
   [[gnu::noinline]] void keep_states_at(Sequence& s, NodeId node, bool resumes) noexcept;
   [[gnu::noinline]] void leave_path(Sequence& s, bool left_tail) noexcept;
   void end_path(const Sequence& s, NodeId end, bool resumes) noexcept;

@@ -73,8 +73,7 @@ void GroupTables::show_groups(const Sequence& s, std::int64_t from) noexcept {
   }
 }
 
-void GroupTables::refuse_loading(const Sequence& s, const char* call) const {
-  if (!s.loads) return;
+void GroupTables::throw_loading(const Sequence& s, const char* call) const {
   throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                     std::to_string(rows().handle_of(rows().row_of(s))) +
                                     ": its first " +
@@ -82,9 +81,7 @@ void GroupTables::refuse_loading(const Sequence& s, const char* call) const {
                                     " tokens are being loaded; commit them first");
 }
 
-void GroupTables::refuse_moved(const Sequence& s, const char* call) const {
-  refuse_loading(s, call);
-  if (!num_singles() || rows().group_row(s).stands) return;
+void GroupTables::throw_moved(const Sequence& s, const char* call) const {
   throw Error(ErrorKind::kStep, std::string("cannot ") + call + " sequence " +
                                     std::to_string(rows().handle_of(rows().row_of(s))) +
                                     ": a forward may have moved its state or ring since the last commit; "

@@ -10,8 +10,7 @@ namespace blockmgr {
 class GroupTables : public Part<GroupTables, Slices> {
  public:
   GroupTables() {
-    if (!groups()) return;
-    parts_room_.resize(static_cast<std::size_t>(config().row_width));
+    if (has_groups()) parts_room_.resize(static_cast<std::size_t>(config().row_width));
     if (!config().remap) path_room_.resize(parts_room_.size());
   }
 
@@ -41,6 +40,8 @@ class GroupTables : public Part<GroupTables, Slices> {
   // The parts that a sequence takes to have so many slots, and to move to a node of its own there;
   // -1: it moves to none.
   std::int64_t parts_to_grow(const Sequence& s, std::int64_t slots, std::int64_t moved) const {
+    if (growing().empty()) [[likely]]
+      return 0;
     return moved < 0 && slots <= rows().num_slots(s) ? 0 : count_to_grow(s, slots, moved);
   }
   // Visits the part of one of its nodes in each further group of attention, if the sequence has it.
@@ -57,8 +58,15 @@ class GroupTables : public Part<GroupTables, Slices> {
     return units * (1 + static_cast<std::int64_t>(growing().size()));
   }
   // A sequence does nothing else before what is loaded is committed.
-  void refuse_loading(const Sequence& s, const char* call) const;
-  void refuse_moved(const Sequence& s, const char* call) const;
+  void refuse_loading(const Sequence& s, const char* call) const {
+    if (s.loads) [[unlikely]]
+      throw_loading(s, call);
+  }
+  void refuse_moved(const Sequence& s, const char* call) const {
+    refuse_loading(s, call);
+    if (num_singles() && !rows().group_row(s).stands) [[unlikely]]
+      throw_moved(s, call);
+  }
   [[gnu::noinline]] void take_parts(Sequence& s, std::int64_t had_slots,
                                     std::int64_t slots) noexcept;
   void make_parts_private(Sequence& s, std::int64_t logical, NodeId shared,
@@ -94,7 +102,8 @@ class GroupTables : public Part<GroupTables, Slices> {
     const std::int64_t end = logical * config().block_size + groups()->group(g).end;
     if (rows().written(s) < end) rows().note_unwritten(s, logical, part);
   }
-  void settle_parts(Sequence& s, std::int64_t logical, NodeId own, NodeId node) noexcept;
+  [[gnu::noinline]] void settle_parts(Sequence& s, std::int64_t logical, NodeId own,
+                                      NodeId node) noexcept;
   [[gnu::noinline]] bool must_stay(const Sequence& s, std::int64_t logical, NodeId cached) const;
   [[gnu::noinline]] void merge_parts(Sequence& s, std::int64_t logical, NodeId cached) noexcept;
   // Trailing tokens of a node that this step's forward has yet to write, in the group that has
@@ -107,6 +116,8 @@ class GroupTables : public Part<GroupTables, Slices> {
   std::int64_t num_dropped(const Sequence& s, std::vector<NodeId>& parts) const;
 
  private:
+  [[noreturn]] void throw_loading(const Sequence& s, const char* call) const;
+  [[noreturn]] void throw_moved(const Sequence& s, const char* call) const;
   [[gnu::noinline]] std::int64_t count_to_grow(const Sequence& s, std::int64_t slots,
                                                std::int64_t moved) const;
   [[gnu::noinline]] int count_unwritten(NodeId node) const;

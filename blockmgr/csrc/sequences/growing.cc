@@ -39,10 +39,10 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
   const std::int64_t valid = std::max<std::int64_t>(num_valid - start, 0);
   const NodeId fresh = pool().take(s.partition, rows().before(s, logical));
   // With its last reference its key may pass to a twin, and its parts with it.
-  if (groups()) ++nodes().uses(shared).ref_count;
+  if (has_groups()) ++nodes().uses(shared).ref_count;
   const Store::Writable own = rows().move_to_fresh(shared, fresh, known, valid);
   rows().set_entry(rows().row_of(s), logical, own.node);
-  if (groups()) [[unlikely]] {
+  if (has_groups()) [[unlikely]] {
     use<GroupTables>().make_parts_private(s, logical, shared, static_cast<std::int32_t>(valid));
     rows().drop_reference(shared);
   }
@@ -65,16 +65,14 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
   const bool grows = std::max(slots, num_tokens) > s.num_tokens || completes;
   const bool writes = grows && logical < s.num_blocks;
   const bool copies = writes && must_copy(s, logical);
-  if (copies) refuse_unwritten(s, logical, call);
+  if (copies) {
+    refuse_unwritten(s, logical, call);
+    use<GroupTables>().refuse_moved(s, call);
+  }
   const GrowthPlan plan{std::max<std::int64_t>(target - s.num_blocks, 0), writes ? logical : -1};
   const std::int64_t needed = plan.num_fresh + copies;
-  if (groups()) [[unlikely]] {
-    if (copies) use<GroupTables>().refuse_moved(s, call);
-    const std::int64_t parts = use<GroupTables>().parts_to_grow(s, slots, copies ? logical : -1);
-    if (needed + parts) rows().check_available(needed, parts, s.partition);
-    return plan;
-  }
-  if (needed) rows().check_available(needed, s.partition);
+  const std::int64_t parts = use<GroupTables>().parts_to_grow(s, slots, copies ? logical : -1);
+  if (needed + parts) rows().check_available(needed, parts, s.partition);
   return plan;
 }
 
@@ -101,7 +99,7 @@ void Growing::make_private(Sequence& s, std::int64_t logical, std::int64_t num_v
       }
     }
   }
-  if (groups() && slots > had_slots) [[unlikely]]
+  if (has_groups() && slots > had_slots) [[unlikely]]
     use<GroupTables>().take_parts(s, had_slots, slots);
 }
 

@@ -76,7 +76,7 @@ void Holding::release(const std::int64_t* ids, std::int64_t count) {
 
 // The node that a block is found by; kNoNode: it is a part that cannot be found.
 NodeId Holding::node_behind(NodeId n) const {
-  if (!groups() || groups()->owner(n) < 0) return n;
+  if (groups()->owner(n) < 0) return n;
   return nodes()[n].keyed() ? groups()->node_of(n) : kNoNode;
 }
 

@@ -156,7 +156,7 @@ std::vector<BlockFacts> inspect(const Sequences& core) {
     BlockFacts& fact = facts[static_cast<std::size_t>(b)];
     if (n >= 0) fact.group = core.group_number(n);
   }
-  if (core.groups()) add_parts(facts, core);
+  add_parts(facts, core);
   const std::int64_t size = core.config().block_size;
   for (const Handle handle : core.handles()) {
     const Sequence& s = core.view(handle);

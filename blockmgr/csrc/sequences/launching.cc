@@ -8,13 +8,12 @@ namespace blockmgr {
 std::int64_t Launching::take_copies(std::vector<BlockCopy>& copies) {
   const Held held(rows().monitor());
   const std::int64_t ticket = rows().take_plan(copies);
-  if (groups()) [[unlikely]]
+  if (has_groups()) [[unlikely]]
     launch_groups(copies);
   return ticket;
 }
 
 EventColumns Launching::residents() const {
-  if (!groups()) return rows().residents();
   return resident_events(index(), nodes(), step(),
                          {groups()->num_groups(), [this](int g) { return rows().in_engine(g); },
                           [this](int g, NodeId n) { return groups()->stands_for_digest(g, n); }});
@@ -51,7 +50,7 @@ void Launching::copies_applied(std::int64_t ticket) {
 void Launching::copies_aborted(std::int64_t ticket) {
   Call call(rows());
   rows().abort_plan(ticket);
-  if (groups()) return_groups();
+  return_groups();
 }
 
 void Launching::mark_state_moved(Handle handle) {
@@ -66,7 +65,7 @@ void Launching::mark_state_moved(Handle handle) {
 
 void Launching::return_copies(std::int64_t ticket) noexcept {
   const Held held(rows().monitor(), Held::Afterwards());
-  if (held && rows().return_plan(ticket) && groups()) return_groups();
+  if (held && rows().return_plan(ticket)) return_groups();
 }
 
 // Nothing was launched.

@@ -103,7 +103,7 @@ std::int64_t Naming::retain_named(const BlockNames& names, int level, double ttl
   for (std::size_t i = 0; i < due; ++i)
     if (deepest < 0 || depths[found[i]] > depths[deepest]) deepest = found[i];
   std::int64_t served = 0;
-  if (groups() && level > kNormal && due) served = served_to(deepest, depths[deepest]);
+  if (level > kNormal && due) served = served_to(deepest, depths[deepest]);
   if (announce) announce(count);
   if (due) {
     RetainingPolicy& policy = rows().retaining("retain_digests", rows().partition_of(names.name));
@@ -141,7 +141,7 @@ Naming::NamedPin Naming::pin_named(const BlockNames& names, std::int64_t most,
   const std::int64_t needed = policy.count_unpinned(pin.num_blocks ? pin.tail : kNoNode);
   const std::int64_t left = policy.max_pinned() - policy.num_cached(kPinned);
   if (needed > left) shorten(pin.num_blocks - (needed - left));
-  if (groups() && pin.num_blocks) shorten(served_to(pin.tail, pin.num_blocks));
+  if (pin.num_blocks) shorten(served_to(pin.tail, pin.num_blocks));
   if (!pin.num_blocks) {
     if (needed > left) throw PinBudget(needed, left, policy.max_pinned());
     return {};
@@ -150,7 +150,7 @@ Naming::NamedPin Naming::pin_named(const BlockNames& names, std::int64_t most,
     pin.id = id;
     if (announce) announce(pin);
   });
-  if (groups()) use<GroupEnds>().keep_boundary(pin.tail);
+  use<GroupEnds>().keep_boundary(pin.tail);
   return pin;
 }
 

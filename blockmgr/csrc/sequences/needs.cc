@@ -30,7 +30,7 @@ void Needs::throw_never_fits(std::int64_t num_tokens, std::int64_t slots, int pa
                       : partition          ? "the quota of its namespace is "
                                            : "the quotas leave other namespaces ";
   std::string message;
-  if (groups() && rows().blocks_for(most) <= rows().longest(partition)) {
+  if (has_groups() && rows().blocks_for(most) <= rows().longest(partition)) {
     message = never_in_groups(num_tokens, slots ? slots : num_tokens, found ? *found : Found(),
                               capacity - held_back) +
               "; ";
@@ -77,27 +77,20 @@ void Needs::add_parts(const Found& found, std::int64_t slots, Demand& d) const {
   const std::int64_t cached = num_cached(found);
   const std::int64_t usable = use<Slices>().usable_slots(std::max(slots, cached));
   d.missing_slots = d.num_blocks * config().block_size - usable;
-  const NodeId end = last_node(found);
   const bool takes_states = !resumes(found) || !found.take_over;
   if (config().num_nodes) {
     d.fresh_nodes = std::exchange(d.to_take, 0);
     d.unused_nodes = std::exchange(d.unused_hits, 0);
   }
-  const auto uses = [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); };
+  each_part(found, [&](NodeId part) { d.unused_hits += pool().counts_as_available(part); });
   d.to_take += static_cast<std::int64_t>(rings().size());
-  for (const int g : recurrent()) {
-    d.to_take += takes_states + extra_blocks();
-    if (resumes(found)) uses(groups()->cached(g, end));
-  }
+  d.to_take += num_states() * (takes_states + extra_blocks());
   for (const int g : attention()) {
     const std::int64_t first = groups()->first_unit(g, first_query(found));
     const std::int64_t units = use<Slices>().units_of(g, usable);
     d.to_take += std::max<std::int64_t>(units - std::max(first, found.num_full), 0);
-    for (std::int64_t unit = first; unit < found.num_full; ++unit)
-      uses(groups()->cached(g, found.full[unit]));
-    if (found.partial < 0 || !groups()->reads(g, first_query(found), found.num_full)) continue;
-    d.to_take -= found.take_over;
-    uses(groups()->cached(g, found.partial));
+    if (found.partial >= 0 && groups()->reads(g, first_query(found), found.num_full))
+      d.to_take -= found.take_over;
   }
   for (const int g : replayed())
     d.to_take += std::max<std::int64_t>(

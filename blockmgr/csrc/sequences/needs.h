@@ -55,6 +55,20 @@ class Needs : public Part<Needs, Slices, GroupTables> {
     return !rest || (config().min_partial_tokens && rest >= config().min_partial_tokens);
   }
 
+  // Visits the cached parts that a prompt takes into use, or copies, in all further groups.
+  template <class Visit>
+  void each_part(const Found& found, Visit visit) const {
+    for (const int g : recurrent())
+      if (resumes(found)) visit(groups()->cached(g, last_node(found)));
+    for (const int g : attention()) {
+      const std::int64_t first = groups()->first_unit(g, first_query(found));
+      for (std::int64_t unit = first; unit < found.num_full; ++unit)
+        visit(groups()->cached(g, found.full[unit]));
+      if (found.partial >= 0 && groups()->reads(g, first_query(found), found.num_full))
+        visit(groups()->cached(g, found.partial));
+    }
+  }
+
  private:
   void measure();
   [[gnu::noinline]] std::int64_t last_start_of_rings(std::int64_t end) const;
@@ -73,7 +87,7 @@ inline Demand Needs::demand(const Found& found, std::int64_t slots) const {
   d.num_blocks = std::max(rows().blocks_for(slots), found.num_full + partial);
   d.to_take = d.num_blocks - found.num_full - (partial && found.take_over);
   d.unused_hits = found.num_unused + (partial && pool().counts_as_available(found.partial) ? 1 : 0);
-  if (groups()) [[unlikely]]
+  if (has_groups()) [[unlikely]]
     add_parts(found, slots, d);
   return d;
 }
@@ -82,7 +96,7 @@ inline bool Needs::never_fits(std::int64_t num_tokens, std::int64_t slots, int p
                               std::int64_t watermark) const {
   std::int64_t blocks = rows().blocks_for(std::max(num_tokens, slots));
   if (blocks > config().row_width) return true;
-  if (groups()) [[unlikely]] {
+  if (has_groups()) [[unlikely]] {
     if (blocks > rows().longest(partition)) return true;
     blocks = later_blocks(num_tokens, slots ? slots : num_tokens);
   }

@@ -50,8 +50,11 @@ class Part {
   const std::vector<std::uint16_t>& partitions() const { return rows().partitions_; }
   // nullptr: nothing is ever cached.
   const Digester* digester() const { return rows().digester_.get(); }
-  // Further groups of layers: nullptr if there is full attention alone.
+  // Further groups of layers. There may be none: then loops over them run zero times.
   GroupPlaces* groups() const { return rows().groups_.get(); }
+  // For what full attention alone does otherwise, and where a call costs so little that even empty
+  // loops would show.
+  bool has_groups() const { return rows().has_groups(); }
   // Those of attention, and those of states, which each sequence has.
   const std::vector<int>& attention() const { return rows().attention; }
   const std::vector<int>& recurrent() const { return rows().recurrent; }
@@ -74,7 +77,7 @@ class Part {
   std::int64_t own_blocks(std::int64_t num_nodes) const {
     return config().num_nodes ? 0 : num_nodes;
   }
-  bool can_start(std::int64_t length) const { return !groups() || groups()->can_start(length); }
+  bool can_start(std::int64_t length) const { return groups()->can_start(length); }
   std::int64_t num_cached(const Found& found) const {
     return found.num_full * config().block_size + found.num_partial;
   }

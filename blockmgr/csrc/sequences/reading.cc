@@ -35,8 +35,7 @@ void Reading::slot_mapping(Handle handle, std::int64_t start, std::int64_t stop,
     std::int64_t slot = nodes().name(t[position / size]) * size + position % size;
     for (; position < end; ++position) *slots++ = slot++;
   }
-  if (groups()) [[unlikely]]
-    pad_replay(handle, start, stop, first);
+  pad_replay(handle, start, stop, first);
 }
 
 void Reading::pad_replay(Handle handle, std::int64_t start, std::int64_t stop,
@@ -48,7 +47,7 @@ void Reading::pad_replay(Handle handle, std::int64_t start, std::int64_t stop,
 
 void Reading::check_group_slots(Handle handle, int g, std::int64_t start, std::int64_t stop) const {
   check_slots(handle, start, stop);
-  if (!groups() || g < 0 || g >= groups()->num_groups() ||
+  if (g < 0 || g >= groups()->num_groups() ||
       !(groups()->group(g).is_attention() || groups()->group(g).is_replayed()))
     throw Error(ErrorKind::kValue,
                 "group must be one of attention, got " + std::to_string(g) + " of the core");
@@ -101,9 +100,8 @@ std::vector<LeavingBlock> Reading::leaving() const {
     if (s.state != Sequence::kRunning) continue;
     for (std::int32_t i = 0; i < s.num_blocks; ++i) {
       add(rows().table(s)[i]);
-      if (groups()) use<GroupTables>().each_part(s, i, [&](int, NodeId part) { add(part); });
+      use<GroupTables>().each_part(s, i, [&](int, NodeId part) { add(part); });
     }
-    if (!groups()) continue;
     const GroupRow& row = rows().group_row(s);
     use<GroupTables>().each_single([&](int g) { add(row.states[nth(g)]); });
     for (const NodeId other : row.others) add(other);

@@ -22,7 +22,7 @@ class Reading : public Part<Reading, Slices, GroupTables> {
   }
   GroupRow view_groups(Handle handle) const {
     const Sequence& s = rows().view(handle);
-    GroupRow row = groups() ? rows().group_row(s) : GroupRow();
+    GroupRow row = rows().group_row(s);
     if (!num_states() || s.state != Sequence::kRunning) row.stops = {};  // no forward ends there
     return row;
   }

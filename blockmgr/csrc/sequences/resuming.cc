@@ -54,7 +54,7 @@ std::vector<Member> Resuming::members_of(const Handle* handles, std::int64_t cou
     Sequence& s = rows().live(handles[i]);
     members[i].sequence = &s;
     members[i].slots = use<Needs>().checked_slots(s.num_tokens, num_slots, s.partition, 0);
-    if (groups()) members[i].sources.resize(static_cast<std::size_t>(groups()->num_groups()));
+    members[i].sources.resize(static_cast<std::size_t>(groups()->num_groups()));
   }
   const std::int64_t size = config().block_size;
   std::stable_sort(
@@ -160,10 +160,6 @@ Resuming::Taken Resuming::count_joining(Member& m, const Member& donor) const {
   const std::int64_t had = m.num_shared == donor.num_blocks ? donor.num_slots : m.num_shared * size;
   m.num_blocks = std::max(m.num_shared, rows().blocks_for(m.slots));
   Taken taken{m.num_blocks - m.num_shared, 0};
-  if (!groups()) {
-    m.num_slots = m.num_blocks * size;
-    return taken;
-  }
   m.num_slots = m.slots > had ? use<Slices>().usable_slots(m.slots) : had;
   for (const int g : attention())
     taken.others += use<Slices>().units_of(g, m.num_slots) - use<Slices>().units_of(g, had);
@@ -202,17 +198,7 @@ Resuming::Bill Resuming::bill(std::vector<Member>& members) {
     };
     std::for_each_n(found.full, found.num_full, uses);
     uses(found.partial);
-    if (!groups()) continue;
-    const NodeId end = last_node(found);
-    for (const int g : recurrent())
-      if (end >= 0) uses(groups()->cached(g, end));
-    for (const int g : attention()) {
-      const std::int64_t first = groups()->first_unit(g, num_cached(found));
-      for (std::int64_t unit = first; unit < found.num_full; ++unit)
-        uses(groups()->cached(g, found.full[unit]));
-      if (found.partial >= 0 && groups()->reads(g, num_cached(found), found.num_full))
-        uses(groups()->cached(g, found.partial));
-    }
+    use<Needs>().each_part(found, uses);
   }
   return due;
 }
@@ -274,7 +260,7 @@ std::vector<std::int64_t> Resuming::held_back(std::vector<Member>& members) {
 void Resuming::resume_together(const Handle* handles, std::int64_t count, std::int64_t num_slots,
                                bool read_cache) {
   Call call(rows());
-  if (groups() && groups()->replay())
+  if (groups()->replay())
     throw Error(ErrorKind::kValue,
                 "handles must be resumed one by one with uncached windows, got " +
                     std::to_string(count) + " together");
@@ -372,13 +358,10 @@ void Resuming::join(const Member& m, const Member& donor) noexcept {
   s.num_written = from.num_written;
   s.loads = false;
   rows().show(rows().row_of(s), 0, s.num_blocks);
-  if (groups()) [[unlikely]] {
-    const Handle handle = rows().handle_of(rows().row_of(s));
-    const auto prompt_end = rows().group_row(s).stops[GroupRow::kPromptEnd];
-    use<Forking>().fork_groups(from, &handle, 1);
-    rows().group_row(s).stops[GroupRow::kPromptEnd] = prompt_end;
-    use<GroupEnds>().choose_stops(s, m.plan.num_shared);
-  }
+  const auto prompt_end = rows().group_row(s).stops[GroupRow::kPromptEnd];
+  use<Forking>().fork_groups(from, s);
+  rows().group_row(s).stops[GroupRow::kPromptEnd] = prompt_end;
+  use<GroupEnds>().choose_stops(s, m.plan.num_shared);
   s.state = Sequence::kRunning;
   s.waiting_start = static_cast<std::uint32_t>(std::min(m.num_shared * size, s.num_tokens));
   use<Growing>().extend(s, m.slots);

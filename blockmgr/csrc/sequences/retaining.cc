@@ -24,7 +24,7 @@ std::int64_t Retaining::retain(Handle handle, std::int64_t start, std::int64_t s
     const NodeId twin = nodes()[b].keyed() ? kNoNode : nodes()[b].parent;
     policy.retain(twin >= 0 ? twin : b, level, policy.now() + ttl);
   }
-  if (groups() && level > kNormal) use<GroupEnds>().keep_boundary(s, stop);
+  if (level > kNormal) use<GroupEnds>().keep_boundary(s, stop);
   return end - first;
 }
 
@@ -39,10 +39,8 @@ Found Retaining::find_cached(const Prompt& prompt) {
   // As if a token followed: nothing is left to compute here.
   Found found;
   use<Finding>().find_prefix(prompt.tokens, prompt.num_tokens + 1, root_node(root), &extras, found);
-  if (groups()) {
-    found.num_full = use<Finding>().served_of(found);
-    if (found.num_full) found.node = found.full[found.num_full - 1];
-  }
+  found.num_full = use<Finding>().served_of(found);
+  if (found.num_full) found.node = found.full[found.num_full - 1];
   return found;
 }
 
@@ -54,7 +52,7 @@ std::int64_t Retaining::retain_prefix(const Prompt& prompt, int level, double tt
   if (announce) announce(found.num_full);
   for (std::int64_t i = found.num_full; i-- > 0;)
     policy.retain(found.full[i], level, policy.now() + ttl);
-  if (groups() && level > kNormal && found.num_full) use<GroupEnds>().keep_boundary(found.node);
+  if (level > kNormal && found.num_full) use<GroupEnds>().keep_boundary(found.node);
   return found.num_full;
 }
 
@@ -64,7 +62,7 @@ std::int64_t Retaining::pin(const Prompt& prompt, const Announce& announce) {
   const Found found = find_cached(prompt);
   const NodeId tail = found.num_full ? found.node : kNoNode;
   const std::int64_t pin = rows().pin_chain(policy, tail, found.num_full, announce);
-  if (groups() && tail >= 0) use<GroupEnds>().keep_boundary(tail);
+  if (tail >= 0) use<GroupEnds>().keep_boundary(tail);
   return pin;
 }
 
@@ -100,7 +98,7 @@ std::int64_t Retaining::touch(const Prompt& prompt, const Announce& announce) {
   each_idle([&](NodeId) { ++count; });
   if (announce) announce(count);
   each_idle([&](NodeId b) { pool().touch(b); });
-  if (groups() && found.partial < 0 && found.num_full) use<GroupEnds>().keep_boundary(found.node);
+  if (found.partial < 0 && found.num_full) use<GroupEnds>().keep_boundary(found.node);
   rows().counters.touched_blocks += count;
   return count;
 }

@@ -47,11 +47,13 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
       config_(with_slices(config)),
       size_(config.block_size),
       full_slices_(static_cast<std::size_t>(slices_of_full(config))),
-      tables_(shown_tables.size() / full_slices_) {
+      tables_(shown_tables.size() / full_slices_),
+      groups_(std::make_unique<GroupPlaces>(nodes_, index_, pool_, config_.groups,
+                                            pool_.num_partitions())),
+      group_rows_(sequences.size()) {
   for (Sequence& s : sequences) s.generation = first_generation;
   unused_rows.reserve(sequences.size());
   for (std::int32_t i = config.max_seqs; i-- > 0;) unused_rows.push_back(i);
-  if (config.groups.empty()) return;
   for (std::size_t g = 0; g < config.groups.size(); ++g) {
     const Group& group = config.groups[g];
     (group.recurrent()     ? recurrent
@@ -62,10 +64,7 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
   }
   growing = attention;
   growing.insert(growing.end(), replayed.begin(), replayed.end());
-  groups_ =
-      std::make_unique<GroupPlaces>(nodes_, index_, pool_, config_.groups, pool_.num_partitions());
-  pool_.set_groups(groups_.get());
-  group_rows_.resize(sequences.size());
+  if (has_groups()) pool_.set_groups(groups_.get());
   for (GroupRow& row : group_rows_) {
     row.first.resize(config.groups.size());
     row.states.resize(config.groups.size(), kNoNode);
@@ -79,7 +78,7 @@ Rows::Rows(const Config& config, std::unique_ptr<Digester> digester, const Polic
 std::size_t Rows::memory() const {
   std::size_t total = store_memory() + shown_tables.bytes() + tables_.bytes();
   total += shown_lengths.bytes() + shown_groups.bytes() + computing.bytes() + recent_hits.bytes();
-  if (groups_) total += groups_->memory();
+  total += groups_->memory();
   for (const GroupRow& row : group_rows_)
     for (const std::vector<NodeId>& own : row.own) total += own.capacity() * sizeof(NodeId);
   total += sequences.capacity() * sizeof(Sequence);

@@ -23,13 +23,13 @@ class Rows : public Store {
 
   const Config& config() const { return config_; }
   const BlockSize& block_size() const { return size_; }
-  // Further groups of layers: nullptr if there is full attention alone.
+  // Further groups of layers, of which there may be none.
   const GroupPlaces* groups() const { return groups_.get(); }
   std::size_t memory() const;
 
   const Sequence& view(Handle handle) const;
   // The group of a block in the order of the engine; 0 if there is one.
-  int group_number(NodeId n) const { return groups_ ? in_engine(groups_->owner(n)) : 0; }
+  int group_number(NodeId n) const { return in_engine(groups_->owner(n)); }
   // The number that the engine gives a further group; -1: the one of the block tables.
   // With bare nodes, -1 is that of the block tables as well, and no block is asked for it.
   int in_engine(int g) const { return g < 0 ? config_.full_group : config_.groups[nth(g)].number; }
@@ -87,7 +87,7 @@ class Rows : public Store {
   }
   // Of the tokens found, those that are computed again.
   std::int64_t num_replayed(const Sequence& s) const {
-    return groups_ ? group_row(s).hit - group_row(s).start : 0;
+    return group_row(s).hit - group_row(s).start;
   }
   bool committed_ahead(const Sequence& s) const { return s.num_computed > settled(s); }
   std::int64_t settled(const Sequence& s) const {

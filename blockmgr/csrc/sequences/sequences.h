@@ -69,6 +69,7 @@ class Sequences : public Rows,
   using Rows::config;
   using Rows::copies;
   using Rows::groups;
+  using Rows::has_groups;
   using Rows::index;
   using Rows::nodes;
   using Rows::pool;

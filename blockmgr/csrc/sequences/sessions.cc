@@ -64,7 +64,7 @@ std::int64_t Sessions::count_alone(const RetainingPolicy& policy, NodeId tip, st
 
 // Whether there is more below a node than this child of it. What goes first anyway does not count.
 bool Sessions::continues_elsewhere(const RetainingPolicy& policy, NodeId n, NodeId child) const {
-  if (!groups()) return policy.num_children(n) > (child >= 0 && policy.level(child) > kLow);
+  if (!has_groups()) return policy.num_children(n) > (child >= 0 && policy.level(child) > kLow);
   const NodeId first = nodes()[n].first_child;
   return first >= 0 && (first != child || nodes()[child].next_sibling >= 0);
 }
@@ -74,7 +74,7 @@ void Sessions::let_go(NodeId tip, std::int64_t count) noexcept {
   if (!count) return;
   RetainingPolicy& policy = policy_of(pool().partition_of(tip));
   for (NodeId n = tip; count; --count, n = nodes()[n].parent)
-    groups() ? groups()->let_go(n) : policy.hint(n, false);
+    has_groups() ? groups()->let_go(n) : policy.hint(n, false);
 }
 
 SessionPath Sessions::path_of(const Sequence& s) const noexcept {
@@ -108,8 +108,7 @@ void Sessions::end(const Sequence& s, const SessionPath& path) noexcept {
   if (stays && outlook == SessionTable::Outlook::kNotExpected)
     let_go(path.tip, count_alone(policy, path.tip, path.num_blocks, 0));
   table.end(path.session, stays ? path.tip : kNoNode, path.num_blocks);
-  if (groups() && stays && outlook == SessionTable::Outlook::kExpected)
-    groups()->clear_passed(path.tip);
+  if (stays && outlook == SessionTable::Outlook::kExpected) groups()->clear_passed(path.tip);
 }
 
 std::optional<Sessions::Known> Sessions::find(const char* call, std::string_view namespace_name,
@@ -152,7 +151,7 @@ bool Sessions::signal(std::string_view namespace_name, std::string_view session,
   if (signal != Signal::kDone) {
     if (announce) announce(num_blocks);
     table.set_outlook(known->id, SessionTable::Outlook::kExpected, known->policy.now() + seconds);
-    if (groups() && tip >= 0) groups()->clear_passed(tip);
+    if (tip >= 0) groups()->clear_passed(tip);
     return true;
   }
   const std::int64_t count = tip < 0 ? 0 : count_alone(known->policy, tip, num_blocks, 1);

@@ -11,9 +11,7 @@ namespace blockmgr {
 
 class Slices : public Part<Slices> {
  public:
-  Slices() {
-    if (groups()) measure();
-  }
+  Slices() { measure(); }
 
   // What callers see of a group in a row: the block of each unit, and behind it those of the next
   // slices of the group.
