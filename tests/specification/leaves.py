@@ -8,7 +8,7 @@ or propagated levels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,13 @@ class ModelLeaves(ModelResuming):
             if self.is_tail(tail) and cut(prefix, len(tail.content[1][1])) == tail.content[1]:
                 self.lose(tail)
         super().publish(block, content)
+
+    def plans(self, seq: Seq, num_slots: int, terms: Terms | None = None) -> Iterator[Plan]:
+        """Cached blocks are waited for, even if the slots asked for take fewer fresh ones."""
+        *found, nothing = super().plans(seq, num_slots, terms)
+        yield from found
+        if not any(plan.cached % self.size == 0 for plan in found):
+            yield nothing
 
     def may_fit(self, plan: Plan, num_slots: int, share: bytes | None) -> bool:
         return True  # ``check_fits`` has counted all slots, whatever is found
