@@ -256,20 +256,6 @@ def test_a_state_in_one_column_only_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     assert wrong_runs({}, "state") > 0
 
 
-def test_where_nodes_are_short_prompts_find_less_and_nothing_wrong(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def found() -> int:
-        drawn = (draw(seed, MODEL, "fcfs", False, {}, kind="bare") for seed in range(SEEDS))
-        tallies = [World(replace(each, lossless=True)).run() for each in drawn]
-        assert not any(tally.wrong for tally in tallies)
-        return sum(tally.cached for tally in tallies)
-
-    enough = found()
-    monkeypatch.setattr(manager, "num_nodes", lambda layers, capacity, longest: longest)
-    assert found() < enough
-
-
 PARTIAL = {"min_partial_tokens": 1, "debug": 1}
 
 
