@@ -424,7 +424,7 @@ class Pool {
     if (groups_) tell(*groups_);
   }
 
-  // Whether anybody is told what stops being cached in a partition.
+  // Whether a policy or a group of layers gets to know what stops being cached in a partition.
   bool is_heard(const Partition& own) const { return own.observed() || groups_; }
 
   GroupPlaces* groups_ = nullptr;  // nullptr: full attention alone
