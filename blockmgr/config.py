@@ -272,7 +272,8 @@ class ManagerConfig:
             digests, is reserved at once; its pages are used when events first fill them.
         debug: How much each call checks: 0 its arguments and handles; 1 also every change of a
             block's state, and overwrites freed blocks; 2 also every invariant afterwards, at the
-            cost of ``check_invariants``. ``BlockManager.debug`` changes it at any time.
+            cost of ``check_invariants``. With several groups of layers, other free blocks may be
+            handed out than at 0. ``BlockManager.debug`` changes it at any time.
 
     Raises:
         ValueError: A value is out of its bounds.

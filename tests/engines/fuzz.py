@@ -77,6 +77,8 @@ GROUPED: dict[str, tuple[str, Any]] = {  # layers beside full attention, and opt
     "states, ranks": ("state", {"debug": 1, "min_partial_tokens": 0}),
     "bare, connector": ("bare", {"debug": 1}),
     "states, connector": ("state", {"debug": 1}),
+    "states, ngram, connector": ("state", {"debug": 1}),
+    "states, eagle, connector": ("state", {"debug": 1}),
     "sizes, states, connector": ("state", {"debug": 1}),
 }
 if HAS_RINGS:

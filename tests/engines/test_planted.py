@@ -331,8 +331,9 @@ def test_the_port_is_clean_with_a_connector(kind: str) -> None:
     assert wrong_runs({"debug": 1}, kind, remote=True) == 0
 
 
-def test_the_port_is_clean_with_a_connector_of_states_that_runs_ahead() -> None:
-    assert wrong_runs({}, "state", remote=True, asynchronous=True) == 0
+@pytest.mark.parametrize("drafts", ["", "ngram"])
+def test_the_port_is_clean_with_a_connector_of_states_that_runs_ahead(drafts: str) -> None:
+    assert wrong_runs({}, "state", remote=True, drafts=drafts, asynchronous=True) == 0
 
 
 def test_a_connector_that_stores_the_running_state_is_noticed(

@@ -121,13 +121,7 @@ def _not_with_groups(
 ) -> Iterator[tuple[str, bool]]:
     groups = arguments["kv_cache_config"].kv_cache_groups
     rings = any(isinstance(group_of(group.kv_cache_spec), Ring) for group in groups)
-    slots = any(
-        has_states(group.kv_cache_spec) and extra_blocks_of(group_of(group.kv_cache_spec))
-        for group in groups
-    )
     has_connector = vllm_config.kv_transfer_config is not None
-    # Not proved: a stored state would be wrong for good.
-    yield "KV connectors do not work with states for drafts or checkpoints", has_connector and slots
     yield "KV connectors do not work with rings", has_connector and rings
     splits = arguments.get("dcp_world_size", 1) > 1 and any(
         group.kv_cache_spec.dcp_sharded

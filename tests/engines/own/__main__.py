@@ -27,6 +27,9 @@ FILES = (
     f"{CORE}/test_priority_preemption_bug.py",
     f"{CORE}/test_deferred_block_free.py",
     f"{CORE}/test_output.py",
+    f"{CORE}/test_prefix_replay.py",
+    f"{CORE}/test_swa_inflight_window_free.py",
+    f"{CORE}/test_worker_slot_overflow.py",
     f"{CONNECTORS}/test_kv_load_failure_recovery.py",
     f"{CONNECTORS}/test_invalid_blocks_correctness.py",
     f"{CONNECTORS}/test_cache_pollution_prevention.py",
@@ -34,14 +37,21 @@ FILES = (
     f"{CONNECTORS}/test_kv_connector_lifecycle.py",
     f"{CONNECTORS}/test_remote_prefill_lifecycle.py",
     f"{CONNECTORS}/test_remote_decode_lifecycle.py",
+    f"{CONNECTORS}/test_bidirectional_kv_transfer.py",
+    f"{CONNECTORS}/test_moriio_hma_scheduler.py",
+    f"{CONNECTORS}/test_nixl_connector_hma.py",
+    f"{CONNECTORS}/offloading_connector/test_scheduler.py",
 )
+# Fixtures of a folder; those above it need packages that are not installed.
+FIXTURES = f"{CONNECTORS}/offloading_connector/conftest".replace("/", ".")
 
 
 def failures(folder: Path, model: Path, arm: str) -> dict[str, str]:
     """The failure message of each test; empty for a test that passes."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "vllm_arm"]
+        command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q"]
+        command += ["-p", "vllm_arm", "-p", FIXTURES]
         command += ["-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir=.", "--noconftest"]
         command += ["--continue-on-collection-errors", f"--junitxml={report}", *FILES]
         environment = {
@@ -54,7 +64,10 @@ def failures(folder: Path, model: Path, arm: str) -> dict[str, str]:
         cases = list(ElementTree.parse(report).iter("testcase"))
     said = {}
     for case in cases:
-        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        file = case.get("classname", "")
+        for folder_name in (CORE, CONNECTORS):
+            file = file.removeprefix(folder_name.replace("/", ".") + ".")
+        name = f"{file}::{case.get('name')}"
         bad = [child for child in case if not child.tag.startswith("system")]
         said[name] = " ".join(child.get("message") or child.tag for child in bad)
     return said
