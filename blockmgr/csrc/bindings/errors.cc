@@ -1,6 +1,8 @@
 // The core's exceptions as the Python classes of blockmgr.errors.
 #include "memory/errors.h"
 
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "bindings/bindings.h"
@@ -48,8 +50,9 @@ void know_python() {
   const auto field = [](nb::handle type, const char* name) {
     auto* object_type = reinterpret_cast<PyTypeObject*>(type.ptr());
     const auto* m = static_cast<PyMemberDef*>(PyType_GetSlot(object_type, Py_tp_members));
-    while (std::string_view(m->name) != name) ++m;
-    return Field{m->offset};
+    for (; m && m->name; ++m)
+      if (std::string_view(m->name) == name) return Field{m->offset};
+    throw std::runtime_error(std::string("Match has no slot ") + name);
   };
   PyObject* match = member("blockmgr.blocks", "Match");
   const auto error = [&](const char* name) { return member("blockmgr.errors", name); };
