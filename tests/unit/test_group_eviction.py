@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blockmgr import BlockManager, FullAttention, Priority, SlidingWindow
+from blockmgr import BlockManager, ChunkedAttention, FullAttention, Priority, SlidingWindow
 from blockmgr.config import EVICTION_POLICIES
 
 SIZE = 4
@@ -238,3 +238,49 @@ def test_a_system_prompt_is_kept_though_what_its_last_user_left_is_evicted(evict
         turn(manager, text(200 + user, 0, 300), [])
     manager.check_invariants()
     assert found == [0, 0] + [128] * 6
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+@pytest.mark.parametrize(
+    "groups",
+    [
+        (SlidingWindow(SIZE * UNITS),),
+        (FullAttention(), SlidingWindow(SIZE * UNITS)),
+        (FullAttention(), ChunkedAttention(SIZE * UNITS * 2)),
+        (FullAttention(), FullAttention()),
+    ],
+    ids=str,
+)
+def test_a_path_that_its_windows_reach_back_to_the_start_of_gets_shorter_from_its_end(
+    groups: tuple[Any, ...], eviction: Any
+) -> None:
+    each = len(groups)
+    manager = BlockManager(
+        each * UNITS + 1, SIZE, max_seqs=8, groups=groups, null_block=True, eviction=eviction
+    )
+    handle = manager.admit(PROMPT)
+    manager.commit(handle, len(PROMPT))
+    manager.free(handle)
+    for taken in range(1, 8):
+        manager.admit(fresh(1), namespace=bytes([taken]))
+        # A path loses an eighth of its units at a time.
+        assert UNITS - taken - UNITS // 8 <= found(manager, UNITS) <= UNITS - taken
+        manager.check_invariants()
+
+
+def test_a_path_loses_its_end_up_to_where_its_chunk_begins() -> None:
+    groups = (FullAttention(), ChunkedAttention(SIZE * 20))
+    manager = BlockManager(2 * UNITS + 1, SIZE, max_seqs=64, groups=groups, null_block=True)
+    handle = manager.admit(PROMPT)
+    manager.commit(handle, len(PROMPT))
+    manager.free(handle)
+    lengths = [found(manager, UNITS)]
+    # The chunk that ended has left 20 units free.
+    for taken in range(10 + 12):
+        manager.admit(fresh(1), namespace=bytes([taken]))
+        lengths.append(found(manager, UNITS))
+    assert lengths[0] == UNITS
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[9] == UNITS > lengths[11]
+    assert lengths[-1] == 20
+    manager.check_invariants()

@@ -306,11 +306,38 @@ void GroupPlaces::evict(int from, std::int64_t count) noexcept {
     if (frees_any && evict_passed(partition, free, count)) continue;
     if (pool_.partition(partition).retention && evict_used_below(partition)) continue;
     if (!pool_.partition(partition).idle.empty()) {
-      prune(pool_.evict_next(partition));
+      const NodeId n = pool_.victim(partition);
+      if (const NodeId end = earlier_end(n); end >= 0) add_boundary(end);
+      prune(pool_.evict_idle(partition, n));
     } else {
       evict_used(partition);
     }
   }
+}
+
+// Where prompts can continue if the boundary at the end of an idle path goes: at an eighth of its
+// units before it, or at fewer if the query there would read further back than the one at this end.
+// kNoNode: nowhere, or there is a boundary already.
+NodeId GroupPlaces::earlier_end(NodeId n) const {
+  if (num_states_ || is_passed(n)) return kNoNode;
+  NodeId found = kNoNode;
+  const std::int64_t most = std::max<std::int64_t>(1, (unit(n) + 1) / 8);
+  NodeId a = nodes_[n].parent;
+  for (std::int64_t i = 1; a >= 0 && reads_as_far_back(a, n); ++i, a = nodes_[a].parent) {
+    if (is_boundary(a) || !nodes_.idle(a) || nodes_[nodes_[a].first_child].next_sibling >= 0)
+      return kNoNode;
+    if (can_start(length(a))) found = a;
+    if (found >= 0 && i >= most) return found;
+  }
+  return found;
+}
+
+// Whether the query at the end of a node begins to read where the one at a later node does.
+bool GroupPlaces::reads_as_far_back(NodeId earlier, NodeId later) const {
+  for (int g = 0; g < num_groups(); ++g)
+    if (group(g).is_attention() && first_unit(g, length(earlier)) < first_unit(g, length(later)))
+      return false;
+  return true;
 }
 
 // Fetches what the end of a boundary some units before this one will read, if ids are in a row.

@@ -334,6 +334,8 @@ class GroupPlaces {
   bool find_near(NodeId n) noexcept;
   void refresh(NodeId n) noexcept;
   NodeId first_to_go(NodeId last) const;
+  NodeId earlier_end(NodeId n) const;
+  bool reads_as_far_back(NodeId earlier, NodeId later) const;
   void prefetch_before(NodeId n) const;
   bool evict_passed(int partition, const FreeBlocks& free, std::int64_t count) noexcept;
   void evict_used(int partition) noexcept;

@@ -245,9 +245,8 @@ inline BlockId Pool::evict_node(Partition& own, NodeId n) noexcept {
   return unbind(own, n);
 }
 
-NodeId Pool::evict_next(int partition) noexcept {
+NodeId Pool::evict_idle(int partition, NodeId n) noexcept {
   Partition& own = at(partition);
-  const NodeId n = victim_of(own);
   const NodeId parent = nodes_[n].parent;
   own.free.push(evict_node(own, n));
   return parent;

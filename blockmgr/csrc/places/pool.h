@@ -296,8 +296,8 @@ class Pool {
   }
   // Takes the key of a node that waits in no queue, and is about to.
   void uncache(NodeId b) noexcept;
-  // Evicts the next idle node of a partition, whose block becomes free. What it continued.
-  NodeId evict_next(int partition) noexcept;
+  // Evicts this idle node of a partition, whose block becomes free. What it continued.
+  NodeId evict_idle(int partition, NodeId n) noexcept;
   void count_evicted(int partition, std::int64_t count = 1) noexcept {
     at(partition).num_evicted += count;
   }
