@@ -251,7 +251,7 @@ def test_a_system_prompt_is_kept_though_what_its_last_user_left_is_evicted(evict
     ],
     ids=str,
 )
-def test_a_path_that_its_windows_reach_back_to_the_start_of_gets_shorter_from_its_end(
+def test_a_path_within_its_windows_gets_shorter_from_its_end(
     groups: tuple[Any, ...], eviction: Any
 ) -> None:
     each = len(groups)

@@ -315,9 +315,9 @@ void GroupPlaces::evict(int from, std::int64_t count) noexcept {
   }
 }
 
-// Where prompts can continue if the boundary at the end of an idle path goes: at an eighth of its
-// units before it, or at fewer if the query there would read further back than the one at this end.
-// kNoNode: nowhere, or there is a boundary already.
+// Where prompts can continue if the boundary at the end of an idle path goes: an eighth of its units
+// earlier, or as far back as the query still begins to read at the same unit. kNoNode: nowhere, or
+// there is a boundary already.
 NodeId GroupPlaces::earlier_end(NodeId n) const {
   if (num_states_ || is_passed(n)) return kNoNode;
   NodeId found = kNoNode;

@@ -16,7 +16,8 @@
 // of a sequence, and from where prompts diverge. All others are *passed* boundaries. When a prompt
 // has continued from the end of an earlier turn, that end and those before it are passed, too: the
 // next turn reads the windows of the new end. They stay where several prompts continue, where others
-// use them, and where they are retained.
+// use them, and where they are retained. Where the windows and chunks of a boundary begin with its
+// path, the query at an earlier place reads nothing else. So eviction shortens the path from its end.
 //
 // With states, a sequence leaves three boundaries: the one from which it continued, the end of its
 // last whole block, and its own end, a tail behind that block. Their states take blocks that could
