@@ -162,7 +162,7 @@ def draw(
         options = {**options, "quotas": quotas}
     of_attention = [each for each in layers if each.kind not in ("state", "ring")]
     num_blocks = sum(-(-num_blocks // each.scale) for each in of_attention or layers)
-    if sized and options and "quotas" in options:
+    if (sized or drafts) and options and "quotas" in options:  # so that others have room, too
         num_blocks += sum(options["quotas"].values())
     num_drafts = rng.randint(1, 4) if drafts else 0
     if num_states:  # their blocks are much longer than the drafts of a step
