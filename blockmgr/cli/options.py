@@ -533,6 +533,8 @@ class Given:
     def config(self) -> ReplayConfig:
         """The config of the replays, with the first block size."""
         groups = () if self.model is None else self.model.groups
+        if self.model is not None:
+            self.model.check_partial(self.options["min_partial_tokens"])
         settings = {
             item.name: self.options[item.name]
             for item in fields(ReplayConfig)

@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from blockmgr.groups import refuse_bare
+from blockmgr.groups import RecurrentState, refuse_bare
 from blockmgr.lab.choices import pick
 from blockmgr.shapes import ELEMENTS, ConfigFields, HybridShape, ModelShape, element_of
+from blockmgr.shapes.compressed import BLOCK_SIZE, compress_ratios, compressed_groups
 from blockmgr.shapes.fields import DTYPE
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Model:
         block_size: Fewest tokens per block that hold a state, or the tokens that hold whole blocks
             of each group; None if neither matters.
         num_kv_heads: K/V heads of a layer, which tensor parallelism divides; 1 with MLA.
+        entry_tokens: Most tokens that one entry of a cache stands for; with more than 1, prompts
+            find whole blocks only.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Model:
     bytes_per_token: int
     block_size: int | None = None
     num_kv_heads: int = 1
+    entry_tokens: int = 1
 
     @classmethod
     def from_config(
@@ -60,6 +64,18 @@ class Model:
             OSError: The file cannot be read.
             TypeError: A field is of the wrong type.
         """
+        fields = ConfigFields(config)
+        if ratios := compress_ratios(fields):
+            if dtype is not None:
+                raise ValueError(f"dtype must not be given for {name}, which compresses tokens")
+            groups, block = compressed_groups(fields)
+            return cls(
+                name=name,
+                groups=groups,
+                bytes_per_token=-(-block // BLOCK_SIZE),
+                block_size=BLOCK_SIZE,
+                entry_tokens=max(ratios),
+            )
         state: Any = ELEMENTS[state_dtype]
         shape = HybridShape.from_config(config, _element(config, dtype), state_dtype=state)
         refuse_bare(shape.groups, "replays")
@@ -111,7 +127,8 @@ class Model:
                 f"tensor parallel must divide the {heads} K/V heads of {self.name} or be a "
                 f"multiple of them, got {gpus}"
             )
-        if self.block_size is not None and gpus > heads:
+        states = any(isinstance(group, RecurrentState) for group in self.groups)
+        if self.block_size is not None and gpus > heads and (states or heads > 1):
             raise ValueError(
                 f"tensor parallel must be at most {heads}, the K/V heads of {self.name}, whose "
                 f"blocks hold states as well, got {gpus}"
@@ -142,6 +159,18 @@ class Model:
             raise ValueError(
                 f"block_size must be at least {self.block_size} for a block of {self.name} to hold "
                 f"a state, got {block_size}"
+            )
+
+    def check_partial(self, min_partial_tokens: int) -> None:
+        """Refuse to reuse parts of blocks whose entries stand for several tokens.
+
+        Raises:
+            ValueError: ``min_partial_tokens`` is not 0.
+        """
+        if min_partial_tokens and self.entry_tokens > 1:
+            raise ValueError(
+                f"min_partial_tokens must be 0 for {self.name}, where one entry stands for up to "
+                f"{self.entry_tokens} tokens, got {min_partial_tokens}"
             )
 
 
@@ -190,6 +219,15 @@ NAMED: Final = {
         _latent("deepseek-v3"),
         _latent("kimi-k2"),
         _named(
+            "deepseek-v4",
+            num_hidden_layers=43,
+            compress_ratios=[0, 0, *[4, 128] * 20, 4],
+            sliding_window=128,
+            head_dim=512,
+            qk_rope_head_dim=64,
+            index_head_dim=128,
+        ),
+        _named(
             "gemma-3",
             model_type="gemma3_text",
             num_hidden_layers=48,
@@ -223,9 +261,9 @@ NAMED: Final = {
         ),
     )
 }
-"""Llama 3.1 and Qwen3 in two sizes each, DeepSeek-V3, Kimi K2, Gemma-3-12B, Qwen3-Next-80B-A3B and
-Nemotron-3-Nano-30B-A3B; Gemma 4 and Qwen3.5 with the defaults of transformers. States are in vLLM's
-types."""
+"""Llama 3.1 and Qwen3 in two sizes each, DeepSeek-V3, Kimi K2, DeepSeek-V4-Flash, Gemma-3-12B,
+Qwen3-Next-80B-A3B and Nemotron-3-Nano-30B-A3B, by their published configs; Gemma 4 and Qwen3.5 with
+the defaults of transformers. States are in vLLM's types."""
 
 
 def named(name: str) -> Model:

@@ -56,6 +56,8 @@ OTHER_LAYERS = (
     "attn_type_list",
     "block_configs",
     "block_types",
+    "compress_rates",
+    "compress_ratios",
     "full_attn_idxs",
     "hybrid_override_pattern",
     "linear_attn_config",

@@ -6,23 +6,23 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from blockmgr.lab.by_group import ByGroup
 from blockmgr.lab.choices import parse_gib
-from blockmgr.lab.models import NAMED, named
+from blockmgr.lab.models import NAMED, Model, named
 from blockmgr.lab.planning import kv_bytes_per_token
 from blockmgr.lab.replay import ReplayConfig, replay
 from blockmgr.lab.study import attainable
 from blockmgr.lab.workloads import generate
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.cli.conftest import Run
 
+PLANS = Path(__file__).parents[1] / "engines" / "families" / "plans.json"
 REPLAY = ("replay", "tree-of-thought", "--capacity", "30%", "--min-partial-tokens", 16)
 SWEEP = ("sweep", "tree-of-thought", "--capacity", "40%", "--policies", "lru", "--jobs", 1)
 PLAN = ("plan", "tree-of-thought", "--hit-rate", "10%")
@@ -89,13 +89,15 @@ def test_replay_prints_a_second_table_with_a_line_for_each_kind_of_group(run: Ru
 
 
 @pytest.mark.parametrize(
-    "command", [REPLAY, SWEEP, PLAN, FLEET], ids=lambda command: str(command[0])
+    ("command", "model"),
+    [(REPLAY, "qwen3-next"), (SWEEP, "qwen3-next"), (PLAN, "deepseek-v4"), (FLEET, "qwen3-next")],
+    ids=lambda value: str(value[0]),
 )
-def test_the_command_in_the_json_repeats_it(run: Run, command: tuple[Any, ...]) -> None:
-    one = run(*command, "--model", "qwen3-next", "--json")
+def test_the_command_in_the_json_repeats_it(run: Run, command: tuple[Any, ...], model: str) -> None:
+    one = run(*command, "--model", model, "--json")
     again = json.loads(one.stdout)["command"]
-    assert "--model qwen3-next" in again
-    assert "544" in again
+    assert f"--model {model}" in again
+    assert str(named(model).block_size) in again
     assert run(*shlex.split(again)[1:]).stdout_bytes == one.stdout_bytes
 
 
@@ -207,6 +209,7 @@ def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
     """Block sizes as vLLM chooses them: the first multiple of 16 tokens that holds a state."""
     hybrid = {name: model for name, model in NAMED.items() if model.groups}
     assert {name: model.block_size for name, model in hybrid.items()} == {
+        "deepseek-v4": 256,
         "gemma-3": None,
         "gemma-4": 32,
         "qwen3-next": 544,
@@ -219,6 +222,55 @@ def test_named_models_are_the_shapes_that_vllm_makes_of_them() -> None:
     for state, layers, name in states:
         a_token = named(name).bytes_per_token // layers
         assert -(-state // a_token // 16) * 16 == named(name).block_size
+
+
+V4_KINDS = ("heavily_compressed_attention", "compressed_sparse_attention")
+V4 = {
+    "num_hidden_layers": 43,
+    "layer_types": [V4_KINDS[0], *V4_KINDS * 21],
+    "compress_rates": dict(zip(V4_KINDS, (128, 4), strict=True)),
+    "partial_rotary_factor": 0.125,
+    "sliding_window": 128,
+    "head_dim": 512,
+    "index_head_dim": 128,
+}
+"""A model of as many layers as DeepSeek-V4-Flash, in another order."""
+
+
+def test_deepseek_v4_is_the_shape_that_vllm_plans_for_it() -> None:
+    """By ``kv_cache_planning`` of vLLM 0.33, the pages of 62 caches fill a block."""
+    model = named("deepseek-v4")
+    assert model.bytes_per_block(256) == 21 * (37_440 + 8_640) + 20 * 1_728
+    assert model.bytes_per_token_on(8) == model.bytes_per_token  # each GPU keeps all of it
+    plans = json.loads(PLANS.read_text(encoding="utf-8"))["families"]
+    [planned] = [plan["groups"] for plan in plans if plan["name"] == "DeepSeek-V4"]
+    expected = sorted((group.get("sliding_window", 0), group["block_size"]) for group in planned)
+    for made in (model, Model.from_config("V4", V4)):
+        sizes = [(getattr(group, "width", 0), group.block_size) for group in made.groups]
+        assert sorted(sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"compress_ratios": [0, 2] * 22}, "compress_ratios of the config must be 0, 4 or 128"),
+        ({"compress_ratios": [4]}, "config has 1 compress_ratios, there are 43 layers"),
+        ({"compress_ratios": 4}, "compress_ratios of the config must be a list, got 4"),
+        ({"index_head_dim": None}, "config has no index_head_dim"),
+        ({"dtype": "float16"}, "must not be given for V4, which compresses tokens"),
+    ],
+)
+def test_layers_that_compress_otherwise_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        Model.from_config("V4", {**V4, **changes}, changes.get("dtype"))
+    with pytest.raises(ValueError, match="in a way that is not known"):
+        Model.as_one_group("V4", {**V4, "layer_types": None, "dtype": "bfloat16"})
+
+
+def test_parts_of_blocks_whose_entries_stand_for_many_tokens_are_not_reused(run: Run) -> None:
+    result = run("replay", "chat", "--model", "deepseek-v4", "--min-partial-tokens", 16)
+    assert result.exit_code == 2
+    assert "min_partial_tokens must be 0 for deepseek-v4, where one entry" in result.stderr
 
 
 def test_models_with_full_attention_alone_go_by_the_numbers_of_their_layers(run: Run) -> None:

@@ -17,10 +17,12 @@ from blockmgr import (
     FullAttention,
     RecurrentState,
     SlidingWindow,
+    prefix_granularity,
 )
 from blockmgr.groups import Group
 from blockmgr.lab.by_group import ByGroup, GroupCounts
 from blockmgr.lab.curve import hit_rate_curve, sampled_curve
+from blockmgr.lab.models import named
 from blockmgr.lab.optimum import optimum
 from blockmgr.lab.planning import PoolSearch, plan
 from blockmgr.lab.references import references
@@ -32,6 +34,7 @@ from blockmgr.lab.trace import Request, Tokens, Trace
 from blockmgr.lab.workloads import generate
 from tests.lab.conftest import MakeRequest, MakeTrace
 from tests.lab.worlds import as_tokens, conversations, hashed
+from tests.specification.layouts import ModelLayouts
 
 FULL, STATE = FullAttention(), RecurrentState()
 ONE_AT_A_TIME = ReplayConfig(block_size=4, min_service_ms=0, service_ms_per_token=0)
@@ -72,6 +75,38 @@ def test_one_group_of_full_attention_counts_what_a_replay_without_groups_counts(
         # Rows of its block table are narrower, and there is a null block.
         same = replace(plain, memory_bytes=grouped.memory_bytes, by_group=grouped.by_group)
         assert grouped == same
+
+
+def of_a_quarter(model: str) -> tuple[Group, ...]:
+    """The groups of a model, with a quarter of all sizes."""
+    groups = []
+    for group in named(model).groups:
+        sizes = {name: getattr(group, name, 0) // 4 for name in ("width", "block_size")}
+        groups.append(replace(group, **{name: size for name, size in sizes.items() if size}))
+    return tuple(groups)
+
+
+@pytest.mark.parametrize("model", ["gemma-4", "deepseek-v4"])
+def test_models_with_block_sizes_find_the_whole_blocks_that_the_specification_finds(
+    model: str,
+) -> None:
+    groups = of_a_quarter(model)
+    size = prefix_granularity(groups)
+    trace = generate("chat", 0, **{"conversations": 3, "turns": 2, "system_tokens": 2 * size})
+    config = replace(ONE_AT_A_TIME, block_size=size, groups=groups)
+    blocks = ample_blocks(trace, config)
+    manager = ModelLayouts(blocks + 1, size, groups=groups, max_seqs=1, null_block=True)
+    found = 0
+    for request in trace.requests:
+        tokens, [output] = request.tokens().tolist(), request.outputs
+        handle = manager.admit(tokens)
+        found += manager.sequence(handle).num_cached_tokens // size * size
+        manager.commit(handle, len(tokens))
+        manager.append(handle, output.tolist())
+        manager.commit(handle, len(tokens) + len(output) - 1)
+        manager.free(handle)
+    assert replay(trace, blocks, config).hit_tokens == found > 0
+    assert attainable(trace, config).hit_tokens == found
 
 
 def test_a_state_is_kept_where_two_prompts_differ_and_serves_the_third(
