@@ -28,7 +28,7 @@ from blockmgr.lab.fleet import USUAL_PREFILL, FleetOptions, PrefillModel
 from blockmgr.lab.fleets import ApartResult, FleetRow, Size, Split, fleets
 from blockmgr.lab.report import json_text, new_table, print_table
 from blockmgr.lab.routers import BY_EVENTS, ROUTERS
-from blockmgr.lab.routing import REPAIRS, deliveries
+from blockmgr.lab.routing import REPAIRS, Delivery, deliveries
 from blockmgr.lab.study import parse_share
 
 if TYPE_CHECKING:
@@ -242,16 +242,17 @@ def fleet(
     trace = run.trace
     first_token = PrefillModel(**{name: how.pop(name) for name in ("ms_per_token", "overhead_ms")})
     ways = deliveries(*(how.pop(name) for name in ("delays_ms", "losses", "repairs")))
-    num_routers = len(routers) + (len(ways) - 1) * (BY_EVENTS in routers)
-    num_fleets = len(replicas) * num_routers
+    routes: list[str | tuple[str, Delivery]] = []
+    for router in routers:
+        routes += [(router, way) for way in ways] if router == BY_EVENTS else [router]
+    num_fleets = len(replicas) * len(routes)
     with progress_bar("replaying", "requests", len(trace.requests) * num_fleets) as progress:
         rows = fleets(
             trace,
             replicas,
             capacity,
             run.config,
-            routers=routers,
-            deliveries=ways,
+            routers=routes,
             options=FleetOptions(seed=run.seed, first_token=first_token, **how),
             jobs=run.jobs(num_fleets),
             progress=progress,

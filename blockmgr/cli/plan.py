@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -115,15 +116,13 @@ def plan(
     size = _bytes_per_token(run, {**numbers, "dtype": run.options["dtype"]}, tensor_parallel)
     if gpu_memory is not None and size is None:
         raise click.UsageError("--gpu-memory needs --model, or the numbers of its layers", run.ctx)
-    sizes = run.block_sizes
     # With several groups, the search decides how many replays there are.
-    total = None if run.config.groups else len(sizes) * (1 + len(hit_rates))
+    total = None if run.config.groups else len(run.block_sizes) * (1 + len(hit_rates))
     with progress_bar("planning", "steps", total) as advance:
         outcome = run_plan(
             run.trace,
             hit_rates,
-            run.tiered,
-            block_sizes=sizes,
+            [replace(run.tiered, block_size=each) for each in run.block_sizes],
             bytes_per_token=size,
             advance=advance,
         )

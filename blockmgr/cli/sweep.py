@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -98,23 +98,25 @@ def sweep(
     several groups of layers, and for parts of blocks, there is no optimum. With --tiers, which
     take several sizes, such as host=2%,8%,20%, the optimum is that of one pool of all blocks.
     """
-    trace, sizes = run.trace, run.block_sizes
+    trace = run.trace
+    configs = [
+        replace(run.config, block_size=size, tiers=tiers)
+        for size in run.block_sizes
+        for tiers in run.tiers or [()]
+    ]
     warmed = warmup_requests(trace, warmup)
     total = num_tasks(
         policies=len(policies),
         capacities=len(capacities),
-        block_sizes=len(sizes),
-        tiers=len(run.tiers),
+        configs=len(configs),
         hints=run.config.hints,
     )
     with progress_bar("sweeping", "replays", total) as advance:
         outcome = run_sweep(
             trace,
             capacities,
-            run.config,
+            configs,
             policies=policies,
-            block_sizes=sizes,
-            tiers=run.tiers,
             warmup=warmed,
             jobs=run.jobs(total),
             advance=advance,

@@ -49,7 +49,7 @@ from blockmgr.lab.trace import Trace
 from blockmgr.lab.workers import workers_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -299,8 +299,7 @@ def fleets(
     capacity: Capacity,
     config: ReplayConfig,
     *,
-    routers: Sequence[str],
-    deliveries: Sequence[Delivery] = (AT_ONCE,),
+    routers: Sequence[str | tuple[str, Delivery]],
     options: FleetOptions | None = None,
     jobs: int | RayCluster = 1,
     progress: Progress | None = None,
@@ -312,26 +311,27 @@ def fleets(
         sizes: Numbers of replicas, or of those that prefill and those that decode; each once.
         capacity: Total blocks of each fleet, split evenly and rounded down.
         config: Config of each replica's replay.
-        routers: Names of routers.
-        deliveries: Deliveries of events to the router ``events``, at least one; a row for each.
-        options: The other options, except their delivery; None for ``FleetOptions()``.
+        routers: Names of routers; with a delivery, such as ``("events", Delivery(delay_ms=500))``,
+            this replaces that of ``options``.
+        options: The other options; None for ``FleetOptions()``.
         jobs: Number of processes, or a cluster, as in ``sweep``.
         progress: Called once for each request of each fleet.
 
     Raises:
-        ValueError: As in ``fleet``; or there is no delivery, or no size has replicas that are large
-            enough for every request.
+        ValueError: As in ``fleet``; or no size has replicas that are large enough for every
+            request.
         ChildProcessError: A process was killed three times while no task ended.
         ClusterLostError: The cluster does not answer, or has stopped answering.
         MissingExtraError: The extra ``ray`` or ``events`` is needed and not installed.
     """
-    if not deliveries:
-        raise ValueError("deliveries must hold at least one, got 0")
     blocks = capacity.blocks(attainable(trace, config).working_set_blocks)
     each = {size: blocks // _total(size) for size in sizes}
     fitting = _fitting(trace, each, blocks, config)
-    routes = list(_ways(routers, deliveries))
     chosen = options or FleetOptions()
+    routes = [
+        (each, chosen.delivery if each == BY_EVENTS else None) if isinstance(each, str) else each
+        for each in routers
+    ]
     told = progress or _ignore
 
     def tell_all() -> None:
@@ -402,14 +402,3 @@ def _fleet(
 
 def _ignore() -> None:
     """Without a progress callback."""
-
-
-def _ways(
-    routers: Sequence[str], deliveries: Sequence[Delivery]
-) -> Iterator[tuple[str, Delivery | None]]:
-    """Each router; ``events`` once for each delivery."""
-    for router in routers:
-        if router == BY_EVENTS:
-            yield from ((router, delivery) for delivery in deliveries)
-        else:
-            yield router, None

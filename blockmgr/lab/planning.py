@@ -12,7 +12,7 @@ the answer is far above the rate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from blockmgr.lab.curve import hit_rate_curve
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from fractions import Fraction
 
-    from blockmgr.lab.replay import ReplayConfig, ReplayResult
     from blockmgr.lab.sweep import Advance
     from blockmgr.lab.trace import Trace
 
@@ -177,34 +176,32 @@ def kv_bytes_per_token(num_layers: int, num_kv_heads: int, head_size: int, dtype
 def plan(
     trace: Trace,
     hit_rates: Sequence[Fraction],
-    config: ReplayConfig,
+    config: ReplayConfig | Sequence[ReplayConfig],
     *,
-    block_sizes: Sequence[int] = (),
     bytes_per_token: int | None = None,
     advance: Advance | None = None,
 ) -> Plan:
-    """The smallest pool for each hit rate at each block size.
+    """The smallest pool for each hit rate with each config.
 
     Args:
         trace: The requests.
         hit_rates: Hit rates to reach, each in ``[0, 1]``.
-        config: Config of the replays; ``block_sizes`` replaces its ``block_size``.
-        block_sizes: Tokens per block; empty for that of ``config``.
+        config: Config of the replays, or several configs that differ in ``block_size``.
         bytes_per_token: K/V bytes per token in all layers, or in the layers of one of several
             groups; None for answers in blocks only.
-        advance: Called once for each block size and once for each row; with several groups, also
-            once for each replay of the searches.
+        advance: Called once for each config and once for each row; with several groups, also once
+            for each replay of the searches.
 
     Raises:
         ValueError: No block size reaches a hit rate; the message gives the attainable one. Or the
             trace cannot be cut into blocks of such a size.
     """
     step = advance or (lambda: None)
-    settings = [replace(config, block_size=size) for size in block_sizes or (config.block_size,)]
+    settings = [config] if isinstance(config, ReplayConfig) else list(config)
     pools: list[_OnCurve | PoolSearch] = []
     for setting in settings:
         pools.append(
-            PoolSearch(trace, setting, step) if config.groups else _OnCurve(trace, setting)
+            PoolSearch(trace, setting, step) if setting.groups else _OnCurve(trace, setting)
         )
         step()
     for hit_rate in hit_rates:
@@ -214,7 +211,9 @@ def plan(
         for setting, found in zip(settings, pools, strict=True):
             rows.append(_row(trace, hit_rate, setting, found, bytes_per_token))
             step()
-    return Plan(trace=trace.name, config=config, bytes_per_token=bytes_per_token, rows=tuple(rows))
+    return Plan(
+        trace=trace.name, config=settings[0], bytes_per_token=bytes_per_token, rows=tuple(rows)
+    )
 
 
 def _check_attainable(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from blockmgr.lab.demand import held_blocks
+from blockmgr.lab.replay_config import ReplayConfig
 from blockmgr.lab.replays import Replays
 from blockmgr.lab.stored import StoredRequests
 from blockmgr.lab.workers import Advance, workers_on
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
 
     from blockmgr.lab.attainable import Attainable
     from blockmgr.lab.optimum import Optimum
-    from blockmgr.lab.replay_config import ReplayConfig
     from blockmgr.lab.replay_result import ReplayResult
     from blockmgr.lab.study import Capacity
-    from blockmgr.lab.tiered import ReplayTier
     from blockmgr.lab.trace import Trace
     from blockmgr.lab.workers import RayCluster
 
@@ -109,11 +108,11 @@ class TooSmall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """All rows by block size, tiers, pool size and policy, in the requested order.
+    """All rows by config, pool size and policy, in the requested order.
 
     Attributes:
         trace: Name of the trace.
-        config: Config of the replays, except for the columns of the rows.
+        config: The first config, except for the columns of the rows.
         rows: At least one.
         too_small: Requested pools that were not replayed, in the same order.
     """
@@ -134,42 +133,36 @@ def largest_request_blocks(trace: Trace, config: ReplayConfig) -> int:
     return -(-longest // config.block_size)
 
 
-def num_tasks(
-    *, policies: int, capacities: int, block_sizes: int, tiers: int = 0, hints: object = "none"
-) -> int:
+def num_tasks(*, policies: int, capacities: int, configs: int = 1, hints: object = "none") -> int:
     """The number of calls of ``advance`` by ``sweep``, if no pool is too small."""
     # With hints, the baseline is a separate replay.
-    return block_sizes * max(1, tiers) * (2 + capacities * (policies + (hints != "none")))
+    return configs * (2 + capacities * (policies + (hints != "none")))
 
 
 def sweep(
     trace: Trace,
     capacities: Iterable[Capacity],
-    config: ReplayConfig,
+    config: ReplayConfig | Sequence[ReplayConfig],
     *,
     policies: Sequence[str] = ("lru",),
-    block_sizes: Sequence[int] = (),
-    tiers: Sequence[tuple[ReplayTier, ...]] = (),
     warmup: int = 0,
     jobs: int | RayCluster = 1,
     advance: Advance | None = None,
 ) -> Sweep:
-    """Replay ``trace`` with every policy at every pool size and block size.
+    """Replay ``trace`` with every config and policy at every pool size.
 
     Args:
         trace: The requests.
         capacities: Pool sizes; fractions refer to the working set at each block size.
-        config: Config of the replays; the next three arguments replace ``eviction``,
-            ``block_size`` and ``tiers``.
+        config: Config of the replays, or several configs that differ in ``block_size`` or
+            ``tiers``; ``policies`` replaces their ``eviction``.
         policies: Names of eviction policies, at least one.
-        block_sizes: Tokens per block; empty for that of ``config``.
-        tiers: Tiers to compare; empty for those of ``config``.
         warmup: Requests at the start that fill the pool and are not counted, fewer than there are.
         jobs: Number of processes, at least 1, or a cluster. More than one process, or a cluster,
             needs spawned processes, so the calling program must protect its entry point with
             ``if __name__ == "__main__":``.
-        advance: Called ``num_tasks`` times: twice for each block size and each of ``tiers``, and
-            for each replay; less often if some pools are too small.
+        advance: Called ``num_tasks`` times: twice for each config, and once for each replay; less
+            often if some pools are too small.
 
     Raises:
         ValueError: Every pool is smaller than the largest request, ``jobs`` or ``warmup`` is out of
@@ -179,11 +172,7 @@ def sweep(
         MissingExtraError: There is a cluster, and the extra ``ray`` is not installed.
     """
     told = advance or (lambda: None)
-    settings = [
-        replace(config, block_size=size, tiers=each)
-        for size in block_sizes or (config.block_size,)
-        for each in tiers or (config.tiers,)
-    ]
+    settings = [config] if isinstance(config, ReplayConfig) else list(config)
     sizes = tuple(capacities)
     with workers_on(trace, jobs, warmup) as workers:
         ceilings = workers.run([(Replays.attainable, setting) for setting in settings], told)
@@ -215,7 +204,7 @@ def sweep(
             )
             for policy in policies
         )
-    return Sweep(trace=trace.name, config=config, rows=tuple(rows), too_small=tuple(too_small))
+    return Sweep(trace=trace.name, config=settings[0], rows=tuple(rows), too_small=tuple(too_small))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -114,8 +115,8 @@ def trace() -> Trace:
 
 
 def swept(trace: Trace, jobs: int | RayCluster) -> Sweep:
-    sizes = parse_capacities("10%,20%")
-    return sweep(trace, sizes, CONFIG, policies=("lru", "arc"), block_sizes=(8, 16), jobs=jobs)
+    configs = [replace(CONFIG, block_size=size) for size in (8, 16)]
+    return sweep(trace, parse_capacities("10%,20%"), configs, policies=("lru", "arc"), jobs=jobs)
 
 
 @needs_ray

@@ -179,11 +179,10 @@ def test_bounds_of_ids_are_those_of_their_tokens(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_sweep_over_ids_equals_one_over_their_tokens(seed: int) -> None:
     trace = sessions(Random(seed), 80)
-    config = ReplayConfig(block_size=4, min_service_ms=seed % 2 * 100)
+    configs = [ReplayConfig(block_size=size, min_service_ms=seed % 2 * 100) for size in (2, 8)]
     capacities = parse_capacities("10%,40%,2000")
-    options = {"policies": EVICTION_POLICIES, "block_sizes": (2, 8)}
-    one = sweep(trace, capacities, config, **options)  # type: ignore[arg-type]
-    other = sweep(as_tokens(trace), capacities, config, **options)  # type: ignore[arg-type]
+    one = sweep(trace, capacities, configs, policies=EVICTION_POLICIES)
+    other = sweep(as_tokens(trace), capacities, configs, policies=EVICTION_POLICIES)
     assert one == replace(other, trace=one.trace)
     assert len({row.result.hit_tokens for row in one.rows}) > 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -29,7 +30,9 @@ def trace() -> Trace:
 
 @pytest.fixture(scope="module")
 def answers(trace: Trace) -> Plan:
-    return plan(trace, RATES, ALONE, block_sizes=SIZES, bytes_per_token=1000)
+    return plan(
+        trace, RATES, [replace(ALONE, block_size=size) for size in SIZES], bytes_per_token=1000
+    )
 
 
 def test_a_pool_as_planned_reaches_the_rate_and_one_block_less_does_not(
@@ -80,7 +83,7 @@ def test_a_block_size_that_cannot_reach_the_rate_says_so_beside_one_that_can(
     fine, coarse = (attainable(trace, ReplayConfig(block_size=size)) for size in (16, 512))
     between = Fraction(fine.hit_tokens + coarse.hit_tokens, 2 * fine.query_tokens)
 
-    answers = plan(trace, [between], ALONE, block_sizes=(512, 16))
+    answers = plan(trace, [between], [replace(ALONE, block_size=size) for size in (512, 16)])
 
     assert [row.num_blocks is None for row in answers.rows] == [True, False]
     assert answers.rows[0].replayed is answers.rows[0].num_bytes is answers.rows[0].gib is None

@@ -53,7 +53,7 @@ def num_steps(
         fleet_requests: Requests of all fleets together.
     """
     places = capacities + 1
-    tasks = num_tasks(policies=policies, capacities=places, block_sizes=1, hints=hints)
+    tasks = num_tasks(policies=policies, capacities=places, hints=hints)
     more = tiered + sessions * len(HINT_MODELS)
     return tasks + PASSES + fleet_requests + more * places
 
